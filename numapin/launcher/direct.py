@@ -8,12 +8,12 @@ period.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
 import time
 import uuid
-from select import select
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.stderr import say
@@ -89,8 +89,9 @@ class _Alarm:
     def __init__(self, numbers: frozenset[signal.Signals]) -> None:
         self._numbers = numbers
         self._ours, self._theirs = socket.socketpair()
+        self._poll = select.poll()  # select() takes no descriptor above 1023
+        self._poll.register(self._ours, select.POLLIN)
         self._received: list[signal.Signals] = []
-        self._raised = False
 
     def __enter__(self) -> Self:
         """Install the handlers. For the main thread only."""
@@ -114,7 +115,7 @@ class _Alarm:
 
     def wait(self, seconds: float) -> None:
         """Wait until a signal arrives, SIGCHLD included, at most this long."""
-        if select([self._ours], [], [], seconds)[0]:
+        if self._poll.poll(seconds * 1000):
             self._ours.recv(_MANY_SIGNALS)
 
     def ring(self) -> None:

@@ -51,7 +51,7 @@ class EndedRank:
     def failed_s(self) -> float:
         """Return when it failed. What it recorded is in whole seconds, and may be long before the process ended."""
         recorded = _recorded_s(self.error)
-        return self.ended_s if recorded is None else min(self.ended_s, recorded + 1)
+        return self.ended_s if recorded is None else min(self.ended_s, max(0, recorded) + 1)
 
     @property
     def reason(self) -> str:

@@ -27,7 +27,11 @@ def listen(address: str, port: int) -> socket.socket:
         raise UsageError(f"{address} is not an address of this host: {error}", _OWN_ADDRESS) from None
     problem = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
     for family, kind, protocol, _, place in places:
-        listening = socket.socket(family, kind, protocol)
+        try:
+            listening = socket.socket(family, kind, protocol)
+        except OSError as error:  # IPv6 may be off
+            problem = error
+            continue
         try:
             # On a chosen port, the next round must not wait for the old connections to expire.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, port != 0)

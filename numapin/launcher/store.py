@@ -286,6 +286,9 @@ def _signed(number: int) -> bytes:
 def _number(content: bytes) -> int:
     """Return the number that a value holds. Raises StoreRefusal."""
     try:
-        return int(content)
+        number = int(content)
     except ValueError:
         raise StoreRefusal("a sum with a value that is not a number") from None
+    if not -(1 << 63) <= number < 1 << 63:
+        raise StoreRefusal("a sum with a value of more than 64 bits")
+    return number

@@ -49,8 +49,12 @@ def _serve(listening: socket.socket, end: socket.socket) -> None:
             while end not in (ready := [key.fileobj for key, _ in selector.select()]):
                 for connection in ready:
                     server.attend(connection)  # type: ignore[arg-type] # all of them are sockets
+        except Exception as error:
+            say(f"the ranks' store has failed: {error!r}; hint: numapin run --launcher agent")
+            raise
         finally:
             server.close()
+            listening.close()  # else new clients would connect and wait
 
 
 class _StoreServer:
@@ -61,6 +65,7 @@ class _StoreServer:
         self._store = RankStore()
         self._clients: dict[socket.socket, StoreClient] = {}
         self._connections: dict[StoreClient, socket.socket] = {}
+        self._has_told = False
         selector.register(listening, selectors.EVENT_READ)
 
     def attend(self, connection: socket.socket) -> None:
@@ -103,13 +108,22 @@ class _StoreServer:
         try:
             self._store.receive(client)
         except StoreRefusal as refusal:
-            if refusal.is_unknown:
-                say(f"a program asked the ranks' store for {refusal}; hint: numapin run --launcher agent")
+            self._tell(client, refusal)
             part = b""
         for other in self._store.take_answered():
             self._send(other)
         if not part:
             self._drop(client)
+
+    def _tell(self, client: StoreClient, refusal: StoreRefusal) -> None:
+        """Report the first refusal: anyone who can connect could cause many. Strangers are not worth a message."""
+        if self._has_told or not client.is_valid:
+            return
+        self._has_told = True
+        if refusal.is_unknown:
+            say(f"a program asked the ranks' store for {refusal}; hint: numapin run --launcher agent")
+        else:
+            say(f"the ranks' store closed a connection: {refusal}")
 
     def _send(self, client: StoreClient) -> None:
         """Send as much as the client takes now; the selector reports when it takes more."""

@@ -27,8 +27,12 @@ SHIM: Final = _signal.SIGRTMAX
 
 
 def hold() -> None:
-    """Block the signals in a launcher that has just started: they wait for its handlers and do not end it."""
+    """Block the signals in a launcher that has just started: they wait for its handlers and do not end it.
+
+    SIGCHLD gets its default action: if it is inherited as ignored, children lose their exit statuses.
+    """
     _signal.pthread_sigmask(_signal.SIG_BLOCK, FORWARDED)
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
 
 
 def accept() -> None:

@@ -209,8 +209,10 @@ def test_many_clients(connect: Callable[[], Any]) -> None:
         (b"\0" + struct.pack("=I", 0x3C85F7CE) + b"\5" + struct.pack("=Q", 1 << 40), "keys"),
         (b"\0" + struct.pack("=I", 0x3C85F7CE) + b"\1" + struct.pack("=Q1sQ1s", 1, b"k", 1, b"x") * 1
          + b"\4" + struct.pack("=Q1sq", 1, b"k", 1), "not a number"),
+        (b"\0" + struct.pack("=I", 0x3C85F7CE) + b"\1" + struct.pack("=Q1sQ4300s", 1, b"k", 4300, b"9" * 4300)
+         + b"\4" + struct.pack("=Q1sq", 1, b"k", 1), "64 bits"),
     ],
-    ids=["http", "magic", "unknown", "key", "count", "sum"],
+    ids=["http", "magic", "unknown", "key", "count", "sum", "large sum"],
 )  # fmt: skip
 def test_what_is_refused(sent: bytes, problem: str) -> None:
     """What is not torch's protocol, or beyond its bounds, is refused, also if it arrives byte by byte."""
