@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
+    from _typeshed import ReadableBuffer
     from rich.console import Console, RenderableType
 
 _FILE_WIDTH = 160  # columns in files and pipes, which do not wrap
@@ -41,12 +42,31 @@ def json_text(content: object) -> str:
 
 
 def prepare_streams() -> None:
-    """Make stdout and stderr replace the characters that their encoding lacks, instead of raising."""
+    """Make stdout and stderr write everything, and replace the characters that their encoding lacks."""
     encodable.register()
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
             with suppress(OSError):  # what is behind the stream was replaced since Python opened it
                 stream.reconfigure(errors=encodable.NAME)
+                if isinstance(stream.buffer, io.RawIOBase):  # PYTHONUNBUFFERED
+                    setattr(sys, name, _writing_all(stream))
+
+
+class _WriteAll(io.BufferedWriter):
+    """Writes all bytes before it returns. A raw file drops what follows when a signal interrupts a write."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write, and flush."""
+        written = super().write(data)
+        self.flush()
+        return written
+
+
+def _writing_all(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """Return a second stream to the same file. The first one stays open for those that know it, such as logging."""
+    raw = io.FileIO(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(_WriteAll(raw), stream.encoding, stream.errors, write_through=True)
 
 
 def emit(text: str, *, encoding: str = "utf-8") -> None:

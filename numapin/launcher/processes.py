@@ -11,9 +11,11 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.plural import listed
+from numapin.launcher import leftovers
 from numapin.rank import shim, signals
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 0.05
 """Seconds between two looks at running ranks. pidfds would need Linux 5.3."""
-_DEATH_S: Final = 30  # giving back GPU memory takes seconds; a process that still exists afterwards may never end
 
 
 class StartedRank:
@@ -86,7 +87,7 @@ def ended_on_error(
     grace_s: float,
     is_urgent: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
-    """On any exception of the body, end all ranks in this list, and what they started.
+    """On any exception of the body, end all ranks in this list, and what they started in their sessions.
 
     SIGTERM comes first, or the signal of a StopSignal; then, after at most `grace_s` seconds, SIGKILL, or earlier if
     `is_urgent` says so.
@@ -94,20 +95,48 @@ def ended_on_error(
     try:
         yield
     except BaseException as error:
+        started = partial(leftovers.in_sessions, {rank.process.pid for rank in ranks})
         try:
-            signal_all(ranks, error.number if isinstance(error, StopSignal) else signal.SIGTERM)
-            running_after(ranks, grace_s, is_urgent)
+            _ask(ranks, started, error.number if isinstance(error, StopSignal) else signal.SIGTERM)
+            _wait_for_end(ranks, started, grace_s, is_urgent)
         finally:  # a second Ctrl-C continues here at once
             signal_all(ranks, signal.SIGKILL)
-            remaining = running_after(ranks, _DEATH_S)
+            remaining = running_after(ranks, leftovers.DEATH_S)
+            leftovers.kill_after(time.monotonic(), started)
             if remaining:
                 error.add_note(
-                    f"{names_of(remaining)}: still there {_DEATH_S} s after SIGKILL; see: cat /proc/PID/stack"
+                    f"{names_of(remaining)}: still there {leftovers.DEATH_S} s after SIGKILL; see: cat /proc/PID/stack"
                 )
         raise
     finally:
         for rank in ranks:
             rank.close()
+
+
+def _ask(ranks: Sequence[StartedRank], started: Callable[[], list[int]], number: signal.Signals) -> None:
+    """Signal the ranks, and what they started: in their process groups, and in others of their sessions."""
+    groups = {rank.process.pid for rank in ranks}
+    elsewhere = [pid for pid in started() if _group_of(pid) not in groups]
+    signal_all(ranks, number)
+    leftovers.ask(elsewhere, number)
+
+
+def _group_of(pid: int) -> int | None:
+    """Return a process's group, None if the process has ended."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _wait_for_end(
+    ranks: Sequence[StartedRank], started: Callable[[], list[int]], grace_s: float, is_urgent: Callable[[], bool]
+) -> None:
+    """Wait, in the grace period, for the ranks and what they started: below a shell, that is the training program."""
+    deadline_s = time.monotonic() + grace_s
+    running_after(ranks, grace_s, is_urgent)
+    while time.monotonic() < deadline_s and not is_urgent() and started():
+        time.sleep(LOOK_S)
 
 
 def signal_all(ranks: Sequence[StartedRank], number: signal.Signals) -> None:

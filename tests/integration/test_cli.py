@@ -17,6 +17,7 @@ from numapin.topology.model import Topology
 from tests.integration.launching import NUMAPIN, call, environment, numapin
 from tests.machines.described import describe
 from tests.machines.roots import load
+from tests.terminals import on_terminal
 
 if TYPE_CHECKING:
     from tests.nvml.fake import FakeNvml
@@ -62,6 +63,22 @@ class TestStreams:
         with open(writer, "wb") as stdout:  # noqa: PTH123 - a descriptor
             done = subprocess.run(command, stdout=stdout, stderr=-1, check=False, env=environment(PYTHONUNBUFFERED=""))
         assert (done.returncode, done.stderr) == (1, b"")
+
+    @pytest.mark.parametrize("unbuffered", ["", "1"])
+    @pytest.mark.parametrize("stream", ["stdout", "stderr"])
+    def test_signals_cut_nothing_off(self, stream: str, unbuffered: str) -> None:
+        """A signal in the middle of a write to a terminal does not lose the rest, as unbuffered Python does."""
+        code = (
+            "import signal, sys\n"
+            "from numapin.cli.output import prepare_streams\n"
+            "prepare_streams()\n"
+            "signal.signal(signal.SIGALRM, lambda *_: None)\n"
+            "signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)\n"
+            f"for _ in range(100): sys.{stream}.write('x' * 29_999 + '\\n')\n"
+            "signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        )
+        done = on_terminal([sys.executable, "-c", code], {"PYTHONUNBUFFERED": unbuffered})
+        assert (done.status, done.raw.count(b"x")) == (0, 100 * 29_999)
 
 
 class TestStart:

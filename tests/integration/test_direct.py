@@ -233,6 +233,23 @@ class TestEnds:
             assert "numapin: error: stopped by SIGTERM; all ranks have ended\n" in process.stderr.read()
             assert len(marked(tmp_path, "saved")) == 2
 
+    def test_what_a_rank_started_has_the_grace_period(self, tmp_path: Path) -> None:
+        """The rank ends at once, as a shell does; its children save, in its process group or in one of their own."""
+        text = (
+            "def save(*_): time.sleep(0.5); mark(f'saved{group}'); os._exit(0)\n"
+            "for group in (0, 1):\n"
+            "    if os.fork() == 0:\n"
+            "        if group: os.setpgrp()\n"
+            "        signal.signal(signal.SIGTERM, save); mark(f'here{group}'); time.sleep(300)\n"
+            "time.sleep(300)\n"
+        )
+        with started(tmp_path, text) as process:
+            children = [*marked(tmp_path, "here0"), *marked(tmp_path, "here1")]
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=LIMIT_S) == 1
+            assert sorted([*marked(tmp_path, "saved0"), *marked(tmp_path, "saved1")]) == sorted(children)
+            assert wait_until(lambda: all(map(is_gone, children)), limit_s=5)  # process 1 may reap them late
+
     def test_two_interrupts(self, tmp_path: Path) -> None:
         """The ranks get Ctrl-C as SIGINT; a second one ends the grace period."""
         text = "signal.signal(signal.SIGINT, lambda *_: mark('told')); mark('here')\nwhile True: time.sleep(1)\n"
