@@ -13,7 +13,8 @@ import click
 
 from numapin.base import sizes
 from numapin.base.suggest import did_you_mean
-from numapin.cli.options import BINDING, BindingOptions, FilePath, MachinePath, Parsed, topology_from, with_values
+from numapin.cli import job_own
+from numapin.cli.options import BINDING, FilePath, MachinePath, Parsed, topology_from, with_values
 from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
@@ -102,20 +103,11 @@ _SIGNAL: Final = click.Option(
     "With --requeue the job is then queued again, if its manager supports that.",
 )
 _MEMORY: Final = click.Option(["--mem-per-node"], type=Parsed("SIZE", sizes.parse), help="Memory per host, e.g. 500G.")
-_KIND: Final = click.Option(
-    ["--form", "kind"],
-    type=click.Choice([kind.value for kind in KubernetesKind]),
-    default=KubernetesKind.JOB.value,
-    help="job: an Indexed Job with its Service (default); pytorchjob: Kubeflow's training operator.",
-)
-_SYS_NICE: Final = click.Option(
-    ["--sys-nice/--no-sys-nice"], default=True, help="Let pods set memory policies (capability SYS_NICE; default: yes)."
-)
 _QUEUED: Final = (_TIME, _SIGNAL, _REQUEUE, _QUEUE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _JobOptions(BindingOptions):
+class _JobOptions(job_own.OwnOptions):
     """The parsed values of an engine's options, by click's names. Options that some engines lack have a default."""
 
     nodes: int
@@ -130,7 +122,6 @@ class _JobOptions(BindingOptions):
     output: Path | None
     command: tuple[str, ...]
     form: str = Form.NODE.value
-    kind: str = KubernetesKind.JOB.value
     plan: str | None = None
     setup: tuple[str, ...] = ()
     container: str | None = None
@@ -141,7 +132,6 @@ class _JobOptions(BindingOptions):
     requeue: bool = False
     signal: int | None = None
     mem_per_node: int | None = None
-    sys_nice: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +163,7 @@ _ENGINES: Final = {
     "slurm": _Engine(
         about="Slurm",
         submit="sbatch FILE",
-        options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
+        options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP, *job_own.SLURM),
         build=slurm.build,
         example="--nodes 4 --gpus-per-node 8 --time 24:00:00 --partition gpu --requeue --signal 300",
     ),
@@ -187,7 +177,7 @@ _ENGINES: Final = {
     "kubernetes": _Engine(
         about="Kubernetes",
         submit="kubectl apply -f FILE",
-        options=(_KIND, *_QUEUED, _MEMORY, _IMAGE, _SYS_NICE),
+        options=(*_QUEUED, _MEMORY, _IMAGE, *job_own.KUBERNETES),
         build=kubernetes.build,
         example="--nodes 2 --machine dgx.json --container registry/image:tag --dataloader numapin",
         memory_by_number=True,
@@ -237,6 +227,7 @@ def job() -> None:
       numapin job slurm --form task --machine dgx.json train.py     one task per GPU
       numapin job mpi --nodes 2 --gpus-per-node 8 --hostfile hosts train.py
       numapin job kubernetes --nodes 2 --machine dgx.json --container registry/image:tag train.py
+      numapin job kubernetes --form trainjob --nodes 2 --machine dgx.json --container registry/image:tag train.py
     """
 
 
@@ -300,6 +291,10 @@ def _request(engine: _Engine, options: _JobOptions) -> JobRequest:
         setup=options.setup,
         kind=KubernetesKind(options.kind),
         sys_nice=options.sys_nice,
+        pod=options.pod_options(),
+        gpus_per_task=options.gpus_per_task,
+        array=options.array,
+        components=options.components,
         vendor=vendor_of_ranks(topology),
         tiles_per_gpu=tiles_per_gpu(topology),
     )
