@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from tests.integration.launching import NUMAPIN, call, environment, numapin, script
+from tests.jobs import schemas
 from tests.jobs.cases import HOSTILE, write
 from tests.waiting import wait_until
 
@@ -386,16 +387,59 @@ def test_pbs_has_a_timer(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("index", ["0", "1"])
-def test_a_pod_starts_what_was_typed(index: str, cluster: Cluster) -> None:
+@pytest.mark.parametrize("form", ["job", "jobset", "leaderworkerset"])
+def test_a_pod_starts_what_was_typed(form: str, index: str, cluster: Cluster) -> None:
     """The container's command and arguments, as Kubernetes passes them, start numapin with unchanged words."""
     given = "--nodes 2 --gpus-per-node 4 --cpus-per-task 3 --mem-per-node 8G --container a/b:c --bind exclusive"
-    *_, document = yaml.safe_load_all(write(["kubernetes", *given.split(), *HOSTILE]))
-    (container,) = document["spec"]["template"]["spec"]["containers"]
+    documents = yaml.safe_load_all(write(["kubernetes", "--form", form, *given.split(), *HOSTILE]))
+    (pod,) = [pod for document in documents for pod in schemas.pods(document)]
+    (container,) = pod["spec"]["containers"]
     words = [word.replace("$$", "$") for word in (*container["command"], *container["args"])]
-    own = environment(JOB_COMPLETION_INDEX=index, PATH=cluster.path, NOTED=str(cluster.noted))
+    set_by_controller = {"JOB_COMPLETION_INDEX": index}
+    if form == "leaderworkerset":
+        set_by_controller = {"LWS_WORKER_INDEX": index, "LWS_LEADER_ADDRESS": "train-3.train.default"}
+    own = environment(PATH=cluster.path, NOTED=str(cluster.noted), **set_by_controller)
     subprocess.run(words, env=own, cwd=cluster.work, check=True)
     assert cluster.calls("numapin") == [["run", "--bind=exclusive", *HOSTILE]]
     assert cluster.environment()["PET_RDZV_CONF"] == f"is_host={int(index == '0')}"
+    if form == "leaderworkerset":
+        assert cluster.environment()["PET_RDZV_ENDPOINT"] == "train-3.train.default:29500"
+
+
+def test_components_are_one_job(cluster: Cluster) -> None:
+    """Each component starts launchers of one job, with its own number of ranks; the first host serves the store."""
+    starter = """
+import json, os, subprocess, sys
+words, parts = sys.argv[1:], [[]]
+for word in words:
+    if word == ":":
+        parts.append([])
+    else:
+        parts[-1].append(word)
+with open(os.path.join(os.environ["NOTED"], "srun"), "w") as file:
+    for number, words in enumerate(parts):
+        options = []
+        while words[0].startswith("-"):
+            options.append(words.pop(0))
+        print(json.dumps(options), file=file)
+        host = {"SLURMD_NODENAME": ("first", "other")[number]}
+        subprocess.run(words, env={**os.environ, **host}, check=True)
+        os.rename(os.environ["NOTED"] + "/numapin.env", os.environ["NOTED"] + f"/{number}.env")
+"""
+    (cluster.programs / "srun").write_text(f"#!{sys.executable} -IS\n{starter}")
+    more = ["--het", "nodes=1,gpus-per-node=2,cpus-per-task=5"]
+    assert cluster.run(["slurm", *_SHAPE, *more, *HOSTILE]) == 0
+    first, second = cluster.calls("srun")
+    assert {"--het-group=0", "--nodes=2", "--cpus-per-task=3"} <= {*first}
+    assert {"--het-group=1", "--nodes=1", "--cpus-per-task=5"} <= {*second}
+    of_first, of_second = cluster.calls("numapin")
+    assert of_first[1:3] == ["--nnodes=3", "--nproc-per-node=4"]
+    assert of_second[1:3] == ["--nnodes=3", "--nproc-per-node=2"]
+    assert of_first[3:] == of_second[3:]
+    assert of_first[-len(HOSTILE) :] == list(HOSTILE)
+    given = [json.loads((cluster.noted / f"{number}.env").read_text()) for number in range(2)]
+    assert [variables["PET_RDZV_CONF"] for variables in given] == ["is_host=1", "is_host=0"]
+    assert given[0]["PET_RDZV_ID"] == given[1]["PET_RDZV_ID"]
 
 
 def test_two_nodes_meet(cluster: Cluster, tmp_path: Path) -> None:
@@ -486,6 +530,13 @@ sys.exit(before or "ruamel.yaml" not in sys.modules)
             ("slurm --gpus-per-node 1 --nodes 0 train.py", 2, "--nodes is 0"),
             ("slurm --gpus-per-node 1 --time soon train.py", 2, "'soon' is not a time"),
             ("slurm --gpus-per-node 1 --container docker:// train.py", 2, "'docker://' names no image"),
+            ("slurm --gpus-per-node 1 --array x train.py", 2, "such as 0-9"),
+            ("slurm --gpus-per-node 1 --het nodes=1 train.py", 2, "lacks gpus-per-node"),
+            ("slurm --gpus 8 train.py", 2, "for 8 GPUs per host, give --gpus-per-node 8"),
+            ("kubernetes --gpus-per-node 1 --env A train.py", 2, "'A' is not NAME=VALUE"),
+            ("kubernetes --gpus-per-node 1 --volume a train.py", 2, "SOURCE is pvc/NAME"),
+            ("kubernetes --gpus-per-node 1 --toleration a:b train.py", 2, "KEY[=VALUE][:EFFECT]"),
+            ("kubernetes --gpus-per-node 1 --resource a train.py", 2, "such as rdma/ib=1"),
             ("slurm --machine /no/such train.py", 3, "/no/such"),
             ("slurm --gpus-per-node 1 --output /no/such/job train.py", 1, "--output"),
         ],
@@ -502,6 +553,9 @@ sys.exit(before or "ruamel.yaml" not in sys.modules)
             ("pbs", "submit it again"),
             ("kubernetes --form pytorchjob --container a --mem-per-node 8G", "or use --form job"),
             ("kubernetes --container a --mem-per-node 8G", ""),
+            ("kubernetes --container a --mem-per-node 8G --resource rdma/ib=1", "without --ipc-lock"),
+            ("kubernetes --container a --mem-per-node 8G --resource rdma/ib=1 --ipc-lock", ""),
+            ("kubernetes --container a --mem-per-node 8G --form trainjob --gang volcano", ""),
             ("slurm", ""),
         ],
     )
