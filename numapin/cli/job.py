@@ -144,6 +144,7 @@ class _Engine:
         options: Its own options.
         build: The function that writes the script.
         example: Options for the example in the help text.
+        further: Options for further examples.
         spare_cores: The number of cores per NUMA node that a machine file's share leaves to the system.
         memory_by_number: Whether even the memory of a whole host has to be requested in bytes.
         warnings: The function that returns the parts of a request that the manager cannot do.
@@ -154,6 +155,7 @@ class _Engine:
     options: tuple[click.Option, ...]
     build: Callable[[JobRequest], str]
     example: str
+    further: tuple[str, ...] = ()
     spare_cores: int = 0
     memory_by_number: bool = False
     warnings: Callable[[JobRequest], Sequence[str]] = lambda _: ()
@@ -166,6 +168,10 @@ _ENGINES: Final = {
         options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP, *job_own.SLURM),
         build=slurm.build,
         example="--nodes 4 --gpus-per-node 8 --time 24:00:00 --partition gpu --requeue --signal 300",
+        further=(
+            "--gpus-per-node 8 --array 0-99%4",
+            "--nodes 2 --gpus-per-node 8 --het nodes=1,gpus-per-node=4,partition=small",
+        ),
     ),
     "mpi": _Engine(
         about="Open MPI's mpirun",
@@ -180,6 +186,11 @@ _ENGINES: Final = {
         options=(*_QUEUED, _MEMORY, _IMAGE, *job_own.KUBERNETES),
         build=kubernetes.build,
         example="--nodes 2 --machine dgx.json --container registry/image:tag --dataloader numapin",
+        further=(
+            "--form trainjob --machine dgx.json --container registry/image:tag --queue team",
+            "--machine dgx.json --container registry/image:tag \\\n"
+            "      --env NCCL_DEBUG=INFO --volume pvc/data:/data:ro --resource rdma/ib=8 --ipc-lock",
+        ),
         memory_by_number=True,
         warnings=kubernetes.warnings,
         spare_cores=1,  # the static CPU manager requires CPUs that no pod owns
@@ -255,7 +266,8 @@ def _command(name: str, engine: _Engine) -> click.Command:
             click.Argument(["command"], nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]..."),
         ],
         help=f"Write a script for {engine.about}. Binding options are passed to numapin run or exec.\n\n\b\nExample:\n"
-        f"  numapin job {name} {engine.example} \\\n      --output FILE train.py --lr 0.1\n  {engine.submit}",
+        f"  numapin job {name} {engine.example} \\\n      --output FILE train.py --lr 0.1\n  {engine.submit}"
+        + "".join(f"\n  numapin job {name} {options} train.py" for options in engine.further),
         short_help=f"For {engine.about}: {engine.submit}",
         context_settings={"allow_interspersed_args": False},
     )

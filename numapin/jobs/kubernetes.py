@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numapin.jobs.request import JobRequest
 
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+_QUEUE: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 _IMAGE: Final = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]*")
 
 
@@ -75,6 +76,7 @@ def build(request: JobRequest) -> str:
     """Return the manifest. Raises UsageError for what Kubernetes or the form does not take, and for missing sizes."""
     form, name, gpus = _FORMS[request.kind], job_name(request), num_gpus(request)
     _require_name(name, form)
+    _require_queue(request)
     _require_image(request)
     _require_size("CPUs", request.cpus_per_task, "--cpus-per-task N")
     _require_size("memory", request.memory_bytes, "--mem-per-node SIZE")
@@ -131,6 +133,14 @@ def _require_name(name: str, form: _FormOf) -> None:
         raise UsageError(
             f"--job-name {name!r} is not a valid Kubernetes name",
             f"use lower case letters, digits and -, starting with a letter, at most {form.longest_name}",
+        )
+
+
+def _require_queue(request: JobRequest) -> None:
+    if request.queue is not None and not _QUEUE.fullmatch(request.queue):
+        raise UsageError(
+            f"--queue {request.queue!r} is not the name of a Kueue LocalQueue",
+            "use lower case letters, digits and -, such as team-a",
         )
 
 

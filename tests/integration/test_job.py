@@ -13,6 +13,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -74,6 +75,10 @@ _MANAGER = {
     "PBS_NODEFILE": "/the/nodes of it",
     "LSB_DJOB_HOSTFILE": "/the/hosts",
 }
+
+
+PORT = 10000 + os.getpid() % 20000
+"""A port of this test process, below Linux's range of ephemeral ports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,6 +409,60 @@ def test_a_pod_starts_what_was_typed(form: str, index: str, cluster: Cluster) ->
     assert cluster.environment()["PET_RDZV_CONF"] == f"is_host={int(index == '0')}"
     if form == "leaderworkerset":
         assert cluster.environment()["PET_RDZV_ENDPOINT"] == "train-3.train.default:29500"
+
+
+@pytest.mark.parametrize("form", ["trainjob", "jobset", "leaderworkerset"])
+def test_pods_meet(form: str, cluster: Cluster, tmp_path: Path) -> None:
+    """Two pods, run on this host with the variables that the form's controller sets, are one group of ranks."""
+    cluster.use_numapin()
+    train = script(
+        tmp_path,
+        "import torch.distributed as dist, os\n"
+        "dist.init_process_group('gloo')\n"
+        "os.write(1, f'rank {dist.get_rank()} of {dist.get_world_size()}\\n'.encode())\n"
+        "dist.destroy_process_group()\n",
+    )
+    given = "--nodes 2 --gpus-per-node 0 --cpus-per-task 1 --mem-per-node 1G --container a --dataloader numapin --form"
+    documents = yaml.safe_load_all(write(["kubernetes", *given.split(), form, str(train)]))
+    (pod,) = [pod for document in documents for pod in schemas.pods(document)]
+    (container,) = pod["spec"]["containers"]
+    words = [word.replace("$$", "$").replace(":29500", f":{PORT}") for word in container["command"] + container["args"]]
+    starts = [
+        subprocess.Popen(
+            words,
+            env=environment(PATH=cluster.path, **_pod_variables(form, container, index)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in (1, 0)
+    ]
+    ended = [start.communicate(timeout=120) for start in starts]
+    assert [start.returncode for start in starts] == [0, 0], ended
+    assert sorted("".join(out for out, _ in ended).splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+
+
+def _pod_variables(form: str, container: dict[str, Any], index: int) -> dict[str, str]:
+    """Return the variables of a pod of this host: the manifest's, and those that the form's controller sets."""
+    fields = {"status.podIP": "127.0.0.1", "metadata.labels['controller-uid']": "0f8fad5b-d9cb-469f-a165-70867728950e"}
+    named = {
+        entry["name"]: entry["value"] if "value" in entry else fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+        for entry in container["env"]
+    }
+    if "PET_RDZV_ENDPOINT" in named:
+        named["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{PORT}"
+    controllers = {
+        "jobset": {"JOB_COMPLETION_INDEX": str(index)},
+        "leaderworkerset": {"LWS_LEADER_ADDRESS": "127.0.0.1", "LWS_WORKER_INDEX": str(index)},
+        "trainjob": {
+            "PET_NNODES": "2",
+            "PET_NPROC_PER_NODE": "1",
+            "PET_NODE_RANK": str(index),
+            "PET_MASTER_ADDR": "127.0.0.1",
+            "PET_MASTER_PORT": str(PORT),
+        },
+    }
+    return {**named, **controllers[form]}
 
 
 def test_components_are_one_job(cluster: Cluster) -> None:
