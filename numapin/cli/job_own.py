@@ -131,7 +131,7 @@ SLURM: Final = (
     ),
     _repeatable(
         "--het",
-        "nodes=N,gpus-per-node=N[,…]",
+        "nodes=N,gpus-per-node=N[,...]",
         slurm_options.component,
         "Further hosts of another kind in the same job (heterogeneous job), e.g. "
         "nodes=2,gpus-per-node=4,cpus-per-task=64,partition=small.",
