@@ -29,5 +29,6 @@ diagnostics on stderr, an exit status.
     bench_run.py     EDGE  options, progress and reports of all benchmarks
     doctor.py        EDGE  numapin doctor
     job.py           EDGE  numapin job
+    job_own.py       EDGE  options that Kubernetes or Slurm alone has
     completion.py    EDGE  numapin completion; shells/ has the scripts
 """

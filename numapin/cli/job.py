@@ -13,7 +13,8 @@ import click
 
 from numapin.base import sizes
 from numapin.base.suggest import did_you_mean
-from numapin.cli.options import BINDING, BindingOptions, FilePath, MachinePath, Parsed, topology_from, with_values
+from numapin.cli import job_own
+from numapin.cli.options import BINDING, FilePath, MachinePath, Parsed, topology_from, with_values
 from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
@@ -102,20 +103,11 @@ _SIGNAL: Final = click.Option(
     "With --requeue the job is then queued again, if its manager supports that.",
 )
 _MEMORY: Final = click.Option(["--mem-per-node"], type=Parsed("SIZE", sizes.parse), help="Memory per host, e.g. 500G.")
-_KIND: Final = click.Option(
-    ["--form", "kind"],
-    type=click.Choice([kind.value for kind in KubernetesKind]),
-    default=KubernetesKind.JOB.value,
-    help="job: an Indexed Job with its Service (default); pytorchjob: Kubeflow's training operator.",
-)
-_SYS_NICE: Final = click.Option(
-    ["--sys-nice/--no-sys-nice"], default=True, help="Let pods set memory policies (capability SYS_NICE; default: yes)."
-)
 _QUEUED: Final = (_TIME, _SIGNAL, _REQUEUE, _QUEUE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _JobOptions(BindingOptions):
+class _JobOptions(job_own.OwnOptions):
     """The parsed values of an engine's options, by click's names. Options that some engines lack have a default."""
 
     nodes: int
@@ -130,7 +122,6 @@ class _JobOptions(BindingOptions):
     output: Path | None
     command: tuple[str, ...]
     form: str = Form.NODE.value
-    kind: str = KubernetesKind.JOB.value
     plan: str | None = None
     setup: tuple[str, ...] = ()
     container: str | None = None
@@ -141,7 +132,6 @@ class _JobOptions(BindingOptions):
     requeue: bool = False
     signal: int | None = None
     mem_per_node: int | None = None
-    sys_nice: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +144,7 @@ class _Engine:
         options: Its own options.
         build: The function that writes the script.
         example: Options for the example in the help text.
+        further: Options for further examples.
         spare_cores: The number of cores per NUMA node that a machine file's share leaves to the system.
         memory_by_number: Whether even the memory of a whole host has to be requested in bytes.
         warnings: The function that returns the parts of a request that the manager cannot do.
@@ -164,6 +155,7 @@ class _Engine:
     options: tuple[click.Option, ...]
     build: Callable[[JobRequest], str]
     example: str
+    further: tuple[str, ...] = ()
     spare_cores: int = 0
     memory_by_number: bool = False
     warnings: Callable[[JobRequest], Sequence[str]] = lambda _: ()
@@ -173,9 +165,13 @@ _ENGINES: Final = {
     "slurm": _Engine(
         about="Slurm",
         submit="sbatch FILE",
-        options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
+        options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP, *job_own.SLURM),
         build=slurm.build,
         example="--nodes 4 --gpus-per-node 8 --time 24:00:00 --partition gpu --requeue --signal 300",
+        further=(
+            "--gpus-per-node 8 --array 0-99%4",
+            "--nodes 2 --gpus-per-node 8 --het nodes=1,gpus-per-node=4,partition=small",
+        ),
     ),
     "mpi": _Engine(
         about="Open MPI's mpirun",
@@ -187,9 +183,14 @@ _ENGINES: Final = {
     "kubernetes": _Engine(
         about="Kubernetes",
         submit="kubectl apply -f FILE",
-        options=(_KIND, *_QUEUED, _MEMORY, _IMAGE, _SYS_NICE),
+        options=(*_QUEUED, _MEMORY, _IMAGE, *job_own.KUBERNETES),
         build=kubernetes.build,
         example="--nodes 2 --machine dgx.json --container registry/image:tag --dataloader numapin",
+        further=(
+            "--form trainjob --machine dgx.json --container registry/image:tag --queue team",
+            "--machine dgx.json --container registry/image:tag \\\n"
+            "      --env NCCL_DEBUG=INFO --volume pvc/data:/data:ro --resource rdma/ib=8 --ipc-lock",
+        ),
         memory_by_number=True,
         warnings=kubernetes.warnings,
         spare_cores=1,  # the static CPU manager requires CPUs that no pod owns
@@ -237,6 +238,7 @@ def job() -> None:
       numapin job slurm --form task --machine dgx.json train.py     one task per GPU
       numapin job mpi --nodes 2 --gpus-per-node 8 --hostfile hosts train.py
       numapin job kubernetes --nodes 2 --machine dgx.json --container registry/image:tag train.py
+      numapin job kubernetes --form trainjob --nodes 2 --machine dgx.json --container registry/image:tag train.py
     """
 
 
@@ -264,7 +266,8 @@ def _command(name: str, engine: _Engine) -> click.Command:
             click.Argument(["command"], nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]..."),
         ],
         help=f"Write a script for {engine.about}. Binding options are passed to numapin run or exec.\n\n\b\nExample:\n"
-        f"  numapin job {name} {engine.example} \\\n      --output FILE train.py --lr 0.1\n  {engine.submit}",
+        f"  numapin job {name} {engine.example} \\\n      --output FILE train.py --lr 0.1\n  {engine.submit}"
+        + "".join(f"\n  numapin job {name} {options} train.py" for options in engine.further),
         short_help=f"For {engine.about}: {engine.submit}",
         context_settings={"allow_interspersed_args": False},
     )
@@ -300,6 +303,10 @@ def _request(engine: _Engine, options: _JobOptions) -> JobRequest:
         setup=options.setup,
         kind=KubernetesKind(options.kind),
         sys_nice=options.sys_nice,
+        pod=options.pod_options(),
+        gpus_per_task=options.gpus_per_task,
+        array=options.array,
+        components=options.components,
         vendor=vendor_of_ranks(topology),
         tiles_per_gpu=tiles_per_gpu(topology),
     )

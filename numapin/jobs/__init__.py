@@ -4,15 +4,21 @@ Comes in: a `JobRequest`. Goes out: the text of a script or manifest. Each engin
 
 ::
 
-    request.py     PURE  the user's request, checked
-    duration.py    PURE  times as users type them and as each engine takes them
-    image.py       PURE  container images as each engine names them
-    gpus.py        PURE  the number of GPUs per host
-    share.py       PURE  a job's share of a machine: CPUs, memory
-    shell.py       PURE  quoting, and the parts that all scripts have
-    slurm.py       PURE  sbatch
-    mpi.py         PURE  mpirun
-    pbs.py         PURE  qsub
-    lsf.py         PURE  bsub
-    kubernetes.py  PURE  an Indexed Job with its Service, or Kubeflow's PyTorchJob
+    request.py           PURE  the user's request, checked
+    duration.py          PURE  times as users type them and as each engine takes them
+    image.py             PURE  container images as each engine names them
+    gpus.py              PURE  the number of GPUs per host
+    share.py             PURE  a job's share of a machine: CPUs, memory
+    shell.py             PURE  quoting, and the parts that all scripts have
+    slurm.py             PURE  sbatch
+    mpi.py               PURE  mpirun
+    pbs.py               PURE  qsub
+    lsf.py               PURE  bsub
+    slurm_options.py     PURE  arrays and components of heterogeneous jobs
+    kubernetes.py        PURE  kubectl apply: checks, and the forms' table
+    kubernetes_forms.py  PURE  a Job, JobSet, TrainJob, LeaderWorkerSet or PyTorchJob
+    pod.py               PURE  the pod of all forms
+    pod_options.py       PURE  the user's additions to pods: variables, volumes, ...
+    claims.py            PURE  devices of dynamic resource allocation
+    manifest.py          PURE  YAML with comments
 """

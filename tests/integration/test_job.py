@@ -13,11 +13,13 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.integration.launching import NUMAPIN, call, environment, numapin, script
+from tests.jobs import schemas
 from tests.jobs.cases import HOSTILE, write
 from tests.waiting import wait_until
 
@@ -73,6 +75,10 @@ _MANAGER = {
     "PBS_NODEFILE": "/the/nodes of it",
     "LSB_DJOB_HOSTFILE": "/the/hosts",
 }
+
+
+PORT = 10000 + os.getpid() % 20000
+"""A port of this test process, below Linux's range of ephemeral ports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,16 +395,113 @@ def test_pbs_has_a_timer(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("index", ["0", "1"])
-def test_a_pod_starts_what_was_typed(index: str, cluster: Cluster) -> None:
+@pytest.mark.parametrize("form", ["job", "jobset", "leaderworkerset"])
+def test_a_pod_starts_what_was_typed(form: str, index: str, cluster: Cluster) -> None:
     """The container's command and arguments, as Kubernetes passes them, start numapin with unchanged words."""
     given = "--nodes 2 --gpus-per-node 4 --cpus-per-task 3 --mem-per-node 8G --container a/b:c --bind exclusive"
-    *_, document = yaml.safe_load_all(write(["kubernetes", *given.split(), *HOSTILE]))
-    (container,) = document["spec"]["template"]["spec"]["containers"]
+    documents = yaml.safe_load_all(write(["kubernetes", "--form", form, *given.split(), *HOSTILE]))
+    (pod,) = [pod for document in documents for pod in schemas.pods(document)]
+    (container,) = pod["spec"]["containers"]
     words = [word.replace("$$", "$") for word in (*container["command"], *container["args"])]
-    own = environment(JOB_COMPLETION_INDEX=index, PATH=cluster.path, NOTED=str(cluster.noted))
+    set_by_controller = {"JOB_COMPLETION_INDEX": index}
+    if form == "leaderworkerset":
+        set_by_controller = {"LWS_WORKER_INDEX": index, "LWS_LEADER_ADDRESS": "train-3.train.default"}
+    own = environment(PATH=cluster.path, NOTED=str(cluster.noted), **set_by_controller)
     subprocess.run(words, env=own, cwd=cluster.work, check=True)
     assert cluster.calls("numapin") == [["run", "--bind=exclusive", *HOSTILE]]
     assert cluster.environment()["PET_RDZV_CONF"] == f"is_host={int(index == '0')}"
+    if form == "leaderworkerset":
+        assert cluster.environment()["PET_RDZV_ENDPOINT"] == "train-3.train.default:29500"
+
+
+@pytest.mark.parametrize("form", ["trainjob", "jobset", "leaderworkerset"])
+def test_pods_meet(form: str, cluster: Cluster, tmp_path: Path) -> None:
+    """Two pods, run on this host with the variables that the form's controller sets, are one group of ranks."""
+    cluster.use_numapin()
+    train = script(
+        tmp_path,
+        "import torch.distributed as dist, os\n"
+        "dist.init_process_group('gloo')\n"
+        "os.write(1, f'rank {dist.get_rank()} of {dist.get_world_size()}\\n'.encode())\n"
+        "dist.destroy_process_group()\n",
+    )
+    given = "--nodes 2 --gpus-per-node 0 --cpus-per-task 1 --mem-per-node 1G --container a --dataloader numapin --form"
+    documents = yaml.safe_load_all(write(["kubernetes", *given.split(), form, str(train)]))
+    (pod,) = [pod for document in documents for pod in schemas.pods(document)]
+    (container,) = pod["spec"]["containers"]
+    words = [word.replace("$$", "$").replace(":29500", f":{PORT}") for word in container["command"] + container["args"]]
+    starts = [
+        subprocess.Popen(
+            words,
+            env=environment(PATH=cluster.path, **_pod_variables(form, container, index)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in (1, 0)
+    ]
+    ended = [start.communicate(timeout=120) for start in starts]
+    assert [start.returncode for start in starts] == [0, 0], ended
+    assert sorted("".join(out for out, _ in ended).splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+
+
+def _pod_variables(form: str, container: dict[str, Any], index: int) -> dict[str, str]:
+    """Return the variables of a pod of this host: the manifest's, and those that the form's controller sets."""
+    fields = {"status.podIP": "127.0.0.1", "metadata.labels['controller-uid']": "0f8fad5b-d9cb-469f-a165-70867728950e"}
+    named = {
+        entry["name"]: entry["value"] if "value" in entry else fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+        for entry in container["env"]
+    }
+    if "PET_RDZV_ENDPOINT" in named:
+        named["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{PORT}"
+    controllers = {
+        "jobset": {"JOB_COMPLETION_INDEX": str(index)},
+        "leaderworkerset": {"LWS_LEADER_ADDRESS": "127.0.0.1", "LWS_WORKER_INDEX": str(index)},
+        "trainjob": {
+            "PET_NNODES": "2",
+            "PET_NPROC_PER_NODE": "1",
+            "PET_NODE_RANK": str(index),
+            "PET_MASTER_ADDR": "127.0.0.1",
+            "PET_MASTER_PORT": str(PORT),
+        },
+    }
+    return {**named, **controllers[form]}
+
+
+def test_components_are_one_job(cluster: Cluster) -> None:
+    """Each component starts launchers of one job, with its own number of ranks; the first host serves the store."""
+    starter = """
+import json, os, subprocess, sys
+words, parts = sys.argv[1:], [[]]
+for word in words:
+    if word == ":":
+        parts.append([])
+    else:
+        parts[-1].append(word)
+with open(os.path.join(os.environ["NOTED"], "srun"), "w") as file:
+    for number, words in enumerate(parts):
+        options = []
+        while words[0].startswith("-"):
+            options.append(words.pop(0))
+        print(json.dumps(options), file=file)
+        host = {"SLURMD_NODENAME": ("first", "other")[number]}
+        subprocess.run(words, env={**os.environ, **host}, check=True)
+        os.rename(os.environ["NOTED"] + "/numapin.env", os.environ["NOTED"] + f"/{number}.env")
+"""
+    (cluster.programs / "srun").write_text(f"#!{sys.executable} -IS\n{starter}")
+    more = ["--het", "nodes=1,gpus-per-node=2,cpus-per-task=5"]
+    assert cluster.run(["slurm", *_SHAPE, *more, *HOSTILE]) == 0
+    first, second = cluster.calls("srun")
+    assert {"--het-group=0", "--nodes=2", "--cpus-per-task=3"} <= {*first}
+    assert {"--het-group=1", "--nodes=1", "--cpus-per-task=5"} <= {*second}
+    of_first, of_second = cluster.calls("numapin")
+    assert of_first[1:3] == ["--nnodes=3", "--nproc-per-node=4"]
+    assert of_second[1:3] == ["--nnodes=3", "--nproc-per-node=2"]
+    assert of_first[3:] == of_second[3:]
+    assert of_first[-len(HOSTILE) :] == list(HOSTILE)
+    given = [json.loads((cluster.noted / f"{number}.env").read_text()) for number in range(2)]
+    assert [variables["PET_RDZV_CONF"] for variables in given] == ["is_host=1", "is_host=0"]
+    assert given[0]["PET_RDZV_ID"] == given[1]["PET_RDZV_ID"]
 
 
 def test_two_nodes_meet(cluster: Cluster, tmp_path: Path) -> None:
@@ -489,6 +592,13 @@ sys.exit(before or "ruamel.yaml" not in sys.modules)
             ("slurm --gpus-per-node 1 --nodes 0 train.py", 2, "--nodes is 0"),
             ("slurm --gpus-per-node 1 --time soon train.py", 2, "'soon' is not a time"),
             ("slurm --gpus-per-node 1 --container docker:// train.py", 2, "'docker://' names no image"),
+            ("slurm --gpus-per-node 1 --array x train.py", 2, "such as 0-9"),
+            ("slurm --gpus-per-node 1 --het nodes=1 train.py", 2, "lacks gpus-per-node"),
+            ("slurm --gpus 8 train.py", 2, "for 8 GPUs per host, give --gpus-per-node 8"),
+            ("kubernetes --gpus-per-node 1 --env A train.py", 2, "'A' is not NAME=VALUE"),
+            ("kubernetes --gpus-per-node 1 --volume a train.py", 2, "SOURCE is pvc/NAME"),
+            ("kubernetes --gpus-per-node 1 --toleration a:b train.py", 2, "KEY[=VALUE][:EFFECT]"),
+            ("kubernetes --gpus-per-node 1 --resource a train.py", 2, "such as rdma/ib=1"),
             ("slurm --machine /no/such train.py", 3, "/no/such"),
             ("slurm --gpus-per-node 1 --output /no/such/job train.py", 1, "--output"),
         ],
@@ -505,6 +615,9 @@ sys.exit(before or "ruamel.yaml" not in sys.modules)
             ("pbs", "submit it again"),
             ("kubernetes --form pytorchjob --container a --mem-per-node 8G", "or use --form job"),
             ("kubernetes --container a --mem-per-node 8G", ""),
+            ("kubernetes --container a --mem-per-node 8G --resource rdma/ib=1", "without --ipc-lock"),
+            ("kubernetes --container a --mem-per-node 8G --resource rdma/ib=1 --ipc-lock", ""),
+            ("kubernetes --container a --mem-per-node 8G --form trainjob --gang volcano", ""),
             ("slurm", ""),
         ],
     )

@@ -50,6 +50,9 @@ CASES: dict[str, str] = {
     " train.py",
     "slurm-apptainer": "slurm --nodes 2 --gpus-per-node 8 --container images/torch.sif --no-python ./train.sh",
     "slurm-share": "slurm --nodes 2 --gpus-per-node 2 --machine {dgx} train.py",
+    "slurm-gpus-per-task": "slurm --form task --nodes 2 --gpus-per-node 8 --gpus-per-task --array 0-7%2 train.py",
+    "slurm-het": "slurm --nodes 2 --gpus-per-node 8 --time 4h --partition large --het"
+    " nodes=1,gpus-per-node=4,cpus-per-task=64,mem-per-node=200G,partition=small train.py --lr 0.1",
     "mpi-node": "mpi --nodes 2 --gpus-per-node 8 --hostfile my\\ hosts --bind exclusive --cpus-per-rank 4"
     " train.py --lr 0.1",
     "mpi-task": "mpi --form task --gpus-per-node 8 --container registry/image:tag --setup module\\ load\\ openmpi"
@@ -60,6 +63,19 @@ CASES: dict[str, str] = {
     " --dataloader numapin --bind socket train.py --lr 0.1",
     "kubernetes-pytorchjob": f"kubernetes --form pytorchjob --nodes 3 --machine {{dgx}} {_QUEUED} --no-sys-nice"
     " --container registry/image:tag train.py --lr 0.1",
+    "kubernetes-jobset": f"kubernetes --form jobset --nodes 2 --machine {{dgx}} {_QUEUED} --ttl 24h --container a/b:c"
+    " --dataloader numapin --env NCCL_DEBUG=INFO --env-from secret/wandb --volume pvc/datasets:/data:ro --volume"
+    " /mnt/nvme:/scratch --resource rdma/ib=8 --ipc-lock --node-selector pool=gpu"
+    " --toleration nvidia.com/gpu:NoSchedule --pull-secret registry --service-account trainer"
+    " --annotation k8s.v1.cni.cncf.io/networks=ib0 train.py",
+    "kubernetes-trainjob": f"kubernetes --form trainjob --nodes 2 --machine {{dgx}} {_QUEUED} --container a/b:c"
+    " --dataloader numapin --gang coscheduling train.py",
+    "kubernetes-leaderworkerset": "kubernetes --form leaderworkerset --nodes 2 --gpus-per-node 8 --cpus-per-task 96"
+    " --mem-per-node 500G --container a/b:c --dataloader numapin --env-from secret/rendezvous --partition serving"
+    " -m package.server",
+    "kubernetes-claims": "kubernetes --gpus-per-node 2 --cpus-per-task 16 --mem-per-node 64G --container a/b:c"
+    " --dataloader numapin --gang volcano --device-class gpu.nvidia.com --device-class dranet --match-attribute"
+    " resource.kubernetes.io/pcieRoot train.py",
     "pbs-node": f"pbs --nodes 2 --machine {{dgx}} {_QUEUED} --account physics train.py --lr 0.1",
     "pbs-task": "pbs --form task --nodes 2 --gpus-per-node 4 --cpus-per-task 8 --time 12h --mem-per-node 100G train.py",
     "lsf-node": f"lsf --nodes 2 --gpus-per-node 6 {_QUEUED} --account physics train.py --lr 0.1",
@@ -94,3 +110,15 @@ def refusal(arguments: Sequence[str]) -> str:
     except Exception as error:  # noqa: BLE001 - the test looks at the text, and which class gives it is tested below
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def expanded(text: str) -> str:
+    """Expand a word as Kubernetes does: `$$` is a dollar, `$(NAME)` a variable, and any other dollar itself."""
+    out, rest = "", text
+    while rest:
+        if rest.startswith("$$"):
+            out, rest = out + "$", rest[2:]
+        else:
+            assert not rest.startswith("$("), f"{text!r} would be expanded"
+            out, rest = out + rest[0], rest[1:]
+    return out

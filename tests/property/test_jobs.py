@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numapin.errors import UsageError
-from numapin.jobs import duration, kubernetes
+from numapin.jobs import duration, kubernetes, manifest
 from numapin.jobs.request import JobRequest, name_of
 
 SECONDS = st.integers(1, 400 * 24 * 3600)
@@ -84,7 +84,7 @@ def test_yaml_reads_back_as_what_was_written(value: dict[str, object]) -> None:
 
     Whatever the strings are, the document is visible ASCII.
     """
-    text = kubernetes.yaml_document(value)
+    text = manifest.yaml_document(value)
     assert yaml.safe_load(text) == value
     assert all(line.isascii() and line.isprintable() for line in text.split("\n"))
 
@@ -93,8 +93,8 @@ def test_yaml_reads_back_as_what_was_written(value: dict[str, object]) -> None:
 def test_yaml_with_comments_reads_back_too(value: dict[str, object], lines: list[str]) -> None:
     """A comment is written above its key, at any depth, and changes no value."""
     note = "\n".join(f"note {line}" for line in lines)
-    noted = {key: kubernetes.Noted(value=inner, note=note) for key, inner in value.items()}
-    text = kubernetes.yaml_document({"a": {"b": [noted]}, **noted})
+    noted = {key: manifest.Noted(value=inner, note=note) for key, inner in value.items()}
+    text = manifest.yaml_document({"a": {"b": [noted]}, **noted})
     assert yaml.safe_load(text) == {"a": {"b": [value]}, **value}
     assert sum(line.lstrip().startswith("# note ") for line in text.splitlines()) >= len(lines)
 
@@ -102,7 +102,7 @@ def test_yaml_with_comments_reads_back_too(value: dict[str, object], lines: list
 def test_yaml_lines_are_never_folded() -> None:
     """A command of any length is one line."""
     words = " ".join(["word"] * 1000)
-    assert kubernetes.yaml_document({"a": words}) == f'---\na: "{words}"\n'
+    assert manifest.yaml_document({"a": words}) == f'---\na: "{words}"\n'
 
 
 @pytest.mark.parametrize(
@@ -114,4 +114,4 @@ def test_yaml_lines_are_never_folded() -> None:
 )
 def test_strings_that_look_like_something_else_stay_strings(text: str) -> None:
     """Strings that a YAML reader could read as a number, date, boolean or null are quoted."""
-    assert yaml.safe_load(kubernetes.yaml_document({"a": text, text: "b"})) == {"a": text, text: "b"}
+    assert yaml.safe_load(manifest.yaml_document({"a": text, text: "b"})) == {"a": text, text: "b"}

@@ -70,7 +70,7 @@ ONLY_IN = {
     "torch": ("launch", "launcher", "data", "pinned", "bench.measure", "bench.machine", "trace.hook", "trace.tracer"),
     "click": ("cli",),
     "rich": ("cli", "view"),
-    "ruamel": ("jobs.kubernetes",),
+    "ruamel": ("jobs.manifest",),
 }
 
 # Folders in the order in which data moves. A module imports its own folder and those of lines above its own.

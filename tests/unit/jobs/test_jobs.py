@@ -8,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import kubernetes_validate
@@ -17,10 +16,11 @@ import yaml
 
 from numapin.errors import BindingRefused, UsageError
 from numapin.jobs import image, kubernetes, shell
-from numapin.jobs.request import Form, JobRequest, Launch
+from numapin.jobs.request import Form, JobRequest, KubernetesKind, Launch
 from numapin.jobs.share import share_of
 from numapin.topology.model import GpuVendor, Topology
-from tests.jobs.cases import CASES, HERE, HOSTILE, dgx, refusal, write
+from tests.jobs import schemas
+from tests.jobs.cases import CASES, HERE, HOSTILE, dgx, expanded, refusal, write
 from tests.machines.grids import grid
 from tests.machines.roots import HERE as MACHINES
 
@@ -88,6 +88,18 @@ def _check(text: str, *options: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_each_component_has_its_own_shape() -> None:
+    """The directives after `hetjob` are those of its own hosts; without CPUs it takes whole ones."""
+    given = "--nodes 2 --gpus-per-node 8 --cpus-per-task 9 --time 1h --account a --het nodes=3,gpus-per-node=4"
+    first, _, second = write(["slurm", *given.split(), "train.py"]).partition("#SBATCH hetjob\n")
+    assert "#SBATCH --gpus-per-node=8\n#SBATCH --cpus-per-task=9\n" in first
+    directives = [line.removeprefix("#SBATCH ") for line in second.splitlines() if line.startswith("#SBATCH")]
+    assert {"--nodes=3", "--gpus-per-node=4", "--time=0-01:00:00", "--account=a", "--exclusive"} <= {*directives}
+    assert not [option for option in directives if option.startswith(("--cpus-per-task", "--job-name", "--output"))]
+    assert "--nnodes=5 --nproc-per-node=8" in second
+    assert "--nnodes=5 --nproc-per-node=4" in second
+
+
 @pytest.mark.parametrize("engine", ["slurm", "pbs", "lsf"])
 def test_directives_come_first_and_hold_no_shell(engine: str) -> None:
     """Directives come before the first command, one per line, and contain nothing that a shell expands."""
@@ -106,26 +118,11 @@ def _documents(text: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(text))
 
 
-@cache
-def _versions() -> tuple[str, str]:
-    versions = kubernetes_validate.utils.all_versions()
-    return versions[0], versions[-1]
-
-
 @pytest.mark.parametrize("name", POD_CASES)
 def test_manifests_are_what_the_api_takes(name: str, machine: Path) -> None:
-    """Each document fits the API schemas of the oldest and newest Kubernetes at hand; unknown fields are errors.
-
-    A PyTorchJob is Kubeflow's, so its pod specs are checked as plain Pods.
-    """
+    """Each document and the pods inside it fit the schemas of their APIs; unknown fields are errors."""
     for document in _documents(_text(name, machine)):
-        parts = [document]
-        if document["kind"] == "PyTorchJob":
-            specs = [replica["template"]["spec"] for replica in document["spec"]["pytorchReplicaSpecs"].values()]
-            parts = [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": spec} for spec in specs]
-        for part in parts:
-            for version in _versions():
-                kubernetes_validate.validate(part, version, strict=True)
+        schemas.require_valid(document)
 
 
 @pytest.mark.parametrize(
@@ -189,34 +186,21 @@ def test_the_schemas_find_what_is_wrong() -> None:
     (document,) = _documents(text)
     document["spec"]["completion"] = 1
     with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(document, _versions()[1], strict=True)
+        kubernetes_validate.validate(document, schemas.versions()[1], strict=True)
 
 
-@pytest.mark.parametrize("form", ["job", "pytorchjob"])
+@pytest.mark.parametrize("form", list(KubernetesKind))
 def test_pods_are_guaranteed_and_get_the_words_that_were_typed(form: str) -> None:
     """Limits equal requests in whole CPUs, and Kubernetes expands nothing in the command: `$(x)` arrives unchanged."""
     given = f"--form {form} --nodes 2 --gpus-per-node 2 --cpus-per-task 16 --mem-per-node 64G --container a/b:c"
     documents = _documents(write(["kubernetes", *given.split(), *HOSTILE, "$$(A)", "$(A)", "$$", "$", "$$$(A)"]))
-    spec = documents[-1]["spec"]
-    template = spec["template"] if form == "job" else spec["pytorchReplicaSpecs"]["Worker"]["template"]
+    template = next(pod for document in documents for pod in schemas.pods(document))
     (container,) = template["spec"]["containers"]
     assert container["resources"]["requests"] == container["resources"]["limits"]
     assert container["resources"]["limits"] == {"cpu": 16, "memory": "65536Mi", "nvidia.com/gpu": 2}
-    words = [_expanded(word) for word in container["args"]]
+    words = [expanded(word) for word in container["args"]]
     assert words == ["numapin", "run", *HOSTILE, "$$(A)", "$(A)", "$$", "$", "$$$(A)"]
-    assert _expanded(container["command"][2]).startswith('ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit')
-
-
-def _expanded(text: str) -> str:
-    """Expand a word as Kubernetes does: `$$` is a dollar, `$(NAME)` a variable, and any other dollar itself."""
-    out, rest = "", text
-    while rest:
-        if rest.startswith("$$"):
-            out, rest = out + "$", rest[2:]
-        else:
-            assert not rest.startswith("$("), f"{text!r} would be expanded"
-            out, rest = out + rest[0], rest[1:]
-    return out
+    assert expanded(container["command"][2]).startswith('ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit')
 
 
 def test_shared_memory_is_asked_for_torchs_dataloader_only() -> None:
@@ -285,6 +269,36 @@ _POD = ("--cpus-per-task", "4", "--mem-per-node", "8G")
         (["slurm", *_GOOD, "--form", "task", "--gpus", "0,1", "train.py"], "--ranks-per-node 2, or name more GPUs"),
         (["slurm", *_GOOD, "--form", "task", "--dataloader", "numapin", "train.py"], "use --form node"),
         (["slurm", *_GOOD, "-m", "--no-python", "train.py"], "exclude each other"),
+        (["slurm", *_GOOD, "--gpus-per-task", "train.py"], "use --form task"),
+        (
+            ["slurm", *_GOOD, "--form", "task", "--gpus-per-task", "--ranks-per-node", "2", "train.py"],
+            "each of the 2 ranks",
+        ),
+        (["slurm", "--gpus-per-node", "0", "--form", "task", "--gpus-per-task", "train.py"], "--gpus-per-node is 0"),
+        (["slurm", *_GOOD, "--form", "task", "--gpus-per-task", "--gpus", "0,1,2,3", "train.py"], "leave --gpus out"),
+        *(
+            (["slurm", *_GOOD, "--array", typed, "train.py"], f"{typed!r} is not a list of indices, such as 0-9")
+            for typed in ("", "a", "1-", "1,", "0-9%", "0-9%0", "0-9:0", "1 2", "-1", "1\n#SBATCH")
+        ),
+        (["slurm", *_GOOD, "--array", "9-1", "train.py"], "has the range 9-1, which is empty"),
+        (["slurm", *_GOOD, "--het", "nodes=1", "train.py"], "'nodes=1' lacks gpus-per-node; write nodes=N"),
+        (["slurm", *_GOOD, "--het", "nodes=1,gpus=4", "train.py"], "'gpus=4' is none of nodes=, gpus-per-node="),
+        (["slurm", *_GOOD, "--het", "nodes=0,gpus-per-node=4", "train.py"], "nodes=0 is not a number of at least 1"),
+        (["slurm", *_GOOD, "--het", "nodes=1,nodes=2", "train.py"], "has nodes twice"),
+        (["slurm", *_GOOD, "--het", "nodes=1,gpus-per-node=1,mem-per-node=x", "train.py"], "'x' is not a size"),
+        (
+            ["slurm", *_GOOD, "--het", "nodes=1,gpus-per-node=1,partition=a b", "train.py"],
+            "is not the name of a partition",
+        ),
+        (["slurm", *_GOOD, "--het", "nodes=999999,gpus-per-node=1", "train.py"], "must be at most 100000"),
+        (["slurm", *_GOOD, "--het", "nodes=1,gpus-per-node=1", "--form", "task", "train.py"], "use --form node"),
+        (
+            ["slurm", *_GOOD, "--het", "nodes=1,gpus-per-node=1", "--array", "1", "train.py"],
+            "no arrays of heterogeneous",
+        ),
+        (["slurm", *_GOOD, "--het", "nodes=1,gpus-per-node=1", "train.py", ":"], "the end of a component"),
+        (["pbs", *_GOOD, "--array", "1", "train.py"], "--array"),
+        (["slurm", *_GOOD, "--env", "A=1", "train.py"], "--env"),
         (["slurm", *_GOOD, "--", "-x.py"], "begins with a dash"),
         (["slurm", *_GOOD, ""], "no script"),
         (["slurm", *_GOOD, "bad\udcff.py"], "is not text"),
@@ -305,6 +319,7 @@ _POD = ("--cpus-per-task", "4", "--mem-per-node", "8G")
             "needs its memory as a number",
         ),
         (["kubernetes", *_GOOD, *_POD, "--container", "a", "--account", "b", "train.py"], "--account"),
+        (["kubernetes", "--gpus", "8", "--container", "a", "train.py"], "for 8 GPUs per host, give --gpus-per-node 8"),
     ],
 )
 def test_wrong_input_is_refused_and_writes_no_file(arguments: list[str], message: str, tmp_path: Path) -> None:

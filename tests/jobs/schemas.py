@@ -1,0 +1,182 @@
+"""Schemas of the manifests' documents: Kubernetes' own, Kubeflow's, and those of other projects' resources.
+
+Input: a document of a manifest. Output: `require_valid` raises jsonschema's ValidationError for a field that its API
+does not know, lacks, or types otherwise.
+
+Built-in kinds, and the pods inside all others, are held against Kubernetes' OpenAPI schemas (kubernetes-validate).
+TrainJob, TrainingRuntime and JobSet are held against the models that Kubeflow Trainer releases (kubeflow-trainer-api,
+Apache-2.0). For the others, fields.json lists fields and types, with their sources.
+
+Definitions that a project released can be checked as well: `NUMAPIN_TEST_CRDS` is a folder of their YAML files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import jsonschema
+import kubernetes_validate
+import referencing
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FIELDS: Final = Path(__file__).with_name("fields.json")
+_MODELS: Final = {
+    "trainer.kubeflow.org/v1alpha1 TrainJob": ("trainer_v1alpha1_train_job", "TrainerV1alpha1TrainJob"),
+    "trainer.kubeflow.org/v1alpha1 TrainingRuntime": (
+        "trainer_v1alpha1_training_runtime",
+        "TrainerV1alpha1TrainingRuntime",
+    ),
+    "jobset.x-k8s.io/v1alpha2 JobSet": ("jobset_v1alpha2_job_set", "JobsetV1alpha2JobSet"),
+}
+_BUILT_IN: Final = ("v1", "batch/v1", "resource.k8s.io/v1")
+_TEMPLATES: Final = ("template", "workerTemplate", "leaderTemplate")
+_POD: Final = {"type": "object", "properties": {"metadata": {"type": "object"}, "spec": {"type": "object"}}}
+
+
+def require_valid(document: dict[str, Any]) -> None:
+    """Raise ValidationError if the document or a pod inside it does not fit its schema; unknown fields are errors."""
+    if document["apiVersion"] in _BUILT_IN:
+        _validate(document)
+    else:
+        _custom(kind_of(document)).validate(document)
+    for pod in pods(document):
+        _validate(
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", **pod.get("metadata", {})}, **_spec(pod)}
+        )
+    for definition in released().get(kind_of(document), ()):
+        jsonschema.Draft202012Validator(definition).validate(document)
+
+
+def kind_of(document: dict[str, Any]) -> str:
+    """Return the API and the kind of a document."""
+    return f"{document['apiVersion']} {document['kind']}"
+
+
+def pods(part: Any) -> Iterator[dict[str, Any]]:
+    """Yield the pod templates of a document, at any depth."""
+    if isinstance(part, dict):
+        for key, value in part.items():
+            if key in _TEMPLATES and "containers" in value.get("spec", {}):
+                yield value
+            else:
+                yield from pods(value)
+    elif isinstance(part, list):
+        for item in part:
+            yield from pods(item)
+
+
+@cache
+def versions() -> tuple[str, str]:
+    """Return the oldest and the newest version of Kubernetes whose schemas are at hand."""
+    known = kubernetes_validate.utils.all_versions()
+    return known[0], known[-1]
+
+
+def _spec(pod: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec of a pod, which may leave out the field that a controller sets."""
+    return {"spec": {key: value for key, value in pod["spec"].items() if key != "subdomain"}}
+
+
+def _validate(document: dict[str, Any]) -> None:
+    """Hold a built-in kind against the oldest and newest schemas; what is newer than the oldest, against the newest."""
+    is_new = "resourceClaim" in json.dumps(document) or document["apiVersion"] == "resource.k8s.io/v1"
+    name = f"{document['kind'].lower()}-{document['apiVersion'].replace('batch/', 'batch-').replace('.k8s.io/', '-')}"
+    for version in versions()[1:] if is_new else versions():
+        _built_in(name, version).validate(document)
+
+
+@cache
+def _built_in(name: str, version: str) -> jsonschema.Draft202012Validator:
+    """Return the strict validator of a built-in kind: that of kubernetes_validate, which reads its files each time."""
+    folder = f"kubernetes-json-schema/v{version}-local-strict"
+    schema, definitions = (
+        referencing.Resource.from_contents(kubernetes_validate.utils.schema_contents(f"{folder}/{file}.json", version))
+        for file in (name, "_definitions")
+    )
+    registry = definitions @ (schema @ referencing.Registry())
+    return jsonschema.Draft202012Validator(schema.contents, registry=registry)
+
+
+@cache
+def _custom(kind: str) -> jsonschema.Draft202012Validator:
+    """Return the strict validator of a custom resource."""
+    if kind not in _MODELS:
+        return jsonschema.Draft202012Validator(_listed(kind))
+    module, name = _MODELS[kind]
+    model = getattr(import_module(f"kubeflow_trainer_api.models.{module}"), name)
+    return jsonschema.Draft202012Validator(_strict(model.model_json_schema(by_alias=True)))
+
+
+def _strict(schema: Any) -> Any:
+    """Return a schema in which objects with known properties have no others."""
+    if isinstance(schema, list):
+        return [_strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "actual_instance" in schema.get("properties", {}):  # the generator's wrapper around quantities and IntOrString
+        return {"type": ["string", "number"]}
+    strict = {key: _strict(value) for key, value in schema.items()}
+    is_open = schema.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in schema
+    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object" and not is_open:
+        strict["additionalProperties"] = False
+    return strict
+
+
+def _listed(kind: str) -> dict[str, Any]:
+    """Return the schema of a kind in fields.json."""
+    spec = json.loads(_FIELDS.read_text())[kind]["spec"]
+    metadata = {"type": "object", "properties": dict.fromkeys(("name", "labels", "annotations"), True)}
+    fields = {
+        "apiVersion": {},
+        "kind": {},
+        "metadata": metadata | {"additionalProperties": False},
+        "spec": _typed(spec),
+    }
+    return {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
+
+
+def _typed(listed: Any) -> dict[str, Any]:
+    """Return the schema of a field from its type, its words, or its own fields."""
+    if listed == "pod":
+        return _POD | {"additionalProperties": False, "required": ["spec"]}
+    if isinstance(listed, str):
+        return {"type": listed}
+    if isinstance(listed, list):
+        return {"enum": listed}
+    if set(listed) == {"*"}:
+        return {"type": "object", "additionalProperties": _typed(listed["*"])}
+    return {
+        "type": "object",
+        "properties": {name.removesuffix("!"): _typed(value) for name, value in listed.items()},
+        "required": [name.removesuffix("!") for name in listed if name.endswith("!")],
+        "additionalProperties": False,
+    }
+
+
+@cache
+def released() -> dict[str, list[dict[str, Any]]]:
+    """Return the schemas of the definitions in `NUMAPIN_TEST_CRDS`, by kind; several files are several releases."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    folder = os.environ.get("NUMAPIN_TEST_CRDS")
+    for path in sorted(Path(folder).glob("*.yaml")) if folder else ():
+        for definition in yaml.load_all(path.read_text(), yaml.CSafeLoader):
+            spec = definition["spec"]
+            for version in spec["versions"]:
+                kind = f"{spec['group']}/{version['name']} {spec['names']['kind']}"
+                found.setdefault(kind, []).append(_of_definition(version["schema"]["openAPIV3Schema"]))
+    return found
+
+
+def _of_definition(schema: Any) -> Any:
+    """Return the JSON schema of an OpenAPI one, in which objects have no unknown properties."""
+    strict = _strict(schema)
+    strict["properties"]["metadata"] = {"type": "object"}
+    return strict
