@@ -553,7 +553,7 @@ _VALID: Final = "valid.json"
 def main() -> None:
     """Run the cases of the kinds in argv[2:] in the folder argv[1].
 
-    KIND-quick runs only the first command. "KIND CASE" runs only this case.
+    "KIND CASE" runs only this case.
     """
     if most := int(os.environ.get("HOSTILE_ADDRESS_SPACE", "0")):
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -561,10 +561,8 @@ def main() -> None:
     Path(_VALID).write_text(machine(nodes=node(0, ALL), cores=",".join(count(CORE, most=8192))), encoding="ascii")
     warm_up()
     for word in sys.argv[2:]:
-        kind, _, only = word.removesuffix("-quick").partition(" ")
+        kind, _, only = word.partition(" ")
         make, commands = KINDS[kind]
-        if word.endswith("-quick"):
-            commands = commands[:1]
         for number, (name, text) in enumerate(make()):
             if (only and name != only) or number % NUM_PARTS != PART:
                 continue
