@@ -439,7 +439,10 @@ def root_cases() -> Iterator[tuple[str, str]]:
         "list": lambda root: process_capture(root, online=",".join(str(cpu) for cpu in range(0, 20_000, 2))),
         "driver": driver_capture,
     }
-    for name, make in makers.items():
+    for number, (name, make) in enumerate(makers.items()):
+        if number % NUM_PARTS != PART:  # another process makes it
+            yield name, ""
+            continue
         make(Path("root"))
         yield name, ""
         shutil.rmtree("root")

@@ -32,10 +32,13 @@ def answered(folder: Path, *kinds: str, num_bytes: int, sizes: str = f"-1 {1 << 
     options = {"HOSTILE_BYTES": num_bytes, "HOSTILE_SIZES": sizes, "HOSTILE_ADDRESS_SPACE": ADDRESS_SPACE}
     folders = [folder / str(part) for part in range(num_parts)]
     with ExitStack() as running:
-        processes = [
-            running.enter_context(start(at, kinds, options | {"HOSTILE_PART": f"{part} {num_parts}"}))
-            for part, at in enumerate(folders)
-        ]
+        processes = []
+        for part, at in enumerate(folders):
+            process = running.enter_context(start(at, kinds, options | {"HOSTILE_PART": f"{part} {num_parts}"}))
+            running.callback(process.kill)  # if the test's time is up
+            processes.append(process)
+        for process in processes:
+            process.wait()
     for process, at in zip(processes, folders, strict=True):
         assert process.returncode == 0, (at / "err").read_text()[-2000:]
     return [json.loads(line) for at in folders for line in (at / "rows").read_text().splitlines()]
