@@ -1,7 +1,10 @@
 """Small files that are expensive to read, generated on demand: machine files, plans, records and traces.
 
 As a program, it runs every command that reads such a file, each in a child process, and prints one line of JSON per
-case: the outcome, the CPU time, and the peak memory of the child.
+case: the outcome, the CPU time, the peak memory of the child, and the size of the file. HOSTILE_BYTES is the size to
+aim at; many cases are smaller because they reach another limit first. HOSTILE_SIZES="LEAST MOST" leaves out all cases
+whose files are not larger than LEAST, or larger than MOST. HOSTILE_PART="1 2" runs the second of every two cases.
+HOSTILE_ADDRESS_SPACE limits the memory of all processes.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import contextlib
 import itertools
 import json
 import os
+import resource
 import shutil
 import sys
 from pathlib import Path
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 FILE_BYTES: Final = int(os.environ.get("HOSTILE_BYTES", "5000000"))
+LEAST_BYTES, MOST_BYTES = map(int, os.environ.get("HOSTILE_SIZES", f"-1 {1 << 40}").split())
+PART, NUM_PARTS = map(int, os.environ.get("HOSTILE_PART", "0 1").split())
 ALL: Final = "0-8191"
 
 
@@ -238,7 +244,7 @@ def gpu_cases() -> Iterator[tuple[str, str]]:
     few = "".join(bandwidths(2, n, "NVLinkBandwidth") for n in range(FILE_BYTES // 250))
     yield "hwloc-matrices", hwloc(several_gpus(2)).replace("</topology>", f"{few}</topology>")
     target = '<nvlink target="0000:00:00.0" count="1" tclass="0x030200"/>'
-    yield "nccl-links-of-a-gpu", nccl_gpus(1, repeated(lambda _: target))
+    yield "nccl-links-of-a-gpu", nccl_gpus(1, repeated(lambda _: target, most=FILE_BYTES - 1000))
     each = repeated(lambda n: target.replace("00:00.0", f"{n % 256:02x}:00.0"), most=FILE_BYTES // 300)
     yield "nccl-links", nccl_gpus(256, each)
     xgmi = repeated(lambda n: f'<xgmi target="{pci_bus(n)}" count="1" tclass="0x068000"/>', most=FILE_BYTES // 300)
@@ -433,7 +439,10 @@ def root_cases() -> Iterator[tuple[str, str]]:
         "list": lambda root: process_capture(root, online=",".join(str(cpu) for cpu in range(0, 20_000, 2))),
         "driver": driver_capture,
     }
-    for name, make in makers.items():
+    for number, (name, make) in enumerate(makers.items()):
+        if number % NUM_PARTS != PART:  # another process makes it
+            yield name, ""
+            continue
         make(Path("root"))
         yield name, ""
         shutil.rmtree("root")
@@ -547,21 +556,23 @@ _VALID: Final = "valid.json"
 def main() -> None:
     """Run the cases of the kinds in argv[2:] in the folder argv[1].
 
-    KIND-quick runs only the first command. "KIND CASE" runs only this case.
+    "KIND CASE" runs only this case.
     """
+    if most := int(os.environ.get("HOSTILE_ADDRESS_SPACE", "0")):
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     os.chdir(sys.argv[1])
     Path(_VALID).write_text(machine(nodes=node(0, ALL), cores=",".join(count(CORE, most=8192))), encoding="ascii")
     warm_up()
     for word in sys.argv[2:]:
-        kind, _, only = word.removesuffix("-quick").partition(" ")
+        kind, _, only = word.partition(" ")
         make, commands = KINDS[kind]
-        if word.endswith("-quick"):
-            commands = commands[:1]
-        for name, text in make():
-            if only and name != only:
+        for number, (name, text) in enumerate(make()):
+            if (only and name != only) or number % NUM_PARTS != PART:
                 continue
             num_bytes = Path("case").write_text(text, encoding="utf-8")
             del text  # a child's peak begins with what its parent has
+            if not LEAST_BYTES < num_bytes <= MOST_BYTES:
+                continue
             for words in commands:
                 told = [word.replace("FILE", "case") for word in words]
                 came = answer(f"{kind} {name}: {' '.join(words)}", told, num_bytes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from numapin.topology.parts import NicKind
@@ -45,6 +46,7 @@ class Adapter:
         return first if has_verbs and _VERBS.fullmatch(first) else None
 
 
+@lru_cache(maxsize=1 << 14)  # a picture sorts the names of all NICs a dozen times
 def natural(text: str) -> Natural:
     """Return a sort key by which numbers in a text count as numbers."""
     parts = re.split(r"([0-9]+)", text)

@@ -81,9 +81,7 @@ class _Event:
 
 def _integer(value: object) -> int | None:
     """Return an integer below the limit, None for anything else."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LIMIT:
-        return value
-    return None
+    return value if type(value) is int and -_LIMIT < value < _LIMIT else None  # a bool is none
 
 
 def read_trace(content: object, *, source: str) -> Trace:

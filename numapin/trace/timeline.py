@@ -188,8 +188,9 @@ def _chart(analysis: Analysis, lanes: dict[str, list[Bar]], start: float, end: f
 
 
 def _steps(analysis: Analysis, height: int) -> Iterator[str]:
+    shown = shown_parts([analysis])
     for i, (step, parts) in enumerate(zip(analysis.trace.steps, analysis.steps_us, strict=True)):
-        times = (f"{_PART_NAMES.get(part, part)} {_ms(parts[part])}" for part in shown_parts([analysis]))
+        times = (f"{_PART_NAMES.get(part, part)} {_ms(parts[part])}" for part in shown)
         tip = f"{analysis.trace.step_unit} {i}: {_ms(step.end - step.start)} ms; {', '.join(times)}"
         yield (
             f'<rect class="step s{i % 2}" x="{step.start:.3f}" y="0" width="{step.end - step.start:.3f}" '

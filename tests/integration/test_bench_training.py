@@ -20,7 +20,7 @@ TRAINING = (sys.executable, "-m", "bench.training")
 def test_a_smoke_test_measures_every_loader(tmp_path: Path) -> None:
     """Two ranks train on the CPU; the table and the JSON file have each loader's figures and every single run."""
     path = tmp_path / "training.json"
-    options = ("--quick", "--models", "cnn3d", "--repeats", "2", "--ranks", "2", "--json", str(path))
+    options = ("--quick", "--models", "cnn3d", "--repeats", "1", "--ranks", "2", "--json", str(path))
     done = call(*TRAINING, *options, cwd=ROOT, CUDA_VISIBLE_DEVICES="")
     assert done.status == 0, done.err
     report = json.loads(path.read_text())
@@ -31,7 +31,7 @@ def test_a_smoke_test_measures_every_loader(tmp_path: Path) -> None:
     figures = {peer["name"]: peer["figures"] for peer in case["peers"]}
     assert list(figures) == ["ceiling", "torch", "numapin"]
     order = [run["peer"] for run in report["runs"]]
-    assert order == ["ceiling", "torch", "numapin", "numapin", "torch", "ceiling"]
+    assert order == ["ceiling", "torch", "numapin"]  # tests/unit/bench/test_training.py has the order of more repeats
     for name, own in figures.items():
         runs = [run for run in report["runs"] if run["peer"] == name]
         for run, value in zip(runs, own["samples_per_s"]["values"], strict=True):

@@ -1,6 +1,7 @@
 """`numapin run --dataloader=numapin`: the hook is in every Python of a rank, and does not disturb it otherwise.
 
-`install` is a stand-in here: each script replaces numapin.data.install. test_frameworks.py uses the real one.
+`install` is a stand-in here: each script replaces numapin.data.install. test_frameworks.py uses the real one. Where the
+question is which interpreters have the hook, torch is a stand-in, too: importing the real one takes 1.7 s of CPU time.
 """
 
 from __future__ import annotations
@@ -41,6 +42,12 @@ sys.modules["numapin.data.install"] = types.ModuleType("numapin.data.install")
 sys.modules["numapin.data.install"].install = install
 """
 ITERATE = "from torch.utils.data import DataLoader\nlist(DataLoader(range(4)))\n"
+SMALL_TORCH = """
+class DataLoader:
+    def __init__(self, dataset): self.dataset = dataset
+    def _get_iterator(self): return iter(self.dataset)
+    def __iter__(self): return self._get_iterator()
+"""
 STATE = """
 import json, sys
 module = sys.modules.get("sitecustomize")
@@ -52,6 +59,17 @@ def start(choice: str, *arguments: str, cwd: Path, program: str = sys.executable
     """Start Python with the environment that a rank gets under --dataloader CHOICE."""
     changes |= preload.environment(choice, changes)
     return call(program, *arguments, cwd=cwd, **changes)
+
+
+def with_small_torch(folder: Path) -> Path:
+    """Write a torch that has a DataLoader and nothing else, for scripts in this folder, and return the folder."""
+    data = folder / "torch" / "utils" / "data"
+    data.mkdir(parents=True)
+    for package in (data.parent.parent, data.parent):
+        script(package, "", "__init__.py")
+    script(data, "from torch.utils.data.dataloader import DataLoader\n", "__init__.py")
+    script(data, SMALL_TORCH, "dataloader.py")
+    return folder
 
 
 class TestTakingOver:
@@ -101,7 +119,7 @@ class TestTakingOver:
     @pytest.mark.parametrize("options", [[], ["--dataloader", "torch"]], ids=["default", "torch"])
     def test_torch_is_the_default(self, tmp_path: Path, options: list[str]) -> None:
         """Without the option and with =torch nothing is installed, even inside a run that has it."""
-        path = script(tmp_path, STAND_IN + ITERATE)
+        path = script(with_small_torch(tmp_path), STAND_IN + ITERATE)
         done = numapin(*RUN, *options, path, cwd=None, **preload.environment("numapin", {}))
         assert (done.status, done.out) == (0, ""), done.err
 
@@ -117,6 +135,8 @@ class TestTakingOver:
     )
     def test_however_the_script_is_started(self, tmp_path: Path, command: list[str]) -> None:
         """The hook works with -m, --no-python, --run-path, and a program that starts Python."""
+        if "--run-path" not in command:  # which imports torch before the script
+            with_small_torch(tmp_path)
         script(tmp_path, STAND_IN + ITERATE, "module_of_ours.py")
         done = numapin(*RUN, "--dataloader=numapin", *command, cwd=tmp_path)
         assert (done.status, done.out) == (0, "installed\ntaken\n"), done.err
@@ -155,7 +175,7 @@ class TestTakingOver:
 
     def test_what_a_rank_starts(self, tmp_path: Path) -> None:
         """A subprocess of a rank installs the hook too, unless its environment says NUMAPIN_DATALOADER=torch."""
-        child = script(tmp_path, STAND_IN + ITERATE, "child.py")
+        child = script(with_small_torch(tmp_path), STAND_IN + ITERATE, "child.py")
         text = (
             "import os, subprocess, sys\n"
             "for env in ({}, {'NUMAPIN_DATALOADER': 'torch'}):\n"
@@ -175,7 +195,7 @@ class TestTakingOver:
             "threads = [threading.Thread(target=lambda: list(DataLoader([1]))) for _ in range(4)]\n"
             "for act in ('start', 'join'): [getattr(thread, act)() for thread in threads]\n"
         )
-        done = start("numapin", script(tmp_path, text), cwd=tmp_path)
+        done = start("numapin", script(with_small_torch(tmp_path), text), cwd=tmp_path)
         assert (done.status, done.out.split(), done.err) == (0, ["installed"] + ["taken"] * 4, "")
 
     def test_subclasses(self, tmp_path: Path) -> None:
@@ -189,7 +209,7 @@ class TestTakingOver:
             "print(list(Own([1])), flush=True)\n"
             "print(len(list(Asking([1, 2]))))\n"
         )
-        done = start("numapin", script(tmp_path, text), cwd=tmp_path)
+        done = start("numapin", script(with_small_torch(tmp_path), text), cwd=tmp_path)
         assert (done.status, done.out.splitlines()) == (0, ["['a', 'b']", "installed", "taken", "2"]), done.err
 
 
@@ -238,7 +258,7 @@ class TestOtherCustomizations:
     def test_after_its_errors_loaders_are_taken_over(self, tmp_path: Path) -> None:
         """A broken sitecustomize of the user does not disable --dataloader."""
         script(tmp_path, "1 / 0", "sitecustomize.py")
-        path = script(tmp_path, STAND_IN + ITERATE)
+        path = script(with_small_torch(tmp_path), STAND_IN + ITERATE)
         done = start("numapin", path, cwd=tmp_path, PYTHONPATH=str(tmp_path))
         assert (done.status, done.out) == (0, "installed\ntaken\n")
         assert "ZeroDivisionError" in done.err

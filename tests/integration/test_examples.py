@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CHECKPOINTING = str(EXAMPLES / "train_checkpoint.py")
-SAMPLES = 4096  # of the checkpointing example, in an epoch
 TAKEN_OVER = "numapin: torch's DataLoader uses numapin's data path in this process"
 NEEDS = {"train_accelerate.py": "accelerate", "train_lightning.py": "pytorch_lightning"}
 
@@ -134,10 +133,9 @@ def visible(request: pytest.FixtureRequest) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Undisturbed:
-    """An undisturbed run: two checkpoints from its middle, and the last one."""
+    """An undisturbed run: a checkpoint from its middle, and the last one."""
 
     old: Path
-    newer: Path
     last: list[Any]
 
 
@@ -147,30 +145,36 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, visible: str) -> _Undi
     folder = tmp_path_factory.mktemp("undisturbed")
     path = folder / "checkpoint.pt"
     with _Job(path, visible) as job:
-        for name in ("old", "newer"):
-            job.wait_for_epoch()
-            shutil.copy(path, folder / name)
+        job.wait_for_epoch()
+        shutil.copy(path, folder / "old")
         assert job.end() == 0
-    return _Undisturbed(folder / "old", folder / "newer", _state(path))
+    return _Undisturbed(folder / "old", _state(path))
 
 
 @pytest.mark.xdist_group("preemption")  # the undisturbed run is made once
 class TestPreemption:
     """The job that survives preemption."""
 
-    def test_signals_and_death(self, tmp_path: Path, visible: str, undisturbed: _Undisturbed) -> None:
+    def test_signals_death_and_files(self, tmp_path: Path, visible: str, undisturbed: _Undisturbed) -> None:
         """A run stopped by SIGUSR1 to one rank, or by SIGTERM to all, and started again, ends as if undisturbed.
 
-        So does one whose rank is killed, which costs a restart from the last whole epoch.
+        So does one whose rank is killed, which costs a restart from the last whole epoch. On machines without a shared
+        folder all ranks use rank 0's checkpoint, whatever files they have: the other rank first has no checkpoint, then
+        an old one, which it must not continue from. The last job has a shared folder.
         """
-        path = tmp_path / "preempted.pt"
-        with _Job(path, visible) as job:
+        path, other = (tmp_path / str(rank) / "checkpoint.pt" for rank in (0, 1))
+        for folder in (path.parent, other.parent):
+            folder.mkdir()
+        shutil.copy(undisturbed.old, path)
+        with _Job(path, visible, folders=tmp_path) as job:
             job.wait_for_epoch()
             os.kill(job.pid_of(1), signal.SIGUSR1)
             assert job.end() == 0
         first = torch.load(path)[2]
-        assert (tmp_path / "requeued").exists()
-        with _Job(path, visible) as job:
+        assert (path.parent / "requeued").exists()
+        assert not other.exists()
+        shutil.copy(undisturbed.old, other)
+        with _Job(path, visible, folders=tmp_path) as job:
             job.wait_for_epoch()
             for rank in (0, 1):
                 os.kill(job.pid_of(rank), signal.SIGTERM)
@@ -181,26 +185,8 @@ class TestPreemption:
             os.kill(job.pid_of(1), signal.SIGKILL)
             assert job.end() == 0
             assert job.pid_of(1, restart=1)
-        assert 0 < first < second < undisturbed.last[-1]
+        assert torch.load(other)[2] < first < second < undisturbed.last[-1]
         assert _same(_state(path), undisturbed.last, exactly=not visible)
-
-    def test_only_rank_0_has_the_file(self, tmp_path: Path, visible: str, undisturbed: _Undisturbed) -> None:
-        """On machines without a shared folder all ranks use rank 0's checkpoint, whatever files they have.
-
-        The other rank first has no checkpoint, then an old one, which it must not continue from.
-        """
-        paths = [tmp_path / str(rank) / "checkpoint.pt" for rank in (0, 1)]
-        for path in paths:
-            path.parent.mkdir()
-        shutil.copy(undisturbed.newer, paths[0])
-        epochs = torch.load(paths[0])[2] // SAMPLES + 2
-        assert epochs < 16
-        assert _with_own_folders(tmp_path, visible, epochs=epochs).status == 0
-        assert not paths[1].exists()
-        shutil.copy(undisturbed.old, paths[1])
-        assert torch.load(paths[1])[2] < torch.load(paths[0])[2]
-        assert _with_own_folders(tmp_path, visible, epochs=16).status == 0
-        assert _same(_state(paths[0]), undisturbed.last, exactly=not visible)
 
     @pytest.mark.multigpu
     @pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")
@@ -217,26 +203,31 @@ class TestPreemption:
 
 def _with_own_folders(folder: Path, visible: str, *, epochs: int, own_device: bool = False) -> Done:
     """Train to the end of an epoch, each rank in its own folder; `own_device` hides the other ranks' GPUs."""
+    program = (*_in_own_folder(folder, own_device=own_device), "--epochs", str(epochs))
+    return numapin("run", "--quiet", "--nproc-per-node", "2", *program, CUDA_VISIBLE_DEVICES=visible)
+
+
+def _in_own_folder(folder: Path, *, own_device: bool = False) -> tuple[str, ...]:
+    """Return the command line of a rank that trains in its own folder."""
     script = folder / "rank.sh"
     device = (
         'IFS=, read -ra gpus <<< "$CUDA_VISIBLE_DEVICES"\nexport CUDA_VISIBLE_DEVICES=${gpus[$LOCAL_RANK]} LOCAL_RANK=0'
     )
     script.write_text(f'cd "$1/$LOCAL_RANK" || exit\n{device if own_device else ""}\nexec "${{@:2}}"\n')
-    python = (sys.executable, CHECKPOINTING, "--epochs", str(epochs))
-    options = ("--quiet", "--nproc-per-node", "2", "--no-python")
-    return numapin("run", *options, "bash", str(script), str(folder), *python, CUDA_VISIBLE_DEVICES=visible)
+    return "--no-python", "bash", str(script), str(folder), sys.executable, CHECKPOINTING
 
 
 class _Job:
-    """A running checkpointing example; killed if its `with` block fails."""
+    """A running checkpointing example; killed if its `with` block fails. Its ranks may have folders of their own."""
 
-    def __init__(self, checkpoint: Path, visible: str) -> None:
+    def __init__(self, checkpoint: Path, visible: str, *, folders: Path | None = None) -> None:
         self._runs = checkpoint.parent / f"runs-{len(list(checkpoint.parent.glob('runs-*')))}"
         self._err = self._runs.with_suffix(".err")
-        command = (*NUMAPIN, "run", "--quiet", "--nproc-per-node", "2", "--max-restarts", "1", CHECKPOINTING)
+        program = _in_own_folder(folders) if folders else (CHECKPOINTING,)
+        command = (*NUMAPIN, "run", "--quiet", "--nproc-per-node", "2", "--max-restarts", "1", *program)
         with self._err.open("w") as err:
             self._process = subprocess.Popen(
-                [*command, "--epochs", "16", "--checkpoint", str(checkpoint), "--requeue", "touch requeued"],
+                [*command, "--epochs", "16", "--checkpoint", checkpoint.name, "--requeue", "touch requeued"],
                 cwd=checkpoint.parent,
                 env=environment(CUDA_VISIBLE_DEVICES=visible, NUMAPIN_RUN_DIR=str(self._runs)),
                 stdout=subprocess.PIPE,

@@ -1,25 +1,30 @@
 """Frameworks that copy or re-create loaders: the real packages, with numapin's data path.
 
 Accelerate 1.15 copies fifteen attributes of a loader into a plain torch DataLoader and keeps the original as
-`base_dataloader`; Lightning 2.6 calls `type(loader)(...)` again with its own sampler. Each test is a script in a new
-process, because both change classes of torch for good.
+`base_dataloader`; Lightning 2.6 calls `type(loader)(...)` again with its own sampler. Each test is a script in its own
+process, because both change classes of torch for good: below `numapin run` a new one, else a fork of a process that has
+imported the frameworks.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.launching import Done, call, numapin, script
+from tests.integration.forking import Forker
+from tests.integration.launching import Done, environment, numapin, script
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(find_spec("numapin.data.install") is None, reason="numapin.data.install is not there")
+pytestmark = [
+    pytest.mark.skipif(find_spec("numapin.data.install") is None, reason="numapin.data.install is not there"),
+    pytest.mark.xdist_group("frameworks"),  # so that they are imported once
+]
 needs_accelerate = pytest.mark.skipif(find_spec("accelerate") is None, reason="no accelerate; type: pip install .[dev]")
 needs_lightning = pytest.mark.skipif(
     find_spec("pytorch_lightning") is None, reason="no pytorch_lightning; type: pip install .[dev]"
@@ -122,11 +127,21 @@ def told(done: Done) -> list[dict[str, Any]]:
     return [dict(line) for line in done.json_lines()]
 
 
-def alone(tmp_path: Path, text: str) -> Done:
+@pytest.fixture(scope="module")
+def forker() -> Iterator[Forker]:
+    """Give a process that has imported torch and the installed frameworks, but not numapin."""
+    frameworks = [name for name in ("accelerate", "pytorch_lightning") if find_spec(name) is not None]
+    made = Forker(environment(), ("torch.utils.data", *frameworks))
+    yield made
+    made.close()
+
+
+def alone(forker: Forker, folder: Path, text: str) -> Done:
     """Run a script without `numapin run`."""
-    done = call(sys.executable, script(tmp_path, text))
-    assert done.status == 0, done.err
-    return done
+    script(folder, text)
+    status, out, err = forker.call("train", (), environment(), folder, limit_s=120)
+    assert status == 0, err
+    return Done(status=status, out=out, err=err)
 
 
 @needs_accelerate
@@ -145,10 +160,10 @@ class TestAccelerate:
         assert len(lines_about_loaders(done)) == 2
 
     @pytest.mark.parametrize("dataset", ["Data", "Stream"])
-    def test_copy_of_our_loader(self, tmp_path: Path, dataset: str) -> None:
+    def test_copy_of_our_loader(self, tmp_path: Path, forker: Forker, dataset: str) -> None:
         """Without the option, the copy of a numapin.DataLoader still uses slots, and a line says so."""
         loader = f"__import__('numapin').DataLoader({dataset}(), batch_size=2, num_workers=1)"
-        done = alone(tmp_path, DATA + ACCELERATE.format(loader=loader))
+        done = alone(forker, tmp_path, DATA + ACCELERATE.format(loader=loader))
         (found,) = told(done)
         assert found["loader"] == "numapin.LoaderCopy"
         assert found["iterator"].startswith("numapin.")
@@ -169,7 +184,7 @@ class TestAccelerate:
                 rows = [row for rank in ranks for row in rank["rows"][kind + workers]]
                 assert sorted(rows) == list(range(16)), (kind, workers, ranks)
 
-    def test_other_loaders_stay_torchs(self, tmp_path: Path) -> None:
+    def test_other_loaders_stay_torchs(self, tmp_path: Path, forker: Forker) -> None:
         """A torch DataLoader next to numapin's, with the same dataset and batch sampler, is not taken for a copy."""
         text = (
             "import numapin\n"
@@ -178,10 +193,10 @@ class TestAccelerate:
             "list(ours)\n"
             "tell(theirs, iter(theirs), list(theirs))\n"
         )
-        (found,) = told(alone(tmp_path, DATA + text))
+        (found,) = told(alone(forker, tmp_path, DATA + text))
         assert found["iterator"] == "torch._MultiProcessingDataLoaderIter"
 
-    def test_skip_first_batches(self, tmp_path: Path) -> None:
+    def test_skip_first_batches(self, tmp_path: Path, forker: Forker) -> None:
         """A copy of the copy, which resuming mid-epoch makes, uses slots too, and is not reported again."""
         loader = "__import__('numapin').DataLoader(Data(), batch_size=2, num_workers=1)"
         text = (
@@ -189,7 +204,7 @@ class TestAccelerate:
             "rest = accelerator.skip_first_batches(loader, 3)\n"
             "tell(rest.base_dataloader, iter(rest.base_dataloader), list(rest))\n"
         )
-        done = alone(tmp_path, DATA + text)
+        done = alone(forker, tmp_path, DATA + text)
         _, rest = told(done)
         assert rest["iterator"].startswith("numapin.")
         assert rest["rows"] == list(range(6, 16))
@@ -219,7 +234,7 @@ class TestLightning:
         assert len(lines_about_loaders(done)) == 2
 
     @pytest.mark.parametrize("where", ["argument", "hook"])
-    def test_our_loader_again(self, tmp_path: Path, where: str) -> None:
+    def test_our_loader_again(self, tmp_path: Path, forker: Forker, where: str) -> None:
         """The loader for prediction is a numapin.DataLoader with all arguments of the first, including numapin's own.
 
         Lightning reads them from `vars(loader)` if the loader is an argument, and from the recorded call of
@@ -243,6 +258,6 @@ class TestLightning:
             "assert again.batch_sampler.batch_size == 2\n"
             "tell(again, iter(again), seen)\n"
         )
-        (found,) = told(alone(tmp_path, DATA + LIGHTNING + text))
+        (found,) = told(alone(forker, tmp_path, DATA + LIGHTNING + text))
         assert found["iterator"].startswith("numapin.")
         assert found["rows"] == list(range(16))

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -300,9 +301,10 @@ class TestFaults:
         """Restarted workers have the same binding as before."""
         path = script(
             tmp_path,
-            "import os, sys, time\n"
+            "import glob, os, sys, time\n"
             "first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
-            "time.sleep(2 * first)  # until both ranks have left their record\n"
+            "records = os.environ['NUMAPIN_RUN_DIR'] + '/observed-*-0.json'\n"
+            "while first and len(glob.glob(records)) < 2: time.sleep(0.02)\n"
             "sys.exit(first)\n",
         )
         done = numapin(
@@ -355,18 +357,20 @@ class TestFaults:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda s: s.name)
     def test_signal_to_the_launcher(self, tmp_path: Path, number: signal.Signals) -> None:
         """A launcher that gets a signal to stop leaves no rank behind, and ends with torchrun's status."""
-        statuses = []
         commands = {
             "direct": [*NUMAPIN, "run", "--launcher", "direct"],
             "agent": [*NUMAPIN, "run", "--launcher", "agent"],
             "torchrun": [*TORCHRUN],
         }
-        for name, command in commands.items():
-            status, pids = interrupted(tmp_path / name, command, number)
+
+        def status_of(name: str) -> int:
+            status, pids = interrupted(tmp_path / name, commands[name], number)
             assert len(pids) == 2
-            assert wait_until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], limit_s=10)  # noqa: B023
-            statuses.append(status)
-        assert statuses[0] == statuses[1] == statuses[2]
+            assert wait_until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], limit_s=10)
+            return status
+
+        with ThreadPoolExecutor() as pool:
+            assert len(set(pool.map(status_of, commands))) == 1
 
     def test_unresolvable_host_name(self, tmp_path: Path) -> None:
         """A host whose name does not resolve starts as fast as any other, because the name is never looked up."""

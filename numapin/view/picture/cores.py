@@ -100,7 +100,7 @@ def _core(drawing: Drawing, core: Core, *, named: bool) -> Box:
         kind=BoxKind.CORE,
         width=scale.width,
         height=sum(row.height for row in rows),
-        children=tuple(replace(row, y=y) for row, y in zip(rows, _tops(rows), strict=True)),
+        children=tuple(row.placed(x=row.x, y=y, height=row.height) for row, y in zip(rows, _tops(rows), strict=True)),
         title=title_text(f"core {core.id}: CPUs {core.cpus}", rank_names(ranks), not_allowed),
         key=f"core{core.id}",
     )

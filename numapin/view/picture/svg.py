@@ -14,7 +14,7 @@ from numapin.view.picture.style import look_of, pattern_of, pattern_rules, patte
 from numapin.view.words import known
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from numapin.view.picture.boxes import Box, Label
     from numapin.view.picture.layout import Picture
@@ -55,7 +55,9 @@ def element(picture: Picture, *, inside: str = "", name: str = "np") -> str:
         f'<title id="{name}-title">{escape(picture.title)}</title>'
         f'<desc id="{name}-desc">{escape(picture.description)}</desc>'
     )
-    return "\n".join((head, inside, *_drawn(box), "</svg>"))
+    lines = [head, inside]
+    _draw(box, lines)
+    return "\n".join((*lines, "</svg>"))
 
 
 def looks_in(picture: Picture) -> list[int]:
@@ -73,14 +75,15 @@ def definitions(looks: Iterable[int]) -> str:
     return f"<defs>{hatch}{''.join(pattern_tile(look, found) for look, found in patterns if found)}</defs>"
 
 
-def _drawn(box: Box) -> Iterator[str]:
+def _draw(box: Box, lines: list[str]) -> None:
+    """Append the lines of a box and of all boxes inside."""
     place = f"translate({_number(box.x)} {_number(box.y)})" if box.x or box.y else ""
     attributes = _attributes(("transform", place), ("data-ranks", " ".join(map(str, box.ranks))))
     title = f"<title>{escape(box.title)}</title>" if box.title else ""
-    yield f"<g{attributes}>{title}{_rectangle(box)}{''.join(map(_text, box.labels))}"
+    lines.append(f"<g{attributes}>{title}{_rectangle(box)}{''.join(map(_text, box.labels))}")
     for child in box.children:
-        yield from _drawn(child)
-    yield "</g>"
+        _draw(child, lines)
+    lines.append("</g>")
 
 
 def _rectangle(box: Box) -> str:
