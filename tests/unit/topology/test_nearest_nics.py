@@ -155,8 +155,8 @@ def test_the_largest_machines_take_no_time() -> None:
     nics = [rdma(n % 64, name=f"mlx5_{n}") for n in range(256)]
     nics = [replace(nic, pci=f"{n:04x}:00:00.0", node=0) for n, nic in enumerate(nics)]
     machine = linked([0] * MAX_GPUS, nics, {})
-    start = time.thread_time()  # what this computation costs, however busy the machine is
+    start = time.perf_counter()
     assert len(set(firsts(machine).values())) == 256
-    assert time.thread_time() - start < 2
+    assert time.perf_counter() - start < 2
     more = [replace(nics[0], name=f"mlx5_{n}", pci=f"{n:04x}:01:00.0") for n in range(257)]
     assert replace(machine, nics=tuple(more)).nearest_nics == {}
