@@ -17,7 +17,7 @@ import click
 from numapin.base import quoting
 from numapin.base.plural import counted
 from numapin.base.stderr import say
-from numapin.cli import run_reports
+from numapin.cli import run_failure, run_reports
 from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from
 from numapin.cli.output import emit, show, warn
 from numapin.cli.run_decisions import decisions
@@ -102,7 +102,13 @@ OPTIONS = (
         ["--report"],
         type=FilePath(dir_okay=False),
         metavar="FILE",
-        help="Write the requested, applied and actual binding of each rank as JSON; implies --verify.",
+        help="Write the requested, applied and actual binding of each rank, and how a failed job ended, as JSON; "
+        "implies --verify.",
+    ),
+    click.Option(
+        ["--traceback"],
+        is_flag=True,
+        help="If the job fails, print all frames of the rank that failed first, or of numapin's own error.",
     ),
 )
 
@@ -119,6 +125,7 @@ class RunOptions(BindingOptions):
     verify: bool
     verify_after: float | None
     report: Path | None
+    traceback: bool
 
 
 _Options = TypeVar("_Options", bound=RunOptions)
@@ -166,7 +173,8 @@ def start(job: AnyJob, options: RunOptions, mailbox: Mailbox, *, trace: str = ""
     else:
         observed = partial(run_reports.observed, job=job, num_ranks=len(plan.ranks), watch=watch, options=options)
         looks = _gpu_readings if any(gpu.is_nvidia for gpu in topology.visible_gpus) else tuple
-        _launch(plan, job, environment, mailbox=mailbox, observed=observed, looks=looks, tell=tell)
+        with run_failure.shown(wanted=options.traceback):
+            _launch(plan, job, environment, mailbox=mailbox, observed=observed, looks=looks, tell=tell)
 
 
 def _require_one_launcher(*, strict: bool) -> None:
@@ -349,7 +357,7 @@ def _launch(  # noqa: PLR0913 - the results of the steps before
     os.environ.update(environment)
     mailbox.leave(job.signals)
     mailbox.wrapper = None if preload.is_python(job.command) else job.command[0]
-    with run_directory(os.environ, tell) as run_dir, observed(run_dir):
+    with run_directory(os.environ, tell) as run_dir, observed(run_dir), run_failure.accounted(run_dir):
         tell(f"files of this run: {run_dir}")
         start_ranks(run_dir)
 
@@ -362,8 +370,13 @@ def _way(plan: Plan, job: AnyJob, mailbox: Mailbox, before_restart: Callable[[],
         return lambda run_dir: direct.launch(plan, job, run_dir, mailbox)
     with importing_torch():
         from numapin.launch import launch
+        from numapin.launcher.agent_errors import own_errors
 
-    return lambda run_dir: launch(plan, job, run_dir, mailbox, before_restart)
+    def launch_with_agent(run_dir: str) -> None:
+        with own_errors(job.program, plan) as failed_round:
+            launch(plan, job, run_dir, mailbox, before_restart, failed_round=failed_round)
+
+    return launch_with_agent
 
 
 def _gpu_readings() -> Iterator[NvmlReadings]:
