@@ -154,6 +154,11 @@ run = TorchrunCommand(
 
 def start(job: AnyJob, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -> None:
     """Read the machine, make the plan, and run the job to its end; `trace` configures the tracing hook in the ranks."""
+    with run_failure.shown(wanted=options.traceback):
+        _start(job, options, mailbox, trace)
+
+
+def _start(job: AnyJob, options: RunOptions, mailbox: Mailbox, trace: str) -> None:
     if job.is_single_host:
         _require_one_launcher(strict=options.strict)
     watch = run_reports.watching_of(options, run_reports.launcher_of(job))
@@ -173,8 +178,7 @@ def start(job: AnyJob, options: RunOptions, mailbox: Mailbox, *, trace: str = ""
     else:
         observed = partial(run_reports.observed, job=job, num_ranks=len(plan.ranks), watch=watch, options=options)
         looks = _gpu_readings if any(gpu.is_nvidia for gpu in topology.visible_gpus) else tuple
-        with run_failure.shown(wanted=options.traceback):
-            _launch(plan, job, environment, mailbox=mailbox, observed=observed, looks=looks, tell=tell)
+        _launch(plan, job, environment, mailbox=mailbox, observed=observed, looks=looks, tell=tell)
 
 
 def _require_one_launcher(*, strict: bool) -> None:

@@ -6,7 +6,6 @@ run's folder, and the fields of the report file.
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
@@ -34,7 +33,7 @@ def accounted(run_dir: str) -> Iterator[None]:
         file = ""
         with suppress(NumapinError):  # a full disk
             handover.write_text(run_dir, _FILE, failure_text(error.failure))
-            file = os.path.join(run_dir, _FILE)
+            file = f"{run_dir}/{_FILE}"
         error.block = tuple(failure_block(error.failure, file=file))
         raise
 

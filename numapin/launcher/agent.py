@@ -2,9 +2,9 @@
 
 Comes in: a `Job`, the signals for its ranks, a check of the machine before a restart, which raises NumapinError if this
 host can no longer take part, a check of the folder for the ranks' logs, and a function that is told of failed ranks.
-Goes out: an agent that replaces torch's. Knows nothing of NUMA. It adds the signals, both checks, one grace period for
-all the ways in which ranks are ended, the end of what ranks started if one of them failed, a wait for dying ranks before
-others start, and the account of each failed round.
+Goes out: an agent that replaces torch's. Knows nothing of NUMA. It adds the signals, both checks, the account of each
+failed round, one grace period for all the ways in which ranks are ended, the end of what ranks started if one of them
+failed, and a wait for dying ranks before others start.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stage 3: the errors of torch's agent as the command line reports them. Edge.
 
 Comes in: torch's ChildFailedError or SignalException, and the failed rounds before it. Goes out: `RanksFailed` or
-`Stopped`, as on the direct way, and one line for each round after which the ranks are restarted. torch's own report, and
-the lines of its log that say the same, are left out. Callers of `numapin.launch.launch` get torch's errors.
+`Stopped`, as on the direct way, and one line for each round after which the ranks are restarted. torch's own report is
+left out, and so are the lines of its log that say the same. Callers of `numapin.launch.launch` get torch's errors.
 """
 
 from __future__ import annotations

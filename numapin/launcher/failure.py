@@ -101,7 +101,9 @@ class EndedRank:
     def placed(self, ranks: Sequence[RankPlan]) -> EndedRank:
         """Return it with the GPU and the node of its plan."""
         plan = next((plan for plan in ranks if plan.local_rank == self.local_rank), None)
-        return self if plan is None else replace(self, gpu=plan.gpu and plan.gpu.index, node=plan.node)
+        if plan is None:
+            return self
+        return replace(self, gpu=plan.gpu.index if plan.gpu else None, node=plan.node)
 
     def to_json(self) -> dict[str, object]:
         """Return the rank as the report file has it."""
@@ -218,7 +220,7 @@ _OF_SIGNAL: Final[Mapping[int, tuple[str, str]]] = {
         "look for out-of-memory kills in dmesg, and for limits in the scheduler's log",
     ),
     signal.SIGBUS: (
-        "/dev/shm is full, through which DataLoader workers send batches",
+        "DataLoader workers send batches through /dev/shm, which is full",
         "docker run --shm-size=8g, or numapin run --dataloader=numapin, which does not need it",
     ),
     signal.SIGSEGV: ("native code used invalid memory: an extension, a library or the driver", _SEE_FRAMES),

@@ -53,7 +53,7 @@ class Watching:
     tell: Callable[[VerifyReport, float], None]
     warn: Callable[[str], None]
     launcher: Mapping[str, str] = field(default_factory=dict[str, str])
-    outcome_of: Callable[[BaseException], Mapping[str, object]] = lambda _: {}  # noqa: E731 - a default
+    outcome_of: Callable[[BaseException], Mapping[str, object]] = lambda _: {}
 
 
 @contextmanager

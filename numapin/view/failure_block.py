@@ -11,7 +11,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Final
 from unicodedata import combining, east_asian_width
 
-from numapin.base.plural import counted, listed
+from numapin.base.plural import listed
 from numapin.base.printable import printable, printable_lines
 from numapin.launcher.failure import likely_cause
 
@@ -30,6 +30,9 @@ _LINES_OF_FRAMES: Final = 8
 _LINES_OF_PATH: Final = 3
 _FRAME: Final = re.compile(r'(?P<before>\s*File ")(?P<path>.*)(?P<after>", line \d+, in .*)')
 _MARKS: Final = re.compile(r"[\s~^]*")
+_FILE: Final = '  File "'
+_CODE: Final = "    "
+_RECORD: Final = "/torch/distributed/elastic/multiprocessing/errors/__init__.py"
 _BEGIN: Final = "Traceback (most recent call last):"
 
 
@@ -44,7 +47,7 @@ def failure_block(failure: JobFailure, *, file: str) -> list[str]:
     cause, advice = ("", "") if rank.exception else likely_cause(failure)
     above = [*_row("rank", _wrapped(_identity(rank, failure.host), 2)), *_row("failed", _reason(rank))]
     below = [
-        *_row("likely", _wrapped(cause, 3)),
+        *_row("likely", _wrapped(cause, 4)),
         *_row("next", _wrapped(advice, 3)),
         *_row("others", _wrapped(_others(failure), 2)),
         *_row("log", [line for log in rank.logs[-1:] for line in _broken(log)]),
@@ -76,25 +79,36 @@ def _identity(rank: EndedRank, host: str) -> str:
 
 def _reason(rank: EndedRank) -> list[str]:
     """Return the exception, or how the process ended; both if a signal ended it after its exception."""
+    end = f"killed by {rank.end}" if rank.exitcode < 0 else rank.end
     if not rank.exception:
-        return [rank.end]
+        return [end]
     lines = [line for text in rank.exception.split("\n") for line in _wrapped(text, 2)]
     cut = [*lines[: _LINES_OF_EXCEPTION - 1], "…"] if len(lines) > _LINES_OF_EXCEPTION else lines
-    return cut if rank.exitcode == 1 else [*cut, f"then {rank.end}"]
+    return cut if rank.exitcode == 1 else [*cut, f"then {end}"]
 
 
 def _last_frames(rank: EndedRank, num_lines: int) -> list[str]:
-    """Return the last frames of the traceback, without the exception that follows them."""
-    lines = rank.traceback.split("\n")
+    """Return the last frames that fit, without the exception that follows them, and without torch's @record."""
+    frames = [frame for frame in _frames(rank.traceback) if not frame[0].partition('",')[0].endswith(_RECORD)]
+    shown: list[str] = []
+    while frames and len(shown) + len(frames[-1]) <= min(num_lines, _LINES_OF_FRAMES):
+        shown = [*map(_frame, frames.pop()), *shown]
+    return shown
+
+
+def _frames(traceback: str) -> list[list[str]]:
+    """Return the lines of each frame of the last traceback in a text; a chain of exceptions has several."""
+    lines = traceback.split("\n")
     begins = [number for number, line in enumerate(lines) if line.endswith(_BEGIN)]
-    frames: list[str] = []
+    frames: list[list[str]] = []
     for line in lines[begins[-1] + 1 :] if begins else []:
-        if not line.startswith("  "):
+        if line.startswith(_FILE):
+            frames.append([line])
+        elif not line.startswith(_CODE) or not frames:
             break
-        if not _MARKS.fullmatch(line):
-            frames.append(_frame(line))
-    shown = frames[-min(max(num_lines, 1), _LINES_OF_FRAMES) :]
-    return shown[1:] if shown and not shown[0].startswith("File ") else shown
+        elif not _MARKS.fullmatch(line):
+            frames[-1].append(line)
+    return frames
 
 
 def _frame(line: str) -> str:
@@ -157,7 +171,8 @@ def _wrapped(text: str, num_lines: int) -> list[str]:
 
 def _broken(path: str) -> list[str]:
     """Return a path in at most three lines, broken at slashes if possible."""
-    lines, rest = [], printable(path)
+    lines: list[str] = []
+    rest = printable(path)
     while _columns(rest) > _TEXT_COLUMNS and len(lines) < _LINES_OF_PATH - 1:
         room = _TEXT_COLUMNS if rest.isascii() else _TEXT_COLUMNS // 2
         at = rest.rfind("/", 1, room)
