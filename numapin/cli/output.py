@@ -144,6 +144,11 @@ def say_block(lines: Sequence[str]) -> None:
     _print_line("\n".join([f"{_error_label()} {first}", *rest]))
 
 
+def show_frames(text: str) -> None:
+    """Print a traceback on stderr; ignore write errors."""
+    _print_line(printable_lines(text))
+
+
 def _error_label() -> str:
     return click.style("numapin: error:", fg="red", bold=True)
 

@@ -6,12 +6,11 @@ run's folder, and the fields of the report file.
 
 from __future__ import annotations
 
-import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.printable import printable_lines
 from numapin.base.stderr import say
+from numapin.cli.output import show_frames
 from numapin.errors import NumapinError, Stopped
 from numapin.launcher.failure import RanksFailed
 from numapin.rank import handover
@@ -49,13 +48,13 @@ def shown(*, wanted: bool) -> Iterator[None]:
 
             rank = error.failure.first
             say(f"all frames of rank {rank.rank}:")
-            _write("\n".join(traceback_lines(rank)))
+            show_frames("\n".join(traceback_lines(rank)))
         raise
     except NumapinError as error:
         if wanted and not isinstance(error, Stopped):
             import traceback
 
-            _write(printable_lines("".join(traceback.format_exception(error)).rstrip()))
+            show_frames("".join(traceback.format_exception(error)).rstrip())
         raise
 
 
@@ -64,10 +63,3 @@ def outcome_of(error: BaseException) -> dict[str, object]:
     if isinstance(error, RanksFailed):
         return {"failure": error.failure.to_json()}
     return {"stopped_by": error.number.name} if isinstance(error, Stopped) else {}
-
-
-def _write(text: str) -> None:
-    """Write visible lines to stderr; ignore errors."""
-    with suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()

@@ -1,7 +1,7 @@
 """Stage 3: what is known about ranks that failed. Edge.
 
-Comes in: how the ranks' processes ended. Goes out: `RanksFailed` with the account, for which this reads the ranks' error
-files, the count of out-of-memory kills and the size of /dev/shm. The direct way and torch's agent use it.
+Comes in: how the ranks' processes ended. Goes out: `RanksFailed` with the account, for which this reads the ranks'
+error files, the count of out-of-memory kills and the size of /dev/shm. The direct way and torch's agent use it.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ Comes in: the rank's slice of the plan, from its environment. Goes out: the user
 
     shim.py        EDGE  the process that a rank starts as
     bind.py        EDGE  apply a binding and read it back
-    errorhook/           the sitecustomize.py that notes the exception that ends a rank
     become.py      EDGE  let signals through and exec the user's program
     binding.py     EDGE  read the slice that the user's program finds in NUMAPIN_BINDING
     signals.py     EDGE  SIGUSR1 and SIGUSR2 from the launcher to the ranks
     handover.py    EDGE  the plan in the run folder, each rank's slice in its environment, one record per rank
+    errorhook/           the sitecustomize.py that records the exception that ends a rank
 """
