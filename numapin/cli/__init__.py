@@ -18,6 +18,7 @@ diagnostics on stderr, an exit status.
     run.py           EDGE  numapin run
     run_decisions.py PURE  what run --verbose adds: why the job is started as it is
     run_hooks.py     EDGE  what is hooked into the ranks' programs
+    run_failure.py   EDGE  what `run` says at the end of a job that failed
     run_reports.py   EDGE  what it reports during and after a run
     topo.py          EDGE  numapin topo
     plan.py          EDGE  numapin plan

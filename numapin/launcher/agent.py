@@ -122,7 +122,7 @@ class _Agent(LocalElasticAgent if TYPE_CHECKING else object):  # type: ignore[mi
         looked_s, self._looked_s = self._looked_s, time.time()
         result: RunResult = super()._monitor_workers(worker_group)
         self._mailbox.deliver()
-        if result.state is WorkerState.FAILED:
+        if result.state is WorkerState.FAILED and hasattr(self._pcontext, "subprocess_handlers"):
             self._failed_round(self._ended(worker_group, looked_s), self._remaining_restarts)
         return result
 

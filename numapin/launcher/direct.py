@@ -80,7 +80,10 @@ def launch(plan: Plan, job: DirectJob, run_dir: str, mailbox: Mailbox) -> None:
             ended = [_ended(rank, was_ended=rank.local_rank in failed.others, run_dir=run_dir) for rank in ranks]
             from numapin.launcher.account import ranks_failed  # a job that succeeds does not need it
 
-            raise ranks_failed(job.program, ended, plan, kills_before) from None
+            error = ranks_failed(job.program, ended, plan, kills_before)
+            if error.failure.first.signal_number in alarm.received:  # schedulers signal all processes at once
+                raise Stopped(alarm.received[0]) from None
+            raise error from None
 
 
 class _Alarm:
@@ -91,10 +94,10 @@ class _Alarm:
 
     def __init__(self, numbers: frozenset[signal.Signals]) -> None:
         self._numbers = numbers
+        self.received: list[signal.Signals] = []  # those that `ring` has not raised
         self._ours, self._theirs = socket.socketpair()
         self._poll = select.poll()  # select() takes no descriptor above 1023
         self._poll.register(self._ours, select.POLLIN)
-        self._received: list[signal.Signals] = []
 
     def __enter__(self) -> Self:
         """Install the handlers. For the main thread only."""
@@ -114,7 +117,7 @@ class _Alarm:
         self._theirs.close()
 
     def _note(self, number: int, _: object) -> None:
-        self._received.append(signal.Signals(number))
+        self.received.append(signal.Signals(number))
 
     def wait(self, seconds: float) -> None:
         """Wait until a signal arrives, SIGCHLD included, at most this long."""
@@ -123,14 +126,14 @@ class _Alarm:
 
     def ring(self) -> None:
         """Raise StopSignal if a signal to end has arrived."""
-        if self._received:
-            number = self._received[0]
-            self._received.clear()
+        if self.received:
+            number = self.received[0]
+            self.received.clear()
             raise StopSignal(number)
 
     def is_urgent(self) -> bool:
         """Return whether Ctrl-C was pressed again. A second SIGTERM is no hurry: some schedulers send two."""
-        return signal.SIGINT in self._received
+        return signal.SIGINT in self.received
 
 
 def _start(ranks: list[StartedRank], job: DirectJob, variables: Sequence[Mapping[str, str]], alarm: _Alarm) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -249,6 +250,22 @@ class TestEnds:
             assert process.wait(timeout=LIMIT_S) == 128 + signal.SIGTERM
             assert sorted([*marked(tmp_path, "saved0"), *marked(tmp_path, "saved1")]) == sorted(children)
             assert wait_until(lambda: all(map(is_gone, children)), limit_s=5)  # process 1 may reap them late
+
+    def test_a_scheduler_that_signals_every_process(self, tmp_path: Path) -> None:
+        """A job is stopped, and has not failed, if a rank died of the signal that then reaches the launcher."""
+        text = (
+            "def save(*_): mark('saves'); time.sleep(1); sys.exit(0)\n"
+            "if rank == '0': signal.signal(signal.SIGTERM, save)\n"
+            "mark('here'); time.sleep(300)\n"
+        )
+        with started(tmp_path, text) as process:
+            marked(tmp_path, "here")
+            os.kill(int((tmp_path / "here.1").read_text()), signal.SIGTERM)
+            marked(tmp_path, "saves", 1)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=LIMIT_S) == 128 + signal.SIGTERM
+            assert process.stderr is not None
+            assert process.stderr.read() == "numapin: stopped by SIGTERM; all ranks have ended\n"
 
     def test_two_interrupts(self, tmp_path: Path) -> None:
         """The ranks get Ctrl-C as SIGINT; a second one ends the grace period."""
