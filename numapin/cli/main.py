@@ -149,7 +149,7 @@ def _say(message: str, hint: str) -> None:
 def _show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Show a traceback as Python does, without control characters.
 
-    torch reports failed ranks by an exception that names the script and its error.
+    Errors of torch, such as those of its rendezvous, may name the script and its arguments.
     """
     import traceback  # takes 3 ms
 

@@ -84,9 +84,7 @@ OPTIONS = (
         help="What starts and watches the ranks: numapin itself, without importing torch (direct: one host, no "
         "restarts), or torch's elastic agent (agent). auto (default) is direct where that is possible.",
     ),
-    click.Option(
-        ["--verbose"], is_flag=True, help="Say also where the files of this run are, and why it is started as it is."
-    ),
+    click.Option(["--verbose"], is_flag=True, help="Say also where this run's files are, and why it is started so."),
     click.Option(["--dry-run"], is_flag=True, help="Show the plan and the command of each rank. Starts nothing."),
     click.Option(["--quiet"], is_flag=True, help="Do not print the table of bindings."),
     click.Option(
@@ -108,7 +106,7 @@ OPTIONS = (
     click.Option(
         ["--traceback"],
         is_flag=True,
-        help="If the job fails, print all frames of the rank that failed first, or of numapin's own error.",
+        help="After a failure, print all frames of the rank that failed first.",
     ),
 )
 

@@ -33,7 +33,7 @@ EXIT_STATUSES: Final = (
     ("5", "--strict: a binding was refused, or is less than requested"),
     (
         "128 + n",
-        "signal n stopped the job: 143 SIGTERM, 129 SIGHUP, 131 SIGQUIT; on Ctrl-C the launcher dies of SIGINT",
+        "signal n ended the job: SIGTERM 143, SIGHUP 129, SIGQUIT 131; Ctrl-C: dies of SIGINT",
     ),
 )
 _USUAL: Final = "torchrun's options, the usual ones"

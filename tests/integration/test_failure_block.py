@@ -17,7 +17,9 @@ import pytest
 
 from tests.integration.failing import SCENARIOS, Scenario, block_of, limited_cgroup, run, settled
 from tests.integration.launching import NUMAPIN, call, environment, numapin, script
+from tests.integration.test_init import IN_NAMESPACE
 from tests.needs import needs_root
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -202,3 +204,24 @@ def test_a_shells_loop_ends_with_ctrl_c(tmp_path: Path) -> None:
         env=environment(),
     )
     assert done.stdout == "1\n", done.stderr
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_status_of_a_container(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    """As process 1, the launcher ends its container with the status that a shell would show."""
+    if subprocess.run([*IN_NAMESPACE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("PID namespaces cannot be made here")
+    path = script(tmp_path, "import time\nopen('here', 'w').close()\ntime.sleep(300)\n")
+    with subprocess.Popen(
+        [*IN_NAMESPACE, *NUMAPIN, "run", "--quiet", path],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    ) as process:
+        assert wait_until((tmp_path / "here").exists, limit_s=60)
+        (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(child), number)
+        assert process.stderr is not None
+        assert process.stderr.read().endswith(f"numapin: stopped by {number.name}; all ranks have ended\n")
+    assert process.returncode == status
