@@ -50,7 +50,7 @@ def main() -> None:
     _record(local_rank, own.json, applied)
     if program and is_stdin_script(rest):
         _open_own_stdin()
-    if program and rest[:1] == ["-u"]:  # the launcher runs Python so
+    if program and runs_script(rest):
         _record_exceptions()
     accept()
     become([program, *rest] if program else rest, binding, own.num_threads, own.nic_variables)
@@ -59,6 +59,14 @@ def main() -> None:
 def is_stdin_script(arguments: Sequence[str]) -> bool:
     """Return whether Python, started by the launcher with these arguments, reads its script from stdin."""
     return list(arguments[:2]) == ["-u", "-"]
+
+
+def runs_script(arguments: Sequence[str]) -> bool:
+    """Return whether Python, started by the launcher with these arguments, runs a script or a module.
+
+    Not so with `numapin.spawn` and --run-path, which record exceptions themselves.
+    """
+    return list(arguments[:1]) == ["-u"] and not "".join(arguments[1:2]).startswith("-c")
 
 
 def _open_own_stdin() -> None:
