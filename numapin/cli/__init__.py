@@ -11,15 +11,15 @@ diagnostics on stderr, an exit status.
     output.py        EDGE  all writing to stdout and stderr
     mistakes.py      EDGE  messages about wrong command lines: suggestions and usage
     torchrun_command.py  EDGE  help and completion of the commands that take torchrun's options
-    complete.py      EDGE  what can follow on a command line
+    complete.py      EDGE  candidates for completing a command line
     run_names.py     EDGE  names of runs, for completion
     browser.py       EDGE  open a picture in the browser
     torch_import.py  EDGE  import torch with Ctrl-C deferred
     run.py           EDGE  numapin run
-    run_decisions.py PURE  what run --verbose adds: why the job is started as it is
-    run_hooks.py     EDGE  what is hooked into the ranks' programs
-    run_failure.py   EDGE  what `run` says at the end of a job that failed
-    run_reports.py   EDGE  what it reports during and after a run
+    run_decisions.py PURE  the reasons that run --verbose prints
+    run_hooks.py     EDGE  hooks in the ranks' programs
+    run_failure.py   EDGE  the account at the end of a failed job
+    run_reports.py   EDGE  reports during and after a run
     topo.py          EDGE  numapin topo
     plan.py          EDGE  numapin plan
     exec.py          EDGE  numapin exec

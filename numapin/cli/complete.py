@@ -1,4 +1,4 @@
-"""What can follow on a command line. Edge.
+"""Candidates for completing a command line. Edge.
 
 Comes in: the words before the cursor. Goes out: `Candidates`: words with descriptions, and what only the shell itself
 can complete: files, folders, or the command line of another program. Never imports torch.
@@ -25,13 +25,13 @@ _BY_SHELL: Final = ("file", "dir")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """What may stand at the cursor.
+    """The candidates at the cursor.
 
     Attributes:
         words: Whole words, each with a description or "".
         files: "file" or "dir", if such names are valid, too.
         prefix: The start of the word that precedes a value: "--output=".
-        command_at: The number of the word that begins another program's command line. None: there is none.
+        command_at: The number of the word that begins another program's command line; None without one.
     """
 
     words: tuple[tuple[str, str], ...] = ()
@@ -41,7 +41,7 @@ class Candidates:
 
 
 def complete(group: click.Group, words: Sequence[str]) -> Candidates:
-    """Return what may stand in the place of the last of the words, which follow the program's name."""
+    """Return the candidates for the last of the words, which follow the program's name."""
     *before, incomplete = words or [""]
     command, path, rest = _find(group, before)
     context = command.make_context(path, list(rest), resilient_parsing=True)
@@ -76,7 +76,7 @@ class _Line:
         return self.context.command
 
     def candidates(self) -> Candidates:
-        """Return what may stand in the place of the incomplete word."""
+        """Return the candidates for the incomplete word."""
         last = self.words[-1] if self.words else ""
         if self._takes_tail() and (self._tail() or last == "--"):
             return self._in_tail()

@@ -1,7 +1,7 @@
-"""What `numapin run --verbose` adds to the table of bindings: why the job is started as it is. Pure.
+"""The reasons that `numapin run --verbose` prints below the table of bindings. Pure.
 
-Comes in: the job, its plan, and the environment. Goes out: lines of text. The reasons of the bindings themselves are in
-the plan.
+Comes in: the job, its plan, and the environment. Goes out: lines of text that say why the job is started as it
+is. The reasons for the bindings are in the plan.
 """
 
 from __future__ import annotations

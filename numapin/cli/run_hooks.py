@@ -1,4 +1,4 @@
-"""What `numapin run` and `numapin trace` hook into the ranks' programs, and where they cannot. Edge.
+"""The hooks of `numapin run` and `numapin trace` in the ranks' programs, and the programs that take none. Edge.
 
 Comes in: the command of the ranks, and the parsed options. Goes out: the variables that load the hooks.
 """

@@ -1,4 +1,4 @@
-"""What `numapin run` reports during and after a run. Edge.
+"""Reports of `numapin run` during and after a run. Edge.
 
 Comes in: the parsed options. Goes out: context managers around the run, which print findings and write files.
 """

@@ -108,7 +108,7 @@ class TorchrunCommand(click.Command):
         return []
 
     def _asked_help(self, words: Iterable[str]) -> str:
-        """Return the option before the script that asks for help; "" if there is none."""
+        """Return the help option before the script, or ""."""
         left = iter(words)
         for word in left:
             if word in _HELP or (len(word) > 2 and "--help".startswith(word)):

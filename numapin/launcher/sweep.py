@@ -18,7 +18,7 @@ from numapin.base.folders import FOLDER, is_own, open_file, status_at
 
 LOCK: Final = "lock"
 NEW: Final = ".new-"
-"""How the name of a run's folder begins until its launcher has locked it."""
+"""The prefix of a run folder's name until its launcher has locked it."""
 _NAME: Final = re.compile(r"(?:run|\.new)-[0-9]{8}-[0-9]{6}-(?P<host>.*)-[^-]*", re.DOTALL)
 _UNFINISHED_S: Final = 3600  # a launcher locks and renames a new folder within milliseconds
 

@@ -47,7 +47,7 @@ class VerifyFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """One rank: the request, the record of what was applied (None: there is none), and what was observed."""
+    """One rank: the request, the record of what was applied (None if missing), and what was observed."""
 
     requested: RankPlan
     applied: Mapping[str, object] | None

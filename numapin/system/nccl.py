@@ -1,4 +1,4 @@
-"""What NCCL does to the CPU affinity of a rank, by its version and environment. Pure.
+"""NCCL's effect on the CPU affinity of a rank, by its version and environment. Pure.
 
 Comes in: versions, an environment, the text of /proc/PID/maps. Goes out: whether NCCL changes the affinity of threads
 that are not its own.

@@ -35,7 +35,7 @@ class NearestNics(NamedTuple):
 
 
 class _Nearness(NamedTuple):
-    """How near a NIC is to a GPU; the smallest is the nearest. An unknown link or distance is the farthest."""
+    """The distance between a NIC and a GPU, for sorting: nearest first, unknown links and distances last."""
 
     link: int
     distance: float

@@ -1,4 +1,4 @@
-"""Where the time of a rank's steps went, and how its batches were copied. Pure.
+"""The parts of a rank's step times, and the kinds of its copies. Pure.
 
 Comes in: a `Trace`. Goes out: an `Analysis`: shares of the step time that add up to one, and groups of equal copies.
 

@@ -1,4 +1,4 @@
-"""What ranks start ends with them if one of them fails, and stays if all succeed."""
+"""Processes that ranks started end with the ranks if one rank fails, and stay if all succeed."""
 
 from __future__ import annotations
 

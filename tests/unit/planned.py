@@ -1,4 +1,4 @@
-"""What the tests of verify and top hold observations against.
+"""The plan with which the tests of verify and top compare observations.
 
 Comes in: nothing. Goes out: the plan of one rank, on node 1 of two, and the policy that it has.
 """

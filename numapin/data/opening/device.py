@@ -42,7 +42,7 @@ class _Copy:
     Attributes:
         buffer: All bytes of the part, once `event` has passed.
         event: The end of the copy.
-        small: A separate copy of the small tensors. None: there are none.
+        small: A separate copy of the small tensors; None without small tensors.
         runs: The (start, end) of the ranges that `small` holds, in bytes of the part.
     """
 

@@ -1,4 +1,4 @@
-"""What can follow on a command line, and the lines that the shells' scripts read."""
+"""Candidates for completing a command line, and the lines that the shells' scripts read."""
 
 from __future__ import annotations
 

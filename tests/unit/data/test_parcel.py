@@ -1,4 +1,4 @@
-"""What travels: heads and pickles as bytes, and the two functions that a pickle calls in the rank."""
+"""Parcels: heads and pickles as bytes, and the two functions that a pickle calls in the rank."""
 
 from __future__ import annotations
 

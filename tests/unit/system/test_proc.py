@@ -1,4 +1,4 @@
-"""What /proc says about processes that sleep."""
+"""Readers of /proc, tried on processes that sleep."""
 
 from __future__ import annotations
 

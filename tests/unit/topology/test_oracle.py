@@ -49,7 +49,7 @@ SKIPPED: Final = Counter(
         "cpuset in the status of a process": 2,
     }
 )
-"""What hwloc cannot answer, and how often that is so: more of it would be compared with nothing."""
+"""Facts that hwloc cannot answer, with their number: each more would be a fact that nothing is compared with."""
 
 
 @dataclass(frozen=True)

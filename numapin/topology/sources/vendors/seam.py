@@ -1,4 +1,4 @@
-"""What every GPU vendor has. Pure.
+"""The interface between GPU vendors and the rest of numapin. Pure.
 
 Comes in: nothing. Goes out: `VendorSupport`, the record that a vendor's module fills in and the rest of numapin uses.
 """
