@@ -10,7 +10,8 @@
     │       └── LibnumaError   3   libnuma is missing or refuses to work
     ├── PlanError              4   no feasible plan
     ├── BindingRefused         5   the kernel refused a binding under --strict
-    └── RankError              1   a rank failed: names the rank
+    ├── RankError              1   a rank failed: names the rank
+    └── Stopped          128 + n   signal n stopped the launcher, and all ranks have ended
 
 Comes in: nothing. Goes out: exceptions that every stage raises, and that `numapin.cli` turns into exit statuses.
 """
@@ -18,6 +19,10 @@ Comes in: nothing. Goes out: exceptions that every stage raises, and that `numap
 from __future__ import annotations
 
 from numapin.base.printable import printable_lines
+
+TYPE_CHECKING = False  # each rank imports this before its program starts
+if TYPE_CHECKING:
+    from signal import Signals
 
 
 class NumapinError(Exception):
@@ -44,6 +49,7 @@ class NumapinError(Exception):
     """
 
     exit_code = 1
+    block: tuple[str, ...] = ()  # lines that the command line prints in place of message and hint
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message, hint)
@@ -93,3 +99,20 @@ class BindingRefused(NumapinError):  # noqa: N818 - named after the event, like 
 
 class RankError(NumapinError):
     """A rank failed; the message names it. `numapin.spawn` raises a rank's own exception instead, if it can."""
+
+
+class Stopped(NumapinError):  # noqa: N818 - the event, as in BindingRefused
+    """A signal stopped the launcher, and all ranks have ended (exit status: 128 plus the signal's number).
+
+    Attributes:
+        number: The signal. On SIGINT the command line dies of it, so that a shell's loop ends, too.
+    """
+
+    def __init__(self, number: Signals) -> None:
+        super().__init__(f"stopped by {number.name}; all ranks have ended")
+        self.number = number
+        self.exit_code = 128 + number
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle the number, of which the message is made."""
+        return type(self), (self.number,)

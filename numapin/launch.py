@@ -36,12 +36,26 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
+    from numapin.launcher.agent import FailedRound
+    from numapin.launcher.failure import EndedRank
     from numapin.launcher.torchrun import Job
     from numapin.plan.model import Plan
     from numapin.rank.signals import Mailbox
 
 
-def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart: Callable[[], None]) -> None:
+def _ignore(_: Sequence[EndedRank], __: int) -> None:
+    """Take no note of a failed round."""
+
+
+def launch(  # noqa: PLR0913 - what the steps before it made, and what is called back
+    plan: Plan,
+    job: Job,
+    run_dir: str,
+    mailbox: Mailbox,
+    before_restart: Callable[[], None],
+    *,
+    failed_round: FailedRound = _ignore,
+) -> None:
     """Start the ranks and run them to their end.
 
     Args:
@@ -50,6 +64,8 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
         run_dir: The directory of this run.
         mailbox: The signals to pass on to the ranks.
         before_restart: Called before ranks are restarted. If it raises NumapinError, this host leaves the job.
+        failed_round: Called when ranks of this host have failed and all of them have ended, with their ends and the
+            number of restarts that are left.
 
     Raises:
         ChildFailedError: A rank failed (torch's error).
@@ -80,7 +96,7 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
     handover.hand_over(plan, run_dir, os.environ)
     with ExitStack() as open_folders:
         new_logs = _Folders(plan, job, run_dir, open_folders).new_logs
-        open_folders.enter_context(replacing_torch_agent(job, mailbox, before_restart, new_logs))
+        open_folders.enter_context(replacing_torch_agent(job, mailbox, before_restart, new_logs, failed_round))
         open_folders.enter_context(_local_host_name() if job.is_single_host else nullcontext())
         record(elastic_launch(config, sys.executable))(*_shim(command))
 

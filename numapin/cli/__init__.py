@@ -18,6 +18,7 @@ diagnostics on stderr, an exit status.
     run.py           EDGE  numapin run
     run_decisions.py PURE  the reasons that run --verbose prints
     run_hooks.py     EDGE  hooks in the ranks' programs
+    run_failure.py   EDGE  the account at the end of a failed job
     run_reports.py   EDGE  reports during and after a run
     topo.py          EDGE  numapin topo
     plan.py          EDGE  numapin plan

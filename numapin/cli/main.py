@@ -1,6 +1,7 @@
 """The command group `numapin`, and the conversion of errors to messages and exit statuses. Edge.
 
-Comes in: sys.argv. Goes out: an exit status (0 ok; 1 a rank failed; 2 usage; 3 machine; 4 no plan; 5 refused).
+Comes in: sys.argv. Goes out: an exit status (0 ok; 1 a rank failed; 2 usage; 3 machine; 4 no plan; 5 refused;
+128 + n stopped by signal n).
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import click
 
 from numapin import __version__
 from numapin.base.printable import printable, printable_lines
+from numapin.base.stderr import say
 from numapin.cli.mistakes import command_of, message_of, suggestion_for, usage_of
-from numapin.cli.output import prepare_streams, say_error
-from numapin.errors import NumapinError
+from numapin.cli.output import prepare_streams, say_block, say_error
+from numapin.errors import NumapinError, Stopped
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
+_STOPPED_BY_SIGINT: Final = 128 + signal.SIGINT
 _WRITE_ERRORS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF}
 """Errors of a write: a full disk or quota, a closed pipe or terminal."""
 
@@ -117,8 +120,7 @@ def main() -> None:
         _show(error)
         status = error.exit_code
     except click.Abort:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
+        _die_of_sigint()
         raise
     except OSError as error:
         if error.filename is not None or error.errno not in _WRITE_ERRORS:
@@ -147,7 +149,7 @@ def _say(message: str, hint: str) -> None:
 def _show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Show a traceback as Python does, without control characters.
 
-    torch reports failed ranks by an exception that names the script and its error.
+    Errors of torch, such as those of its rendezvous, may name the script and its arguments.
     """
     import traceback  # takes 3 ms
 
@@ -163,9 +165,24 @@ def _show_uncaught(kind: type[BaseException], error: BaseException, trace: Trace
 
 
 def fail(error: NumapinError) -> NoReturn:
-    """Print the error and exit with its status."""
-    _say(error.message, error.hint)
+    """Print the error and exit with its status, or die of SIGINT if that stopped the launcher."""
+    if isinstance(error, Stopped):
+        say(error.message)
+    elif error.block:
+        say_block(error.block)
+    else:
+        _say(error.message, error.hint)
+    if error.exit_code == _STOPPED_BY_SIGINT:
+        _flush_or_drop("stdout")
+        _flush_or_drop("stderr")
+        _die_of_sigint()
     leave(error.exit_code)
+
+
+def _die_of_sigint() -> None:
+    """End this process by SIGINT, which a shell takes for Ctrl-C and ends its loop."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def leave(status: str | int | None) -> NoReturn:

@@ -179,9 +179,7 @@ BINDING: tuple[click.Option, ...] = (
         help="Name each rank's nearest NIC to these libraries, unless you have: ucx (UCX_NET_DEVICES), nvshmem "
         "(NVSHMEM_HCA_LIST), or ucx,nvshmem. Never NCCL_IB_HCA.",
     ),
-    click.Option(
-        ["--strict"], is_flag=True, help="Fail with status 5 if a binding cannot be applied exactly as requested."
-    ),
+    click.Option(["--strict"], is_flag=True, help="Fail with status 5 if a binding cannot be applied as requested."),
 )
 
 MACHINE: tuple[click.Option, ...] = (

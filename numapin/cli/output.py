@@ -24,7 +24,7 @@ from numapin.base.strict_json import encode
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
     from typing import TextIO
 
@@ -135,7 +135,22 @@ def say_error(text: str, hint: str = "", *, usage: str = "") -> None:
     """
     shown = _ITEM.join(map(printable, text.split(_ITEM)))
     remarks = "".join(f"\n  {name}: {printable(text)}" for name, text in (("usage", usage), ("hint", hint)) if text)
-    _print_line(f"{click.style('numapin: error:', fg='red', bold=True)} {shown}{remarks}")
+    _print_line(f"{_error_label()} {shown}{remarks}")
+
+
+def say_block(lines: Sequence[str]) -> None:
+    """Print an error of several lines on stderr. Lines after the first are indented, so none passes for another one."""
+    first, *rest = map(printable, lines)
+    _print_line("\n".join([f"{_error_label()} {first}", *rest]))
+
+
+def show_frames(text: str) -> None:
+    """Print a traceback on stderr; ignore write errors."""
+    _print_line(printable_lines(text))
+
+
+def _error_label() -> str:
+    return click.style("numapin: error:", fg="red", bold=True)
 
 
 def _print_line(text: str) -> None:

@@ -17,7 +17,7 @@ import click
 from numapin.base import quoting
 from numapin.base.plural import counted
 from numapin.base.stderr import say
-from numapin.cli import run_reports
+from numapin.cli import run_failure, run_reports
 from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from
 from numapin.cli.output import emit, show, warn
 from numapin.cli.run_decisions import decisions
@@ -84,9 +84,7 @@ OPTIONS = (
         help="What starts and watches the ranks: numapin itself, without importing torch (direct: one host, no "
         "restarts), or torch's elastic agent (agent). auto (default) is direct where that is possible.",
     ),
-    click.Option(
-        ["--verbose"], is_flag=True, help="Say also where the files of this run are, and why it is started as it is."
-    ),
+    click.Option(["--verbose"], is_flag=True, help="Say also where this run's files are, and why it is started so."),
     click.Option(["--dry-run"], is_flag=True, help="Show the plan and the command of each rank. Starts nothing."),
     click.Option(["--quiet"], is_flag=True, help="Do not print the table of bindings."),
     click.Option(
@@ -102,7 +100,13 @@ OPTIONS = (
         ["--report"],
         type=FilePath(dir_okay=False),
         metavar="FILE",
-        help="Write the requested, applied and actual binding of each rank as JSON; implies --verify.",
+        help="Write the requested, applied and actual binding of each rank, and how a failed job ended, as JSON; "
+        "implies --verify.",
+    ),
+    click.Option(
+        ["--traceback"],
+        is_flag=True,
+        help="After a failure, print all frames of the rank that failed first.",
     ),
 )
 
@@ -119,6 +123,7 @@ class RunOptions(BindingOptions):
     verify: bool
     verify_after: float | None
     report: Path | None
+    traceback: bool
 
 
 _Options = TypeVar("_Options", bound=RunOptions)
@@ -147,6 +152,11 @@ run = TorchrunCommand(
 
 def start(job: AnyJob, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -> None:
     """Read the machine, make the plan, and run the job to its end; `trace` configures the tracing hook in the ranks."""
+    with run_failure.shown(wanted=options.traceback):
+        _start(job, options, mailbox, trace)
+
+
+def _start(job: AnyJob, options: RunOptions, mailbox: Mailbox, trace: str) -> None:
     if job.is_single_host:
         _require_one_launcher(strict=options.strict)
     watch = run_reports.watching_of(options, run_reports.launcher_of(job))
@@ -349,7 +359,7 @@ def _launch(  # noqa: PLR0913 - the results of the steps before
     os.environ.update(environment)
     mailbox.leave(job.signals)
     mailbox.wrapper = None if preload.is_python(job.command) else job.command[0]
-    with run_directory(os.environ, tell) as run_dir, observed(run_dir):
+    with run_directory(os.environ, tell) as run_dir, observed(run_dir), run_failure.accounted(run_dir):
         tell(f"files of this run: {run_dir}")
         start_ranks(run_dir)
 
@@ -362,8 +372,13 @@ def _way(plan: Plan, job: AnyJob, mailbox: Mailbox, before_restart: Callable[[],
         return lambda run_dir: direct.launch(plan, job, run_dir, mailbox)
     with importing_torch():
         from numapin.launch import launch
+        from numapin.launcher.agent_errors import own_errors
 
-    return lambda run_dir: launch(plan, job, run_dir, mailbox, before_restart)
+    def launch_with_agent(run_dir: str) -> None:
+        with own_errors(job.program, plan) as failed_round:
+            launch(plan, job, run_dir, mailbox, before_restart, failed_round=failed_round)
+
+    return launch_with_agent
 
 
 def _gpu_readings() -> Iterator[NvmlReadings]:

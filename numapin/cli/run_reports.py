@@ -10,9 +10,9 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from numapin.base.stderr import say
+from numapin.cli import run_failure
 from numapin.cli.output import require_writable, show, warn
 from numapin.launcher.direct_options import DirectJob
-from numapin.system import oom
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,7 +31,6 @@ def observed(
     with (
         _loaders_reported(run_dir, job, options),
         _watched(run_dir, num_ranks, watch),
-        oom.reporting_oom_kills(say),
     ):
         yield
 
@@ -67,6 +66,7 @@ def watching_of(options: RunOptions, launcher: Mapping[str, str]) -> Watching | 
         tell=_print_report,
         warn=lambda text: warn([text]),
         launcher=launcher,
+        outcome_of=run_failure.outcome_of,
     )
 
 

@@ -31,6 +31,10 @@ EXIT_STATUSES: Final = (
     ("3", "the machine cannot be read"),
     ("4", "no plan is feasible"),
     ("5", "--strict: a binding was refused, or is less than requested"),
+    (
+        "128 + n",
+        "signal n ended the job: SIGTERM 143, SIGHUP 129, SIGQUIT 131; Ctrl-C: dies of SIGINT",
+    ),
 )
 _USUAL: Final = "torchrun's options, the usual ones"
 

@@ -10,7 +10,8 @@ Comes in: a `Plan` and torchrun's command line. Goes out: running ranks.
     store_server.py  EDGE  the server of the ranks' store
     installed_torch.py EDGE whether the installed torch's clients can be served
     listening.py     EDGE  the port of the ranks' store
-    failure.py       PURE  the report on ranks that failed
+    failure.py       PURE  the account of ranks that failed: which was the first, and why
+    account.py       EDGE  what is known about them
     command.py       EDGE  the program that each rank becomes
     processes.py     EDGE  the processes of ranks: start them, see how they ended, end them
     variables.py     PURE  the variables that torchrun sets for ranks
@@ -26,6 +27,7 @@ Comes in: a `Plan` and torchrun's command line. Goes out: running ranks.
     rendezvous_id.py PURE  whether others can know a rendezvous id
     agent.py         EDGE  torch's elastic agent, with signals, checks before starts, and one grace period
     init.py          EDGE  process 1 of a container
+    agent_errors.py  EDGE  its errors as ours, without its report
     leftovers.py     EDGE  processes that ranks started and that outlive them
     lost_gpus.py     PURE  GPUs of the plan that the machine no longer shows
     preload.py       EDGE  hook into unmodified scripts through their environment

@@ -1,9 +1,10 @@
-"""Stage 3: torch's elastic agent, which starts, watches and restarts the ranks, with six additions. Edge.
+"""Stage 3: torch's elastic agent, which starts, watches and restarts the ranks, with seven additions. Edge.
 
 Comes in: a `Job`, the signals for its ranks, a check of the machine before a restart, which raises NumapinError if this
-host can no longer take part, and a check of the folder for the ranks' logs. Goes out: an agent that replaces torch's.
-Knows nothing of NUMA. It adds the signals, both checks, one grace period for all the ways in which ranks are ended, the
-end of what ranks started if one of them failed, and a wait for dying ranks before others start.
+host can no longer take part, a check of the folder for the ranks' logs, and a function that is told of failed ranks.
+Goes out: an agent that replaces torch's. Knows nothing of NUMA. It adds the signals, both checks, the account of each
+failed round, one grace period for all the ways in which ranks are ended, the end of what ranks started if one of them
+failed, and a wait for dying ranks before others start.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher import api
 
 from numapin.errors import NumapinError
 from numapin.launcher import leftovers
+from numapin.launcher.account import ended_rank
 from numapin.rank import signals
 
 if TYPE_CHECKING:
@@ -28,16 +31,24 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
     from torch.distributed.elastic.multiprocessing import LogsSpecs
 
+    from numapin.launcher.failure import EndedRank
     from numapin.launcher.torchrun import Job
 
-    _Own = tuple[Job, signals.Mailbox, Callable[[], None], Callable[[], LogsSpecs | None]]
+    FailedRound = Callable[[Sequence[EndedRank], int], None]
+    """Called with the ends of this host's ranks, of which at least one failed, and the number of restarts left."""
+    _Own = tuple[Job, signals.Mailbox, Callable[[], None], Callable[[], LogsSpecs | None], FailedRound]
 
 _GRACE_S: Final = 30  # torch's own default
+_CAUSES: Final = {-number for number in signal.Signals} - {-signal.SIGABRT}
 
 
 @contextmanager
 def replacing_torch_agent(
-    job: Job, mailbox: signals.Mailbox, before_restart: Callable[[], None], new_logs: Callable[[], LogsSpecs | None]
+    job: Job,
+    mailbox: signals.Mailbox,
+    before_restart: Callable[[], None],
+    new_logs: Callable[[], LogsSpecs | None],
+    failed_round: FailedRound,
 ) -> Iterator[None]:
     """Make torch's launcher create our agent.
 
@@ -46,7 +57,9 @@ def replacing_torch_agent(
     torch's `launch_agent` takes no agent as an argument, and a copy of its 150 lines would not follow torch's changes.
     """
     theirs = vars(api)["LocalElasticAgent"]
-    ours = vars(api)["LocalElasticAgent"] = _with_additions(theirs, (job, mailbox, before_restart, new_logs))
+    ours = vars(api)["LocalElasticAgent"] = _with_additions(
+        theirs, (job, mailbox, before_restart, new_logs, failed_round)
+    )
     try:
         yield
     finally:
@@ -68,9 +81,13 @@ def _with_additions(theirs: Callable[..., LocalElasticAgent], own: _Own) -> Call
 
 
 def _subclass(theirs: type[LocalElasticAgent], own: _Own) -> type[LocalElasticAgent]:
-    job, mailbox, before_restart, new_logs = own
+    job, mailbox, before_restart, new_logs, failed_round = own
     names = {"_job": job, "_mailbox": mailbox}
-    functions = {"_before_restart": staticmethod(before_restart), "_new_logs": staticmethod(new_logs)}
+    functions = {
+        "_before_restart": staticmethod(before_restart),
+        "_new_logs": staticmethod(new_logs),
+        "_failed_round": staticmethod(failed_round),
+    }
     return type(theirs.__name__, (_Agent, theirs), {"__module__": __name__, **names, **functions})
 
 
@@ -82,6 +99,10 @@ class _Agent(LocalElasticAgent if TYPE_CHECKING else object):  # type: ignore[mi
     _logs_specs: LogsSpecs
     _before_restart: Callable[[], None]
     _new_logs: Callable[[], LogsSpecs | None]
+    _failed_round: FailedRound
+    _remaining_restarts: int
+    _running: frozenset[int] = frozenset()  # the local ranks that ran when ranks were to be ended
+    _looked_s: float = 0  # when all ranks were seen running for the last time
     _started_in: frozenset[str] = frozenset()  # the folders of the run in which ranks have been started
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -92,14 +113,38 @@ class _Agent(LocalElasticAgent if TYPE_CHECKING else object):  # type: ignore[mi
         self._started_in |= {os.environ["NUMAPIN_RUN_DIR"]}
         with signals.kept_from_children():
             ids: dict[int, Any] = super()._start_workers(worker_group)
+        self._looked_s = time.time()
         self._give_grace()
         self._mailbox.address(ids)
         return ids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        looked_s, self._looked_s = self._looked_s, time.time()
         result: RunResult = super()._monitor_workers(worker_group)
         self._mailbox.deliver()
+        if result.state is WorkerState.FAILED and hasattr(self._pcontext, "subprocess_handlers"):
+            self._failed_round(self._ended(worker_group, looked_s), self._remaining_restarts)
         return result
+
+    def _ended(self, worker_group: WorkerGroup, looked_s: float) -> list[EndedRank]:
+        """Return the ends of this host's ranks, all of which ran at `looked_s`."""
+        context: Any = self._pcontext
+        seen_s = self._looked_s
+        return [
+            ended_rank(
+                local_rank,
+                rank=worker_group.workers[local_rank].global_rank,
+                pid=handler.proc.pid,
+                exitcode=-signal.SIGKILL if handler.proc.returncode is None else handler.proc.returncode,
+                # torch looks ten times a second. A signal, except for an abort, is hardly a consequence of an
+                # exception elsewhere, whose exact time is known: it counts as the earlier of the two.
+                ended_s=looked_s if handler.proc.returncode in _CAUSES else seen_s,
+                was_ended=local_rank in self._running,
+                error_file=context.error_files[local_rank],
+                logs=_logs(context.stdouts[local_rank], context.stderrs[local_rank]),
+            )
+            for local_rank, handler in context.subprocess_handlers.items()
+        ]
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         with self._others_continue(worker_group):
@@ -137,13 +182,20 @@ class _Agent(LocalElasticAgent if TYPE_CHECKING else object):  # type: ignore[mi
         def close_in_time(death_sig: signal.Signals | None = None, timeout: int = _GRACE_S) -> None:
             grace_s = timeout if seconds is None else seconds
             deadline_s = time.monotonic() + grace_s
-            ranks = [handler.proc for handler in getattr(context, "subprocess_handlers", {}).values()]
+            processes = {rank: each.proc for rank, each in getattr(context, "subprocess_handlers", {}).items()}
+            self._running = frozenset(rank for rank, process in processes.items() if process.poll() is None)
+            ranks = [*processes.values()]
             with _ending_what_they_started(ranks, death_sig or signal.SIGTERM, deadline_s):
                 close(death_sig, grace_s)
             if seconds is not None:
                 _await_deaths(ranks)
 
         context.close = close_in_time  # for this object only
+
+
+def _logs(*paths: str) -> tuple[str, ...]:
+    """Return the files with a rank's output; "" is the launcher's own."""
+    return tuple(path for path in paths if path not in {"", os.devnull})
 
 
 @contextmanager

@@ -12,26 +12,25 @@ import select
 import signal
 import socket
 import sys
-import time
 import uuid
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.stderr import say
-from numapin.base.strict_json import decode
-from numapin.errors import NumapinError, UsageError
+from numapin.errors import NumapinError, Stopped, UsageError
 from numapin.launcher import processes
 from numapin.launcher.listening import LOOPBACK, listen
 from numapin.launcher.processes import StartedRank, StopSignal, ended_on_error
 from numapin.launcher.store_server import serving
 from numapin.launcher.variables import job_variables, rank_variables, virtual_rank_variables
 from numapin.rank import handover
+from numapin.system import oom
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Self
 
     from numapin.launcher.direct_options import DirectJob
-    from numapin.launcher.failure import EndedRank, RanksFailed
+    from numapin.launcher.failure import EndedRank
     from numapin.plan.model import Plan
     from numapin.rank.signals import Mailbox
 
@@ -59,10 +58,11 @@ def launch(plan: Plan, job: DirectJob, run_dir: str, mailbox: Mailbox) -> None:
 
     Raises:
         RanksFailed: A rank failed; all of them have ended.
-        NumapinError: A signal stopped the launcher, and all ranks have ended; or a rank could not be started.
+        Stopped: A signal stopped the launcher; all ranks have ended.
+        NumapinError: A rank could not be started.
         UsageError: The address or the port cannot be used.
     """
-    address = job.local_addr or LOOPBACK
+    address, kills_before = job.local_addr or LOOPBACK, oom.read_kills()
     with listen(address, job.master_port) as listening, serving(listening):
         handover.hand_over(plan, run_dir, os.environ)
         shared = _shared_variables(job, len(plan.ranks), address, listening.getsockname()[1])
@@ -74,10 +74,16 @@ def launch(plan: Plan, job: DirectJob, run_dir: str, mailbox: Mailbox) -> None:
                 _wait(ranks, mailbox, alarm)
         except StopSignal as stop:
             _say_notes(stop)
-            raise NumapinError(f"stopped by {stop.number.name}; all ranks have ended") from None
+            raise Stopped(stop.number) from None
         except _RankFailed as failed:
             _say_notes(failed)
-            raise _report(job, ranks, failed, run_dir) from None
+            ended = [_ended(rank, was_ended=rank.local_rank in failed.others, run_dir=run_dir) for rank in ranks]
+            from numapin.launcher.account import ranks_failed  # a job that succeeds does not need it
+
+            error = ranks_failed(job.program, ended, plan, kills_before)
+            if error.failure.first.signal_number in alarm.received:  # schedulers signal all processes at once
+                raise Stopped(alarm.received[0]) from None
+            raise error from None
 
 
 class _Alarm:
@@ -88,10 +94,10 @@ class _Alarm:
 
     def __init__(self, numbers: frozenset[signal.Signals]) -> None:
         self._numbers = numbers
+        self.received: list[signal.Signals] = []  # those that `ring` has not raised
         self._ours, self._theirs = socket.socketpair()
         self._poll = select.poll()  # select() takes no descriptor above 1023
         self._poll.register(self._ours, select.POLLIN)
-        self._received: list[signal.Signals] = []
 
     def __enter__(self) -> Self:
         """Install the handlers. For the main thread only."""
@@ -111,7 +117,7 @@ class _Alarm:
         self._theirs.close()
 
     def _note(self, number: int, _: object) -> None:
-        self._received.append(signal.Signals(number))
+        self.received.append(signal.Signals(number))
 
     def wait(self, seconds: float) -> None:
         """Wait until a signal arrives, SIGCHLD included, at most this long."""
@@ -120,14 +126,14 @@ class _Alarm:
 
     def ring(self) -> None:
         """Raise StopSignal if a signal to end has arrived."""
-        if self._received:
-            number = self._received[0]
-            self._received.clear()
+        if self.received:
+            number = self.received[0]
+            self.received.clear()
             raise StopSignal(number)
 
     def is_urgent(self) -> bool:
         """Return whether Ctrl-C was pressed again. A second SIGTERM is no hurry: some schedulers send two."""
-        return signal.SIGINT in self._received
+        return signal.SIGINT in self.received
 
 
 def _start(ranks: list[StartedRank], job: DirectJob, variables: Sequence[Mapping[str, str]], alarm: _Alarm) -> None:
@@ -187,37 +193,19 @@ def _error_file(local_rank: int, run_dir: str) -> str:
     return os.path.join(run_dir, f"error-{local_rank}.json")
 
 
-def _report(job: DirectJob, ranks: Sequence[StartedRank], failed: _RankFailed, run_dir: str) -> RanksFailed:
-    """Return the error about these ranks, which have ended."""
-    from numapin.launcher.failure import ranks_failed  # a job that succeeds does not need it
-
-    ended = [_ended(rank, was_ended=rank.local_rank in failed.others, run_dir=run_dir) for rank in ranks]
-    return ranks_failed(job.program, os.uname().nodename, ended)
-
-
 def _ended(rank: StartedRank, *, was_ended: bool, run_dir: str) -> EndedRank:
     """Return how a rank ended, with what it recorded. One that is still there counts as killed."""
-    from numapin.launcher.failure import EndedRank
+    from numapin.launcher.account import ended_rank
 
-    path = _error_file(rank.local_rank, run_dir)
-    return EndedRank(
-        local_rank=rank.local_rank,
+    return ended_rank(
+        rank.local_rank,
         rank=rank.local_rank,
         pid=rank.process.pid,
         exitcode=-signal.SIGKILL if rank.status is None else rank.status,
-        ended_s=rank.ended_s or time.time(),
+        ended_s=rank.ended_s,
         was_ended=was_ended,
-        error_file=path,
-        error=_recorded(path),
+        error_file=_error_file(rank.local_rank, run_dir),
     )
-
-
-def _recorded(path: str) -> object:
-    """Return the JSON that a rank wrote about its error, None if there is none."""
-    try:
-        return decode(handover.read_text(path))
-    except (OSError, ValueError):
-        return None
 
 
 def _say_notes(error: BaseException) -> None:

@@ -1,26 +1,27 @@
-"""Stage 3: the report on ranks that failed. Pure.
+"""Stage 3: the account of a job whose ranks failed. Pure.
 
-Comes in: how each rank ended. Goes out: `RanksFailed`, whose message says which rank failed first and why, in the words
-of torch's own report. A rank's error file has the format of torch's @record.
+Comes in: how each rank of this host ended, and what the host knows about it. Goes out: a `JobFailure`, which says which
+rank failed first and why. The direct way and torch's agent make the same. `view/failure_block.py` shows it.
+A rank's error file has the format of torch's @record.
 """
 
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isfinite
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.plural import listed
 from numapin.errors import RankError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_NOT_AVAILABLE: Final = "<N/A>"
-_NO_TRACEBACK: Final = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
-_ITEM: Final = "\n    "
+    from numapin.plan.model import RankPlan
+
+_SHELLS_SIGNAL: Final = 128
+"""What a shell, and thus a wrapper script, adds to the number of the signal that ended its program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +34,12 @@ class EndedRank:
         pid: Its process.
         exitcode: The exit status, or the negated signal number.
         ended_s: The time (since the epoch) when the launcher saw it.
-        was_ended: Whether the launcher ended it, because another rank had failed.
+        was_ended: Whether it was running when another rank failed, so that the launcher ended it.
         error_file: The file in which the rank may have recorded its error.
         error: The JSON in that file, None if there is none.
+        logs: The files with its output, if that was redirected.
+        gpu: The index of its GPU, None without one.
+        node: The node of its GPU, or the one that it was given. None: unknown.
     """
 
     local_rank: int
@@ -46,104 +50,209 @@ class EndedRank:
     was_ended: bool
     error_file: str
     error: object
+    logs: tuple[str, ...] = ()
+    gpu: int | None = None
+    node: int | None = None
 
     @property
     def failed_s(self) -> float:
-        """Return when it failed. What it recorded is in whole seconds, and may be long before the process ended."""
-        recorded = _recorded_s(self.error)
-        return self.ended_s if recorded is None else min(self.ended_s, max(0, recorded) + 1)
+        """Return when it failed. What @record writes is in whole seconds, and may be long before the process ended."""
+        exact, whole = _time_of(self.error, "time_s"), _time_of(self.error, "timestamp")
+        if exact is not None:
+            return min(self.ended_s, exact)
+        return self.ended_s if whole is None else min(self.ended_s, max(0, int(whole)) + 1)
 
     @property
-    def reason(self) -> str:
-        """Return the recorded traceback or message, or what is known without one."""
-        text = _recorded_text(self.error)
-        if text:
-            return text
+    def exception(self) -> str:
+        """Return the last part of a traceback, such as "KeyError: 'x'"; "" if the rank recorded none."""
+        message = _part(self.error, "message")
+        text = _part(message, "message") if isinstance(message, Mapping) else message
+        return text.strip() if isinstance(text, str) else ""
+
+    @property
+    def traceback(self) -> str:
+        """Return the whole traceback, "" if the rank recorded none."""
+        text = _part(_part(_part(self.error, "message"), "extraInfo"), "py_callstack")
+        return text.strip("\n") if isinstance(text, str) else ""
+
+    @property
+    def signal_number(self) -> int | None:
+        """Return the signal that ended it, or that ended the program below it, as wrappers report. None: no signal."""
         if self.exitcode < 0:
-            return f"Signal {-self.exitcode} ({_signal_name(-self.exitcode)}) received by PID {self.pid}"
-        return _NO_TRACEBACK
+            return -self.exitcode
+        number = self.exitcode - _SHELLS_SIGNAL
+        return number if number in {*map(int, signal.Signals)} else None
+
+    @property
+    def end(self) -> str:
+        """Return how the process ended: "exit status 3", "SIGKILL"."""
+        if self.exitcode < 0:
+            return name_of_signal(-self.exitcode)
+        below = f" (a program below it: {name_of_signal(self.signal_number)})" if self.signal_number else ""
+        return f"exit status {self.exitcode}{below}"
+
+    @property
+    def state(self) -> str:
+        """Return "finished", "failed" or "ended": whether it succeeded, failed by itself, or was ended."""
+        if self.was_ended:
+            return "failed" if self.exception else "ended"
+        return "failed" if self.exitcode else "finished"
+
+    def placed(self, ranks: Sequence[RankPlan]) -> EndedRank:
+        """Return it with the GPU and the node of its plan."""
+        plan = next((plan for plan in ranks if plan.local_rank == self.local_rank), None)
+        if plan is None:
+            return self
+        return replace(self, gpu=plan.gpu.index if plan.gpu else None, node=plan.node)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the rank as the report file has it."""
+        return {
+            "rank": self.rank,
+            "local_rank": self.local_rank,
+            "pid": self.pid,
+            "gpu": self.gpu,
+            "node": self.node,
+            "state": self.state,
+            "exit_status": self.exitcode if self.exitcode >= 0 else None,
+            "signal": name_of_signal(-self.exitcode) if self.exitcode < 0 else None,
+            "exception": self.exception or None,
+            "traceback": self.traceback or None,
+            "error_file": self.error_file if self.error is not None else None,
+            "logs": [*self.logs],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFailure:
+    """The failure of a job, as this host saw it.
+
+    Attributes:
+        program: The script, as the user typed it.
+        host: The name of this host.
+        ranks: The ranks of this host, in the order in which they failed; those that did not fail follow.
+        out_of_memory: What the kernel's out-of-memory killer did, None if it did nothing.
+        out_of_memory_advice: What to do about it.
+        shm_bytes: The size of /dev/shm, None if it is unknown.
+    """
+
+    program: str
+    host: str
+    ranks: tuple[EndedRank, ...]
+    out_of_memory: str | None = None
+    out_of_memory_advice: str = ""
+    shm_bytes: int | None = None
+
+    @property
+    def first(self) -> EndedRank:
+        """Return the rank that failed first."""
+        return self.ranks[0]
+
+    @property
+    def summary(self) -> str:
+        """Return the first failure in one line."""
+        rank = self.first
+        reason = rank.exception.partition("\n")[0] or rank.end
+        return f"rank {rank.rank} failed first: {reason}"
+
+    def to_json(self) -> dict[str, object]:
+        """Return the account as the report file has it."""
+        cause, advice = likely_cause(self)
+        return {
+            "program": self.program,
+            "host": self.host,
+            "time_s": self.first.failed_s,
+            "first": self.first.rank,
+            "cause": cause or None,
+            "advice": advice or None,
+            "ranks": [rank.to_json() for rank in self.ranks],
+        }
 
 
 class RanksFailed(RankError):  # noqa: N818 - the event, as in BindingRefused
-    """Ranks of `numapin run` failed. `failures` has the end of each of them, by rank."""
+    """Ranks of `numapin run` failed; `failure` is the account of it."""
 
-    def __init__(self, message: str, hint: str, failures: Mapping[int, EndedRank]) -> None:
-        super().__init__(message, hint)
-        self.failures = failures
+    def __init__(self, failure: JobFailure) -> None:
+        super().__init__(f"{failure.program}: {failure.summary}", "see what it printed, above")
+        self.failure = failure
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle all three arguments."""
-        return type(self), (self.message, self.hint, self.failures)
+        """Pickle the account, of which the message is made."""
+        return type(self), (self.failure,)
 
 
-def ranks_failed(program: str, host: str, ended: Sequence[EndedRank]) -> RanksFailed:
-    """Return the error about ranks that ended, of which at least one failed by itself.
+def by_failure(rank: EndedRank) -> tuple[bool, bool, float]:
+    """Return the place of a rank in the order of failures.
 
-    Args:
-        program: The script, as the user typed it.
-        host: The name of this host.
-        ended: The ranks that have ended.
+    A rank that was running when the first failure was seen can still have failed before it: Python takes its time to
+    end, and the exact time of the exception says so.
     """
-    failed = sorted((rank for rank in ended if rank.exitcode), key=lambda rank: (rank.was_ended, rank.failed_s))
-    first, *others = failed
-    lines = (
-        f"{program} FAILED",
-        "Root Cause (first observed failure):",
-        f"time      : {time.strftime('%Y-%m-%d_%H:%M:%S', time.localtime(first.failed_s))}",
-        f"host      : {host}",
-        f"rank      : {first.rank} (local_rank: {first.local_rank})",
-        f"exitcode  : {_exitcode(first)}",
-        f"error_file: {first.error_file if first.error is not None else _NOT_AVAILABLE}",
-        *_lines_of("traceback : ", first.reason),
-        *_others(others),
-    )
-    return RanksFailed(_ITEM.join(lines), "see what it printed, above", {rank.rank: rank for rank in failed})
+    ended_by_us = rank.was_ended and _time_of(rank.error, "time_s") is None
+    return rank.state == "finished", ended_by_us, rank.failed_s
 
 
-def _others(others: Sequence[EndedRank]) -> list[str]:
-    """Return the lines about the ranks after the first one."""
-    failed = [f"also failed: rank {rank.rank}, exitcode {_exitcode(rank)}" for rank in others if not rank.was_ended]
-    ended = [rank.rank for rank in others if rank.was_ended]
-    return [*failed, *([f"ended then : {listed('rank', ended)}"] if ended else [])]
-
-
-def _exitcode(rank: EndedRank) -> str:
-    name = f" ({_signal_name(-rank.exitcode)})" if rank.exitcode < 0 else ""
-    return f"{rank.exitcode} (pid: {rank.pid}){name}"
-
-
-def _lines_of(title: str, text: str) -> list[str]:
-    first, *rest = text.splitlines()
-    return [f"{title}{first}", *(f"  {line}" for line in rest)]
-
-
-def _signal_name(number: int) -> str:
+def name_of_signal(number: int | None) -> str:
+    """Return "SIGTERM", or "signal 40" for one without a name."""
     try:
-        return signal.Signals(number).name
+        return signal.Signals(number or 0).name
     except ValueError:  # a real-time signal
-        return _NOT_AVAILABLE
+        return f"signal {number}"
 
 
-def _recorded_s(error: object) -> int | None:
-    """Return the time that torch's @record wrote, None if there is none."""
-    message = _message_of(error)
+def likely_cause(failure: JobFailure) -> tuple[str, str]:
+    """Return what probably ended the first rank, and what to do next; empty if its exception says it all."""
+    rank = failure.first
+    number = rank.signal_number
+    if number is None:
+        return _OF_STATUS.get(rank.exitcode, ("", ""))
+    if number == signal.SIGKILL and failure.out_of_memory:
+        return failure.out_of_memory, failure.out_of_memory_advice
+    cause, advice = _OF_SIGNAL.get(number, ("another process sent it; numapin did not", ""))
+    if number == signal.SIGBUS and failure.shm_bytes is not None:
+        cause += f"; it has {failure.shm_bytes >> 20:,} MiB here"
+    return cause, advice
+
+
+_SEE_FRAMES: Final = "see the Python lines where it happens: PYTHONFAULTHANDLER=1 numapin run …"
+_OF_SIGNAL: Final[Mapping[int, tuple[str, str]]] = {
+    signal.SIGKILL: (
+        "a scheduler, a user, or the kernel when the host is short of memory",
+        "look for out-of-memory kills in dmesg, and for limits in the scheduler's log",
+    ),
+    signal.SIGBUS: (
+        "DataLoader workers send batches through /dev/shm, which is full",
+        "docker run --shm-size=8g, or numapin run --dataloader=numapin, which does not need it",
+    ),
+    signal.SIGSEGV: ("native code used invalid memory: an extension, a library or the driver", _SEE_FRAMES),
+    signal.SIGABRT: (
+        "native code gave up: a failed check, or an NCCL collective that timed out",
+        f"its message is in the output above; {_SEE_FRAMES}",
+    ),
+    signal.SIGILL: (
+        "a library was built for another kind of CPU",
+        "install a build for this CPU; see which one with: lscpu",
+    ),
+    signal.SIGFPE: ("native code divided an integer by zero", _SEE_FRAMES),
+    signal.SIGXCPU: ("the limit on CPU time", "see the limit with: ulimit -t"),
+    signal.SIGXFSZ: ("the limit on the size of files", "see the limit with: ulimit -f"),
+    signal.SIGPIPE: ("the program that reads its output has ended", ""),
+    signal.SIGSYS: ("a seccomp filter, such as a container's, forbids a system call", "see the filter's log: dmesg"),
+}
+_OF_STATUS: Final[Mapping[int, tuple[str, str]]] = {
+    126: ("the program could not be executed", "see its permissions with: ls -l"),
+    127: ("the program was not found", "see where the shell looks for it: echo $PATH"),
+}
+
+
+def _time_of(error: object, name: str) -> float | None:
+    """Return a time that the rank recorded, None if there is none."""
+    message = _part(error, "message")
     source = _part(message, "extraInfo") if isinstance(message, Mapping) else error
     try:
-        return int(str(_part(source, "timestamp")))
+        seconds = float(str(_part(source, name)))
     except ValueError:
         return None
-
-
-def _recorded_text(error: object) -> str:
-    """Return the traceback that torch's @record wrote, or the message, which other writers may give alone."""
-    message = _message_of(error)
-    if isinstance(message, Mapping):
-        message = _part(_part(message, "extraInfo"), "py_callstack") or _part(message, "message")
-    return message.strip() if isinstance(message, str) else ""
-
-
-def _message_of(error: object) -> object:
-    return _part(error, "message")
+    return seconds if isfinite(seconds) else None
 
 
 def _part(found: object, name: str) -> object:

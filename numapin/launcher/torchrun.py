@@ -80,6 +80,11 @@ class Job:
     why_agent: str = ""
 
     @property
+    def program(self) -> str:
+        """Return the script, module or program, as typed."""
+        return str(self.arguments.training_script)
+
+    @property
     def virtual_local_rank(self) -> bool:
         """Return whether each rank sees its GPU only, as local rank 0. torch 2.9 does not have the option."""
         return bool(getattr(self.arguments, "virtual_local_rank", False))

@@ -45,6 +45,7 @@ class Watching:
         tell: Called with a report and the seconds since it was made.
         warn: Called with the text of a warning.
         launcher: What starts the ranks, and why, for the report file.
+        outcome_of: Returns the fields of the report file about the error that ended a run.
     """
 
     after_s: float
@@ -52,6 +53,7 @@ class Watching:
     tell: Callable[[VerifyReport, float], None]
     warn: Callable[[str], None]
     launcher: Mapping[str, str] = field(default_factory=dict[str, str])
+    outcome_of: Callable[[BaseException], Mapping[str, object]] = lambda _: {}
 
 
 @contextmanager
@@ -67,8 +69,8 @@ def watching(run_dir: str, num_ranks: int, what: Watching) -> Iterator[None]:
     watch.start()
     try:
         yield
-    except BaseException:
-        unwritten = watch.finish()
+    except BaseException as error:
+        unwritten = watch.finish(what.outcome_of(error))
         if unwritten is not None:
             what.warn(str(unwritten))
         raise
@@ -90,18 +92,22 @@ class _RunWatch(threading.Thread):
         self._gone_since = 0.0
         self._problem = "no rank had started"
         self._unwritten: NumapinError | None = None
+        self._empty = VerifyReport(run=run_dir.name, ranks=())
+        self._outcome: Mapping[str, object] = {}
 
     def run(self) -> None:
         """Wait for the ranks, look, and look again, until the end."""
-        self._write(VerifyReport(run=self._run_dir.name, ranks=()))  # replaces the report of an earlier run
+        self._write(self._empty)  # replaces the report of an earlier run
         while not self._end.wait(_RETRY_S) and self._job() is None:
             pass
         pause_s = self._what.after_s
         while not self._end.wait(pause_s):
             pause_s = self._look_if_settled()
 
-    def finish(self) -> NumapinError | None:
+    def finish(self, outcome: Mapping[str, object] | None = None) -> NumapinError | None:
         """End the thread, which may be in the middle of a look, and report its last look.
+
+        `outcome` are fields about the error that ended the run, which the report file gets.
 
         Returns the error of the last attempt to write the report, None if it was written or none was requested.
         """
@@ -114,6 +120,9 @@ class _RunWatch(threading.Thread):
         elif self._looks > 1:
             report, made_s = self._last
             self._what.tell(report, time.monotonic() - made_s)
+        if outcome:
+            self._outcome = outcome
+            self._write(self._last[0] if self._last else self._empty)
         return self._unwritten
 
     def _job(self) -> RunningJob | None:
@@ -166,12 +175,13 @@ class _RunWatch(threading.Thread):
     def _write(self, report: VerifyReport) -> None:
         """Write the report file, if one was requested. A pipe or a device gets reports of ranks only."""
         path = self._what.report
-        if path is None or (not report.ranks and is_special(str(path))):
+        if path is None or (not report.ranks and not self._outcome and is_special(str(path))):
             return
         try:
             content = report.to_json()
             if self._what.launcher:
                 content["launcher"] = {**self._what.launcher}
+            content.update(self._outcome)
             write_text_to(str(path), encode(content) + "\n", remedy=_REMEDY)
         except NumapinError as error:
             self._unwritten = error

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing import Final
 
 _PACKAGE_PARENT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_HOOK: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "errorhook")
 FIND_NUMAPIN: Final = f"import sys; sys.path.append({_PACKAGE_PARENT!r})"
 """Python code. It appends, so that no file beside this package can replace a standard module."""
 CODE: Final = f"import gc; gc.disable(); {FIND_NUMAPIN}; from numapin.rank.shim import main; main()"
@@ -49,6 +50,8 @@ def main() -> None:
     _record(local_rank, own.json, applied)
     if program and is_stdin_script(rest):
         _open_own_stdin()
+    if program and runs_script(rest):
+        _record_exceptions()
     accept()
     become([program, *rest] if program else rest, binding, own.num_threads, own.nic_variables)
 
@@ -58,11 +61,29 @@ def is_stdin_script(arguments: Sequence[str]) -> bool:
     return list(arguments[:2]) == ["-u", "-"]
 
 
+def runs_script(arguments: Sequence[str]) -> bool:
+    """Return whether Python, started by the launcher with these arguments, runs a script or a module.
+
+    Not so with `numapin.spawn` and --run-path, which record exceptions themselves.
+    """
+    return list(arguments[:1]) == ["-u"] and not "".join(arguments[1:2]).startswith("-c")
+
+
 def _open_own_stdin() -> None:
     """Open the launcher's copy of the script anew: a descriptor that ranks share has one position for all of them."""
     own = os.open("/proc/self/fd/0", os.O_RDONLY)
     os.dup2(own, 0)
     os.close(own)
+
+
+def _record_exceptions() -> None:
+    """Let the rank's Python write the exception that ends it into torch's error file; see errorhook/sitecustomize.py.
+
+    That takes the folder out of PYTHONPATH again before the program starts.
+    """
+    if os.environ.get("TORCHELASTIC_ERROR_FILE") and os.pathsep not in _HOOK:
+        path = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = f"{_HOOK}{os.pathsep}{path}" if path else _HOOK  # "FOLDER:" adds the current folder
 
 
 def _as_bound(planned: str, shortfalls: tuple[str, ...]) -> str:

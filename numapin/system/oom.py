@@ -11,19 +11,16 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import sizes
-from numapin.base.plural import listed
 from numapin.system.cgroup import memory_cgroups
 from numapin.system.tree import Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from numapin.system.cgroup import Controller
 
@@ -77,20 +74,3 @@ def explain(before: Kills | None, root: Path = _LIVE) -> str | None:
     if now.limit_bytes is not None:
         limit = f"{now.limit_at} is {sizes.render(now.limit_bytes)}"
     return f"killed by the kernel's out-of-memory killer: cgroup {now.cgroup}, {limit}"
-
-
-@contextmanager
-def reporting_oom_kills(report: Callable[[str], None], root: Path = _LIVE) -> Iterator[None]:
-    """Report ranks in the body's error that died of SIGKILL, if the kernel killed a process in the meantime.
-
-    The error is torch's ChildFailedError, recognized by its `failures`: rank -> how it ended.
-    """
-    before = read_kills(root)
-    try:
-        yield
-    except Exception as error:
-        failures = getattr(error, "failures", {}).items()
-        killed = [rank for rank, failure in failures if failure.exitcode == -signal.SIGKILL]
-        if killed and (reason := explain(before, root)) is not None:
-            report(f"{listed('rank', killed)} {reason}; hint: {REMEDY}")
-        raise

@@ -7,6 +7,7 @@ Comes in: topologies, plans, reports. Goes out: rich renderables, and the text o
     topo_tree.py      PURE  the machine as a tree
     topo_matrix.py    PURE  links between GPUs and NICs, and node distances
     plan_table.py     PURE  the ranks of a plan
+    failure_block.py  PURE  the account of a failed job
     verify_table.py   PURE  ranks compared with their plan
     top_table.py      PURE  a running job
     doctor_table.py   PURE  findings about the machine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,9 @@ from click.testing import CliRunner
 from numapin.bench.machine import BenchMachine
 from numapin.bench.model import Benchmark, BenchReport, Case, Peer, Run, summarize
 from numapin.cli.main import numapin
+from numapin.cli.run_failure import outcome_of
+from numapin.errors import Stopped
+from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed
 from numapin.observe.model import NcclLibrary
 from numapin.rank.bind import Applied
 from numapin.trace.analysis import analyze
@@ -100,12 +104,23 @@ def documents(machine_file: str) -> dict[str, list[object]]:
     return {
         "numapin.topology/1": [output("topo", "--json"), output("topo", "--json", "--machine", machine_file)],
         "numapin.plan/1": [output("plan", "--json"), output("plan", "--json", "--machine", machine_file)],
-        "numapin.report/1": [observed[0], report | {"launcher": {"name": "direct", "reason": "one host"}}],
+        "numapin.report/1": [observed[0], report | {"launcher": {"name": "direct", "reason": "one host"}}, _failed()],
         "numapin.top/1": [observed[1]],
         "numapin.doctor/1": [output("doctor", "--json")],
         "numapin.bench/1": [_measured()],
         "numapin.trace/1": [make_report([analyze(traced)], notes=["a note"]).to_json()],
     }
+
+
+def _failed() -> object:
+    """Return the fields of a job that failed, and of one that was stopped."""
+    given = {"pid": 1, "ended_s": 1.0, "error_file": "e"}
+    ranks = (
+        EndedRank(local_rank=0, rank=0, exitcode=-9, was_ended=False, error=None, gpu=0, node=0, **given),  # type: ignore[arg-type]
+        EndedRank(local_rank=1, rank=1, exitcode=1, was_ended=True, error={"message": "x"}, logs=("l",), **given),  # type: ignore[arg-type]
+    )
+    failure = JobFailure(program="train.py", host="node7", ranks=ranks)
+    return {**outcome_of(RanksFailed(failure)), **outcome_of(Stopped(signal.SIGTERM))}
 
 
 def _measured() -> object:

@@ -343,20 +343,21 @@ def test_command_lines_of_run(says: str, of_run: dict[str, Shown]) -> None:
 
 
 def test_run_that_fails(of_run: dict[str, Shown]) -> None:
-    """The table, the verification, and torch's log and report of a hostile script have visible characters only."""
+    """The table, the verification, torch's log and the block of a hostile script have visible characters only."""
     done = of_run["fails"]
     assert done.problems() == [], done.raw
     assert done.status == 1
-    assert "ChildFailedError" in done.text
     assert "entrypoint               : <b>a�[38;5;196mr" in done.text
+    assert "numapin: error: <b>a�[38;5;196mr" in done.text
 
 
 def test_run_that_fails_directly(of_run: dict[str, Shown]) -> None:
-    """Our own report on a hostile script has visible characters only."""
+    """The block of a hostile script has visible characters only."""
     done = of_run["fails directly"]
     assert done.problems() == [], done.raw
     assert done.status == 1
-    assert "Root Cause (first observed failure):" in done.text
+    assert "numapin: error: <b>a�[38;5;196mr" in done.text
+    assert "  failed  exit status 3" in done.text
 
 
 def test_dry_run_is_exact_in_a_file(of_run: dict[str, Shown], folder: Path) -> None:

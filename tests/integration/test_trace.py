@@ -203,7 +203,7 @@ class TestWhatGoesWrong:
         done = numapin(*TRACE, "--skip", "2", "--output", "out", script(tmp_path, text), cwd=tmp_path)
         assert done.status == 1
         assert "the script ended after 12 optimizer steps" in done.out
-        assert "exitcode  : 3" in done.err
+        assert "  failed  exit status 3\n" in done.err
 
     def test_a_script_that_is_killed(self, tmp_path: Path) -> None:
         """A process that is killed before it can write leaves a record that says so."""

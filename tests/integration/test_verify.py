@@ -199,7 +199,7 @@ class TestRun:
         assert (done.status, done_file.exists()) == (1, True), done.err
         level = "warning" if status else "error"
         assert f"numapin: {level}: /dev/full cannot be written: No space left on device" in done.err
-        assert ("exitcode  : 3" in done.err) == bool(status), done.err
+        assert ("  failed  exit status 3\n" in done.err) == bool(status), done.err
 
     def test_report_that_cannot_be_written(self, tmp_path: Path) -> None:
         """A report in a folder that does not exist is status 2, before any rank starts."""

@@ -55,7 +55,7 @@ def test_anothers_agent_gets_our_additions(theirs: object, monkeypatch: pytest.M
     monkeypatch.setenv("NUMAPIN_RUN_DIR", "/nonexistent")
     vars(api)["LocalElasticAgent"] = theirs
     mailbox: Any = Mailbox()
-    with replacing_torch_agent(NOTHING, mailbox, lambda: None, lambda: None):
+    with replacing_torch_agent(NOTHING, mailbox, lambda: None, lambda: None, NOTHING):
         ours = vars(api)["LocalElasticAgent"]
         assert isinstance(ours, type) == isinstance(theirs, type)
         agent = ours("spec", start_method="spawn")
@@ -68,6 +68,6 @@ def test_anothers_agent_gets_our_additions(theirs: object, monkeypatch: pytest.M
 
 def test_a_patch_that_came_later_stays() -> None:
     """A replacement on top of ours belongs to somebody who will undo it."""
-    with replacing_torch_agent(NOTHING, NOTHING, lambda: None, lambda: None):
+    with replacing_torch_agent(NOTHING, NOTHING, lambda: None, lambda: None, NOTHING):
         vars(api)["LocalElasticAgent"] = Theirs
     assert vars(api)["LocalElasticAgent"] is Theirs

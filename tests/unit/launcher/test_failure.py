@@ -1,17 +1,21 @@
-"""The report on ranks that failed: which was the first, and what it says."""
+"""The account of ranks that failed: which was the first, why, and what the others did."""
 
 from __future__ import annotations
 
 import pickle
+import signal
 from typing import Any
 
 import pytest
 
-from numapin.launcher.failure import EndedRank, ranks_failed
+from numapin.errors import Stopped
+from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed, by_failure, likely_cause
+from numapin.plan.make import make_plan
+from numapin.plan.request import Request
+from tests.pictures import golden_machine
 
-RECORDED = {
-    "message": {"message": "KeyError: 'x'", "extraInfo": {"py_callstack": "Traceback:\n  File\nKeyError: 'x'\n"}}
-}
+TRACEBACK = "Traceback (most recent call last):\n  File\nKeyError: 'x'\n"
+MESSAGE = {"message": "KeyError: 'x'", "extraInfo": {"py_callstack": TRACEBACK}}
 
 
 def ended(rank: int, exitcode: int, **changes: Any) -> EndedRank:
@@ -20,10 +24,15 @@ def ended(rank: int, exitcode: int, **changes: Any) -> EndedRank:
     return EndedRank(local_rank=rank, rank=rank, pid=1000 + rank, exitcode=exitcode, **{**given, **changes})
 
 
-def at(seconds: int) -> dict[str, Any]:
-    """Return a recorded error with a time, as torch's @record writes it."""
-    message = RECORDED["message"]
-    return {"message": {**message, "extraInfo": {**message["extraInfo"], "timestamp": str(seconds)}}}  # type: ignore[dict-item]
+def at(seconds: float, field: str = "timestamp") -> dict[str, Any]:
+    """Return a recorded error with a time, as torch's @record writes it, or our own record (`time_s`)."""
+    extra = {**MESSAGE["extraInfo"], field: str(seconds)}  # type: ignore[dict-item]
+    return {"message": {**MESSAGE, "extraInfo": extra}}
+
+
+def failure(*ranks: EndedRank, **facts: Any) -> JobFailure:
+    """Return the account of these ranks."""
+    return JobFailure(program="train.py", host="node7", ranks=tuple(sorted(ranks, key=by_failure)), **facts)
 
 
 @pytest.mark.parametrize(
@@ -34,44 +43,124 @@ def at(seconds: int) -> dict[str, Any]:
         ([ended(0, 1, ended_s=101.0), ended(1, 1, ended_s=108.0, error=at(99))], 1),
         ([ended(0, -9, ended_s=100.7), ended(1, 1, ended_s=100.9, error=at(100))], 0),
         ([ended(0, 1, ended_s=99.0, was_ended=True), ended(1, 1)], 1),
+        ([ended(0, 1, error=at(99.8, "time_s")), ended(1, -15, was_ended=True, error=at(99.2, "time_s"))], 1),
+        ([ended(0, 1, error=at(99.8, "time_s")), ended(1, 1, was_ended=True, error=at(100.2, "time_s"))], 0),
+        ([ended(0, -9, ended_s=99.9), ended(1, 1, error=at(99.95, "time_s"))], 0),
+        ([ended(0, 1, error=at(float("nan"), "time_s")), ended(1, 1, error=at(float("inf")), ended_s=99)], 1),
     ],
-    ids=["the only one", "seen first", "recorded first", "in the same second", "not one that was ended"],
+    ids=[
+        *("the only one", "seen first", "recorded first", "in the same second", "not one that was ended"),
+        *("slow to end", "failed when it was ended", "its peer's exception", "no times"),
+    ],
 )
 def test_first(ranks: list[EndedRank], first: int) -> None:
     """The first failure is the one that happened first, by what the rank recorded or by when its end was seen."""
-    error = ranks_failed("train.py", "host", ranks)
-    assert f"rank      : {first} (local_rank: {first})" in error.message
-    assert first in error.failures
-    assert all(failure.exitcode for failure in error.failures.values())
+    found = failure(*ranks)
+    assert found.first.rank == first
+    assert {rank.rank for rank in found.ranks} == {rank.rank for rank in ranks}
 
 
 @pytest.mark.parametrize(
-    ("rank", "lines"),
+    ("error", "exception", "traceback"),
     [
-        (ended(1, 3), ["exitcode  : 3 (pid: 1001)", "error_file: <N/A>", "traceback : To enable traceback see: https"]),
-        (ended(1, -9), ["exitcode  : -9 (pid: 1001) (SIGKILL)", "traceback : Signal 9 (SIGKILL) received by PID 1001"]),
-        (ended(1, -40), ["exitcode  : -40 (pid: 1001) (<N/A>)"]),
-        (ended(1, 1, error=at(9)), ["error_file: /run/error-1.json", "traceback : Traceback:\n      " + "  File"]),
-        (ended(1, 1, error={"message": "just text", "timestamp": 5}), ["traceback : just text"]),
-        (ended(1, 1, error={"message": {"message": "no stack", "extraInfo": {}}}), ["traceback : no stack"]),
-        (ended(1, 1, error=["not", "torch's"]), ["traceback : To enable"]),
-        (ended(1, 1, error={"message": {"extraInfo": 7}, "timestamp": "soon"}), ["traceback : To enable"]),
+        (None, "", ""),
+        (at(9), "KeyError: 'x'", TRACEBACK.strip("\n")),
+        ({"message": "just text", "timestamp": 5}, "just text", ""),
+        ({"message": {"message": "no stack", "extraInfo": {}}}, "no stack", ""),
+        (["not", "torch's"], "", ""),
+        ({"message": {"extraInfo": 7}, "timestamp": "soon"}, "", ""),
+        ({"message": {"message": 7, "extraInfo": {"py_callstack": ["x"], "timestamp": {}}}}, "", ""),
     ],
-    ids=["status", "signal", "real-time signal", "recorded", "text", "no stack", "no mapping", "other types"],
+    ids=["nothing", "torch's", "text", "no stack", "no mapping", "other types", "more other types"],
 )
-def test_lines(rank: EndedRank, lines: list[str]) -> None:
-    """The report has torch's fields; an error file that torch did not write does not break it."""
-    message = ranks_failed("train.py", "host", [rank]).message
-    assert message.startswith("train.py FAILED\n")
-    for line in lines:
-        assert f"\n    {line}" in message
+def test_what_a_rank_recorded(error: object, exception: str, traceback: str) -> None:
+    """An error file that torch did not write does not break the account."""
+    rank = ended(1, 1, error=error)
+    assert (rank.exception, rank.traceback) == (exception, traceback)
+    assert rank.failed_s <= 100
 
 
-def test_others_and_pickle() -> None:
-    """The other ranks are named, those that failed too and those that were ended; the error can be pickled."""
-    ranks = [ended(0, -15, was_ended=True), ended(1, 3), ended(2, 4, ended_s=100.1), ended(3, -15, was_ended=True)]
-    error = ranks_failed("train.py", "host", ranks)
-    assert "also failed: rank 2, exitcode 4 (pid: 1002)" in error.message
-    assert "ended then : ranks 0,3" in error.message
+@pytest.mark.parametrize(
+    ("exitcode", "end", "number"),
+    [
+        (3, "exit status 3", None),
+        (-9, "SIGKILL", 9),
+        (-40, "signal 40", 40),
+        (137, "exit status 137 (a program below it: SIGKILL)", 9),
+        (255, "exit status 255", None),
+    ],
+)
+def test_end(exitcode: int, end: str, number: int | None) -> None:
+    """Signals have names, also those that a wrapper's exit status stands for."""
+    rank = ended(0, exitcode)
+    assert (rank.end, rank.signal_number) == (end, number)
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({"exitcode": 0}, "finished"),
+        ({"exitcode": 1}, "failed"),
+        ({"exitcode": 0, "was_ended": True}, "ended"),
+        ({"exitcode": -15, "was_ended": True}, "ended"),
+        ({"exitcode": 1, "was_ended": True, "error": at(9)}, "failed"),
+    ],
+)
+def test_state(changes: dict[str, Any], state: str) -> None:
+    """A rank has finished, failed, or was ended; one that was ended while it failed counts as failed."""
+    assert ended(0, **changes).state == state
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "facts", "cause", "advice"),
+    [
+        (-9, {"out_of_memory": "memory", "out_of_memory_advice": "less"}, "memory", "less"),
+        (-9, {}, "short of memory", "dmesg"),
+        (-7, {"shm_bytes": 64 << 20}, "which is full; it has 64 MiB here", "--shm-size"),
+        (-7, {}, "through /dev/shm", "--dataloader=numapin"),
+        (-11, {}, "invalid memory", "PYTHONFAULTHANDLER=1"),
+        (134, {}, "NCCL", "its message is in the output above"),
+        (-15, {}, "another process sent it", ""),
+        (127, {}, "not found", "PATH"),
+        (3, {}, "", ""),
+    ],
+)
+def test_likely_cause(exitcode: int, facts: dict[str, Any], cause: str, advice: str) -> None:
+    """A signal has a likely cause and advice; an exit status of the script's own has none."""
+    found = likely_cause(failure(ended(0, exitcode), **facts))
+    assert cause in found[0]
+    assert advice in found[1]
+    assert bool(found[0]) == bool(cause)
+
+
+@pytest.mark.parametrize("number", [n for n in signal.Signals if n not in (signal.SIGCHLD, signal.SIGCONT)])
+def test_every_signal_has_a_cause(number: signal.Signals) -> None:
+    """No signal is without a word."""
+    assert likely_cause(failure(ended(0, -number)))[0]
+
+
+def test_json_and_pickle() -> None:
+    """The report has each rank's facts; unknown ones are null. The error can be pickled."""
+    found = failure(ended(0, -15, was_ended=True), ended(1, 3), ended(2, 1, error=at(200)), ended(3, 0))
+    written = found.to_json()
+    assert (written["first"], written["cause"], written["time_s"]) == (1, None, 100.0)
+    ranks: Any = written["ranks"]
+    states = ["failed", "failed", "ended", "finished"]
+    assert [(rank["rank"], rank["state"]) for rank in ranks] == [*zip((1, 2, 0, 3), states, strict=True)]
+    assert [rank["exit_status"] for rank in ranks] == [3, 1, None, 0]
+    assert [rank["signal"] for rank in ranks] == [None, None, "SIGTERM", None]
+    assert [rank["exception"] for rank in ranks] == [None, "KeyError: 'x'", None, None]
+    error = RanksFailed(found)
+    assert error.message == "train.py: rank 1 failed first: exit status 3"
     again = pickle.loads(pickle.dumps(error))  # noqa: S301 - ours
-    assert (again.message, again.failures) == (error.message, error.failures)
+    assert (again.message, again.failure) == (error.message, found)
+    stop = pickle.loads(pickle.dumps(Stopped(signal.SIGTERM)))  # noqa: S301 - ours
+    assert (stop.message, stop.exit_code) == ("stopped by SIGTERM; all ranks have ended", 143)
+
+
+def test_place() -> None:
+    """A rank has the GPU and the node of its plan; without a plan nothing is known."""
+    plan = make_plan(golden_machine("2pkg-2node-smt2-8gpu-h100"), Request())
+    rank = ended(7, 1).placed(plan.ranks)
+    assert (rank.gpu, rank.node) == (7, plan.ranks[7].node)
+    assert (ended(9, 1).placed(plan.ranks).gpu, ended(9, 1).node) == (None, None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -45,12 +43,6 @@ def _put(root: Path, files: dict[str, str]) -> None:
 def _rise(root: Path, version: str) -> None:
     path = root / EVENTS[version]
     path.write_text(path.read_text().replace("oom_kill 2", "oom_kill 3"))
-
-
-def _fail(error: Exception, root: Path, *, rises: bool) -> None:
-    if rises:
-        _rise(root, "v2")
-    raise error
 
 
 @pytest.mark.parametrize(
@@ -105,31 +97,3 @@ def test_another_cgroup_says_nothing(tmp_path: Path) -> None:
     before = oom.read_kills(tmp_path)
     _put(tmp_path, {"proc/self/cgroup": "0::/slice\n"})
     assert oom.explain(before, tmp_path) is None
-
-
-@pytest.mark.parametrize(
-    ("codes", "rises", "said"),
-    [
-        ({0: -9}, True, "rank 0 killed by the kernel's out-of-memory killer"),
-        ({0: 1, 3: -9, 4: -9}, True, "ranks 3-4 killed by"),
-        ({0: -9}, False, ""),
-        ({0: 1, 1: -int(signal.SIGTERM)}, True, ""),
-    ],
-    ids=["killed", "two", "no rise", "no SIGKILL"],
-)
-def test_what_the_launcher_tells(tmp_path: Path, codes: dict[int, int], rises: bool, said: str) -> None:  # noqa: FBT001
-    """Only ranks that died of SIGKILL are named, and only if the kernel killed a process; the error is raised."""
-    _put(tmp_path, V2)
-    error = RuntimeError("as torch's ChildFailedError")
-    error.failures = {rank: SimpleNamespace(exitcode=code) for rank, code in codes.items()}  # type: ignore[attr-defined]
-    told: list[str] = []
-    with pytest.raises(RuntimeError, match="as torch's"), oom.reporting_oom_kills(told.append, tmp_path):
-        _fail(error, tmp_path, rises=rises)
-    assert [text.startswith(said) for text in told] == [True] * bool(said)
-    assert all(oom.REMEDY in text for text in told)
-
-
-def test_other_errors_pass() -> None:
-    """An error without ranks passes through, and nothing is reported."""
-    with pytest.raises(KeyError), oom.reporting_oom_kills(pytest.fail):
-        raise KeyError

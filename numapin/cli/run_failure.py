@@ -1,0 +1,86 @@
+"""What `numapin run` says at the end of a job that failed. Edge.
+
+Comes in: the error that ended the job. Goes out: the block of `view/failure_block.py`, a file with all frames in the
+run's folder, and the fields of the report file.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+from numapin.base.stderr import say
+from numapin.cli.output import show_frames
+from numapin.errors import NumapinError, RankError, Stopped
+from numapin.rank import handover
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numapin.launcher.failure import JobFailure
+
+_FILE: Final = "failure.txt"
+
+
+@contextmanager
+def accounted(run_dir: str) -> Iterator[None]:
+    """If ranks fail in the body, write the file with all frames, and add the block that the command line shows."""
+    try:
+        yield
+    except RankError as error:
+        failure = _failure_in(error)
+        if failure is not None:
+            error.block = _block(failure, run_dir)
+        raise
+
+
+def _block(failure: JobFailure, run_dir: str) -> tuple[str, ...]:
+    """Write the file; return the block, which names it."""
+    from numapin.view.failure_block import failure_block, failure_text
+
+    file = ""
+    with suppress(NumapinError):  # a full disk
+        handover.write_text(run_dir, _FILE, failure_text(failure))
+        file = f"{run_dir}/{_FILE}"
+    return tuple(failure_block(failure, file=file))
+
+
+@contextmanager
+def shown(*, wanted: bool) -> Iterator[None]:
+    """Print all frames of the body's error if they are wanted: the first rank's, or numapin's own."""
+    try:
+        yield
+    except NumapinError as error:
+        if wanted and not isinstance(error, Stopped):
+            _show(error)
+        raise
+
+
+def _show(error: NumapinError) -> None:
+    failure = _failure_in(error)
+    if failure is None:
+        import traceback
+
+        show_frames("".join(traceback.format_exception(error)).rstrip())
+        return
+    from numapin.view.failure_block import traceback_lines
+
+    say(f"all frames of rank {failure.first.rank}:")
+    show_frames("\n".join(traceback_lines(failure.first)))
+
+
+def outcome_of(error: BaseException) -> dict[str, object]:
+    """Return the fields of the report file about the error that ended a job."""
+    failure = _failure_in(error)
+    if failure is not None:
+        return {"failure": failure.to_json()}
+    return {"stopped_by": error.number.name} if isinstance(error, Stopped) else {}
+
+
+def _failure_in(error: BaseException) -> JobFailure | None:
+    """Return the account of failed ranks, None if the error is another one. Jobs that succeed do not import it."""
+    if not isinstance(error, RankError):
+        return None
+    from numapin.launcher.failure import RanksFailed
+
+    return error.failure if isinstance(error, RanksFailed) else None

@@ -1,0 +1,98 @@
+"""Stage 3: the errors of torch's agent as the command line reports them. Edge.
+
+Comes in: torch's ChildFailedError or SignalException, and the failed rounds before it. Goes out: `RanksFailed` or
+`Stopped`, as on the direct way, and one line for each round after which the ranks are restarted. torch's own report is
+left out, and so are the lines of its log that say the same. Callers of `numapin.launch.launch` get torch's errors.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from numapin.base.plural import counted
+from numapin.base.stderr import say
+from numapin.errors import Stopped
+from numapin.launcher.account import ranks_failed
+from numapin.system import oom
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numapin.launcher.agent import FailedRound
+    from numapin.launcher.failure import EndedRank, RanksFailed
+    from numapin.plan.model import Plan
+
+_LOGGERS: Final = (
+    "torch.distributed.elastic.multiprocessing.api",
+    "torch.distributed.elastic.multiprocessing.errors.error_handler",
+    "torch.distributed.elastic.agent.server.api",
+)
+_SAID_BY_US: Final = (
+    "failed (exitcode:",
+    "Sending process ",
+    "Closing process ",
+    "no error file defined for parent",
+    "Received %s death signal",
+)
+"""How the messages of torch's log about the end of ranks begin."""
+
+
+class _Rounds:
+    """The failed rounds of a job."""
+
+    def __init__(self, program: str, plan: Plan) -> None:
+        self.last: RanksFailed | None = None
+        self._program, self._plan, self._num_rounds = program, plan, 0
+        self._kills_before = oom.read_kills()
+
+    def failed(self, ended: Sequence[EndedRank], restarts_left: int) -> None:
+        """Keep the account of a round; say in one line that it failed if the ranks are restarted."""
+        self.last = ranks_failed(self._program, ended, self._plan, self._kills_before)
+        self._num_rounds += 1
+        if restarts_left:
+            left = counted(restarts_left, "restart")
+            say(f"round {self._num_rounds}: {self.last.failure.summary}; the ranks are restarted, {left} left")
+            self._kills_before = oom.read_kills()
+
+
+@contextmanager
+def own_errors(program: str, plan: Plan) -> Iterator[FailedRound]:
+    """Yield the function that is told of failed rounds; raise our errors in place of torch's.
+
+    Args:
+        program: The script, as the user typed it.
+        plan: The bindings of the ranks.
+    """
+    rounds = _Rounds(program, plan)
+    try:
+        with _without_repetitions():
+            yield rounds.failed
+    except SignalException as stop:
+        raise Stopped(stop.sigval) from None
+    except ChildFailedError:
+        if rounds.last is None:
+            raise
+        raise rounds.last from None
+
+
+@contextmanager
+def _without_repetitions() -> Iterator[None]:
+    """Drop messages of torch's log that say what we say, unless the user chose a level for the log."""
+    names = () if os.environ.get("LOGLEVEL") else _LOGGERS
+    for name in names:
+        logging.getLogger(name).addFilter(_is_news)
+    try:
+        yield
+    finally:
+        for name in names:
+            logging.getLogger(name).removeFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(_SAID_BY_US)

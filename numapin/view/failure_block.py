@@ -1,0 +1,196 @@
+"""The account of a failed job as one block of at most 20 lines and 80 columns. Pure.
+
+Comes in: a `JobFailure`. Goes out: lines of visible characters, and a longer text with all frames for a file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from textwrap import wrap
+from typing import TYPE_CHECKING, Final
+from unicodedata import combining, east_asian_width
+
+from numapin.base.plural import listed
+from numapin.base.printable import printable, printable_lines
+from numapin.launcher.failure import likely_cause
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numapin.launcher.failure import EndedRank, JobFailure
+
+NUM_LINES: Final = 20
+NUM_COLUMNS: Final = 80
+_TITLE_COLUMNS: Final = NUM_COLUMNS - len("numapin: error: ")
+_LABEL: Final = 10
+_TEXT_COLUMNS: Final = NUM_COLUMNS - _LABEL
+_LINES_OF_EXCEPTION: Final = 4
+_LINES_OF_FRAMES: Final = 8
+_LINES_OF_PATH: Final = 3
+_FRAME: Final = re.compile(r'(?P<before>\s*File ")(?P<path>.*)(?P<after>", line \d+, in .*)')
+_MARKS: Final = re.compile(r"[\s~^]*")
+_FILE: Final = '  File "'
+_CODE: Final = "    "
+_RECORD: Final = "/torch/distributed/elastic/multiprocessing/errors/__init__.py"
+_BEGIN: Final = "Traceback (most recent call last):"
+
+
+def failure_block(failure: JobFailure, *, file: str) -> list[str]:
+    """Return the block, the first line of which is to follow "numapin: error: ".
+
+    Args:
+        failure: The account.
+        file: The file that has all frames, "" if there is none.
+    """
+    rank = failure.first
+    cause, advice = ("", "") if rank.exception else likely_cause(failure)
+    above = [*_row("rank", _wrapped(_identity(rank, failure.host), 2)), *_row("failed", _reason(rank))]
+    below = [
+        *_row("likely", _wrapped(cause, 4)),
+        *_row("next", _wrapped(advice, 3)),
+        *_row("others", _wrapped(_others(failure), 2)),
+        *_row("log", [line for log in rank.logs[-1:] for line in _broken(log)]),
+        *_row("more", _more(file)),
+    ]
+    frames = _row("at", _last_frames(rank, NUM_LINES - 1 - len(above) - len(below)))
+    return [_cut(f"{printable(failure.program)} failed", _TITLE_COLUMNS), *above, *frames, *below]
+
+
+def failure_text(failure: JobFailure) -> str:
+    """Return the block and the tracebacks of all ranks that recorded one, as a file has them."""
+    parts = [f"{failure.program} failed on {failure.host}: {failure.summary}"]
+    for rank in failure.ranks:
+        parts += [f"--- rank {rank.rank} (pid {rank.pid}), {rank.state}: {rank.end}", *traceback_lines(rank)]
+    return "\n".join(printable_lines(part) for part in parts) + "\n"
+
+
+def traceback_lines(rank: EndedRank) -> list[str]:
+    """Return the whole traceback of a rank, or its message alone, as lines of visible characters."""
+    return printable_lines(rank.traceback or rank.exception or "no exception was recorded").split("\n")
+
+
+def _identity(rank: EndedRank, host: str) -> str:
+    local = "" if rank.local_rank == rank.rank else f" (local rank {rank.local_rank})"
+    gpu = "no GPU" if rank.gpu is None else f"GPU {rank.gpu}"
+    node = "node unknown" if rank.node is None else f"node {rank.node}"
+    return f"{rank.rank}{local}, the first to fail: {gpu}, {node}, pid {rank.pid}, host {printable(host)}"
+
+
+def _reason(rank: EndedRank) -> list[str]:
+    """Return the exception, or how the process ended; both if a signal ended it after its exception."""
+    end = f"killed by {rank.end}" if rank.exitcode < 0 else rank.end
+    if not rank.exception:
+        return [end]
+    lines = [line for text in rank.exception.split("\n") for line in _wrapped(text, 2)]
+    cut = [*lines[: _LINES_OF_EXCEPTION - 1], "…"] if len(lines) > _LINES_OF_EXCEPTION else lines
+    return cut if rank.exitcode == 1 else [*cut, f"then {end}"]
+
+
+def _last_frames(rank: EndedRank, num_lines: int) -> list[str]:
+    """Return the last frames that fit, without the exception that follows them, and without torch's @record."""
+    frames = [frame for frame in _frames(rank.traceback) if not frame[0].partition('",')[0].endswith(_RECORD)]
+    shown: list[str] = []
+    while frames and len(shown) + len(frames[-1]) <= min(num_lines, _LINES_OF_FRAMES):
+        shown = [*map(_frame, frames.pop()), *shown]
+    return shown
+
+
+def _frames(traceback: str) -> list[list[str]]:
+    """Return the lines of each frame of the last traceback in a text; a chain of exceptions has several."""
+    lines = traceback.split("\n")
+    begins = [number for number, line in enumerate(lines) if line.endswith(_BEGIN)]
+    frames: list[list[str]] = []
+    for line in lines[begins[-1] + 1 :] if begins else []:
+        if line.startswith(_FILE):
+            frames.append([line])
+        elif not line.startswith(_CODE) or not frames:
+            break
+        elif not _MARKS.fullmatch(line):
+            frames[-1].append(line)
+    return frames
+
+
+def _frame(line: str) -> str:
+    """Return a line of a traceback that fits; a long path loses its beginning, other text its end."""
+    text = printable(line.removeprefix("  "))
+    found = _FRAME.fullmatch(text)
+    if found and _columns(text) > _TEXT_COLUMNS:
+        room = _TEXT_COLUMNS - _columns(found["before"] + found["after"]) - 1
+        text = f"{found['before']}…{found['path'][-max(room, 12) :]}{found['after']}"
+    return _cut(text, _TEXT_COLUMNS)
+
+
+def _others(failure: JobFailure) -> str:
+    """Return what the other ranks did: how many had finished, failed too, or were running and were ended."""
+    others = failure.ranks[1:]
+    by_state = {state: [rank for rank in others if rank.state == state] for state in ("failed", "ended", "finished")}
+    parts = []
+    if by_state["failed"]:
+        ranks = by_state["failed"]
+        parts.append(f"{len(ranks)} failed later ({_names(ranks)})")
+    if by_state["ended"]:
+        parts.append(f"{_were(len(by_state['ended']))} running and ended by numapin ({_ends(by_state['ended'])})")
+    if by_state["finished"]:
+        parts.append(f"{len(by_state['finished'])} had finished")
+    return "; ".join(parts) or "there are none on this host"
+
+
+def _were(number: int) -> str:
+    return f"{number} was" if number == 1 else f"{number} were"
+
+
+def _names(ranks: Sequence[EndedRank]) -> str:
+    return listed("rank", [rank.rank for rank in ranks])
+
+
+def _ends(ranks: Iterable[EndedRank]) -> str:
+    """Return the ways in which these ranks ended, the most frequent first: "3 by SIGTERM, 1 by SIGKILL"."""
+    counts = Counter(rank.end for rank in ranks)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{number} {end}" for end, number in counts.most_common(3))
+
+
+def _more(file: str) -> list[str]:
+    """Return where all frames are."""
+    return [*(_broken(file) if file else []), "all frames on the terminal: numapin run --traceback …"]
+
+
+def _row(label: str, lines: Sequence[str]) -> list[str]:
+    """Return a labelled row of lines, none without text."""
+    titles = [f"  {label}", *[""] * len(lines)]
+    return [f"{title:{_LABEL}}{_cut(line, _TEXT_COLUMNS)}" for title, line in zip(titles, lines, strict=False) if line]
+
+
+def _wrapped(text: str, num_lines: int) -> list[str]:
+    """Return text in at most this many lines."""
+    lines = wrap(printable(text), _TEXT_COLUMNS, break_on_hyphens=False)
+    return [*lines[: num_lines - 1], " ".join(lines[num_lines - 1 :])] if len(lines) > num_lines else lines
+
+
+def _broken(path: str) -> list[str]:
+    """Return a path in at most three lines, broken at slashes if possible."""
+    lines: list[str] = []
+    rest = printable(path)
+    while _columns(rest) > _TEXT_COLUMNS and len(lines) < _LINES_OF_PATH - 1:
+        room = _TEXT_COLUMNS if rest.isascii() else _TEXT_COLUMNS // 2
+        at = rest.rfind("/", 1, room)
+        at = at if at > 0 else room
+        lines.append(rest[:at])
+        rest = rest[at:]
+    return [*lines, rest]
+
+
+def _cut(text: str, columns: int) -> str:
+    """Return the text, cut with "…" if it does not fit."""
+    if _columns(text) <= columns:
+        return text
+    while _columns(text) > columns - 1:
+        text = text[:-1] if len(text) <= columns else text[:columns]
+    return f"{text}…"
+
+
+def _columns(text: str) -> int:
+    """Return the number of columns on a terminal."""
+    return sum(0 if combining(char) else 1 + (east_asian_width(char) in "WF") for char in text)
