@@ -90,7 +90,7 @@ class _StoreServer:
 
     @property
     def pause_s(self) -> float | None:
-        """Return how long to wait for clients: until new ones may be accepted again, or None for as long as it takes."""
+        """Return how long to wait for clients before new ones may be accepted again; None: no limit."""
         return None if self._paused_at_s is None else _PAUSE_S
 
     def end_pause(self) -> None:
