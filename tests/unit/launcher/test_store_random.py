@@ -3,9 +3,9 @@
 Most requests go through torch's client. Those that make a client wait are sent as bytes, followed by a PING, whose
 answer shows that the server has read them. So it is known at each step who waits.
 
-Three defects of torch 2.13 are not drawn: a client that has waited for a queue may later be woken by that queue while it
-waits for something else; it may be woken before a client that came first; a client that waits for several keys misses
-that a queue among them has a value.
+Three defects of torch 2.13 are not drawn: a client that has waited for a queue may later be woken by that queue while
+it waits for something else; it may be woken before a client that came first; a client that waits for several keys
+misses that a queue among them has a value.
 """
 
 from __future__ import annotations
