@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -35,7 +36,7 @@ ALONE: Final[Mapping[str, Sequence[str]]] = {
     "event_log_handler": ("--event-log-handler", "null"),
     "role": ("--role", "trainer"),
     "module": ("-m", "{module}"),
-    "no_python": ("--no-python", "python3"),
+    "no_python": ("--no-python", sys.executable),
     "run_path": ("--run-path",),
     "log_dir": ("--log-dir", "{folder}"),
     "redirects": ("--redirects", "3"),
@@ -153,7 +154,7 @@ def test_exit_status_and_environment(tmp_path: Path, part: int) -> None:
     """Each line ends with torchrun's status, and gives its ranks torchrun's variables, whatever starts them."""
     options_of_torch = {name for action in torch_parser()._actions for name in action.option_strings}
     torchrun("--help")  # starts the process that is forked
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(3) as pool:
         started = [
             (
                 *(options, status),
