@@ -13,10 +13,13 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from typing import NoReturn
+
+_FOR_THE_LEADER: Final = (signal.SIGHUP, signal.SIGCONT)
+"""When a terminal hangs up, the kernel sends these to the leader of its session only: to process 1 (docker run -t)."""
 
 
 def supervise_if_init() -> None:
@@ -34,13 +37,13 @@ def supervise_if_init() -> None:
 def _supervise(child: int) -> NoReturn:
     """Reap children and pass signals on until the child has ended; then end the container with its exit status.
 
-    Signals of a terminal (si_code > 0) go to the whole process group, so the child has them already.
+    Other signals of a terminal (si_code > 0) go to the whole process group, so the child has them already.
     """
     while True:
         received = signal.sigwaitinfo(signal.valid_signals())
         if received.si_signo == signal.SIGCHLD:
             _reap(child)
-        elif received.si_code <= 0:
+        elif received.si_code <= 0 or received.si_signo in _FOR_THE_LEADER:
             with suppress(ProcessLookupError):
                 os.kill(child, received.si_signo)
 

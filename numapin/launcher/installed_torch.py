@@ -1,4 +1,4 @@
-"""Stage 3: the store requests of the installed torch, without importing it. Edge.
+"""Stage 3: the store protocol of the installed torch, without importing it. Edge.
 
 Comes in: the installed torch's header of its store, or its version. Goes out: why `store.py` cannot serve its clients.
 """
@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from numapin.launcher.store import REQUESTS
+from numapin.launcher.store import CHECK_ANSWERS, MAGIC, REQUESTS, WAIT_ANSWERS
 
 _HEADER: Final = "include/torch/csrc/distributed/c10d/TCPStoreBackend.hpp"
 _NEWEST: Final = (2, 13)  # the newest torch whose requests were compared
@@ -25,14 +25,34 @@ def why_not_served(folder: Path | None) -> str | None:
     if folder is None:
         return None
     version = _read(folder / "version.py", r"__version__\s*=\s*['\"]([^'\"]*)") or "of unknown version"
-    listed = _read(folder / _HEADER, r"enum class QueryType[^{]*{([^}]*)}")
-    if listed is None:  # some distributions leave the headers out
+    header = _read(folder / _HEADER, r"(?s)(.*)")
+    if header is None:  # some distributions leave the headers out
         numbers = re.match(r"(\d+)\.(\d+)", version)
         is_known = numbers is not None and (int(numbers[1]), int(numbers[2])) <= _NEWEST
     else:
-        requests = tuple(re.findall(r"\w+", listed))
-        is_known = bool(requests) and requests == REQUESTS[: len(requests)]
-    return None if is_known else f"the store of torch {version} is newer than this numapin"
+        is_known = _is_our_protocol(header)
+    return None if is_known else f"this numapin does not know the store of torch {version}"
+
+
+def _is_our_protocol(header: str) -> bool:
+    """Return whether clients and server of this header send what ours do. An older torch may lack the last requests."""
+    magic = re.search(r"validationMagicNumber\s*=\s*(0[xX][0-9a-fA-F]+|\d+)\s*;", header)
+    requests = _names(header, "QueryType")
+    return (
+        magic is not None
+        and int(magic[1], 0) == MAGIC
+        and bool(requests)
+        and requests == REQUESTS[: len(requests)]
+        and _names(header, "CheckResponseType") == CHECK_ANSWERS
+        and _names(header, "WaitResponseType") == WAIT_ANSWERS
+    )
+
+
+def _names(header: str, enum: str) -> tuple[str, ...]:
+    """Return the names of an enum of bytes; () if there is none, and more than names if it sets values."""
+    found = re.search(rf"enum class {enum}\s*:\s*uint8_t\s*{{([^}}]*)}}", header)
+    body = re.sub(r"//.*", "", found[1]) if found else ""
+    return tuple(name.strip() for name in body.split(",") if name.strip())
 
 
 def torch_folder() -> Path | None:

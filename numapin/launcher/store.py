@@ -4,11 +4,12 @@ Comes in: the bytes that clients sent. Goes out: the bytes to answer them with. 
 A string is its length (8 bytes) and its bytes. A client begins with VALIDATE; all other requests may follow.
 
 The same requests, in the same order, are in torch's torch/csrc/distributed/c10d/TCPStoreBackend.hpp; their answers are
-in TCPStoreLibUvBackend.cpp. `installed_torch.py` compares the list with the installed torch's.
+in TCPStoreLibUvBackend.cpp. `installed_torch.py` compares requests and answers with the installed torch's.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -21,13 +22,20 @@ REQUESTS: Final = (
     *("MULTI_GET", "MULTI_SET", "CANCEL_WAIT", "PING", "QUEUE_PUSH", "QUEUE_POP", "QUEUE_LEN", "LIST_KEYS", "BARRIER"),
 )
 """torch's requests, by their numbers. A later torch may add some at the end."""
-_MAGIC: Final = 0x3C85F7CE
-_READY, _NOT_READY = b"\0", b"\1"
-_STOP_WAITING, _WAIT_CANCELED = b"\0", b"\1"
+CHECK_ANSWERS: Final = ("READY", "NOT_READY")
+WAIT_ANSWERS: Final = ("STOP_WAITING", "WAIT_CANCELED")
+"""torch's answers, by their numbers."""
+MAGIC: Final = 0x3C85F7CE
+"""The number that VALIDATE brings."""
+_READY, _NOT_READY = (bytes([number]) for number in range(len(CHECK_ANSWERS)))
+_STOP_WAITING, _WAIT_CANCELED = (bytes([number]) for number in range(len(WAIT_ANSWERS)))
 # torch's own bounds.
 _MAX_KEY_BYTES: Final = 8 << 10
 _MAX_VALUE_BYTES: Final = 8 << 20
 _MAX_KEYS: Final = 128 << 10
+# A bound of our own: torch's client reads each answer before it asks again, so this is for one answer of many values.
+_MAX_WAITING_BYTES: Final = 256 << 20
+_LEADING_NUMBER: Final = re.compile(rb"\s*[+-]?\d+")
 
 
 class StoreRefusal(Exception):  # noqa: N818 - the refusal of a request, after which the connection is closed
@@ -43,13 +51,18 @@ class StoreClient:
 
     def __init__(self) -> None:
         self.received = bytearray()
+        self.needed = 1  # bytes of a request before it makes sense to read it again
         self.answers = bytearray()
         self.is_valid = False
         self.awaited: set[bytes] = set()
 
 
 class _Incomplete(Exception):  # noqa: N818 - not an error: the rest of the request has not arrived
-    pass
+    """The request has at least this many bytes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.size = size
 
 
 class _RequestReader:
@@ -87,7 +100,7 @@ class _RequestReader:
     def _take(self, size: int) -> bytes:
         end = self.position + size
         if end > len(self._content):
-            raise _Incomplete
+            raise _Incomplete(end)
         part = bytes(self._content[self.position : end])
         self.position = end
         return part
@@ -114,13 +127,17 @@ class RankStore:
 
     def receive(self, client: StoreClient) -> None:
         """Carry out the requests in `client.received`. Raises StoreRefusal if its connection must be closed."""
-        while client.received:
+        while len(client.received) >= client.needed:
+            _require_bound(len(client.answers), "unread answers")
             reader = _RequestReader(client.received)
             try:
                 self._carry_out(client, reader)
-            except _Incomplete:
-                break
-            del client.received[: reader.position]
+            except _Incomplete as incomplete:
+                _require_bound(incomplete.size, "a request")
+                client.needed = incomplete.size
+            else:
+                del client.received[: reader.position]
+                client.needed = 1
 
     def take_answered(self) -> list[StoreClient]:
         """Return the clients that have got answers since the last call."""
@@ -142,7 +159,7 @@ class RankStore:
             if request is None:
                 raise StoreRefusal(f"request {code}, which this numapin does not know", is_unknown=True)
             request(client, reader)
-        elif code == 0 and reader.number("I") == _MAGIC:
+        elif code == 0 and reader.number("I") == MAGIC:
             client.is_valid = True
         else:
             raise StoreRefusal("not a client of torch's store")
@@ -156,11 +173,15 @@ class RankStore:
         self._store(key, value)
 
     def _compare_set(self, client: StoreClient, reader: _RequestReader) -> None:
-        """Answer with the value that the key has then, and with the expected one if there is no such key."""
+        """Answer with the value that the key has then, and with the expected one if there is no such key.
+
+        As in torch's server, clients that wait for the key continue in any case.
+        """
         key, expected, desired = reader.key(), reader.value(), reader.value()
         current = self._values.get(key, b"")
         if current == expected:
-            self._store(key, desired)
+            self._values[key] = desired
+        self._wake(key)
         self._answer(client, _string(self._values.get(key, expected)))
 
     def _get(self, client: StoreClient, reader: _RequestReader) -> None:
@@ -197,8 +218,9 @@ class RankStore:
         self._store(key, self._values.get(key, b"") + value)
 
     def _multi_get(self, client: StoreClient, reader: _RequestReader) -> None:
-        keys = reader.key_list()
-        self._answer(client, b"".join(_string(self._values.get(key, b"")) for key in keys))
+        values = [self._values.get(key, b"") for key in reader.key_list()]
+        _require_bound(sum(map(len, values)), "an answer")
+        self._answer(client, b"".join(map(_string, values)))
 
     def _multi_set(self, _: StoreClient, reader: _RequestReader) -> None:
         pairs = [(reader.key(), reader.value()) for _ in range(reader.num_keys())]
@@ -216,8 +238,10 @@ class RankStore:
         """Add to a queue; one of the clients that wait for it may continue, because only one can take the value."""
         key, value = reader.key(), reader.value()
         self._queues.setdefault(key, deque()).append(value)
-        for client in self._waiting.get(key, [])[:1]:
+        for client in list(self._waiting.get(key, [])):
             self._let_continue(client, key)
+            if not client.awaited:
+                break
 
     def _queue_pop(self, client: StoreClient, reader: _RequestReader) -> None:
         """Answer with the number of values, and the first of them."""
@@ -283,12 +307,21 @@ def _signed(number: int) -> bytes:
         raise StoreRefusal(f"a sum of {number}") from None
 
 
+def _require_bound(size: int, what: str) -> None:
+    """Raise StoreRefusal if a client would take too much of the launcher's memory."""
+    if size > _MAX_WAITING_BYTES:
+        raise StoreRefusal(f"{what} of {size} bytes")
+
+
 def _number(content: bytes) -> int:
-    """Return the number that a value holds. Raises StoreRefusal."""
+    """Return the number that a value begins with, as in C. Raises StoreRefusal."""
+    found = _LEADING_NUMBER.match(content)
+    if found is None:
+        raise StoreRefusal("a sum with a value that is not a number")
     try:
-        number = int(content)
-    except ValueError:
-        raise StoreRefusal("a sum with a value that is not a number") from None
+        number = int(found[0])
+    except ValueError:  # Python reads at most 4,300 digits
+        number = 1 << 64
     if not -(1 << 63) <= number < 1 << 63:
         raise StoreRefusal("a sum with a value of more than 64 bits")
     return number

@@ -6,6 +6,7 @@ torch's own server would do the same, but loading torch takes a second and 200 M
 
 from __future__ import annotations
 
+import errno
 import selectors
 import signal
 import socket
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PART_BYTES: Final = 1 << 18
-_FULL_S: Final = 0.1  # after a failure to accept a connection: there may be no descriptor left
+_PAUSE_S: Final = 0.1
+_FULL: Final = (errno.EMFILE, errno.ENFILE)
 
 
 @contextmanager
@@ -46,9 +48,10 @@ def _serve(listening: socket.socket, end: socket.socket) -> None:
         server = _StoreServer(listening, selector)
         selector.register(end, selectors.EVENT_READ)
         try:
-            while end not in (ready := [key.fileobj for key, _ in selector.select()]):
+            while end not in (ready := [key.fileobj for key, _ in selector.select(server.pause_s)]):
                 for connection in ready:
                     server.attend(connection)  # type: ignore[arg-type] # all of them are sockets
+                server.end_pause()
         except Exception as error:
             say(f"the ranks' store has failed: {error!r}; hint: numapin run --launcher agent")
             raise
@@ -66,6 +69,8 @@ class _StoreServer:
         self._clients: dict[socket.socket, StoreClient] = {}
         self._connections: dict[StoreClient, socket.socket] = {}
         self._has_told = False
+        self._has_told_full = False
+        self._paused_at_s: float | None = None
         selector.register(listening, selectors.EVENT_READ)
 
     def attend(self, connection: socket.socket) -> None:
@@ -83,19 +88,46 @@ class _StoreServer:
         for connection in self._clients:
             connection.close()
 
+    @property
+    def pause_s(self) -> float | None:
+        """Return how long to wait for clients before new ones may be accepted again; None: no limit."""
+        return None if self._paused_at_s is None else _PAUSE_S
+
+    def end_pause(self) -> None:
+        """Accept new clients again, if the pause is over."""
+        if self._paused_at_s is not None and time.monotonic() >= self._paused_at_s + _PAUSE_S:
+            self._selector.register(self._listening, selectors.EVENT_READ)
+            self._paused_at_s = None
+
     def _accept(self) -> None:
+        """Accept a client. If that fails, the others are served meanwhile, and new ones wait for a moment."""
         try:
             connection, _ = self._listening.accept()
         except BlockingIOError:
             return
-        except OSError:
-            time.sleep(_FULL_S)
+        except OSError as error:
+            self._tell_full(error)
+            self._selector.unregister(self._listening)  # else it would stay ready
+            self._paused_at_s = time.monotonic()
             return
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            connection.setblocking(False)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._selector.register(connection, selectors.EVENT_READ)
+        except OSError:  # it is closed already, or the kernel has no memory; torch's client connects again
+            connection.close()
+            return
         client = StoreClient()
         self._clients[connection], self._connections[client] = client, connection
-        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _tell_full(self, error: OSError) -> None:
+        """Report once that clients have to wait for a descriptor."""
+        if error.errno in _FULL and not self._has_told_full:
+            self._has_told_full = True
+            say(
+                f"the ranks' store cannot accept more connections than {len(self._clients)}: {error.strerror}; "
+                "hint: raise the limit with: ulimit -n"
+            )
 
     def _receive(self, connection: socket.socket, client: StoreClient) -> None:
         try:

@@ -50,10 +50,11 @@ def _in_shared_memory() -> set[str]:
 class Job:
     """One launcher and its ranks, all marked by an environment variable.
 
-    `started` holds processes that the test must end.
+    `started` holds processes that the test must end. `way` is what starts the ranks of `numapin run`.
     """
 
     started: ClassVar[list[Job]] = []
+    way: ClassVar[str] = "auto"
 
     def __init__(self, folder: Path, launcher: str, options: list[str], text: str, **variables: str) -> None:
         self.folder, self.launcher, self.token = folder, launcher, str(uuid.uuid4())
@@ -63,7 +64,7 @@ class Job:
         for path in (folder, self.marks, self.temporary):
             path.mkdir(exist_ok=True)
         ours = ["--bind", "exclusive" if CPUS > 1 else "node", "--quiet"]
-        command = [*NUMAPIN, "run", *ours] if launcher == "numapin" else [*TORCHRUN]
+        command = [*NUMAPIN, "run", "--launcher", self.way, *ours] if launcher == "numapin" else [*TORCHRUN]
         if launcher == "torchrun" and "--rdzv-endpoint" not in options:
             command += ON_LOOPBACK
         self.shared_before = _in_shared_memory()

@@ -64,6 +64,14 @@ def exits(folder: Path, launcher: str) -> str:
     return facts_of(restarts(job), status_of(status), job.leftovers())
 
 
+def exits_once(folder: Path, launcher: str) -> str:
+    """A rank exits with 1; no restart."""
+    text = "mark('here'); wait_for('here.*', 2); sys.exit(1) if rank == '1' else time.sleep(300)"
+    job = Job(folder, launcher, TWO, text)
+    status = job.wait()
+    return facts_of(restarts(job), status_of(status), job.leftovers())
+
+
 def killed(folder: Path, launcher: str) -> str:
     """A rank gets SIGKILL; one restart is allowed."""
     text = "mark('here'); wait_for(f'here.*.{restart}.*', 2); restart or time.sleep(300)"
@@ -285,23 +293,39 @@ def gpu_lost_elsewhere(folder: Path, launcher: str) -> str:
 
 
 FAULTS: tuple[Callable[[Path, str], str], ...] = (
-    *(exits, killed, shim_killed, launcher_killed, host_killed, hangs, terminated, signalled, gpu_lost),
+    *(exits, exits_once, killed, shim_killed, launcher_killed, host_killed, hangs, terminated, signalled, gpu_lost),
     *(gpu_lost_elsewhere, signalled_before_restart, signalled_at_restart, dying),
 )
+WITHOUT_AGENT = (exits_once, launcher_killed, hangs, terminated, signalled)
+"""The faults of jobs that can be started directly. The others are about restarts and several hosts."""
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def ways_of(fault: Callable[[Path, str], str]) -> tuple[str, ...]:
+    """Return what can start the ranks of this job: the values of --launcher."""
+    return ("direct", "agent") if fault in WITHOUT_AGENT else ("agent",)
+
+
+@pytest.mark.parametrize(
+    ("fault", "way"),
+    [(fault, way) for fault in FAULTS for way in ways_of(fault)],
+    ids=lambda given: given if isinstance(given, str) else given.__name__,
+)
 def test_outcome_is_the_documented_one(
-    tmp_path: Path, fault: Callable[[Path, str], str], request: pytest.FixtureRequest
+    tmp_path: Path,
+    fault: Callable[[Path, str], str],
+    way: str,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After each fault the job ends or continues as docs/faults.md says, and leaves behind only what it says."""
+    monkeypatch.setattr(Job, "way", way)
     if "gpu" in fault.__name__:
         request.getfixturevalue("fake_nvml")
     try:
         seen = fault(tmp_path / "numapin", "numapin")
         rows = read_rows()
         name = name_of(fault)
-        if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
+        if os.environ.get("NUMAPIN_UPDATE_GOLDEN") and way == ways_of(fault)[0]:
             rows[name] = (seen, fault(tmp_path / "torchrun", "torchrun"))
             write_rows(rows)
     finally:
@@ -382,10 +406,12 @@ HEAD = f"""# Faults, and what happens to the job
 Written by `NUMAPIN_UPDATE_GOLDEN=1 pytest tests/integration/test_faults.py`, which does each of
 these to a job of two ranks. Each test run compares the numapin column again; the torchrun column is of torch {VERSION}.
 "Left" lists what remains when the launcher has ended: processes, shared memory, and files in the temporary directory.
-Memory of a memfd is freed with its processes.
+Memory of a memfd is freed with its processes. A fault is done to jobs that `--launcher direct` starts and to jobs that
+`--launcher agent` starts, as the second column says, with the same outcome. Jobs with restarts or several hosts always
+have torch's agent.
 
-| fault | numapin run | torchrun |
-|---|---|---|
+| fault | launcher | numapin run | torchrun |
+|---|---|---|---|
 """
 
 
@@ -397,13 +423,14 @@ def name_of(fault: Callable[[Path, str], str]) -> str:
 def read_rows() -> dict[str, tuple[str, str]]:
     """Return the table's rows by fault."""
     text = TABLE.read_text() if TABLE.is_file() else ""
-    return {m[1]: (m[2], m[3]) for m in re.finditer(r"^\| (.+?) \| (.+?) \| (.+?) \|$", text, re.MULTILINE)}
+    found = re.finditer(r"^\| (.+?) \| (?:.+?) \| (.+?) \| (.+?) \|$", text, re.MULTILINE)
+    return {row[1]: (row[2], row[3]) for row in found}
 
 
 def write_rows(rows: dict[str, tuple[str, str]]) -> None:
     """Write the table and keep the text after it."""
     text = TABLE.read_text() if TABLE.is_file() else ""
     below = text.rpartition("|\n")[2]
-    names = [name_of(fault) for fault in FAULTS]
-    lines = [f"| {name} | {' | '.join(rows[name])} |\n" for name in names if name in rows]
+    named = [(name_of(fault), ", ".join(ways_of(fault))) for fault in FAULTS]
+    lines = [f"| {name} | {ways} | {' | '.join(rows[name])} |\n" for name, ways in named if name in rows]
     TABLE.write_text(HEAD + "".join(lines) + below)

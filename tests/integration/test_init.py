@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -45,6 +46,14 @@ time.sleep(60)
 """
 
 
+ON_A_TERMINAL = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execvp(sys.executable, [sys.executable, "-c", sys.argv[1]])
+"""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _needs_namespaces() -> None:
     try:
@@ -72,6 +81,23 @@ def test_signals_reach_the_launcher() -> None:
         subprocess.run(["kill", "-TERM", *children.read_text().split()], check=True)
         assert process.stdout.read() == "saved\n"
     assert process.returncode == 7
+
+
+def test_a_terminal_that_hangs_up() -> None:
+    """The launcher gets the SIGHUP that the kernel sends to process 1 alone, as the leader of the session."""
+    ours, theirs = os.openpty()
+    text = ENDS_BY.replace("SIGTERM", "SIGHUP")
+    command = [*IN_NAMESPACE, sys.executable, "-c", ON_A_TERMINAL, text]
+    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, text=True) as process:
+        os.close(theirs)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "2\n"
+        os.close(ours)
+        try:
+            assert process.wait(20) == 7
+        finally:
+            process.kill()
+        assert process.stdout.read() == "saved\n"
 
 
 def test_a_launcher_that_dies_of_a_signal() -> None:

@@ -23,24 +23,63 @@ def test_no_torch() -> None:
     assert why_not_served(None) is None
 
 
+HEADER = """
+// Magic number for client validation.
+static const uint32_t validationMagicNumber = 0x3C85F7CE;
+enum class QueryType : uint8_t {
+  %s,
+};
+enum class CheckResponseType : uint8_t { READY, NOT_READY };
+enum class WaitResponseType : uint8_t { STOP_WAITING, WAIT_CANCELED };
+"""
+UNKNOWN = "this numapin does not know the store of torch 9.9.0"
+
+
+def reason(folder: Path, header: str) -> str | None:
+    """Return why the clients of a torch with this header cannot be served."""
+    path = folder / installed_torch._HEADER
+    path.parent.mkdir(parents=True)
+    path.write_text(header)
+    (folder / "version.py").write_text("__version__ = '9.9.0'\n")
+    return why_not_served(folder)
+
+
 @pytest.mark.parametrize(
     ("requests", "is_served"),
     [
         (REQUESTS, True),
         (REQUESTS[:17], True),
+        ((*REQUESTS[:5], "CHECK, // of keys\n  WAIT", *REQUESTS[7:]), True),
         ((*REQUESTS, "NEW"), False),
         ((*REQUESTS[:5], "NEW"), False),
+        ((*REQUESTS[:5], "CHECK = 9", *REQUESTS[6:]), False),
         ((), False),
     ],
-    ids=["same", "older", "newer", "other", "unreadable"],
+    ids=["same", "older", "comment", "newer", "other", "numbered", "unreadable"],
 )
-def test_header(tmp_path: Path, requests: tuple[str, ...], is_served: bool) -> None:  # noqa: FBT001
+def test_requests(tmp_path: Path, requests: tuple[str, ...], is_served: bool) -> None:  # noqa: FBT001
     """An older torch may lack requests at the end; a newer one, or one with other numbers, is not served."""
-    header = tmp_path / installed_torch._HEADER
-    header.parent.mkdir(parents=True)
-    header.write_text(f"enum class QueryType : uint8_t {{\n  {', '.join(requests)},\n}};\n")
-    (tmp_path / "version.py").write_text("__version__ = '9.9.0'\n")
-    assert why_not_served(tmp_path) == (None if is_served else "the store of torch 9.9.0 is newer than this numapin")
+    assert reason(tmp_path, HEADER % ",\n  ".join(requests)) == (None if is_served else UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("0x3C85F7CE", "0x3C85F7CF"),
+        ("static const uint32_t validationMagicNumber = 0x3C85F7CE;", ""),
+        ("READY, NOT_READY", "NOT_READY, READY"),
+        ("STOP_WAITING, WAIT_CANCELED", "STOP_WAITING, WAIT_CANCELED, TIMED_OUT"),
+        ("STOP_WAITING, WAIT_CANCELED", "WAIT_CANCELED, STOP_WAITING"),
+        ("WaitResponseType : uint8_t", "WaitResponseType : uint16_t"),
+        ("enum class CheckResponseType : uint8_t { READY, NOT_READY };", ""),
+    ],
+    ids=["magic", "no magic", "check", "one more", "order", "width", "missing"],
+)
+def test_the_rest_of_the_protocol(tmp_path: Path, ours: str, theirs: str) -> None:
+    """A torch that validates clients with another number, or has other answers, is not served."""
+    header = HEADER % ", ".join(REQUESTS)
+    assert ours in header
+    assert reason(tmp_path, header.replace(ours, theirs)) == UNKNOWN
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
 import socket
 import struct
 import subprocess
 import sys
 import threading
+import time
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch marks no exports
 
+from numapin.launcher import store as launcher_store
 from numapin.launcher.listening import LOOPBACK, listen
 from numapin.launcher.store import RankStore, StoreClient, StoreRefusal
 from numapin.launcher.store_server import serving
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
 LIMIT = timedelta(seconds=20)
 SERVER = f"""
 import sys
+from numapin.launcher import store as launcher_store
 from numapin.launcher.listening import listen
 from numapin.launcher.store_server import serving
 with listen({LOOPBACK!r}, 0) as listening, serving(listening):
@@ -223,6 +229,42 @@ def test_what_is_refused(sent: bytes, problem: str) -> None:
             _receive(store, client, parts)
 
 
+VALID = b"\0" + struct.pack("=I", 0x3C85F7CE)
+
+
+def string(content: bytes) -> bytes:
+    """Return a string as clients send it."""
+    return struct.pack("=Q", len(content)) + content
+
+
+def test_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answers, and what it asks for with one request, stay below a bound; the answer that reaches it is sent."""
+    monkeypatch.setattr(launcher_store, "_MAX_WAITING_BYTES", 1 << 20)
+    value, client = bytes(1 << 18), StoreClient()
+    get = b"\3" + string(b"k")
+    store = RankStore()
+    _receive(store, client, [VALID, b"\1" + string(b"k") + string(value), *[get] * 4])
+    assert len(client.answers) > 1 << 20
+    with pytest.raises(StoreRefusal, match="unread answers of 1048608 bytes"):
+        _receive(store, client, [get])
+    for sent, problem in (
+        (b"\x0a" + struct.pack("=Q", 5) + string(b"k") * 5, "an answer of 1310720 bytes"),
+        (b"\x0b" + struct.pack("=Q", 8) + (string(b"k") + string(value)) * 8, "a request of [0-9]+ bytes"),
+    ):
+        parts = [sent[start : start + 100_000] for start in range(0, len(sent), 100_000)]
+        with pytest.raises(StoreRefusal, match=problem):
+            _receive(store, StoreClient(), [VALID, *parts])
+
+
+def test_a_queue_wakes_a_client_that_can_take_the_value() -> None:
+    """A client that waits for another key, too, does not keep the value from one that waits for the queue alone."""
+    store, waiting, pushing = RankStore(), [StoreClient(), StoreClient()], StoreClient()
+    for client, keys in zip(waiting, ((b"queue", b"missing"), (b"queue",)), strict=True):
+        _receive(store, client, [VALID, b"\6" + struct.pack("=Q", len(keys)) + b"".join(map(string, keys))])
+    _receive(store, pushing, [VALID, b"\x0e" + string(b"queue") + string(b"value")])
+    assert [client.answers for client in waiting] == [b"", b"\0"]
+
+
 def _receive(store: RankStore, client: StoreClient, parts: list[bytes]) -> None:
     for part in parts:
         client.received += part
@@ -241,3 +283,74 @@ def test_the_server_closes_what_it_refuses(capfd: pytest.CaptureFixture[str]) ->
         "numapin: a program asked the ranks' store for request 99, which this numapin does not know; "
         "hint: numapin run --launcher agent\n"
     )
+
+
+def test_the_server_drops_a_client_that_does_not_read(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is disconnected, with one message for all such clients; the others are served."""
+    monkeypatch.setattr(launcher_store, "_MAX_WAITING_BYTES", 1 << 20)
+    with listen(LOOPBACK, 0) as listening, serving(listening):
+        address = listening.getsockname()
+        with socket.create_connection(address) as other:
+            other.sendall(VALID + b"\1" + string(b"k") + string(bytes(1 << 19)))
+            for _ in range(2):
+                with socket.create_connection(address) as deaf, pytest.raises(OSError, match=r"reset|[Bb]roken"):
+                    deaf.sendall(VALID + (b"\3" + string(b"k")) * 1_000_000)
+            other.sendall(b"\7")
+            other.settimeout(20)
+            assert other.recv(8) == struct.pack("=q", 1)
+    assert re.fullmatch(
+        "numapin: the ranks' store closed a connection: unread answers of [0-9]+ bytes\n", capfd.readouterr().err
+    )
+
+
+FEW_DESCRIPTORS = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (24, 24))
+"""
+
+
+def test_the_server_without_descriptors() -> None:
+    """New clients wait for a descriptor, without work for the launcher, and the others are served; it says so once."""
+    with subprocess.Popen(
+        [sys.executable, "-c", FEW_DESCRIPTORS + SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        address = (LOOPBACK, int(process.stdout.readline()))
+        clients = [socket.create_connection(address) for _ in range(30)]
+        try:
+            for client in clients:
+                client.settimeout(20)
+                client.sendall(VALID + b"\7")
+            said = process.stderr.readline()
+            used_s = cpu_s(process.pid)
+            time.sleep(0.5)
+            assert cpu_s(process.pid) - used_s < 0.1
+            assert clients[0].recv(8) == bytes(8)
+            clients[0].sendall(b"\7")
+            assert clients[0].recv(8) == bytes(8)
+            for client in clients[1:]:  # each frees a descriptor for one that waits
+                assert client.recv(8) == bytes(8)
+                client.close()
+        finally:
+            for client in clients:
+                client.close()
+        _, rest = process.communicate()
+    assert re.fullmatch(
+        r"numapin: the ranks' store cannot accept more connections than [0-9]+: Too many open files; "
+        r"hint: raise the limit with: ulimit -n\n",
+        said + rest,
+    )
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,197 @@
+"""Every option of torchrun, alone and in pairs, under torchrun, the agent and the direct way."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from numapin.launcher.direct_options import DirectJob, read_line
+from tests.integration.launching import numapin, script, torchrun
+from tests.integration.test_torchrun_parity import DIFFERENT, torch_parser
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from concurrent.futures import Future
+
+PAGE = Path(__file__).parents[2] / "docs" / "moving-from-torchrun.md"
+
+# {folder}, {port} and {module} are different in each run.
+ALONE: Final[Mapping[str, Sequence[str]]] = {
+    "nnodes": ("--nnodes", "1:1"),
+    "nproc_per_node": ("--nproc-per-node", "2"),
+    "rdzv_backend": ("--rdzv-backend", "static"),
+    "rdzv_endpoint": ("--rdzv-endpoint", "127.0.0.1:{port}"),
+    "rdzv_id": ("--rdzv-id", "job7"),
+    "rdzv_conf": ("--rdzv-conf", "timeout=60"),
+    "standalone": ("--standalone",),
+    "max_restarts": ("--max-restarts", "1"),
+    "monitor_interval": ("--monitor-interval", "0.05"),
+    "start_method": ("--start-method", "fork"),
+    "event_log_handler": ("--event-log-handler", "null"),
+    "role": ("--role", "trainer"),
+    "module": ("-m", "{module}"),
+    "no_python": ("--no-python", sys.executable),
+    "run_path": ("--run-path",),
+    "log_dir": ("--log-dir", "{folder}"),
+    "redirects": ("--redirects", "3"),
+    "tee": ("--tee", "3"),
+    "local_ranks_filter": ("--local-ranks-filter", "0"),
+    "duplicate_stdout_filters": ("--duplicate-stdout-filters", "step"),
+    "duplicate_stderr_filters": ("--duplicate-stderr-filters", "step"),
+    "node_rank": ("--node-rank", "0"),
+    "master_addr": ("--master-addr", "127.0.0.1"),
+    "master_port": ("--master-port", "{port}"),
+    "local_addr": ("--local-addr", "127.0.0.1"),
+    "logs_specs": ("--logs-specs", "default"),
+    "signals_to_handle": ("--signals-to-handle", "SIGTERM,SIGUSR2"),
+    "shutdown_timeout": ("--shutdown-timeout", "5"),
+    "virtual_local_rank": ("--virtual-local-rank",),
+}
+ELSEWHERE: Final = {
+    "help": "test_torchrun_parity.py",
+    "numa_binding": "torchrun needs the numactl program for it; tests/unit/cli compares what numapin makes of it",
+}
+PAIRS: Final = (
+    ("rdzv_backend", "rdzv_endpoint"),
+    ("rdzv_endpoint", "rdzv_id"),
+    ("rdzv_id", "standalone"),
+    ("standalone", "nproc_per_node"),
+    ("standalone", "master_port"),
+    ("nnodes", "node_rank"),
+    ("master_addr", "master_port"),
+    ("local_addr", "master_port"),
+    ("nproc_per_node", "max_restarts"),
+    ("nproc_per_node", "role"),
+    ("nproc_per_node", "virtual_local_rank"),
+    ("nproc_per_node", "local_ranks_filter"),
+    ("nproc_per_node", "tee"),
+    ("log_dir", "redirects"),
+    ("log_dir", "tee"),
+    ("nproc_per_node", "module"),
+    ("nproc_per_node", "no_python"),
+    ("nproc_per_node", "run_path"),
+    ("signals_to_handle", "shutdown_timeout"),
+)
+FAILING: Final = ((), ("nproc_per_node",), ("max_restarts",), ("tee",), ("run_path",), ("module",))
+C10D: Final = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0")
+WITH_C10D: Final = ((), ("nproc_per_node",), ("rdzv_id",), ("rdzv_conf",), ("local_addr",))
+LAST: Final = ("module", "no_python", "run_path")  # before the script
+
+DUMP = """
+import os, sys
+folder, status = sys.argv[1:]
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+with open(f"{folder}/{os.environ['RANK']}.{attempt}", "w") as file:
+    file.write("\\0".join(f"{name}={value}" for name, value in sorted(os.environ.items())))
+sys.exit(int(status))
+"""
+
+numbers = count()
+Outcome = tuple[int, dict[str, dict[str, str]], str]
+
+
+def free_port() -> str:
+    """Return a port that was free."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def outcome(folder: Path, way: str, options: Sequence[str], status: int) -> Outcome:
+    """Return the exit status, the environment of each rank of each attempt, and the launcher's messages."""
+    place = folder / str(next(numbers))
+    for name in ("logs", "ranks"):
+        (place / name).mkdir(parents=True)
+    path = script(place, DUMP, "dumps.py")
+    words = [word.format(folder=place / "logs", port=free_port(), module="dumps") for word in options]
+    program = [] if "-m" in options else [path]
+    arguments = [*words, *program, str(place / "ranks"), str(status)]
+    done = (
+        torchrun(*arguments, cwd=place)
+        if way == "torchrun"
+        else numapin("run", "--quiet", "--launcher", way, *arguments, cwd=place)
+    )
+    found = {
+        file.name: dict(entry.partition("=")[::2] for entry in file.read_text().split("\0"))
+        for file in (place / "ranks").iterdir()
+    }
+    return done.status, found, done.err
+
+
+def lines() -> list[tuple[tuple[str, ...], int]]:
+    """Return all command lines, without the script, and the status of their ranks."""
+    alone = [(name,) for name in ALONE]
+    given = [((*names,), 0) for names in ((), *alone, *PAIRS)] + [(names, 3) for names in FAILING]
+    told = [(tuple(word for name in in_order(names) for word in ALONE[name]), status) for names, status in given]
+    return told + [(C10D + tuple(word for name in names for word in ALONE[name]), 0) for names in WITH_C10D]
+
+
+def in_order(names: Sequence[str]) -> list[str]:
+    """Return options with those last that the script follows."""
+    return sorted(names, key=LAST.__contains__)
+
+
+def test_the_table_is_complete() -> None:
+    """Each option of the installed torchrun is in the table, or named with the test that has it."""
+    options = {action.dest for action in torch_parser()._actions if action.option_strings}
+    assert options <= ALONE.keys() | ELSEWHERE.keys()
+    assert {name for pair in PAIRS for name in pair} <= ALONE.keys()
+
+
+def test_the_differences_are_documented() -> None:
+    """Each variable that a rank may find changed is on the page for those who come from torchrun."""
+    assert [name for name in DIFFERENT if f"| {name} |" not in PAGE.read_text()] == []
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_exit_status_and_environment(tmp_path: Path, part: int) -> None:
+    """Each line ends with torchrun's status, and gives its ranks torchrun's variables, whatever starts them."""
+    options_of_torch = {name for action in torch_parser()._actions for name in action.option_strings}
+    torchrun("--help")  # starts the process that is forked
+    with ThreadPoolExecutor(3) as pool:
+        started = [
+            (
+                *(options, status),
+                {way: pool.submit(outcome, tmp_path, way, options, status) for way in ways_of(options)},
+            )
+            for options, status in lines()[part::4]
+            if {word for word in options if word.startswith("--")} <= options_of_torch  # an older torch has fewer
+        ]
+        assert len(started) > 10
+        wrong = [text for each in started for text in differences(*each)]
+    assert not wrong, "\n\n".join(wrong)
+
+
+def ways_of(options: Sequence[str]) -> list[str]:
+    """Return the ways in which a job with these options can be started."""
+    words = [word.replace("{port}", "29500") for word in options]
+    is_direct = isinstance(read_line([*words, "s.py"], {}, {}, python="python"), DirectJob)
+    return ["torchrun", "agent", *(["direct"] if is_direct else [])]
+
+
+def differences(options: Sequence[str], status: int, ended: Mapping[str, Future[Outcome]]) -> Iterator[str]:
+    """Describe where a job differs from torchrun's."""
+    theirs, expected, told = ended["torchrun"].result()
+    if (theirs, bool(expected)) != (int(bool(status)), True):
+        yield f"torchrun {options}: status {theirs}\n{told}"
+        return
+    for way, end in ended.items():
+        ours, found, told = end.result()
+        if (ours, found.keys()) != (theirs, expected.keys()):
+            yield f"{way} {options}: status {ours} instead of {theirs}, {[*found]} instead of {[*expected]}\n{told}"
+            continue
+        for rank in expected:
+            changed = same(found[rank]).items() ^ same(expected[rank]).items()
+            if changed:
+                yield f"{way} {options}: rank.attempt {rank}: {sorted(changed)}"
+
+
+def same(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that must be the same."""
+    return {name: value for name, value in environment.items() if name not in DIFFERENT}
