@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -84,11 +86,15 @@ WITH_C10D: Final = ((), ("nproc_per_node",), ("rdzv_id",), ("rdzv_conf",), ("loc
 LAST: Final = ("module", "no_python", "run_path")  # before the script
 
 DUMP = """
-import os, sys
+import os, sys, time
 folder, status = sys.argv[1:]
-attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-with open(f"{folder}/{os.environ['RANK']}.{attempt}", "w") as file:
+attempt = "." + os.environ["TORCHELASTIC_RESTART_COUNT"]
+name = folder + "/" + os.environ["RANK"] + attempt
+with open(name + "~", "w") as file:
     file.write("\\0".join(f"{name}={value}" for name, value in sorted(os.environ.items())))
+os.rename(name + "~", name)
+while status != "0" and sum(name.endswith(attempt) for name in os.listdir(folder)) < int(os.environ["WORLD_SIZE"]):
+    time.sleep(0.01)  # the first rank to fail ends the others
 sys.exit(int(status))
 """
 
@@ -97,10 +103,12 @@ Outcome = tuple[int, dict[str, dict[str, str]], str]
 
 
 def free_port() -> str:
-    """Return a port that was free."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
+    """Return a port that is free, and that no connection gets: it is below Linux's range of ephemeral ports."""
+    while True:
+        port = 12_000 + (os.getpid() * 97 + next(numbers)) % 20_000
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return str(port)
 
 
 def outcome(folder: Path, way: str, options: Sequence[str], status: int) -> Outcome:
