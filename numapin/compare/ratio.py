@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CONFIDENCE: Final = 0.99
 NEGLIGIBLE: Final = 0.01
 """A difference below this share is no difference, however certain it is."""
-_NUM_SAMPLES: Final = 2000
+_NUM_SAMPLES: Final = 1000
 _SEED: Final = 17  # the same runs give the same interval
 _FEWEST_ROUNDS: Final = 3  # two rounds that happen to agree would give a narrow interval
 _MOST_ROUNDS: Final = 50

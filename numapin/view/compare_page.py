@@ -92,8 +92,7 @@ def compare_page(report: CompareReport) -> str:
 def _outcomes(report: CompareReport) -> Iterator[str]:
     for variant in report.variants:
         if variant.ratio is not None:
-            verdict = variant.ratio.verdict
-            yield f'<li class="{_CLASSES[verdict]}"><b>{verdict}</b> {_text(verdict_line(variant))}</li>'
+            yield f'<li class="{_CLASSES[variant.ratio.verdict]}">{_text(verdict_line(variant))}</li>'
         if variant.failure is not None:
             yield f"<li class=slower><b>failed</b> {_text(variant.name)}<pre>{_lines(variant.failure)}</pre></li>"
         yield from (f"<li>{_text(variant.name)}: {_text(note)}</li>" for note in variant.notes)
@@ -109,7 +108,7 @@ def _plots(report: CompareReport) -> Iterator[str]:
         yield f"<h2>Times as fast as {_text(report.baseline or '')}</h2>"
         yield (
             "<p class=dim>Dot: estimate; line: 99 % interval. The band is where a difference is too small to matter; "
-            "an interval that does not touch the line at 1 is a difference.</p>"
+            "an interval that does not touch the line at 1 is a difference, unless it is below 1 %.</p>"
         )
         yield _ratio_plot(report)
     yield "<h2>Step time of each run</h2><p class=dim>A dot is the mean of one run; the bar is their median.</p>"
@@ -237,7 +236,8 @@ def _commands(report: CompareReport) -> Iterator[str]:
 
 def _reading(report: CompareReport) -> Iterable[str]:
     settings = ", ".join(f"{name} {value}" for name, value in report.settings.items())
-    return (f"Settings: {settings}.", *(f"{name}: {meaning}." for name, meaning in FIGURES.items()), *CAVEATS)
+    meanings = {OTHERS[name][0] if name in OTHERS else name: meaning for name, meaning in FIGURES.items()}
+    return (f"Settings: {settings}.", *(f"{name}: {meaning}." for name, meaning in meanings.items()), *CAVEATS)
 
 
 def _lines(text: str) -> str:

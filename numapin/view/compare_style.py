@@ -10,8 +10,8 @@ from typing import Final
 CAVEATS: Final = (
     "A run is one observation. The variants run in turn, every other round backwards, and the ratio of each round is "
     "taken, so that a machine that slows down affects all of them.",
-    "Only this script, on this machine, with this number of ranks, was measured: neither convergence, nor checkpoints or "
-    "evaluations that the measured steps do not reach.",
+    "Only this script, on this machine, with this number of ranks, was measured: neither convergence, nor "
+    "checkpoints or evaluations that the measured steps do not reach.",
     "A difference says which command is faster, not why: torchrun gives a rank one thread, numapin one per core of its "
     "share. torchrun-threads is torchrun with numapin's number of threads.",
 )
@@ -23,11 +23,11 @@ STYLE: Final = """
 @media(prefers-color-scheme:dark){:root{--bg:#15181c;--fg:#e3e7eb;--dim:#98a2ad;--line:#333a42;--band:#22272e;
 --faster:#3fc79c;--slower:#ff9a52;--same:#6cb8f0;--unknown:#d8c34a}}
 *{box-sizing:border-box}
-body{margin:0 auto;padding:1rem;max-width:60rem;background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,sans-serif;
+body{margin:0 auto;padding:1rem;max-width:74rem;background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,sans-serif;
 overflow-wrap:anywhere}
 h1{font-size:1.15rem;margin:0 0 .3rem}h2{font-size:1rem;margin:1.6rem 0 .2rem}
 p{margin:.2rem 0}.dim{color:var(--dim)}
-ul{padding-left:1.2rem}li{margin:.3rem 0}
+ul{padding-left:1.2rem;max-width:60rem}li{margin:.3rem 0}
 .outcomes{list-style:none;padding:0}.outcomes li{border-left:4px solid var(--line);padding:.1rem 0 .1rem .7rem}
 .outcomes .faster{border-color:var(--faster)}.outcomes .slower{border-color:var(--slower)}
 .outcomes .same{border-color:var(--same)}.outcomes .unknown{border-color:var(--unknown)}

@@ -62,7 +62,7 @@ def _commands(report: CompareReport) -> Iterator[Text]:
 def _table(*headings: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number > 0, overflow="fold")
+        table.add_column(Text(heading), justify="left" if number == 0 else "right", no_wrap=number > 0, overflow="fold")
     return table
 
 
