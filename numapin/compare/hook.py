@@ -106,7 +106,9 @@ class StepMeter:
         thread = threading.get_ident()
         if self.threads.setdefault(unit, thread) != thread:  # a loop beside the one that is measured
             return
-        window = self.windows.setdefault(unit, self._new_window())
+        window = self.windows.get(unit)
+        if window is None:
+            window = self.windows[unit] = self._new_window()
         if window.is_done:
             return
         is_unit, now_ns = unit is self.unit, time.monotonic_ns()
