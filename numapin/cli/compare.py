@@ -12,17 +12,17 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from numapin.base.folders import make_own
-from numapin.base.printable import printable
 from numapin.base.redact import without_secrets
 from numapin.base.stderr import say
 from numapin.cli.options import FilePath, Parsed, topology_from, with_values
-from numapin.cli.output import emit, is_terminal, json_text, require_writable, say_error, show, write
+from numapin.cli.output import clear_status, emit, json_text, require_writable, say_error, show, show_status, write
 from numapin.compare.record import MOST_STEPS
+from numapin.compare.schedule import duration
 from numapin.compare.variants import (
     DEFAULT,
     KNOWN,
@@ -132,11 +132,11 @@ def compare(options: CompareOptions) -> None:
 
     \b
     Examples:
-      numapin compare train.py --lr 0.1                   torchrun, the same with numapin's threads, numapin, its loader
+      numapin compare train.py --lr 0.1                   torchrun and numapin: 10 minutes
+      numapin compare --repeats 3 --seconds 5 train.py    a first look: 3 minutes
       numapin compare --variants torchrun,numapin --html report.html train.py
       numapin compare --variants torchrun --variant 'numapin --bind exclusive' train.py
-      numapin compare --repeats 3 --seconds 5 train.py    a first look, some 3 minutes
-      numapin compare --a 'python old.py' --b 'python new.py'   any two commands
+      numapin compare --a 'python old.py' --b 'python new.py'
     """
     _check(options)
     topology = topology_from(gpu_nodes=None)
@@ -200,7 +200,7 @@ def _require_hooks(variants: list[Variant]) -> None:
     from numapin.launcher import preload
 
     for variant in variants:
-        reason = preload.refusal(variant.shown)
+        reason = preload.refusal(variant.command)
         if reason:
             raise UsageError(f"{variant.name}: steps cannot be counted: {reason}", "leave that option out")
 
@@ -264,12 +264,13 @@ class _Comparison:
                 self._note(made)
 
     def _note(self, made: ComparedRun) -> None:
-        _clear_line()
+        clear_status()
         if made.result.failure is not None:
             say(f"{made.variant} failed, and is left out: {made.result.failure.partition(chr(10))[0]}")
         if made.round is not None and made.result.failure is None:
             step_ms = made.result.figures["step_s"] * 1000
-            say(f"{made.variant}, repeat {made.round + 1}: {step_ms:.2f} ms per step, in {made.took_s:.0f} s")
+            left = f"; {duration(made.left_s)} left" if made.left_s else ""
+            say(f"{made.variant}, repeat {made.round + 1}: {step_ms:.2f} ms per step, in {made.took_s:.0f} s{left}")
         self._runs.append(made)
         self._write_json(is_complete=False)
 
@@ -300,7 +301,7 @@ class _Comparison:
 
     def finish_early(self) -> None:
         """Show what was measured, and report an error of that only: what ended the comparison decides its status."""
-        _clear_line()
+        clear_status()
         if not any(run.round is not None for run in self._runs):
             return
         try:
@@ -357,22 +358,12 @@ def _require_two(report: CompareReport) -> None:
 
 
 def _show_progress(progress: RunProgress) -> None:
-    """Show the current run on a terminal, in a line that the next one overwrites."""
-    if not is_terminal(sys.stderr):
-        return
-    _clear_line()
-    click.echo(printable(_progress_text(progress)), err=True, nl=False)
+    show_status(progress_text(progress))
 
 
-def _progress_text(progress: RunProgress) -> str:
-    from numapin.compare.schedule import duration
-
-    left: Any = progress.left_s
-    when = "" if left is None else f"; {duration(left)} left"
+def progress_text(progress: RunProgress) -> str:
+    """Return the current run, and how long it and the rest will take."""
+    left_s = progress.left_s
+    when = "" if left_s is None else f"; {duration(left_s)} left"
     run = "first run, not counted" if progress.round is None else f"run {progress.number}/{progress.total}"
     return f"{run}: {progress.variant}, {progress.doing}, {duration(progress.elapsed_s)}{when}"
-
-
-def _clear_line() -> None:
-    if is_terminal(sys.stderr):
-        click.echo("\r\033[K", err=True, nl=False)

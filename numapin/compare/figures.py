@@ -26,6 +26,7 @@ FIGURES: Final = {
     "startup_s": "time from the start of the launcher to the end of the last rank's first step",
     "cpu_s_per_step": "CPU time of all processes of the job per step",
     "memory_bytes": "memory of all processes after the measured steps (PSS)",
+    "peak_bytes": "the most resident memory that a rank's own process had until then",
     "gpu_memory_bytes": "the most memory that torch allocated on a GPU",
     "remote_share": "share of the memory that is not on the node of the rank's GPU",
     "gpu_busy_share": "share of the time in which a kernel ran, over all GPUs (NVML)",
@@ -41,6 +42,7 @@ class RunReadings:
     cpu_at: Callable[[float], float | None]
     busy: Sequence[tuple[float, float]]
     memory_bytes: int | None
+    peak_bytes: int | None
     remote_share: float | None
 
 
@@ -57,6 +59,7 @@ def figures_of(ranks: Sequence[RankSteps], readings: RunReadings) -> dict[str, f
         "startup_s": max((rank.first_ns or 0) / 1e9 for rank in ranks) - readings.started_s,
         "cpu_s_per_step": _cpu_s_per_step(slowest, readings),
         "memory_bytes": readings.memory_bytes,
+        "peak_bytes": readings.peak_bytes,
         "gpu_memory_bytes": max((rank.gpu_memory_bytes for rank in ranks if rank.gpu_memory_bytes), default=None),
         "remote_share": readings.remote_share,
         "gpu_busy_share": _busy_share(slowest, readings),

@@ -25,7 +25,7 @@ from numapin.base.records import read_record
 from numapin.bench.harness import remove_leftovers
 from numapin.compare.figures import RunReadings, figures_of
 from numapin.compare.record import SCHEMA, Phase, RankSteps
-from numapin.compare.usage import JobReadings, between, remote_share
+from numapin.compare.usage import JobReadings, between, peak_bytes, remote_share
 from numapin.errors import MachineFileError
 from numapin.launcher.preload import steps_environment
 from numapin.system.process import end_with_parent
@@ -174,7 +174,8 @@ class _Job:
         """Return why a job that has ended has no figures; None if it ended well and has some."""
         status = self.process.returncode
         if status:
-            return f"it {_status(status)} after {self._progress()}"
+            when = f"after {self._progress()}" if self.files else "before its first step"
+            return f"it {_status(status)} {when}"
         return None if any(rank.has_steps for rank in self.ranks.values()) else f"it ended after {self._progress()}"
 
     def _progress(self) -> str:
@@ -193,6 +194,7 @@ class _Job:
             cpu_at=partial(between, self.usage.cpu_s),
             busy=self.usage.busy,
             memory_bytes=self.usage.memory_bytes(),
+            peak_bytes=peak_bytes(ranks),
             remote_share=remote_share(ranks, options.nodes),
         )
         slowest = max(ranks, key=lambda rank: rank.window_s / len(rank.step_ns))

@@ -27,6 +27,7 @@ class ComparedRun:
     round: int | None
     took_s: float
     result: JobResult
+    left_s: float | None = None  # for the rest of the runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +67,16 @@ class _Campaign:
             self.estimate.note(name, took_s)
         if result.failure is not None:
             self.failed.add(name)
-        return ComparedRun(variant=name, round=round_number, took_s=took_s, result=result)
+        left_s = self.estimate.left_s(self._later(number))
+        return ComparedRun(variant=name, round=round_number, took_s=took_s, result=result, left_s=left_s)
+
+    def _later(self, number: int) -> list[str]:
+        """Return the variants of the runs after run `number`."""
+        return [name for _, name in self.plan[number + 1 :] if name not in self.failed]
 
     def _report(self, number: int, doing: str, elapsed_s: float) -> None:
         round_number, name = self.plan[number]
-        later = [other for _, other in self.plan[number + 1 :] if other not in self.failed]
-        own_s, rest_s = self.estimate.left_s([name]), self.estimate.left_s(later)
+        own_s, rest_s = self.estimate.left_s([name]), self.estimate.left_s(self._later(number))
         self.progress(
             RunProgress(
                 number=number,

@@ -63,10 +63,21 @@ class JobReadings:
         return sum(sizes) if sizes else None
 
 
+def peak_bytes(ranks: Iterable[RankSteps]) -> int | None:
+    """Return the most resident memory that a rank's own process ever had; None if no rank is left."""
+    sizes = [size for rank in ranks if (size := _kibibytes(rank.pid, "status", "VmHWM:")) is not None]
+    return max(sizes, default=None)
+
+
 def _pss_bytes(pid: int) -> int | None:
+    return _kibibytes(pid, "smaps_rollup", "Pss:")
+
+
+def _kibibytes(pid: int, file: str, name: str) -> int | None:
+    """Return a size in a process's file, in bytes."""
     with suppress(proc.Gone, OSError):
-        for line in proc.read(f"{proc.folder_of(pid)}/smaps_rollup").splitlines():
-            if line.startswith("Pss:"):
+        for line in proc.read(f"{proc.folder_of(pid)}/{file}").splitlines():
+            if line.startswith(name):
                 return int(line.split()[1]) << 10
     return None
 

@@ -82,7 +82,7 @@ def compare_page(report: CompareReport) -> str:
     )
     head = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"{policy_element(style=STYLE, script='', images='data:')}"
+        f"{policy_element(style=STYLE, script='', images='data:')}\n"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<title>numapin compare</title><link rel="icon" href="data:,"><style>{STYLE}</style></head>'
     )

@@ -31,12 +31,14 @@ OTHERS: Final = {
     "startup_s": ("start s", 1.0, ".1f"),
     "cpu_s_per_step": ("CPU ms/step", 1e3, ".1f"),
     "memory_bytes": ("MiB", 2.0**-20, ",.0f"),
+    "peak_bytes": ("peak", 2.0**-20, ",.0f"),
     "gpu_memory_bytes": ("GPU MiB", 2.0**-20, ",.0f"),
     "remote_share": ("remote", 1.0, ".1%"),
     "gpu_busy_share": ("GPU busy", 1.0, ".0%"),
 }
 LEGEND: Final = (
-    "waits: of the time, for batches; start: until the first step; MiB: of all processes; remote: memory on other nodes"
+    "waits: of the time, for batches; start: until the first step; MiB: of all processes; peak: MiB of a rank; "
+    "remote: memory on other nodes"
 )
 _STYLES: Final = {
     Verdict.FASTER: "bold green",

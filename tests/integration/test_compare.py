@@ -66,7 +66,14 @@ class TestJobs:
         assert (first["ratio"], second["ratio"]["verdict"], report["is_complete"]) == (None, "slower", True)
         assert (first["num_runs"], first["step_unit"], first["num_ranks"]) == (3, "optimizer step", 1)
         assert second["variables"] == {"X": "1"}
-        assert first["figures"].keys() >= {"samples_per_s", "wait_share", "startup_s", "cpu_s_per_step", "memory_bytes"}
+        assert first["figures"].keys() >= {
+            "samples_per_s",
+            "wait_share",
+            "startup_s",
+            "cpu_s_per_step",
+            "memory_bytes",
+            "peak_bytes",
+        }
         step_s, samples = first["figures"]["step_s"]["median"], first["figures"]["samples_per_s"]["median"]
         assert step_s > 0.02
         assert samples == pytest.approx(4 / step_s, rel=0.5)

@@ -10,7 +10,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from numapin.cli.compare import _progress_text
+from numapin.cli.compare import progress_text
 from numapin.compare.figures import FIGURES, STEP, RunReadings, figures_of
 from numapin.compare.measure import RunProgress
 from numapin.compare.ratio import Verdict
@@ -54,7 +54,7 @@ def rank(number: int, *, step_ms: float = 10, **changes: object) -> RankSteps:
 def readings(**changes: object) -> RunReadings:
     """Return readings of a job that uses two CPUs all the time."""
     none = RunReadings(
-        started_s=2.0, cpu_at=lambda at_s: 2 * at_s, busy=(), memory_bytes=None, remote_share=None
+        started_s=2.0, cpu_at=lambda at_s: 2 * at_s, busy=(), memory_bytes=None, peak_bytes=None, remote_share=None
     )  # fmt: skip
     return replace(none, **changes)  # type: ignore[arg-type]
 
@@ -73,6 +73,7 @@ def report() -> CompareReport:
         wait_share=0.25,
         startup_s=4.0,
         memory_bytes=float(1 << 30),
+        peak_bytes=float(1 << 30),
     )
 
 
@@ -99,7 +100,8 @@ class TestFigures:
     def test_the_mean_counts_not_the_median(self) -> None:
         """A loop that waits in every fourth step is as slow as its mean says."""
         found = figures_of([rank(0, step_ns=(10 * MS, 10 * MS, 10 * MS, 50 * MS))], readings())
-        assert (found[STEP], found["step_median_s"]) == (pytest.approx(0.020), pytest.approx(0.010))
+        assert found[STEP] == pytest.approx(0.020)
+        assert found["step_median_s"] == pytest.approx(0.010)
 
     def test_gpus_count_within_the_window_only(self) -> None:
         """Readings of the GPUs before the first and after the last measured step are left out."""
@@ -176,9 +178,9 @@ class TestSchedule:
         one = RunProgress(
             number=3, total=28, variant="numapin", round=0, doing="measuring", elapsed_s=7.2, left_s=431.0
         )
-        assert _progress_text(one) == "run 3/28: numapin, measuring, 7 s; 7 min left"
+        assert progress_text(one) == "run 3/28: numapin, measuring, 7 s; 7 min left"
         first = replace(one, round=None, left_s=None)
-        assert _progress_text(first) == "first run, not counted: numapin, measuring, 7 s"
+        assert progress_text(first) == "first run, not counted: numapin, measuring, 7 s"
 
 
 class TestReport:
