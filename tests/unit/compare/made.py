@@ -65,6 +65,13 @@ def recorded_noise(*, most: float) -> list[float]:
     ]  # the middle one is 1
 
 
+def recorded_on_cpus() -> list[float]:
+    """Return how 14 runs of one command differed from their median on two busy CPUs, as factors."""
+    content = json.loads((RESULTS / "compare-aa-cpu.json").read_text())
+    values = [value for variant in content["variants"] for value in variant["figures"]["step_s"]["values"]]
+    return [value / sorted(values)[len(values) // 2] for value in values]
+
+
 def rounds(noise: Sequence[float], *, seed: int, number: int = 7, factor: float = 1.0) -> dict[int, float]:
     """Return step times by round: 20 ms times a factor, with noise."""
     chance = random.Random(seed)  # noqa: S311 - noise, no secret
