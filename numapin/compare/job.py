@@ -129,7 +129,7 @@ class _Job:
             if self._is_done():
                 return None
             if has_ended:
-                return self._end()
+                return self._end(options.settings.skip)
             if time.monotonic() > deadline_s:
                 return f"no result within {options.timeout_s:g} s: {self._progress()}; allow more time with --timeout"
             time.sleep(_POLL_S)
@@ -170,13 +170,16 @@ class _Job:
             return "measuring"
         return "first steps" if self.ranks else "starting"
 
-    def _end(self) -> str | None:
+    def _end(self, skip: int) -> str | None:
         """Return why a job that has ended has no figures; None if it ended well and has some."""
         status = self.process.returncode
         if status:
             when = f"after {self._progress()}" if self.files else "before its first step"
             return f"it {_status(status)} {when}"
-        return None if any(rank.has_steps for rank in self.ranks.values()) else f"it ended after {self._progress()}"
+        if any(rank.has_steps for rank in self.ranks.values()):
+            return None
+        skipped = f"; the first {skip} are not measured (--skip)" if self.files else ""
+        return f"it ended after {self._progress()}{skipped}"
 
     def _progress(self) -> str:
         if not self.ranks:
@@ -208,7 +211,7 @@ class _Job:
 
     def stop(self, grace_s: float) -> None:
         """End all processes of the job."""
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             self.usage.read()
             os.killpg(self.process.pid, signal.SIGTERM)
         deadline_s = time.monotonic() + grace_s
@@ -219,7 +222,7 @@ class _Job:
             self._kill()
 
     def _kill(self) -> None:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         for pid in self.usage.left():
             with suppress(ProcessLookupError, PermissionError):

@@ -124,12 +124,18 @@ class TestFailures:
     def test_if_all_fail_one_error_says_why(self, tmp_path: Path) -> None:
         """The error names each variant and its reason, and shows the last lines of output."""
         broken = script(tmp_path, "import sys; sys.exit('no such dataset')")
-        idle = script(tmp_path, "print('done')", "idle.py")
+        short = "import torch; torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1).step()"
+        idle = script(tmp_path, short, "idle.py")
         done = compare("--a", command(broken), "--b", command(idle))
         assert done.status == 1
         assert done.out == ""
         assert done.err.count("numapin: error:") == 1
-        for words in ("every variant failed", "b: it ended after no step", "no such dataset", "--logs DIR"):
+        for words in (
+            "every variant failed",
+            "b: it ended after 1 optimizer step of rank 0",
+            "no such dataset",
+            "--logs",
+        ):
             assert words in done.err
 
     def test_a_job_without_steps_is_stopped(self, tmp_path: Path) -> None:
