@@ -107,8 +107,8 @@ def _plots(report: CompareReport) -> Iterator[str]:
     if any(variant.ratio for variant in report.measured):
         yield f"<h2>Times as fast as {_text(report.baseline or '')}</h2>"
         yield (
-            "<p class=dim>Dot: estimate; line: 99 % interval. An interval beside the line at 1 is a difference, unless that "
-            "is below 1 %; one that touches this line and stays in the band is no difference.</p>"
+            "<p class=dim>Dot: estimate; line: 99 % interval. An interval beside the line at 1 is a difference, unless "
+            "that is below 1 %; one that touches this line and stays in the band is no difference.</p>"
         )
         yield _ratio_plot(report)
     yield "<h2>Step time of each run</h2><p class=dim>A dot is the mean of one run; the bar is their median.</p>"
