@@ -141,7 +141,7 @@ class _Child:
                 self._process.wait(_GRACE_S)
         self._end_session()
         self._process.wait()
-        _remove_leftovers({self._process.pid, *members})  # a dead process is not among the members
+        remove_leftovers({self._process.pid, *members})  # a dead process is not among the members
         for file in (self._stdin, self._stdout, self._errors):
             file.close()
 
@@ -215,7 +215,7 @@ def _session(leader: int) -> list[int]:
     return found
 
 
-def _remove_leftovers(pids: Iterable[int]) -> None:
+def remove_leftovers(pids: Iterable[int]) -> None:
     """Remove the batch files that torch's workers did not unlink before they ended."""
     for pid in pids:
         for path in Path("/dev/shm").glob(f"torch_{pid}_*"):  # noqa: S108 - where torch puts them

@@ -26,6 +26,7 @@ diagnostics on stderr, an exit status.
     verify.py        EDGE  numapin verify
     top.py           EDGE  numapin top
     trace.py         EDGE  numapin trace
+    compare.py       EDGE  numapin compare
     bench.py         EDGE  numapin bench
     bench_run.py     EDGE  options, progress and reports of all benchmarks
     doctor.py        EDGE  numapin doctor

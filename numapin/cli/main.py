@@ -46,6 +46,7 @@ _COMMANDS: Final = {
     "doctor": "Find what makes jobs slow or unsafe on this machine, and how to fix it.",
     "bench": "Measure copies, allocation, overlap, start-up and DataLoaders.",
     "job": "Write job scripts for Slurm, MPI, Kubernetes, PBS or LSF.",
+    "compare": "Run a script under several launchers in turn: which is faster, and how certain that is.",
     "trace": "Profile a script: where the time of each step goes, and what to change.",
     "completion": "Print the script that completes numapin's command lines in bash, zsh or fish.",
 }

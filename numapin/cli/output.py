@@ -160,6 +160,18 @@ def _print_line(text: str) -> None:
             click.echo(text, file=sys.stderr)
 
 
+def show_status(text: str) -> None:
+    """Show what is going on, in a line of a terminal that the next call or `clear_status` overwrites."""
+    if is_terminal(sys.stderr):
+        with suppress(OSError):
+            click.echo(f"\r\033[K{printable(text)}", err=True, nl=False)
+
+
+def clear_status() -> None:
+    """Remove the line of `show_status`."""
+    show_status("")
+
+
 def write(text: str, path: Path, *, option: str) -> None:
     """Write a file completely or not at all, and a device or pipe directly. Raises NumapinError with the option."""
     write_text_to(str(path), text, remedy=f"choose another file for {option}")

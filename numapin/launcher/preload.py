@@ -1,11 +1,12 @@
-"""Environment variables that bring `numapin run --dataloader numapin` and `numapin trace` into the ranks. Edge.
+"""Environment variables that bring `numapin run --dataloader numapin`, `trace` and `compare` into the ranks. Edge.
 
 Comes in: the launcher's environment and the command that each rank becomes. Goes out: the variables that make Python
 run `sitehook/sitecustomize.py` before the program, or the reason why that cannot work.
 
 Processes that a rank starts inherit the variables on purpose: they run on the rank's CPUs and memory anyway, and the
 hook thus reaches children of torch.multiprocessing, spawned workers, and the Python behind a wrapper such as
-`nsys profile python train.py`. NUMAPIN_DATALOADER=torch and NUMAPIN_TRACE= in a child's environment switch it off.
+`nsys profile python train.py`. NUMAPIN_DATALOADER=torch, NUMAPIN_TRACE= and NUMAPIN_STEPS= in a child's environment
+switch it off.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 VARIABLE: Final = "NUMAPIN_DATALOADER"
 CHOICES: Final = ("torch", "numapin", "numapin-balanced")
 TRACE_VARIABLE: Final = "NUMAPIN_TRACE"
+STEPS_VARIABLE: Final = "NUMAPIN_STEPS"
 REMEDY: Final = "put into the script: from numapin.data.install import install; install()"
 TRACE_REMEDY: Final = "use torch.profiler in the script, and read its trace with: numapin trace --read FILE"
 _FOLDER: Final = str(Path(__file__).resolve().parent / "sitehook")
@@ -41,6 +43,11 @@ def environment(choice: str, environ: Mapping[str, str], *, trace: str = "") -> 
     if wanted != _OFF:
         changes["PYTHONPATH"] = _with_hook(environ.get("PYTHONPATH", ""))
     return changes
+
+
+def steps_environment(settings: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that let any launcher's ranks count their steps, as `settings` say."""
+    return {STEPS_VARIABLE: settings, "PYTHONPATH": _with_hook(environ.get("PYTHONPATH", ""))}
 
 
 def _with_hook(path: str) -> str:

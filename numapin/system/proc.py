@@ -38,7 +38,7 @@ class Gone(Exception):  # noqa: N818 - not an error: processes end
 class Stat:
     """A process's or thread's `stat` file; field numbers are those of proc_pid_stat(5)."""
 
-    __slots__ = ("_flags", "last_cpu", "name", "num_threads", "parent", "session", "start", "state")
+    __slots__ = ("_flags", "cpu_ticks", "last_cpu", "name", "num_threads", "parent", "session", "start", "state")
 
     def __init__(self, text: str) -> None:
         """Parse the file's text; the name may hold blanks and brackets. Raises ValueError."""
@@ -52,6 +52,8 @@ class Stat:
         self.parent = int(fields[1])
         self.session = int(fields[3])
         self._flags = int(fields[6])
+        self.cpu_ticks = sum(map(int, fields[11:15]))
+        """Clock ticks of CPU time that it used, and the children that ended and that it waited for."""
         self.num_threads = int(fields[17])
         self.start = int(fields[19])
         """Clock ticks since boot; the process id and this time identify a process uniquely."""

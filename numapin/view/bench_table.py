@@ -18,7 +18,7 @@ from rich.text import Text
 from numapin.base.plural import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -63,7 +63,11 @@ def bench_table(report: BenchReport, layout: Layout) -> RenderableType:
 
 def machine_line(report: BenchReport) -> str:
     """Return the machine that was measured, in one line."""
-    machine = report.machine
+    return machine_in_words(report.machine)
+
+
+def machine_in_words(machine: Mapping[str, object]) -> str:
+    """Return a machine, as `BenchMachine` has it in JSON, in one line."""
     gpus, versions = machine.get("gpus"), machine.get("versions")
     models = Counter(map(str, gpus if isinstance(gpus, list | tuple) else ()))
     models_in_words = ", ".join(f"{count} {model}" for model, count in models.items()) or "no GPU"

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from numapin.trace.analysis import analyze
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
 from tests.trace.made import loop
+from tests.unit.compare.made import failed, report_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +38,7 @@ SCHEMAS = dict(re.findall(r"^## (numapin\.\w+/\d+)$(.*?)(?=^## |\Z)", PAGE, re.M
 ROW = re.compile(r"^\| `(?P<path>[^`]+)` \| (?P<type>[^|]+) \| (?P<meaning>[^|]+) \|$", re.MULTILINE)
 
 # Objects whose keys are data, with the page's name for the keys; and objects that are described elsewhere.
-KEYED = {"distances": "node", "bytes_by_node": "node", "figures": "figure", "parts": "part"}
+KEYED = {"variables": "name", "distances": "node", "bytes_by_node": "node", "figures": "figure", "parts": "part"}
 OPAQUE = {"requested", "settings", "versions", "details[]"}
 TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -108,6 +110,7 @@ def documents(machine_file: str) -> dict[str, list[object]]:
         "numapin.top/1": [observed[1]],
         "numapin.doctor/1": [output("doctor", "--json")],
         "numapin.bench/1": [_measured()],
+        "numapin.compare/1": [_compared()],
         "numapin.trace/1": [make_report([analyze(traced)], notes=["a note"]).to_json()],
     }
 
@@ -123,7 +126,14 @@ def _failed() -> object:
     return {**outcome_of(RanksFailed(failure)), **outcome_of(Stopped(signal.SIGTERM))}
 
 
-def _measured() -> object:
+def _compared() -> object:
+    made = report_of({"torchrun-threads": [0.2, 0.3, 0.1], "numapin": [0.1, 0.2, 0.3]}, failed("torchrun", "why"))
+    machine = _measured()["machine"]
+    noted = replace(made.variants[0], notes=("a note",))
+    return replace(made, machine=machine, notes=("a note",), variants=(noted, *made.variants[1:])).to_json()
+
+
+def _measured() -> dict[str, Any]:
     case = Case(name="a", about="b", peers=(Peer(name="p", specs=()),))
     benchmark = Benchmark(name="x", module="y", cases=(case,))
     runs = [Run(case="a", peer="p", repeat=0, figures={"s": 1.0}, details=({"k": 1},))]

@@ -197,6 +197,11 @@ _WRONG: tuple[tuple[str, ...], ...] = (
     ("bench", "loader", "--peers", HOSTILE),
     ("bench", "launch", "--peers", "torchrun", "--output", f"{HOSTILE}/x"),
     ("bench", "transfer", "--sizes", HOSTILE),
+    ("compare", HOSTILE),
+    ("compare", "--variants", HOSTILE, "x.py"),
+    ("compare", "--variant", HOSTILE, "bad.json"),
+    ("compare", "--a", f"{HOSTILE!r}", "--b", "'"),
+    ("compare", "--a", "x", "--b", "y", "--output", f"{HOSTILE}/x"),
     ("job", HOSTILE),
     ("job", "slurm", "--gpus-per-node", "1", "--job-name", HOSTILE, "x.py"),
     ("job", "slurm", "--gpus-per-node", "1", "--time", HOSTILE, "x.py"),
@@ -221,7 +226,8 @@ _WRONG_FOR_RUN: tuple[tuple[tuple[str, ...], str], ...] = (
     (("--max-restarts", HOSTILE, "bad.json"), "invalid int value"),
 )
 _COMMANDS = [
-    f"numapin.cli.{name}" for name in ("bench", "doctor", "exec", "job", "plan", "top", "topo", "trace", "verify")
+    f"numapin.cli.{name}"
+    for name in ("bench", "compare", "doctor", "exec", "job", "plan", "top", "topo", "trace", "verify")
 ]
 # Runs each command line in its own process, forked from one that has done the slow imports.
 _EACH = """

@@ -52,6 +52,8 @@ _COMMANDS: Final = {
     "bench launch": ("bench", "launch", *_QUICK, "--ranks", "1", "--peers", "torchrun,numapin"),
     "trace": ("trace", "--quiet", "--nproc-per-node", "1", "--skip", "1", "--steps", "1",
               "--output", "{out}/trace", "{trains}"),
+    "compare": ("compare", "--repeats", "1", "--skip", "1", "--steps", "2", "--nproc-per-node", "1",
+                "--variants", "torchrun,numapin", "{trains}"),
     "bench alloc": ("bench", "alloc", *_QUICK, "--sizes", "4K", "--samples", "1", "--peers", "pageable"),
     "bench exec": ("bench", "exec", *_QUICK, "--samples", "1", "--peers", "python,numapin"),
     "run": ("run", "--quiet", "--dataloader", "numapin", "--nproc-per-node", "1", "{prints}"),

@@ -59,6 +59,8 @@ PURE = (
     *(f"doctor.{name}" for name in ("model", "placement", "host", "network", "software", "advice", "examine")),
     *(f"trace.{name}" for name in ("intervals", "records", "reading", "analysis", "findings", "report", "settings")),
     *("trace.timeline", "trace.pace"),
+    *(f"compare.{name}" for name in ("settings", "window", "record", "variants", "schedule")),
+    *(f"compare.{name}" for name in ("figures", "ratio", "report")),
 )
 IMPURE = {"os", "pathlib", "subprocess", "ctypes", "torch", "pynvml", "numa", "click", "socket", "shutil", "tempfile"}
 
@@ -67,7 +69,17 @@ ONLY_IN = {
     "pynvml": ("topology.sources.nvml",),
     "ctypes": ("system", "topology.sources.libnuma"),
     "numa": ("system.calls", "topology.sources.libnuma"),
-    "torch": ("launch", "launcher", "data", "pinned", "bench.measure", "bench.machine", "trace.hook", "trace.tracer"),
+    "torch": (
+        "launch",
+        "launcher",
+        "data",
+        "pinned",
+        "bench.measure",
+        "bench.machine",
+        "trace.hook",
+        "trace.tracer",
+        "compare.hook",
+    ),
     "click": ("cli",),
     "rich": ("cli", "view"),
     "ruamel": ("jobs.manifest",),
@@ -85,6 +97,7 @@ LAYERS = (
     ("data",),
     ("pinned", "observe"),
     ("trace", "doctor", "jobs", "bench"),
+    ("compare",),
     ("view",),
     ("cli",),
     ("__main__",),

@@ -1,9 +1,10 @@
-"""The hook of `numapin run --dataloader numapin` and `numapin trace` in a rank's interpreter. Edge.
+"""The hook of `numapin run --dataloader numapin`, `trace` and `compare` in a rank's interpreter. Edge.
 
-Comes in: an interpreter that starts with this file's folder on PYTHONPATH, and NUMAPIN_DATALOADER or NUMAPIN_TRACE.
-Goes out: the same interpreter, in which the first iterator of a torch DataLoader calls `numapin.data.install.install()`
-before it is created, or `numapin.trace.hook` counts batches and optimizer steps. torch is loaded when the program
-imports it. A program that iterates no DataLoader, and is not traced, never imports numapin.
+Comes in: an interpreter that starts with this file's folder on PYTHONPATH, and NUMAPIN_DATALOADER, NUMAPIN_TRACE or
+NUMAPIN_STEPS. Goes out: the same interpreter, in which the first iterator of a torch DataLoader calls
+`numapin.data.install.install()` before it is created, or `numapin.trace.hook` or `numapin.compare.hook` counts batches
+and optimizer steps. torch is loaded when the program imports it. A program that iterates no DataLoader, and is neither
+traced nor compared, never imports numapin.
 
 Python imports only the first `sitecustomize` on its path. So this one removes its folder from the path and imports the
 name again: the module that it hides, if any, becomes `sys.modules["sitecustomize"]`. Its errors, or ModuleNotFoundError
@@ -131,6 +132,16 @@ def _trace(module: ModuleType) -> None:
         attach(module)
 
 
+def _count_steps(module: ModuleType) -> None:
+    """Let `numapin compare` count the steps of this module. If this interpreter cannot, warn."""
+    try:
+        from numapin.compare.hook import attach
+    except (ImportError, SyntaxError) as error:
+        _warn(f"cannot import numapin ({error})", "its steps are not measured", _remedy(error))
+    else:
+        attach(module)
+
+
 def _remedy(error: Exception) -> str:
     """Return what to do about an error from the import of numapin."""
     is_missing = isinstance(error, ModuleNotFoundError) and str(error.name).partition(".")[0] == "numapin"
@@ -163,7 +174,8 @@ def _callbacks() -> dict[str, Sequence[Callable[[ModuleType], None]]]:
     choices = ("numapin", "numapin-balanced")
     install = [_install_on_use] if os.environ.get("NUMAPIN_DATALOADER") in choices else []
     trace = [_trace] if os.environ.get("NUMAPIN_TRACE") else []
-    by_module = {_LOADER: install + trace, _STATEFUL: install, _OPTIMIZER: trace, _PROFILER: trace}
+    steps = [_count_steps] if os.environ.get("NUMAPIN_STEPS") else []
+    by_module = {_LOADER: install + trace + steps, _STATEFUL: install, _OPTIMIZER: trace + steps, _PROFILER: trace}
     return {name: callbacks for name, callbacks in by_module.items() if callbacks}
 
 

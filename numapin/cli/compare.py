@@ -1,0 +1,369 @@
+"""`numapin compare`: is this script faster under another launcher? Edge.
+
+Comes in: variants, a script, and what to measure. Goes out: tables or JSON (schema numapin.compare/1) on stdout, and
+files: JSON, and an HTML page with plots.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from numapin.base.folders import make_own
+from numapin.base.redact import without_secrets
+from numapin.base.stderr import say
+from numapin.cli.options import FilePath, Parsed, topology_from, with_values
+from numapin.cli.output import clear_status, emit, json_text, require_writable, say_error, show, show_status, write
+from numapin.compare.record import MOST_STEPS
+from numapin.compare.schedule import duration
+from numapin.compare.variants import (
+    DEFAULT,
+    KNOWN,
+    Script,
+    known_variant,
+    own_command,
+    own_variant,
+    parse_names,
+    require_different_names,
+)
+from numapin.errors import NumapinError, PlanError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from types import FrameType
+
+    from numapin.compare.measure import ComparedRun, RunProgress
+    from numapin.compare.report import CompareReport
+    from numapin.compare.variants import Variant
+    from numapin.plan.model import Plan
+    from numapin.topology.model import Topology
+
+_NAMES: Final = Parsed("LIST", parse_names, words=KNOWN, many=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareOptions:
+    """The parsed values of the options of `compare`, by click's names."""
+
+    variants: tuple[str, ...]
+    own: tuple[str, ...]
+    a: str | None
+    b: str | None
+    nproc_per_node: int | None
+    module: bool
+    repeats: int
+    steps: int
+    skip: int
+    seconds: float
+    margin: float
+    timeout: float
+    grace: float
+    as_json: bool
+    output: Path | None
+    html: Path | None
+    logs: Path | None
+    command: tuple[str, ...]
+
+
+def _percent(text: str) -> float:
+    """Parse "5" or "5%"."""
+    value = float(text.strip().removesuffix("%"))
+    if not 0 < value <= 100:
+        raise ValueError(f"{text!r} is not between 0 and 100 %")
+    return value / 100
+
+
+@click.command(
+    short_help="Is this script faster under another launcher?",
+    context_settings={"allow_interspersed_args": False, "show_default": True},
+)
+@click.option(
+    "--variants", type=_NAMES, default=",".join(DEFAULT), help=f"Launchers to compare, the first one with each of the "
+    f"others: {', '.join(KNOWN)}."
+)  # fmt: skip
+@click.option(
+    "--variant",
+    "own",
+    multiple=True,
+    metavar="TEXT",
+    help="Also compare a launcher with options, such as 'numapin --bind socket --no-smt' or "
+    "'OMP_NUM_THREADS=8 torchrun'. May be repeated.",
+)
+@click.option("--a", metavar="COMMAND", help="Compare two whole commands instead: the first one.")
+@click.option("--b", metavar="COMMAND", help="The second one. No shell runs them; VAR=value may precede them.")
+@click.option(
+    "--nproc-per-node", type=click.IntRange(1), metavar="N", help="Ranks of every variant (default: one per GPU)."
+)
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a Python module.")
+@click.option("--repeats", type=click.IntRange(1), default=7, help="Runs of each variant, in turn.")
+@click.option("--steps", type=click.IntRange(2, MOST_STEPS), default=100, help="Steps to measure in each run.")
+@click.option("--skip", type=click.IntRange(1, MOST_STEPS), default=10, help="First steps, which are not measured.")
+@click.option(
+    "--seconds", type=click.FloatRange(0, min_open=True), default=10.0, help="Measure no longer than this in each run."
+)
+@click.option(
+    "--margin", type=Parsed("PERCENT", _percent), default="5%",
+    help="An interval within this distance from 1 is narrow enough to say: no difference.",
+)  # fmt: skip
+@click.option("--timeout", type=click.FloatRange(1), default=600.0, help="Time limit of one run in seconds.")
+@click.option(
+    "--grace", type=click.FloatRange(0), default=15.0, help="Seconds from SIGTERM to SIGKILL when a run is stopped."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option("--output", type=FilePath(), metavar="FILE", help="Also write the report to a file.")
+@click.option("--html", type=FilePath(), metavar="FILE", help="Write a page with plots.")
+@click.option("--logs", type=FilePath(), metavar="DIR", help="Keep the output of every run in this folder.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] SCRIPT [ARGUMENTS]...")
+@with_values(CompareOptions)
+def compare(options: CompareOptions) -> None:
+    """Run an unmodified script under several launchers in turn, and say which is faster, and how certain that is.
+
+    Each run is stopped after --steps steps or --seconds seconds. The outcome for each variant is faster, slower, no
+    difference, or not enough runs to tell. It takes VARIANTS x REPEATS x (start-up + first steps + SECONDS): with the
+    defaults, and a script that starts in 10 s, about 10 minutes. Progress shows the time that is left.
+
+    \b
+    Examples:
+      numapin compare train.py --lr 0.1                   torchrun and numapin: 10 minutes
+      numapin compare --repeats 3 --seconds 5 train.py    a first look: 3 minutes
+      numapin compare --variants torchrun,numapin --html report.html train.py
+      numapin compare --variants torchrun --variant 'numapin --bind exclusive' train.py
+      numapin compare --a 'python old.py' --b 'python new.py'
+    """
+    _check(options)
+    topology = topology_from(gpu_nodes=None)
+    plan = _plan(topology, options.nproc_per_node)
+    variants = _variants(options, plan)
+    require_different_names(variants)
+    _require_hooks(variants)
+    with _exiting_on_sigterm():
+        _compare(options, variants, topology, plan)
+
+
+def _check(options: CompareOptions) -> None:
+    """Raise UsageError for options that contradict each other, before anything is started."""
+    if (options.a is None) != (options.b is None):
+        raise UsageError("--a and --b belong together", "numapin compare --a 'python old.py' --b 'python new.py'")
+    if options.a is not None and options.command:
+        raise UsageError(f"--a and --b are whole commands; {options.command[0]} belongs to neither", _help())
+    if options.a is None and not options.command:
+        raise UsageError("there is no script to run", _help())
+    if options.a is None:
+        from numapin.launcher.command import require_program
+
+        require_program(options.command[0], module=options.module, no_python=False, run_path=False)
+    for option, path in (("--output", options.output), ("--html", options.html)):
+        require_writable(path, option=option)
+    files = [os.path.realpath(path) for path in (options.output, options.html) if path is not None]
+    if len(set(files)) < len(files):
+        raise UsageError("--output and --html name the same file", "give each its own name")
+
+
+def _help() -> str:
+    return "numapin compare --help"
+
+
+def _plan(topology: Topology, num_ranks: int | None) -> Plan | None:
+    """Return numapin's plan: it has the number of ranks, and which memory is local. None: this machine has none."""
+    from numapin.plan.make import default_num_ranks, make_plan
+    from numapin.plan.request import Request
+
+    try:
+        return make_plan(topology, Request(num_ranks=num_ranks or default_num_ranks(topology)))
+    except PlanError:
+        return None
+
+
+def _variants(options: CompareOptions, plan: Plan | None) -> list[Variant]:
+    if options.a is not None and options.b is not None:
+        return [own_command(options.a, option="--a"), own_command(options.b, option="--b")]
+    script = Script(
+        words=options.command,
+        is_module=options.module,
+        num_ranks=options.nproc_per_node or (len(plan.ranks) if plan else 1),
+        num_threads=min((rank.num_threads for rank in plan.ranks), default=1) if plan else 1,
+    )
+    named = [known_variant(name, script) for name in options.variants]
+    return [*named, *(own_variant(text, script) for text in options.own)]
+
+
+def _require_hooks(variants: list[Variant]) -> None:
+    """Raise UsageError if steps cannot be counted in a command."""
+    from numapin.launcher import preload
+
+    for variant in variants:
+        reason = preload.refusal(variant.command)
+        if reason:
+            raise UsageError(f"{variant.name}: steps cannot be counted: {reason}", "leave that option out")
+
+
+@contextmanager
+def _exiting_on_sigterm() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into an exit, so that the job that runs is stopped and the report is written."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    kept = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def _compare(options: CompareOptions, variants: list[Variant], topology: Topology, plan: Plan | None) -> None:
+    from numapin.bench.machine import read_machine
+
+    comparison = _Comparison(options, variants, machine=read_machine().to_json())
+    try:
+        comparison.run(topology, plan)
+    except BaseException:  # Ctrl-C: show what was measured until now
+        comparison.finish_early()
+        raise
+    comparison.finish()
+
+
+class _Comparison:
+    """The runs until now, and where their report goes."""
+
+    def __init__(self, options: CompareOptions, variants: list[Variant], *, machine: dict[str, object]) -> None:
+        self._options, self._variants, self._machine = options, variants, machine
+        self._runs: list[ComparedRun] = []
+        self._failed: set[str] = set()
+
+    def run(self, topology: Topology, plan: Plan | None) -> None:
+        """Make all runs."""
+        from numapin.compare.job import JobOptions
+        from numapin.compare.measure import measure_all
+        from numapin.compare.settings import StepSettings
+        from numapin.topology.sources.nvml import open_loads
+
+        given = self._options
+        nodes = {rank.local_rank: rank.nodes for rank in plan.ranks} if plan else {}
+        uuids = [gpu.uuid for gpu in topology.visible_gpus if gpu.uuid is not None]
+        settings = StepSettings(folder="", skip=given.skip, steps=given.steps, seconds=given.seconds)
+        with open_loads(uuids) as loads:
+            options = JobOptions(
+                settings=settings,
+                timeout_s=given.timeout,
+                grace_s=given.grace,
+                nodes=nodes,
+                loads=loads,
+                logs=_made(given.logs),
+            )
+            for made in measure_all(self._variants, options, num_rounds=given.repeats, progress=_show_progress):
+                self._note(made)
+
+    def _note(self, made: ComparedRun) -> None:
+        clear_status()
+        if made.result.failure is not None:
+            say(f"{made.variant} failed, and is left out: {made.result.failure.partition(chr(10))[0]}")
+        if made.round is not None and made.result.failure is None:
+            step_ms = made.result.figures["step_s"] * 1000
+            left = f"; {duration(made.left_s)} left" if made.left_s else ""
+            say(f"{made.variant}, repeat {made.round + 1}: {step_ms:.2f} ms per step, in {made.took_s:.0f} s{left}")
+        self._runs.append(made)
+        self._write_json(is_complete=False)
+
+    def report(self, *, is_complete: bool) -> CompareReport:
+        """Return the report on the runs until now."""
+        from numapin.compare.report import make_report
+
+        given = self._options
+        settings = {name: getattr(given, name) for name in ("repeats", "steps", "skip", "seconds", "margin", "timeout")}
+        return make_report(
+            self._variants,
+            self._runs,
+            command=("numapin", *without_secrets(sys.argv[1:])),
+            host=os.uname().nodename,
+            date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            machine=self._machine,
+            settings=settings,
+            margin=given.margin,
+            is_complete=is_complete,
+        )
+
+    def _write_json(self, *, is_complete: bool) -> None:
+        """Write the file after every run, so that even a killed comparison leaves what it measured."""
+        if self._options.output is not None:
+            with suppress(NumapinError):  # the last write reports it
+                text = json_text(self.report(is_complete=is_complete).to_json())
+                write(text, self._options.output, option="--output")
+
+    def finish_early(self) -> None:
+        """Show what was measured, and report an error of that only: what ended the comparison decides its status."""
+        clear_status()
+        if not any(run.round is not None for run in self._runs):
+            return
+        try:
+            self._show(self.report(is_complete=False))
+        except NumapinError as error:
+            say_error(error.message, error.hint)
+
+    def finish(self) -> None:
+        """Show the report, and write the files. Raises NumapinError if there was nothing to compare."""
+        report = self.report(is_complete=True)
+        if report.measured:
+            self._show(report)
+        _require_two(report)
+
+    def _show(self, report: CompareReport) -> None:
+        if self._options.as_json:
+            emit(json_text(report.to_json()))
+        else:
+            from numapin.view.compare_table import compare_table
+
+            show(compare_table(report))
+        if self._options.output is not None:
+            write(json_text(report.to_json()), self._options.output, option="--output")
+        if self._options.html is not None:
+            from numapin.view.compare_page import compare_page
+
+            write(compare_page(report), self._options.html, option="--html")
+
+
+def _made(folder: Path | None) -> Path | None:
+    """Make the folder for logs, unless it exists. Raises NumapinError."""
+    if folder is None:
+        return None
+    try:
+        make_own(str(folder.absolute()))
+    except OSError as error:
+        raise NumapinError(f"{folder} cannot be used: {error.strerror}", "choose another with --logs DIR") from None
+    return folder.absolute()
+
+
+def _require_two(report: CompareReport) -> None:
+    """Raise NumapinError if fewer than two variants were measured."""
+    failures = {variant.name: variant.failure for variant in report.variants if variant.failure}
+    if len(report.measured) >= 2:
+        return
+    reasons = dict.fromkeys(failures.values())
+    shown = "; ".join(f"{name}: {reason.partition(chr(10))[0]}" for name, reason in failures.items())
+    detail = next(iter(reasons), "").partition("\n")[2]
+    what = "nothing could be compared" if report.measured else "every variant failed"
+    raise NumapinError(
+        f"{what}: {shown}" + (f"\n{detail}" if detail and not report.measured else ""),
+        "run the script by itself first; keep the output of every run with --logs DIR",
+    )
+
+
+def _show_progress(progress: RunProgress) -> None:
+    show_status(progress_text(progress))
+
+
+def progress_text(progress: RunProgress) -> str:
+    """Return the current run, and how long it and the rest will take."""
+    left_s = progress.left_s
+    when = "" if left_s is None else f"; {duration(left_s)} left"
+    run = "first run, not counted" if progress.round is None else f"run {progress.number}/{progress.total}"
+    return f"{run}: {progress.variant}, {progress.doing}, {duration(progress.elapsed_s)}{when}"

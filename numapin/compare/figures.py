@@ -1,0 +1,90 @@
+"""The figures of one run. Pure.
+
+Comes in: what the ranks measured, and readings of the job's processes. Goes out: figures by name; an unknown one is
+left out.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numapin.compare.record import RankSteps
+
+STEP: Final = "step_s"
+"""The figure that is compared."""
+FIGURES: Final = {
+    STEP: "time of a step: the length of the measured window by its steps, of the slowest rank",
+    "step_median_s": "the median of that rank's steps; far below the mean if a few steps take long",
+    "step_p95_s": "the time that 95 % of that rank's steps stay below",
+    "samples_per_s": "samples of all ranks per second, by the loaders' batch sizes",
+    "wait_share": "share of the time that the loop waits for a batch, over all ranks",
+    "startup_s": "time from the start of the launcher to the end of the last rank's first step",
+    "cpu_s_per_step": "CPU time of all processes of the job per step",
+    "memory_bytes": "memory of all processes after the measured steps (PSS)",
+    "peak_bytes": "the most resident memory that a rank's own process had until then",
+    "gpu_memory_bytes": "the most memory that torch allocated on a GPU",
+    "remote_share": "share of the memory that is not on the node of the rank's GPU",
+    "gpu_busy_share": "share of the time in which a kernel ran, over all GPUs (NVML)",
+}
+"""Every figure, and its meaning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReadings:
+    """What was read beside the ranks' own measurements. Times are of CLOCK_MONOTONIC; None: unknown."""
+
+    started_s: float
+    cpu_at: Callable[[float], float | None]
+    busy: Sequence[tuple[float, float]]
+    memory_bytes: int | None
+    peak_bytes: int | None
+    remote_share: float | None
+
+
+def figures_of(ranks: Sequence[RankSteps], readings: RunReadings) -> dict[str, float]:
+    """Return the figures of a run in which each of these ranks has measured steps."""
+    slowest = max(ranks, key=lambda rank: rank.window_s / len(rank.step_ns))
+    steps_s = sorted(step / 1e9 for step in slowest.step_ns)
+    found: Mapping[str, float | None] = {
+        STEP: slowest.window_s / len(slowest.step_ns),
+        "step_median_s": statistics.median(steps_s),
+        "step_p95_s": steps_s[min(int(0.95 * len(steps_s)), len(steps_s) - 1)],
+        "samples_per_s": _samples_per_s(ranks),
+        "wait_share": _wait_share(ranks),
+        "startup_s": max((rank.first_ns or 0) / 1e9 for rank in ranks) - readings.started_s,
+        "cpu_s_per_step": _cpu_s_per_step(slowest, readings),
+        "memory_bytes": readings.memory_bytes,
+        "peak_bytes": readings.peak_bytes,
+        "gpu_memory_bytes": max((rank.gpu_memory_bytes for rank in ranks if rank.gpu_memory_bytes), default=None),
+        "remote_share": readings.remote_share,
+        "gpu_busy_share": _busy_share(slowest, readings),
+    }
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def _samples_per_s(ranks: Sequence[RankSteps]) -> float | None:
+    rates = [rank.num_samples / rank.window_s for rank in ranks if rank.num_samples]
+    return sum(rates) if len(rates) == len(ranks) else None
+
+
+def _wait_share(ranks: Sequence[RankSteps]) -> float | None:
+    """Return the mean over the ranks; None without a DataLoader of torch, because the loop may wait elsewhere."""
+    if not any(rank.num_batches for rank in ranks):
+        return None
+    return statistics.fmean(rank.waited_ns / 1e9 / rank.window_s for rank in ranks)
+
+
+def _cpu_s_per_step(rank: RankSteps, readings: RunReadings) -> float | None:
+    begin, end = readings.cpu_at((rank.begin_ns or 0) / 1e9), readings.cpu_at(rank.end_ns / 1e9)
+    return None if begin is None or end is None else max(end - begin, 0.0) / len(rank.step_ns)
+
+
+def _busy_share(rank: RankSteps, readings: RunReadings) -> float | None:
+    begin_s, end_s = (rank.begin_ns or 0) / 1e9, rank.end_ns / 1e9
+    shares = [share for at_s, share in readings.busy if begin_s < at_s <= end_s]
+    return statistics.fmean(shares) if shares else None

@@ -1,0 +1,88 @@
+"""What a rank measured, as data. Pure.
+
+Comes in: the rank's window and counts, or the text of its file. Goes out: the other of the two. Times are nanoseconds
+of CLOCK_MONOTONIC, which all processes of a host share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Final
+
+from numapin.base.records import AtMost
+
+SCHEMA: Final = "numapin.steps/1"
+MOST_STEPS: Final = 10_000
+
+
+class Phase(StrEnum):
+    """How far a rank is."""
+
+    STARTED = "started"
+    """It has stepped."""
+    MEASURING = "measuring"
+    DONE = "done"
+    ENDED = "ended"
+    """The script ended before the last step that was asked for."""
+
+
+class StepUnit(StrEnum):
+    """What counts as a step."""
+
+    OPTIMIZER_STEP = "optimizer step"
+    BATCH = "batch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSteps:
+    """The measured steps of one rank, and what happened during them. None: unknown.
+
+    Attributes:
+        rank: The global rank.
+        local_rank: The rank on this host.
+        num_ranks: The number of ranks of the job.
+        restart: How often the launcher has restarted the ranks.
+        pid: The process that steps.
+        phase: How far the rank is.
+        unit: What counts as a step.
+        num_seen: The number of all steps until now.
+        first_ns: The end of the first step.
+        begin_ns: The begin of the window.
+        step_ns: The time of each step in the window.
+        waited_ns: The time that the loop was inside `next()` of a DataLoader during the window.
+        num_batches: The number of batches that it took then.
+        num_samples: The number of samples in them, by the loader's batch size.
+        gpu_memory_bytes: The most memory that torch has allocated on the rank's GPU.
+    """
+
+    rank: int
+    local_rank: int
+    num_ranks: int
+    restart: int
+    pid: int
+    phase: Phase
+    unit: StepUnit
+    num_seen: int
+    first_ns: int | None
+    begin_ns: int | None
+    step_ns: Annotated[tuple[int, ...], AtMost(MOST_STEPS)]
+    waited_ns: int
+    num_batches: int
+    num_samples: int | None
+    gpu_memory_bytes: int | None
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether the rank has measured steps, and measures no more."""
+        return self.phase in (Phase.DONE, Phase.ENDED) and len(self.step_ns) > 0
+
+    @property
+    def window_s(self) -> float:
+        """The length of the window."""
+        return sum(self.step_ns) / 1e9
+
+    @property
+    def end_ns(self) -> int:
+        """The end of the last step of the window."""
+        return (self.begin_ns or 0) + sum(self.step_ns)

@@ -1,0 +1,58 @@
+"""The steps of a loop that are measured: those after the first few, until there are enough. Pure.
+
+Comes in: the times at which steps end. Goes out: when the window begins and ends, and the time of each step in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+_FEWEST: int = 2  # steps: one step is no average
+
+
+@dataclass(slots=True, kw_only=True)
+class StepWindow:
+    """The steps of one kind. The window begins with the end of step number `skip`. Times are in nanoseconds."""
+
+    skip: int
+    steps: int
+    limit_ns: int
+    num_seen: int = 0
+    first_ns: int | None = None
+    begin_ns: int | None = None
+    ends_ns: list[int] = field(default_factory=list)
+    is_done: bool = False
+
+    def is_border(self, now_ns: int) -> bool:
+        """Return whether a step that ends now begins or ends the window, so that the GPU has to catch up first."""
+        if self.begin_ns is None:
+            return self.num_seen + 1 >= self.skip
+        return self._is_last(self.begin_ns, now_ns)
+
+    def stepped(self, now_ns: int) -> bool:
+        """Note the end of a step. Return whether it is the first one, begins the window, or ends it."""
+        if self.is_done:
+            return False
+        self.num_seen += 1
+        if self.first_ns is None:
+            self.first_ns = now_ns
+        if self.begin_ns is None:
+            begins = self.num_seen >= self.skip
+            self.begin_ns = now_ns if begins else None
+            return begins or self.num_seen == 1
+        self.is_done = self._is_last(self.begin_ns, now_ns)
+        self.ends_ns.append(now_ns)
+        return self.is_done
+
+    def _is_last(self, begin_ns: int, now_ns: int) -> bool:
+        num_steps = len(self.ends_ns) + 1
+        is_late = now_ns - begin_ns >= self.limit_ns and num_steps >= _FEWEST
+        return num_steps >= self.steps or is_late
+
+    @property
+    def step_ns(self) -> tuple[int, ...]:
+        """The time of each step in the window."""
+        if self.begin_ns is None:
+            return ()
+        starts = [self.begin_ns, *self.ends_ns]
+        return tuple(end - start for start, end in zip(starts, self.ends_ns, strict=False))

@@ -1,0 +1,120 @@
+"""A report of `numapin compare` as tables. Pure.
+
+Comes in: a `CompareReport`. Goes out: the step times and their ratios, the other figures, and the outcome in words.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from numapin.base import quoting
+from numapin.compare.ratio import Verdict
+from numapin.compare.report import verdict_line
+from numapin.view.bench_table import machine_in_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+
+    from numapin.bench.model import Spread
+    from numapin.compare.report import CompareReport, VariantResult
+
+# Figure -> heading, factor and format.
+OTHERS: Final = {
+    "samples_per_s": ("samples/s", 1.0, ",.0f"),
+    "wait_share": ("waits", 1.0, ".1%"),
+    "startup_s": ("start s", 1.0, ".1f"),
+    "cpu_s_per_step": ("CPU ms/step", 1e3, ".1f"),
+    "memory_bytes": ("MiB", 2.0**-20, ",.0f"),
+    "peak_bytes": ("peak", 2.0**-20, ",.0f"),
+    "gpu_memory_bytes": ("GPU MiB", 2.0**-20, ",.0f"),
+    "remote_share": ("remote", 1.0, ".1%"),
+    "gpu_busy_share": ("GPU busy", 1.0, ".0%"),
+}
+LEGEND: Final = (
+    "waits: of the time, for batches; start: until the first step; MiB: of all processes; peak: MiB of a rank; "
+    "remote: memory on other nodes"
+)
+_STYLES: Final = {
+    Verdict.FASTER: "bold green",
+    Verdict.SLOWER: "bold red",
+    Verdict.NO_DIFFERENCE: "bold",
+    Verdict.UNKNOWN: "bold yellow",
+}
+
+
+def compare_table(report: CompareReport) -> RenderableType:
+    """Return the machine, the tables, and a line per variant."""
+    parts: list[RenderableType] = [Text(machine_in_words(report.machine)), *_commands(report)]
+    if report.measured:
+        parts += [Text(), _steps(report), Text(), _others(report), Text(LEGEND, style="dim")]
+    return Group(*parts, Text(), *_outcomes(report), *_notes(report))
+
+
+def _commands(report: CompareReport) -> Iterator[Text]:
+    for variant in report.variants:
+        yield Text(f"{variant.name}: ", style="bold").append(quoting.join(variant.command), style="not bold")
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, heading in enumerate(headings):
+        table.add_column(Text(heading), justify="left" if number == 0 else "right", no_wrap=number > 0, overflow="fold")
+    return table
+
+
+def _steps(report: CompareReport) -> Table:
+    against = f"x {report.baseline}"
+    table = _table("variant", "runs", "step ms [lowest, highest]", against, "99 % interval")
+    for variant in report.measured:
+        ratio, step = variant.ratio, variant.figures["step_s"]
+        interval = "-" if ratio is None or ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
+        times = "1" if ratio is None else f"{ratio.ratio:.3f}"
+        table.add_row(variant.name, str(variant.num_runs), step_ms(step), times, interval)
+    return table
+
+
+def step_ms(step: Spread) -> str:
+    """Return the step times of a variant's runs in milliseconds."""
+    digits = 2 if step.median < 0.1 else 1
+    median, low, high = (f"{value * 1000:.{digits}f}" for value in (step.median, step.low, step.high))
+    return f"{median} [{low}, {high}]"
+
+
+def _others(report: CompareReport) -> Table:
+    shown = [name for name in OTHERS if any(name in variant.figures for variant in report.measured)]
+    table = _table("variant", *(OTHERS[name][0] for name in shown))
+    for variant in report.measured:
+        table.add_row(variant.name, *(figure_text(variant, name) for name in shown))
+    return table
+
+
+def figure_text(variant: VariantResult, name: str) -> str:
+    """Return the median of a figure in its unit; "-" if it is unknown."""
+    _, factor, form = OTHERS[name]
+    return format(variant.figures[name].median * factor, form) if name in variant.figures else "-"
+
+
+def _outcomes(report: CompareReport) -> Iterator[Text]:
+    for variant in report.variants:
+        if variant.ratio is not None:
+            yield Text(verdict_line(variant), style=_STYLES[variant.ratio.verdict])
+
+
+def _notes(report: CompareReport) -> Iterator[Text]:
+    """Yield what failed, and what a reader has to know."""
+    for variant in report.variants:
+        if variant.failure is not None:
+            when = f"failed after {variant.num_runs} runs" if variant.num_runs else "failed"
+            first, *lines = variant.failure.split("\n")
+            yield Text(f"{variant.name} {when}: {first}", style="red")
+            yield from (Text(line) for line in lines)
+        yield from (Text(f"note: {variant.name}: {note}") for note in variant.notes)
+    yield from (Text(f"note: {note}") for note in report.notes)
+    if not report.is_complete:
+        yield Text("note: stopped early; these are the runs that had ended")

@@ -1,0 +1,295 @@
+"""`numapin compare` with real jobs on the CPU: what is measured, stopped, shown and left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from numapin.base.records import read_record
+from numapin.compare.record import SCHEMA, Phase, RankSteps, StepUnit
+from numapin.compare.settings import StepSettings
+from numapin.launcher.preload import steps_environment
+from tests.integration.launching import NUMAPIN, Done, call, environment, script
+from tests.waiting import gone, wait_until
+
+TRAIN = """
+import os, pathlib, sys, time, torch
+from torch.utils.data import DataLoader
+if __name__ == "__main__":
+    pathlib.Path(sys.argv[1], f"pid-{os.getpid()}").touch()
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    while True:
+        for x in DataLoader(torch.ones(64, 8), batch_size=4):
+            time.sleep(float(sys.argv[2]))
+            optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()
+"""
+QUICK = ("--skip", "2", "--steps", "8", "--grace", "20", "--timeout", "100")
+
+
+def compare(*arguments: str) -> Done:
+    """Run the command."""
+    return call(*NUMAPIN, "compare", *QUICK, *arguments, TMPDIR=os.environ.get("TMPDIR", "/tmp"))  # noqa: S108
+
+
+def command(path: str, *arguments: object) -> str:
+    """Return a command line for --a or --b."""
+    return " ".join([sys.executable, path, *map(str, arguments)])
+
+
+def pids(folder: Path) -> list[int]:
+    """Return the processes that ran the script."""
+    return [int(path.name.removeprefix("pid-")) for path in folder.glob("pid-*")]
+
+
+class TestJobs:
+    """Jobs that are run, measured and stopped."""
+
+    def test_a_slower_command_is_found(self, tmp_path: Path) -> None:
+        """A script whose steps take four times as long is slower; every file is written, and every job is stopped."""
+        path = script(tmp_path, TRAIN)
+        files = ("--output", str(tmp_path / "out.json"), "--html", str(tmp_path / "out.html"))
+        pair = ("--a", command(path, tmp_path, 0.02), "--b", f"X=1 {command(path, tmp_path, 0.08)}")
+        done = compare("--repeats", "3", *files, "--logs", str(tmp_path / "logs"), *pair)
+        assert done.status == 0, done.err
+        assert "b is slower" in done.out
+        assert "stopped early" not in done.out
+        report = json.loads((tmp_path / "out.json").read_text())
+        first, second = report["variants"]
+        assert (first["ratio"], second["ratio"]["verdict"], report["is_complete"]) == (None, "slower", True)
+        assert (first["num_runs"], first["step_unit"], first["num_ranks"]) == (3, "optimizer step", 1)
+        assert second["variables"] == {"X": "1"}
+        assert first["figures"].keys() >= {
+            "samples_per_s",
+            "wait_share",
+            "startup_s",
+            "cpu_s_per_step",
+            "memory_bytes",
+            "peak_bytes",
+        }
+        step_s, samples = first["figures"]["step_s"]["median"], first["figures"]["samples_per_s"]["median"]
+        assert step_s > 0.02
+        assert samples == pytest.approx(4 / step_s, rel=0.5)
+        assert all(len(run["steps_s"]) == 8 for variant in report["variants"] for run in variant["runs"])
+        assert "b is slower" in (tmp_path / "out.html").read_text()
+        assert len(list((tmp_path / "logs").iterdir())) == 7  # one of them is not counted
+        assert len(pids(tmp_path)) == 7
+        assert all(map(gone, pids(tmp_path)))
+
+    def test_identical_commands_do_not_differ(self, tmp_path: Path) -> None:
+        """A command and itself are no different, or there are too few runs to tell on a busy machine."""
+        path = script(tmp_path, TRAIN)
+        same = command(path, tmp_path, 0.05)
+        done = compare("--repeats", "3", "--json", "--a", same, "--b", same)
+        assert done.status == 0, done.err
+        assert json.loads(done.out)["variants"][1]["ratio"]["verdict"] in ("no difference", "not enough runs to tell")
+
+    def test_launchers_of_an_unmodified_script(self) -> None:
+        """Torchrun and numapin's loader run the example with two ranks, whose steps, samples and waits are measured."""
+        example = str(Path(__file__).resolve().parents[2] / "examples" / "train_unmodified.py")
+        launchers = ("--variants", "torchrun,torchrun-threads,numapin-loader", "--nproc-per-node", "2")
+        done = compare("--repeats", "1", "--json", *launchers, "--", example, "--epochs", "50", "--batch-size", "16")
+        assert done.status == 0, done.err
+        report = json.loads(done.out)
+        assert [variant["num_ranks"] for variant in report["variants"]] == [2, 2, 2]
+        assert all("OMP_NUM_THREADS" in variant["variables"] for variant in report["variants"][1:2])
+        for variant in report["variants"]:
+            figures = variant["figures"]
+            assert figures["samples_per_s"]["median"] == pytest.approx(32 / figures["step_s"]["median"], rel=0.5)
+            assert 0 < figures["wait_share"]["median"] <= 1
+
+
+class TestFailures:
+    """Variants that fail, and comparisons that are interrupted."""
+
+    def test_a_failure_is_shown_once_and_the_rest_goes_on(self, tmp_path: Path) -> None:
+        """A variant that fails is left out; with only one left there is nothing to compare, and the status is 1."""
+        path, broken = script(tmp_path, TRAIN), script(tmp_path, "raise SystemExit('no such dataset')", "broken.py")
+        one = ("--a", command(path, tmp_path, 0.01), "--b", command(broken))
+        done = compare("--repeats", "3", *one)
+        assert done.status == 1
+        assert done.err.count("b failed, and is left out: it ended with status 1") == 1
+        assert done.out.count("no such dataset") == 1
+        assert "nothing could be compared: b: it ended with status 1" in done.err
+        assert "Traceback" not in done.err
+        assert len(pids(tmp_path)) == 2
+
+    def test_if_all_fail_one_error_says_why(self, tmp_path: Path) -> None:
+        """The error names each variant and its reason, and shows the last lines of output."""
+        broken = script(tmp_path, "import sys; sys.exit('no such dataset')")
+        short = "import torch; torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1).step()"
+        idle = script(tmp_path, short, "idle.py")
+        done = compare("--a", command(broken), "--b", command(idle))
+        assert done.status == 1
+        assert done.out == ""
+        assert done.err.count("numapin: error:") == 1
+        for words in (
+            "every variant failed",
+            "b: it ended after 1 optimizer step of rank 0",
+            "no such dataset",
+            "--logs",
+        ):
+            assert words in done.err
+
+    def test_a_job_without_steps_is_stopped(self, tmp_path: Path) -> None:
+        """After --timeout seconds a job that does not step is stopped, and the message says that no step was seen."""
+        sleeping = script(tmp_path, "import time; time.sleep(1000)")
+        done = call(*NUMAPIN, "compare", "--timeout", "2", "--a", command(sleeping), "--b", "nowhere-such-program")
+        assert done.status == 1
+        assert "no result within 2 s: no step" in done.err
+        assert "nowhere-such-program cannot be started" in done.err
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_an_interrupt_keeps_what_was_measured(self, tmp_path: Path, number: int) -> None:
+        """Ctrl-C and SIGTERM stop the job that runs, and the report of the runs before it is shown and written."""
+        path, output = script(tmp_path, TRAIN), tmp_path / "out.json"
+        pair = [f"--{name}={command(path, tmp_path, 0.02)}" for name in "ab"]
+        process = subprocess.Popen(
+            [*NUMAPIN, "compare", *QUICK, "--repeats", "50", "--output", str(output), *pair],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment(),
+        )
+
+        def runs() -> int:
+            with suppress(OSError, ValueError):
+                return sum(variant["num_runs"] for variant in json.loads(output.read_text())["variants"])
+            return 0
+
+        try:
+            assert wait_until(lambda: runs() >= 3, limit_s=120), "three runs end"
+            num_started = len(pids(tmp_path))
+            assert wait_until(lambda: len(pids(tmp_path)) > num_started, limit_s=60), "another run starts"
+            process.send_signal(number)
+            out = process.communicate(timeout=60)[0]
+        finally:
+            process.kill()
+        assert process.returncode == (-number if number == signal.SIGINT else 128 + number)
+        assert "stopped early" in out
+        report = json.loads(output.read_text())
+        assert not report["is_complete"]
+        assert runs() >= 3
+        assert wait_until(lambda: all(map(gone, pids(tmp_path))), limit_s=30), "no job is left"
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ((), "there is no script to run"),
+            (("--a", "x"), "--a and --b belong together"),
+            (("--a", "x", "--b", "y", "train.py"), "train.py belongs to neither"),
+            (("missing.py",), "missing.py does not exist"),
+            (("--variants", "torchrn", "x.py"), "did you mean"),
+            (("--variants", "torchrun", "{path}"), "needs two variants"),
+            (("--variant", "mpirun -n 2", "{path}"), "begins with neither torchrun nor numapin"),
+            (("--a", "python -I x.py", "--b", "python x.py"), "steps cannot be counted"),
+            (("--margin", "0", "{path}"), "not between 0 and 100"),
+        ],
+    )
+    def test_wrong_command_lines(self, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+        """Each mistake is a usage error that says what is wrong, before anything is started."""
+        path = script(tmp_path, "print('ran')")
+        done = call(*NUMAPIN, "compare", *(word.format(path=path) for word in arguments), cwd=tmp_path)
+        assert done.status == 2, done.err
+        assert words in done.err
+
+
+def measured(folder: Path, text: str, *, steps: int = 5) -> RankSteps:
+    """Run a script to its end with the hook, and return what it measured."""
+    settings = StepSettings(folder=str(folder), skip=2, steps=steps, seconds=60)
+    variables = steps_environment(settings.to_text(), environment())
+    done = call(sys.executable, script(folder, text), cwd=folder, **variables)
+    assert done.status == 0, done.err
+    assert done.err == ""
+    (path,) = folder.glob("rank-*.json")
+    return read_record(RankSteps, path.read_text(), source=path.name, hint="", schema=SCHEMA)
+
+
+HEAD = """
+import threading, time, torch
+from torch.utils.data import DataLoader
+data = torch.ones(40, 8)
+"""
+
+
+class TestSteps:
+    """What counts as a step."""
+
+    def test_an_evaluation_before_the_training_is_not_measured(self, tmp_path: Path) -> None:
+        """In a program with an optimizer, batches are not steps, even if many come before its first step."""
+        steps = measured(
+            tmp_path,
+            HEAD
+            + """
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x in DataLoader(data, batch_size=1): pass
+for x in DataLoader(data, batch_size=4):
+    time.sleep(0.01); model(x).sum().backward(); optimizer.step()
+""",
+        )
+        assert (steps.unit, steps.phase, len(steps.step_ns)) == (StepUnit.OPTIMIZER_STEP, Phase.DONE, 5)
+        assert (steps.num_batches, steps.num_samples) == (5, 20)
+        assert min(steps.step_ns) > 10 * 10**6
+        assert steps.waited_ns < sum(steps.step_ns)
+
+    def test_batches_are_the_steps_of_a_program_without_an_optimizer(self, tmp_path: Path) -> None:
+        """Inference steps when it takes a batch; a script that ends early leaves what it did."""
+        steps = measured(tmp_path, HEAD + "for x in DataLoader(data, batch_size=4): time.sleep(0.01)", steps=100)
+        assert (steps.unit, steps.phase, steps.num_seen) == (StepUnit.BATCH, Phase.ENDED, 10)
+        assert len(steps.step_ns) == 8
+
+    def test_workers_and_threads_do_not_count(self, tmp_path: Path) -> None:
+        """Neither the workers of a loader, nor a loop beside the first one, add steps; samples are the loop's."""
+        steps = measured(
+            tmp_path,
+            HEAD
+            + """
+model = torch.nn.Linear(8, 8)
+optimizer, other = (torch.optim.SGD(model.parameters(), 0.1) for _ in range(2))
+def beside():
+    while True: optimizer.step(); time.sleep(0.001)
+if __name__ == "__main__":
+    optimizer.step()
+    threading.Thread(target=beside, daemon=True).start()
+    for x in DataLoader(data, batch_size=4, num_workers=1):
+        time.sleep(0.01); model(x).sum().backward(); optimizer.step(); other.step()
+""",
+        )
+        assert len(steps.step_ns) == 5
+        assert steps.num_samples == 20
+        assert min(steps.step_ns) > 10 * 10**6
+
+    def test_the_hook_costs_microseconds(self, tmp_path: Path) -> None:
+        """Counting a step with one batch takes less than 100 us of CPU time, even on a busy machine."""
+        took = measured(
+            tmp_path,
+            HEAD
+            + """
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+from numapin.compare import hook
+for x in DataLoader(torch.ones(3000, 1), batch_size=1): optimizer.step()
+began = time.process_time()
+for _ in range(1000):
+    hook._count(lambda meter: meter.batch(1000, 1)); hook._count(lambda meter: meter.optimizer_step(optimizer))
+took_us = (time.process_time() - began) * 1000
+assert took_us < 100, took_us
+""",
+            steps=9000,
+        )
+        assert took.num_seen == 4000
+
+
+def test_the_command_starts_without_torch() -> None:
+    """Its help does not import torch."""
+    code = "import sys; from numapin.cli.main import numapin; numapin(['compare', '--help'], standalone_mode=False)"
+    done = call(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)")
+    assert done.status == 0, done.err

@@ -1,0 +1,237 @@
+"""What a comparison says: figures of a run, variants, the order of the runs, outcomes, tables, the page."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from numapin.cli.compare import progress_text
+from numapin.compare.figures import FIGURES, STEP, RunReadings, figures_of
+from numapin.compare.measure import RunProgress
+from numapin.compare.ratio import Verdict
+from numapin.compare.record import Phase, RankSteps, StepUnit
+from numapin.compare.report import CompareReport, verdict_line
+from numapin.compare.schedule import Estimate, duration, turns
+from numapin.compare.usage import between
+from numapin.compare.variants import DEFAULT, KNOWN, known_variant, own_command, own_variant, parse_names
+from numapin.compare.variants import require_different_names as require
+from numapin.errors import UsageError
+from numapin.view.compare_page import compare_page
+from numapin.view.compare_table import OTHERS, compare_table
+from tests.unit.compare.made import SCRIPT, failed, report_of
+
+MS = 10**6
+FASTER, SAME, UNKNOWN = "numapin", "torchrun-threads", "numapin-loader"
+
+
+def rank(number: int, *, step_ms: float = 10, **changes: object) -> RankSteps:
+    """Return a rank with ten measured steps of 64 samples, a quarter of whose time is waiting."""
+    one = RankSteps(
+        rank=number,
+        local_rank=number,
+        num_ranks=2,
+        restart=0,
+        pid=100 + number,
+        phase=Phase.DONE,
+        unit=StepUnit.OPTIMIZER_STEP,
+        num_seen=20,
+        first_ns=5000 * MS,
+        begin_ns=6000 * MS,
+        step_ns=(int(step_ms * MS),) * 10,
+        waited_ns=int(2.5 * step_ms * MS),
+        num_batches=10,
+        num_samples=640,
+        gpu_memory_bytes=1 << 30,
+    )
+    return replace(one, **changes)  # type: ignore[arg-type]
+
+
+def readings(**changes: object) -> RunReadings:
+    """Return readings of a job that uses two CPUs all the time."""
+    none = RunReadings(
+        started_s=2.0, cpu_at=lambda at_s: 2 * at_s, busy=(), memory_bytes=None, peak_bytes=None, remote_share=None
+    )  # fmt: skip
+    return replace(none, **changes)  # type: ignore[arg-type]
+
+
+def report() -> CompareReport:
+    """Return a report with every outcome."""
+    return report_of(
+        {
+            "torchrun": (0.0200, 0.0201, 0.0199, 0.0200, 0.0202, 0.0200, 0.0199),
+            SAME: (0.0201, 0.0200, 0.0199, 0.0201, 0.0201, 0.0200, 0.0200),
+            FASTER: (0.0100, 0.0101, 0.0100, 0.0099, 0.0100, 0.0101, 0.0100),
+            UNKNOWN: (0.0150, 0.0250, 0.0200, 0.0260, 0.0190, 0.0310, 0.0170),
+        },
+        failed("torchrun-node", "it ended with status 1\n    numactl: not found"),
+        samples_per_s=3200.0,
+        wait_share=0.25,
+        startup_s=4.0,
+        memory_bytes=float(1 << 30),
+        peak_bytes=float(1 << 30),
+    )
+
+
+class TestFigures:
+    """The figures of one run."""
+
+    def test_the_slowest_rank_counts(self) -> None:
+        """The step time is the slowest rank's, samples are those of all ranks, and the wait is their mean."""
+        found = figures_of([rank(0), rank(1, step_ms=20, waited_ns=0)], readings())
+        assert found[STEP] == pytest.approx(0.020)
+        assert found["samples_per_s"] == pytest.approx(6400 + 3200)
+        assert found["wait_share"] == pytest.approx(0.125)
+        assert found["startup_s"] == pytest.approx(3.0)
+        assert found["cpu_s_per_step"] == pytest.approx(0.040)
+        assert found["gpu_memory_bytes"] == 1 << 30
+        assert found.keys() <= FIGURES.keys()
+
+    def test_what_is_unknown_is_left_out(self) -> None:
+        """Without a loader of torch, a GPU or readings, only times are there."""
+        bare = rank(0, num_batches=0, num_samples=None, gpu_memory_bytes=None)
+        found = figures_of([bare], readings(cpu_at=lambda _: None))
+        assert found.keys() == {STEP, "step_median_s", "step_p95_s", "startup_s"}
+
+    def test_the_mean_counts_not_the_median(self) -> None:
+        """A loop that waits in every fourth step is as slow as its mean says."""
+        found = figures_of([rank(0, step_ns=(10 * MS, 10 * MS, 10 * MS, 50 * MS))], readings())
+        assert found[STEP] == pytest.approx(0.020)
+        assert found["step_median_s"] == pytest.approx(0.010)
+
+    def test_gpus_count_within_the_window_only(self) -> None:
+        """Readings of the GPUs before the first and after the last measured step are left out."""
+        busy = ((5.9, 0.0), (6.05, 0.8), (6.08, 0.6), (6.2, 0.0))
+        assert figures_of([rank(0)], readings(busy=busy))["gpu_busy_share"] == pytest.approx(0.7)
+
+    def test_cpu_time_is_read_between_two_readings(self) -> None:
+        """CPU time between readings is in proportion; outside of them it is unknown."""
+        assert between([(1.0, 10.0), (2.0, 20.0)], 1.5) == 15.0
+        assert between([(1.0, 10.0), (2.0, 20.0)], 2.5) is None
+
+
+class TestVariants:
+    """Names and texts as command lines."""
+
+    @pytest.mark.parametrize("name", KNOWN)
+    def test_known_variants_run_the_script_on_equal_ranks(self, name: str) -> None:
+        """Each known variant starts the same number of ranks of the same script."""
+        variant = known_variant(name, SCRIPT)
+        assert variant.command[-3:] == SCRIPT.words
+        assert variant.command[variant.command.index("--nproc-per-node") + 1] == "2"
+        assert shlex.join(variant.shown).endswith("train.py --lr 0.1")
+
+    def test_threads_are_numapins(self) -> None:
+        """One variant is torchrun with the number of threads that numapin gives a rank."""
+        assert known_variant("torchrun-threads", SCRIPT).variables == {"OMP_NUM_THREADS": "8"}
+        assert "torchrun-threads" in DEFAULT
+
+    def test_own_variants(self) -> None:
+        """A text names variables, a launcher and its options; `numapin run` is `numapin`."""
+        variant = own_variant("OMP_NUM_THREADS=4 A='b c' numapin run --bind socket", SCRIPT)
+        assert variant.variables == {"OMP_NUM_THREADS": "4", "A": "b c"}
+        assert variant.shown[2:] == ("numapin", "run", "--nproc-per-node", "2", "--bind", "socket", *SCRIPT.words)
+        module = replace(SCRIPT, is_module=True)
+        assert own_variant("torchrun", module).shown[-4:] == ("-m", *SCRIPT.words)
+        command = own_command("X=1 python 'a b.py'", option="--a")
+        assert (command.name, command.command, command.variables) == ("a", ("python", "a b.py"), {"X": "1"})
+
+    @pytest.mark.parametrize("text", ["accelerate launch", "A=1", "", "torchrun 'x"])
+    def test_wrong_texts_are_usage_errors(self, text: str) -> None:
+        """Another launcher, no launcher, or an open quote is an error that says what to write."""
+        with pytest.raises(UsageError) as caught:
+            own_variant(text, SCRIPT)
+        assert caught.value.hint
+
+    def test_a_comparison_takes_two_different_variants(self) -> None:
+        """One variant, or the same one twice, is an error; unknown names are, too."""
+        one = known_variant("torchrun", SCRIPT)
+        for variants in ([one], [one, one]):
+            with pytest.raises(UsageError):
+                require(variants)
+        with pytest.raises(ValueError, match="is not one of torchrun"):
+            parse_names("torchrun,torchrn")
+
+
+class TestSchedule:
+    """The order of the runs, and the time left."""
+
+    def test_every_other_round_runs_backwards(self) -> None:
+        """Each variant runs once a round, and first as often as last."""
+        assert list(turns("ab", 3)) == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
+
+    def test_the_time_left_is_what_earlier_runs_took(self) -> None:
+        """A variant takes as long as before; one without a run, as long as the others."""
+        estimate = Estimate()
+        assert estimate.left_s(["a"]) is None
+        for name, took_s in (("a", 10), ("a", 12), ("b", 30)):
+            estimate.note(name, took_s)
+        assert estimate.left_s(["a", "b", "c"]) == 11 + 30 + 12
+        assert [duration(s) for s in (40, 600, 3900)] == ["40 s", "10 min", "1 h 05 min"]
+
+    def test_progress_says_what_runs_and_how_long_it_takes(self) -> None:
+        """The line has the run's number, the variant, what it does, and the time left once that is known."""
+        one = RunProgress(
+            number=3, total=28, variant="numapin", round=0, doing="measuring", elapsed_s=7.2, left_s=431.0
+        )
+        assert progress_text(one) == "run 3/28: numapin, measuring, 7 s; 7 min left"
+        first = replace(one, round=None, left_s=None)
+        assert progress_text(first) == "first run, not counted: numapin, measuring, 7 s"
+
+
+class TestReport:
+    """Outcomes in words, in tables and on the page."""
+
+    def test_outcomes(self) -> None:
+        """Each variant is faster, no different or unknown, in words that name the baseline and the interval."""
+        lines = {variant.name: verdict_line(variant) for variant in report().variants}
+        assert re.match(r"numapin is faster: 2\.00x \[1\.9\d, 2\.0\d\] as fast as torchrun$", lines[FASTER])
+        assert re.match(r"torchrun-threads: no difference from torchrun: 1\.00x .* [\d.]+% or more", lines[SAME])
+        assert "not enough runs to tell" in lines[UNKNOWN]
+        assert lines["torchrun-node"] == "torchrun-node: not measured"
+
+    def test_a_failed_baseline_is_replaced(self) -> None:
+        """If the first variant failed, the others are compared with the next one, and a note says so."""
+        made = report_of({"numapin": [0.1] * 5, "numapin-loader": [0.05] * 5}, failed("torchrun", "it broke"))
+        assert made.baseline == "numapin"
+        ratios = {variant.name: variant.ratio for variant in made.variants}
+        assert ratios["numapin-loader"] is not None
+        assert ratios["numapin-loader"].verdict is Verdict.FASTER
+        assert ratios["torchrun"] is None
+
+    def test_uneven_steps_and_unequal_work_are_noted(self) -> None:
+        """A mean far above the median, and variants with other steps, are said."""
+        made = report_of({"torchrun": [0.1] * 3, "numapin": [0.1] * 3}, step_median_s=0.02)
+        assert "steps are uneven in torchrun, numapin" in made.notes[0]
+
+    def test_the_table_fits_80_columns(self) -> None:
+        """No line of the tables is longer than a terminal, and each outcome and failure is there."""
+        console = Console(width=80, record=True, file=StringIO())
+        console.print(compare_table(report()))
+        text = console.export_text()
+        assert max(map(len, text.splitlines())) <= 80
+        words = " ".join(text.split())
+        for expected in (
+            "numapin is faster",
+            "no difference",
+            "not enough runs to tell",
+            "numactl: not found",
+            "3,200",
+        ):
+            assert expected in words
+
+    def test_the_page_has_everything_and_loads_nothing(self) -> None:
+        """The page has outcomes, plots and figures, escapes what scripts wrote, and names no other host."""
+        made = report()
+        hostile = replace(made.variants[-1], failure="x\n    <script>alert(1)</script>\x1b[31m")
+        page = compare_page(replace(made, variants=(*made.variants[:-1], hostile)))
+        assert "<script>" not in page
+        assert "\x1b" not in page
+        assert not re.search(r"(?:src|href)=\"(?!data:,)", page)
+        assert page.count("<polyline") == 4
+        for figure, (heading, _, _) in OTHERS.items():
+            assert (f">{heading}</th>" in page) == (figure in made.variants[0].figures)

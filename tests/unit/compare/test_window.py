@@ -1,0 +1,52 @@
+"""Which steps of a loop are measured."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from numapin.compare.window import StepWindow
+
+S = 10**9
+
+
+def window(*, skip: int = 2, steps: int = 3, seconds: float = 100) -> StepWindow:
+    """Return a window."""
+    return StepWindow(skip=skip, steps=steps, limit_ns=int(seconds * S))
+
+
+def test_first_steps_are_left_out_and_enough_are_measured() -> None:
+    """After two steps, three are measured; the first, the begin and the end are what is worth a record."""
+    one, times = window(), [10, 20, 25, 31, 38, 50]
+    assert [one.stepped(time) for time in times] == [True, True, False, False, True, False]
+    assert (one.first_ns, one.begin_ns, one.step_ns, one.is_done) == (10, 20, (5, 6, 7), True)
+
+
+def test_time_ends_the_window_but_not_after_one_step() -> None:
+    """A step longer than the time limit does not end the window by itself, the second one does."""
+    one = window(skip=1, steps=100, seconds=1)
+    assert [one.stepped(at * S) for at in (1, 4, 7)] == [True, False, True]
+    assert one.step_ns == (3 * S, 3 * S)
+
+
+def test_borders_are_known_before_they_are_noted() -> None:
+    """The GPU is waited for at the begin and at the end of the window, and at no other step."""
+    one, borders = window(), []
+    for time in (10, 20, 25, 31, 38):
+        borders.append(one.is_border(time))
+        one.stepped(time)
+    assert borders == [False, True, False, False, True]
+
+
+@given(
+    st.integers(1, 5), st.integers(2, 8), st.floats(0.01, 50), st.lists(st.integers(1, 10 * S), min_size=1, max_size=30)
+)
+def test_steps_fill_the_window(skip: int, steps: int, seconds: float, took: list[int]) -> None:
+    """The measured steps follow each other without a gap, are at most those asked for, and none is a first one."""
+    one, now = window(skip=skip, steps=steps, seconds=seconds), 0
+    for step in took:
+        now += step
+        one.stepped(now)
+    assert len(one.step_ns) <= steps
+    assert list(one.step_ns) == took[skip : skip + len(one.step_ns)]
+    assert one.is_done == (len(one.step_ns) == steps or (len(one.step_ns) > 1 and sum(one.step_ns) >= seconds * S - 1))
