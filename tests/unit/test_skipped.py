@@ -38,7 +38,8 @@ def test_runs_add_up(tmp_path: Path) -> None:
     found = tmp_path / "found"
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environ |= {skipped.VARIABLE: str(found), "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-p", "no:cacheprovider", str(tmp_path)]
+    base = f"--basetemp={tmp_path / 'base'}"  # the common one has the large folders of other runs to clear away
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "xdist", "-p", "no:cacheprovider", base, str(tmp_path)]
     for options in ([], ["--numprocesses=1"]):
         subprocess.run([*command, *options], env=environ, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
     printed = subprocess.run(
