@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from numapin.launcher.failure import EndedRank, RanksFailed
     from numapin.plan.model import Plan
 
+_TORCHS_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _LOGGERS: Final = (
     "torch.distributed.elastic.multiprocessing.api",
     "torch.distributed.elastic.multiprocessing.errors.error_handler",
@@ -71,7 +73,7 @@ def own_errors(program: str, plan: Plan) -> Iterator[FailedRound]:
     """
     rounds = _Rounds(program, plan)
     try:
-        with _without_repetitions():
+        with _former_handlers(), _without_repetitions():
             yield rounds.failed
     except SignalException as stop:
         raise Stopped(stop.sigval) from None
@@ -79,6 +81,18 @@ def own_errors(program: str, plan: Plan) -> Iterator[FailedRound]:
         if rounds.last is None:
             raise
         raise rounds.last from None
+
+
+@contextmanager
+def _former_handlers() -> Iterator[None]:
+    """Take back torch's signal handlers at the end: they would raise while the account is printed."""
+    former = {number: signal.getsignal(number) for number in _TORCHS_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            if handler is not None:  # of another language
+                signal.signal(number, handler)
 
 
 @contextmanager

@@ -140,7 +140,8 @@ def _start(ranks: list[StartedRank], job: DirectJob, variables: Sequence[Mapping
     """Start the ranks and add them to `ranks`. Raises NumapinError, and StopSignal."""
     for local_rank, own in enumerate(variables):
         alarm.ring()
-        program, *arguments = job.command_of(local_rank)
+        words = job.command_of(local_rank)
+        program, *arguments = ["", *words] if job.no_python else words
         try:
             process = processes.start(processes.shim_command(local_rank, sys.executable, program, arguments), own)
         except (OSError, ValueError) as error:  # ValueError: a NUL in an argument

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _SHELLS_SIGNAL: Final = 128
 """What a shell, and thus a wrapper script, adds to the number of the signal that ended its program."""
+_SUMMARY_CHARS: Final = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +153,7 @@ class JobFailure:
     def summary(self) -> str:
         """Return the first failure in one line."""
         rank = self.first
-        reason = rank.exception.partition("\n")[0] or rank.end
+        reason = rank.exception.partition("\n")[0][:_SUMMARY_CHARS] or rank.end
         return f"rank {rank.rank} failed first: {reason}"
 
     def to_json(self) -> dict[str, object]:

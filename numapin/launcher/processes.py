@@ -68,7 +68,10 @@ class StopSignal(BaseException):
 
 
 def shim_command(local_rank: int, python: str, program: str, arguments: Sequence[str]) -> list[str]:
-    """Return the command of the shim, which `python` runs and which becomes this program."""
+    """Return the command of the shim, which `python` runs and which becomes this program.
+
+    `program` is a Python; if it is "", the first of the arguments is another program.
+    """
     ids = [f"--local-rank={local_rank}", f"--launcher={os.getpid()}"]
     return [python, "-I", "-S", "-c", shim.CODE, *ids, f"--exec={program}", *arguments]
 

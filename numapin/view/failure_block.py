@@ -82,7 +82,8 @@ def _reason(rank: EndedRank) -> list[str]:
     end = f"killed by {rank.end}" if rank.exitcode < 0 else rank.end
     if not rank.exception:
         return [end]
-    lines = [line for text in rank.exception.split("\n") for line in _wrapped(text, 2)]
+    begin = rank.exception.split("\n", _LINES_OF_EXCEPTION + 1)[: _LINES_OF_EXCEPTION + 1]
+    lines = [line for text in begin for line in _wrapped(text, 2)]
     cut = [*lines[: _LINES_OF_EXCEPTION - 1], "…"] if len(lines) > _LINES_OF_EXCEPTION else lines
     return cut if rank.exitcode == 1 else [*cut, f"then {end}"]
 
@@ -165,7 +166,8 @@ def _row(label: str, lines: Sequence[str]) -> list[str]:
 
 def _wrapped(text: str, num_lines: int) -> list[str]:
     """Return text in at most this many lines."""
-    lines = wrap(printable(text), _TEXT_COLUMNS, break_on_hyphens=False)
+    begin = text[: 2 * num_lines * _TEXT_COLUMNS]  # `wrap` takes minutes for megabytes without a blank
+    lines = wrap(printable(begin), _TEXT_COLUMNS, break_on_hyphens=False)
     return [*lines[: num_lines - 1], " ".join(lines[num_lines - 1 :])] if len(lines) > num_lines else lines
 
 

@@ -170,7 +170,7 @@ sys.exit(4)
 """
 
 
-@pytest.mark.parametrize("path", [None, "/nonexistent:/proc"])
+@pytest.mark.parametrize("path", [None, "/nonexistent:/proc", ":"])
 def test_ranks_are_not_changed_by_the_record(tmp_path: Path, path: str | None) -> None:
     """A rank's path, environment and hooks are as without numapin; its children and forks record nothing."""
     changes = {} if path is None else {"PYTHONPATH": path}
@@ -181,6 +181,37 @@ def test_ranks_are_not_changed_by_the_record(tmp_path: Path, path: str | None) -
     assert done.out == plain.out
     (rank,) = json.loads(report.read_text())["failure"]["ranks"]
     assert (rank["exit_status"], rank["exception"], rank["error_file"]) == (4, None, None)
+
+
+def test_a_program_that_is_not_python_gets_no_record(tmp_path: Path) -> None:
+    """Its arguments may look like those of a rank's Python."""
+    done = numapin(
+        "run", "--no-python", "bash", "-u", script(tmp_path, 'echo "<$PYTHONPATH>"', "job.sh"), PYTHONPATH="/x"
+    )
+    assert (done.status, done.out) == (0, "</x>\n")
+
+
+@pytest.mark.parametrize("launcher", WAYS)
+def test_a_record_that_cannot_be_written(tmp_path: Path, launcher: str) -> None:
+    """No part of it is left: torch's agent fails if it reads one."""
+    text = (
+        "import os, resource\n"
+        "open('folder', 'w').write(os.path.dirname(os.environ['TORCHELASTIC_ERROR_FILE']))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "raise ValueError(9)\n"
+    )
+    report = ("--report", str(tmp_path / "report.json"))
+    done = numapin("run", "--quiet", "--launcher", launcher, *report, script(tmp_path, text), cwd=tmp_path)
+    assert done.status == 1
+    assert "rank    0, the first to fail" in done.err
+    assert "JSONDecodeError" not in done.err
+    assert list(Path((tmp_path / "folder").read_text()).glob("error*")) == []
+
+
+def test_a_syntax_error_is_named_first(tmp_path: Path) -> None:
+    """Python prints the place before the name."""
+    done = numapin("run", "--quiet", script(tmp_path, "x = = 1\n"))
+    assert "\n  failed  SyntaxError: invalid syntax (train.py, line 1)\n" in done.err
 
 
 def test_a_shells_loop_ends_with_ctrl_c(tmp_path: Path) -> None:

@@ -24,11 +24,11 @@ def _start() -> None:
     """Leave the path and the environment as they would be without this; in a rank, note its exception at its end."""
     folder = os.path.dirname(__file__)
     sys.path[:] = [entry for entry in sys.path if entry != folder]
-    rest = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry != folder]
-    if any(rest):
-        os.environ["PYTHONPATH"] = os.pathsep.join(rest)
-    else:
-        os.environ.pop("PYTHONPATH", None)
+    first, _, rest = os.environ.get("PYTHONPATH", "").partition(os.pathsep)
+    if first == folder and rest:
+        os.environ["PYTHONPATH"] = rest
+    elif first == folder:
+        del os.environ["PYTHONPATH"]
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if file and os.getsid(0) == os.getpid():  # each rank leads a session; its children do not
         import atexit
@@ -52,10 +52,24 @@ def _record(file: str, rank: int) -> None:
         now_s = time.time()
         extra = {"py_callstack": text[-_FORMAT_CHARS:], "timestamp": str(int(now_s)), "time_s": now_s}
         last = "".join(traceback.format_exception_only(type(error), error)).strip()
-        with open(file, "x") as opened:
-            json.dump({"message": {"message": last[:_FORMAT_CHARS], "extraInfo": extra}}, opened)
+        if isinstance(error, SyntaxError):  # begins with the place
+            last = type(error).__name__ + ": " + str(error)
+        _write(file, json.dumps({"message": {"message": last[:_FORMAT_CHARS], "extraInfo": extra}}))
     except BaseException:  # noqa: BLE001, S110 - the program's own end must not change; nobody could handle it here
         pass
+
+
+def _write(file: str, text: str) -> None:
+    """Write a file as a whole, or not at all: torch's agent fails if it reads a part. Do not replace a file."""
+    new = file + "." + str(os.getpid())
+    try:
+        with open(new, "x") as opened:
+            opened.write(text)
+        if not os.path.exists(file):
+            os.rename(new, file)
+    finally:
+        if os.path.exists(new):
+            os.unlink(new)
 
 
 if __name__ == "sitecustomize":
