@@ -1,4 +1,4 @@
-"""What `numapin run` says at the end of a job that failed. Edge.
+"""The report of `numapin run` on a job that failed. Edge.
 
 Comes in: the error that ended the job. Goes out: the block of `view/failure_block.py`, a file with all frames in the
 run's folder, and the fields of the report file.

@@ -5,9 +5,9 @@ ratios with intervals, and whether they differ.
 
 ::
 
-    settings.py   PURE  what the ranks measure, and where they write it
+    settings.py   PURE  the steps that ranks measure, and their record file
     window.py     PURE  which steps of a loop are measured
-    record.py     PURE  what a rank measured, as data
+    record.py     PURE  the measurements of a rank, as data
     hook.py       EDGE  the hook in a rank: its steps, batches and waits
     variants.py   PURE  variants and their command lines
     schedule.py   PURE  the order of the runs, and the time that is left

@@ -36,7 +36,7 @@ FIGURES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReadings:
-    """What was read beside the ranks' own measurements. Times are of CLOCK_MONOTONIC; None: unknown."""
+    """Readings beside the ranks' own measurements. Times are of CLOCK_MONOTONIC; None: unknown."""
 
     started_s: float
     cpu_at: Callable[[float], float | None]

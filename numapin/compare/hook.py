@@ -98,7 +98,7 @@ class StepMeter:
 
     @property
     def unit(self) -> StepUnit:
-        """What counts as a step: batches only in a program without optimizers."""
+        """Return the unit of steps: batches only in a program without optimizers."""
         is_training = _Counted.makes_optimizers or StepUnit.OPTIMIZER_STEP in self.windows
         return StepUnit.OPTIMIZER_STEP if is_training else StepUnit.BATCH
 

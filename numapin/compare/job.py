@@ -47,7 +47,7 @@ _TAIL_BYTES: Final = 8000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """What each run measures, and how long it may take.
+    """The measurement of each run, and its time limit.
 
     `nodes` are the planned nodes of each local rank; `loads` reads the load of the GPUs; `logs` is the folder that
     keeps the output of the runs, None to drop it.
@@ -154,7 +154,7 @@ class _Job:
 
     @property
     def ranks(self) -> dict[int, RankSteps]:
-        """What each rank measured; of a restarted one, since its last start."""
+        """Return the measurements of each rank; for a restarted one, since its last start."""
         return {rank.rank: rank for _, rank in sorted(self.files.values(), key=lambda file: file[1].restart)}
 
     def _is_done(self) -> bool:

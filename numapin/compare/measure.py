@@ -32,7 +32,7 @@ class ComparedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProgress:
-    """Where the comparison is: run `number` of `total`; `left_s` is None until the first run has ended."""
+    """The progress of a comparison: run `number` of `total`; `left_s` is None until the first run has ended."""
 
     number: int
     total: int

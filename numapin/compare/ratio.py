@@ -40,7 +40,7 @@ _T_MORE: Final = 2.845  # above 20 degrees of freedom; the true values are small
 
 
 class Verdict(StrEnum):
-    """What the interval says."""
+    """The verdict that an interval gives."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -50,7 +50,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRatio:
-    """How many times as fast as `against` a variant is: its ratio, and the interval from `low` to `high`.
+    """The speed of a variant relative to `against`, with the interval from `low` to `high`.
 
     `low` and `high` are None if there are fewer than three rounds. `num_rounds_needed` is a guess of the number of
     rounds after which the verdict would be another one than UNKNOWN; None: it is known, or more than 50.

@@ -1,4 +1,4 @@
-"""What a rank measured, as data. Pure.
+"""The measurements of a rank, as data. Pure.
 
 Comes in: the rank's window and counts, or the text of its file. Goes out: the other of the two. Times are nanoseconds
 of CLOCK_MONOTONIC, which all processes of a host share.
@@ -17,7 +17,7 @@ MOST_STEPS: Final = 10_000
 
 
 class Phase(StrEnum):
-    """How far a rank is."""
+    """The progress of a rank."""
 
     STARTED = "started"
     """It has stepped."""
@@ -28,7 +28,7 @@ class Phase(StrEnum):
 
 
 class StepUnit(StrEnum):
-    """What counts as a step."""
+    """The unit in which steps are counted."""
 
     OPTIMIZER_STEP = "optimizer step"
     BATCH = "batch"
@@ -74,7 +74,7 @@ class RankSteps:
 
     @property
     def has_steps(self) -> bool:
-        """Whether the rank has measured steps, and measures no more."""
+        """Return whether the rank has measured its steps, and measures no more."""
         return self.phase in (Phase.DONE, Phase.ENDED) and len(self.step_ns) > 0
 
     @property

@@ -50,7 +50,7 @@ _RESERVED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodForm:
-    """What differs between the pods of the forms.
+    """The differences between the pods of the forms.
 
     Attributes:
         container: The container's name.

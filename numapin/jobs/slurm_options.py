@@ -1,4 +1,4 @@
-"""What only Slurm has: job arrays and the components of heterogeneous jobs. Pure.
+"""Slurm's own options: job arrays and the components of heterogeneous jobs. Pure.
 
 Comes in: the text of an option. Goes out: its value, or a ValueError that names the form expected.
 """

@@ -11,7 +11,7 @@ Comes in: a `Plan` and torchrun's command line. Goes out: running ranks.
     installed_torch.py EDGE whether the installed torch's clients can be served
     listening.py     EDGE  the port of the ranks' store
     failure.py       PURE  the account of ranks that failed: which was the first, and why
-    account.py       EDGE  what is known about them
+    account.py       EDGE  facts about failed ranks
     command.py       EDGE  the program that each rank becomes
     processes.py     EDGE  the processes of ranks: start them, see how they ended, end them
     variables.py     PURE  the variables that torchrun sets for ranks

@@ -42,7 +42,7 @@ _SAID_BY_US: Final = (
     "no error file defined for parent",
     "Received %s death signal",
 )
-"""How the messages of torch's log about the end of ranks begin."""
+"""The beginnings of torch's log messages about the end of ranks."""
 
 
 class _Rounds:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numapin.plan.model import RankPlan
 
 _SHELLS_SIGNAL: Final = 128
-"""What a shell, and thus a wrapper script, adds to the number of the signal that ended its program."""
+"""A shell, and thus a wrapper script, adds this to the number of the signal that ended its program."""
 _SUMMARY_CHARS: Final = 400
 
 

@@ -220,7 +220,7 @@ data = torch.ones(40, 8)
 
 
 class TestSteps:
-    """What counts as a step."""
+    """Optimizer steps and batches as units of a step."""
 
     def test_an_evaluation_before_the_training_is_not_measured(self, tmp_path: Path) -> None:
         """In a program with an optimizer, batches are not steps, even if many come before its first step."""

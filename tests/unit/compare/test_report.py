@@ -1,4 +1,4 @@
-"""What a comparison says: figures of a run, variants, the order of the runs, outcomes, tables, the page."""
+"""The report of a comparison: figures of a run, variants, the order of the runs, outcomes, tables, the page."""
 
 from __future__ import annotations
 
