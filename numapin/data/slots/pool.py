@@ -29,13 +29,12 @@ from numapin.data.slots.quarantine import Quarantine
 from numapin.data.slots.settling import Settling
 from numapin.data.slots.sizes import RecentSizes
 from numapin.data.slots.slot import Slot
-from numapin.data.wire.grant import NO_GRANT
+from numapin.data.wire.grant import NO_GRANT, Grant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numapin.data.locality import Locality
-    from numapin.data.wire.grant import Grant
     from numapin.data.wire.message import Head, PartHead
     from numapin.system.cuda import Driver
 
@@ -96,7 +95,7 @@ class Pool:
         self._forgotten: list[deque[int]] = [deque() for _ in range(spec.num_workers)]
         self._cleaned: deque[Slot] = deque()  # to be poisoned if they are free
         self._ended: deque[Slot] = deque()  # finalizers append, in any thread
-        self._serial = 0
+        self._serial = self._num_allowed = 0
         self._is_closed = False
         _pools[id(self)] = self
         _watch_forks()
@@ -175,10 +174,10 @@ class Pool:
 
     def reclaim(self) -> None:
         """Take back the slots that are no longer needed here."""
-        self._poison_cleaned()
-        excess = len(self._slots) - self._max_slots()
-        if excess > 0:
-            self._give_up_lent(excess)
+        if self._cleaned:
+            self._poison_cleaned()
+        if len(self._slots) > self._num_allowed:
+            self._limit_slots()
         for slot in self._settling.ended():
             self._set_free(slot)
         if self._ended:
@@ -187,10 +186,13 @@ class Pool:
         if len(self.quarantine) > _SPARE:
             self._wait_for_copies()
 
-    def _give_up_lent(self, num_slots: int) -> None:
-        """Give up the oldest slots that are lent: they take descriptors, and the loop keeps their batches."""
-        lent = [slot for slot in self.slots if slot.lease is not None]
-        for slot in lent[:num_slots]:
+    def _limit_slots(self) -> None:
+        """If there are too many slots, give up the oldest that are lent: the loop keeps their batches."""
+        excess = len(self._slots) - self._max_slots()
+        if excess <= 0:
+            self._num_allowed = len(self._slots)
+            return
+        for slot in [slot for slot in self.slots if slot.lease is not None][:excess]:
             self._give_up(slot)
 
     def _take_ended(self) -> None:
@@ -286,18 +288,18 @@ class Pool:
 
         `offer` hands (number, descriptor) to the worker, and returns whether it could.
         """
-        none = NO_GRANT._replace(expected_bytes=self.sizes.expected_bytes, forgotten=self._take_forgotten(worker))
+        forgotten = self._take_forgotten(worker)
         slot = self._pick(worker)
-        if slot is None:
-            return none
-        is_new = worker not in slot.mapped_by
-        if is_new and (slot.fd is None or not offer(slot.number, slot.fd)):
+        is_new = slot is not None and worker not in slot.mapped_by
+        if slot is not None and is_new and (slot.fd is None or not offer(slot.number, slot.fd)):
             self._free.add(slot)
-            return none
+            slot = None
+        if slot is None:
+            return NO_GRANT._replace(expected_bytes=self.sizes.expected_bytes, forgotten=forgotten)
         slot.mapped_by.add(worker)
         slot.worker = worker
         self._granted[worker][slot.number] = slot
-        return none._replace(slot=slot.number, capacity=slot.num_bytes, is_new=is_new)
+        return Grant(slot.number, slot.num_bytes, is_new, self.sizes.expected_bytes, forgotten)
 
     def _take_forgotten(self, worker: int) -> tuple[int, ...]:
         forgotten = self._forgotten[worker]
