@@ -3,6 +3,9 @@
 Comes in: specs (see `launch.launch_benchmark`) from the harness. Goes out: `total_s` from start to exit of the
 launcher, `first_s` and `last_s` to the first line of the first and the last rank, and `rss_mb`, the largest resident
 set of the launcher and its ranks (ru_maxrss of wait4): the launcher's, if the script only prints.
+
+Modules come as cached bytecode, as installed packages have it: the first run of each launcher, which is not measured,
+writes what is missing, even if PYTHONDONTWRITEBYTECODE is set here.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ def run(command: Sequence[str]) -> dict[str, float]:
     """Run a launcher and return its figures. Raises NumapinError if it fails or no rank prints."""
     start = time.time()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdout=out, stderr=errors)
+        environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        process = subprocess.Popen(command, stdout=out, stderr=errors, env=environ)
         _, status, usage = os.wait4(process.pid, 0)
         end = time.time()
         process.returncode = os.waitstatus_to_exitcode(status)
