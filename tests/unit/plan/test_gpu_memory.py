@@ -77,7 +77,7 @@ def test_no_policy_allows_gpu_memory(
     """No policy names GPU memory, and none can spill into it; where a policy cannot avoid it, the plan says so."""
     topology = golden_machine(name)
     gpu_memory = _gpu_memory(topology) & topology.allowed.nodes
-    for request, rank in ((request, rank) for request in REQUESTS for rank in make_plan(topology, request).ranks):
+    for request, rank in ((one, rank) for one in REQUESTS for rank in make_plan(topology, one).ranks):
         mode, nodes = policy_of(rank)
         assert policy_of(RankSlice(_slice(rank))) == (mode, nodes), request
         assert not nodes & _gpu_memory(topology), request
