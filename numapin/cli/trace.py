@@ -329,18 +329,23 @@ def _load(path: Path) -> object:
 def _content(path: Path) -> bytes:
     """Return a file's bytes, unpacked. Raises OSError, EOFError, zlib.error, and NumapinError if it is too large."""
     with os.fdopen(open_file(str(path)), "rb") as file:
-        if path.suffix != ".gz":
-            return _bounded(file, _LARGEST_BYTES, path)
         size = os.fstat(file.fileno()).st_size
+        if path.suffix != ".gz":
+            _require_at_most(_LARGEST_BYTES, size, path)  # before a gigabyte is read
+            return _bounded(file, _LARGEST_BYTES, path)
         with gzip.GzipFile(fileobj=file) as unpacked:
             return _bounded(unpacked, min(_LARGEST_BYTES, max(_MOST_UNPACKED * size, _LEAST_UNPACKED)), path)
 
 
 def _bounded(file: BinaryIO | gzip.GzipFile, most: int, path: Path) -> bytes:
     content = file.read(most + 1)
-    if len(content) > most:
-        raise NumapinError(f"{path} is too large to read: more than {most >> 20} MiB", "trace fewer steps: --steps 5")
+    _require_at_most(most, len(content), path)
     return content
+
+
+def _require_at_most(most: int, num_bytes: int, path: Path) -> None:
+    if num_bytes > most:
+        raise NumapinError(f"{path} is too large to read: more than {most >> 20} MiB", "trace fewer steps: --steps 5")
 
 
 def _write(report: TraceReport, folder: Path) -> None:

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.integration.launching import NUMAPIN, Done, environment
+from tests.integration.forking import CommandLine
+from tests.integration.launching import NUMAPIN, Done, environment, start
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from tests.integration.forking import Forked
 
 LIMIT_S = 120
 MEMORY_BYTES = 768 << 20
@@ -138,17 +141,8 @@ def run(scenario: Scenario, folder: Path, *options: str, cgroup: Path | None = N
     for mark in marks.iterdir():
         mark.unlink()
     (folder / "train.py").write_text(scenario.text)
-    before = [word.format(cgroup=cgroup) if "{cgroup}" in word else word for word in scenario.command]
-    command = [*before, *NUMAPIN, "run", "--quiet", "--nproc-per-node", "2", *options, "train.py", str(marks)]
-    with (folder / "err").open("w") as err:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=err,
-            env=environment(TMPDIR=str(folder), CUDA_VISIBLE_DEVICES=""),
-        )
+    words = ("run", "--quiet", "--nproc-per-node", "2", *options, "train.py", str(marks))
+    process = _started(scenario, folder, words, cgroup)
     try:
         if scenario.number is not None:
             assert wait_until(lambda: len(list(marks.iterdir())) == 2, limit_s=LIMIT_S), (folder / "err").read_text()
@@ -158,6 +152,26 @@ def run(scenario: Scenario, folder: Path, *options: str, cgroup: Path | None = N
         process.kill()
         process.wait()
     return Done(status=status, out="", err=(folder / "err").read_text())
+
+
+def _started(
+    scenario: Scenario, folder: Path, words: Sequence[str], cgroup: Path | None
+) -> Forked | subprocess.Popen[bytes]:
+    """Start numapin in a fork, or in a new process below the scenario's command."""
+    changes = {"TMPDIR": str(folder), "CUDA_VISIBLE_DEVICES": ""}
+    if not scenario.command:
+        line = CommandLine(module="numapin", arguments=words, environ=environment(**changes), cwd=str(folder))
+        return start(line, err=folder / "err", fork="agent" in words)
+    before = [word.format(cgroup=cgroup) if "{cgroup}" in word else word for word in scenario.command]
+    with (folder / "err").open("w") as err:
+        return subprocess.Popen(
+            [*before, *NUMAPIN, *words],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=err,
+            env=environment(**changes),
+        )
 
 
 def block_of(text: str) -> list[str]:

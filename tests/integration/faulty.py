@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import tempfile
 import uuid
 import zlib
@@ -20,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from numapin.launcher import run_folder
-from tests.integration.launching import NUMAPIN, TORCHRUN, environment, script
+from tests.integration.forking import CommandLine
+from tests.integration.launching import environment, script, start
 from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
@@ -50,11 +50,13 @@ def _in_shared_memory() -> set[str]:
 class Job:
     """One launcher and its ranks, all marked by an environment variable.
 
-    `started` holds processes that the test must end. `way` is what starts the ranks of `numapin run`.
+    `started` holds processes that the test must end. `way` is what starts the ranks of `numapin run`. A launcher that
+    imports torch is forked from a process that has imported it, unless `forks` is false.
     """
 
     started: ClassVar[list[Job]] = []
     way: ClassVar[str] = "auto"
+    forks: ClassVar[bool] = True
 
     def __init__(self, folder: Path, launcher: str, options: list[str], text: str, **variables: str) -> None:
         self.folder, self.launcher, self.token = folder, launcher, str(uuid.uuid4())
@@ -64,21 +66,20 @@ class Job:
         for path in (folder, self.marks, self.temporary):
             path.mkdir(exist_ok=True)
         ours = ["--bind", "exclusive" if CPUS > 1 else "node", "--quiet"]
-        command = [*NUMAPIN, "run", "--launcher", self.way, *ours] if launcher == "numapin" else [*TORCHRUN]
+        command = ["run", "--launcher", self.way, *ours] if launcher == "numapin" else []
         if launcher == "torchrun" and "--rdzv-endpoint" not in options:
             command += ON_LOOPBACK
         self.shared_before = _in_shared_memory()
-        with (folder / f"err-{self.token}").open("w") as err:
-            self.process = subprocess.Popen(
-                [*command, *options, script(folder, PRELUDE + text), str(self.marks)],
-                env=environment(TMPDIR=str(self.temporary), FAULT_TOKEN=self.token, CUDA_VISIBLE_DEVICES="")
-                | variables,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=err,
-                start_new_session=True,  # a session of its own stands for a host
-            )
-
+        changes = {"TMPDIR": str(self.temporary), "FAULT_TOKEN": self.token, "CUDA_VISIBLE_DEVICES": ""} | variables
+        line = CommandLine(
+            module="numapin" if launcher == "numapin" else "torch.distributed.run",
+            arguments=(*command, *options, script(folder, PRELUDE + text), str(self.marks)),
+            environ=environment(**changes),
+            cwd=str(Path.cwd()),
+            new_session=True,  # a session of its own stands for a host
+        )
+        is_slow = launcher == "torchrun" or self.way == "agent"  # it imports torch
+        self.process = start(line, err=folder / f"err-{self.token}", fork=self.forks and is_slow)
         self.started.append(self)
 
     @property
@@ -152,11 +153,19 @@ class Job:
         yield from sorted({f"{name.partition('-')[0]}-* left" for name in others})
 
     def _is_ours(self, pid: int) -> bool:
+        if pid == self.process.pid:  # a fork's first environment is its parent's
+            return not gone(pid)
         try:
             environ = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
             return False
         return f"FAULT_TOKEN={self.token}".encode() in environ.split(b"\0") and not gone(pid)
+
+
+class JobFromTheStart(Job):
+    """A job whose launcher starts in a new process, because the start is what matters."""
+
+    forks: ClassVar[bool] = False
 
 
 def status_of(code: int) -> str:

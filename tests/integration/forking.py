@@ -11,9 +11,11 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
+import inspect
 import json
 import os
 import runpy
+import select
 import selectors
 import signal
 import socket
@@ -22,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
@@ -31,9 +33,77 @@ if TYPE_CHECKING:
 _IMPORTED: Final = (
     *("torch.distributed.run", "torch.distributed.launcher.api"),
     *("numapin.cli.main", "numapin.cli.run", "numapin.cli.trace", "numapin.launch", "numapin.launcher.torchrun"),
+    *("numapin.cli.entry", "numapin.launcher.agent_errors", "numapin.launcher.direct", "numapin.topology.discover"),
 )
 _READ_AT_START: Final = ("LD_", "PYTHON", "LC_", "LANG", "LOGLEVEL", "TORCH", "OMP_", "GOMP_", "KMP_", "MKL_")
 _MESSAGE_BYTES: Final = 1 << 19
+_PID_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandLine:
+    """`python -m module arguments`, with this environment and folder, and possibly in a session of its own."""
+
+    module: str
+    arguments: Sequence[str]
+    environ: Mapping[str, str]
+    cwd: str
+    new_session: bool = False
+
+    def run(self) -> NoReturn:
+        """Become it."""
+        if self.new_session:
+            os.setsid()
+        os.chdir(self.cwd)
+        os.environ.clear()
+        os.environ.update(self.environ)
+        tempfile.tempdir = None
+        sys.path[0] = self.cwd
+        sys.argv = ["-m", *self.arguments]
+        sys.modules.pop(self.module, None)
+        try:
+            runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+        except SystemExit as left:
+            _leave(left.code)
+        _leave(0)
+
+
+class Forked:
+    """A command line that runs in a fork, as a `subprocess.Popen` of it would be."""
+
+    def __init__(self, answer: int) -> None:
+        """Wait for the fork's process id; `answer` is the pipe for it and for the exit status."""
+        self._answer = os.fdopen(answer, "rb", buffering=0)
+        self.pid = int(self._answer.read(_PID_BYTES))
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit status, None if the command still runs."""
+        if self.returncode is None and select.select([self._answer], [], [], 0)[0]:
+            self.returncode = int(self._answer.read())
+            self._answer.close()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end and return the exit status. Raises subprocess.TimeoutExpired."""
+        if self.returncode is None and not select.select([self._answer], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout or 0.0)
+        status = self.poll()
+        assert status is not None
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the command has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
 
 
 class Forker:
@@ -59,23 +129,30 @@ class Forker:
         """Return whether a new process with this environment would start as the forker did."""
         return _start(environ) == self._start
 
-    def call(
-        self, module: str, arguments: Sequence[str], environ: Mapping[str, str], cwd: Path | None, *, limit_s: float
-    ) -> tuple[int, str, str]:
-        """Run `python -m module arguments` in a fork, until its output is closed; return status, stdout and stderr."""
-        told = {"module": module, "arguments": [*arguments], "environ": {**environ}, "cwd": str(cwd or Path.cwd())}
-        pipes = [os.pipe() for _ in range(3)]
-        socket.send_fds(
-            self._socket, [json.dumps(told).encode()], [writer for _, writer in pipes]
-        )  # in the order of _fork
-        for _, writer in pipes:
-            os.close(writer)
-        out, err, answer = _read([reader for reader, _ in pipes], limit_s)
-        pid, *status = map(int, answer.split())
-        if not status:
-            os.kill(pid, signal.SIGKILL)
-            raise subprocess.TimeoutExpired([module, *arguments], limit_s, out, err)
-        return status[0], out.decode(), err.decode()
+    def call(self, command: CommandLine, *, limit_s: float) -> tuple[int, str, str]:
+        """Run a command in a fork, until its output is closed; return status, stdout and stderr."""
+        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+        process = self.start(command, out=out_end, err=err_end)
+        os.close(out_end)
+        os.close(err_end)
+        end = time.monotonic() + limit_s
+        output, complaints = _read([out, err], limit_s)
+        try:
+            status = process.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            words = [command.module, *command.arguments]
+            raise subprocess.TimeoutExpired(words, limit_s, output, complaints) from None
+        return status, output.decode(), complaints.decode()
+
+    def start(self, command: CommandLine, *, out: int, err: int) -> Forked:
+        """Start a command in a fork with these files as stdout and stderr."""
+        answer, answer_end = os.pipe()
+        message = json.dumps(asdict(command)).encode()
+        socket.send_fds(self._socket, [message], [out, err, answer_end])  # in the order of _fork
+        os.close(answer_end)
+        return Forked(answer)
 
     def close(self) -> None:
         """End the process."""
@@ -106,10 +183,23 @@ def _read(pipes: Sequence[int], limit_s: float) -> list[bytes]:
     return [*read.values()]
 
 
+def _stack() -> list[inspect.FrameInfo]:
+    """Return the frames as `inspect.stack` does, without their source.
+
+    torchrun asks for the names of functions, and reading the source takes 0.3 s of CPU time per start.
+    """
+    frames, frame = [], inspect.currentframe()
+    while frame is not None and (frame := frame.f_back) is not None:
+        code = frame.f_code
+        frames.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
+    return frames
+
+
 def main() -> None:
     """Do the slow imports, and fork for each command line that arrives."""
     for module in sys.argv[2:]:
         importlib.import_module(module)
+    inspect.stack = _stack  # type: ignore[assignment]
     gc.collect()
     gc.freeze()  # so that no fork copies the pages of these modules to look for garbage in them
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -126,7 +216,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _fork(*descriptors)
-    _become(**json.loads(message))
+    CommandLine(**json.loads(message)).run()
 
 
 def _fork(out: int, err: int, answer: int) -> None:
@@ -135,29 +225,13 @@ def _fork(out: int, err: int, answer: int) -> None:
     if pid:
         for descriptor in (1, 2, out, err):
             os.close(descriptor)
-        os.write(answer, f"{pid} ".encode())
+        os.write(answer, f"{pid:{_PID_BYTES}}".encode())
         os.write(answer, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
         os._exit(0)
     for number, descriptor in enumerate((out, err), start=1):
         os.dup2(descriptor, number)
     for descriptor in (out, err, answer):
         os.close(descriptor)
-
-
-def _become(module: str, arguments: list[str], environ: dict[str, str], cwd: str) -> NoReturn:
-    """Run `python -m module arguments` in this folder with this environment."""
-    os.chdir(cwd)
-    os.environ.clear()
-    os.environ.update(environ)
-    tempfile.tempdir = None
-    sys.path[0] = cwd
-    sys.argv = ["-m", *arguments]
-    sys.modules.pop(module, None)
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit as left:
-        _leave(left.code)
-    _leave(0)
 
 
 def _leave(code: object) -> NoReturn:

@@ -12,13 +12,32 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.integration.forking import Forker
+from tests.integration.forking import CommandLine, Forked, Forker
 
 NUMAPIN = (sys.executable, "-m", "numapin")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 _WITH_TORCH = ("run", "trace")  # the commands that import it
 _LIMIT_S = 120
+_NOTHING = Path(os.devnull)
 REFUSE_POLICY = (sys.executable, str(Path(__file__).resolve().parents[1] / "vm" / "refuse_policy.py"))
+
+# Begins scripts in which torch's compiler does not matter. Optimizers and profilers import it to ask for its settings,
+# which costs a rank 2 s of CPU time.
+WITHOUT_COMPILER = """
+import sys
+class _NoCompiler:
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+    def __call__(self, *_, **__):
+        return self
+    def __bool__(self):
+        return False
+    def disable(self, function, *_, **__):
+        return function
+sys.modules.update(dict.fromkeys(("torch._dynamo", "torch._inductor", "torch._inductor.config"), _NoCompiler()))
+"""
 
 # Variables of this test run must not reach the launchers under test.
 _DROPPED = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NUMAPIN_RUN_DIR", "XDG_RUNTIME_DIR")
@@ -69,8 +88,25 @@ def _forked(module: str, *arguments: str, cwd: Path | None, **changes: str) -> D
     environ = environment(**changes)
     if not _forker().fits(environ):
         return call(sys.executable, "-m", module, *arguments, cwd=cwd, **changes)
-    status, out, err = _forker().call(module, arguments, environ, cwd, limit_s=_LIMIT_S)
+    command = CommandLine(module=module, arguments=arguments, environ=environ, cwd=str(cwd or Path.cwd()))
+    status, out, err = _forker().call(command, limit_s=_LIMIT_S)
     return Done(status=status, out=out, err=err)
+
+
+def start(command: CommandLine, *, err: Path, out: Path = _NOTHING, fork: bool) -> Forked | subprocess.Popen[bytes]:
+    """Start a command, which writes to files, in a new process or in a fork of one that has torch imported."""
+    with out.open("wb") as output, err.open("wb") as errors:
+        if fork and _forker().fits(command.environ):
+            return _forker().start(command, out=output.fileno(), err=errors.fileno())
+        return subprocess.Popen(
+            [sys.executable, "-m", command.module, *command.arguments],
+            cwd=command.cwd,
+            env=command.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            start_new_session=command.new_session,
+        )
 
 
 @cache

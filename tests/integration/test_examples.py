@@ -8,25 +8,24 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import pytest
 import torch
 from torch.utils._pytree import tree_flatten
 
-from tests.integration.launching import NUMAPIN, Done, environment, numapin, observed
+from tests.integration.forking import CommandLine
+from tests.integration.launching import WITHOUT_COMPILER, Done, environment, numapin, observed, script, start
 from tests.integration.test_gpu import UUIDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from tests.waiting import wait_until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CHECKPOINTING = str(EXAMPLES / "train_checkpoint.py")
+RUNS = f"{WITHOUT_COMPILER}import runpy\ndel sys.argv[0]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
 TAKEN_OVER = "numapin: torch's DataLoader uses numapin's data path in this process"
 NEEDS = {"train_accelerate.py": "accelerate", "train_lightning.py": "pytorch_lightning"}
 
@@ -144,7 +143,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, visible: str) -> _Undi
     """Give the checkpoints of an undisturbed run."""
     folder = tmp_path_factory.mktemp("undisturbed")
     path = folder / "checkpoint.pt"
-    with _Job(path, visible) as job:
+    with _Job(path, visible, is_whole=True) as job:
         job.wait_for_epoch()
         shutil.copy(path, folder / "old")
         assert job.end() == 0
@@ -203,37 +202,38 @@ class TestPreemption:
 
 def _with_own_folders(folder: Path, visible: str, *, epochs: int, own_device: bool = False) -> Done:
     """Train to the end of an epoch, each rank in its own folder; `own_device` hides the other ranks' GPUs."""
-    program = (*_in_own_folder(folder, own_device=own_device), "--epochs", str(epochs))
+    program = (*_in_own_folder(folder, CHECKPOINTING, own_device=own_device), "--epochs", str(epochs))
     return numapin("run", "--quiet", "--nproc-per-node", "2", *program, CUDA_VISIBLE_DEVICES=visible)
 
 
-def _in_own_folder(folder: Path, *, own_device: bool = False) -> tuple[str, ...]:
-    """Return the command line of a rank that trains in its own folder."""
-    script = folder / "rank.sh"
+def _in_own_folder(folder: Path, *program: str, own_device: bool = False) -> tuple[str, ...]:
+    """Return the command line of a rank that runs a program in its own folder."""
+    path = folder / "rank.sh"
     device = (
         'IFS=, read -ra gpus <<< "$CUDA_VISIBLE_DEVICES"\nexport CUDA_VISIBLE_DEVICES=${gpus[$LOCAL_RANK]} LOCAL_RANK=0'
     )
-    script.write_text(f'cd "$1/$LOCAL_RANK" || exit\n{device if own_device else ""}\nexec "${{@:2}}"\n')
-    return "--no-python", "bash", str(script), str(folder), sys.executable, CHECKPOINTING
+    path.write_text(f'cd "$1/$LOCAL_RANK" || exit\n{device if own_device else ""}\nexec "${{@:2}}"\n')
+    return "--no-python", "bash", str(path), str(folder), sys.executable, *program
 
 
 class _Job:
     """A running checkpointing example; killed if its `with` block fails. Its ranks may have folders of their own."""
 
-    def __init__(self, checkpoint: Path, visible: str, *, folders: Path | None = None) -> None:
+    def __init__(self, checkpoint: Path, visible: str, *, folders: Path | None = None, is_whole: bool = False) -> None:
         self._runs = checkpoint.parent / f"runs-{len(list(checkpoint.parent.glob('runs-*')))}"
-        self._err = self._runs.with_suffix(".err")
-        program = _in_own_folder(folders) if folders else (CHECKPOINTING,)
-        command = (*NUMAPIN, "run", "--quiet", "--nproc-per-node", "2", "--max-restarts", "1", *program)
-        with self._err.open("w") as err:
-            self._process = subprocess.Popen(
-                [*command, "--epochs", "16", "--checkpoint", checkpoint.name, "--requeue", "touch requeued"],
-                cwd=checkpoint.parent,
-                env=environment(CUDA_VISIBLE_DEVICES=visible, NUMAPIN_RUN_DIR=str(self._runs)),
-                stdout=subprocess.PIPE,
-                stderr=err,
-                text=True,
-            )
+        self._out, self._err = self._runs.with_suffix(".out"), self._runs.with_suffix(".err")
+        program = (CHECKPOINTING,) if is_whole else (script(checkpoint.parent, RUNS, "runs.py"), CHECKPOINTING)
+        words = _in_own_folder(folders, *program) if folders else program
+        line = CommandLine(
+            module="numapin",
+            arguments=(
+                *("run", "--quiet", "--nproc-per-node", "2", "--max-restarts", "1", *words),
+                *("--epochs", "16", "--checkpoint", checkpoint.name, "--requeue", "touch requeued"),
+            ),
+            environ=environment(CUDA_VISIBLE_DEVICES=visible, NUMAPIN_RUN_DIR=str(self._runs)),
+            cwd=str(checkpoint.parent),
+        )
+        self._process = start(line, out=self._out, err=self._err, fork=True)
 
     def __enter__(self) -> Self:
         return self
@@ -241,15 +241,12 @@ class _Job:
     def __exit__(self, *_: object) -> None:
         if self._process.poll() is None:
             self._process.terminate()
-        self._process.communicate()
-
-    def _lines(self) -> Iterator[str]:
-        assert self._process.stdout is not None
-        return iter(self._process.stdout)
+        self._process.wait()
 
     def wait_for_epoch(self) -> None:
         """Wait until an epoch is over and saved."""
-        assert next(self._lines(), "").startswith("epoch"), self._err.read_text()
+        wait_until(lambda: "\n" in self._out.read_text() or self._process.poll() is not None, limit_s=120)
+        assert self._out.read_text().startswith("epoch"), self._err.read_text()
 
     def pid_of(self, rank: int, *, restart: int = 0) -> int:
         """Return the process id of a rank."""
@@ -258,8 +255,7 @@ class _Job:
 
     def end(self) -> int:
         """Wait for the end and return the exit status."""
-        self._process.communicate(timeout=120)
-        return self._process.returncode
+        return self._process.wait(120)
 
 
 def _state(path: Path) -> list[Any]:

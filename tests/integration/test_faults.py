@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.integration.faulty import LIMIT_S, Job, handles, status_of
+from tests.integration.faulty import LIMIT_S, Job, JobFromTheStart, handles, status_of
 from tests.nvml import fake
 from tests.waiting import wait_until
 
@@ -195,7 +195,7 @@ SIGNALLED = (
 
 def signalled(folder: Path, launcher: str) -> str:
     """The launcher gets SIGUSR1 while it starts, SIGUSR1 while the ranks run, and SIGUSR2, which no rank handles."""
-    job = Job(folder, launcher, TWO, SIGNALLED)
+    job = JobFromTheStart(folder, launcher, TWO, SIGNALLED)
     if launcher == "numapin":
         assert wait_until(lambda: handles(job.process.pid, signal.SIGUSR1), limit_s=LIMIT_S), job.err
         job.process.send_signal(signal.SIGUSR1)

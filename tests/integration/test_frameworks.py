@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.forking import Forker
+from tests.integration.forking import CommandLine, Forker
 from tests.integration.launching import Done, environment, numapin, script
 
 if TYPE_CHECKING:
@@ -139,7 +139,8 @@ def forker() -> Iterator[Forker]:
 def alone(forker: Forker, folder: Path, text: str) -> Done:
     """Run a script without `numapin run`."""
     script(folder, text)
-    status, out, err = forker.call("train", (), environment(), folder, limit_s=120)
+    command = CommandLine(module="train", arguments=(), environ=environment(), cwd=str(folder))
+    status, out, err = forker.call(command, limit_s=120)
     assert status == 0, err
     return Done(status=status, out=out, err=err)
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.integration.launching import Done, call, script
+from tests.integration.launching import WITHOUT_COMPILER, Done, call, script
+from tests.integration.stepping import training_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,8 +28,7 @@ _PACKAGES: Final = ("click", "dill", "libnuma", "markdown_it", "numa", "numapin"
 # Every module that could be imported here leaves a file with its name. os is imported before the first of them.
 _PLANTED: Final = "import os\nopen(os.path.join(os.environ['LEFT'], __name__), 'w').close()\n"
 
-_TRAINS: Final = """
-import sys
+_TRAINS: Final = f"""{WITHOUT_COMPILER}
 import torch
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters())
@@ -45,7 +45,7 @@ if __name__ == "__main__":
 """
 _QUICK: Final = ("--quick", "--repeats", "1", "--timeout", "100")
 
-# Name -> command line. {prints}, {trains}, {out}, {pid}: scripts and a folder elsewhere, and a process to inspect.
+# Name -> command line. {prints}, {trains}, {steps}, {out}: scripts and a folder elsewhere; {pid}: a process to inspect.
 _COMMANDS: Final = {
     "bench loader": ("bench", "loader", *_QUICK, "--cases", "transport", "--peers", "numapin-transport",
                      "--workers", "1", "--seconds", "0.1", "--warm-up", "0"),
@@ -53,7 +53,7 @@ _COMMANDS: Final = {
     "trace": ("trace", "--quiet", "--nproc-per-node", "1", "--skip", "1", "--steps", "1",
               "--output", "{out}/trace", "{trains}"),
     "compare": ("compare", "--repeats", "1", "--skip", "1", "--steps", "2", "--nproc-per-node", "1",
-                "--variants", "torchrun,numapin", "{trains}"),
+                "--variants", "numapin,torchrun", "{steps}", "{out}", "0.01"),
     "bench alloc": ("bench", "alloc", *_QUICK, "--sizes", "4K", "--samples", "1", "--peers", "pageable"),
     "bench exec": ("bench", "exec", *_QUICK, "--samples", "1", "--peers", "python,numapin"),
     "run": ("run", "--quiet", "--dataloader", "numapin", "--nproc-per-node", "1", "{prints}"),
@@ -81,6 +81,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     planted = [found["planted"] / name for name in (*sys.stdlib_module_names, *_PACKAGES)]
     for path in (*planted, *(package / name for name in ("__init__", "__main__", "rank", "spawned"))):
         Path(f"{path}.py").write_text(_PLANTED)
+    training_script(found["out"])
     for name, text in (("prints", "import sys; print(sys.path[0])"), ("trains", _TRAINS), ("spawns", _SPAWNS)):
         script(found["out"], text, f"{name}.py")
     script(found["out"], "import sys\ndef path(): return sys.path[0]\n", "neighbor.py")
@@ -97,6 +98,7 @@ def results(folders: dict[str, Path]) -> Iterator[dict[str, Future[Done]]]:
         pytest.skip("the program numapin is not beside this Python; type: pip install -e .")
     with subprocess.Popen(["sleep", "600"]) as sleeper, ThreadPoolExecutor(2) as pool:
         places = {name: str(folders["out"] / f"{name}.py") for name in ("prints", "trains", "spawns")}
+        places["steps"] = str(folders["out"] / "stepping" / "train.py")
         words = {**places, "out": str(folders["out"]), "pid": str(sleeper.pid)}
         try:
             yield {

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from numapin.trace.reading import read_trace
-from tests.integration.launching import NUMAPIN, call, numapin, script
+from tests.integration.launching import NUMAPIN, WITHOUT_COMPILER, call, numapin, script
 from tests.trace.made import loop
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 TRACE = ("trace", "--nproc-per-node", "1", "--quiet")
-TRAIN = """
+TRAIN = (
+    WITHOUT_COMPILER
+    + """
 import sys, time, torch
 from torch.utils.data import DataLoader
 class Data(torch.utils.data.Dataset):
@@ -34,7 +36,10 @@ if __name__ == "__main__":
         optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()
     print("trained")
 """
-STEPS = """
+)
+STEPS = (
+    WITHOUT_COMPILER
+    + """
 import os, sys, time, torch
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -42,6 +47,7 @@ def steps(num):
     for _ in range(num):
         model(torch.ones(2, 4)).sum().backward(); optimizer.step()
 """
+)
 
 
 def report(folder: Path) -> Any:

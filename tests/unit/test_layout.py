@@ -156,21 +156,21 @@ def test_pure_modules_import_pure_ones_only(name: str) -> None:
         assert {imported for imported in ours if not _within(imported, PURE)} == set(), module
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_libraries_have_one_place(module: str) -> None:
+def test_libraries_have_one_place() -> None:
     """pynvml, ctypes, numa, torch, click, rich and ruamel are each imported where the design says and nowhere else."""
-    for imported in {name.partition(".")[0] for name in _imports(module, at_run_time=False)} & ONLY_IN.keys():
-        assert _within(module, ONLY_IN[imported]), f"{module} imports {imported}"
+    for module in MODULES:
+        for imported in {name.partition(".")[0] for name in _imports(module, at_run_time=False)} & ONLY_IN.keys():
+            assert _within(module, ONLY_IN[imported]), f"{module} imports {imported}"
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if module != "numapin" and "sitehook" not in module])
-def test_folders_import_downwards(module: str) -> None:
+def test_folders_import_downwards() -> None:
     """A module imports from its own folder and lower ones, for types too; the site hook is a program of its own."""
-    own = module.split(".")[1]
-    (layer,) = [number for number, names in enumerate(LAYERS) if own in names]
-    lower = {name for names in LAYERS[: layer or 1] for name in names}
-    used = {name.split(".")[1] for name in _imports(module, at_run_time=False) if name.startswith("numapin.")}
-    assert used - lower - {own} == set()
+    for module in (module for module in MODULES if module != "numapin" and "sitehook" not in module):
+        own = module.split(".")[1]
+        (layer,) = [number for number, names in enumerate(LAYERS) if own in names]
+        lower = {name for names in LAYERS[: layer or 1] for name in names}
+        used = {name.split(".")[1] for name in _imports(module, at_run_time=False) if name.startswith("numapin.")}
+        assert used - lower - {own} == set(), module
 
 
 @pytest.mark.parametrize("folder", [path.parent for path in MODULES.values() if path.name == "__init__.py"][1:])
@@ -194,25 +194,25 @@ def test_there_is_no_import_cycle() -> None:
     assert left == {}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_every_module_says_what_comes_in_and_what_goes_out(module: str) -> None:
+def test_every_module_says_what_comes_in_and_what_goes_out() -> None:
     """The docstring has the stage's input and output in these words; the package itself says what it is."""
-    text = ast.get_docstring(_tree(module)) or ""
-    assert text
-    if module != "numapin":
-        assert "comes in" in text.lower(), f"{module}: what comes in?"
-        assert "goes out" in text.lower(), f"{module}: what goes out?"
+    for module in MODULES:
+        text = ast.get_docstring(_tree(module)) or ""
+        assert text, module
+        if module != "numapin":
+            assert "comes in" in text.lower(), f"{module}: what comes in?"
+            assert "goes out" in text.lower(), f"{module}: what goes out?"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_modules_and_functions_stay_short(module: str) -> None:
+def test_modules_and_functions_stay_short() -> None:
     """No module is above 400 lines, and no function above 40 without its docstring."""
-    assert len(MODULES[module].read_text().splitlines()) <= 400
-    for node in ast.walk(_tree(module)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            doc = isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant)
-            start = node.body[1 if doc and len(node.body) > 1 else 0].lineno
-            assert (node.end_lineno or 0) - start < 40, f"{module}.{node.name}"
+    for module, path in MODULES.items():
+        assert len(path.read_text().splitlines()) <= 400, module
+        for node in ast.walk(_tree(module)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                doc = isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant)
+                start = node.body[1 if doc and len(node.body) > 1 else 0].lineno
+                assert (node.end_lineno or 0) - start < 40, f"{module}.{node.name}"
 
 
 def test_a_class_name_has_one_meaning() -> None:
@@ -226,11 +226,11 @@ def test_a_class_name_has_one_meaning() -> None:
     assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_nothing_happens_at_import(module: str) -> None:
+def test_nothing_happens_at_import() -> None:
     """No statement of a module itself reads the environment, opens a file, loads a library or sets up logging."""
     effects = {"open", "os.getenv", "os.environ.get", "ctypes.CDLL", "CDLL", "logging.basicConfig", "Path.home"}
-    for node in _tree(module).body:
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            called = {ast.unparse(inner.func) for inner in ast.walk(node) if isinstance(inner, ast.Call)}
-            assert not called & effects, module
+    for module in MODULES:
+        for node in _tree(module).body:
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                called = {ast.unparse(inner.func) for inner in ast.walk(node) if isinstance(inner, ast.Call)}
+                assert not called & effects, module

@@ -71,20 +71,19 @@ def test_machines_with_gpu_memory_are_among_the_fixtures() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: f"{request.bind}-{request.memory}")
 def test_no_policy_allows_gpu_memory(
-    name: str, request_: Request, policy_of: Callable[[RankPlan | RankSlice], tuple[int, CpuSet]]
+    name: str, policy_of: Callable[[RankPlan | RankSlice], tuple[int, CpuSet]]
 ) -> None:
     """No policy names GPU memory, and none can spill into it; where a policy cannot avoid it, the plan says so."""
     topology = golden_machine(name)
     gpu_memory = _gpu_memory(topology) & topology.allowed.nodes
-    for rank in make_plan(topology, request_).ranks:
+    for request, rank in ((one, rank) for one in REQUESTS for rank in make_plan(topology, one).ranks):
         mode, nodes = policy_of(rank)
-        assert policy_of(RankSlice(_slice(rank))) == (mode, nodes)
-        assert not nodes & _gpu_memory(topology)
+        assert policy_of(RankSlice(_slice(rank))) == (mode, nodes), request
+        assert not nodes & _gpu_memory(topology), request
         spills = bool(_may_use((mode, nodes), topology) & gpu_memory)
-        assert spills == bool(gpu_memory and request_.policy in CANNOT)
-        assert spills == ("pages may go to GPU memory (node" in rank.reason)
+        assert spills == bool(gpu_memory and request.policy in CANNOT), request
+        assert spills == ("pages may go to GPU memory (node" in rank.reason), request
 
 
 def test_the_default_on_a_grace_host(policy_of: Callable[[RankPlan | RankSlice], tuple[int, CpuSet]]) -> None:
