@@ -15,6 +15,7 @@ import sys
 import uuid
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.stderr import say
 from numapin.errors import NumapinError, Stopped, UsageError
 from numapin.launcher import processes
 from numapin.launcher.listening import LOOPBACK, listen
@@ -83,6 +84,8 @@ def launch(plan: Plan, job: DirectJob, run_dir: str, mailbox: Mailbox) -> None:
 
             error = ranks_failed(job.program, ended, plan, kills_before)
             if alarm.stopped_by is None:
+                for note in getattr(failed, "__notes__", ()):
+                    say(note)
                 raise error from None
             stopped, cause = stopped_after(error, alarm.stopped_by, left=_notes_of(failed))
             raise stopped from cause

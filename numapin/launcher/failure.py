@@ -295,10 +295,10 @@ def _cause_of_worker(failure: JobFailure, exception: str) -> tuple[str, str]:
     worker = _WORKER.search(exception)
     if worker is None:
         return "", ""
-    number = _BY_DESCRIPTION.get(worker["signal"] or "")
-    if number is not None:
-        return _cause_of_signal(failure, number)
-    return (failure.out_of_memory, failure.out_of_memory_advice) if failure.out_of_memory else ("", "")
+    if worker["signal"] is None:  # torch has not waited for it
+        return (failure.out_of_memory, failure.out_of_memory_advice) if failure.out_of_memory else ("", "")
+    number = _BY_DESCRIPTION.get(worker["signal"])
+    return ("", "") if number is None else _cause_of_signal(failure, number)
 
 
 def _cause_of_signal(failure: JobFailure, number: int) -> tuple[str, str]:

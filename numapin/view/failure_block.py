@@ -147,6 +147,8 @@ def _others(failure: JobFailure) -> str:
     later = [rank for rank in failed if rank.exception or not rank.was_ended]
     crashed = [rank for rank in failed if rank not in later]
     parts = []
+    if left:
+        parts.append(f"{_are(len(left))} still there after SIGKILL ({_names(left)})")
     if later:
         parts.append(f"{len(later)} failed later ({_names(later)})")
     if crashed:
@@ -154,9 +156,6 @@ def _others(failure: JobFailure) -> str:
         parts.append(f"{len(crashed)} failed while numapin ended {them} ({_names(crashed)}: {_ends(crashed)})")
     if ended:
         parts.append(f"{_were(len(ended))} running and ended by numapin ({_ends(ended)})")
-    if left:
-        pids = " ".join(str(rank.pid) for rank in left)
-        parts.append(f"{_are(len(left))} still there after SIGKILL ({_names(left)}, pid {pids})")
     if finished:
         parts.append(f"{len(finished)} had finished")
     return "; ".join(parts) or "there are none on this host"
