@@ -285,19 +285,23 @@ def likely_cause(failure: JobFailure) -> tuple[str, str]:
     """Return what probably ended the first rank, or its DataLoader worker, and what to do next; empty if unknown."""
     rank = failure.first
     if rank.exception:
-        return _cause_of_worker(failure, rank.exception)
+        return _cause_of_worker(failure)
     number = rank.signal_number
     return _OF_STATUS.get(rank.exitcode, ("", "")) if number is None else _cause_of_signal(failure, number)
 
 
-def _cause_of_worker(failure: JobFailure, exception: str) -> tuple[str, str]:
-    """Return what probably ended the DataLoader worker that an exception is about; empty if it is about none."""
-    worker = _WORKER.search(exception)
-    if worker is None:
+def _cause_of_worker(failure: JobFailure) -> tuple[str, str]:
+    """Return what probably ended the DataLoader worker that the first exception is about; empty if it is about none.
+
+    torch often says only that a worker "exited unexpectedly". The exception before that one then has the signal.
+    """
+    rank = failure.first
+    if not _WORKER.search(rank.exception):
         return "", ""
-    if worker["signal"] is None:  # torch has not waited for it
+    signals = [found["signal"] for found in _WORKER.finditer(f"{rank.traceback}\n{rank.exception}") if found["signal"]]
+    if not signals:
         return (failure.out_of_memory, failure.out_of_memory_advice) if failure.out_of_memory else ("", "")
-    number = _BY_DESCRIPTION.get(worker["signal"])
+    number = _BY_DESCRIPTION.get(signals[-1])
     return ("", "") if number is None else _cause_of_signal(failure, number)
 
 

@@ -98,7 +98,8 @@ def _reason(rank: EndedRank, num_lines: int) -> list[str]:
         return [end]
     begin = rank.exception.split("\n", num_lines + 1)[: num_lines + 1]
     lines = [line for text in begin for line in _wrapped(text, 2)]
-    cut = [*lines[: num_lines - 1], "…"] if len(lines) > num_lines else lines
+    is_cut = len(lines) > num_lines
+    cut = [*lines[: num_lines - 1], f"{lines[num_lines - 1]}…"] if is_cut else lines
     return cut if rank.exitcode == 1 and not rank.is_left else [*cut, f"then {end}"]
 
 

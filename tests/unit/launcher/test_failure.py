@@ -241,6 +241,13 @@ def test_likely_cause_of_a_workers_end(text: str, facts: dict[str, Any], cause: 
     assert bool(found[0]) == bool(cause)
 
 
+def test_a_worker_that_exited_unexpectedly() -> None:
+    """The signal is in the exception before that one."""
+    text = "DataLoader worker (pid(s) 4711) exited unexpectedly"
+    error = {"message": {"message": text, "extraInfo": {"py_callstack": f"{WORKER.format('Killed')}\n\n…\n\n{text}"}}}
+    assert "short of memory" in likely_cause(failure(ended(0, 1, error=error)))[0]
+
+
 @pytest.mark.parametrize("number", [n for n in signal.Signals if n not in (signal.SIGCHLD, signal.SIGCONT)])
 def test_every_signal_has_a_cause(number: signal.Signals) -> None:
     """No signal is without a word."""
