@@ -130,7 +130,8 @@ def _opened_special(folder: int, name: str, flags: int) -> int:
     try:
         return os.open(name, flags, dir_fd=folder)
     except OSError as error:
-        if error.errno == errno.ENXIO:
+        found = status_at(folder, name)
+        if error.errno == errno.ENXIO and found is not None and stat.S_ISFIFO(found.st_mode):
             raise OSError(errno.ENXIO, "no program reads this pipe") from None
         raise
 

@@ -65,7 +65,7 @@ def ranks_failed(
         kills_before: The count of out-of-memory kills when they started.
         is_only_host: Whether the job has no ranks on other hosts.
     """
-    ranks, why_first = in_order(rank.placed(plan.ranks) for rank in ended)
+    ranks, why_first = in_order((rank.placed(plan.ranks) for rank in ended), is_only_host=is_only_host)
     return RanksFailed(
         JobFailure(
             program=program,

@@ -253,6 +253,7 @@ def _kill(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
     if any(rank.poll() != 0 for rank in ranks):
         left = [rank.pid for rank in ranks if rank.poll() is None]
         leftovers.ask([*leftovers.in_sessions({rank.pid for rank in ranks}), *left], signal.SIGKILL)
+        _await_deaths(ranks)
 
 
 def _is_running(rank: subprocess.Popen[bytes]) -> bool:

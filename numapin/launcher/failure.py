@@ -37,8 +37,6 @@ _LOST_PEER: Final = re.compile(
     r"(closed|reset) by (remote )?peer|connection was likely closed|remote process exit|ncclRemoteError|broken pipe",
     re.IGNORECASE,
 )
-_ABORTS: Final = (signal.SIGABRT,)
-"""Libraries abort when they lose a peer, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,18 +241,21 @@ class RanksFailed(RankError):  # noqa: N818 - the event, as in BindingRefused
         return type(self), (self.failure,)
 
 
-def in_order(ranks: Iterable[EndedRank]) -> tuple[tuple[EndedRank, ...], str]:
+def in_order(ranks: Iterable[EndedRank], *, is_only_host: bool) -> tuple[tuple[EndedRank, ...], str]:
     """Return the ranks in the order in which they failed, and why the first is not the earliest; "" if it is.
 
     A process that dies closes its connections before its end is seen: GPU drivers and core dumps take their time. So if
-    the earliest failures are exceptions about a lost connection, a rank that ended without a word was the first.
+    the earliest failures are exceptions about a lost connection, a rank that ended without a word was the first. But if
+    the lost peer can be on another host, a rank that aborted may have lost it, too.
     """
     order = sorted(ranks, key=by_failure)
     consequences = list(takewhile(lambda rank: rank.state == "failed" and rank.lost_peer, order))
     silent = list(takewhile(lambda rank: rank.is_silent, order[len(consequences) :]))
-    if not consequences or not silent:
+    aborted = [rank for rank in silent if rank.signal_number == signal.SIGABRT]
+    causes = [rank for rank in silent if rank not in aborted] or (aborted if is_only_host else [])
+    if not consequences or not causes:
         return tuple(order), ""
-    first = min(silent, key=lambda rank: (rank.signal_number in _ABORTS, rank.failed_s))
+    first = causes[0]
     earlier_s = first.failed_s - order[0].failed_s
     why = (
         f"rank {order[0].rank} failed {earlier_s:.1f} s before the end of rank {first.rank} was seen, but because it "

@@ -133,9 +133,19 @@ def _library_path() -> list[str]:
 
 
 def _pythons_traceback(library: Sequence[str]) -> ModuleType | None:
-    """Import Python's module of that name, and what it needs, although modules beside the script may have such names.
+    """Return Python's module of that name; None if the program has imported other modules in place of what it needs."""
+    module = sys.modules.get("traceback")
+    if module is None:
+        module = _imported_traceback(library)
+    is_pythons = os.path.dirname(str(getattr(module, "__file__", ""))) in library
+    return module if is_pythons and hasattr(module, "format_exception") else None
 
-    Returns None if the program has imported these.
+
+def _imported_traceback(library: Sequence[str]) -> ModuleType | None:
+    """Import it, and what it needs, although modules beside the script may have such names.
+
+    The program's other threads have this path for a moment, too. Those of programs that import torch or logging do not:
+    these have imported the module already.
     """
     path = sys.path
     sys.path = [*library]
@@ -145,8 +155,7 @@ def _pythons_traceback(library: Sequence[str]) -> ModuleType | None:
         return None
     finally:
         sys.path = path
-    is_pythons = os.path.dirname(str(getattr(traceback, "__file__", ""))) in library
-    return traceback if is_pythons and hasattr(traceback, "format_exception") else None
+    return traceback
 
 
 def _within(parts: Sequence[str], most: int) -> str:

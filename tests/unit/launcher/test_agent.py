@@ -90,6 +90,12 @@ class Process:
         """Return the status."""
         return self.returncode
 
+    def wait(self, timeout: float) -> int:
+        """Return the status, that of a kill if there was none."""
+        assert timeout > 0
+        self.returncode = -signal.SIGKILL if self.returncode is None else self.returncode
+        return self.returncode
+
 
 @pytest.mark.parametrize(
     ("statuses", "killed"), [((1, None), [10**8 + 100, 10**8 + 1]), ((0, 0), [])], ids=["failed", "succeeded"]

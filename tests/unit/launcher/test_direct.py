@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
-from numapin.errors import NumapinError
+from numapin.errors import NumapinError, Stopped
 from numapin.launcher import direct
 from numapin.launcher.direct_options import DirectJob, read_line
+from numapin.launcher.processes import StartedRank
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize("argument", ["a\0b", "x" * (1 << 18)], ids=["NUL", "too long"])
@@ -16,3 +24,16 @@ def test_a_rank_that_cannot_be_started(argument: str) -> None:
     assert isinstance(job, DirectJob)
     with direct._Alarm(job.signals) as alarm, pytest.raises(NumapinError, match="rank 0 cannot be started: "):
         direct._start([], job, [{}], alarm)
+
+
+def test_a_rank_that_sigkill_does_not_end(tmp_path: Path) -> None:
+    """It is not said to have ended: neither by the account, nor by the message of a job that was stopped."""
+    process: Any = SimpleNamespace(pid=41)
+    rank = direct._ended(StartedRank(3, process), was_ended=True, run_dir=str(tmp_path))
+    assert (rank.state, rank.end) == ("left", "still there after SIGKILL")
+    error = RuntimeError()
+    assert direct._notes_of(error) == ""
+    error.add_note("rank 3 (pid 41): still there")
+    assert (
+        Stopped(signal.SIGTERM, direct._notes_of(error)).message == "stopped by SIGTERM; rank 3 (pid 41): still there"
+    )

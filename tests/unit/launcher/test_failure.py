@@ -32,7 +32,7 @@ def at(seconds: float, field: str = "timestamp") -> dict[str, Any]:
 
 def failure(*ranks: EndedRank, **facts: Any) -> JobFailure:
     """Return the account of these ranks."""
-    order, why_first = in_order(ranks)
+    order, why_first = in_order(ranks, is_only_host=facts.get("is_only_host", True))
     return JobFailure(program="train.py", host="node7", ranks=order, why_first=why_first, **facts)
 
 
@@ -116,6 +116,12 @@ def test_which_silent_rank(ranks: list[EndedRank], first: int) -> None:
     assert found.first.rank == first
     by_time = min(ranks, key=lambda rank: (rank.state != "failed", rank.failed_s)).rank
     assert bool(found.why_first) == (found.to_json()["why_first"] is not None) == (by_time != first)
+
+
+def test_an_abort_with_other_hosts() -> None:
+    """If the lost peer may be on another host, a rank that aborted may have lost it, too."""
+    ranks = (lost(0, 98.5), ended(1, -6, ended_s=99))
+    assert (failure(*ranks).first.rank, failure(*ranks, is_only_host=False).first.rank) == (1, 0)
 
 
 def test_a_lost_connection_before_the_last_exception() -> None:

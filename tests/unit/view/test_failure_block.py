@@ -45,7 +45,16 @@ WORST = [
     (ended(exitcode=-9, logs=("/a" * 900,)), {"out_of_memory": LONG, "out_of_memory_advice": LONG, "program": LONG}),
     (ended(rank=10**9, local_rank=7, gpu=10**9, node=10**9, exitcode=-7), {"host": "h" * 300}),
     (ended(exitcode=-9), {"why_first": "w " * 300, "out_of_memory": "x " * 900, "out_of_memory_advice": "y " * 900}),
-    (ended(text=f"DataLoader worker (pid 1) is killed by signal: Killed. {'x ' * 900}"), {"out_of_memory": "x " * 900}),
+    (
+        ended(text=f"DataLoader worker (pid 1) is killed by signal: Killed. {'x ' * 900}", logs=("/a" * 900,)),
+        {"out_of_memory": "x " * 900, "out_of_memory_advice": "y " * 900},
+    ),
+    (
+        ended(
+            text="x\n" * 900 + "DataLoader worker (pid 1) is killed by signal: Killed", exitcode=-6, logs=("/a" * 900,)
+        ),
+        {"out_of_memory": LONG, "out_of_memory_advice": LONG, "is_only_host": False},
+    ),
     (ended(rank=10**9, local_rank=7, exitcode=-7, logs=("/a" * 900,)), {"host": "h" * 300, "is_only_host": False}),
     (ended(trace="no traceback at all"), {}),
     (ended(text="x", trace="Traceback (most recent call last):"), {}),
