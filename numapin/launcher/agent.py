@@ -110,8 +110,8 @@ class _Agent(LocalElasticAgent if TYPE_CHECKING else object):  # type: ignore[mi
     def run(self, *arguments: Any, **named: Any) -> RunResult:  # noqa: ANN401 - the installed torch's own arguments
         """Run the ranks to their end. After an error, whatever it interrupted, nothing of them is left.
 
-        torch gives up if a second signal arrives while it ends the ranks: they die with the launcher, but not what
-        they started.
+        If a signal arrives while torch ends the ranks, torch begins again, and gives up at the next one. The ranks die
+        with the launcher then, but not what they started.
         """
         try:
             result: RunResult = super().run(*arguments, **named)
