@@ -258,8 +258,8 @@ def in_order(ranks: Iterable[EndedRank], *, is_only_host: bool) -> tuple[tuple[E
     first = causes[0]
     earlier_s = first.failed_s - order[0].failed_s
     why = (
-        f"rank {order[0].rank} failed {earlier_s:.1f} s before the end of rank {first.rank} was seen, but because it "
-        "had lost a connection to another rank"
+        f"rank {order[0].rank} failed {earlier_s:.1f} s before the end of rank {first.rank} was seen, but because of a "
+        "lost connection"
     )
     return (first, *(rank for rank in order if rank is not first)), why
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -37,3 +40,18 @@ def test_a_rank_that_sigkill_does_not_end(tmp_path: Path) -> None:
     assert (
         Stopped(signal.SIGTERM, direct._notes_of(error)).message == "stopped by SIGTERM; rank 3 (pid 41): still there"
     )
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["running", "dying"])
+def test_a_rank_that_is_dying_was_not_ended_by_us(*, is_killed: bool) -> None:
+    """A process that dies is not counted with the running ones, although its end has not been seen."""
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        if is_killed:
+            process.kill()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        rank = StartedRank(0, process)
+        assert direct._is_running(rank) == (not is_killed)
+        rank.status = 0
+        assert not direct._is_running(rank)
+        process.kill()

@@ -89,7 +89,7 @@ def test_the_silent_rank_was_first(text: str) -> None:
     found = failure(lost(0, 98.5, text), ended(1, -11, ended_s=99.0), lost(2, 98.7, text))
     assert [rank.rank for rank in found.ranks] == [1, 0, 2]
     assert found.why_first == (
-        "rank 0 failed 0.5 s before the end of rank 1 was seen, but because it had lost a connection to another rank"
+        "rank 0 failed 0.5 s before the end of rank 1 was seen, but because of a lost connection"
     )
 
 
