@@ -134,8 +134,13 @@ class EndedRank:
         if self.is_left:
             return "left"
         if self.was_ended:
-            return "failed" if self.exception or self.exitcode not in _ENDINGS else "ended"
+            return "failed" if self.exception or not self.has_our_end else "ended"
         return "failed" if self.exitcode else "finished"
+
+    @property
+    def has_our_end(self) -> bool:
+        """Return whether it was ended, and ended as ranks do that the launcher ends."""
+        return self.was_ended and self.exitcode in _ENDINGS
 
     @property
     def is_silent(self) -> bool:

@@ -92,7 +92,7 @@ def _identity(failure: JobFailure) -> str:
 def _reason(rank: EndedRank, num_lines: int) -> list[str]:
     """Return the exception, or how the process ended; both if a signal ended it after its exception."""
     end = f"killed by {rank.end}" if rank.exitcode < 0 else rank.end
-    if rank.was_ended:
+    if rank.has_our_end:
         end = f"ended by numapin ({rank.end})"
     if not rank.exception:
         return [end]

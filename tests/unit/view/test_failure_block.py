@@ -125,6 +125,8 @@ def test_an_exception_before_the_end_by_numapin() -> None:
     lines = block(ended(exitcode=-15, text="E: x", was_ended=True))
     assert lines[2:4] == ["  failed  E: x", "          then ended by numapin (SIGTERM)"]
     assert not any("likely" in line for line in lines)
+    lines = block(ended(exitcode=-11, text="E: x", was_ended=True))
+    assert lines[2:4] == ["  failed  E: x", "          then killed by SIGSEGV"]
 
 
 def test_ends_that_were_not_ours() -> None:
