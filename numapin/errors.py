@@ -104,15 +104,19 @@ class RankError(NumapinError):
 class Stopped(NumapinError):  # noqa: N818 - the event, as in BindingRefused
     """A signal stopped the launcher, and all ranks have ended (exit status: 128 plus the signal's number).
 
+    If a rank had failed before, the error about that is the cause of this one.
+
     Attributes:
         number: The signal. On SIGINT the command line dies of it, so that a shell's loop ends, too.
+        left: Which ranks have not ended, although they were killed. "": all have.
     """
 
-    def __init__(self, number: Signals) -> None:
-        super().__init__(f"stopped by {number.name}; all ranks have ended")
+    def __init__(self, number: Signals, left: str = "") -> None:
+        super().__init__(f"stopped by {number.name}; {left or 'all ranks have ended'}")
         self.number = number
+        self.left = left
         self.exit_code = 128 + number
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the number, of which the message is made."""
-        return type(self), (self.number,)
+        """Pickle what the message is made of."""
+        return type(self), (self.number, self.left)

@@ -25,14 +25,15 @@ _STREAMS: Final = ("/dev/stdout", "/dev/stderr")
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def write_text_to(path: str, text: str, *, remedy: str) -> None:
+def write_text_to(path: str, text: str, *, remedy: str, patience_s: float | None = None) -> None:
     """Write to a path that the user named: a regular file whole or not at all, through links; a device or pipe as is.
 
-    An existing file keeps its mode and, if this process may set it, its owner. Raises NumapinError that names the path.
+    An existing file keeps its mode and, if this process may set it, its owner. A pipe that is full is waited for, but
+    not for longer than `patience_s`. Raises NumapinError that names the path.
     """
     try:
         if is_special(path):
-            _write_special(path, text)
+            _write_special(path, text, patience_s)
             return
         with place_of(path) as (folder, name):  # a link stays, and its target is replaced
             replace_at(folder, name, text)
@@ -107,15 +108,45 @@ def _take_over_rights(descriptor: int, old: os.stat_result) -> None:
         pass
 
 
-def _write_special(path: str, text: str) -> None:
+def _write_special(path: str, text: str, patience_s: float | None) -> None:
     """Write to a device or pipe. Raises OSError, also if it is a link or regular file or another user's by now."""
     with place_of(path, into_proc=False) as (folder, name):
         is_open = is_in_proc(folder)
         follow = os.O_APPEND if is_open else os.O_NOFOLLOW
-        with open(os.open(name, _SPECIAL | follow, dir_fd=folder), "w", encoding="utf-8") as file:
+        with open(_opened_special(folder, name, _SPECIAL | follow), "w", encoding="utf-8") as file:
             found = os.fstat(file.fileno())
             refuse_planted(folder, name, found)
             if stat.S_ISREG(found.st_mode) and not is_open:
                 raise OSError(errno.EINVAL, "it has become a regular file", path)
+            if patience_s is not None:
+                _write_in_time(file.fileno(), text.encode(), patience_s)
+                return
             os.set_blocking(file.fileno(), True)
             file.write(text)
+
+
+def _opened_special(folder: int, name: str, flags: int) -> int:
+    """Open a device or pipe. Raises OSError."""
+    try:
+        return os.open(name, flags, dir_fd=folder)
+    except OSError as error:
+        found = status_at(folder, name)
+        if error.errno == errno.ENXIO and found is not None and stat.S_ISFIFO(found.st_mode):
+            raise OSError(errno.ENXIO, "no program reads this pipe") from None
+        raise
+
+
+def _write_in_time(descriptor: int, content: bytes, seconds: float) -> None:
+    """Write to a descriptor that does not block. Raises OSError if its reader does not read for this long."""
+    import select  # no rank needs it
+
+    rest = memoryview(content)
+    room = select.poll()
+    room.register(descriptor, select.POLLOUT)
+    while rest:
+        if not room.poll(seconds * 1000):
+            raise OSError(errno.ETIMEDOUT, f"its reader has not read for {seconds:g} s")
+        try:
+            rest = rest[os.write(descriptor, rest) :]
+        except BlockingIOError:  # another writer was faster
+            pass

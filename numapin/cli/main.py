@@ -167,11 +167,11 @@ def _show_uncaught(kind: type[BaseException], error: BaseException, trace: Trace
 
 def fail(error: NumapinError) -> NoReturn:
     """Print the error and exit with its status, or die of SIGINT if that stopped the launcher."""
+    if error.block:
+        say_block(error.block)
     if isinstance(error, Stopped):
         say(error.message)
-    elif error.block:
-        say_block(error.block)
-    else:
+    elif not error.block:
         _say(error.message, error.hint)
     if error.exit_code == _STOPPED_BY_SIGINT:
         _flush_or_drop("stdout")

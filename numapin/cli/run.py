@@ -375,7 +375,7 @@ def _way(plan: Plan, job: AnyJob, mailbox: Mailbox, before_restart: Callable[[],
         from numapin.launcher.agent_errors import own_errors
 
     def launch_with_agent(run_dir: str) -> None:
-        with own_errors(job.program, plan) as failed_round:
+        with own_errors(job.program, plan, is_only_host=job.is_single_host) as failed_round:
             launch(plan, job, run_dir, mailbox, before_restart, failed_round=failed_round)
 
     return launch_with_agent

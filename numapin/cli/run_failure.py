@@ -6,6 +6,7 @@ run's folder, and the fields of the report file.
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
@@ -24,13 +25,16 @@ _FILE: Final = "failure.txt"
 
 @contextmanager
 def accounted(run_dir: str) -> Iterator[None]:
-    """If ranks fail in the body, write the file with all frames, and add the block that the command line shows."""
+    """If ranks fail in the body, write the file with all frames, and add the block that the command line shows.
+
+    The run may have gone on in another folder, which NUMAPIN_RUN_DIR then names: cleaners of temporary files remove it.
+    """
     try:
         yield
-    except RankError as error:
+    except (RankError, Stopped) as error:
         failure = _failure_in(error)
         if failure is not None:
-            error.block = _block(failure, run_dir)
+            error.block = _block(failure, os.environ.get("NUMAPIN_RUN_DIR") or run_dir)
         raise
 
 
@@ -51,7 +55,7 @@ def shown(*, wanted: bool) -> Iterator[None]:
     try:
         yield
     except NumapinError as error:
-        if wanted and not isinstance(error, Stopped):
+        if wanted and (not isinstance(error, Stopped) or error.__cause__):
             _show(error)
         raise
 
@@ -72,15 +76,20 @@ def _show(error: NumapinError) -> None:
 def outcome_of(error: BaseException) -> dict[str, object]:
     """Return the fields of the report file about the error that ended a job."""
     failure = _failure_in(error)
-    if failure is not None:
-        return {"failure": failure.to_json()}
-    return {"stopped_by": error.number.name} if isinstance(error, Stopped) else {}
+    outcome: dict[str, object] = {} if failure is None else {"failure": failure.to_json()}
+    if isinstance(error, Stopped):
+        outcome["stopped_by"] = error.number.name
+    return outcome
 
 
 def _failure_in(error: BaseException) -> JobFailure | None:
-    """Return the account of failed ranks, None if the error is another one. Jobs that succeed do not import it."""
-    if not isinstance(error, RankError):
+    """Return the account of failed ranks: that of the error, or of the failure before a signal. None: there is none.
+
+    Jobs that succeed do not import it.
+    """
+    found = error.__cause__ if isinstance(error, Stopped) else error
+    if not isinstance(found, RankError):
         return None
     from numapin.launcher.failure import RanksFailed
 
-    return error.failure if isinstance(error, RanksFailed) else None
+    return found.failure if isinstance(found, RanksFailed) else None

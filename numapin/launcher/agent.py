@@ -24,6 +24,7 @@ from numapin.errors import NumapinError
 from numapin.launcher import leftovers
 from numapin.launcher.account import ended_rank
 from numapin.rank import signals
+from numapin.system.proc import is_dying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -102,8 +103,27 @@ class _Agent(LocalElasticAgent if TYPE_CHECKING else object):  # type: ignore[mi
     _failed_round: FailedRound
     _remaining_restarts: int
     _running: frozenset[int] = frozenset()  # the local ranks that ran when ranks were to be ended
+    _has_failed: bool = False  # whether ranks failed in this round, and the account of it has not been made
     _looked_s: float = 0  # when all ranks were seen running for the last time
     _started_in: frozenset[str] = frozenset()  # the folders of the run in which ranks have been started
+
+    def run(self, *arguments: Any, **named: Any) -> RunResult:  # noqa: ANN401 - the installed torch's own arguments
+        """Run the ranks to their end. After an error, whatever it interrupted, nothing of them is left.
+
+        If a signal arrives while torch ends the ranks, torch begins again, and gives up at the next one. The ranks die
+        with the launcher then, but not what they started.
+        """
+        try:
+            result: RunResult = super().run(*arguments, **named)
+        except BaseException:
+            _kill([*self._processes().values()])
+            raise
+        return result
+
+    def _processes(self) -> dict[int, subprocess.Popen[bytes]]:
+        """Return the ranks of this round by their local ranks."""
+        handlers = getattr(getattr(self, "_pcontext", None), "subprocess_handlers", {})
+        return {local_rank: handler.proc for local_rank, handler in handlers.items()}
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         with self._others_continue(worker_group):
@@ -113,7 +133,7 @@ class _Agent(LocalElasticAgent if TYPE_CHECKING else object):  # type: ignore[mi
         self._started_in |= {os.environ["NUMAPIN_RUN_DIR"]}
         with signals.kept_from_children():
             ids: dict[int, Any] = super()._start_workers(worker_group)
-        self._looked_s = time.time()
+        self._looked_s, self._running, self._has_failed = time.time(), frozenset(), False
         self._give_grace()
         self._mailbox.address(ids)
         return ids
@@ -122,9 +142,21 @@ class _Agent(LocalElasticAgent if TYPE_CHECKING else object):  # type: ignore[mi
         looked_s, self._looked_s = self._looked_s, time.time()
         result: RunResult = super()._monitor_workers(worker_group)
         self._mailbox.deliver()
-        if result.state is WorkerState.FAILED and hasattr(self._pcontext, "subprocess_handlers"):
-            self._failed_round(self._ended(worker_group, looked_s), self._remaining_restarts)
+        if result.state is WorkerState.FAILED:
+            self._account(looked_s, self._remaining_restarts)
         return result
+
+    def _account(self, looked_s: float, restarts_left: int) -> None:
+        """Make the account of a failed round, the ranks of which have ended."""
+        self._has_failed = False
+        if hasattr(self._pcontext, "subprocess_handlers"):
+            self._failed_round(self._ended(self._worker_group, looked_s), restarts_left)
+
+    def _shutdown(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 - the installed torch's own arguments
+        """End the ranks; if a signal came while those of a failed round were being ended, make the account now."""
+        super()._shutdown(*arguments, **named)
+        if self._has_failed:
+            self._account(self._looked_s, 0)
 
     def _ended(self, worker_group: WorkerGroup, looked_s: float) -> list[EndedRank]:
         """Return the ends of this host's ranks, all of which ran at `looked_s`."""
@@ -140,6 +172,7 @@ class _Agent(LocalElasticAgent if TYPE_CHECKING else object):  # type: ignore[mi
                 # exception elsewhere, whose exact time is known: it counts as the earlier of the two.
                 ended_s=looked_s if handler.proc.returncode in _CAUSES else seen_s,
                 was_ended=local_rank in self._running,
+                is_left=handler.proc.returncode is None,
                 error_file=context.error_files[local_rank],
                 logs=_logs(context.stdouts[local_rank], context.stderrs[local_rank]),
             )
@@ -182,9 +215,10 @@ class _Agent(LocalElasticAgent if TYPE_CHECKING else object):  # type: ignore[mi
         def close_in_time(death_sig: signal.Signals | None = None, timeout: int = _GRACE_S) -> None:
             grace_s = timeout if seconds is None else seconds
             deadline_s = time.monotonic() + grace_s
-            processes = {rank: each.proc for rank, each in getattr(context, "subprocess_handlers", {}).items()}
-            self._running = frozenset(rank for rank, process in processes.items() if process.poll() is None)
+            processes = self._processes()
             ranks = [*processes.values()]
+            self._has_failed |= death_sig is None and any(rank.poll() for rank in ranks)
+            self._running |= {rank for rank, process in processes.items() if _is_running(process)}
             with _ending_what_they_started(ranks, death_sig or signal.SIGTERM, deadline_s):
                 close(death_sig, grace_s)
             if seconds is not None:
@@ -202,13 +236,29 @@ def _logs(*paths: str) -> tuple[str, ...]:
 def _ending_what_they_started(
     ranks: Sequence[subprocess.Popen[bytes]], number: signal.Signals, deadline_s: float
 ) -> Iterator[None]:
-    """If ranks failed or are to be ended in the body, end what they started, by the deadline (monotonic)."""
+    """If ranks failed or are to be ended in the body, end what they started, by the deadline (monotonic).
+
+    If the body raises an error, as when a signal arrives, torch ends the ranks once more, or `run` kills what is left.
+    """
     if all(rank.poll() == 0 for rank in ranks):
         yield
         return
     leftovers.ask(leftovers.in_sessions({rank.pid for rank in ranks if rank.poll() is not None}), number)
     yield
     leftovers.kill_after(deadline_s, lambda: leftovers.in_sessions({rank.pid for rank in ranks}))
+
+
+def _kill(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Kill ranks that are left, and what they started, unless all have succeeded."""
+    if any(rank.poll() != 0 for rank in ranks):
+        left = [rank.pid for rank in ranks if rank.poll() is None]
+        leftovers.ask([*leftovers.in_sessions({rank.pid for rank in ranks}), *left], signal.SIGKILL)
+        _await_deaths(ranks)
+
+
+def _is_running(rank: subprocess.Popen[bytes]) -> bool:
+    """Return whether a rank is running, and the kernel is not ending it: that may take a GPU's driver seconds."""
+    return rank.poll() is None and not is_dying(rank.pid)
 
 
 def _await_deaths(ranks: Iterable[subprocess.Popen[bytes]]) -> None:

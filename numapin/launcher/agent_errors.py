@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from numapin.base.plural import counted
 from numapin.base.stderr import say
-from numapin.errors import Stopped
-from numapin.launcher.account import ranks_failed
+from numapin.errors import NumapinError, Stopped
+from numapin.launcher import leftovers
+from numapin.launcher.account import ranks_failed, stopped_after
 from numapin.system import oom
 
 if TYPE_CHECKING:
@@ -45,42 +47,78 @@ _SAID_BY_US: Final = (
 """The beginnings of torch's log messages about the end of ranks."""
 
 
+_SEE_OTHERS: Final = "see what numapin printed on the other hosts"
+_NOT_MET: Final = {
+    "RendezvousClosedError": ("the job has ended on another host", _SEE_OTHERS),
+    "RendezvousTimeoutError": (
+        "the other hosts of the job did not come in time",
+        "start it on all of them, or wait for longer with: --rdzv-conf join_timeout=SECONDS",
+    ),
+}
+"""What to say about errors of torch's rendezvous, by their names."""
+
+
 class _Rounds:
     """The failed rounds of a job."""
 
-    def __init__(self, program: str, plan: Plan) -> None:
+    def __init__(self, program: str, plan: Plan, *, is_only_host: bool) -> None:
         self.last: RanksFailed | None = None
+        self.is_restarted = False  # whether ranks were started again after that
+        self._is_only_host = is_only_host
         self._program, self._plan, self._num_rounds = program, plan, 0
         self._kills_before = oom.read_kills()
 
     def failed(self, ended: Sequence[EndedRank], restarts_left: int) -> None:
         """Keep the account of a round; say in one line that it failed if the ranks are restarted."""
-        self.last = ranks_failed(self._program, ended, self._plan, self._kills_before)
+        only = self._is_only_host
+        self.last = ranks_failed(self._program, ended, self._plan, self._kills_before, is_only_host=only)
+        self.is_restarted = restarts_left > 0
         self._num_rounds += 1
-        if restarts_left:
-            left = counted(restarts_left, "restart")
+        if self.is_restarted:
+            left = counted(restarts_left - 1, "restart")  # this one is not left
             say(f"round {self._num_rounds}: {self.last.failure.summary}; the ranks are restarted, {left} left")
             self._kills_before = oom.read_kills()
 
+    def stop(self, number: signal.Signals) -> tuple[Stopped, RanksFailed | None]:
+        """Return the error about a signal, and its cause: the failure of a round that is not restarted."""
+        pids = leftovers.ranks_left()
+        left = leftovers.survival(f"pid {' '.join(map(str, pids))}") if pids else ""
+        if self.last is None or self.is_restarted:
+            return Stopped(number, left), None
+        return stopped_after(self.last, number, left)
+
 
 @contextmanager
-def own_errors(program: str, plan: Plan) -> Iterator[FailedRound]:
+def own_errors(program: str, plan: Plan, *, is_only_host: bool) -> Iterator[FailedRound]:
     """Yield the function that is told of failed rounds; raise our errors in place of torch's.
 
     Args:
         program: The script, as the user typed it.
         plan: The bindings of the ranks.
+        is_only_host: Whether the job has no ranks on other hosts.
     """
-    rounds = _Rounds(program, plan)
+    rounds = _Rounds(program, plan, is_only_host=is_only_host)
     try:
         with _former_handlers(), _without_repetitions():
             yield rounds.failed
-    except SignalException as stop:
-        raise Stopped(stop.sigval) from None
+    except SignalException as signalled:
+        stop, cause = rounds.stop(signalled.sigval)
+        raise stop from cause
+    except RendezvousError as error:
+        raise _of_rendezvous(error, rounds) from None
     except ChildFailedError:
         if rounds.last is None:
             raise
         raise rounds.last from None
+
+
+def _of_rendezvous(error: RendezvousError, rounds: _Rounds) -> NumapinError:
+    """Return the error about hosts that do not meet, or the failure of this host's ranks before that."""
+    message, hint = _NOT_MET.get(type(error).__name__, (f"the hosts of the job did not meet: {error}", _SEE_OTHERS))
+    if rounds.last is None:
+        return NumapinError(message, hint)
+    say(f"{message}; the ranks are not restarted")
+    return rounds.last
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from numapin.launcher.store_server import serving
 from numapin.launcher.variables import job_variables, rank_variables, virtual_rank_variables
 from numapin.rank import handover
 from numapin.system import oom
+from numapin.system.proc import is_dying
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,21 +70,26 @@ def launch(plan: Plan, job: DirectJob, run_dir: str, mailbox: Mailbox) -> None:
         variables = [{**shared, **_own_variables(job, rank.local_rank, run_dir)} for rank in plan.ranks]
         ranks: list[StartedRank] = []
         try:
-            with _Alarm(job.signals) as alarm, ended_on_error(ranks, job.shutdown_timeout_s, alarm.is_urgent):
+            with (
+                _Alarm(job.signals) as alarm,
+                ended_on_error(ranks, job.shutdown_timeout_s, alarm.is_urgent, alarm.further),
+            ):
                 _start(ranks, job, variables, alarm)
                 _wait(ranks, mailbox, alarm)
         except StopSignal as stop:
-            _say_notes(stop)
-            raise Stopped(stop.number) from None
+            raise Stopped(stop.number, _notes_of(stop)) from None
         except _RankFailed as failed:
-            _say_notes(failed)
             ended = [_ended(rank, was_ended=rank.local_rank in failed.others, run_dir=run_dir) for rank in ranks]
-            from numapin.launcher.account import ranks_failed  # a job that succeeds does not need it
+            from numapin.launcher.account import ranks_failed, stopped_after  # a job that succeeds does not need it
 
             error = ranks_failed(job.program, ended, plan, kills_before)
-            if error.failure.first.signal_number in alarm.received:  # schedulers signal all processes at once
-                raise Stopped(alarm.received[0]) from None
-            raise error from None
+            alarm.further()  # a signal may have come since the ranks ended
+            if alarm.stopped_by is None:
+                for note in getattr(failed, "__notes__", ()):
+                    say(note)
+                raise error from None
+            stopped, cause = stopped_after(error, alarm.stopped_by, left=_notes_of(failed))
+            raise stopped from cause
 
 
 class _Alarm:
@@ -94,7 +100,8 @@ class _Alarm:
 
     def __init__(self, numbers: frozenset[signal.Signals]) -> None:
         self._numbers = numbers
-        self.received: list[signal.Signals] = []  # those that `ring` has not raised
+        self.received: list[signal.Signals] = []  # those that neither `ring` nor `further` has taken
+        self.stopped_by: signal.Signals | None = None
         self._ours, self._theirs = socket.socketpair()
         self._poll = select.poll()  # select() takes no descriptor above 1023
         self._poll.register(self._ours, select.POLLIN)
@@ -126,14 +133,24 @@ class _Alarm:
 
     def ring(self) -> None:
         """Raise StopSignal if a signal to end has arrived."""
-        if self.received:
-            number = self.received[0]
-            self.received.clear()
+        number = self.further()
+        if number is not None:
             raise StopSignal(number)
 
+    def further(self) -> signal.Signals | None:
+        """Return the signal with which all ranks are to be stopped, once; None if there is none, or it is taken."""
+        if not self.received or self.stopped_by is not None:
+            return None
+        self.stopped_by = self.received[0]
+        self.received.clear()
+        return self.stopped_by
+
     def is_urgent(self) -> bool:
-        """Return whether Ctrl-C was pressed again. A second SIGTERM is no hurry: some schedulers send two."""
-        return signal.SIGINT in self.received
+        """Return whether not to wait for the ranks: a failed job is stopped, or Ctrl-C was pressed again.
+
+        A second SIGTERM is no hurry: some schedulers send two.
+        """
+        return bool(self.received) if self.stopped_by is None else signal.SIGINT in self.received
 
 
 def _start(ranks: list[StartedRank], job: DirectJob, variables: Sequence[Mapping[str, str]], alarm: _Alarm) -> None:
@@ -158,7 +175,12 @@ def _wait(ranks: Sequence[StartedRank], mailbox: Mailbox, alarm: _Alarm) -> None
         mailbox.deliver()
         processes.look_at(running)
         if any(rank.status for rank in running):
-            raise _RankFailed(frozenset(rank.local_rank for rank in running if rank.status is None))
+            raise _RankFailed(frozenset(rank.local_rank for rank in running if _is_running(rank)))
+
+
+def _is_running(rank: StartedRank) -> bool:
+    """Return whether a rank is running, and the kernel is not ending it: that may take a GPU's driver seconds."""
+    return rank.status is None and not is_dying(rank.process.pid)
 
 
 def _shared_variables(job: DirectJob, num_ranks: int, address: str, port: int) -> dict[str, str]:
@@ -205,11 +227,11 @@ def _ended(rank: StartedRank, *, was_ended: bool, run_dir: str) -> EndedRank:
         exitcode=-signal.SIGKILL if rank.status is None else rank.status,
         ended_s=rank.ended_s,
         was_ended=was_ended,
+        is_left=rank.status is None,
         error_file=_error_file(rank.local_rank, run_dir),
     )
 
 
-def _say_notes(error: BaseException) -> None:
-    """Say which ranks did not end."""
-    for note in getattr(error, "__notes__", ()):
-        say(note)
+def _notes_of(error: BaseException) -> str:
+    """Return which ranks did not end, "" if all did."""
+    return "; ".join(getattr(error, "__notes__", ()))

@@ -7,22 +7,36 @@ A rank's error file has the format of torch's @record.
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import isfinite
 from typing import TYPE_CHECKING, Final
 
 from numapin.errors import RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numapin.plan.model import RankPlan
 
 _SHELLS_SIGNAL: Final = 128
 """A shell, and thus a wrapper script, adds this to the number of the signal that ended its program."""
 _SUMMARY_CHARS: Final = 400
+_ENDINGS: Final = {0, *(end for number in (15, 9) for end in (-number, _SHELLS_SIGNAL + number))}
+"""The ends of ranks, and of wrappers around them, that the launcher ends: by SIGTERM, then SIGKILL, after a failure."""
+_RECORD_S: Final = 2.0
+"""torch's @record notes a whole second and writes it at once; a file written much later has been written again."""
+_TICK_S: Final = 0.02
+"""The kernel takes a file's time from the last tick of its clock."""
+# gloo: "Connection closed by peer [::1]:41217", "Connection reset by peer"; torch's store: "Connection was likely
+# closed"; NCCL: "ncclRemoteError: … a remote process exiting prematurely", "connection closed by remote peer".
+_LOST_PEER: Final = re.compile(
+    r"(closed|reset) by (remote )?peer|connection was likely closed|remote process exit|ncclRemoteError|broken pipe",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +50,10 @@ class EndedRank:
         exitcode: The exit status, or the negated signal number.
         ended_s: The time (since the epoch) when the launcher saw it.
         was_ended: Whether it was running when another rank failed, so that the launcher ended it.
+        is_left: Whether it is still there, although the launcher has killed it. `exitcode` is then that of the kill.
         error_file: The file in which the rank may have recorded its error.
         error: The JSON in that file, None if there is none.
+        recorded_s: The time (since the epoch) when that file was written. None: unknown.
         logs: The files with its output, if that was redirected.
         gpu: The index of its GPU, None without one.
         node: The node of its GPU, or the one that it was given. None: unknown.
@@ -51,17 +67,32 @@ class EndedRank:
     was_ended: bool
     error_file: str
     error: object
+    recorded_s: float | None = None
+    is_left: bool = False
     logs: tuple[str, ...] = ()
     gpu: int | None = None
     node: int | None = None
 
     @property
     def failed_s(self) -> float:
-        """Return when it failed. What @record writes is in whole seconds, and may be long before the process ended."""
-        exact, whole = _time_of(self.error, "time_s"), _time_of(self.error, "timestamp")
-        if exact is not None:
-            return min(self.ended_s, exact)
+        """Return when it failed. What a rank recorded may be long before its process ended."""
+        if self.raised_s is not None:
+            return min(self.ended_s, self.raised_s)
+        whole = _time_of(self.error, "timestamp")
         return self.ended_s if whole is None else min(self.ended_s, max(0, int(whole)) + 1)
+
+    @property
+    def raised_s(self) -> float | None:
+        """Return when it recorded its exception, None if that is not known to a fraction of a second.
+
+        torch's @record writes whole seconds. The file's own time has the fraction, unless it is another clock's, as on
+        a file server, or the file was written again.
+        """
+        exact, whole = _time_of(self.error, "time_s"), _time_of(self.error, "timestamp")
+        if exact is not None or whole is None or self.recorded_s is None:
+            return exact
+        is_plausible = whole - _TICK_S <= self.recorded_s <= whole + _RECORD_S
+        return min(max(whole, self.recorded_s), whole + 1) if is_plausible else None
 
     @property
     def exception(self) -> str:
@@ -87,6 +118,8 @@ class EndedRank:
     @property
     def end(self) -> str:
         """Return how the process ended: "exit status 3", "SIGKILL"."""
+        if self.is_left:
+            return "still there after SIGKILL"
         if self.exitcode < 0:
             return name_of_signal(-self.exitcode)
         below = f" (a program below it: {name_of_signal(self.signal_number)})" if self.signal_number else ""
@@ -94,10 +127,30 @@ class EndedRank:
 
     @property
     def state(self) -> str:
-        """Return "finished", "failed" or "ended": whether it succeeded, failed by itself, or was ended."""
+        """Return "finished", "failed", "ended" or "left".
+
+        It succeeded, or failed by itself, maybe while the launcher ended it; or the launcher ended it, or tried to.
+        """
+        if self.is_left:
+            return "left"
         if self.was_ended:
-            return "failed" if self.exception else "ended"
+            return "failed" if self.exception or not self.has_our_end else "ended"
         return "failed" if self.exitcode else "finished"
+
+    @property
+    def has_our_end(self) -> bool:
+        """Return whether it was ended, and ended as ranks do that the launcher ends."""
+        return self.was_ended and self.exitcode in _ENDINGS
+
+    @property
+    def is_silent(self) -> bool:
+        """Return whether it failed before the launcher ended ranks, and recorded no exception."""
+        return self.state == "failed" and not self.was_ended and not self.exception
+
+    @property
+    def lost_peer(self) -> bool:
+        """Return whether its exception, or one before it, says that another rank closed a connection."""
+        return bool(_LOST_PEER.search(self.exception) or _LOST_PEER.search(self.traceback))
 
     def placed(self, ranks: Sequence[RankPlan]) -> EndedRank:
         """Return it with the GPU and the node of its plan."""
@@ -116,7 +169,7 @@ class EndedRank:
             "node": self.node,
             "state": self.state,
             "exit_status": self.exitcode if self.exitcode >= 0 else None,
-            "signal": name_of_signal(-self.exitcode) if self.exitcode < 0 else None,
+            "signal": name_of_signal(-self.exitcode) if self.exitcode < 0 and not self.is_left else None,
             "exception": self.exception or None,
             "traceback": self.traceback or None,
             "error_file": self.error_file if self.error is not None else None,
@@ -132,6 +185,8 @@ class JobFailure:
         program: The script, as the user typed it.
         host: The name of this host.
         ranks: The ranks of this host, in the order in which they failed; those that did not fail follow.
+        why_first: Why the first is not the one whose failure has the earliest time; "" if it is.
+        is_only_host: Whether the job has no ranks on other hosts.
         out_of_memory: What the kernel's out-of-memory killer did, None if it did nothing.
         out_of_memory_advice: What to do about it.
         shm_bytes: The size of /dev/shm, None if it is unknown.
@@ -140,6 +195,8 @@ class JobFailure:
     program: str
     host: str
     ranks: tuple[EndedRank, ...]
+    why_first: str = ""
+    is_only_host: bool = True
     out_of_memory: str | None = None
     out_of_memory_advice: str = ""
     shm_bytes: int | None = None
@@ -154,7 +211,12 @@ class JobFailure:
         """Return the first failure in one line."""
         rank = self.first
         reason = rank.exception.partition("\n")[0][:_SUMMARY_CHARS] or rank.end
-        return f"rank {rank.rank} failed first: {reason}"
+        return f"rank {rank.rank} failed first{self.where}: {reason}"
+
+    @property
+    def where(self) -> str:
+        """Return the words that say among which ranks the first was the first; "" if among all."""
+        return "" if self.is_only_host else " on this host"
 
     def to_json(self) -> dict[str, object]:
         """Return the account as the report file has it."""
@@ -162,8 +224,10 @@ class JobFailure:
         return {
             "program": self.program,
             "host": self.host,
+            "is_only_host": self.is_only_host,
             "time_s": self.first.failed_s,
             "first": self.first.rank,
+            "why_first": self.why_first or None,
             "cause": cause or None,
             "advice": advice or None,
             "ranks": [rank.to_json() for rank in self.ranks],
@@ -182,14 +246,37 @@ class RanksFailed(RankError):  # noqa: N818 - the event, as in BindingRefused
         return type(self), (self.failure,)
 
 
-def by_failure(rank: EndedRank) -> tuple[bool, bool, float]:
-    """Return the place of a rank in the order of failures.
+def in_order(ranks: Iterable[EndedRank], *, is_only_host: bool) -> tuple[tuple[EndedRank, ...], str]:
+    """Return the ranks in the order in which they failed, and why the first is not the earliest; "" if it is.
+
+    A process that dies closes its connections before its end is seen: GPU drivers and core dumps take their time. So if
+    the earliest failures are exceptions about a lost connection, a rank that ended without a word was the first. But if
+    the lost peer can be on another host, a rank that aborted may have lost it, too.
+    """
+    order = sorted(ranks, key=by_failure)
+    consequences = list(takewhile(lambda rank: rank.state == "failed" and rank.lost_peer, order))
+    silent = list(takewhile(lambda rank: rank.is_silent, order[len(consequences) :]))
+    aborted = [rank for rank in silent if rank.signal_number == signal.SIGABRT]
+    causes = [rank for rank in silent if rank not in aborted] or (aborted if is_only_host else [])
+    if not consequences or not causes:
+        return tuple(order), ""
+    first = causes[0]
+    earlier_s = first.failed_s - order[0].failed_s
+    why = (
+        f"rank {order[0].rank} failed {earlier_s:.1f} s before the end of rank {first.rank} was seen, but because of a "
+        "lost connection"
+    )
+    return (first, *(rank for rank in order if rank is not first)), why
+
+
+def by_failure(rank: EndedRank) -> tuple[bool, bool, bool, float]:
+    """Return the place of a rank in the order of failures, by their times.
 
     A rank that was running when the first failure was seen can still have failed before it: Python takes its time to
     end, and the exact time of the exception says so.
     """
-    ended_by_us = rank.was_ended and _time_of(rank.error, "time_s") is None
-    return rank.state == "finished", ended_by_us, rank.failed_s
+    ended_by_us = rank.was_ended and rank.raised_s is None
+    return rank.state == "finished", ended_by_us, rank.state != "failed", rank.failed_s
 
 
 def name_of_signal(number: int | None) -> str:
@@ -201,11 +288,31 @@ def name_of_signal(number: int | None) -> str:
 
 
 def likely_cause(failure: JobFailure) -> tuple[str, str]:
-    """Return what probably ended the first rank, and what to do next; empty if its exception says it all."""
+    """Return what probably ended the first rank, or its DataLoader worker, and what to do next; empty if unknown."""
     rank = failure.first
+    if rank.exception:
+        return _cause_of_worker(failure)
     number = rank.signal_number
-    if number is None:
-        return _OF_STATUS.get(rank.exitcode, ("", ""))
+    return _OF_STATUS.get(rank.exitcode, ("", "")) if number is None else _cause_of_signal(failure, number)
+
+
+def _cause_of_worker(failure: JobFailure) -> tuple[str, str]:
+    """Return what probably ended the DataLoader worker that the first exception is about; empty if it is about none.
+
+    torch often says only that a worker "exited unexpectedly". The exception before that one then has the signal.
+    """
+    rank = failure.first
+    if not _WORKER.search(rank.exception):
+        return "", ""
+    signals = [found["signal"] for found in _WORKER.finditer(f"{rank.traceback}\n{rank.exception}") if found["signal"]]
+    if not signals:
+        return (failure.out_of_memory, failure.out_of_memory_advice) if failure.out_of_memory else ("", "")
+    number = _BY_DESCRIPTION.get(signals[-1])
+    return ("", "") if number is None else _cause_of_signal(failure, number)
+
+
+def _cause_of_signal(failure: JobFailure, number: int) -> tuple[str, str]:
+    """Return what probably sent a signal, and what to do next."""
     if number == signal.SIGKILL and failure.out_of_memory:
         return failure.out_of_memory, failure.out_of_memory_advice
     cause, advice = _OF_SIGNAL.get(number, ("another process sent it; numapin did not", ""))
@@ -214,6 +321,11 @@ def likely_cause(failure: JobFailure) -> tuple[str, str]:
     return cause, advice
 
 
+# torch/utils/data/dataloader.py and torch/csrc/DataLoader.cpp
+_WORKER: Final = re.compile(
+    r"DataLoader worker \(pid(\(s\))? [\d, ]+\) (is killed by signal: (?P<signal>[^.]*)|exited unexpectedly)"
+)
+_BY_DESCRIPTION: Final = {signal.strsignal(number): int(number) for number in signal.Signals}
 _SEE_FRAMES: Final = "see the Python lines where it happens: PYTHONFAULTHANDLER=1 numapin run …"
 _OF_SIGNAL: Final[Mapping[int, tuple[str, str]]] = {
     signal.SIGKILL: (

@@ -44,6 +44,17 @@ def detached(folders: Collection[str]) -> list[int]:
     return [pid for pid, _ in proc.processes() if pid != os.getpid() and _is_of_rank(pid, folders)]
 
 
+def survival(ranks: str) -> str:
+    """Return the sentence about ranks that SIGKILL has not ended, e.g. because the kernel waits for a device."""
+    return f"{ranks}: still there {DEATH_S} s after SIGKILL; see: cat /proc/PID/stack"
+
+
+def ranks_left() -> list[int]:
+    """Return the ranks of this launcher that have not ended: its children that lead a session."""
+    found = dict(proc.processes())
+    return [pid for pid, process in found.items() if process.parent == os.getpid() and process.session == pid]
+
+
 def ask(pids: Iterable[int], number: signal.Signals) -> None:
     """Send processes a signal, and let stopped ones continue to handle it."""
     for pid in pids:

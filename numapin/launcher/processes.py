@@ -89,27 +89,29 @@ def ended_on_error(
     ranks: Sequence[StartedRank],
     grace_s: float,
     is_urgent: Callable[[], bool] = lambda: False,
+    further: Callable[[], signal.Signals | None] = lambda: None,
 ) -> Iterator[None]:
     """On any exception of the body, end all ranks in this list, and what they started in their sessions.
 
     SIGTERM comes first, or the signal of a StopSignal; then, after at most `grace_s` seconds, SIGKILL, or earlier if
-    `is_urgent` says so.
+    `is_urgent` says so. But if `further` returns another signal then, they get that one, and the time once more.
     """
     try:
         yield
     except BaseException as error:
         started = partial(leftovers.in_sessions, {rank.process.pid for rank in ranks})
+        number: signal.Signals | None = error.number if isinstance(error, StopSignal) else signal.SIGTERM
         try:
-            _ask(ranks, started, error.number if isinstance(error, StopSignal) else signal.SIGTERM)
-            _wait_for_end(ranks, started, grace_s, is_urgent)
+            while number is not None:
+                _ask(ranks, started, number)
+                _wait_for_end(ranks, started, grace_s, is_urgent)
+                number = further()
         finally:  # a second Ctrl-C continues here at once
             signal_all(ranks, signal.SIGKILL)
             remaining = running_after(ranks, leftovers.DEATH_S)
             leftovers.kill_after(time.monotonic(), started)
             if remaining:
-                error.add_note(
-                    f"{names_of(remaining)}: still there {leftovers.DEATH_S} s after SIGKILL; see: cat /proc/PID/stack"
-                )
+                error.add_note(leftovers.survival(names_of(remaining)))
         raise
     finally:
         for rank in ranks:

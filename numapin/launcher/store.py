@@ -35,6 +35,7 @@ _MAX_VALUE_BYTES: Final = 8 << 20
 _MAX_KEYS: Final = 128 << 10
 # A bound of our own: torch's client reads each answer before it asks again, so this is for one answer of many values.
 _MAX_WAITING_BYTES: Final = 256 << 20
+_LENGTH_BYTES: Final = 8
 _LEADING_NUMBER: Final = re.compile(rb"\s*[+-]?\d+")
 
 
@@ -52,6 +53,8 @@ class StoreClient:
     def __init__(self) -> None:
         self.received = bytearray()
         self.needed = 1  # bytes of a request before it makes sense to read it again
+        self.strings: list[bytes] = []  # that a request of many has had so far
+        self.strings_end = 0  # the place behind them
         self.answers = bytearray()
         self.is_valid = False
         self.awaited: set[bytes] = set()
@@ -68,8 +71,9 @@ class _Incomplete(Exception):  # noqa: N818 - not an error: the rest of the requ
 class _RequestReader:
     """Reads the parts of a request. Raises _Incomplete where it ends early, and StoreRefusal above torch's bounds."""
 
-    def __init__(self, content: bytearray) -> None:
-        self._content = content
+    def __init__(self, client: StoreClient) -> None:
+        self._client = client
+        self._content = client.received
         self.position = 0
 
     def number(self, form: str) -> int:
@@ -89,7 +93,23 @@ class _RequestReader:
         return number
 
     def key_list(self) -> list[bytes]:
-        return [self.key() for _ in range(self.num_keys())]
+        return self._strings(self.num_keys(), _MAX_KEY_BYTES)
+
+    def pairs(self) -> list[bytes]:
+        """Return keys and values in turn."""
+        return self._strings(2 * self.num_keys(), _MAX_KEY_BYTES, _MAX_VALUE_BYTES)
+
+    def _strings(self, number: int, *most: int) -> list[bytes]:
+        """Return the only strings of a request, whose bounds take turns.
+
+        If it ends early, those that are there are kept: reading 128,000 of them again with each packet takes minutes.
+        """
+        found = self._client.strings
+        self.position = self._client.strings_end or self.position
+        while len(found) < number:
+            found.append(self._string(most[len(found) % len(most)]))
+            self._client.strings_end = self.position
+        return found
 
     def _string(self, most: int) -> bytes:
         size = self.number("Q")
@@ -129,7 +149,7 @@ class RankStore:
         """Carry out the requests in `client.received`. Raises StoreRefusal if its connection must be closed."""
         while len(client.received) >= client.needed:
             _require_bound(len(client.answers), "unread answers")
-            reader = _RequestReader(client.received)
+            reader = _RequestReader(client)
             try:
                 self._carry_out(client, reader)
             except _Incomplete as incomplete:
@@ -137,7 +157,7 @@ class RankStore:
                 client.needed = incomplete.size
             else:
                 del client.received[: reader.position]
-                client.needed = 1
+                client.needed, client.strings, client.strings_end = 1, [], 0
 
     def take_answered(self) -> list[StoreClient]:
         """Return the clients that have got answers since the last call."""
@@ -165,6 +185,8 @@ class RankStore:
             raise StoreRefusal("not a client of torch's store")
 
     def _answer(self, client: StoreClient, answer: bytes) -> None:
+        """Add an answer. Raises StoreRefusal if it is too large."""
+        _require_bound(len(answer), "an answer")
         client.answers += answer
         self._answered.append(client)
 
@@ -215,7 +237,9 @@ class RankStore:
 
     def _append(self, _: StoreClient, reader: _RequestReader) -> None:
         key, value = reader.key(), reader.value()
-        self._store(key, self._values.get(key, b"") + value)
+        before = self._values.get(key, b"")
+        _require_bound(_LENGTH_BYTES + len(before) + len(value), "a value")  # else it could not be an answer
+        self._store(key, before + value)
 
     def _multi_get(self, client: StoreClient, reader: _RequestReader) -> None:
         values = [self._values.get(key, b"") for key in reader.key_list()]
@@ -223,8 +247,8 @@ class RankStore:
         self._answer(client, b"".join(map(_string, values)))
 
     def _multi_set(self, _: StoreClient, reader: _RequestReader) -> None:
-        pairs = [(reader.key(), reader.value()) for _ in range(reader.num_keys())]
-        for key, value in pairs:
+        strings = reader.pairs()
+        for key, value in zip(strings[::2], strings[1::2], strict=True):
             self._store(key, value)
 
     def _cancel_wait(self, client: StoreClient, _: _RequestReader) -> None:
@@ -256,6 +280,7 @@ class RankStore:
         self._answer(client, _signed(len(self._queues.get(reader.key(), ()))))
 
     def _list_keys(self, client: StoreClient, _: _RequestReader) -> None:
+        _require_bound(sum(map(len, self._values)), "an answer")
         self._answer(client, _signed(len(self._values)) + b"".join(map(_string, self._values)))
 
     def _barrier(self, client: StoreClient, reader: _RequestReader) -> None:

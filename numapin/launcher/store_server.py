@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.stderr import say
@@ -95,8 +95,13 @@ class _StoreServer:
 
     def end_pause(self) -> None:
         """Accept new clients again, if the pause is over."""
-        if self._paused_at_s is not None and time.monotonic() >= self._paused_at_s + _PAUSE_S:
+        if self._paused_at_s is None or time.monotonic() < self._paused_at_s + _PAUSE_S:
+            return
+        try:
             self._selector.register(self._listening, selectors.EVENT_READ)
+        except OSError:  # the kernel has no memory: later
+            self._paused_at_s = time.monotonic()
+        else:
             self._paused_at_s = None
 
     def _accept(self) -> None:
@@ -172,7 +177,10 @@ class _StoreServer:
         del client.answers[:sent]
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.answers else 0)
         if self._selector.get_key(connection).events != events:
-            self._selector.modify(connection, events)
+            try:
+                self._selector.modify(connection, events)
+            except OSError:  # the kernel has no memory; the selector has forgotten the connection
+                self._drop(client)
 
     def _drop(self, client: StoreClient) -> None:
         """Close a connection that ended."""
@@ -180,5 +188,6 @@ class _StoreServer:
         if connection is not None:
             self._store.forget(client)
             del self._clients[connection]
-            self._selector.unregister(connection)
+            with suppress(KeyError):  # `modify` has forgotten it
+                self._selector.unregister(connection)
             connection.close()

@@ -32,6 +32,7 @@ _RETRY_S: Final = 0.5
 _GONE_S: Final = 5.0  # ranks end one after the other; a rank that is gone for longer than this is reported
 _REMEDY: Final = "choose another file with --report FILE"
 _PROBLEMS: Final = (NumapinError, OSError, ValueError, MemoryError)  # none of these may end the job
+_PATIENCE_S: Final = 5.0  # how long a look waits for the reader of a pipe: the job's end may not wait for longer
 _JOIN_S: Final = 2.0  # how long the job's end waits for a look that has not finished
 
 
@@ -182,7 +183,7 @@ class _RunWatch(threading.Thread):
             if self._what.launcher:
                 content["launcher"] = {**self._what.launcher}
             content.update(self._outcome)
-            write_text_to(str(path), encode(content) + "\n", remedy=_REMEDY)
+            write_text_to(str(path), encode(content) + "\n", remedy=_REMEDY, patience_s=_PATIENCE_S)
         except NumapinError as error:
             self._unwritten = error
         except _PROBLEMS as error:

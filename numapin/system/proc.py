@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LIVE: Final = "/"
 _EXITING_FLAG: Final = 0x4  # PF_EXITING of the kernel's include/linux/sched.h
+_DYING_FLAGS: Final = _EXITING_FLAG | 0x200 | 0x400  # PF_DUMPCORE, PF_SIGNALED
 _FUTEX_NUMBERS: Final = {"x86_64": 202, "aarch64": 98}  # of the system call
 _FUTEX_PRIVATE, _FUTEX_COMMANDS = 0x80, 0x7F  # include/uapi/linux/futex.h
 _FUTEX_WAITS: Final = (0, 6, 9, 11, 13)  # WAIT, LOCK_PI, WAIT_BITSET, WAIT_REQUEUE_PI, LOCK_PI2
@@ -68,6 +69,11 @@ class Stat:
     def is_exiting(self) -> bool:
         """Whether the kernel is ending the process."""
         return bool(self._flags & _EXITING_FLAG)
+
+    @property
+    def is_dying(self) -> bool:
+        """Whether it has ended, or is being ended by the kernel or by a signal, which may write a core dump first."""
+        return self.has_ended or bool(self._flags & _DYING_FLAGS)
 
 
 def folder_of(pid: int | str, root: StrPath = LIVE) -> str:
@@ -215,6 +221,14 @@ def is_exiting(pid: int) -> bool:
     """Return whether the kernel is ending a process, or has ended it."""
     try:
         return stat(folder_of(pid)).is_exiting
+    except (Gone, OSError):
+        return True
+
+
+def is_dying(pid: int) -> bool:
+    """Return whether a process has ended, or is being ended by the kernel or by a signal."""
+    try:
+        return stat(folder_of(pid)).is_dying
     except (Gone, OSError):
         return True
 

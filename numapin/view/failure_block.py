@@ -25,13 +25,17 @@ NUM_COLUMNS: Final = 80
 _TITLE_COLUMNS: Final = NUM_COLUMNS - len("numapin: error: ")
 _LABEL: Final = 10
 _TEXT_COLUMNS: Final = NUM_COLUMNS - _LABEL
-_LINES_OF_EXCEPTION: Final = 4
 _LINES_OF_FRAMES: Final = 8
 _LINES_OF_PATH: Final = 3
+_LINES: Final = {"failed": 4, "likely": 4, "next": 3}
+_LINES_WITH_EXCEPTION: Final = {"failed": 2, "likely": 3, "next": 2}
+"""The most lines of rows: of an exception alone or a cause alone, and of both."""
 _FRAME: Final = re.compile(r'(?P<before>\s*File ")(?P<path>.*)(?P<after>", line \d+, in .*)')
 _MARKS: Final = re.compile(r"[\s~^]*")
 _FILE: Final = '  File "'
 _CODE: Final = "    "
+_LEFT_OUT: Final = "  ["
+"""The beginning of Python's line about frames that are repeated, and of ours about entries that are left out."""
 _RECORD: Final = "/torch/distributed/elastic/multiprocessing/errors/__init__.py"
 _BEGIN: Final = "Traceback (most recent call last):"
 
@@ -44,11 +48,17 @@ def failure_block(failure: JobFailure, *, file: str) -> list[str]:
         file: The file that has all frames, "" if there is none.
     """
     rank = failure.first
-    cause, advice = ("", "") if rank.exception else likely_cause(failure)
-    above = [*_row("rank", _wrapped(_identity(rank, failure.host), 2)), *_row("failed", _reason(rank))]
+    cause, advice = likely_cause(failure)
+    most = _LINES_WITH_EXCEPTION if rank.exception and cause else _LINES
+    why = _wrapped(failure.why_first, 2)
+    above = [
+        *_row("rank", _wrapped(_identity(failure), 2)),
+        *_row("failed", _reason(rank, most["failed"])),
+        *_row("why", why),
+    ]
     below = [
-        *_row("likely", _wrapped(cause, 4)),
-        *_row("next", _wrapped(advice, 3)),
+        *_row("likely", _wrapped(cause, most["likely"] - len(why))),
+        *_row("next", _wrapped(advice, most["next"])),
         *_row("others", _wrapped(_others(failure), 2)),
         *_row("log", [line for log in rank.logs[-1:] for line in _broken(log)]),
         *_row("more", _more(file)),
@@ -70,22 +80,27 @@ def traceback_lines(rank: EndedRank) -> list[str]:
     return printable_lines(rank.traceback or rank.exception or "no exception was recorded").split("\n")
 
 
-def _identity(rank: EndedRank, host: str) -> str:
+def _identity(failure: JobFailure) -> str:
+    rank = failure.first
     local = "" if rank.local_rank == rank.rank else f" (local rank {rank.local_rank})"
     gpu = "no GPU" if rank.gpu is None else f"GPU {rank.gpu}"
     node = "node unknown" if rank.node is None else f"node {rank.node}"
-    return f"{rank.rank}{local}, the first to fail: {gpu}, {node}, pid {rank.pid}, host {printable(host)}"
+    host = f"pid {rank.pid}, host {printable(failure.host)}"
+    return f"{rank.rank}{local}, the first to fail{failure.where}: {gpu}, {node}, {host}"
 
 
-def _reason(rank: EndedRank) -> list[str]:
+def _reason(rank: EndedRank, num_lines: int) -> list[str]:
     """Return the exception, or how the process ended; both if a signal ended it after its exception."""
     end = f"killed by {rank.end}" if rank.exitcode < 0 else rank.end
+    if rank.has_our_end:
+        end = f"ended by numapin ({rank.end})"
     if not rank.exception:
         return [end]
-    begin = rank.exception.split("\n", _LINES_OF_EXCEPTION + 1)[: _LINES_OF_EXCEPTION + 1]
+    begin = rank.exception.split("\n", num_lines + 1)[: num_lines + 1]
     lines = [line for text in begin for line in _wrapped(text, 2)]
-    cut = [*lines[: _LINES_OF_EXCEPTION - 1], "…"] if len(lines) > _LINES_OF_EXCEPTION else lines
-    return cut if rank.exitcode == 1 else [*cut, f"then {end}"]
+    is_cut = len(lines) > num_lines
+    cut = [*lines[: num_lines - 1], f"{lines[num_lines - 1]}…"] if is_cut else lines
+    return cut if rank.exitcode == 1 and not rank.is_left else [*cut, f"then {end}"]
 
 
 def _last_frames(rank: EndedRank, num_lines: int) -> list[str]:
@@ -105,6 +120,8 @@ def _frames(traceback: str) -> list[list[str]]:
     for line in lines[begins[-1] + 1 :] if begins else []:
         if line.startswith(_FILE):
             frames.append([line])
+        elif line.startswith(_LEFT_OUT):
+            continue
         elif not line.startswith(_CODE) or not frames:
             break
         elif not _MARKS.fullmatch(line):
@@ -125,16 +142,28 @@ def _frame(line: str) -> str:
 def _others(failure: JobFailure) -> str:
     """Return what the other ranks did: how many had finished, failed too, or were running and were ended."""
     others = failure.ranks[1:]
-    by_state = {state: [rank for rank in others if rank.state == state] for state in ("failed", "ended", "finished")}
+    failed, ended, left, finished = (
+        [rank for rank in others if rank.state == state] for state in ("failed", "ended", "left", "finished")
+    )
+    later = [rank for rank in failed if rank.exception or not rank.was_ended]
+    crashed = [rank for rank in failed if rank not in later]
     parts = []
-    if by_state["failed"]:
-        ranks = by_state["failed"]
-        parts.append(f"{len(ranks)} failed later ({_names(ranks)})")
-    if by_state["ended"]:
-        parts.append(f"{_were(len(by_state['ended']))} running and ended by numapin ({_ends(by_state['ended'])})")
-    if by_state["finished"]:
-        parts.append(f"{len(by_state['finished'])} had finished")
+    if left:
+        parts.append(f"{_are(len(left))} still there after SIGKILL ({_names(left)})")
+    if later:
+        parts.append(f"{len(later)} failed later ({_names(later)})")
+    if crashed:
+        them = "it" if len(crashed) == 1 else "them"
+        parts.append(f"{len(crashed)} failed while numapin ended {them} ({_names(crashed)}: {_ends(crashed)})")
+    if ended:
+        parts.append(f"{_were(len(ended))} running and ended by numapin ({_ends(ended)})")
+    if finished:
+        parts.append(f"{len(finished)} had finished")
     return "; ".join(parts) or "there are none on this host"
+
+
+def _are(number: int) -> str:
+    return f"{number} is" if number == 1 else f"{number} are"
 
 
 def _were(number: int) -> str:

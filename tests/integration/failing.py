@@ -1,4 +1,4 @@
-"""Jobs of two ranks that fail in eight ways, and what `numapin run` says at their end.
+"""Jobs of two ranks that fail in ten ways, and what `numapin run` says at their end.
 
 Input: a way to start the ranks. Output: the block, with the facts that differ from run to run replaced.
 """
@@ -97,6 +97,21 @@ SCENARIOS = {
         text="import torch.distributed as dist\ndist.init_process_group('gloo')\n"
         f"{_TOGETHER.replace('time.sleep(300)', 'dist.new_group(); dist.barrier()')}{_STEP}\nmain()\n",
     ),
+    "silent": Scenario(
+        about="A rank ends without a word, and the other loses its connection",
+        text="import atexit, os, sys, time\nfrom pathlib import Path\nhere = Path(sys.argv[1])\n"
+        "def read(name): return (here / name).read_text() if (here / name).exists() else ''\n"
+        "def await_end(pid):\n"
+        "    (here / '0').write_text('recorded')\n"
+        "    while Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z': time.sleep(0.01)\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    (here / '1').write_text(str(os.getpid()))\n"
+        "    while not read('0'): time.sleep(0.01)\n"
+        "    os._exit(3)\n"
+        "while not read('1'): time.sleep(0.01)\n"
+        "atexit.register(await_end, read('1'))\n"
+        "raise ConnectionResetError(104, 'Connection reset by peer')\n",
+    ),
     "ctrl-c": Scenario(
         about="Ctrl-C",
         text="import signal, sys\nsignal.signal(signal.SIGINT, lambda *_: sys.exit(0))\n"
@@ -189,6 +204,7 @@ def settled(lines: Sequence[str]) -> str:
         (r"(GPU|, node) \S+, pid", r"\1 0, pid"),
         (r"(  more  +)/.*?/failure\.txt", r"\1/tmp/numapin-1000/run-20261122-221507-node7-3f9c01d2/failure.txt"),
         (r"cgroup\s+/.*?768\.0\s+MiB", f"cgroup\n{' ' * 10}{_CGROUP}, {_CGROUP}/memory.max is 768.0 MiB"),
+        (r"failed \d+\.\d s before", "failed 0.4 s before"),
         (r'File "[^"]*train\.py"', 'File "/home/ada/train.py"'),
     ):
         text = re.sub(pattern, example, text, flags=re.DOTALL)

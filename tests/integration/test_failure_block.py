@@ -131,8 +131,8 @@ def test_restarts_and_logs(tmp_path: Path) -> None:
     assert done.status == 1
     first, second, *block = done.err.splitlines()
     said = "rank 0 failed first: ValueError: x\ufffd[2J; the ranks are restarted"
-    assert first == f"numapin: round 1: {said}, 2 restarts left"
-    assert second == f"numapin: round 2: {said}, 1 restart left"
+    assert first == f"numapin: round 1: {said}, 1 restart left"
+    assert second == f"numapin: round 2: {said}, 0 restarts left"
     (log,) = (tmp_path / "logs").glob("*/attempt_2/0/stderr.log")
     assert "ValueError" in log.read_text()
     joined = "\n".join(block).replace("\n          ", "")

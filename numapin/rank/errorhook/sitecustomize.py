@@ -2,26 +2,40 @@
 
 Comes in: an interpreter that starts with this file's folder first on PYTHONPATH, and TORCHELASTIC_ERROR_FILE. Goes out:
 the same interpreter, without a trace of this in its environment and its path. If an exception ends its program, that
-file has it at the end, in the format of torch's @record, unless @record has written it already.
+file has it, with the time, before the traceback is printed and before `atexit` functions run; in the format of torch's
+@record, unless @record has written it already.
 
-Nothing that the program prints changes, nor its exit status: when an exception has ended a program, Python keeps it in
-`sys.last_value`, prints it, and then calls the functions of `atexit`; the one here is the last of them. It looks at
-that value. `sys.excepthook` stays as it is, because programs and libraries compare and replace it.
+Nothing that the program prints changes, nor its exit status. `sys.excepthook` and `sys.__excepthook__` are one function
+here as well, because programs compare them; it records the exception and calls Python's own. If a program replaces the
+hook by one that does not call the former, the exception is in `sys.last_value`, at which the last of the `atexit`
+functions looks; the time is then that of Python's end.
 
 Children do not inherit this. Python imports only the first `sitecustomize` on its path, so this one imports the name
-again once its folder is off the path, as `launcher/sitehook` does. It uses no syntax newer than Python 3.8.
+again once its folder is off the path, as `launcher/sitehook` does. It uses no syntax newer than Python 3.8. It does not
+import json, because a module beside the script may have that name.
 """  # noqa: INP001 - this folder is on the path and not a package
 
 from __future__ import annotations
 
+import _thread
 import os
 import sys
+import time  # a built-in module, which Python has loaded by now
 
-_FORMAT_CHARS = 1 << 16  # the end of a longer traceback is enough
+TYPE_CHECKING = False  # importing typing's would cost each rank 3 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType, TracebackType
+
+    Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+
+_MOST_CHARS = 1 << 16  # of a traceback; of a longer one, the first and the last frames
+_MOST_CHARS_OF_PART = 1 << 13  # of a frame, or of an exception's message
+_OF_PROGRAMS = ("<module>", "_run_module_as_main")  # the outermost code of a script or a module that is still running
 
 
 def _start() -> None:
-    """Leave the path and the environment as they would be without this; in a rank, note its exception at its end."""
+    """Leave the path and the environment as they would be without this; in a rank, watch for its exception."""
     folder = os.path.dirname(__file__)
     sys.path[:] = [entry for entry in sys.path if entry != folder]
     first, _, rest = os.environ.get("PYTHONPATH", "").partition(os.pathsep)
@@ -31,40 +45,171 @@ def _start() -> None:
         del os.environ["PYTHONPATH"]
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if file and os.getsid(0) == os.getpid():  # each rank leads a session; its children do not
-        import atexit
-
-        atexit.register(_record, file, os.getpid())
+        _watch(file)
     del sys.modules[__name__]
     __import__(__name__)
 
 
-def _record(file: str, rank: int) -> None:
-    """Write the exception that has ended the program, if one has. Never raise, and never replace a file."""
-    error = getattr(sys, "last_value", None)
-    if error is None or os.getpid() != rank:  # a fork runs this, too
-        return
-    try:
-        import json
-        import time
-        import traceback
+def _watch(file: str) -> None:
+    """Record the exception that ends this process's program."""
+    import atexit
 
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        now_s = time.time()
-        extra = {"py_callstack": text[-_FORMAT_CHARS:], "timestamp": str(int(now_s)), "time_s": now_s}
-        last = "".join(traceback.format_exception_only(type(error), error)).strip()
-        if isinstance(error, SyntaxError):  # begins with the place
-            last = type(error).__name__ + ": " + str(error)
-        _write(file, json.dumps({"message": {"message": last[:_FORMAT_CHARS], "extraInfo": extra}}))
+    rank, thread, library = os.getpid(), _thread.get_ident(), _library_path()
+
+    def recording(theirs: Hook) -> Hook:
+        """Return a hook that records the exception and calls theirs."""
+
+        def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            now_s = time.time()
+            if os.getpid() == rank and _thread.get_ident() == thread and _has_ended():  # a fork has this hook, too
+                _record(file, error, now_s, library)
+            theirs(kind, error, trace)
+
+        return excepthook
+
+    pythons, current = sys.__excepthook__, sys.excepthook
+    first = recording(pythons)
+    ours = (first, first if current is pythons else recording(current))  # a .pth file may have replaced it
+    sys.__excepthook__, sys.excepthook = ours  # type: ignore[assignment] # of two types in typeshed
+
+    def look() -> None:
+        """Record the last exception, unless a hook of ours has seen it: one that is handled stays there, too."""
+        error = getattr(sys, "last_value", None)
+        is_ours = any(getattr(sys, "excepthook", None) is hook for hook in ours)
+        if error is not None and os.getpid() == rank and not is_ours:
+            _record(file, error, time.time(), library)
+
+    atexit.register(look)
+
+
+def _has_ended() -> bool:
+    """Return whether the program has ended: programs and C libraries may call the hook for errors that they survive."""
+    frame = sys._getframe()  # noqa: SLF001 - documented, and the only way
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_name not in _OF_PROGRAMS
+
+
+def _record(file: str, error: BaseException, now_s: float, library: Sequence[str]) -> None:
+    """Write an exception. Never raise, and never replace a file."""
+    try:
+        if os.path.exists(file):
+            return
+        parts, last = _texts_of(error, library)
+        trace, message = _quoted(_within(parts, _MOST_CHARS)), _quoted(_cut(last.strip(), _MOST_CHARS_OF_PART))
+        extra = f'{{"py_callstack": {trace}, "timestamp": "{int(now_s)}", "time_s": {now_s!r}}}'
+        _write(file, f'{{"message": {{"message": {message}, "extraInfo": {extra}}}}}')
     except BaseException:  # noqa: BLE001, S110 - the program's own end must not change; nobody could handle it here
         pass
+
+
+def _texts_of(error: BaseException, library: Sequence[str]) -> tuple[list[str], str]:
+    """Return the parts of an exception's traceback, the last of which are its message, and this message alone."""
+    traceback = _pythons_traceback(library)
+    if traceback is None:
+        return _plain_texts_of(error)
+    last = "".join(traceback.format_exception_only(type(error), error))
+    if isinstance(error, SyntaxError):  # begins with the place
+        last = type(error).__name__ + ": " + str(error)
+    return list(traceback.format_exception(type(error), error, error.__traceback__)), last
+
+
+def _plain_texts_of(error: BaseException) -> tuple[list[str], str]:
+    """Return the same without the lines of the source and the exceptions before it."""
+    parts, step, last = ["Traceback (most recent call last):\n"], error.__traceback__, type(error).__name__
+    while step is not None:
+        code = step.tb_frame.f_code
+        parts.append(f'  File "{code.co_filename}", line {step.tb_lineno}, in {code.co_name}\n')
+        step = step.tb_next
+    last += ": " + str(error)
+    return [*parts, last + "\n"], last
+
+
+def _library_path() -> list[str]:
+    """Return the standard library's entries of the path. The script's folder is not there yet."""
+    folder = os.path.dirname(os.__file__)
+    beside = (folder, os.path.join(folder, "lib-dynload"))
+    return [entry for entry in sys.path if entry in beside or entry.endswith(".zip")]
+
+
+def _pythons_traceback(library: Sequence[str]) -> ModuleType | None:
+    """Return Python's module of that name; None if the program has imported other modules in place of what it needs."""
+    module = sys.modules.get("traceback")
+    if module is None:
+        module = _imported_traceback(library)
+    is_pythons = os.path.dirname(str(getattr(module, "__file__", ""))) in library
+    return module if is_pythons and hasattr(module, "format_exception") else None
+
+
+def _imported_traceback(library: Sequence[str]) -> ModuleType | None:
+    """Import it, and what it needs, although modules beside the script may have such names.
+
+    The program's other threads have this path for a moment, too. Those of programs that import torch or logging do not:
+    these have imported the module already.
+    """
+    path = sys.path
+    sys.path = [*library]
+    try:
+        import traceback
+    except ImportError:
+        return None
+    finally:
+        sys.path = path
+    return traceback
+
+
+def _within(parts: Sequence[str], most: int) -> str:
+    """Return the parts as one text; if it is too long, the first and the last of them."""
+    whole = [_cut(part, _MOST_CHARS_OF_PART) for part in parts]
+    if sum(map(len, whole)) <= most:
+        return "".join(whole)
+    first = _num_parts(whole, most // 4)
+    last = _num_parts(whole[::-1], most - most // 4)
+    left_out = f"  [{len(whole) - first - last} entries left out]\n"
+    return "".join([*whole[:first], left_out, *whole[len(whole) - last :]])
+
+
+def _num_parts(parts: Sequence[str], most: int) -> int:
+    """Return how many of the first parts have at most this many characters."""
+    number, size = 0, 0
+    for part in parts:
+        size += len(part)
+        if size > most:
+            break
+        number += 1
+    return number
+
+
+def _cut(text: str, most: int) -> str:
+    """Return a text; of a longer one, the beginning and the end."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]} [{len(text) - most} characters left out] {text[-(most // 2) :]}"
+
+
+def _quoted(text: str) -> str:
+    """Return a text as JSON has it, in ASCII."""
+    plain = text.isascii() and text.isprintable() and '"' not in text and "\\" not in text
+    return '"' + (text if plain else "".join(map(_escaped, text))) + '"'
+
+
+def _escaped(char: str) -> str:
+    """Return a character as a string of JSON has it."""
+    number = ord(char)
+    if " " <= char <= "~":
+        return "\\" + char if char in '"\\' else char
+    if number > 0xFFFF:
+        number -= 0x10000
+        return f"\\u{0xD800 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}"
+    return "\\n" if char == "\n" else f"\\u{number:04x}"
 
 
 def _write(file: str, text: str) -> None:
     """Write a file as a whole, or not at all: torch's agent fails if it reads a part. Do not replace a file."""
     new = file + "." + str(os.getpid())
     try:
-        with open(new, "x") as opened:
-            opened.write(text)
+        with open(new, "xb") as opened:
+            opened.write(text.encode("ascii"))
         if not os.path.exists(file):
             os.rename(new, file)
     finally:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -52,6 +54,25 @@ def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
         assert os.read(reader, 100) == str(number).encode()
     os.close(reader)
     assert pipe.is_fifo()
+
+
+def test_pipes_that_are_not_read(tmp_path: Path) -> None:
+    """A pipe without a reader is an error that says so; one whose reader does not read is one after a while."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(NumapinError, match="pipe cannot be written: no program reads this pipe"):
+        write_text_to(str(pipe), "x", remedy="")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    start_s = time.monotonic()
+    with pytest.raises(NumapinError, match="pipe cannot be written: its reader has not read"):
+        write_text_to(str(pipe), "x" * (1 << 20), remedy="", patience_s=0.2)
+    assert time.monotonic() - start_s < 10
+    os.set_blocking(reader, True)
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit(lambda: b"".join(iter(lambda: os.read(reader, 1 << 16), b"")))
+        write_text_to(str(pipe), "y" * (1 << 20), remedy="", patience_s=10)
+    assert read.result().count(b"y") == 1 << 20
+    os.close(reader)
 
 
 def test_ways_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

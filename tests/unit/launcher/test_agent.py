@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher import api
 
+from numapin.launcher import leftovers
 from numapin.launcher.agent import replacing_torch_agent
 
 if TYPE_CHECKING:
@@ -71,3 +74,50 @@ def test_a_patch_that_came_later_stays() -> None:
     with replacing_torch_agent(NOTHING, NOTHING, lambda: None, lambda: None, NOTHING):
         vars(api)["LocalElasticAgent"] = Theirs
     assert vars(api)["LocalElasticAgent"] is Theirs
+
+
+class Interrupted(BaseException):
+    """What a signal raises."""
+
+
+class Process:
+    """A rank's process, of which the tests know the end."""
+
+    def __init__(self, pid: int, status: int | None) -> None:
+        self.pid, self.returncode = pid, status
+
+    def poll(self) -> int | None:
+        """Return the status."""
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Return the status, that of a kill if there was none."""
+        assert timeout > 0
+        self.returncode = -signal.SIGKILL if self.returncode is None else self.returncode
+        return self.returncode
+
+
+@pytest.mark.parametrize(
+    ("statuses", "killed"), [((1, None), [10**8 + 100, 10**8 + 1]), ((0, 0), [])], ids=["failed", "succeeded"]
+)
+def test_what_an_interrupted_end_leaves(
+    statuses: tuple[int | None, ...], killed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If torch gives up while it ends ranks, they are killed with what they started, unless all have succeeded."""
+
+    class Stopping(Theirs):
+        def run(self, role: str = "") -> Any:
+            raise Interrupted(role)
+
+    processes = [Process(10**8 + number, status) for number, status in enumerate(statuses)]
+    asked: list[tuple[int, signal.Signals]] = []
+    monkeypatch.setattr(leftovers, "in_sessions", lambda leaders: [min(leaders) + 100])
+    monkeypatch.setattr(leftovers, "ask", lambda pids, number: asked.extend((pid, number) for pid in pids))
+    vars(api)["LocalElasticAgent"] = Stopping
+    with replacing_torch_agent(NOTHING, NOTHING, lambda: None, lambda: None, NOTHING):
+        agent = vars(api)["LocalElasticAgent"]("spec")
+    handlers = {number: SimpleNamespace(proc=process) for number, process in enumerate(processes)}
+    agent._pcontext = SimpleNamespace(subprocess_handlers=handlers)
+    with pytest.raises(Interrupted):
+        agent.run("trainer")
+    assert asked == [(pid, signal.SIGKILL) for pid in killed]

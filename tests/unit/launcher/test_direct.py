@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
-from numapin.errors import NumapinError
+from numapin.errors import NumapinError, Stopped
 from numapin.launcher import direct
 from numapin.launcher.direct_options import DirectJob, read_line
+from numapin.launcher.processes import StartedRank
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize("argument", ["a\0b", "x" * (1 << 18)], ids=["NUL", "too long"])
@@ -16,3 +27,31 @@ def test_a_rank_that_cannot_be_started(argument: str) -> None:
     assert isinstance(job, DirectJob)
     with direct._Alarm(job.signals) as alarm, pytest.raises(NumapinError, match="rank 0 cannot be started: "):
         direct._start([], job, [{}], alarm)
+
+
+def test_a_rank_that_sigkill_does_not_end(tmp_path: Path) -> None:
+    """It is not said to have ended: neither by the account, nor by the message of a job that was stopped."""
+    process: Any = SimpleNamespace(pid=41)
+    rank = direct._ended(StartedRank(3, process), was_ended=True, run_dir=str(tmp_path))
+    assert (rank.state, rank.end) == ("left", "still there after SIGKILL")
+    error = RuntimeError()
+    assert direct._notes_of(error) == ""
+    error.add_note("rank 3 (pid 41): still there")
+    assert (
+        Stopped(signal.SIGTERM, direct._notes_of(error)).message == "stopped by SIGTERM; rank 3 (pid 41): still there"
+    )
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["running", "dying"])
+def test_a_rank_that_is_dying_was_not_ended_by_us(*, is_killed: bool) -> None:
+    """A process that dies is not counted with the running ones, although its end has not been seen."""
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        if is_killed:
+            process.kill()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        rank = StartedRank(0, process)
+        assert direct._is_running(rank) == (not is_killed)
+        rank.status = 0
+        assert not direct._is_running(rank)
+        process.kill()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from numapin.errors import Stopped
-from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed, by_failure, likely_cause
+from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed, in_order, likely_cause
 from numapin.plan.make import make_plan
 from numapin.plan.request import Request
 from tests.pictures import golden_machine
@@ -32,7 +32,8 @@ def at(seconds: float, field: str = "timestamp") -> dict[str, Any]:
 
 def failure(*ranks: EndedRank, **facts: Any) -> JobFailure:
     """Return the account of these ranks."""
-    return JobFailure(program="train.py", host="node7", ranks=tuple(sorted(ranks, key=by_failure)), **facts)
+    order, why_first = in_order(ranks, is_only_host=facts.get("is_only_host", True))
+    return JobFailure(program="train.py", host="node7", ranks=order, why_first=why_first, **facts)
 
 
 @pytest.mark.parametrize(
@@ -46,11 +47,18 @@ def failure(*ranks: EndedRank, **facts: Any) -> JobFailure:
         ([ended(0, 1, error=at(99.8, "time_s")), ended(1, -15, was_ended=True, error=at(99.2, "time_s"))], 1),
         ([ended(0, 1, error=at(99.8, "time_s")), ended(1, 1, was_ended=True, error=at(100.2, "time_s"))], 0),
         ([ended(0, -9, ended_s=99.9), ended(1, 1, error=at(99.95, "time_s"))], 0),
+        ([ended(0, 1, error=at(99), recorded_s=99.7), ended(1, 1, error=at(99), recorded_s=99.2)], 1),
+        ([ended(0, 1, error=at(99), recorded_s=99.7), ended(1, -15, was_ended=True, error=at(99), recorded_s=99.2)], 1),
+        ([ended(0, 1, error=at(99.8, "time_s")), ended(1, 1, error=at(99), recorded_s=98.99)], 1),
+        ([ended(0, 1, error=at(99.8, "time_s")), ended(1, 1, error=at(99), recorded_s=40.0)], 0),
+        ([ended(0, 1, error=at(99.8, "time_s")), ended(1, 1, error=at(99), recorded_s=160.0)], 0),
         ([ended(0, 1, error=at(float("nan"), "time_s")), ended(1, 1, error=at(float("inf")), ended_s=99)], 1),
     ],
     ids=[
         *("the only one", "seen first", "recorded first", "in the same second", "not one that was ended"),
-        *("slow to end", "failed when it was ended", "its peer's exception", "no times"),
+        *("slow to end", "failed when it was ended", "its peer's exception"),
+        *("files' times", "file's time of one that was ended", "clock's tick", "another clock", "written again"),
+        "no times",
     ],
 )
 def test_first(ranks: list[EndedRank], first: int) -> None:
@@ -58,6 +66,76 @@ def test_first(ranks: list[EndedRank], first: int) -> None:
     found = failure(*ranks)
     assert found.first.rank == first
     assert {rank.rank for rank in found.ranks} == {rank.rank for rank in ranks}
+
+
+LOST = (
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:41217",
+    "RuntimeError: Read error [::1]:41217: Connection reset by peer",
+    "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote",
+    "torch.distributed.DistBackendError: NCCL error in: …, remote process exited or there was a network error",
+    "ConnectionResetError: [Errno 104] Connection reset by peer",
+)
+
+
+def lost(rank: int, seconds: float, text: str = LOST[0], **changes: Any) -> EndedRank:
+    """Return the end of a rank that lost its connection to another at this time."""
+    error = {"message": {"message": text, "extraInfo": {"py_callstack": text, "time_s": seconds}}}
+    return ended(rank, 1, error=error, **changes)
+
+
+@pytest.mark.parametrize("text", LOST)
+def test_the_silent_rank_was_first(text: str) -> None:
+    """A rank that ended without a word comes before the peers whose exceptions say that they lost it."""
+    found = failure(lost(0, 98.5, text), ended(1, -11, ended_s=99.0), lost(2, 98.7, text))
+    assert [rank.rank for rank in found.ranks] == [1, 0, 2]
+    assert found.why_first == (
+        "rank 0 failed 0.5 s before the end of rank 1 was seen, but because of a lost connection"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "first"),
+    [
+        ([lost(0, 98.5), ended(1, 3, ended_s=99)], 1),
+        ([lost(0, 98.5), ended(1, -6, ended_s=98.9), ended(2, -11, ended_s=99)], 2),
+        ([lost(0, 98.5), ended(1, -6, ended_s=98.9)], 1),
+        ([lost(0, 98.5), ended(1, -15, was_ended=True), ended(2, 0)], 0),
+        ([lost(0, 98.5), ended(1, -11, was_ended=True)], 0),
+        ([lost(0, 98.5), ended(1, 1, error=at(98.9, "time_s")), ended(2, 3, ended_s=99)], 0),
+        ([ended(0, 1, error=at(98.5, "time_s")), ended(1, -11, ended_s=99)], 0),
+        ([lost(0, 99), ended(1, -11, ended_s=98.5)], 1),
+    ],
+    ids=[
+        *("exit status", "an abort may be a consequence", "only an abort", "the others were ended"),
+        *("a crash while it was ended", "another exception", "no lost connection", "seen first"),
+    ],
+)
+def test_which_silent_rank(ranks: list[EndedRank], first: int) -> None:
+    """Only a rank that ended by itself can be the cause; why it is named first is said if its time does not."""
+    found = failure(*ranks)
+    assert found.first.rank == first
+    by_time = min(ranks, key=lambda rank: (rank.state != "failed", rank.failed_s)).rank
+    assert bool(found.why_first) == (found.to_json()["why_first"] is not None) == (by_time != first)
+
+
+def test_an_abort_with_other_hosts() -> None:
+    """If the lost peer may be on another host, a rank that aborted may have lost it, too."""
+    ranks = (lost(0, 98.5), ended(1, -6, ended_s=99))
+    assert (failure(*ranks).first.rank, failure(*ranks, is_only_host=False).first.rank) == (1, 0)
+
+
+def test_a_lost_connection_before_the_last_exception() -> None:
+    """What a script makes of it is a consequence, too."""
+    trace = f"Traceback (most recent call last):\n{LOST[0]}\n\nDuring …:\n\nTraceback (most recent call last):\nE: x"
+    error = {"message": {"message": "E: x", "extraInfo": {"py_callstack": trace, "time_s": 98}}}
+    assert failure(ended(0, 1, error=error), ended(1, -9)).first.rank == 1
+
+
+def test_several_hosts() -> None:
+    """The first to fail is the first of this host, and nothing else is said of it."""
+    found = failure(ended(0, 3), is_only_host=False)
+    assert found.summary == "rank 0 failed first on this host: exit status 3"
+    assert (found.to_json()["is_only_host"], failure(ended(0, 3)).to_json()["is_only_host"]) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +181,11 @@ def test_end(exitcode: int, end: str, number: int | None) -> None:
         ({"exitcode": 1}, "failed"),
         ({"exitcode": 0, "was_ended": True}, "ended"),
         ({"exitcode": -15, "was_ended": True}, "ended"),
+        ({"exitcode": -9, "was_ended": True}, "ended"),
+        ({"exitcode": 143, "was_ended": True}, "ended"),
+        ({"exitcode": -11, "was_ended": True}, "failed"),
+        ({"exitcode": 3, "was_ended": True}, "failed"),
+        ({"exitcode": -9, "was_ended": True, "is_left": True}, "left"),
         ({"exitcode": 1, "was_ended": True, "error": at(9)}, "failed"),
     ],
 )
@@ -133,6 +216,44 @@ def test_likely_cause(exitcode: int, facts: dict[str, Any], cause: str, advice: 
     assert bool(found[0]) == bool(cause)
 
 
+WORKER = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {}. "
+
+
+@pytest.mark.parametrize(
+    ("text", "facts", "cause", "advice"),
+    [
+        (WORKER.format("Killed"), {"out_of_memory": "memory", "out_of_memory_advice": "less"}, "memory", "less"),
+        (WORKER.format("Killed"), {}, "short of memory", "dmesg"),
+        (f"{WORKER.format('Bus error')}It is possible that …", {"shm_bytes": 64 << 20}, "it has 64 MiB", "--shm-size"),
+        (WORKER.format("Segmentation fault"), {}, "invalid memory", "PYTHONFAULTHANDLER=1"),
+        (WORKER.format("Unheard of"), {"out_of_memory": "memory"}, "", ""),
+        (
+            "RuntimeError: DataLoader worker (pid(s) 1, 2) exited unexpectedly",
+            {"out_of_memory": "memory"},
+            "memory",
+            "",
+        ),
+        ("RuntimeError: DataLoader worker (pid(s) 1, 2) exited unexpectedly", {}, "", ""),
+        ("RuntimeError: DataLoader worker (pid 1) exited unexpectedly with exit code 3.", {}, "", ""),
+        ("ValueError: Killed", {"out_of_memory": "memory"}, "", ""),
+    ],
+)
+def test_likely_cause_of_a_workers_end(text: str, facts: dict[str, Any], cause: str, advice: str) -> None:
+    """What ended a DataLoader worker is looked for as for a rank; other exceptions speak for themselves."""
+    error = {"message": {"message": text, "extraInfo": {"py_callstack": text}}}
+    found = likely_cause(failure(ended(0, 1, error=error), **facts))
+    assert cause in found[0]
+    assert advice in found[1]
+    assert bool(found[0]) == bool(cause)
+
+
+def test_a_worker_that_exited_unexpectedly() -> None:
+    """The signal is in the exception before that one."""
+    text = "DataLoader worker (pid(s) 4711) exited unexpectedly"
+    error = {"message": {"message": text, "extraInfo": {"py_callstack": f"{WORKER.format('Killed')}\n\n…\n\n{text}"}}}
+    assert "short of memory" in likely_cause(failure(ended(0, 1, error=error)))[0]
+
+
 @pytest.mark.parametrize("number", [n for n in signal.Signals if n not in (signal.SIGCHLD, signal.SIGCONT)])
 def test_every_signal_has_a_cause(number: signal.Signals) -> None:
     """No signal is without a word."""
@@ -156,6 +277,8 @@ def test_json_and_pickle() -> None:
     assert (again.message, again.failure) == (error.message, found)
     stop = pickle.loads(pickle.dumps(Stopped(signal.SIGTERM)))  # noqa: S301 - ours
     assert (stop.message, stop.exit_code) == ("stopped by SIGTERM; all ranks have ended", 143)
+    stop = pickle.loads(pickle.dumps(Stopped(signal.SIGTERM, "rank 0: still there")))  # noqa: S301 - ours
+    assert stop.message == "stopped by SIGTERM; rank 0: still there"
 
 
 def test_place() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import select
+import selectors
 import socket
 import struct
 import subprocess
@@ -18,6 +21,7 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch marks no exports
 
 from numapin.launcher import store as launcher_store
+from numapin.launcher import store_server
 from numapin.launcher.listening import LOOPBACK, listen
 from numapin.launcher.store import RankStore, StoreClient, StoreRefusal
 from numapin.launcher.store_server import serving
@@ -256,6 +260,49 @@ def test_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
             _receive(store, StoreClient(), [VALID, *parts])
 
 
+@pytest.mark.parametrize(
+    ("requests", "problem"),
+    [
+        ([b"\x09" + string(b"k") + string(bytes(400))] * 3, "a value of 1208 bytes"),
+        ([b"\1" + string(b"%0250d" % number) + string(b"") for number in range(4)] + [b"\x11"], "an answer of [0-9]+"),
+        ([b"\1" + string(b"k") + string(bytes(1020)), b"\3" + string(b"k")], "an answer of 1028 bytes"),
+        ([b"\2" + string(b"k") + string(b"") + string(bytes(1020))], "an answer of 1028 bytes"),
+        ([b"\x0e" + string(b"q") + string(bytes(1020)), b"\x0f" + string(b"q")], "an answer of 1036 bytes"),
+    ],
+    ids=["APPEND", "LIST_KEYS", "GET", "COMPARE_SET", "QUEUE_POP"],
+)
+def test_answers_have_a_bound(monkeypatch: pytest.MonkeyPatch, requests: list[bytes], problem: str) -> None:
+    """No request makes an answer, or a value, larger than the bound."""
+    monkeypatch.setattr(launcher_store, "_MAX_WAITING_BYTES", 1024)
+    store, client = RankStore(), StoreClient()
+    with pytest.raises(StoreRefusal, match=problem):
+        _receive(store, client, [VALID, *requests])
+
+
+@pytest.mark.parametrize("code", [b"\x0b", b"\x0a", b"\5", b"\6"], ids=["MULTI_SET", "MULTI_GET", "CHECK", "WAIT"])
+def test_many_strings_are_read_once(code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request of many strings takes as many steps in many packets as in one."""
+    steps: list[int] = []
+    take = launcher_store._RequestReader._take
+
+    def counted(reader: launcher_store._RequestReader, size: int) -> bytes:
+        steps.append(size)
+        return take(reader, size)
+
+    monkeypatch.setattr(launcher_store._RequestReader, "_take", counted)
+    number = 1000
+    strings = string(b"k") * (2 * number if code == b"\x0b" else number)
+    sent, counts = code + struct.pack("=Q", number) + strings, []
+    for size in (len(sent), 100):
+        store, client = RankStore(), StoreClient()
+        steps.clear()
+        _receive(store, client, [VALID, *(sent[start : start + size] for start in range(0, len(sent), size))])
+        _receive(store, client, [b"\1" + string(b"k") + string(b"after"), b"\3" + string(b"k")])
+        assert client.answers.endswith(string(b"after"))
+        counts.append(len(steps))
+    assert counts[1] < 2 * counts[0]
+
+
 def test_a_queue_wakes_a_client_that_can_take_the_value() -> None:
     """A client that waits for another key, too, does not keep the value from one that waits for the queue alone."""
     store, waiting, pushing = RankStore(), [StoreClient(), StoreClient()], StoreClient()
@@ -303,6 +350,52 @@ def test_the_server_drops_a_client_that_does_not_read(
     assert re.fullmatch(
         "numapin: the ranks' store closed a connection: unread answers of [0-9]+ bytes\n", capfd.readouterr().err
     )
+
+
+class Selector(selectors.DefaultSelector):
+    """A selector without memory for a listening socket, for as long as `is_full`."""
+
+    is_full = False
+
+    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        """Register a socket, or raise OSError."""
+        if self.is_full:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return super().register(fileobj, events, data)
+
+    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        """Change a socket's events, or raise OSError."""
+        if self.is_full:
+            self.unregister(fileobj)  # as Python's own does
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return super().modify(fileobj, events, data)
+
+
+def test_the_server_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the kernel has no memory at the end of a pause, it goes on; a client that cannot be served is closed."""
+    with listen(LOOPBACK, 0) as listening, Selector() as selector:
+        server = store_server._StoreServer(listening, selector)
+        monkeypatch.setattr(store_server, "_PAUSE_S", 0)
+        selector.unregister(listening)
+        server._paused_at_s, selector.is_full = time.monotonic(), True
+        server.end_pause()
+        assert server.pause_s is not None
+        selector.is_full = False
+        server.end_pause()
+        assert server.pause_s is None
+        assert listening in selector.get_map()
+        listening.setblocking(False)
+        with socket.create_connection(listening.getsockname()) as connection:
+            server.attend(listening)
+            (theirs,) = server._clients
+            server._store._values[b"k"] = bytes(1 << 23)
+            connection.sendall(VALID + (b"\3" + string(b"k")) * 4)
+            selector.is_full = True
+            select.select([theirs], [], [], 20)
+            server.attend(theirs)
+            assert not server._clients
+        assert theirs.fileno() == -1
+        server.close()
 
 
 FEW_DESCRIPTORS = """

@@ -44,6 +44,18 @@ WORST = [
     (ended(exitcode=-9, logs=("/" + "l" * 900,)), {"out_of_memory": "x" * 900, "out_of_memory_advice": "y " * 900}),
     (ended(exitcode=-9, logs=("/a" * 900,)), {"out_of_memory": LONG, "out_of_memory_advice": LONG, "program": LONG}),
     (ended(rank=10**9, local_rank=7, gpu=10**9, node=10**9, exitcode=-7), {"host": "h" * 300}),
+    (ended(exitcode=-9), {"why_first": "w " * 300, "out_of_memory": "x " * 900, "out_of_memory_advice": "y " * 900}),
+    (
+        ended(text=f"DataLoader worker (pid 1) is killed by signal: Killed. {'x ' * 900}", logs=("/a" * 900,)),
+        {"out_of_memory": "x " * 900, "out_of_memory_advice": "y " * 900},
+    ),
+    (
+        ended(
+            text="x\n" * 900 + "DataLoader worker (pid 1) is killed by signal: Killed", exitcode=-6, logs=("/a" * 900,)
+        ),
+        {"out_of_memory": LONG, "out_of_memory_advice": LONG, "is_only_host": False},
+    ),
+    (ended(rank=10**9, local_rank=7, exitcode=-7, logs=("/a" * 900,)), {"host": "h" * 300, "is_only_host": False}),
     (ended(trace="no traceback at all"), {}),
     (ended(text="x", trace="Traceback (most recent call last):"), {}),
     (ended(text="x", trace="  + Exception Group Traceback (most recent call last):\n  |   File"), {}),
@@ -81,6 +93,50 @@ def test_last_frames_without_record() -> None:
     last = f'Traceback (most recent call last):\n{record}  File "b.py", line 2, in b\n    b()\n    ~^^\nValueError: x'
     lines = block(ended(text="ValueError: x", trace=first + last))
     assert lines[2:5] == ["  failed  ValueError: x", '  at      File "b.py", line 2, in b', "            b()"]
+
+
+def test_frames_around_a_gap() -> None:
+    """The last frames are shown if Python, or our record, has left out some in the middle."""
+    calls = '  File "a.py", line 1, in a\n    a()\n'
+    for gap in ("  [Previous line repeated 996 more times]\n", "  [12 entries left out]\n"):
+        trace = f'Traceback (most recent call last):\n{calls}{gap}  File "b.py", line 2, in b\n    b()\nE: x'
+        assert '          File "b.py", line 2, in b' in block(ended(text="E: x", trace=trace))
+
+
+def test_first_of_this_host_and_why() -> None:
+    """On several hosts the block says so; a reason for the order has its row."""
+    lines = block(ended(3, -11), is_only_host=False, why_first="rank 0 failed 0.5 s before")
+    assert lines[1].startswith("  rank    3, the first to fail on this host: no GPU")
+    assert "  why     rank 0 failed 0.5 s before" in lines
+
+
+def test_a_worker_that_was_killed() -> None:
+    """Its exception is followed by the likely cause."""
+    text = "RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed. "
+    lines = block(ended(text=text), out_of_memory="out of memory", out_of_memory_advice="less")
+    assert [line for line in lines if line.startswith(("  likely", "  next"))] == [
+        "  likely  out of memory",
+        "  next    less",
+    ]
+
+
+def test_an_exception_before_the_end_by_numapin() -> None:
+    """A rank that failed first and was slow to end got our signal, which says nothing of its failure."""
+    lines = block(ended(exitcode=-15, text="E: x", was_ended=True))
+    assert lines[2:4] == ["  failed  E: x", "          then ended by numapin (SIGTERM)"]
+    assert not any("likely" in line for line in lines)
+    lines = block(ended(exitcode=-11, text="E: x", was_ended=True))
+    assert lines[2:4] == ["  failed  E: x", "          then killed by SIGSEGV"]
+
+
+def test_ends_that_were_not_ours() -> None:
+    """Ranks that crash while they are ended are shown as such, and those that do not end."""
+    others = [ended(1, -11, was_ended=True), ended(2, -15, was_ended=True), ended(3, -9, was_ended=True, is_left=True)]
+    told = " ".join(" ".join(block(ended(), *others)).split())
+    assert "1 failed while numapin ended it (rank 1: SIGSEGV); 1 was running and ended by numapin (SIGTERM)" in told
+    assert "others 1 is still there after SIGKILL (rank 3); 1 failed" in told
+    found = JobFailure(program="t.py", host="h", ranks=(ended(), *others))
+    assert "--- rank 3 (pid 1003), left: still there after SIGKILL\n" in failure_text(found)
 
 
 def test_what_the_others_did() -> None:

@@ -1,0 +1,298 @@
+"""The first of several ranks that fail, and signals while a failed job ends, on both ways."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from numapin.system.proc import is_dying
+from tests.integration.launching import NUMAPIN, TORCHRUN, environment, numapin, script
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+WAYS = ("direct", "agent")
+LIMIT_S = 100
+TWO = ("--nproc-per-node", "2")
+
+TOGETHER = """
+import atexit, os, signal, sys, time
+from pathlib import Path
+rank = os.environ["RANK"]
+def mark(name): Path(name).write_text(str(os.getpid()))
+def await_mark(name):
+    while not (Path(name).exists() and Path(name).read_text()): time.sleep(0.005)
+    return int(Path(name).read_text())
+def await_end(pid):
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z": time.sleep(0.005)
+"""
+# Rank 1 raises, and takes its time to end. Rank 0 raises then, and ends at once.
+SLOW = """
+def slow(): mark("ending"); time.sleep(60)
+def main():
+    mark(f"here.{rank}"); await_mark("here.0"); await_mark("here.1")
+    if rank == "1": atexit.register(slow); raise ValueError("the first")
+    await_mark("ending"); raise KeyError("the second")
+"""
+RECORD = "from torch.distributed.elastic.multiprocessing.errors import record\nmain = record(main)\n"
+# Rank 0 loses its connection to rank 1, records that, and ends after it. The launcher sees rank 1 first, or both.
+SILENT = """
+pid = None
+def wait(): mark("recorded"); await_end(pid)
+mark(f"here.{rank}"); pid = await_mark("here.1"); await_mark("here.0")
+if rank == "0":
+    atexit.register(wait)
+    raise ConnectionResetError(104, "Connection reset by peer")
+await_mark("recorded")
+"""
+CRASHES = """
+signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGSEGV))
+mark(f"here.{rank}"); await_mark("here.0"); await_mark("here.1")
+if rank == "1": raise ValueError("the first")
+while True: time.sleep(0.05)
+"""
+GRACE = """
+signals = []
+def asked(number, _):
+    signals.append(signal.Signals(number).name)
+    mark(f"asked.{len(signals)}")
+    if len(signals) == 2: mark("_".join(signals)); sys.exit(0)
+for number in (signal.SIGTERM, signal.SIGHUP): signal.signal(number, asked)
+mark(f"here.{rank}"); await_mark("here.0"); await_mark("here.1")
+if rank == "1": sys.exit(7)
+while True: time.sleep(0.05)
+"""
+WORKER = """
+import torch
+from torch.utils.data import DataLoader
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 100
+    def __getitem__(self, number):
+        if number == 5: os.kill(os.getpid(), signal.SIGBUS)
+        time.sleep(0.01)
+        return number
+for batch in DataLoader(Data(), num_workers=1): pass
+"""
+
+
+def failed(tmp_path: Path, text: str, way: str, *options: str) -> tuple[str, dict[str, Any]]:
+    """Run a job of two ranks that fails; return its block, and the account in its report."""
+    report = tmp_path / "report.json"
+    path = script(tmp_path, TOGETHER + text)
+    options = ("--quiet", "--launcher", way, "--report", str(report), *options)
+    done = numapin("run", *options, path, cwd=tmp_path, TMPDIR=str(tmp_path))
+    assert done.status == 1, done.err
+    return done.err.rpartition("numapin: error: ")[2], json.loads(report.read_text())["failure"]
+
+
+@pytest.mark.parametrize("text", [f"{SLOW}main()\n", f"{SLOW}{RECORD}main()\n"], ids=["plain", "record"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_that_takes_long_to_end(tmp_path: Path, way: str, text: str) -> None:
+    """The first is the one that raised first, not the one that ended first."""
+    block, failure = failed(tmp_path, text, way, *TWO)
+    assert "rank    1, the first to fail" in block
+    assert "failed  ValueError: the first\n          then ended by numapin (SIGTERM)\n" in block
+    assert "others  1 failed later (rank 0)\n" in block
+    assert [rank["rank"] for rank in failure["ranks"]] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [("os._exit(3)", "exit status 3"), ("os.kill(os.getpid(), signal.SIGSEGV); time.sleep(9)", "killed by SIGSEGV")],
+    ids=["exit", "signal"],
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_that_ends_without_a_word(tmp_path: Path, way: str, end: str, told: str) -> None:
+    """It comes before the one that lost its connection to it, and the block says why if that was recorded earlier."""
+    block, failure = failed(tmp_path, SILENT + end, way, *TWO)
+    assert "rank    1, the first to fail" in block
+    assert f"failed  {told}\n" in block
+    assert "others  1 failed later (rank 0)\n" in block
+    is_by_time = way == "agent" and "SIGSEGV" in told  # a signal counts from the last look at which ranks ran
+    assert ("why     rank 0 failed" in block) != is_by_time
+    assert (failure["why_first"] is None) == is_by_time
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_that_crashes_while_it_is_ended(tmp_path: Path, way: str) -> None:
+    """It is not said to have ended because of numapin's signal."""
+    block, failure = failed(tmp_path, CRASHES, way, *TWO)
+    assert "rank    1, the first to fail" in block
+    assert "others  1 failed while numapin ended it (rank 0: SIGSEGV)\n" in block
+    assert [(rank["state"], rank["signal"]) for rank in failure["ranks"]] == [("failed", None), ("failed", "SIGSEGV")]
+
+
+def test_a_dataloaders_worker(tmp_path: Path) -> None:
+    """The exception about a worker that was killed is followed by the likely cause."""
+    block, failure = failed(tmp_path, WORKER, "direct")
+    assert "failed  RuntimeError: DataLoader worker (pid" in block
+    assert "likely  DataLoader workers send batches through /dev/shm, which is full; it" in block
+    assert "has " in failure["cause"]
+    assert "--shm-size=8g" in failure["advice"]
+
+
+def ends_in_grace(tmp_path: Path, *command: str) -> tuple[int, str]:
+    """Send SIGHUP to a launcher in the grace period of a failed job; return its status and stderr."""
+    path = script(tmp_path, TOGETHER + GRACE)
+    with (tmp_path / "err").open("w") as err:
+        process = subprocess.Popen(
+            [*command, *TWO, path], cwd=tmp_path, stderr=err, env=environment(TMPDIR=str(tmp_path))
+        )
+    try:
+        assert wait_until((tmp_path / "asked.1").exists, limit_s=LIMIT_S), (tmp_path / "err").read_text()
+        process.send_signal(signal.SIGHUP)
+        status = process.wait(LIMIT_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert (tmp_path / "SIGTERM_SIGHUP").exists()
+    return status, (tmp_path / "err").read_text()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_signal_while_a_failed_job_ends(tmp_path: Path, way: str) -> None:
+    """It decides the exit status; the ranks get it, too, and the block says what had failed before."""
+    status, err = ends_in_grace(tmp_path, *NUMAPIN, "run", "--quiet", "--launcher", way)
+    assert status == 128 + signal.SIGHUP
+    block, _, last = err.partition("numapin: stopped by ")
+    assert block.startswith("numapin: error: ")
+    assert "rank    1, the first to fail" in block
+    assert "failed  exit status 7\n" in block
+    assert "others  1 was running and ended by numapin (exit status 0)\n" in block
+    assert last == "SIGHUP; all ranks have ended\n"
+
+
+def test_the_same_under_torchrun(tmp_path: Path) -> None:
+    """It is what torchrun does: it stops, instead of reporting the failure."""
+    status, err = ends_in_grace(tmp_path, *TORCHRUN)
+    assert status == 1
+    assert "SignalException" in err
+    assert "ChildFailedError" not in err
+
+
+STARTS = """
+import subprocess
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: (asked.append(1), mark(f"asked.{len(asked)}")))
+started = subprocess.Popen(["sleep", "300"], preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN))
+Path("started").write_text(str(started.pid))
+mark("here")
+while True: time.sleep(0.05)
+"""
+
+
+def test_signals_with_which_torch_gives_up(tmp_path: Path) -> None:
+    """The third ends the agent, which has begun to end the ranks twice. What they started is killed with them."""
+    command = [*NUMAPIN, "run", "--quiet", "--launcher", "agent", script(tmp_path, TOGETHER + STARTS)]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment(TMPDIR=str(tmp_path))
+    ) as process:
+        try:
+            assert wait_until((tmp_path / "here").exists, limit_s=LIMIT_S)
+            for number in (1, 2):
+                process.send_signal(signal.SIGTERM)
+                assert wait_until((tmp_path / f"asked.{number}").exists, limit_s=LIMIT_S)
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=20)  # less than the grace period
+        finally:
+            process.kill()
+    pids = [int((tmp_path / name).read_text()) for name in ("here", "started")]
+    assert wait_until(lambda: all(is_dying(pid) for pid in pids), limit_s=5)
+    assert process.returncode == 143
+    assert err == "numapin: stopped by SIGTERM; all ranks have ended\n"
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[subprocess.Popen[str]]]:
+    """Give a list of launchers to start; end those that are left."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+CLOSED = """
+signal.signal(signal.SIGTERM, lambda *_: (mark("asked"), await_mark("waiting"), sys.exit(0)))
+host = os.environ["HOST"]
+mark(f"here.{rank}")
+for number in range(3): await_mark(f"here.{number}")
+if rank == os.environ["FAILS"]: sys.exit(7)
+if host == "b": await_mark("asked"); sys.exit(8)
+while True: time.sleep(0.05)
+"""
+
+
+def test_the_other_host_ends_the_job(tmp_path: Path, hosts: list[subprocess.Popen[str]]) -> None:
+    """A host that waits for another, which gives up, ends with its own failure and without a traceback."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"]
+    path = script(tmp_path, TOGETHER + CLOSED)
+    for host, num_ranks, restarts in (("a", "2", "0"), ("b", "1", "1")):
+        options = ["--nnodes", "2", "--nproc-per-node", num_ranks, "--max-restarts", restarts, "--rdzv-id", "job"]
+        variables = environment(TMPDIR=str(tmp_path), HOST=host, FAILS="0" if host == "a" else "-")
+        command = [*NUMAPIN, "run", "--quiet", *meeting, *options, path]
+        hosts.append(
+            subprocess.Popen(
+                command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+            )
+        )
+    first, second = hosts
+    said = ""
+    assert second.stderr is not None
+    while "the ranks are restarted" not in said:
+        line = second.stderr.readline()
+        assert line, said
+        said += line
+    (tmp_path / "waiting").write_text("1")
+    _, err = first.communicate(timeout=LIMIT_S)
+    assert first.returncode == 1
+    assert ", the first to fail on this host: " in err
+    _, rest = second.communicate(timeout=LIMIT_S)
+    assert second.returncode == 1
+    assert "Traceback" not in said + rest
+    assert "numapin: the job has ended on another host; the ranks are not restarted\n" in rest
+    assert "failed  exit status 8\n" in rest
+
+
+def test_a_run_that_lost_its_folder(tmp_path: Path) -> None:
+    """The file with all frames is in the folder in which the run goes on."""
+    text = (
+        f"{TOGETHER}import shutil\n"
+        "folder = os.environ['NUMAPIN_RUN_DIR']\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': shutil.rmtree(folder)\n"
+        "sys.exit(3)\n"
+    )
+    done = numapin("run", "--quiet", "--max-restarts", "1", script(tmp_path, text), TMPDIR=str(tmp_path))
+    assert done.status == 1
+    assert "takes its place" in done.err
+    (file,) = tmp_path.glob("numapin-*/run-*/failure.txt")
+    assert str(file) in done.err.replace(f"\n{' ' * 10}", "")
+    assert os.path.basename(file.parent) in done.err  # noqa: PTH119 - one word
+
+
+def test_a_report_into_a_pipe(tmp_path: Path) -> None:
+    """A pipe whose reader does not read does not keep the launcher from ending."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        os.set_blocking(reader, False)
+        filler = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        assert os.write(filler, bytes(1 << 16)) == 1 << 16
+        os.close(filler)
+        done = numapin("run", "--quiet", "--report", str(pipe), script(tmp_path, "import sys; sys.exit(3)"))
+    finally:
+        os.close(reader)
+    assert done.status == 1
+    assert "pipe cannot be written: its reader has not read for 5 s" in done.err.replace("\ufffd", " ")
