@@ -137,15 +137,17 @@ def _opened_special(folder: int, name: str, flags: int) -> int:
 
 
 def _write_in_time(descriptor: int, content: bytes, seconds: float) -> None:
-    """Write to a descriptor that does not block. Raises OSError if its reader does not read for this long."""
+    """Write to a descriptor that does not block. Raises OSError if its reader has not read all after this time."""
     import select  # no rank needs it
+    import time
 
-    rest = memoryview(content)
+    rest, until_s = memoryview(content), time.monotonic() + seconds
     room = select.poll()
     room.register(descriptor, select.POLLOUT)
     while rest:
-        if not room.poll(seconds * 1000):
-            raise OSError(errno.ETIMEDOUT, f"its reader has not read for {seconds:g} s")
+        left_s = until_s - time.monotonic()
+        if left_s <= 0 or not room.poll(left_s * 1000):
+            raise OSError(errno.ETIMEDOUT, f"its reader has not read all of it in {seconds:g} s")
         try:
             rest = rest[os.write(descriptor, rest) :]
         except BlockingIOError:  # another writer was faster

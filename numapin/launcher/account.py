@@ -83,14 +83,14 @@ def ranks_failed(
 def stopped_after(error: RanksFailed, number: signal.Signals, left: str = "") -> tuple[Stopped, RanksFailed | None]:
     """Return the error about a signal that came while a failed job ended, and its cause.
 
-    There is no cause if the first rank ended of the same signal: schedulers signal all processes at once.
+    There is no cause if the first rank was ended by the same signal: schedulers signal all processes at once.
     """
     is_same = error.failure.first.signal_number == number
     return Stopped(number, left), None if is_same else error
 
 
 def _recorded(path: str) -> tuple[object, float | None]:
-    """Return the JSON that a rank wrote about its error, and when it was written; None for what there is not."""
+    """Return the JSON that a rank wrote about its error, and when it was written; None where unknown."""
     try:
         return decode(handover.read_text(path)), Path(path).stat().st_mtime
     except (OSError, ValueError):

@@ -148,9 +148,9 @@ class _Agent(LocalElasticAgent if TYPE_CHECKING else object):  # type: ignore[mi
 
     def _account(self, looked_s: float, restarts_left: int) -> None:
         """Make the account of a failed round, the ranks of which have ended."""
-        self._has_failed = False
         if hasattr(self._pcontext, "subprocess_handlers"):
             self._failed_round(self._ended(self._worker_group, looked_s), restarts_left)
+        self._has_failed = False  # only now: a signal may interrupt this at any point
 
     def _shutdown(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 - the installed torch's own arguments
         """End the ranks; if a signal came while those of a failed round were being ended, make the account now."""

@@ -50,6 +50,10 @@ _SAID_BY_US: Final = (
 _SEE_OTHERS: Final = "see what numapin printed on the other hosts"
 _NOT_MET: Final = {
     "RendezvousClosedError": ("the job has ended on another host", _SEE_OTHERS),
+    "RendezvousConnectionError": (
+        "the rendezvous host has ended its launcher, or cannot be reached",
+        "see what numapin printed there, and whether --rdzv-endpoint is right",
+    ),
     "RendezvousTimeoutError": (
         "the other hosts of the job did not come in time",
         "start it on all of them, or wait for longer with: --rdzv-conf join_timeout=SECONDS",

@@ -83,7 +83,7 @@ def launch(plan: Plan, job: DirectJob, run_dir: str, mailbox: Mailbox) -> None:
             from numapin.launcher.account import ranks_failed, stopped_after  # a job that succeeds does not need it
 
             error = ranks_failed(job.program, ended, plan, kills_before)
-            alarm.further()  # a signal may have come since the ranks ended
+            alarm.further()  # a signal may have come while the ranks ended
             if alarm.stopped_by is None:
                 for note in getattr(failed, "__notes__", ()):
                     say(note)

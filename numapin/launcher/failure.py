@@ -15,6 +15,7 @@ from itertools import takewhile
 from math import isfinite
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.plural import listed
 from numapin.errors import RankError
 
 if TYPE_CHECKING:
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 _SHELLS_SIGNAL: Final = 128
 """A shell, and thus a wrapper script, adds this to the number of the signal that ended its program."""
 _SUMMARY_CHARS: Final = 400
-_ENDINGS: Final = {0, *(end for number in (15, 9) for end in (-number, _SHELLS_SIGNAL + number))}
-"""The ends of ranks, and of wrappers around them, that the launcher ends: by SIGTERM, then SIGKILL, after a failure."""
+_ENDINGS: Final = {0, *(end for number in (1, 2, 3, 9, 15) for end in (-number, _SHELLS_SIGNAL + number))}
+"""The ends of ranks, and of wrappers around them, that the launcher ends after a failure: by SIGTERM, then SIGKILL, or
+by the signal that the launcher gets meanwhile: SIGHUP, SIGINT or SIGQUIT."""
 _RECORD_S: Final = 2.0
 """torch's @record notes a whole second and writes it at once; a file written much later has been written again."""
 _TICK_S: Final = 0.02
@@ -34,9 +36,12 @@ _TICK_S: Final = 0.02
 # gloo: "Connection closed by peer [::1]:41217", "Connection reset by peer"; torch's store: "Connection was likely
 # closed"; NCCL: "ncclRemoteError: … a remote process exiting prematurely", "connection closed by remote peer".
 _LOST_PEER: Final = re.compile(
-    r"(closed|reset) by (remote )?peer|connection was likely closed|remote process exit|ncclRemoteError|broken pipe",
+    r"(closed|reset) by (remote )?peer|connection was likely closed|remote process exit|ncclRemoteError|broken pipe"
+    r"|timed out waiting .*for (send|recv)|collective operation timeout",
     re.IGNORECASE,
 )
+_SOON_S: Final = 60.0
+"""A cause is seen at most this long after its consequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +139,8 @@ class EndedRank:
         if self.is_left:
             return "left"
         if self.was_ended:
-            return "failed" if self.exception or not self.has_our_end else "ended"
+            has_raised = self.exception and not self.exception.startswith("KeyboardInterrupt")
+            return "failed" if has_raised or not self.has_our_end else "ended"
         return "failed" if self.exitcode else "finished"
 
     @property
@@ -149,8 +155,9 @@ class EndedRank:
 
     @property
     def lost_peer(self) -> bool:
-        """Return whether its exception, or one before it, says that another rank closed a connection."""
-        return bool(_LOST_PEER.search(self.exception) or _LOST_PEER.search(self.traceback))
+        """Return whether its exception, or one before it, says that another rank closed a connection or was silent."""
+        messages = (line for line in self.traceback.split("\n") if not line.startswith("  "))  # without the source
+        return any(map(_LOST_PEER.search, (self.exception, *messages)))
 
     def placed(self, ranks: Sequence[RankPlan]) -> EndedRank:
         """Return it with the GPU and the node of its plan."""
@@ -249,24 +256,38 @@ class RanksFailed(RankError):  # noqa: N818 - the event, as in BindingRefused
 def in_order(ranks: Iterable[EndedRank], *, is_only_host: bool) -> tuple[tuple[EndedRank, ...], str]:
     """Return the ranks in the order in which they failed, and why the first is not the earliest; "" if it is.
 
-    A process that dies closes its connections before its end is seen: GPU drivers and core dumps take their time. So if
-    the earliest failures are exceptions about a lost connection, a rank that ended without a word was the first. But if
-    the lost peer can be on another host, a rank that aborted may have lost it, too.
+    If the earliest failures are exceptions about a lost connection, the first is the earliest other failure. A rank
+    that dies closes its connections before its end is seen: GPU drivers and core dumps take their time. One that raises
+    may close them in a `finally`, before its exception has left the program. But if the lost peer can be on another
+    host, a rank that aborted may have lost it, too.
     """
     order = sorted(ranks, key=by_failure)
     consequences = list(takewhile(lambda rank: rank.state == "failed" and rank.lost_peer, order))
-    silent = list(takewhile(lambda rank: rank.is_silent, order[len(consequences) :]))
-    aborted = [rank for rank in silent if rank.signal_number == signal.SIGABRT]
-    causes = [rank for rank in silent if rank not in aborted] or (aborted if is_only_host else [])
-    if not consequences or not causes:
+    if not consequences:
         return tuple(order), ""
+    rest, begun = order[len(consequences) :], order[0]
+    others = [rank for rank in rest if _is_cause(rank) and rank.failed_s - begun.failed_s <= _SOON_S]
+    aborted = [rank for rank in others if rank.signal_number == signal.SIGABRT and not rank.exception]
+    causes = [rank for rank in others if rank not in aborted] or (aborted if is_only_host else [])
+    if not causes:
+        return tuple(order), _where_to_look(rest, is_only_host=is_only_host)
     first = causes[0]
-    earlier_s = first.failed_s - order[0].failed_s
-    why = (
-        f"rank {order[0].rank} failed {earlier_s:.1f} s before the end of rank {first.rank} was seen, but because of a "
-        "lost connection"
-    )
+    earlier_s = first.failed_s - begun.failed_s
+    what = f"the {'exception' if first.exception else 'end'} of rank {first.rank}"
+    why = f"rank {begun.rank} failed {earlier_s:.1f} s before {what} was seen, but because of a lost connection"
     return (first, *(rank for rank in order if rank is not first)), why
+
+
+def _is_cause(rank: EndedRank) -> bool:
+    """Return whether a failure can be why others lost their connections."""
+    return rank.is_silent or (rank.state == "failed" and bool(rank.exception) and not rank.lost_peer)
+
+
+def _where_to_look(rest: Sequence[EndedRank], *, is_only_host: bool) -> str:
+    """Return which ranks may be why the first one lost its connection, though none of them reported a failure."""
+    suspects = [rank.rank for rank in rest if rank.state != "failed"]
+    where = [*([listed("rank", suspects)] if suspects else []), *([] if is_only_host else ["the other hosts"])]
+    return f"it lost its connection to another rank; look also at {' and '.join(where)}" if where else ""
 
 
 def by_failure(rank: EndedRank) -> tuple[bool, bool, bool, float]:

@@ -100,7 +100,7 @@ class _RequestReader:
         return self._strings(2 * self.num_keys(), _MAX_KEY_BYTES, _MAX_VALUE_BYTES)
 
     def _strings(self, number: int, *most: int) -> list[bytes]:
-        """Return the only strings of a request, whose bounds take turns.
+        """Return the strings of a request that has nothing else; string i has at most `most[i % len(most)]` bytes.
 
         If it ends early, those that are there are kept: reading 128,000 of them again with each packet takes minutes.
         """

@@ -97,7 +97,7 @@ def _reason(rank: EndedRank, num_lines: int) -> list[str]:
     if not rank.exception:
         return [end]
     begin = rank.exception.split("\n", num_lines + 1)[: num_lines + 1]
-    lines = [line for text in begin for line in _wrapped(text, 2)]
+    lines = [line for text in begin for line in _wrapped(text, 2 if len(begin) > 1 else num_lines)]
     is_cut = len(lines) > num_lines
     cut = [*lines[: num_lines - 1], f"{lines[num_lines - 1]}…"] if is_cut else lines
     return cut if rank.exitcode == 1 and not rank.is_left else [*cut, f"then {end}"]

@@ -98,7 +98,7 @@ SCENARIOS = {
         f"{_TOGETHER.replace('time.sleep(300)', 'dist.new_group(); dist.barrier()')}{_STEP}\nmain()\n",
     ),
     "silent": Scenario(
-        about="A rank ends without a word, and the other loses its connection",
+        about="A rank ends without an exception, and the other loses its connection",
         text="import atexit, os, sys, time\nfrom pathlib import Path\nhere = Path(sys.argv[1])\n"
         "def read(name): return (here / name).read_text() if (here / name).exists() else ''\n"
         "def await_end(pid):\n"

@@ -53,6 +53,16 @@ if rank == "0":
     raise ConnectionResetError(104, "Connection reset by peer")
 await_mark("recorded")
 """
+LEAVES = """
+def wait(): mark("recorded"); time.sleep(60)
+mark(f"here.{rank}"); await_mark("here.0"); await_mark("here.1")
+try:
+    if rank == "1": raise ValueError("the cause")
+    atexit.register(wait)
+    raise RuntimeError("Connection closed by peer")
+finally:
+    if rank == "1": await_mark("recorded")
+"""
 CRASHES = """
 signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGSEGV))
 mark(f"here.{rank}"); await_mark("here.0"); await_mark("here.1")
@@ -119,6 +129,16 @@ def test_a_rank_that_ends_without_a_word(tmp_path: Path, way: str, end: str, tol
     is_by_time = way == "agent" and "SIGSEGV" in told  # a signal counts from the last look at which ranks ran
     assert ("why     rank 0 failed" in block) != is_by_time
     assert (failure["why_first"] is None) == is_by_time
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_that_leaves_the_group_before_its_exception_is_seen(tmp_path: Path, way: str) -> None:
+    """A `finally` closes the connections first, so a peer fails earlier. The exception is the cause all the same."""
+    block, failure = failed(tmp_path, LEAVES, way, *TWO)
+    assert "rank    1, the first to fail" in block
+    assert "failed  ValueError: the cause\n" in block
+    assert "why     rank 0 failed" in block
+    assert [rank["rank"] for rank in failure["ranks"]] == [1, 0]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -295,4 +315,4 @@ def test_a_report_into_a_pipe(tmp_path: Path) -> None:
     finally:
         os.close(reader)
     assert done.status == 1
-    assert "pipe cannot be written: its reader has not read for 5 s" in done.err.replace("\ufffd", " ")
+    assert "pipe cannot be written: its reader has not read all of it in 5 s" in done.err.replace("\ufffd", " ")

@@ -17,10 +17,10 @@ import json, because a module beside the script may have that name.
 
 from __future__ import annotations
 
-import _thread
 import os
 import sys
-import time  # a built-in module, which Python has loaded by now
+from _thread import get_ident  # bound now: programs replace these functions in their modules
+from time import time
 
 TYPE_CHECKING = False  # importing typing's would cost each rank 3 ms
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _MOST_CHARS = 1 << 16  # of a traceback; of a longer one, the first and the last frames
 _MOST_CHARS_OF_PART = 1 << 13  # of a frame, or of an exception's message
+_MOST_FRAMES = 2000  # the last ones of each exception
+_MOST_COPIED = 1 << 20  # characters of a message that Python's module may copy
 _OF_PROGRAMS = ("<module>", "_run_module_as_main")  # the outermost code of a script or a module that is still running
 
 
@@ -44,8 +46,11 @@ def _start() -> None:
     elif first == folder:
         del os.environ["PYTHONPATH"]
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if file and os.getsid(0) == os.getpid():  # each rank leads a session; its children do not
-        _watch(file)
+    try:
+        if file and os.getsid(0) == os.getpid():  # each rank leads a session; its children do not
+            _watch(file)
+    except Exception:  # noqa: BLE001, S110 - the program must start, and the next `sitecustomize` be imported
+        pass
     del sys.modules[__name__]
     __import__(__name__)
 
@@ -54,14 +59,14 @@ def _watch(file: str) -> None:
     """Record the exception that ends this process's program."""
     import atexit
 
-    rank, thread, library = os.getpid(), _thread.get_ident(), _library_path()
+    rank, thread, library = os.getpid(), get_ident(), _library_path()
 
     def recording(theirs: Hook) -> Hook:
         """Return a hook that records the exception and calls theirs."""
 
         def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            now_s = time.time()
-            if os.getpid() == rank and _thread.get_ident() == thread and _has_ended():  # a fork has this hook, too
+            now_s = time()
+            if os.getpid() == rank and get_ident() == thread and _has_ended():  # a fork has this hook, too
                 _record(file, error, now_s, library)
             theirs(kind, error, trace)
 
@@ -77,7 +82,7 @@ def _watch(file: str) -> None:
         error = getattr(sys, "last_value", None)
         is_ours = any(getattr(sys, "excepthook", None) is hook for hook in ours)
         if error is not None and os.getpid() == rank and not is_ours:
-            _record(file, error, time.time(), library)
+            _record(file, error, time(), library)
 
     atexit.register(look)
 
@@ -105,31 +110,45 @@ def _record(file: str, error: BaseException, now_s: float, library: Sequence[str
 
 def _texts_of(error: BaseException, library: Sequence[str]) -> tuple[list[str], str]:
     """Return the parts of an exception's traceback, the last of which are its message, and this message alone."""
-    traceback = _pythons_traceback(library)
+    traceback = None if _is_long(error) else _pythons_traceback(library)
     if traceback is None:
         return _plain_texts_of(error)
-    last = "".join(traceback.format_exception_only(type(error), error))
-    if isinstance(error, SyntaxError):  # begins with the place
-        last = type(error).__name__ + ": " + str(error)
-    return list(traceback.format_exception(type(error), error, error.__traceback__)), last
+    try:
+        # It asks the exception for its text once. A program's own __str__ may do anything.
+        made = traceback.TracebackException(type(error), error, error.__traceback__, limit=-_MOST_FRAMES)
+        last = "".join(made.format_exception_only())
+        if isinstance(error, SyntaxError):  # begins with the place
+            last = type(error).__name__ + ": " + str(error)
+        return list(made.format()), last
+    except Exception:  # noqa: BLE001 - a module of the program's has the name of one that this needs
+        return _plain_texts_of(error)
+
+
+def _is_long(error: BaseException) -> bool:
+    """Return whether an exception has megabytes to say, each copy of which Python's module holds in memory."""
+    return any(isinstance(part, (str, bytes)) and len(part) > _MOST_COPIED for part in error.args)
 
 
 def _plain_texts_of(error: BaseException) -> tuple[list[str], str]:
     """Return the same without the lines of the source and the exceptions before it."""
-    parts, step, last = ["Traceback (most recent call last):\n"], error.__traceback__, type(error).__name__
+    parts, step = ["Traceback (most recent call last):\n"], error.__traceback__
     while step is not None:
         code = step.tb_frame.f_code
         parts.append(f'  File "{code.co_filename}", line {step.tb_lineno}, in {code.co_name}\n')
         step = step.tb_next
-    last += ": " + str(error)
-    return [*parts, last + "\n"], last
+    try:
+        message = _cut(str(error), _MOST_CHARS_OF_PART)
+    except Exception:  # noqa: BLE001 - the program's own __str__
+        message = "<exception str() failed>"
+    last = f"{type(error).__name__}: {message}"
+    return [*parts[:1], *parts[1:][-_MOST_FRAMES:], last + "\n"], last
 
 
 def _library_path() -> list[str]:
     """Return the standard library's entries of the path. The script's folder is not there yet."""
     folder = os.path.dirname(os.__file__)
     beside = (folder, os.path.join(folder, "lib-dynload"))
-    return [entry for entry in sys.path if entry in beside or entry.endswith(".zip")]
+    return [entry for entry in sys.path if isinstance(entry, str) and (entry in beside or entry.endswith(".zip"))]
 
 
 def _pythons_traceback(library: Sequence[str]) -> ModuleType | None:
@@ -151,7 +170,7 @@ def _imported_traceback(library: Sequence[str]) -> ModuleType | None:
     sys.path = [*library]
     try:
         import traceback
-    except ImportError:
+    except Exception:  # noqa: BLE001 - see above
         return None
     finally:
         sys.path = path

@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
+    RendezvousError,
     RendezvousTimeoutError,
 )
 
@@ -42,7 +43,12 @@ def ended(rank: int, exitcode: int) -> EndedRank:
     [
         (RendezvousClosedError(), "the job has ended on another host", "on the other hosts"),
         (RendezvousTimeoutError(), "the other hosts of the job did not come in time", "join_timeout"),
-        (RendezvousConnectionError("no way"), "the hosts of the job did not meet: no way", "on the other hosts"),
+        (
+            RendezvousConnectionError("no way"),
+            "the rendezvous host has ended its launcher, or cannot be reached",
+            "--rdzv-endpoint",
+        ),
+        (RendezvousError("no way"), "the hosts of the job did not meet: no way", "on the other hosts"),
     ],
 )
 def test_hosts_that_do_not_meet(error: Exception, message: str, hint: str) -> None:

@@ -74,6 +74,7 @@ LOST = (
     "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote",
     "torch.distributed.DistBackendError: NCCL error in: …, remote process exited or there was a network error",
     "ConnectionResetError: [Errno 104] Connection reset by peer",
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/buffer.cc:81] Timed out waiting 1800000ms for recv",
 )
 
 
@@ -99,23 +100,56 @@ def test_the_silent_rank_was_first(text: str) -> None:
         ([lost(0, 98.5), ended(1, 3, ended_s=99)], 1),
         ([lost(0, 98.5), ended(1, -6, ended_s=98.9), ended(2, -11, ended_s=99)], 2),
         ([lost(0, 98.5), ended(1, -6, ended_s=98.9)], 1),
-        ([lost(0, 98.5), ended(1, -15, was_ended=True), ended(2, 0)], 0),
         ([lost(0, 98.5), ended(1, -11, was_ended=True)], 0),
-        ([lost(0, 98.5), ended(1, 1, error=at(98.9, "time_s")), ended(2, 3, ended_s=99)], 0),
+        ([lost(0, 98.5), ended(1, 1, error=at(98.9, "time_s")), ended(2, 3, ended_s=99)], 1),
+        ([lost(0, 98.5), ended(1, -15, was_ended=True, error=at(98.9, "time_s"))], 1),
+        ([lost(0, 98.5), lost(1, 98.6, LOST[5]), ended(2, -9, ended_s=99)], 2),
+        ([lost(0, 98.5), ended(1, -9, ended_s=98.5 + 61)], 0),
         ([ended(0, 1, error=at(98.5, "time_s")), ended(1, -11, ended_s=99)], 0),
         ([lost(0, 99), ended(1, -11, ended_s=98.5)], 1),
     ],
     ids=[
-        *("exit status", "an abort may be a consequence", "only an abort", "the others were ended"),
-        *("a crash while it was ended", "another exception", "no lost connection", "seen first"),
+        *("exit status", "an abort may be a consequence", "only an abort", "a crash while it was ended"),
+        *("another exception", "an exception while it was ended", "a collective that timed out", "long afterwards"),
+        *("no lost connection", "seen first"),
     ],
 )
-def test_which_silent_rank(ranks: list[EndedRank], first: int) -> None:
-    """Only a rank that ended by itself can be the cause; why it is named first is said if its time does not."""
+def test_which_is_the_cause(ranks: list[EndedRank], first: int) -> None:
+    """Only a rank that failed by itself can be the cause; why it is named first is said if its time does not."""
     found = failure(*ranks)
     assert found.first.rank == first
     by_time = min(ranks, key=lambda rank: (rank.state != "failed", rank.failed_s)).rank
     assert bool(found.why_first) == (found.to_json()["why_first"] is not None) == (by_time != first)
+
+
+def test_a_word_in_the_source_is_no_lost_connection() -> None:
+    """Only messages are searched, not the lines of the program."""
+    trace = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    log("closed by peer")\nKeyError: 1'
+    error = {"message": {"message": "KeyError: 1", "extraInfo": {"py_callstack": trace, "time_s": 98.5}}}
+    assert failure(ended(0, 1, error=error), ended(1, -9, ended_s=99)).first.rank == 0
+
+
+@pytest.mark.parametrize(
+    ("others", "is_only_host", "where"),
+    [
+        ([ended(1, -15, was_ended=True), ended(2, 0)], True, "ranks 1-2"),
+        ([ended(1, -9, was_ended=True, is_left=True)], False, "rank 1 and the other hosts"),
+        ([lost(1, 98.7)], False, "the other hosts"),
+    ],
+)
+def test_where_to_look_without_a_cause(others: list[EndedRank], where: str, *, is_only_host: bool) -> None:
+    """If no rank reports why a connection was lost, the ranks are named that may know."""
+    found = failure(lost(0, 98.5), *others, is_only_host=is_only_host)
+    assert found.first.rank == 0
+    assert found.why_first == f"it lost its connection to another rank; look also at {where}"
+    assert failure(lost(0, 98.5), lost(1, 98.7)).why_first == ""
+
+
+def test_an_interrupted_rank_has_not_failed() -> None:
+    """Ctrl-C while a failed job ends interrupts the ranks that are left."""
+    error = {"message": {"message": "KeyboardInterrupt", "extraInfo": {"py_callstack": "", "time_s": 99}}}
+    states = [ended(0, end, was_ended=True, error=error).state for end in (1, -2, 130)]
+    assert (states[1:], ended(0, -1, was_ended=True).state) == (["ended", "ended"], "ended")
 
 
 def test_an_abort_with_other_hosts() -> None:

@@ -174,6 +174,57 @@ def test_modules_that_the_script_has_imported(run: Callable[..., Ended]) -> None
     assert done.text.endswith('train.py", line 2, in <module>\nValueError: 7\n')
 
 
+def test_a_module_that_breaks_pythons_traceback(run: Callable[..., Ended]) -> None:
+    """The frames are recorded without the source."""
+    done = run("import enum\nraise ValueError(7)\n", enum="class Enum: pass\n")
+    assert done.text.endswith('train.py", line 2, in <module>\nValueError: 7\n')
+
+
+REPLACED = {
+    "threads": "import _thread\n_thread.get_ident = lambda: 7\n",
+    "time": "import time\ntime.time = lambda: 1.0\n",
+    "text": "class Error(ValueError):\n    def __str__(self): raise KeyError\nValueError = Error\n",
+}
+
+
+@pytest.mark.parametrize("text", REPLACED.values(), ids=REPLACED)
+def test_functions_that_a_program_replaces(run: Callable[..., Ended], text: str) -> None:
+    """Libraries like gevent and freezegun replace functions; an exception of the program's may have no text."""
+    before_s = time.time()
+    done = run(f"{text}raise ValueError(7)\n")
+    assert done.time_s > before_s
+    assert "in <module>" in done.text
+
+
+def test_an_entry_of_the_path_that_is_no_text(tmp_path: Path) -> None:
+    """The program's own sitecustomize is imported, and the exception is recorded."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("print('own')\n")
+    text = f"import pathlib, sys\nsys.path.insert(0, pathlib.Path('x'))\nsys.path.append({str(tmp_path / 'site')!r})\n"
+    start = f"sys.path.insert(0, {HOOK!r})\nsys.modules.pop('sitecustomize', None)\nimport sitecustomize\n"
+    done = _started([sys.executable, "-c", f"{text}{start}1 / 0"], tmp_path, TORCHELASTIC_ERROR_FILE=FILE)
+    assert done.stdout == "own\n"
+    assert "ZeroDivisionError" in (tmp_path / FILE).read_text(), done.stderr
+
+
+def test_a_huge_message_takes_no_more_memory(run: Callable[..., Ended]) -> None:
+    """Python's own traceback would hold many copies of it."""
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (700 << 20,) * 2)\n"
+    done = run(
+        f"{limit}text = 'x\\n' * (50 << 20)\nimport sys\nsys.stderr = open('/dev/null', 'w')\nraise ValueError(text)\n"
+    )
+    assert "characters left out]" in done.text
+
+
+def test_a_very_deep_traceback(run: Callable[..., Ended]) -> None:
+    """The last frames are recorded, without minutes of work."""
+    again = "for _ in range(100_000):\n    try: raise error\n    except ValueError: pass\n"
+    text = f"error = ValueError('end')\n{again}raise error\n"
+    began = time.process_time()
+    assert run(text).text.endswith("ValueError: end\n")
+    assert time.process_time() - began < 5
+
+
 UNCHANGED = """
 import os, sys
 names = sorted({*sys.modules} - {"__future__", "atexit"})
