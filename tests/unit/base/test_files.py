@@ -67,10 +67,12 @@ def test_pipes_that_are_not_read(tmp_path: Path) -> None:
     with pytest.raises(NumapinError, match="pipe cannot be written: its reader has not read"):
         write_text_to(str(pipe), "x" * (1 << 20), remedy="", patience_s=0.2)
     assert time.monotonic() - start_s < 10
+    writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)  # the pipe does not end before the text comes
     os.set_blocking(reader, True)
     with ThreadPoolExecutor() as pool:
         read = pool.submit(lambda: b"".join(iter(lambda: os.read(reader, 1 << 16), b"")))
         write_text_to(str(pipe), "y" * (1 << 20), remedy="", patience_s=10)
+        os.close(writer)
     assert read.result().count(b"y") == 1 << 20
     os.close(reader)
 

@@ -344,10 +344,13 @@ class TestCases:
         chosen = replace(OPTIONS, cases=("gil-1MB", "1MB"), peers=("torch", "threads"))
         with_work, without = loader_benchmark(chosen, num_gpus=1, no_gpu=None).cases
         assert {peer.specs[0]["gil_ns"] for peer in with_work.peers} == {100_000}
-        start = time.thread_time()
-        for _ in range(100):
-            spin(100_000)
-        assert 0.01 <= time.thread_time() - start < 0.02
+        found_s = []
+        for _ in range(5):  # the least: a host takes CPU time away from a virtual machine, which counts as the thread's
+            start_s = time.thread_time()
+            for _ in range(100):
+                spin(100_000)
+            found_s.append(time.thread_time() - start_s)
+        assert 0.01 <= min(found_s) < 0.02
         assert {peer.specs[0]["gil_ns"] for peer in without.peers} == {0}
 
 

@@ -43,11 +43,11 @@ def test_wrong_values_are_noticed() -> None:
 
 def test_a_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A round runs every kind of loop, and writes what the process holds afterwards."""
-    path = tmp_path / "soak.json"
+    path, before = tmp_path / "soak.json", Resources.read()
     assert main(["--quick", "--seconds", "0", "--workers", "1", "--json", str(path)]) == 0
     assert "nothing grew in 1 rounds" in capsys.readouterr().out
     report = json.loads(path.read_text())
     assert report["is_right"] is True
     assert report["batches"] > 64
     (only,) = report["rounds"]
-    assert only["slots_mb"] == 0
+    assert only["slots_mb"] <= before.slots_mb  # of other tests in this process
