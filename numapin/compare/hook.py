@@ -187,7 +187,7 @@ def attach(module: ModuleType) -> None:
         module.Optimizer.__init__ = _noting_optimizers(module.Optimizer.__init__)
         return
     try:
-        base = module._BaseDataLoaderIter  # noqa: SLF001 - torch has no hooks there
+        base = module._BaseDataLoaderIter  # torch has no hooks there
         base.__init__ = _timing_its_class(base.__init__)
     except AttributeError as error:
         say(f"warning: batches are not counted: this version of torch has different internals: {error}")
@@ -196,7 +196,7 @@ def attach(module: ModuleType) -> None:
 def _noting_optimizers(make: Callable[_P, _T]) -> Callable[_P, _T]:
     """Return the constructor, which also notes that the program trains: its batches are not its steps."""
 
-    def __init__(*arguments: _P.args, **named: _P.kwargs) -> _T:  # noqa: N807 - replaces the constructor
+    def __init__(*arguments: _P.args, **named: _P.kwargs) -> _T:  # replaces the constructor
         _Counted.makes_optimizers = True
         return make(*arguments, **named)
 
@@ -210,7 +210,7 @@ def _timing_its_class(make: Callable[_P, _T]) -> Callable[_P, _T]:
     """
     timed: set[type] = set()
 
-    def __init__(*arguments: _P.args, **named: _P.kwargs) -> _T:  # noqa: N807 - replaces the constructor
+    def __init__(*arguments: _P.args, **named: _P.kwargs) -> _T:  # replaces the constructor
         made = make(*arguments, **named)
         cls = type(arguments[0])
         if cls not in timed:
@@ -224,7 +224,7 @@ def _timing_its_class(make: Callable[_P, _T]) -> Callable[_P, _T]:
 def _counting_batches(next_batch: Callable[[Any], _T]) -> Callable[[Any], _T]:
     """Return `__next__`, which also counts the batch and the time that the loop waited for it."""
 
-    def __next__(iterator: object) -> _T:  # noqa: N807 - replaces the method
+    def __next__(iterator: object) -> _T:  # replaces the method
         within = _Counted.within
         if _Counted.closed or getattr(within, "next", False):  # a subclass's calls its base's
             return next_batch(iterator)
@@ -259,7 +259,7 @@ def _count(act: Callable[[StepMeter], None]) -> None:
                 _Counted.closed = True
                 return
             act(meter)
-        except Exception as error:  # noqa: BLE001 - reported; the script continues
+        except Exception as error:  # reported; the script continues
             say(f"warning: the steps of process {os.getpid()} are not measured: {error}")
             _Counted.closed = True
 

@@ -71,7 +71,7 @@ def replacing_torch_agent(
 def _with_additions(theirs: Callable[..., LocalElasticAgent], own: _Own) -> Callable[..., LocalElasticAgent]:
     """Return a class or function that makes agents as `theirs` does, torch's own or another's, with our additions."""
 
-    def make(*args: Any, **kwargs: Any) -> LocalElasticAgent:  # noqa: ANN401 - the installed torch's own arguments
+    def make(*args: Any, **kwargs: Any) -> LocalElasticAgent:  # the installed torch's own arguments
         agent = theirs(*args, **kwargs)
         kind = _subclass(type(agent), own)
         ours = kind.__new__(kind)
@@ -107,7 +107,7 @@ class _Agent(LocalElasticAgent if TYPE_CHECKING else object):  # type: ignore[mi
     _looked_s: float = 0  # when all ranks were seen running for the last time
     _started_in: frozenset[str] = frozenset()  # the folders of the run in which ranks have been started
 
-    def run(self, *arguments: Any, **named: Any) -> RunResult:  # noqa: ANN401 - the installed torch's own arguments
+    def run(self, *arguments: Any, **named: Any) -> RunResult:  # the installed torch's own arguments
         """Run the ranks to their end. After an error, whatever it interrupted, nothing of them is left.
 
         If a signal arrives while torch ends the ranks, torch begins again, and gives up at the next one. The ranks die
@@ -152,7 +152,7 @@ class _Agent(LocalElasticAgent if TYPE_CHECKING else object):  # type: ignore[mi
             self._failed_round(self._ended(self._worker_group, looked_s), restarts_left)
         self._has_failed = False  # only now: a signal may interrupt this at any point
 
-    def _shutdown(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 - the installed torch's own arguments
+    def _shutdown(self, *arguments: Any, **named: Any) -> None:  # the installed torch's own arguments
         """End the ranks; if a signal came while those of a failed round were being ended, make the account now."""
         super()._shutdown(*arguments, **named)
         if self._has_failed:

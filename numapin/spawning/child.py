@@ -65,7 +65,7 @@ def unpickle(content: bytes | memoryview, kind: type[T]) -> T:
 
     The bytes come over a socket pair that no other process has.
     """
-    found = pickle.loads(content)  # noqa: S301 - written by a rank that this process started, or by itself
+    found = pickle.loads(content)  # written by a rank that this process started, or by itself
     if not isinstance(found, kind):
         msg = f"{type(found).__name__} is not a {kind.__name__}"
         raise TypeError(msg)
@@ -78,7 +78,7 @@ def main() -> None:
     for fd in (payload, pipe):
         os.set_inheritable(fd, False)  # programs that the function starts must not hold the pipe open
     if tracker >= 0:
-        resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined] # noqa: SLF001 - as spawn_main
+        resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]  # as spawn_main
     for descriptor in port:  # rank 0 has it
         meeting.serve_on(descriptor)
     with socket.socket(fileno=pipe) as connection:
@@ -98,7 +98,7 @@ def _answer(payload: int) -> Answer:
         result = function(*arguments)
         failure = Outcome.UNPICKLABLE
         return Answer(Outcome.RETURNED, pickle.dumps(result, pickle.HIGHEST_PROTOCOL), "")
-    except Exception as error:  # noqa: BLE001 - the user's import, function and __reduce__ may raise anything
+    except Exception as error:  # the user's import, function and __reduce__ may raise anything
         return _failed(failure, error)
 
 
@@ -107,12 +107,12 @@ def _load(payload: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     with mmap.mmap(payload, 0, access=mmap.ACCESS_READ) as content:  # ranks share the file's position, not a mapping's
         os.close(payload)
         current = process.current_process()
-        current._inheriting = True  # type: ignore[attr-defined] # noqa: SLF001 - how a script without a guard is found
+        current._inheriting = True  # type: ignore[attr-defined]  # how a script without a guard is found
         try:
-            spawn.prepare(pickle.load(content))  # noqa: S301 - written by our parent
-            function, arguments = pickle.load(content)  # noqa: S301 - so is this
+            spawn.prepare(pickle.load(content))  # written by our parent
+            function, arguments = pickle.load(content)  # so is this
         finally:
-            del current._inheriting  # type: ignore[attr-defined] # noqa: SLF001
+            del current._inheriting  # type: ignore[attr-defined]
     return function, arguments
 
 
@@ -127,6 +127,6 @@ def _pickled(error: Exception) -> bytes:
     try:
         content = pickle.dumps(error)
         copy = unpickle(content, type(error))
-    except Exception:  # noqa: BLE001 - the class of a user may raise anything
+    except Exception:  # the class of a user may raise anything
         return b""
     return content if type(copy) is type(error) and str(copy) == str(error) else b""

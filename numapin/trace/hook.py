@@ -75,9 +75,9 @@ def _attach_to_profilers(module: ModuleType) -> None:
 
 
 def _attach_to_loaders(module: ModuleType, settings: Settings) -> None:
-    iterators = (module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter)  # noqa: SLF001
-    fetch, pinning = module._utils.fetch, module._utils.pin_memory  # noqa: SLF001 - torch has no hooks there
-    fetchers = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)  # noqa: SLF001
+    iterators = (module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter)
+    fetch, pinning = module._utils.fetch, module._utils.pin_memory  # torch has no hooks there
+    fetchers = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
     loads = _Loads(settings)
     for cls in iterators:
         _wrap(cls, "_next_data", _counting_batches)  # not __next__: numapin's own iterators replace it
@@ -141,7 +141,7 @@ def _count(act: Callable[[Tracer], None]) -> None:
         if _Traced.tracer is None:
             try:
                 _Traced.tracer = _claim()
-            except Exception as error:  # noqa: BLE001 - reported; the script continues
+            except Exception as error:  # reported; the script continues
                 say(f"warning: process {os.getpid()} is not traced: {error}")
             _Traced.closed = _Traced.tracer is None
         _act(act)
@@ -157,7 +157,7 @@ def _act(act: Callable[[Tracer], None]) -> None:
         with warnings.catch_warnings(action="ignore"):  # the script may turn warnings into errors
             try:
                 act(tracer)
-            except Exception as error:  # noqa: BLE001 - reported; the script continues
+            except Exception as error:  # reported; the script continues
                 tracer.give_up(str(error))
             finally:
                 _Traced.in_tracer = False
@@ -203,7 +203,7 @@ def _before_fork() -> None:
 
     Children of multiprocessing and subprocess are exempt: they leave by _exit or exec.
     """
-    caller = sys._getframe(1).f_globals.get("__name__", "")  # noqa: SLF001 - documented
+    caller = sys._getframe(1).f_globals.get("__name__", "")  # documented
     if caller.partition(".")[0] not in ("multiprocessing", "subprocess"):
         _act(Tracer.end_at_fork)
 

@@ -132,7 +132,7 @@ class BatchPickler(ForkingPickler):
 
     def _note_outside(self, tensor: torch.Tensor) -> None:
         """Note that only torch can send a tensor, unless it is small or has no memory."""
-        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - a subclass may refuse to answer
+        with torch._C.DisableTorchFunctionSubclass():  # a subclass may refuse to answer
             is_strided = tensor.layout is torch.strided and not tensor.is_nested
             is_large = not is_strided or (tensor.device.type != "meta" and tensor.nbytes >= _SMALL_BYTES)
         if is_large:
@@ -201,13 +201,13 @@ class BatchPickler(ForkingPickler):
 
 
 def _torchs_reducer(tensor: torch.Tensor) -> Reducer:
-    reducers: dict[type, Reducer] = ForkingPickler._extra_reducers  # type: ignore[attr-defined] # noqa: SLF001
+    reducers: dict[type, Reducer] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
     return reducers.get(type(tensor), _reduce_by_value)
 
 
 def _as_plain(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor of a subclass as one of torch's own, over the same memory."""
-    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - else the subclass decides what it returns
+    with torch._C.DisableTorchFunctionSubclass():  # else the subclass decides what it returns
         return tensor.as_subclass(torch.Tensor)
 
 

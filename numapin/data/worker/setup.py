@@ -97,7 +97,7 @@ def begin(target: Callable[..., None], arguments: tuple[object, ...]) -> None:
 
 def _is_in_bad_fork() -> bool:
     """Return whether this process was forked from one that uses CUDA."""
-    return bool(torch.cuda._is_in_bad_fork())  # noqa: SLF001 - torch has no public way to ask
+    return bool(torch.cuda._is_in_bad_fork())  # torch has no public way to ask
 
 
 def accept(grant: Grant, handover: Handover) -> None:
@@ -125,11 +125,11 @@ def pack(number: int, batch: object, *, where: str) -> bytes:
     packer = _packer or Packer(None, worker=0, pins=False, moves=False)
     try:
         return packer.pack(number, batch)
-    except Exception as error:  # noqa: BLE001 - a user's __reduce__ may raise anything
+    except Exception as error:  # a user's __reduce__ may raise anything
         wrapped = ExceptionWrapper(where=where)
         try:
             return packer.pack(number, wrapped)
-        except Exception:  # noqa: BLE001 - the error itself cannot be pickled
+        except Exception:  # the error itself cannot be pickled
             wrapped.exc_type, wrapped.exc_msg = RuntimeError, f"{type(error).__name__}: {wrapped.exc_msg}"
             return packer.pack(number, wrapped)
 

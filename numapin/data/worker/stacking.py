@@ -49,14 +49,14 @@ class Stacker:
         if functions.get(torch.Tensor) is _torch_collate:
             functions[torch.Tensor] = self.collate
         storages: Any = torch.UntypedStorage
-        torchs_own = storages._new_shared.__func__  # noqa: SLF001 - the one place through which all of them go
+        torchs_own = storages._new_shared.__func__  # the one place through which all of them go
 
         def _new_shared(cls: type, size: int, *, device: torch.device | str = "cpu") -> object:
             is_plain = cls is torch.UntypedStorage and torch.device(device).type == "cpu"
             room = self._packer.allocate(torch.uint8, (size,)) if is_plain else None
             return torchs_own(cls, size, device=device) if room is None else room.untyped_storage()
 
-        storages._new_shared = classmethod(_new_shared)  # noqa: SLF001
+        storages._new_shared = classmethod(_new_shared)
 
     def collate(self, batch: object, *, collate_fn_map: CollateMap | None = None) -> torch.Tensor:
         """Stack tensors as torch's default collate does, straight into the batch's slot if there is room."""

@@ -105,7 +105,7 @@ class DatasetWatch:
     def _packed(self, place: Callable[[], StreamPlace], *, num_made: int) -> Report:
         try:
             found: object = place()
-        except Exception:  # noqa: BLE001 - the user's state_dict may raise anything; state_dict() of the loader raises it
+        except Exception:  # the user's state_dict may raise anything; state_dict() of the loader raises it
             found = ExceptionWrapper(where=f"in the dataset of DataLoader worker process {self._worker}")
         return Report(self._worker, num_made, packed(found))
 

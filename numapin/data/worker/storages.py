@@ -28,7 +28,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
         or tensor.is_quantized
         or tensor.is_conj()
         or tensor.is_neg()
-        or tensor._is_zerotensor()  # noqa: SLF001 - autograd's zero gradients, which have no memory
+        or tensor._is_zerotensor()  # autograd's zero gradients, which have no memory
         or not tensor.numel()
     )
 

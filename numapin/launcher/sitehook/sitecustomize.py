@@ -12,7 +12,7 @@ if there is none, reach `site` as they would without us.
 
 Every Python in a rank's process tree runs this, possibly an interpreter without numapin. So it uses only sys, os and
 _thread, which are loaded anyway, and no syntax newer than Python 3.8.
-"""  # noqa: INP001 - this folder is on the path and not a package
+"""  # this folder is on the path and not a package
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _install_on_use(module: ModuleType) -> None:
         return
     install_before(loader, "_get_iterator")
     if hasattr(module, "_BaseDataLoaderIter"):
-        install_before(module._BaseDataLoaderIter, "__init__")  # noqa: SLF001 - the base of all iterators
+        install_before(module._BaseDataLoaderIter, "__init__")  # the base of all iterators
 
 
 def _install() -> None:
@@ -160,7 +160,7 @@ def _warn(problem: str, consequence: str, remedy: str) -> None:
 
 def _start() -> None:
     """Watch for torch, then import the sitecustomize that this one hides."""
-    folder = os.path.dirname(__file__)  # noqa: PTH120 - pathlib costs 4 ms
+    folder = os.path.dirname(__file__)  # pathlib costs 4 ms
     sys.path[:] = [entry for entry in sys.path if entry != folder]
     _LoaderWatch.todo = _callbacks()
     if _LoaderWatch.todo:

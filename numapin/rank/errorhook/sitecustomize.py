@@ -13,7 +13,7 @@ functions looks; the time is then that of Python's end.
 Children do not inherit this. Python imports only the first `sitecustomize` on its path, so this one imports the name
 again once its folder is off the path, as `launcher/sitehook` does. It uses no syntax newer than Python 3.8. It does not
 import json, because a module beside the script may have that name.
-"""  # noqa: INP001 - this folder is on the path and not a package
+"""  # this folder is on the path and not a package
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _start() -> None:
     try:
         if file and os.getsid(0) == os.getpid():  # each rank leads a session; its children do not
             _watch(file)
-    except Exception:  # noqa: BLE001, S110 - the program must start, and the next `sitecustomize` be imported
+    except Exception:  # the program must start, and the next `sitecustomize` be imported
         pass
     del sys.modules[__name__]
     __import__(__name__)
@@ -89,7 +89,7 @@ def _watch(file: str) -> None:
 
 def _has_ended() -> bool:
     """Return whether the program has ended: programs and C libraries may call the hook for errors that they survive."""
-    frame = sys._getframe()  # noqa: SLF001 - documented, and the only way
+    frame = sys._getframe()  # documented, and the only way
     while frame.f_back is not None:
         frame = frame.f_back
     return frame.f_code.co_name not in _OF_PROGRAMS
@@ -104,7 +104,7 @@ def _record(file: str, error: BaseException, now_s: float, library: Sequence[str
         trace, message = _quoted(_within(parts, _MOST_CHARS)), _quoted(_cut(last.strip(), _MOST_CHARS_OF_PART))
         extra = f'{{"py_callstack": {trace}, "timestamp": "{int(now_s)}", "time_s": {now_s!r}}}'
         _write(file, f'{{"message": {{"message": {message}, "extraInfo": {extra}}}}}')
-    except BaseException:  # noqa: BLE001, S110 - the program's own end must not change; nobody could handle it here
+    except BaseException:  # the program's own end must not change; nobody could handle it here
         pass
 
 
@@ -120,7 +120,7 @@ def _texts_of(error: BaseException, library: Sequence[str]) -> tuple[list[str], 
         if isinstance(error, SyntaxError):  # begins with the place
             last = type(error).__name__ + ": " + str(error)
         return list(made.format()), last
-    except Exception:  # noqa: BLE001 - a module of the program's has the name of one that this needs
+    except Exception:  # a module of the program's has the name of one that this needs
         return _plain_texts_of(error)
 
 
@@ -138,7 +138,7 @@ def _plain_texts_of(error: BaseException) -> tuple[list[str], str]:
         step = step.tb_next
     try:
         message = _cut(str(error), _MOST_CHARS_OF_PART)
-    except Exception:  # noqa: BLE001 - the program's own __str__
+    except Exception:  # the program's own __str__
         message = "<exception str() failed>"
     last = f"{type(error).__name__}: {message}"
     return [*parts[:1], *parts[1:][-_MOST_FRAMES:], last + "\n"], last
@@ -170,7 +170,7 @@ def _imported_traceback(library: Sequence[str]) -> ModuleType | None:
     sys.path = [*library]
     try:
         import traceback
-    except Exception:  # noqa: BLE001 - see above
+    except Exception:
         return None
     finally:
         sys.path = path
