@@ -33,6 +33,8 @@ from torch.utils.data import Dataset
 import numapin
 from numapin.base.files import write_text_to
 from numapin.bench.machine import read_machine
+from numapin.data.worker.slots import SLOT_NAME
+from numapin.system import proc
 from numapin.system.placement import PINNED
 
 if TYPE_CHECKING:
@@ -66,7 +68,6 @@ class Resources:
         """Read this process."""
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         on_gpu = torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
-        task = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
         return cls(
             resident_mb=int(status["VmRSS"].split()[0]) * 1024 / 1e6,
             slots_mb=sum(_slot_sizes()) / 1e6,
@@ -74,14 +75,14 @@ class Resources:
             gpu_mb=on_gpu / 1e6,
             descriptors=len(list(Path("/proc/self/fd").iterdir())),
             threads=int(status["Threads"]),
-            children=len(task.split()),
+            children=len(proc.children_in(os.getpid())),
         )
 
 
 def _slot_sizes() -> Iterator[int]:
     """Yield the sizes of the slots that are mapped into this process, in bytes."""
     for line in Path("/proc/self/maps").read_text().splitlines():
-        if "numapin-slot" in line:
+        if SLOT_NAME in line:
             first, last = line.split()[0].split("-")
             yield int(last, 16) - int(first, 16)
 
@@ -181,6 +182,7 @@ class Soak:
         """Keep batches for a while, and check them again before they go."""
         kept: deque[tuple[torch.Tensor, torch.Tensor]] = deque()
         for values, numbers in self._loader(self._images(), 32):
+            self.check(values, numbers)
             kept.append((values, numbers))
             if len(kept) > self._random.randint(1, _NUM_KEPT):
                 self.check(*kept.popleft())
@@ -191,6 +193,8 @@ class Soak:
         """Copy from pinned batches on another stream, and drop them at once."""
         on_gpu = self._device.type == "cuda"
         stream = torch.cuda.Stream(self._device) if on_gpu else None
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream(self._device))  # which may still write `is_right`
         for values, numbers in self._loader(self._images(), 64, pin_memory=on_gpu):
             with torch.cuda.stream(stream):
                 moved = values.to(self._device, non_blocking=True)
@@ -264,28 +268,16 @@ def main(arguments: Sequence[str]) -> int:
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     soak = Soak(device=device, quick=given.quick, num_workers=given.workers, seed=given.seed)
     rounds: list[Resources] = []
+    machine = read_machine().to_json()
     started_s, is_right = time.monotonic(), True
     while is_right and (not rounds or time.monotonic() - started_s < given.seconds):
         for loop in soak.loops.values():
             loop()
         is_right = soak.finish()
         rounds.append(_settled())
-        _report(soak, rounds, started_s, is_right=is_right, path=given.json)
-    grown = growth(rounds)
-    print("\n".join(grown) or f"nothing grew in {len(rounds)} rounds")
-    return 0 if is_right and not grown else 1
-
-
-def _report(soak: Soak, rounds: Sequence[Resources], started_s: float, *, is_right: bool, path: str | None) -> None:
-    """Print a round's line, and write all rounds as JSON, so that a soak that is ended keeps its results."""
-    elapsed_s = time.monotonic() - started_s
-    figures = ", ".join(f"{name} {value:,.0f}" for name, value in asdict(rounds[-1]).items())
-    verdict = "all right" if is_right else "WRONG VALUES"
-    done = f"{soak.num_batches:,} batches, {soak.num_bytes / 1e9:,.0f} GB, {verdict}"
-    print(f"round {len(rounds)}, {elapsed_s:.0f} s: {done}; {figures}", flush=True)
-    if path is not None:
+        elapsed_s = time.monotonic() - started_s
         report = {
-            "machine": read_machine().to_json() if len(rounds) == 1 else _machine(path),
+            "machine": machine,
             "seconds": elapsed_s,
             "batches": soak.num_batches,
             "bytes": soak.num_bytes,
@@ -293,12 +285,15 @@ def _report(soak: Soak, rounds: Sequence[Resources], started_s: float, *, is_rig
             "grown": growth(rounds),
             "rounds": [asdict(each) for each in rounds],
         }
-        write_text_to(path, json.dumps(report, indent=1) + "\n", remedy="name another file with --json")
-
-
-def _machine(path: str) -> object:
-    """Return the machine that the first round wrote."""
-    return json.loads(Path(path).read_text())["machine"]
+        if given.json is not None:  # after each round, so that a soak that is ended keeps its results
+            write_text_to(given.json, json.dumps(report, indent=1) + "\n", remedy="name another file with --json")
+        figures = ", ".join(f"{name} {value:,.0f}" for name, value in asdict(rounds[-1]).items())
+        verdict = "all right" if is_right else "WRONG VALUES"
+        done = f"{soak.num_batches:,} batches, {soak.num_bytes / 1e9:,.0f} GB, {verdict}"
+        print(f"round {len(rounds)}, {elapsed_s:.0f} s: {done}; {figures}", flush=True)
+    grown = growth(rounds)
+    print("\n".join(grown) or f"nothing grew in {len(rounds)} rounds")
+    return 0 if is_right and not grown else 1
 
 
 if __name__ == "__main__":

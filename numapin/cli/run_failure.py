@@ -83,7 +83,7 @@ def outcome_of(error: BaseException) -> dict[str, object]:
 
 
 def _failure_in(error: BaseException) -> JobFailure | None:
-    """Return the account of failed ranks: that of the error, or of the failure before a signal. None: there is none.
+    """Return the account of failed ranks, also of ranks that had failed before a signal came; None without one.
 
     Jobs that succeed do not import it.
     """

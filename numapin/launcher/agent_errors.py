@@ -59,7 +59,7 @@ _NOT_MET: Final = {
         "start it on all of them, or wait for longer with: --rdzv-conf join_timeout=SECONDS",
     ),
 }
-"""What to say about errors of torch's rendezvous, by their names."""
+"""The message and the hint for each of torch's rendezvous errors, by its name."""
 
 
 class _Rounds:

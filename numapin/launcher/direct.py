@@ -138,7 +138,7 @@ class _Alarm:
             raise StopSignal(number)
 
     def further(self) -> signal.Signals | None:
-        """Return the signal with which all ranks are to be stopped, once; None if there is none, or it is taken."""
+        """Return the signal that stops the job; None if none has come, or if it was returned before."""
         if not self.received or self.stopped_by is not None:
             return None
         self.stopped_by = self.received[0]

@@ -72,7 +72,7 @@ class Stat:
 
     @property
     def is_dying(self) -> bool:
-        """Whether it has ended, or is being ended by the kernel or by a signal, which may write a core dump first."""
+        """Whether it has ended or is about to: the kernel or a signal is ending it, perhaps after a core dump."""
         return self.has_ended or bool(self._flags & _DYING_FLAGS)
 
 

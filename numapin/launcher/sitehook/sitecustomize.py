@@ -12,7 +12,7 @@ if there is none, reach `site` as they would without us.
 
 Every Python in a rank's process tree runs this, possibly an interpreter without numapin. So it uses only sys, os and
 _thread, which are loaded anyway, and no syntax newer than Python 3.8.
-"""  # this folder is on the path and not a package
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ functions looks; the time is then that of Python's end.
 Children do not inherit this. Python imports only the first `sitecustomize` on its path, so this one imports the name
 again once its folder is off the path, as `launcher/sitehook` does. It uses no syntax newer than Python 3.8. It does not
 import json, because a module beside the script may have that name.
-"""  # this folder is on the path and not a package
+"""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _record(file: str, error: BaseException, now_s: float, library: Sequence[str
         trace, message = _quoted(_within(parts, _MOST_CHARS)), _quoted(_cut(last.strip(), _MOST_CHARS_OF_PART))
         extra = f'{{"py_callstack": {trace}, "timestamp": "{int(now_s)}", "time_s": {now_s!r}}}'
         _write(file, f'{{"message": {{"message": {message}, "extraInfo": {extra}}}}}')
-    except BaseException:  # the program's own end must not change; nobody could handle it here
+    except BaseException:  # a program must end in the same way, whatever goes wrong here
         pass
 
 
@@ -157,7 +157,7 @@ def _pythons_traceback(library: Sequence[str]) -> ModuleType | None:
     if module is None:
         module = _imported_traceback(library)
     is_pythons = os.path.dirname(str(getattr(module, "__file__", ""))) in library
-    return module if is_pythons and hasattr(module, "format_exception") else None
+    return module if is_pythons and hasattr(module, "TracebackException") else None
 
 
 def _imported_traceback(library: Sequence[str]) -> ModuleType | None:
