@@ -15,15 +15,17 @@ import subprocess
 import tempfile
 import time
 from contextlib import closing, suppress
+from itertools import product
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
+from numapin.bench.child import NOT_INSTALLED
 from numapin.bench.model import Run, combine
 from numapin.bench.python import running_module
 from numapin.system import proc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
     from numapin.bench.model import Benchmark, Case, Peer
 
@@ -38,21 +40,40 @@ class _MeasurementError(Exception):
 
 def measure(
     benchmark: Benchmark, *, repeats: int, timeout_s: float, starts: Callable[[Case, Peer, int], None]
-) -> Iterator[Run]:
+) -> Generator[Run]:
     """Run each case's peers `repeats` times, interleaved, and yield each run when it ends.
 
     `starts` is called before each run. A peer that cannot be measured, or takes longer than `timeout_s` seconds, yields
-    a run with the reason, and is left out of the later repeats of the case.
+    a run with the reason, and is left out of the later repeats of the case. One whose library is not installed yields
+    that run in every later case, without being started again.
     """
+    missing: dict[str, str] = {}
     with closing(_Processes(benchmark.module, timeout_s)) as processes:
         for case in benchmark.cases:
-            left_out: set[str] = set()
-            for repeat in range(repeats):
-                for peer in (peer for peer in case.peers if peer.name not in left_out):
-                    starts(case, peer, repeat)
-                    run = _run(benchmark, case, peer, repeat, processes)
-                    left_out |= {peer.name} if run.skipped is not None else set()
-                    yield run
+            yield from _known_missing(case, missing)
+            left_out = set(missing)
+            for repeat, peer in product(range(repeats), case.peers):
+                if peer.name in left_out:
+                    continue
+                starts(case, peer, repeat)
+                run = _run(benchmark, case, peer, repeat, processes)
+                if run.skipped is not None:
+                    left_out.add(peer.name)
+                    missing |= _missing(run)
+                yield run
+
+
+def _known_missing(case: Case, missing: Mapping[str, str]) -> Iterator[Run]:
+    """Yield a skipped run for each peer of the case that an earlier case found missing."""
+    for peer in case.peers:
+        if peer.name in missing:
+            yield Run(case=case.name, peer=peer.name, repeat=0, skipped=missing[peer.name])
+
+
+def _missing(run: Run) -> dict[str, str]:
+    """Return a run's peer and reason if the reason is the same in every case."""
+    reason = run.skipped or ""
+    return {run.peer: reason} if reason.endswith(NOT_INSTALLED) else {}
 
 
 def _run(benchmark: Benchmark, case: Case, peer: Peer, repeat: int, processes: _Processes) -> Run:
@@ -94,12 +115,13 @@ class _Processes:
     def close(self) -> None:
         """End all processes and their children."""
         while self._children:
-            self._children.pop().close()
+            self._children[-1].close()  # a signal may interrupt this; the caller then calls again
+            self._children.pop()
 
     def _ask(self, peer: Peer, deadline: float) -> list[dict[str, Any]]:
-        while len(self._children) < len(peer.specs):
-            self._children.append(_Child(self._module))
-        asked = self._children[: len(peer.specs)]
+        num_asked = len(peer.specs)
+        self._children += [_Child(self._module) for _ in range(num_asked - len(self._children))]
+        asked = self._children[:num_asked]
         for child, spec in zip(asked, peer.specs, strict=True):
             child.take(spec)
         for child in asked:

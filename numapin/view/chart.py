@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 from xml.sax.saxutils import escape
 
+from numapin.base.sizes import size_label
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -92,12 +94,6 @@ def svg(figure: Figure) -> str:
         parts += [f'<g transform="translate({_LEFT},{top + _PANEL_HEIGHT * number + _TOP})">']
         parts += [*_panel(panel, names), "</g>"]
     return "\n".join([*parts, "</svg>", ""])
-
-
-def size_label(num_bytes: float) -> str:
-    """Return a size in the largest binary unit that leaves at least 1: 4 KiB, 1.5 MiB."""
-    power = min(3, int(math.log2(max(num_bytes, 1)) // 10))
-    return f"{num_bytes / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
 
 
 def _descriptions(figure: Figure) -> Iterator[str]:

@@ -48,6 +48,7 @@ PURE = (
         "view",
         "jobs",
         "bench.model",
+        "bench.verdict",
         "bench.cases",
         "bench.python",
         "base.redact",

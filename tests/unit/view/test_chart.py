@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from numapin.base.sizes import size_label
 from numapin.bench.model import Benchmark, BenchReport, Case, Peer, Run, summarize
 from numapin.view.bench_layouts import LAUNCH, TRANSFER
 from numapin.view.bench_plot import bench_figure
-from numapin.view.chart import Figure, Panel, Point, Series, size_label, svg
+from numapin.view.chart import Figure, Panel, Point, Series, svg
 from tests.pictures import parsed
 
 if TYPE_CHECKING:
