@@ -11,7 +11,7 @@ import json
 import os
 import select
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from numapin.base.strict_json import encode
 
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
-
-NOT_INSTALLED: Final = "is not installed"
-"""The end of the reason if a peer's library is missing, which it is in every case."""
 
 
 class Harness:
@@ -83,7 +80,7 @@ def serve(measure: Callable[[dict[str, Any], Harness], None]) -> None:
         try:
             measure(spec, harness)
         except ModuleNotFoundError as error:
-            harness.skip(f"{error.name} {NOT_INSTALLED}")
+            harness.skip(f"{error.name} is not installed")
         except BaseException as error:
             harness.fail(error)
             raise

@@ -19,13 +19,12 @@ from itertools import product
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
-from numapin.bench.child import NOT_INSTALLED
 from numapin.bench.model import Run, combine
 from numapin.bench.python import running_module
 from numapin.system import proc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Mapping
 
     from numapin.bench.model import Benchmark, Case, Peer
 
@@ -44,14 +43,11 @@ def measure(
     """Run each case's peers `repeats` times, interleaved, and yield each run when it ends.
 
     `starts` is called before each run. A peer that cannot be measured, or takes longer than `timeout_s` seconds, yields
-    a run with the reason, and is left out of the later repeats of the case. One whose library is not installed yields
-    that run in every later case, without being started again.
+    a run with the reason, and is left out of the later repeats of the case.
     """
-    missing: dict[str, str] = {}
     with closing(_Processes(benchmark.module, timeout_s)) as processes:
         for case in benchmark.cases:
-            yield from _known_missing(case, missing)
-            left_out = set(missing)
+            left_out: set[str] = set()
             for repeat, peer in product(range(repeats), case.peers):
                 if peer.name in left_out:
                     continue
@@ -59,21 +55,7 @@ def measure(
                 run = _run(benchmark, case, peer, repeat, processes)
                 if run.skipped is not None:
                     left_out.add(peer.name)
-                    missing |= _missing(run)
                 yield run
-
-
-def _known_missing(case: Case, missing: Mapping[str, str]) -> Iterator[Run]:
-    """Yield a skipped run for each peer of the case that an earlier case found missing."""
-    for peer in case.peers:
-        if peer.name in missing:
-            yield Run(case=case.name, peer=peer.name, repeat=0, skipped=missing[peer.name])
-
-
-def _missing(run: Run) -> dict[str, str]:
-    """Return a run's peer and reason if the reason is the same in every case."""
-    reason = run.skipped or ""
-    return {run.peer: reason} if reason.endswith(NOT_INSTALLED) else {}
 
 
 def _run(benchmark: Benchmark, case: Case, peer: Peer, repeat: int, processes: _Processes) -> Run:

@@ -45,12 +45,12 @@ def bench() -> None:
     launch    Does `numapin run` start faster than torchrun?        24 s
     exec      Does a plan made once speed up `numapin exec`?        33 s
 
-    Start with `numapin bench transfer --quick` on a machine with a GPU, and with `numapin bench alloc` on others. --quick
-    measures once, which shows that everything runs; a verdict takes four repeats.
+    Start with `numapin bench transfer --quick` on a machine with a GPU, and with `numapin bench alloc` on others.
+    --quick measures once, which shows that everything runs; a verdict takes four repeats.
 
-    The variants (peers) take turns, so that all see the same conditions. On a terminal, the last line shows the progress
-    and the time that is left. Ctrl-C, SIGTERM and SIGHUP end a benchmark early: what was measured is shown and written,
-    marked as partial.
+    The variants (peers) take turns, so that all see the same conditions. On a terminal, the last line shows the
+    progress and the time that is left. Ctrl-C, SIGTERM and SIGHUP end a benchmark early: what was measured is shown
+    and written, marked as partial.
 
     \b
     Examples:
@@ -322,8 +322,9 @@ class _BenchLoaderOptions(BenchOptions):
 def loader(options: _BenchLoaderOptions) -> None:
     """Measure batches per second of numapin.DataLoader, torch's and other loaders, each in fresh processes.
 
-    Duration: at least 5 s (warm-up and window) for each case, peer and repeat, and the start of its workers. One case with
-    two peers takes a minute or two, all cases with all peers more than an hour. A peer that is not installed is left out.
+    Duration: at least 5 s (warm-up and window) for each case, peer and repeat, and the start of its workers. One case
+    with two peers takes a minute or two, all cases with all peers more than an hour. A peer that is not installed is
+    left out.
 
     \b
     Examples:

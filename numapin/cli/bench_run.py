@@ -149,7 +149,7 @@ def run(
     """
     settings = {**settings, "repeats": options.repeats, "timeout_s": options.timeout}
     _check_files(options)
-    campaign = _Campaign(benchmark, machine, settings, options)
+    campaign = _Measuring(benchmark, machine, settings, options)
     with EarlyEnd() as end:
         campaign.measure()
     clear_status()
@@ -177,7 +177,7 @@ def _write(report: BenchReport, layout: Layout, options: BenchOptions) -> None:
     if options.output is not None:
         write(json_text(report.to_json()), options.output, option="--output")
     if options.plot is not None:
-        write(svg(bench_figure(report, layout.plotted)), options.plot, option="--plot")
+        write(svg(bench_figure(report, layout)), options.plot, option="--plot")
 
 
 def _show(report: BenchReport, layout: Layout, *, as_json: bool) -> None:
@@ -198,7 +198,7 @@ def _check_files(options: BenchOptions) -> None:
         raise UsageError(f"{' and '.join(files)} name the same file", "give each its own name")
 
 
-class _Campaign:
+class _Measuring:
     """The runs of a benchmark until now, and where their report goes."""
 
     def __init__(
@@ -207,7 +207,6 @@ class _Campaign:
         self._benchmark, self._machine, self._settings, self._options = benchmark, machine, settings, options
         self._runs: list[Run] = []
         self._num_started = 0
-        self._has_started = False  # a run that has not ended
         self._num_planned = options.repeats * sum(len(case.peers) for case in benchmark.cases)
         self._began_s = self._written_s = time.monotonic()
 
@@ -226,8 +225,7 @@ class _Campaign:
         """Keep a run; a peer that is skipped has no later repeats in this case."""
         self._runs.append(run)
         if run.skipped is not None:
-            self._num_planned -= self._options.repeats - run.repeat - self._has_started
-        self._has_started = False
+            self._num_planned -= self._options.repeats - run.repeat - 1
 
     def report(self, *, is_complete: bool) -> BenchReport:
         """Return the report on the runs until now."""
@@ -259,7 +257,7 @@ class _Campaign:
 
     def _start(self, case: Case, peer: Peer, repeat: int) -> None:
         """Show the current run, and the time that is left, in a line of the terminal that the next one overwrites."""
-        self._num_started, self._has_started = self._num_started + 1, True
+        self._num_started += 1
         left = f"  {left_in_words(self._num_started - 1, self._num_planned, time.monotonic() - self._began_s)}"
         run = f"{self._num_started}/{self._num_planned}  {case.name}  {peer.name}  repeat {repeat + 1}"
         show_status(run + left.rstrip())

@@ -7,11 +7,12 @@ and highest in brackets; and the reason for each peer and case that was skipped.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
+from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
@@ -24,15 +25,21 @@ if TYPE_CHECKING:
 
     from numapin.bench.model import BenchReport, CaseResult, Spread
 
+_WIDTH: Final = 100
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A figure, the heading above it, its number format, and whether its spread is shown."""
+    """A figure, the heading above it, its number format, and whether its spread is shown.
+
+    `axis` is the label of its axis in plots, with the unit; "" if the heading says it all.
+    """
 
     figure: str
     heading: str
     form: str = ".3g"
     spread: bool = False
+    axis: str = ""
 
     def cell(self, spread: Spread | None) -> str:
         """Return the text of a cell; "-" if the figure was not measured."""
@@ -44,11 +51,15 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The columns of a benchmark's tables, a legend for them, and the columns that are plotted."""
+    """The columns of a benchmark's tables, a legend for them, and the columns that are plotted.
+
+    `peers` describes the peers in the plot's legend, if the report's settings do not.
+    """
 
     columns: tuple[Column, ...]
     legend: str
     plotted: tuple[Column, ...]
+    peers: Mapping[str, str] = field(default_factory=dict)
 
 
 def bench_table(report: BenchReport, layout: Layout) -> RenderableType:
@@ -68,15 +79,15 @@ def head(report: BenchReport, layout: Layout) -> Iterator[Text]:
         yield Text("partial: the benchmark was stopped early; the figures cover what it had measured", style="bold")
 
 
-def foot(report: BenchReport) -> Iterator[Text]:
-    """Yield each reason for leaving something out once, and the verdict."""
+def foot(report: BenchReport) -> Iterator[RenderableType]:
+    """Yield each reason for leaving something out once, and the verdict; at most 100 columns wide."""
     reasons = list(_left_out(report.cases))
     if reasons:
         yield Text()
-        yield from map(Text, reasons)
+        yield from (Constrain(Text(reason), _WIDTH) for reason in reasons)
     if report.verdict is not None:
         yield Text()
-        yield Text(report.verdict.text, style="bold")
+        yield Constrain(Text(report.verdict.text, style="bold"), _WIDTH)
 
 
 def _was_measured(case: CaseResult) -> bool:
