@@ -53,9 +53,7 @@ ALLOC: Final = Layout(
 
 _STEPS: Final = Column(figure="steps_per_s", heading="steps/s", form=",.1f", spread=True, axis="steps per second")
 _GAIN: Final = Column(figure="ratio", heading="x pageable", form=".2f", spread=True, axis="times as fast as pageable")
-_HIDDEN: Final = Column(
-    figure="hidden_share", heading="hidden", form=".0%", axis="share of copies during compute (1 = all)"
-)
+_HIDDEN: Final = Column(figure="hidden_share", heading="hidden", form=".0%", axis="share of copy time hidden")
 OVERLAP: Final = Layout(
     legend="median [lowest, highest]; host ms: blocked by a copy; hidden: copies during compute; busy: GPU computing",
     columns=(
