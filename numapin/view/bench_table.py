@@ -80,14 +80,14 @@ def head(report: BenchReport, layout: Layout) -> Iterator[Text]:
 
 
 def foot(report: BenchReport) -> Iterator[RenderableType]:
-    """Yield each reason for leaving something out once, and the verdict; at most 100 columns wide."""
+    """Yield each reason for leaving something out once, at most 100 columns wide, and the verdict in one line."""
     reasons = list(_left_out(report.cases))
     if reasons:
         yield Text()
         yield from (Constrain(Text(reason), _WIDTH) for reason in reasons)
     if report.verdict is not None:
         yield Text()
-        yield Constrain(Text(report.verdict.text, style="bold"), _WIDTH)
+        yield Text(report.verdict.text, style="bold")
 
 
 def _was_measured(case: CaseResult) -> bool:
