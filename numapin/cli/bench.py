@@ -22,6 +22,7 @@ from numapin.bench.cases import loader as loader_cases
 from numapin.bench.cases import overlap as overlap_cases
 from numapin.bench.cases import transfer as transfer_cases
 from numapin.bench.machine import read_machine
+from numapin.cli import bench_train
 from numapin.cli.bench_run import SIZES, BenchOptions, names_option, run, shared_options, with_quick
 from numapin.cli.options import FilePath, topology_from, with_values
 from numapin.cli.output import json_text, write
@@ -311,3 +312,6 @@ def loader(options: _BenchLoaderOptions) -> None:
     benchmark = loader_cases.loader_benchmark(chosen, num_gpus=len(machine.gpus), no_gpu=machine.no_gpu)
     settings = {**asdict(chosen), "peers_are": loader_cases.PEERS}
     run(benchmark, machine, settings, options=options, layout=layouts.LOADER)
+
+
+bench.add_command(bench_train.train)

@@ -95,3 +95,21 @@ EXEC: Final = Layout(
     ),
     plotted=(_ADDED, _LEAST),
 )
+
+_SAMPLES: Final = Column(figure="samples_per_s", heading="samples/s", form=",.0f")
+_SPEEDUP: Final = Column(figure="ratio", heading="x torch", form=".2f", spread=True)
+_OF_CEILING: Final = Column(figure="of_ceiling", heading="of ceiling", form=".0%")
+TRAIN: Final = Layout(
+    legend="median [lowest, highest]; of ceiling: of the speed with the data on the GPU already; "
+    "wait: share of the time in next(); CPU s: of ranks and workers per 1,000 samples; "
+    "GB: their memory, each page once (PSS)",
+    columns=(
+        _SAMPLES,
+        _SPEEDUP,
+        _OF_CEILING,
+        Column(figure="wait_share", heading="wait", form=".0%"),
+        Column(figure="cpu_s_per_1000", heading="CPU s", form=".3g"),
+        Column(figure="pss_gb", heading="GB", form=".1f"),
+    ),
+    plotted=(_SAMPLES, _SPEEDUP, _OF_CEILING),
+)
