@@ -30,6 +30,7 @@ diagnostics on stderr, an exit status.
     bench.py         EDGE  numapin bench
     bench_train.py   EDGE  numapin bench train
     bench_run.py     EDGE  options, progress and reports of all benchmarks
+    early_end.py     EDGE  Ctrl-C during a measurement keeps what was measured
     doctor.py        EDGE  numapin doctor
     job.py           EDGE  numapin job
     job_own.py       EDGE  options that Kubernetes or Slurm alone has

@@ -140,6 +140,7 @@ class DoctorReadings:
         memory: /proc/meminfo, in bytes.
         cgroups: The lines of /proc/self/cgroup.
         memlock: The limit on locked memory: a number of bytes, or "unlimited".
+        memory_limit: The lowest memory limit of this process's cgroup and of those above it, in bytes.
         numa_balancing: The mode of automatic NUMA balancing.
         huge_pages: The mode of transparent huge pages.
         shared_huge_pages: The mode of transparent huge pages in shared memory.
@@ -158,6 +159,7 @@ class DoctorReadings:
     memory: Mapping[str, int] = field(default_factory=dict)
     cgroups: tuple[str, ...] = ()
     memlock: str | None = None
+    memory_limit: int | None = None
     numa_balancing: str | None = None
     huge_pages: str | None = None
     shared_huge_pages: str | None = None

@@ -104,8 +104,8 @@ def _other_driver(gpus: list[Gpu], topology: Topology) -> DoctorFinding:
 def persistence(live: Live, _topology: Topology) -> DoctorFinding:
     """Find GPUs that are shut down while idle."""
     modes = {gpu.index: gpu.persistence for gpu in live.nvml.gpus or ()}
-    if False in modes.values():
-        off = ", ".join(f"gpu{index}" for index, mode in modes.items() if mode is False)
+    off = ", ".join(f"gpu{index}" for index, mode in modes.items() if mode is False)
+    if off:
         remedy = "sudo systemctl enable --now nvidia-persistenced (or: sudo nvidia-smi -pm 1)"
         return PERSISTENCE.note(f"off for {off}", remedy=remedy)
     if None in modes.values():
@@ -185,12 +185,17 @@ def openmp(live: Live, _topology: Topology) -> DoctorFinding:
 def device_order(live: Live, topology: Topology) -> DoctorFinding:
     """Find GPUs of several models in CUDA's own order."""
     nvidia = [gpu for gpu in topology.gpus if gpu.is_nvidia]
-    models = sorted({gpu.name for gpu in nvidia if gpu.name})
+    models = _models(nvidia)
     order = live.environ.get("CUDA_DEVICE_ORDER")
     setting = f"CUDA_DEVICE_ORDER={order}" if order else "CUDA_DEVICE_ORDER not set"
     if not nvidia:
         return DEVICE_ORDER.ok(f"{setting}; no GPU")
     what = f"{setting}; GPU models: {', '.join(models) or 'unknown'}"
-    if len(models) < 2 or order == "PCI_BUS_ID":
+    is_certain = len(models) < 2 or order == "PCI_BUS_ID"
+    if is_certain:
         return DEVICE_ORDER.ok(what)
     return DEVICE_ORDER.warning(what, remedy="export CUDA_DEVICE_ORDER=PCI_BUS_ID")
+
+
+def _models(gpus: list[Gpu]) -> list[str]:
+    return sorted({gpu.name for gpu in gpus if gpu.name})

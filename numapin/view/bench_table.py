@@ -7,11 +7,12 @@ and highest in brackets; and the reason for each peer and case that was skipped.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
+from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
@@ -22,17 +23,23 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from numapin.bench.model import BenchReport, CaseResult, PeerResult, Spread
+    from numapin.bench.model import BenchReport, CaseResult, Spread
+
+_WIDTH: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A figure, the heading above it, its number format, and whether its spread is shown."""
+    """A figure, the heading above it, its number format, and whether its spread is shown.
+
+    `axis` is the label of its axis in plots, with the unit; "" if the heading says it all.
+    """
 
     figure: str
     heading: str
     form: str = ".3g"
     spread: bool = False
+    axis: str = ""
 
     def cell(self, spread: Spread | None) -> str:
         """Return the text of a cell; "-" if the figure was not measured."""
@@ -44,21 +51,71 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The columns of a benchmark's tables, a legend for them, and the columns that are plotted."""
+    """The columns of a benchmark's tables, a legend for them, and the columns that are plotted.
+
+    `peers` describes the peers in the plot's legend, if the report's settings do not.
+    """
 
     columns: tuple[Column, ...]
     legend: str
     plotted: tuple[Column, ...]
+    peers: Mapping[str, str] = field(default_factory=dict)
 
 
 def bench_table(report: BenchReport, layout: Layout) -> RenderableType:
-    """Return the machine, the legend, and each case without the columns that none of its peers has."""
-    parts: list[RenderableType] = [Text(machine_line(report)), Text(layout.legend)]
-    for case in report.cases:
-        parts += heading(case)
-        if not case.skipped:
-            parts += [_table(case, layout.columns), *notes(case)]
-    return Group(*parts)
+    """Return the machine, the legend, each case without the columns that none of its peers has, and the verdict."""
+    parts: list[RenderableType] = [*head(report, layout)]
+    for case in filter(_was_measured, report.cases):
+        parts += [Text(), Text(f"{case.name}  ", style="bold") + Text(case.about, style="not bold")]
+        parts += [_table(case, layout.columns), *notes(case)]
+    return Group(*parts, *foot(report))
+
+
+def head(report: BenchReport, layout: Layout) -> Iterator[Text]:
+    """Yield the machine, the legend, and whether the figures are partial."""
+    yield Text(machine_line(report))
+    yield Text(layout.legend)
+    if not report.is_complete:
+        yield Text("partial: the benchmark was stopped early; the figures cover what it had measured", style="bold")
+
+
+def foot(report: BenchReport) -> Iterator[RenderableType]:
+    """Yield each reason for leaving something out once, and the verdict; at most 100 columns wide."""
+    reasons = list(_left_out(report.cases))
+    if reasons:
+        yield Text()
+        yield from (Constrain(Text(reason), _WIDTH) for reason in reasons)
+    if report.verdict is not None:
+        yield Text()
+        yield Constrain(Text(report.verdict.text, style="bold"), _WIDTH)
+
+
+def _was_measured(case: CaseResult) -> bool:
+    return any(peer.num_runs for peer in case.peers)
+
+
+def _left_out(cases: Sequence[CaseResult]) -> Iterator[str]:
+    """Yield a line for each reason for which cases, or peers in some or all cases, have no figures."""
+    skipped_cases: dict[str, list[CaseResult]] = {}
+    skipped_peers: dict[str, dict[str, list[str]]] = {}
+    for case in cases:
+        if case.skipped is not None:
+            skipped_cases.setdefault(case.skipped, []).append(case)
+        for peer in case.peers:
+            if peer.skipped is not None and not peer.num_runs:
+                skipped_peers.setdefault(peer.skipped, {}).setdefault(peer.name, []).append(case.name)
+    for reason, names in skipped_peers.items():
+        yield f"skipped: {', '.join(_peer_with_cases(name, own, cases) for name, own in names.items())}: {reason}"
+    for reason, same in skipped_cases.items():
+        only = same[0]
+        named = f"{only.name} ({only.about})" if len(same) == 1 else ", ".join(case.name for case in same)
+        yield f"skipped: {named}: {reason}"
+
+
+def _peer_with_cases(name: str, skipped_in: Sequence[str], cases: Sequence[CaseResult]) -> str:
+    """Return the peer, with the cases in which it was skipped unless these are all that have it."""
+    num_cases = sum(any(peer.name == name for peer in case.peers) for case in cases)
+    return name if len(skipped_in) == num_cases else f"{name} (in {', '.join(skipped_in)})"
 
 
 def machine_line(report: BenchReport) -> str:
@@ -75,14 +132,6 @@ def machine_in_words(machine: Mapping[str, object]) -> str:
     return f"{machine.get('num_cpus')} CPUs, {models_in_words}; torch {torch}"
 
 
-def heading(case: CaseResult) -> Iterator[Text]:
-    """Yield an empty line, the name of a case, and why it was skipped if it was."""
-    yield Text()
-    yield Text(f"{case.name}  ", style="bold") + Text(case.about, style="not bold")
-    if case.skipped:
-        yield Text(f"  skipped: {case.skipped}")
-
-
 def sweeps(cases: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:
     """Return the cases of each sweep over sizes, by its name."""
     groups: dict[str, list[CaseResult]] = {}
@@ -93,10 +142,10 @@ def sweeps(cases: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:
 
 
 def notes(case: CaseResult) -> Iterator[Text]:
-    """Yield a line for each peer that did not run in every repeat."""
+    """Yield a line for each peer that stopped before the last repeat."""
     for peer in case.peers:
-        if peer.skipped is not None:
-            yield Text(f"  {peer.name}: {_progress(peer)}: {peer.skipped}")
+        if peer.skipped is not None and peer.num_runs:
+            yield Text(f"  {peer.name}: stopped after {counted(peer.num_runs, 'run')}: {peer.skipped}")
 
 
 def _table(case: CaseResult, columns: Sequence[Column]) -> Table:
@@ -114,7 +163,3 @@ def _measured(case: CaseResult, columns: Sequence[Column]) -> list[Column]:
     """Return the columns that at least one peer has."""
     figures = set().union(*(peer.figures for peer in case.peers))
     return [column for column in columns if column.figure in figures]
-
-
-def _progress(peer: PeerResult) -> str:
-    return f"stopped after {counted(peer.num_runs, 'run')}" if peer.num_runs else "skipped"

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from numapin.bench.machine import BenchMachine
-from numapin.bench.model import Benchmark, BenchReport, Case, Peer, Run, summarize
+from numapin.bench.model import BenchAnswer, Benchmark, BenchReport, BenchVerdict, Case, Peer, Run, summarize
 from numapin.cli.main import numapin
 from numapin.cli.run_failure import outcome_of
 from numapin.errors import Stopped
@@ -150,7 +150,12 @@ def _measured() -> dict[str, Any]:
         no_gpu=None,
     )
     report = BenchReport(
-        benchmark="x", command=("c",), machine=machine.to_json(), settings={}, cases=summarize(benchmark, runs)
+        benchmark="x",
+        command=("c",),
+        machine=machine.to_json(),
+        settings={},
+        cases=summarize(benchmark, runs),
+        verdict=BenchVerdict(answer=BenchAnswer.SAME, text="pin: no difference"),
     )
     return report.to_json()
 

@@ -48,6 +48,7 @@ PURE = (
         "view",
         "jobs",
         "bench.model",
+        "bench.verdict",
         "bench.cases",
         "bench.python",
         "base.redact",
@@ -56,7 +57,10 @@ PURE = (
         "base.strict_json",
         "topology.links",
     ),
-    *(f"doctor.{name}" for name in ("model", "placement", "host", "network", "software", "advice", "examine")),
+    *(
+        f"doctor.{name}"
+        for name in ("model", "placement", "memory", "script", "host", "network", "software", "advice", "examine")
+    ),
     *(f"trace.{name}" for name in ("intervals", "records", "reading", "analysis", "findings", "report", "settings")),
     *("trace.timeline", "trace.pace"),
     *(f"compare.{name}" for name in ("settings", "window", "record", "variants", "schedule")),

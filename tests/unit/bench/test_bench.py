@@ -510,11 +510,11 @@ class TestTable:
         """Peers that never ran or stopped running are listed below the table with the reason."""
         lines = rendered(report([*runs("torch", 10, None), *runs("ours", None)]))
         assert lines[5].split() == ["torch", "10.0", "1.00"]
-        assert lines[6:] == ["  torch: stopped after 1 run: failed: because", "  ours: skipped: failed: because"]
+        assert lines[6:] == ["  torch: stopped after 1 run: failed: because", "", "skipped: ours: failed: because"]
 
     def test_skipped_case(self) -> None:
-        """A skipped case has its reason in place of the table."""
-        assert rendered(report([], skipped="torch sees no GPU"))[4] == "  skipped: torch sees no GPU"
+        """A skipped case is named with its reason at the end, and has no table."""
+        assert rendered(report([], skipped="torch sees no GPU"))[3:] == ["skipped: a (a case): torch sees no GPU"]
 
 
 @pytest.fixture(autouse=True)
