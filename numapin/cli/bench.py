@@ -43,6 +43,7 @@ def bench() -> None:
     transfer  Does pinned memory copy faster, and from which size?  at least 36 s per GPU and NUMA node
     overlap   Does pinning make a loop faster, and which loop?      at least 98 s
     loader    Is another DataLoader faster?                         1 to 2 min per case with two peers
+    train     Does another DataLoader make training faster?         at least 45 s per model
     launch    Does `numapin run` start faster than torchrun?        24 s
     exec      Does a plan made once speed up `numapin exec`?        33 s
 

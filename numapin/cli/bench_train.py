@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from numapin.base.stderr import say
 from numapin.bench.cases import train as train_cases
 from numapin.bench.machine import read_machine
 from numapin.cli.bench_run import BenchOptions, names_option, run, shared_options, with_quick
 from numapin.cli.options import with_values
-from numapin.cli.output import emit
 from numapin.errors import UsageError
 from numapin.view import bench_layouts as layouts
-from numapin.view.train_verdict import train_lines
 
 if TYPE_CHECKING:
     from numapin.bench.machine import BenchMachine
@@ -45,8 +42,8 @@ class _BenchTrainOptions(BenchOptions):
 
 
 @click.command(short_help="Models in training, fed by DataLoaders.")
-@names_option("--cases", train_cases.CASES, about="Models to train (default: all).")
-@names_option("--peers", train_cases.PEERS, about="Loaders to compare (default: all).")
+@names_option("--cases", train_cases.CASES, about="Models to train")
+@names_option("--peers", train_cases.PEERS, about="Loaders to compare")
 @click.option("--gpus", type=click.IntRange(1), metavar="N", help="Ranks, one per GPU (default: all GPUs).")
 @click.option("--workers", type=click.IntRange(1), help="Workers per rank (default: its CPUs, at most 12).")
 @click.option(
@@ -71,35 +68,38 @@ class _BenchTrainOptions(BenchOptions):
     default="torchrun",
     help="Starts the ranks of all loaders.",
 )
-@shared_options(repeats=3, timeout_s=180)
+@shared_options(repeats=4, timeout_s=180)
 @with_values(_BenchTrainOptions)
 def train(options: _BenchTrainOptions) -> None:
     """Train models with numapin.DataLoader, torch's and other loaders, and with the data on the GPU already.
 
     \b
     Models:
-      resnet18, cnn3d, resnet50   float32 samples in memory
-      vit-jpeg                    JPEG files that workers decode (needs Pillow or torchvision)
-      lm                          sequences of tokens, padded in collate_fn
-      fsdp-offload                the same with FSDP2, and AdamW on the CPU
+      resnet18, cnn3d, resnet50  float32 samples in memory
+      vit-jpeg                   JPEG files that workers decode (needs Pillow or torchvision)
+      lm                         sequences of tokens, padded in collate_fn
+      fsdp-offload               the same with FSDP2, and AdamW on the CPU
 
     Samples are random and made here; nothing is downloaded. The ranks start once, under one launcher, and train with
-    each loader in turn.
+    each loader in turn, with equal numbers of workers and steps. The ceiling is the speed with the data on the GPU.
+
+    Duration: with the defaults at least 45 s per model; --quick: half a minute on two CPUs for all models. If the GPU
+    has too little memory, choose a smaller --batch-size.
 
     \b
-    Examples (durations on one H200 unless another is given):
-      numapin bench train --quick                         a smoke test: 1 minute on 2 CPUs
-      numapin bench train --cases resnet18                2 minutes
+    Examples:
+      numapin bench train --quick                            a smoke test, also without a GPU
+      numapin bench train --cases resnet18,cnn3d,resnet50    does the loader matter? 3 to 5 min on an H200
       numapin bench train --cases cnn3d --gpus 1 --peers torch,numapin
-      numapin bench train --output train.json --plot train.svg    all models: 8 minutes
-      numapin bench train --cases vit-jpeg --workers 16   does decoding limit training?
+      numapin bench train --output train.json --plot train.svg
+      numapin bench train --cases vit-jpeg --workers 16      does decoding limit training?
     """
     options, machine = with_quick(options, seconds=0.5, warm_up=0.0, steps=train_cases.QUICK_STEPS), read_machine()
     num_ranks = _num_ranks(options.gpus, machine)
     with TemporaryDirectory(prefix="numapin-bench-") as folder:
         chosen = train_cases.TrainBenchOptions(
             cases=options.cases,
-            peers=_installed(options.peers),
+            peers=options.peers,
             num_ranks=num_ranks,
             num_workers=options.workers or _num_workers(machine, num_ranks, is_quick=options.quick),
             prefetch=options.prefetch,
@@ -114,10 +114,7 @@ def train(options: _BenchTrainOptions) -> None:
         has_jpeg = any(find_spec(name) is not None for name in _JPEG_MODULES)
         benchmark = train_cases.train_benchmark(chosen, on_gpu=bool(machine.gpus), has_jpeg=has_jpeg)
         settings = {**asdict(chosen), "folder": None, "peers_are": train_cases.PEERS}
-        report = run(benchmark, machine, settings, options=options, layout=layouts.TRAIN)
-    if not options.as_json:
-        for line in train_lines(report):
-            emit(f"\n{line}\n")
+        run(benchmark, machine, settings, options=options, layout=layouts.TRAIN)
 
 
 def _num_ranks(gpus: int | None, machine: BenchMachine) -> int:
@@ -131,15 +128,3 @@ def _num_ranks(gpus: int | None, machine: BenchMachine) -> int:
 def _num_workers(machine: BenchMachine, num_ranks: int, *, is_quick: bool) -> int:
     most = 2 if is_quick else train_cases.MOST_WORKERS
     return max(1, min(most, machine.num_cpus // num_ranks))
-
-
-def _installed(peers: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the peers whose library is installed, and say once which are left out."""
-    missing = [name for name in peers if not _is_installed(train_cases.PEER_MODULES.get(name))]
-    if missing:
-        say(f"left out, because not installed: {', '.join(missing)}")
-    return tuple(name for name in peers if name not in missing)
-
-
-def _is_installed(module: str | None) -> bool:
-    return module is None or (find_spec(module.partition(".")[0]) is not None and find_spec(module) is not None)

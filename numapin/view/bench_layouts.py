@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from numapin.view.bench_table import Column, Layout
+from numapin.view.train_limits import train_limits
 
 _RATE: Final = Column(figure="batches_per_s", heading="batches/s", form=",.1f", spread=True, axis="batches per second")
 LOADER: Final = Layout(
@@ -107,9 +108,9 @@ EXEC: Final = Layout(
     },
 )
 
-_SAMPLES: Final = Column(figure="samples_per_s", heading="samples/s", form=",.0f")
-_SPEEDUP: Final = Column(figure="ratio", heading="x torch", form=".2f", spread=True)
-_OF_CEILING: Final = Column(figure="of_ceiling", heading="of ceiling", form=".0%")
+_SAMPLES: Final = Column(figure="samples_per_s", heading="samples/s", form=",.0f", axis="samples per second")
+_SPEEDUP: Final = Column(figure="ratio", heading="x torch", form=".2f", spread=True, axis="speed relative to torch")
+_OF_CEILING: Final = Column(figure="of_ceiling", heading="of ceiling", form=".0%", axis="share of the ceiling")
 TRAIN: Final = Layout(
     legend="median [lowest, highest]; of ceiling: of the speed with the data on the GPU already; "
     "wait: share of the time in next(); CPU s: of ranks and workers per 1,000 samples; "
@@ -123,4 +124,5 @@ TRAIN: Final = Layout(
         Column(figure="pss_gb", heading="GB", form=".1f"),
     ),
     plotted=(_SAMPLES, _SPEEDUP, _OF_CEILING),
+    remarks=train_limits,
 )

@@ -11,7 +11,7 @@ from math import lcm, prod
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin.base.plural import counted
-from numapin.bench.model import Benchmark, Case, Comparison, Peer
+from numapin.bench.model import Benchmark, Case, Comparison, Peer, Question
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -149,6 +149,13 @@ PEERS: Final = {
 }
 PEER_MODULES: Final = {"spdl": "spdl.pipeline", "dali": "nvidia.dali"}
 """Peers of optional libraries, with the module that they import."""
+_QUESTION: Final = Question(
+    subject="numapin instead of torch's loader",
+    things="training steps are",
+    figure="samples_per_s",
+    own=(OURS,),
+    against=BASELINE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +191,7 @@ def train_benchmark(options: TrainBenchOptions, *, on_gpu: bool, has_jpeg: bool)
             Comparison(name="ratio", figure="samples_per_s", against=BASELINE),
             Comparison(name="of_ceiling", figure="samples_per_s", against=CEILING),
         ),
+        questions=(_QUESTION,),
     )
 
 

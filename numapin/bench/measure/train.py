@@ -14,12 +14,21 @@ import socket
 import subprocess
 import time
 from contextlib import ExitStack, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin.base import sizes
 from numapin.bench.cases.launch import PEERS as LAUNCHERS
-from numapin.bench.cases.train import BASELINE, NUM_IMAGES, Material, TrainBenchOptions, case_of, needed_shm_bytes
+from numapin.bench.cases.train import (
+    BASELINE,
+    NUM_IMAGES,
+    PEER_MODULES,
+    Material,
+    TrainBenchOptions,
+    case_of,
+    needed_shm_bytes,
+)
 from numapin.bench.child import serve
 from numapin.bench.measure.train_wire import SOCKET, Line
 from numapin.bench.python import running_module
@@ -27,6 +36,7 @@ from numapin.bench.python import running_module
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from numapin.bench.cases.train import TrainCase
     from numapin.bench.child import Harness
 
 _POLL_S: Final = 0.2
@@ -124,10 +134,9 @@ class Coordinator:
     def measure(self, spec: dict[str, Any], harness: Harness) -> None:
         """Measure one loader on one model."""
         case, options = case_of(spec["case"]), TrainBenchOptions(**spec["options"])
-        needed, free = needed_shm_bytes(case, options), shutil.disk_usage(_SHM).free
-        if spec["peer"] == BASELINE and needed > free:
-            room = f"its batches need {sizes.render(needed)} in /dev/shm, and {sizes.render(free)} are free"
-            harness.skip(f"{room}; mount -o remount,size={sizes.render(2 * needed)} /dev/shm, or fewer --workers")
+        why_not = _why_not(spec["peer"], case, options)
+        if why_not is not None:
+            harness.skip(why_not)
             return
         if case.material is Material.JPEG and not Path(options.folder, f"{NUM_IMAGES - 1}.jpg").exists():
             from numapin.bench.measure.train_data import make_images
@@ -139,6 +148,18 @@ class Coordinator:
         harness.wait_for_start(_pause)
         answer = self._job.ask(spec)
         harness.report(answer["figures"], details=answer["details"], idle=_pause)
+
+
+def _why_not(peer: str, case: TrainCase, options: TrainBenchOptions) -> str | None:
+    """Return why a loader cannot run here: its library is missing, or its batches do not fit into /dev/shm."""
+    module = PEER_MODULES.get(peer, "numapin")
+    if find_spec(module.partition(".")[0]) is None or find_spec(module) is None:
+        return f"{module} is not installed"
+    needed, free = needed_shm_bytes(case, options), shutil.disk_usage(_SHM).free
+    if peer != BASELINE or needed <= free:
+        return None
+    room = f"its batches need {sizes.render(needed)} in /dev/shm, where {sizes.render(free)} are free"
+    return f"{room}: mount -o remount,size={2 * needed >> 30 or 1}G /dev/shm, or use fewer --workers"
 
 
 def _pause() -> None:
