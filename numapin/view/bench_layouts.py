@@ -121,7 +121,7 @@ TRAIN: Final = Layout(
         _OF_CEILING,
         Column(figure="wait_share", heading="wait", form=".0%"),
         Column(figure="cpu_s_per_1000", heading="CPU s", form=".3g"),
-        Column(figure="pss_gb", heading="GB", form=".1f"),
+        Column(figure="pss_gb", heading="GB", form=",.1f"),
     ),
     plotted=(_SAMPLES, _SPEEDUP, _OF_CEILING),
     remarks=train_limits,
