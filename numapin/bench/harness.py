@@ -37,6 +37,10 @@ class _MeasurementError(Exception):
     """A peer's process reported that it has no figures, or died; the text is the reason."""
 
 
+class _SkippedError(_MeasurementError):
+    """A peer's process reported that the peer cannot be measured here. It waits for the next spec."""
+
+
 def measure(
     benchmark: Benchmark, *, repeats: int, timeout_s: float, starts: Callable[[Case, Peer, int], None]
 ) -> Generator[Run]:
@@ -87,7 +91,9 @@ class _Processes:
         self._session = case.session
         try:
             answers = self._ask(peer, time.monotonic() + self._timeout_s)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, _SkippedError) and len(peer.specs) == 1 and case.session is not None:
+                raise  # the process of the session is ready for the next peer
             self.close()  # their state is unknown
             raise
         if case.session is None:
@@ -182,9 +188,10 @@ class _Child:
     def answer(self, deadline: float) -> dict[str, Any]:
         """Return its next answer. Raises _MeasurementError if it cannot measure, has died or is late."""
         content: dict[str, Any] = json.loads(self._line(deadline))
-        for word, prefix in (("skipped", ""), ("failed", "failed: ")):
-            if word in content:
-                raise _MeasurementError(f"{prefix}{content[word]}")
+        if "skipped" in content:
+            raise _SkippedError(content["skipped"])
+        if "failed" in content:
+            raise _MeasurementError(f"failed: {content['failed']}")
         return content
 
     def _line(self, deadline: float) -> bytes:

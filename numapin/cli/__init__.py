@@ -28,6 +28,7 @@ diagnostics on stderr, an exit status.
     trace.py         EDGE  numapin trace
     compare.py       EDGE  numapin compare
     bench.py         EDGE  numapin bench
+    bench_train.py   EDGE  numapin bench train
     bench_run.py     EDGE  options, progress and reports of all benchmarks
     early_end.py     EDGE  Ctrl-C during a measurement keeps what was measured
     doctor.py        EDGE  numapin doctor

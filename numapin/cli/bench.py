@@ -22,6 +22,7 @@ from numapin.bench.cases import loader as loader_cases
 from numapin.bench.cases import overlap as overlap_cases
 from numapin.bench.cases import transfer as transfer_cases
 from numapin.bench.machine import read_machine
+from numapin.cli import bench_train
 from numapin.cli.bench_run import SIZES, BenchOptions, names_option, run, shared_options, with_quick
 from numapin.cli.options import FilePath, topology_from, with_values
 from numapin.cli.output import json_text, write
@@ -42,6 +43,7 @@ def bench() -> None:
     transfer  Does pinned memory copy faster, and from which size?  at least 36 s per GPU and NUMA node
     overlap   Does pinning make a loop faster, and which loop?      at least 98 s
     loader    Is another DataLoader faster?                         1 to 2 min per case with two peers
+    train     Does another DataLoader make training faster?         at least 45 s per model
     launch    Does `numapin run` start faster than torchrun?        24 s
     exec      Does a plan made once speed up `numapin exec`?        33 s
 
@@ -348,3 +350,6 @@ def loader(options: _BenchLoaderOptions) -> None:
     benchmark = loader_cases.loader_benchmark(chosen, num_gpus=len(machine.gpus), no_gpu=machine.no_gpu)
     settings = {**asdict(chosen), "peers_are": loader_cases.PEERS}
     run(benchmark, machine, settings, options=options, layout=layouts.LOADER)
+
+
+bench.add_command(bench_train.train)

@@ -288,5 +288,5 @@ def _require_figures(report: BenchReport) -> None:
     reasons = filter(None, chain(of_peers, (case.skipped for case in report.cases)))
     raise NumapinError(
         f"nothing was measured: {next(reasons, 'none of these peers fits these cases')}",
-        "these run without a GPU: numapin bench alloc, bench launch, bench loader --cases transport",
+        "these run without a GPU: numapin bench alloc, bench loader --cases transport, bench train --quick",
     )

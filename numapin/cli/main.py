@@ -44,7 +44,7 @@ _COMMANDS: Final = {
     "verify": "Compare a running job's threads and pages with its plan.",
     "top": "Show a running job live: threads, memory, GPUs.",
     "doctor": "Find what makes jobs slow or unsafe on this machine, and how to fix it.",
-    "bench": "Measure copies, allocation, overlap, start-up and DataLoaders.",
+    "bench": "Measure copies, allocation, overlap, start-up, DataLoaders and training.",
     "job": "Write job scripts for Slurm, MPI, Kubernetes, PBS or LSF.",
     "compare": "Run a script under several launchers in turn: which is faster, and how certain that is.",
     "trace": "Profile a script: where the time of each step goes, and what to change.",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -65,21 +64,12 @@ class JobReadings:
 
 def peak_bytes(ranks: Iterable[RankSteps]) -> int | None:
     """Return the most resident memory that a rank's own process ever had; None if no rank is left."""
-    sizes = [size for rank in ranks if (size := _kibibytes(rank.pid, "status", "VmHWM:")) is not None]
+    sizes = [size for rank in ranks if (size := proc.size_bytes(rank.pid, "status", "VmHWM:")) is not None]
     return max(sizes, default=None)
 
 
 def _pss_bytes(pid: int) -> int | None:
-    return _kibibytes(pid, "smaps_rollup", "Pss:")
-
-
-def _kibibytes(pid: int, file: str, name: str) -> int | None:
-    """Return a size in a process's file, in bytes."""
-    with suppress(proc.Gone, OSError):
-        for line in proc.read(f"{proc.folder_of(pid)}/{file}").splitlines():
-            if line.startswith(name):
-                return int(line.split()[1]) << 10
-    return None
+    return proc.size_bytes(pid, "smaps_rollup", "Pss:")
 
 
 def remote_share(ranks: Iterable[RankSteps], nodes: Mapping[int, CpuSet]) -> float | None:

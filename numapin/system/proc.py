@@ -138,6 +138,15 @@ def descendants(pid: int, children: Mapping[int, list[int]]) -> list[int]:
     return found[1:]
 
 
+def size_bytes(pid: int, file: str, name: str) -> int | None:
+    """Return a size in a file of a process, such as "VmHWM:" of "status"; None if it ended or may not be read."""
+    try:
+        lines = read(f"{folder_of(pid)}/{file}").splitlines()
+    except (Gone, OSError):
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(name)), None)
+
+
 def _readable_stat(folder: str) -> Stat | None:
     try:
         return stat(folder)

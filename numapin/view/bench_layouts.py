@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from numapin.view.bench_table import Column, Layout
+from numapin.view.train_limits import train_limits
 
 _RATE: Final = Column(figure="batches_per_s", heading="batches/s", form=",.1f", spread=True, axis="batches per second")
 LOADER: Final = Layout(
@@ -105,4 +106,23 @@ EXEC: Final = Layout(
         "numapin-plan": "numapin exec --plan FILE",
         "numapin": "numapin exec, which reads the machine",
     },
+)
+
+_SAMPLES: Final = Column(figure="samples_per_s", heading="samples/s", form=",.0f", axis="samples per second")
+_SPEEDUP: Final = Column(figure="ratio", heading="x torch", form=".2f", spread=True, axis="speed relative to torch")
+_OF_CEILING: Final = Column(figure="of_ceiling", heading="of ceiling", form=".0%", axis="share of the ceiling")
+TRAIN: Final = Layout(
+    legend="median [lowest, highest]; of ceiling: of the speed with the data on the GPU already; "
+    "wait: share of the time in next(); CPU s: of ranks and workers per 1,000 samples; "
+    "GB: their memory, each page once (PSS)",
+    columns=(
+        _SAMPLES,
+        _SPEEDUP,
+        _OF_CEILING,
+        Column(figure="wait_share", heading="wait", form=".0%"),
+        Column(figure="cpu_s_per_1000", heading="CPU s", form=".3g"),
+        Column(figure="pss_gb", heading="GB", form=",.1f"),
+    ),
+    plotted=(_SAMPLES, _SPEEDUP, _OF_CEILING),
+    remarks=train_limits,
 )

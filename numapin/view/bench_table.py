@@ -19,7 +19,7 @@ from rich.text import Text
 from numapin.base.plural import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -53,13 +53,15 @@ class Column:
 class Layout:
     """The columns of a benchmark's tables, a legend for them, and the columns that are plotted.
 
-    `peers` describes the peers in the plot's legend, if the report's settings do not.
+    `peers` describes the peers in the plot's legend, if the report's settings do not. `remarks` returns lines that
+    come before the verdict.
     """
 
     columns: tuple[Column, ...]
     legend: str
     plotted: tuple[Column, ...]
     peers: Mapping[str, str] = field(default_factory=dict)
+    remarks: Callable[[BenchReport], Iterable[str]] = lambda _: ()
 
 
 def bench_table(report: BenchReport, layout: Layout) -> RenderableType:
@@ -68,7 +70,7 @@ def bench_table(report: BenchReport, layout: Layout) -> RenderableType:
     for case in filter(_was_measured, report.cases):
         parts += [Text(), Text(f"{case.name}  ", style="bold") + Text(case.about, style="not bold")]
         parts += [_table(case, layout.columns), *notes(case)]
-    return Group(*parts, *foot(report))
+    return Group(*parts, *foot(report, layout))
 
 
 def head(report: BenchReport, layout: Layout) -> Iterator[Text]:
@@ -79,12 +81,12 @@ def head(report: BenchReport, layout: Layout) -> Iterator[Text]:
         yield Text("partial: the benchmark was stopped early; the figures cover what it had measured", style="bold")
 
 
-def foot(report: BenchReport) -> Iterator[RenderableType]:
-    """Yield each reason for leaving something out once, at most 100 columns wide, and the verdict in one line."""
-    reasons = list(_left_out(report.cases))
-    if reasons:
-        yield Text()
-        yield from (Constrain(Text(reason), _WIDTH) for reason in reasons)
+def foot(report: BenchReport, layout: Layout) -> Iterator[RenderableType]:
+    """Yield each reason for leaving something out once, remarks, and the verdict; at most 100 columns wide."""
+    for lines in (list(_left_out(report.cases)), list(layout.remarks(report))):
+        if lines:
+            yield Text()
+            yield from (Constrain(Text(line), _WIDTH) for line in lines)
     if report.verdict is not None:
         yield Text()
         yield Text(report.verdict.text, style="bold")

@@ -260,7 +260,14 @@ class TestSessions:
         assert first == second == last
         assert third != first
 
-    @pytest.mark.parametrize("do", ["import", "raise", "die"])
+    def test_a_peer_that_is_not_installed_does_not_end_the_session(self) -> None:
+        """The process says that it skips the peer, and measures the next one."""
+        good, bad = Peer(name="good", specs=({},)), Peer(name="bad", specs=({"do": "import"},))
+        found = in_sessions(("a", good), ("a", bad), ("a", good))
+        assert [run.skipped is None for run in found] == [True, False, True]
+        assert found[0].details[0]["pid"] == found[2].details[0]["pid"]
+
+    @pytest.mark.parametrize("do", ["raise", "die"])
     def test_after_a_failure_the_session_goes_on_afresh(self, do: str) -> None:
         """After a failure the next case has a new process."""
         good, bad = Peer(name="x", specs=({},)), Peer(name="x", specs=({"do": do},))
