@@ -43,33 +43,39 @@ _MOST_THREADS = 256  # with more, OpenMP gives several threads to each place, th
 
 
 class _Watch:
-    """A finder that only patches: it makes the loaders of some modules run them as we want."""
+    """A finder that only patches: it makes the loaders of some modules run them as we want.
+
+    Programs also ask for a module's spec to see whether there is one, so it patches until the module has been run.
+    """
 
     def __init__(self, todo: dict[str, Execute]) -> None:
         self._todo = todo
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return the other finders' spec for the modules to patch, and None for every other module."""
-        del path, target
         if name not in self._todo:
             return None
-        import importlib.util
-
-        execute = self._todo.pop(name)
-        spec = importlib.util.find_spec(name)
+        finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        specs = (finder.find_spec(name, path, target) for finder in finders)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            _run_by(spec.loader, execute)  # type: ignore[arg-type] # a method can be replaced
+            self._patch(name, spec.loader)  # type: ignore[arg-type] # a method can be replaced
         return spec
 
+    def _patch(self, name: str, loader: _Loader) -> None:
+        """Let the loader run its module as we want. The module keeps its ordinary loader and spec."""
 
-def _run_by(loader: _Loader, execute: Execute) -> None:
-    """Let the loader run its module by `execute`. The module keeps its ordinary loader and spec."""
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module  # this function, which hides the method
+            execute = self._todo.pop(name, None)
+            if not self._todo and self in sys.meta_path:
+                sys.meta_path.remove(self)
+            if execute is None:
+                loader.exec_module(module)
+            else:
+                execute(loader.exec_module, module)
 
-    def exec_module(module: ModuleType) -> None:
-        del loader.exec_module  # this function, which hides the method
-        execute(loader.exec_module, module)
-
-    loader.exec_module = exec_module
+        loader.exec_module = exec_module
 
 
 # --- the threads of torch's CPU operators ----------------------------------------------------------------------------
