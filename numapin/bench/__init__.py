@@ -10,5 +10,6 @@ Comes in: the options of a benchmark. Goes out: a report (schema numapin.bench/1
     python.py   PURE  command lines of Python that do not import from the working directory
     measure/    EDGE  the measuring processes
     model.py    PURE  benchmarks and results as data: medians, spreads, ratios, JSON
+    offload_verdict.py  PURE  the verdict of `bench offload`
     machine.py  EDGE  the host, versions and GPUs that the figures depend on
 """

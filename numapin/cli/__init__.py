@@ -28,6 +28,7 @@ diagnostics on stderr, an exit status.
     trace.py         EDGE  numapin trace
     compare.py       EDGE  numapin compare
     bench.py         EDGE  numapin bench
+    bench_offload.py EDGE  numapin bench offload
     bench_run.py     EDGE  options, progress and reports of all benchmarks
     doctor.py        EDGE  numapin doctor
     job.py           EDGE  numapin job

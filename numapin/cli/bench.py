@@ -22,6 +22,7 @@ from numapin.bench.cases import loader as loader_cases
 from numapin.bench.cases import overlap as overlap_cases
 from numapin.bench.cases import transfer as transfer_cases
 from numapin.bench.machine import read_machine
+from numapin.cli.bench_offload import offload
 from numapin.cli.bench_run import SIZES, BenchOptions, names_option, run, shared_options, with_quick
 from numapin.cli.options import FilePath, topology_from, with_values
 from numapin.cli.output import json_text, write
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 @click.group(context_settings={"show_default": True})
 def bench() -> None:
     """Measure this machine. The variants (peers) take turns, so that all see the same conditions."""
+
+
+bench.add_command(offload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

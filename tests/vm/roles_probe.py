@@ -2,7 +2,7 @@
 
     numapin run --cores-for loader=1,optimizer=1 roles_probe.py
 
-It uses torch's intra-op threads, torch's DataLoader and numapin's, and verifies its own run.
+It uses torch's intra-op threads, torch's DataLoader and numapin's. Rank 0 verifies the run.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,25 +25,26 @@ def main() -> None:
     import torch
 
     torch.ones(1 << 20).add_(1)
-    after = threading.Event()
-    thread = threading.Thread(target=after.wait)  # as NCCL's proxies: started by the main thread, later
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)  # as NCCL's proxies: started by the main thread, later
     thread.start()
-    loaders = {kind: _workers(kind) for kind in ("torch", "numapin")}
+    loaders = {kind: _loader(kind) for kind in ("torch", "numapin")}
     answers = {
         "first": first,
+        "workers": {kind: [json.loads(text) for (text,) in loader] for kind, loader in loaders.items()},
         "masks": _masks(),
         "later": _mask(thread.native_id or 0),
         "torch_threads": torch.get_num_threads(),
-        "workers": loaders,
-        "verify": _verify(),
     }
-    after.set()
-    OUT.mkdir(parents=True, exist_ok=True)
     (OUT / f"{os.environ['RANK']}.json").write_text(json.dumps(answers))
+    try:
+        _look()  # the workers are persistent
+    finally:
+        end.set()
 
 
-def _workers(kind: str) -> list[list[str]]:
-    """Return the masks of all threads of a loader's workers."""
+def _loader(kind: str) -> Any:
+    """Return a loader whose batches are the masks of all threads of a worker."""
     import torch.utils.data
 
     import numapin
@@ -54,8 +56,44 @@ def _workers(kind: str) -> list[list[str]]:
         def __getitem__(self, _: int) -> str:
             return json.dumps(_masks())
 
-    loader = (numapin if kind == "numapin" else torch.utils.data).DataLoader(Masks(), num_workers=2)
-    return [json.loads(text) for (text,) in loader]
+    made = numapin if kind == "numapin" else torch.utils.data
+    return made.DataLoader(Masks(), num_workers=2, persistent_workers=True)
+
+
+def _look() -> None:
+    """Let rank 0 verify the run, as it is and after it has moved a thread; the other ranks wait."""
+    if os.environ["RANK"] != "0":
+        (OUT / "ready").touch()
+        _wait_for("done")
+        return
+    _wait_for("ready")
+    try:
+        _verify("green")
+        planned = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, _optimizers_cpus())
+        _verify("moved")
+        os.sched_setaffinity(0, planned)
+    finally:
+        (OUT / "done").touch()
+
+
+def _optimizers_cpus() -> set[int]:
+    """Return the CPUs of a thread of this process that are not the main thread's."""
+    tasks = [int(task.name) for task in Path("/proc/self/task").iterdir()]
+    return next(cpus for cpus in map(os.sched_getaffinity, tasks) if cpus != os.sched_getaffinity(0))
+
+
+def _verify(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "numapin", "verify", "--json"], capture_output=True, text=True, check=False
+    )
+    report = json.loads(done.stdout) if done.stdout else None
+    (OUT / f"{name}.json").write_text(json.dumps({"status": done.returncode, "report": report, "stderr": done.stderr}))
+
+
+def _wait_for(name: str) -> None:
+    while not (OUT / name).exists():
+        time.sleep(0.1)
 
 
 def _masks() -> list[str]:
@@ -67,15 +105,6 @@ def _masks() -> list[str]:
 def _mask(task: int) -> str:
     lines = Path(f"/proc/self/task/{task}/status").read_text().splitlines()
     return next(line.split()[1] for line in lines if line.startswith("Cpus_allowed_list"))
-
-
-def _verify() -> dict[str, Any] | None:
-    """Let one rank verify the run; the other ranks run for as long as they do."""
-    if os.environ["RANK"] != "0":
-        return None
-    done = subprocess.run([sys.executable, "-m", "numapin", "verify", "--json", "--pid", str(os.getpid())],
-        capture_output=True, text=True, check=False)
-    return {"status": done.returncode, "report": json.loads(done.stdout or "null"), "stderr": done.stderr}
 
 
 if __name__ == "__main__":
