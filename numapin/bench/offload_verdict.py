@@ -3,8 +3,8 @@
 Comes in: the results of its cases. Goes out: a line for each case, and the verdict.
 
 Each of numapin's ways is compared with the fastest torchrun that was measured, which a user could have tuned. Two
-peers differ if the ranges of their repeats are at least 2 % apart; if they overlap, there is no difference. Of two equal
-peers with three repeats each, noise alone separates the ranges in 2 of 20 orders, with four in 2 of 70.
+peers differ if the ranges of their repeats are at least 2 % apart; if they overlap, there is no difference. Of two
+equal peers with three repeats each, noise alone separates the ranges in 2 of 20 orders, with four in 2 of 70.
 """
 
 from __future__ import annotations
