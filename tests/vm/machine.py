@@ -164,13 +164,6 @@ def boot(machine: VmMachine, batch: Batch, *, share: Path, timeout_s: float = BO
     return VmResult(machine=machine, jobs=results, console=console)
 
 
-def _installed_modules() -> dict[str, str]:
-    """Return where QEMU finds modules that `make vm` has not unpacked, because their package is installed."""
-    if any((cache() / "host").rglob("accel-tcg-x86_64.so")):
-        return {}
-    return {"QEMU_MODULE_DIR": "/usr/lib/x86_64-linux-gnu/qemu"}
-
-
 def _run_qemu(command: list[str], *, console: Path, timeout_s: float) -> str:
     """Run QEMU and return the console's text; kill its process group at the time limit."""
     libraries = ":".join(str(cache() / side / base) for side in ("host", "guest") for base in _LIBRARIES)
@@ -181,7 +174,7 @@ def _run_qemu(command: list[str], *, console: Path, timeout_s: float) -> str:
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env={"PATH": os.defpath, "LD_LIBRARY_PATH": libraries, **_installed_modules()},
+            env={"PATH": os.defpath, "LD_LIBRARY_PATH": libraries},
             start_new_session=True,
         )
         try:
