@@ -51,7 +51,7 @@ def _last_json(out: str) -> dict[str, object]:
 
 
 def test_run(tmp_path: Path) -> None:
-    """The program starts on the main thread's CPUs, with the optimizer's threads and the hook; the table shows roles."""
+    """The program starts on the main thread's CPUs, with the optimizer's threads and the hook; roles are shown."""
     done = numapin("run", "--nproc-per-node", "1", "--cores-for", "optimizer=1", script(tmp_path, DUMP))
     roles = f"main={MAIN_TEXT} optimizer={OTHER}"
     assert _last_json(done.out) == {"RANK": "0", "cpus": MAINS, "roles": roles, "hooks": 1, "threads": "2"}
