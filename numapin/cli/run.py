@@ -36,6 +36,7 @@ from numapin.launcher.stdin_script import keep_script
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.nics import nic_variables, with_users_nics
+from numapin.plan.roles import with_users_openmp
 from numapin.rank.signals import open_mailbox
 from numapin.tasks import repeated
 from numapin.topology.sources.vendors.table import first_visible
@@ -163,7 +164,8 @@ def _start(job: AnyJob, options: RunOptions, mailbox: Mailbox, trace: str) -> No
     topology = topology_from(gpu_nodes=options.gpu_nodes)
     request, gpu_variables = _request(job, options, topology)
     environment = {**gpu_variables, **hook_environment(job.command, options, trace)}
-    plan = rehearse(with_users_nics(make_plan(topology, request), os.environ), strict=options.strict)
+    made = with_users_openmp(with_users_nics(make_plan(topology, request), os.environ), os.environ)
+    plan = rehearse(made, strict=options.strict)
 
     _announce(plan, topology, quiet=options.quiet and not options.dry_run)
     tell = say if options.verbose else _ignore

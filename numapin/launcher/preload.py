@@ -25,6 +25,7 @@ TRACE_VARIABLE: Final = "NUMAPIN_TRACE"
 STEPS_VARIABLE: Final = "NUMAPIN_STEPS"
 REMEDY: Final = "put into the script: from numapin.data.install import install; install()"
 TRACE_REMEDY: Final = "use torch.profiler in the script, and read its trace with: numapin trace --read FILE"
+ROLES_REMEDY: Final = "start the script without that option of Python's"
 _FOLDER: Final = str(Path(__file__).resolve().parent / "sitehook")
 _OFF: Final = {VARIABLE: "torch", TRACE_VARIABLE: ""}
 # A word of options: flags, then optionally one that takes the rest of the word, or the next word, as its value.

@@ -19,6 +19,7 @@ from numapin.plan.doubts import with_doubts
 from numapin.plan.fast import even_shares, fast_groups_first, rating_of, why_fast
 from numapin.plan.gpus import rank_gpus
 from numapin.plan.request import Bind, Request
+from numapin.plan.roles import with_roles
 from numapin.plan.usable import UsableMachine
 from numapin.topology.address import pci_order
 from numapin.topology.sources.vendors.table import support_of
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
+    from numapin.plan.model import RoleCpus
     from numapin.topology.model import Core, Gpu, Node, Topology
 
 
@@ -34,7 +36,10 @@ def assign_cpus(topology: Topology, request: Request) -> tuple[UsableMachine, li
     """Return the indexed machine and a draft for each rank, in the order of local ranks."""
     machine = UsableMachine(topology, _usable_cpus(topology, request))
     drafts = [_with_pool(machine, request, draft) for draft in _drafts(machine, request)]
-    return machine, [with_doubts(machine, request, draft) for draft in _split(machine, request, drafts)]
+    split = _split(machine, request, drafts)
+    if request.cores_for is not None:
+        split = with_roles(machine, request.cores_for, split)
+    return machine, [with_doubts(machine, request, draft) for draft in split]
 
 
 class Draft(NamedTuple):
@@ -53,6 +58,7 @@ class Draft(NamedTuple):
     bound: bool = True
     why: tuple[str, ...] = ()
     shortfalls: tuple[str, ...] = ()
+    roles: RoleCpus | None = None
 
     def because(self, why: str, *, exact: bool = True) -> Draft:
         """Add a reason, and whether the rank still gets all that was requested."""

@@ -44,7 +44,8 @@ def make_plan(topology: Topology, request: Request) -> Plan:
     4. The mode makes a pool of CPUs of the home.
     5. Ranks of one pool share it, or split it by whole cores (`exclusive`, `cpus_per_rank`), in the order of their
        GPUs' PCI addresses, so that renumbering GPUs moves no CPUs. Fast cores are taken first, evenly.
-    6. A rank's thread count is its part of the physical cores of its pool.
+    6. A rank's thread count is its part of the physical cores of its pool. With `cores_for`, the loader's workers and
+       the optimizer's threads get cores of their own, and the main thread the others (`plan/roles.py`).
     7. Its memory is on its GPU's node (the package's nodes for `socket`), or on the nearest node with allowed memory.
        Where nodes of GPU memory exist, pages stay on nodes with CPUs.
     8. Its NICs are the nearest of its GPU (`Topology.nearest_nics`).
@@ -57,7 +58,8 @@ def make_plan(topology: Topology, request: Request) -> Plan:
         What each rank gets, with reasons and warnings. The same arguments always give the same plan.
 
     Raises:
-        PlanError: No CPU is left, or exclusive ranks outnumber the cores.
+        PlanError: No CPU is left, exclusive ranks outnumber the cores, or `cores_for` leaves no core for a rank's main
+            thread.
         UsageError: The request names a CPU, node or GPU that does not exist.
 
     Example:
@@ -97,6 +99,7 @@ def _rank_plan(placed: PlacedDraft) -> RankPlan:
         exact=draft.exact,
         reason="; ".join(draft.why),
         within=within,
+        roles=draft.roles,
     )
 
 

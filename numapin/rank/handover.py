@@ -45,7 +45,18 @@ _MAX_ENVIRONMENT_BYTES: Final = 6 << 20  # Linux's limit for any stack size
 class RankSlice:
     """The parts of a `RankPlan` that a rank needs to bind itself, under the same names; `json` is the whole plan."""
 
-    __slots__ = ("cpus", "json", "memory", "nic_variables", "node", "nodes", "num_threads", "within")
+    __slots__ = (
+        "cpus",
+        "json",
+        "main_cpus",
+        "memory",
+        "nic_variables",
+        "node",
+        "nodes",
+        "num_threads",
+        "roles",
+        "within",
+    )
 
     def __init__(self, text: str) -> None:
         """Parse the text of a slice. Raises ValueError and KeyError."""
@@ -58,13 +69,16 @@ class RankSlice:
         self.node = int(fields["node"]) if fields["node"] else None
         self.num_threads = int(fields["num_threads"])
         self.nic_variables = dict(setting.split("=") for setting in fields["nic"].split(",") if setting)
+        self.roles = fields["roles"].replace("/", " ").replace(":", "=")
+        self.main_cpus = CpuSet.parse(fields["main"]) if self.roles else self.cpus
         self.json = brace + rest
 
 
 def _slice(rank: RankPlan) -> str:
     """Return the text of a slice: `cpus=0-3 nodes=0 memory=bind within= node=0 num_threads=4 nic= {"local_rank": 0}`.
 
-    `nic` are the variables of --nic-env, such as `UCX_NET_DEVICES=mlx5_0:1`, separated by commas.
+    `nic` are the variables of --nic-env, such as `UCX_NET_DEVICES=mlx5_0:1`, separated by commas. `main` are the CPUs
+    of the main thread, and `roles` those of all roles, such as `main:0-1/loader:2-3`, if there are roles.
     """
     from numapin.base.strict_json import encode
     from numapin.plan.nics import exported
@@ -72,7 +86,9 @@ def _slice(rank: RankPlan) -> str:
     node = "" if rank.node is None else rank.node
     nic = ",".join(f"{name}={value}" for name, value in exported(rank).items())
     plain = f"cpus={rank.cpus} nodes={rank.nodes} memory={rank.memory} within={rank.within or ''} node={node}"
-    return f"{plain} num_threads={rank.num_threads} nic={nic} {encode(rank.to_json(), indent=None)}"
+    roles = "" if rank.roles is None else str(rank.roles).replace("=", ":").replace(" ", "/")
+    by_role = f"main={rank.main_cpus if roles else ''} roles={roles}"
+    return f"{plain} num_threads={rank.num_threads} nic={nic} {by_role} {encode(rank.to_json(), indent=None)}"
 
 
 def records(folder: str, kind: str = OBSERVED) -> list[str]:

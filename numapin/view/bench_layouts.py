@@ -126,3 +126,18 @@ TRAIN: Final = Layout(
     plotted=(_SAMPLES, _SPEEDUP, _OF_CEILING),
     remarks=train_limits,
 )
+
+_STEP: Final = Column(figure="step_ms", heading="step ms", form=".1f", spread=True)
+_BATCHES: Final = Column(figure="loader_per_s", heading="batches/s", form=",.0f", spread=True)
+OFFLOAD: Final = Layout(
+    legend="median [lowest, highest] of starts; step ms: mean of a window, of the slowest rank; batches/s: of the busy "
+    "loader, all ranks; threads: torch's in a rank; x: times as fast as torchrun, and as torchrun-threads",
+    columns=(
+        _STEP,
+        Column(figure="ratio", heading="x torchrun", form=".2f", spread=True),
+        Column(figure="ratio_threads", heading="x -threads", form=".2f", spread=True),
+        _BATCHES,
+        Column(figure="threads", heading="threads", form=".0f"),
+    ),
+    plotted=(_STEP, _BATCHES),
+)

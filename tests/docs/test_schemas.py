@@ -105,7 +105,10 @@ def documents(machine_file: str) -> dict[str, list[object]]:
     traced = read_trace(loop(copy=300, memory="Pageable").content(), source="x")
     return {
         "numapin.topology/1": [output("topo", "--json"), output("topo", "--json", "--machine", machine_file)],
-        "numapin.plan/1": [output("plan", "--json"), output("plan", "--json", "--machine", machine_file)],
+        "numapin.plan/1": [
+            output("plan", "--json"),
+            output("plan", "--json", "--machine", machine_file, "--cores-for", "loader=1"),
+        ],
         "numapin.report/1": [observed[0], report | {"launcher": {"name": "direct", "reason": "one host"}}, _failed()],
         "numapin.top/1": [observed[1]],
         "numapin.doctor/1": [output("doctor", "--json")],

@@ -20,6 +20,7 @@ _PLACES = {
     "cli/top.py",  # the live display
     "rank/signals.py",  # names of signals and numbers
     "launcher/sitehook/sitecustomize.py",
+    "rank/rolehook/sitecustomize.py",  # names of variables
     "base/stderr.py",
 }
 
