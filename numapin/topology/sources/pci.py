@@ -16,20 +16,19 @@ from numapin.base.bounds import MAX_PARENTS
 from numapin.topology.address import pci_address
 from numapin.topology.model import GpuVendor, NicKind, Pcie
 from numapin.topology.readings import (
-    ACCELERATOR,
     CONTROLLER_3D,
-    DISPLAY,
     VGA,
     NicReading,
     PciReading,
     is_network,
+    may_be_gpu,
     nic_kind,
     pci_class,
     pcie_generation,
     pcie_width,
 )
 from numapin.topology.sources.nvidia_driver import names_by_address
-from numapin.topology.sources.vendors.table import BY_PCI_ID, support_of
+from numapin.topology.sources.vendors.table import BY_PCI_ID, is_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
@@ -77,13 +76,13 @@ def read_other_nics(tree: Tree, known: Container[str]) -> Iterator[NicReading]:
 
 def _gpu_vendor(tree: Tree, at: str, device_class: int, address: str, *, known_to_nvidia: bool) -> GpuVendor | None:
     """Return the vendor of a GPU; None for any other device."""
-    if device_class >> 8 != DISPLAY and device_class != ACCELERATOR:
+    if not may_be_gpu(device_class):
         return None
     number = _vendor_id(tree, at)
     if number is None:  # some captures have only the class: a VGA device may then be the board's own
         return GpuVendor.NVIDIA if known_to_nvidia or device_class == CONTROLLER_3D else None
     vendor = BY_PCI_ID.get(number)
-    return vendor if vendor is not None and support_of(vendor).is_gpu(device_class, address) else None
+    return vendor if is_gpu(vendor, device_class, address) else None
 
 
 def _vendor_id(tree: Tree, at: str) -> int | None:
