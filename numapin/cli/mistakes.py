@@ -38,8 +38,7 @@ def suggestion_for(message: str, command: click.Command | None) -> str:
     """Return "; did you mean X?" for a message that names an unknown word; "" if nothing known is like it."""
     choice = _CHOICE.search(message)
     if choice is not None:
-        known = re.findall(r"[\w:.-]+", choice["known"] or choice["of"])
-        return did_you_mean(choice["word"] or choice["bad"] or "", known)
+        return _like_choice(choice)
     option = _ARGPARSE_OPTION.search(message) or re.match(r"no such option '(?P<word>.*)'", message)
     if option is not None and command is not None:
         return did_you_mean(option["word"], _options_of(command))
@@ -47,6 +46,11 @@ def suggestion_for(message: str, command: click.Command | None) -> str:
     if name is not None and isinstance(command, click.Group):
         return did_you_mean(name["word"], command.list_commands(click.Context(command)))
     return ""
+
+
+def _like_choice(choice: re.Match[str]) -> str:
+    known = re.findall(r"[\w:.-]+", choice["known"] or choice["of"])
+    return did_you_mean(choice["word"] or choice["bad"] or "", known)
 
 
 def _options_of(command: click.Command) -> Iterable[str]:
