@@ -282,15 +282,13 @@ def _default_plan(numbers: Sequence[int], environs: Sequence[Mapping[str, str]])
     If CUDA shows each rank other GPUs, as srun with one GPU per task does, a rank's GPU is the first that it sees.
     """
     num_ranks = _num_ranks(numbers, environs)
-    environ = dict(environs[0])
+    environ = environs[0]
     hiding = hiding_variables()
     if len({tuple(map(environ.get, hiding)) for environ in environs}) == 1:
         return make_plan(discover(environ=environ), Request(num_ranks=num_ranks))
-    for name in hiding:
-        environ.pop(name, None)
-    topology = discover(environ=environ)
+    topology = discover(environ={name: value for name, value in environ.items() if name not in hiding})
     first = {number: _first_gpu(topology, environ) for number, environ in zip(numbers, environs, strict=True)}
-    gpus = tuple(first.get(number) for number in range(num_ranks))
+    gpus = tuple(map(first.get, range(num_ranks)))
     return make_plan(topology, Request(num_ranks=num_ranks, rank_gpus=gpus))
 
 
