@@ -135,9 +135,13 @@ class EndedRank:
         if self.is_left:
             return "left"
         if self.was_ended:
-            has_raised = self.exception and not self.exception.startswith("KeyboardInterrupt")
-            return "failed" if has_raised or not self.has_our_end else "ended"
+            return "ended" if self.has_our_end and not self._has_raised else "failed"
         return "failed" if self.exitcode else "finished"
+
+    @property
+    def _has_raised(self) -> bool:
+        """Return whether an exception ended it, other than the one that Python makes of a signal."""
+        return self.exception != "" and not self.exception.startswith("KeyboardInterrupt")
 
     @property
     def has_our_end(self) -> bool:

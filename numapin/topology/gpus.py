@@ -159,11 +159,10 @@ def gpu_notes(devices: Sequence[FoundGpu]) -> tuple[str, ...]:
 
 def _other_vendor_notes(devices: Sequence[FoundGpu]) -> Iterator[str]:
     """Yield a note on GPUs of another vendor than the ranks'."""
-    others = [device.gpu for device in devices if not device.is_preferred]
+    others = [f"{device.gpu.label} ({device.gpu.vendor})" for device in devices if not device.is_preferred]
     if others:
-        names = ", ".join(f"{gpu.label} ({gpu.vendor})" for gpu in others)
         verb = "is" if len(others) == 1 else "are"
-        yield f"{names} {verb} not used: ranks use the GPUs of one vendor, here {devices[0].gpu.vendor}"
+        yield f"{', '.join(others)} {verb} not used: ranks use the GPUs of one vendor, here {devices[0].gpu.vendor}"
 
 
 def _no_driver_notes(devices: Sequence[FoundGpu]) -> Iterator[str]:

@@ -17,7 +17,7 @@ from numapin.topology.model import Gpu, Link, LinkKind, Nic
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from numapin.topology.readings import GpuPart, PciReading, Readings
+    from numapin.topology.readings import FabricLink, GpuPart, PciReading, Readings
 
 
 class _Endpoint(NamedTuple):
@@ -54,8 +54,12 @@ def _reported_words(readings: Readings, gpus: tuple[Gpu, ...]) -> dict[frozenset
     """Return the words that NVML or the fabric has for two GPUs, by their labels."""
     label_of = {(gpu.pci, gpu.partition): gpu.label for gpu in gpus if gpu.pci is not None}
     by_nvml = {frozenset((f"gpu{a}", f"gpu{b}")): word for a, b, word in readings.nvml.links}
-    fabric = (link for link in readings.fabric if label_of.keys() >= {link.a, link.b})
-    return by_nvml | {frozenset((label_of[link.a], label_of[link.b])): link.word for link in fabric}
+    return by_nvml | _fabric_words(readings.fabric, label_of)
+
+
+def _fabric_words(fabric: Iterable[FabricLink], label_of: Mapping[GpuPart, str]) -> dict[frozenset[str], str]:
+    known = (link for link in fabric if label_of.keys() >= {link.a, link.b})
+    return {frozenset((label_of[link.a], label_of[link.b])): link.word for link in known}
 
 
 def _with_nvml(reading: PciReading, readings: Readings) -> PciReading:
@@ -104,11 +108,14 @@ def _common_bridge(a: PciReading, b: PciReading) -> LinkKind | None:
     """Return the word for the path through the nearest PCI or host bridge above both devices; None: there is none."""
     nearest = next((bridge for bridge in a.parents if bridge in b.parents), None)
     if nearest is None:
-        has_host_bridge = a.host_bridge is not None and a.host_bridge == b.host_bridge
-        return LinkKind.HOST_BRIDGE if has_host_bridge else None
+        return LinkKind.HOST_BRIDGE if _have_one_host_bridge(a, b) else None
     # One switch is its upstream port, above one downstream port per device.
     num_bridges = max(a.parents.index(nearest), b.parents.index(nearest))
     return LinkKind.ONE_SWITCH if num_bridges <= 1 else LinkKind.SWITCHES
+
+
+def _have_one_host_bridge(a: PciReading, b: PciReading) -> bool:
+    return a.host_bridge is not None and a.host_bridge == b.host_bridge
 
 
 def _by_nodes(a: int | None, b: int | None) -> LinkKind | None:

@@ -5,7 +5,7 @@ Comes in: parts that `build` made from the readings, or JSON (schema numapin.top
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
@@ -122,6 +122,9 @@ class Topology:
         _require_unique("GPU", map(attrgetter("index"), self.gpus))
         cuda_indices = map(attrgetter("cuda_index"), self.gpus)
         _require_unique("CUDA index", (index for index in cuda_indices if index is not None))
+        self._require_nodes()
+
+    def _require_nodes(self) -> None:
         known = {None, *map(_ID, self.nodes)}
         for what, node in self._places():
             if node not in known:
@@ -217,9 +220,7 @@ class Topology:
         return f"{self.host or self.source}: {', '.join(counts)}"
 
     def _node_lines(self) -> Iterator[str]:
-        devices: defaultdict[int | None, list[str]] = defaultdict(list)
-        for name, place in self._device_places():
-            devices[place].append(name)
+        devices = self._devices_by_node()
         shown = [node for node in self.nodes if node.kind is NodeKind.CPU or node.id in devices]
         yield from (_node_line(node, devices.get(node.id, [])) for node in shown)
         others = CpuSet(map(_ID, self.nodes)) - {node.id for node in shown}
@@ -227,6 +228,12 @@ class Topology:
             yield f"  without CPUs: {listed('node', others)}"
         if None in devices:
             yield f"  node unknown: {', '.join(devices[None])}"
+
+    def _devices_by_node(self) -> Mapping[int | None, list[str]]:
+        devices: defaultdict[int | None, list[str]] = defaultdict(list)
+        for name, node in self._device_places():
+            devices[node].append(name)
+        return devices
 
     def _repr_svg_(self) -> str | None:
         """Return the picture that a notebook shows; None for a machine too large for one."""

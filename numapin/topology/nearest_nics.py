@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numapin.topology.adapters import Adapter
     from numapin.topology.model import Topology
-    from numapin.topology.parts import Gpu
+    from numapin.topology.parts import Gpu, Node
 
 _NEAREST_FIRST: Final = tuple(LinkKind)
 _UNKNOWN: Final = len(_NEAREST_FIRST)
@@ -124,14 +124,13 @@ def _nearest(
 ) -> tuple[tuple[str, ...], _Nearness]:
     """Return the nearest NICs, which are equally near, and how near they are."""
     home = next((node for node in topology.nodes if node.id == gpu.node), None)
-
-    def nearness(nic: Adapter) -> _Nearness:
-        distance = inf if home is None or nic.node is None else home.distance_to(nic.node)
-        return _Nearness(_link_to(gpu, nic, words), distance)
-
-    places = {name: nearness(nic) for name, nic in nics.items()}
+    places = {name: _Nearness(_link_to(gpu, nic, words), _distance(home, nic)) for name, nic in nics.items()}
     best = min(places.values(), default=_Nearness(_UNKNOWN, inf))
     return tuple(name for name, place in places.items() if place == best), best
+
+
+def _distance(home: Node | None, nic: Adapter) -> float:
+    return inf if home is None or nic.node is None else home.distance_to(nic.node)
 
 
 def _link_to(gpu: Gpu, nic: Adapter, words: Mapping[tuple[str, str], str]) -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -29,7 +29,7 @@ from numapin.topology.readings import DriverReading, FabricLink, PciReading
 from numapin.topology.sources.render_nodes import may_compute
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from numapin.system.tree import Tree
 
@@ -77,17 +77,22 @@ class _KfdGpu(NamedTuple):
 def read(tree: Tree, gpus: Sequence[PciReading], *, is_live: bool) -> DriverReading:
     """Return the GPUs of the KFD in its order, then those that it does not list. A board's VGA chip does not count."""
     by_address = {gpu.address: gpu for gpu in gpus}
-    devices = _devices([node for node in _kfd_nodes(tree) if node.is_gpu], by_address)
+    devices = _devices(_gpu_nodes(tree), by_address)
     listed, others = _readings(tree, devices, by_address), _not_in_kfd(tree, devices, by_address)
     is_driven = not is_live or "kfd" in tree.names("dev")  # a container may show the files without the device
     others_driven = False if devices or is_live else None  # HIP needs the KFD, whose files a capture may just lack
     return DriverReading(
-        gpus=(
-            *(replace(gpu, is_driven=is_driven) for gpu in listed),
-            *(replace(gpu, is_driven=others_driven) for gpu in others),
-        ),
+        gpus=(*_with_driver(listed, is_driven=is_driven), *_with_driver(others, is_driven=others_driven)),
         fabric=tuple(_fabric(devices)),
     )
+
+
+def _gpu_nodes(tree: Tree) -> list[_KfdNode]:
+    return [node for node in _kfd_nodes(tree) if node.is_gpu]
+
+
+def _with_driver(gpus: Iterable[PciReading], *, is_driven: bool | None) -> Iterator[PciReading]:
+    return (replace(gpu, is_driven=is_driven) for gpu in gpus)
 
 
 def _not_in_kfd(tree: Tree, devices: Sequence[_KfdGpu], gpus: Mapping[str, PciReading]) -> Iterator[PciReading]:
@@ -100,7 +105,7 @@ def _kfd_nodes(tree: Tree) -> Iterator[_KfdNode]:
     """Yield the nodes of the KFD that this process may see, in order; a cgroup hides the files of other GPUs."""
     numbers = sorted(int(name) for name in tree.names(_NODES) if name.isascii() and name.isdecimal())
     num_links = 0
-    for node in filter(None, (_kfd_node(tree, number) for number in numbers[: MAX_GPUS + MAX_NODES])):
+    for node in filter(None, map(partial(_kfd_node, tree), numbers[: MAX_GPUS + MAX_NODES])):
         num_links += len(node.links)
         if num_links > _MAX_KFD_LINKS:
             raise tree.error(_NODES, f"more than {_MAX_KFD_LINKS} links between nodes, the most that are accepted")

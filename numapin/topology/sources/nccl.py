@@ -8,7 +8,7 @@ Source: NCCL's graph/xml.cc and topo.cc.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations, islice, product, starmap
 from operator import attrgetter
@@ -165,12 +165,14 @@ def _vendor(pci: Element, gpu: Element | None, device_class: int) -> GpuVendor |
         return known
     if gpu and gpu.text("gcn"):
         return GpuVendor.AMD
-    is_listed = gpu is not None or may_be_gpu(device_class)
-    return None if number or not is_listed else _vendor_by_class(device_class)
+    return None if number else _vendor_by_class(device_class, is_listed=gpu is not None)
 
 
-def _vendor_by_class(device_class: int) -> GpuVendor:
-    return GpuVendor.AMD if device_class in (ACCELERATOR, _DISPLAY_OTHER) else GpuVendor.NVIDIA
+def _vendor_by_class(device_class: int, *, is_listed: bool) -> GpuVendor | None:
+    """Return the vendor of a device that NCCL lists as a GPU, or that may be one."""
+    if device_class in (ACCELERATOR, _DISPLAY_OTHER):
+        return GpuVendor.AMD
+    return GpuVendor.NVIDIA if is_listed or may_be_gpu(device_class) else None
 
 
 def _numbered_partitions(readings: list[PciReading]) -> Iterator[PciReading]:
@@ -202,16 +204,21 @@ def _fabric(devices: list[tuple[PciReading, Element]]) -> Iterator[FabricLink]:
     gpus = [(reading, pci) for reading, pci in devices if reading.is_gpu]
     if len(gpus) > MAX_GPUS:  # `build` refuses that many
         return
-    boards: dict[str, _Board] = {}
-    for reading, pci in gpus:
-        board = boards.setdefault(reading.address, _Board())
-        board.word = "XGMI" if reading.vendor is GpuVendor.AMD else "NV"
-        board.parts.append(reading.part)
-        board.counts |= _link_counts(pci)  # the partitions of a GPU have the same links
-    for (at_a, a), (at_b, b) in combinations(boards.items(), 2):
+    for (at_a, a), (at_b, b) in combinations(_boards(gpus).items(), 2):
         number = a.counts[at_b] or b.counts[at_a] or min(a.counts[_SWITCH], b.counts[_SWITCH])
         if number:
             yield from (FabricLink(one, other, f"{a.word}{number}") for one, other in product(a.parts, b.parts))
+
+
+def _boards(gpus: list[tuple[PciReading, Element]]) -> dict[str, _Board]:
+    """Return the GPUs by PCI address."""
+    boards: defaultdict[str, _Board] = defaultdict(_Board)
+    for reading, pci in gpus:
+        board = boards[reading.address]
+        board.word = "XGMI" if reading.vendor is GpuVendor.AMD else "NV"
+        board.parts.append(reading.part)
+        board.counts |= _link_counts(pci)  # the partitions of a GPU have the same links
+    return boards
 
 
 def _link_counts(pci: Element) -> Counter[str | None]:

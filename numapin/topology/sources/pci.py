@@ -67,11 +67,15 @@ def read_pci(tree: Tree, online: CpuSet) -> Iterator[PciReading]:
 def read_other_nics(tree: Tree, known: Container[str]) -> Iterator[NicReading]:
     """Yield the network interfaces of devices that are not on PCI; virtual interfaces have no device."""
     for name in tree.names(_NET):
-        if name in known or "/virtual/" in (tree.link(f"{_NET}/{name}") or "/virtual/"):
+        if name in known or _is_virtual(tree, name):
             continue
         kind = _TYPES.get(tree.number(f"{_NET}/{name}/type") or 0)
         if kind is not None:
             yield NicReading(name=name, kind=kind, node=tree.number(f"{_NET}/{name}/device/numa_node"))
+
+
+def _is_virtual(tree: Tree, interface: str) -> bool:
+    return "/virtual/" in (tree.link(f"{_NET}/{interface}") or "/virtual/")
 
 
 def _gpu_vendor(tree: Tree, at: str, device_class: int, address: str, *, known_to_nvidia: bool) -> GpuVendor | None:
