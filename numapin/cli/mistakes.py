@@ -57,7 +57,11 @@ def _options_of(command: click.Command) -> Iterable[str]:
     """Return the long options that help shows, in their usual spelling."""
     options = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
     names = {name for option in options for name in (*option.opts, *option.secondary_opts)}
-    return sorted(name for name in names if name.startswith("--") and "_" not in name)
+    return sorted(filter(_is_usual, names))
+
+
+def _is_usual(name: str) -> bool:
+    return name.startswith("--") and "_" not in name
 
 
 def command_of(hint: str, group: click.Group) -> tuple[click.Command | None, str]:
@@ -65,10 +69,15 @@ def command_of(hint: str, group: click.Group) -> tuple[click.Command | None, str
     words = _HELP.search(hint)
     if words is None:
         return None, ""
+    path = words[1] or ""
     command: click.Command | None = group
-    for word in (words[1] or "").split():
-        command = command.get_command(click.Context(command), word) if isinstance(command, click.Group) else None
-    return command, f"numapin{words[1] or ''}"
+    for word in path.split():
+        command = _subcommand(command, word)
+    return command, f"numapin{path}"
+
+
+def _subcommand(command: click.Command | None, name: str) -> click.Command | None:
+    return command.get_command(click.Context(command), name) if isinstance(command, click.Group) else None
 
 
 def usage_of(command: click.Command, path: str) -> str:

@@ -48,7 +48,7 @@ def _cause_among(ranks: Sequence[EndedRank], begun: EndedRank, *, is_only_host: 
     soon = [rank for rank in ranks if _is_cause(rank) and rank.failed_s - begun.failed_s <= _SOON_S]
     certain = [rank for rank in soon if not rank.has_aborted]
     causes = certain or (soon if is_only_host else [])
-    return causes[0] if causes else None
+    return next(iter(causes), None)
 
 
 def _is_cause(rank: EndedRank) -> bool:

@@ -30,7 +30,7 @@ from numapin.topology.discover import discover
 from numapin.topology.sources.vendors.table import first_visible, hiding_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numapin.topology.model import Topology
 
@@ -112,7 +112,7 @@ def read_run(folder: Path) -> RunningJob:
             f"run {folder.name} has ended", f"its files are in {folder}; check the active run with: numapin verify"
         )
     _require_planned(records, plan)
-    latest = {record.local_rank: record for record in sorted(records.values(), key=attrgetter("restart"))}
+    latest = _latest(records.values())
     return RunningJob(
         name=folder.name,
         plan=plan,
@@ -120,6 +120,11 @@ def read_run(folder: Path) -> RunningJob:
         applied={rank: record.applied for rank, record in latest.items()},
         gone=frozenset(rank for rank, record in latest.items() if not record.is_running()),
     )
+
+
+def _latest(records: Iterable[_Record]) -> dict[int, _Record]:
+    """Return the record of each rank's last restart."""
+    return {record.local_rank: record for record in sorted(records, key=attrgetter("restart"))}
 
 
 def _read_files(folder: Path) -> tuple[Plan, dict[str, _Record]]:

@@ -64,7 +64,7 @@ def apply_visibility(
         return (), ()
     choice = _one_mig_only(_choose(gpus, visible_devices, device_order))
     if choice.devices is None:
-        return tuple(replace(gpu, visible=True, cuda_index=None) for gpu in gpus), choice.notes
+        return with_unknown_order(gpus), choice.notes
     return with_visible(gpus, [device.gpu for device in choice.devices]), choice.notes
 
 
@@ -72,6 +72,11 @@ def with_visible(gpus: tuple[Gpu, ...], in_order: Sequence[Gpu]) -> tuple[Gpu, .
     """Return all GPUs, of which those in `in_order` are visible and have the numbers of that order."""
     numbers = {gpu.index: number for number, gpu in enumerate(in_order)}
     return tuple(replace(gpu, visible=gpu.index in numbers, cuda_index=numbers.get(gpu.index)) for gpu in gpus)
+
+
+def with_unknown_order(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """Return all GPUs as visible, in an order that is unknown."""
+    return tuple(replace(gpu, visible=True, cuda_index=None) for gpu in gpus)
 
 
 def hides_all(entry: str) -> bool:

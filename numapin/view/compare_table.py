@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from numapin.bench.model import Spread
+    from numapin.compare.ratio import StepRatio
     from numapin.compare.report import CompareReport, VariantResult
 
 # Figure -> heading, factor and format.
@@ -73,10 +74,13 @@ def _steps(report: CompareReport) -> Table:
     table = _table("variant", "runs", "step ms [lowest, highest]", against, "99 % interval")
     for variant in report.measured:
         ratio, step = variant.ratio, variant.figures["step_s"]
-        interval = "-" if ratio is None or ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
         times = "1" if ratio is None else f"{ratio.ratio:.3f}"
-        table.add_row(variant.name, str(variant.num_runs), step_ms(step), times, interval)
+        table.add_row(variant.name, str(variant.num_runs), step_ms(step), times, _interval(ratio))
     return table
+
+
+def _interval(ratio: StepRatio | None) -> str:
+    return "-" if ratio is None or ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
 
 
 def step_ms(step: Spread) -> str:

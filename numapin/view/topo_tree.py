@@ -214,12 +214,16 @@ def _core_lines(cores: Iterable[Core]) -> list[str]:
     return [*lines, f"cores  {_cores(unknown)}"] if unknown else lines
 
 
-def _l3_lines(groups: Sequence[Sequence[Core]]) -> Iterator[str]:
-    """Yield the lines of L3 groups; three or more of the same size share one."""
+def _by_size(groups: Sequence[Sequence[Core]]) -> dict[str, list[Sequence[Core]]]:
     by_size: dict[str, list[Sequence[Core]]] = {}
     for cores in groups:
         by_size.setdefault(_size(cores), []).append(cores)
-    for size, same in by_size.items():
+    return by_size
+
+
+def _l3_lines(groups: Sequence[Sequence[Core]]) -> Iterator[str]:
+    """Yield the lines of L3 groups; three or more of the same size share one."""
+    for size, same in _by_size(groups).items():
         if len(same) < _FEWEST_ALIKE:
             yield from (f"L3  {_cores(cores)}" for cores in same)
         else:

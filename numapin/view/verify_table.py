@@ -6,6 +6,7 @@ line.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
@@ -70,7 +71,7 @@ def _alike(report: VerifyReport) -> Iterable[list[tuple[int, VerifyFinding]]]:
 
 def summary(report: VerifyReport) -> str:
     """Return the verdict and what was checked, in one line."""
-    processes = [process for rank in report.ranks for process in rank.observed.processes]
+    processes = list(chain.from_iterable(rank.observed.processes for rank in report.ranks))
     num_threads = sum(len(process.threads) for process in processes)
     size_mib = sum(_sizes_mib(rank, JUDGED)[1] for rank in report.ranks)
     counts = (

@@ -156,6 +156,11 @@ class Place:
         return not self.num_yielded and self.order.is_start
 
     @property
+    def is_read_again(self) -> bool:
+        """Whether samples before the place have to be read once more."""
+        return any(stream.is_read_again for stream in self.streams)
+
+    @property
     def has_ended_stream(self) -> bool:
         """Whether a worker's part of the dataset has ended."""
         return any(stream.has_ended for stream in self.streams)

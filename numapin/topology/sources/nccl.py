@@ -122,16 +122,20 @@ def _read_pci(cpu: Element, cpus: CpuSet) -> Iterator[tuple[PciReading, Element]
     for pci, above in cpu.walk():
         reading = _read_device(pci)
         if reading is not None:
-            parents = (pci_address(bridge.text("busid")) for bridge in above)
             placed = replace(
                 reading,
                 node=node,
                 node_source=NodeSource.NCCL_FILE,
                 local_cpus=cpus or None,
-                parents=tuple(filter(None, parents)),
+                parents=_parents(above),
                 pcie=_pcie(pci),
             )
             yield placed, pci
+
+
+def _parents(above: tuple[Element, ...]) -> tuple[str, ...]:
+    addresses = (pci_address(bridge.text("busid")) for bridge in above)
+    return tuple(filter(None, addresses))
 
 
 def _read_device(pci: Element) -> PciReading | None:

@@ -31,7 +31,7 @@ from numapin.topology.sources.nvidia_driver import names_by_address
 from numapin.topology.sources.vendors.table import BY_PCI_ID, is_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Container, Iterable, Iterator, Mapping
 
     from numapin.base.cpu_set import CpuSet
     from numapin.system.tree import Tree
@@ -101,16 +101,20 @@ def _device(tree: Tree, at: str, address: str, online: CpuSet) -> PciReading:
     """Read the values that GPUs and NICs share."""
     parents, host_bridge = _above(tree, at)
     local_cpus = tree.numbers(f"{at}/local_cpulist", mask=f"{at}/local_cpus")
-    parent_nodes = (tree.number(f"{path}/numa_node") for path in parents.values())
     return PciReading(
         address=address,
         node=tree.number(f"{at}/numa_node"),
-        parent_nodes=tuple(node for node in parent_nodes if node is not None),
+        parent_nodes=_nodes_of(tree, parents.values()),
         local_cpus=None if local_cpus is None else local_cpus & online,
         parents=tuple(parents),
         host_bridge=host_bridge,
         pcie=_pcie(tree, at),
     )
+
+
+def _nodes_of(tree: Tree, bridges: Iterable[str]) -> tuple[int, ...]:
+    nodes = (tree.number(f"{path}/numa_node") for path in bridges)
+    return tuple(node for node in nodes if node is not None)
 
 
 def _above(tree: Tree, at: str) -> tuple[Mapping[str, str], str | None]:

@@ -48,11 +48,11 @@ def _ratings(tree: Tree, cores: Sequence[CpuSet], name: str) -> Mapping[int, int
 
     If the first threads of all cores have one number, it is that of the other threads too, which are not read.
     """
-    first = [min(cpus) for cpus in cores]
+    first = list(map(min, cores))
     if not first or _rating(tree, first[0], name) is None:
         return {}
-    of_cores = [_rating(tree, cpu, name) for cpu in first]
-    if len(set(of_cores)) == 1:
-        return _known(dict.fromkeys(chain.from_iterable(cores), of_cores[0]))
-    others = (cpu for cpu, cpus in zip(first, cores, strict=True) for cpu in cpus - {cpu})
-    return _known({cpu: _rating(tree, cpu, name) for cpu in others} | dict(zip(first, of_cores, strict=True)))
+    known = {cpu: _rating(tree, cpu, name) for cpu in first}
+    all_cpus = set(chain.from_iterable(cores))
+    if len(set(known.values())) == 1:
+        return _known(dict.fromkeys(all_cpus, known[first[0]]))
+    return _known(known | {cpu: _rating(tree, cpu, name) for cpu in all_cpus.difference(first)})

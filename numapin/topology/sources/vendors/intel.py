@@ -15,7 +15,6 @@ Source: Level Zero's specification, "Environment Variables"; compute-runtime, ex
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from numapin.errors import UsageError
@@ -24,7 +23,7 @@ from numapin.topology.model import GpuVendor
 from numapin.topology.readings import DISPLAY
 from numapin.topology.sources.vendors.lists import c_number
 from numapin.topology.sources.vendors.seam import VendorSupport
-from numapin.topology.visible import with_visible
+from numapin.topology.visible import with_unknown_order, with_visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +56,7 @@ def _why_order_unknown(devices: Sequence[Device], environ: Environ) -> str:
 def _mark_visible(gpus: tuple[Gpu, ...], environ: Environ) -> Seen:
     why_unknown = _why_unknown(gpus, environ)
     if why_unknown:
-        return tuple(replace(gpu, visible=True, cuda_index=None) for gpu in gpus), (why_unknown,)
+        return with_unknown_order(gpus), (why_unknown,)
     in_order: list[Gpu] = sorted(gpus, key=lambda gpu: gpu.index)
     numbers = _masked(environ)
     if numbers is None:

@@ -70,7 +70,7 @@ def preferred(readings: Readings) -> GpuVendor | None:
     is more than a screen counts as much as one that a driver serves.
     """
     gpus = {vendor: readings.gpus_on_pci(vendor) for vendor in VENDORS}
-    if readings.nvml.gpus or any(gpu.is_driven for gpu in gpus[GpuVendor.NVIDIA]):
+    if readings.nvml.gpus or _has_driver(gpus[GpuVendor.NVIDIA]):
         return GpuVendor.NVIDIA
     here = [vendor for vendor in VENDORS if gpus[vendor]]
     return max(here, key=lambda vendor: _rank(gpus[vendor]), default=None)
@@ -78,9 +78,12 @@ def preferred(readings: Readings) -> GpuVendor | None:
 
 def _rank(gpus: Sequence[PciReading]) -> tuple[bool, int]:
     is_more_than_a_screen = any(not gpu.is_vga for gpu in gpus)
-    is_driven = any(gpu.is_driven for gpu in gpus)
     may_be_driven = any(gpu.is_driven is not False for gpu in gpus)
-    return may_be_driven, is_more_than_a_screen + is_driven
+    return may_be_driven, is_more_than_a_screen + _has_driver(gpus)
+
+
+def _has_driver(gpus: Sequence[PciReading]) -> bool:
+    return any(gpu.is_driven for gpu in gpus)
 
 
 def seen_by_ranks(gpus: tuple[Gpu, ...], environ: Environ, *, unusable: Collection[int] = ()) -> Seen:
