@@ -30,7 +30,7 @@ from numapin.topology.discover import discover
 from numapin.topology.sources.vendors.table import first_visible, hiding_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numapin.topology.model import Topology
 
@@ -112,7 +112,7 @@ def read_run(folder: Path) -> RunningJob:
             f"run {folder.name} has ended", f"its files are in {folder}; check the active run with: numapin verify"
         )
     _require_planned(records, plan)
-    latest = {record.local_rank: record for record in sorted(records.values(), key=attrgetter("restart"))}
+    latest = _latest(records.values())
     return RunningJob(
         name=folder.name,
         plan=plan,
@@ -120,6 +120,11 @@ def read_run(folder: Path) -> RunningJob:
         applied={rank: record.applied for rank, record in latest.items()},
         gone=frozenset(rank for rank, record in latest.items() if not record.is_running()),
     )
+
+
+def _latest(records: Iterable[_Record]) -> dict[int, _Record]:
+    """Return the record of each rank's last restart."""
+    return {record.local_rank: record for record in sorted(records, key=attrgetter("restart"))}
 
 
 def _read_files(folder: Path) -> tuple[Plan, dict[str, _Record]]:
@@ -282,15 +287,13 @@ def _default_plan(numbers: Sequence[int], environs: Sequence[Mapping[str, str]])
     If CUDA shows each rank other GPUs, as srun with one GPU per task does, a rank's GPU is the first that it sees.
     """
     num_ranks = _num_ranks(numbers, environs)
-    environ = dict(environs[0])
+    environ = environs[0]
     hiding = hiding_variables()
     if len({tuple(map(environ.get, hiding)) for environ in environs}) == 1:
         return make_plan(discover(environ=environ), Request(num_ranks=num_ranks))
-    for name in hiding:
-        environ.pop(name, None)
-    topology = discover(environ=environ)
+    topology = discover(environ={name: value for name, value in environ.items() if name not in hiding})
     first = {number: _first_gpu(topology, environ) for number, environ in zip(numbers, environs, strict=True)}
-    gpus = tuple(first.get(number) for number in range(num_ranks))
+    gpus = tuple(map(first.get, range(num_ranks)))
     return make_plan(topology, Request(num_ranks=num_ranks, rank_gpus=gpus))
 
 

@@ -65,11 +65,15 @@ class Sampler:
         """Read processes, pages, and where the loop times are; schedule the next reading by its cost."""
         began_s = time.process_time()
         observed = observe(self._pids, gone=self._gone)
-        found = {rank: find_waited(pid) for rank, pid in self._pids.items() if rank not in self._gone}
-        self._loop_times = {rank: descriptor for rank, descriptor in found.items() if descriptor is not None}
+        self._loop_times = self._find_loop_times()
         took_s = time.process_time() - began_s
         self._next_pages_s = time.monotonic() + max(_PAGES_EVERY_S, _REST * took_s)
         return observed
+
+    def _find_loop_times(self) -> dict[int, int]:
+        """Return the descriptors of the ranks' loop times."""
+        found = {rank: find_waited(pid) for rank, pid in self._pids.items() if rank not in self._gone}
+        return {rank: descriptor for rank, descriptor in found.items() if descriptor is not None}
 
 
 def read_swapped(*, root: Path = LIVE) -> tuple[int, int] | None:

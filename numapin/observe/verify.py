@@ -240,14 +240,18 @@ def _policies(plan: RankPlan, rank: ObservedRank, applied: Mapping[str, object] 
     """Return a finding for each process whose memory is unreadable or whose policy is not the planned one."""
     for process in rank.processes:
         if process.unreadable is not None:
-            yield VerifyFinding(
-                severity=VerifySeverity.UNVERIFIED,
-                what=f"the memory of the {process.role} could not be read",
-                where=f"pid {process.pid}",
-                remedy=process.unreadable,
-            )
+            yield _unreadable(process, process.unreadable)
         elif process.policy is not None and not _fits(process.policy, plan):
             yield _wrong_policy(plan, process, process.policy, applied)
+
+
+def _unreadable(process: Process, remedy: str) -> VerifyFinding:
+    return VerifyFinding(
+        severity=VerifySeverity.UNVERIFIED,
+        what=f"the memory of the {process.role} could not be read",
+        where=f"pid {process.pid}",
+        remedy=remedy,
+    )
 
 
 def _note(what: str, rank: ObservedRank) -> VerifyFinding:
@@ -266,15 +270,15 @@ def _wrong_policy(
 ) -> VerifyFinding:
     """Return the finding; a warning if the kernel refused the policy at the start: first touch may do as well then."""
     memory, nodes = plan.kernel_policy
-    was_refused = applied is not None and applied.get("memory") != memory.value
-    if was_refused:
-        remedy = f"the kernel refused it when the rank was bound: {SYS_NICE}"
-    elif applied is None:
+    severity = VerifySeverity.ERROR
+    if applied is None:
         remedy = f"another process's policy cannot be set: {_RESTART}"
+    elif applied.get("memory") != memory.value:
+        severity, remedy = VerifySeverity.WARNING, f"the kernel refused it when the rank was bound: {SYS_NICE}"
     else:
         remedy = "the program, or a library that it uses, called set_mempolicy (numa_set_membind, …): remove that call"
     return VerifyFinding(
-        severity=VerifySeverity.WARNING if was_refused else VerifySeverity.ERROR,
+        severity=severity,
         what=f"the memory policy of the {process.role} is {policy}; planned: {memory} {nodes}",
         where=f"pid {process.pid}",
         remedy=remedy,
@@ -285,15 +289,19 @@ def _pages(plan: RankPlan, rank: ObservedRank, kind: MemoryKind) -> Iterator[Ver
     """Return a finding if too many pages of a kind are on nodes outside the plan."""
     by_node = rank.bytes_by_node([kind])
     away, total = elsewhere(plan, by_node), by_node.total()
-    num_bytes = sum(away.values())
-    if num_bytes <= _limit_bytes(kind, total):
-        return
+    if sum(away.values()) > _limit_bytes(kind, total):
+        yield _misplaced(plan, rank, kind, away, total)
+
+
+def _misplaced(
+    plan: RankPlan, rank: ObservedRank, kind: MemoryKind, away: Mapping[int, int], total: int
+) -> VerifyFinding:
     holders = [process.pid for process in rank.processes if elsewhere(plan, process.bytes_by_node(kind))]
     nodes = ", ".join(f"{size / _MIB:.1f} MiB on node {node}" for node, size in away.items())
-    yield VerifyFinding(
+    return VerifyFinding(
         # Other ranks write to shared memory, too: it may be where it belongs for them.
         severity=VerifySeverity.WARNING if kind is MemoryKind.SHARED else VerifySeverity.ERROR,
-        what=f"{num_bytes / total:.1%} of the {kind} memory ({total / _MIB:.1f} MiB) is elsewhere: {nodes}; "
+        what=f"{sum(away.values()) / total:.1%} of the {kind} memory ({total / _MIB:.1f} MiB) is elsewhere: {nodes}; "
         f"planned: node {plan.nodes}",
         where=f"pid {cpu_set.render(holders)}",
         remedy=_page_remedy(plan, holders, kind, away),

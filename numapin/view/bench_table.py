@@ -136,11 +136,14 @@ def machine_line(report: BenchReport) -> str:
 
 def machine_in_words(machine: Mapping[str, object]) -> str:
     """Return a machine, as `BenchMachine` has it in JSON, in one line."""
-    gpus, versions = machine.get("gpus"), machine.get("versions")
-    models = Counter(map(str, gpus if isinstance(gpus, list | tuple) else ()))
-    models_in_words = ", ".join(f"{count} {model}" for model, count in models.items()) or "no GPU"
+    versions = machine.get("versions")
     torch = versions.get("torch") if isinstance(versions, dict) else None
-    return f"{machine.get('num_cpus')} CPUs, {models_in_words}; torch {torch}"
+    return f"{machine.get('num_cpus')} CPUs, {_models_in_words(machine.get('gpus'))}; torch {torch}"
+
+
+def _models_in_words(gpus: object) -> str:
+    models = Counter(map(str, gpus if isinstance(gpus, list | tuple) else ()))
+    return ", ".join(f"{count} {model}" for model, count in models.items()) or "no GPU"
 
 
 def sweeps(cases: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:

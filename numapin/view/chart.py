@@ -187,9 +187,7 @@ def _panel(panel: Panel, names: Sequence[str]) -> Iterator[str]:
         yield _label(0, 20, "nothing was measured")
         return
     axis = _y_axis(points, log=panel.y_log)
-    for tick in axis.ticks:
-        yield _line(0, axis.place(tick), _PLOT_WIDTH, axis.place(tick), 'class="g"')
-        yield _label(-6, axis.place(tick) + 4, _number(tick), anchor="end")
+    yield from _grid(axis)
     yield _line(0, _PLOT_HEIGHT, _PLOT_WIDTH, _PLOT_HEIGHT, 'class="a"')
     yield f'<g transform="rotate(-90)">{_label(-_PLOT_HEIGHT / 2, -54, panel.y_label, anchor="middle")}</g>'
     yield _label(_PLOT_WIDTH / 2, _PLOT_HEIGHT + 38, panel.x_label, anchor="middle")
@@ -229,11 +227,17 @@ class _LogAxis:
 _Axis: TypeAlias = _LinearAxis | _LogAxis
 
 
+def _grid(axis: _Axis) -> Iterator[str]:
+    for tick in axis.ticks:
+        yield _line(0, axis.place(tick), _PLOT_WIDTH, axis.place(tick), 'class="g"')
+        yield _label(-6, axis.place(tick) + 4, _number(tick), anchor="end")
+
+
 def _y_axis(points: Sequence[Point], *, log: bool) -> _Axis:
     highest = max(point.high for point in points)
-    lowest = min((point.low for point in points if point.low > 0), default=None)
-    if log and lowest is not None:
-        return _LogAxis(lowest, highest)
+    above_zero = [point.low for point in points if point.low > 0]
+    if log and above_zero:
+        return _LogAxis(min(above_zero), highest)
     return _LinearAxis(highest if highest > 0 else 1.0)
 
 

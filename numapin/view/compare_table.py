@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from numapin.bench.model import Spread
+    from numapin.compare.ratio import StepRatio
     from numapin.compare.report import CompareReport, VariantResult
 
 # Figure -> heading, factor and format.
@@ -73,10 +74,13 @@ def _steps(report: CompareReport) -> Table:
     table = _table("variant", "runs", "step ms [lowest, highest]", against, "99 % interval")
     for variant in report.measured:
         ratio, step = variant.ratio, variant.figures["step_s"]
-        interval = "-" if ratio is None or ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
         times = "1" if ratio is None else f"{ratio.ratio:.3f}"
-        table.add_row(variant.name, str(variant.num_runs), step_ms(step), times, interval)
+        table.add_row(variant.name, str(variant.num_runs), step_ms(step), times, _interval(ratio))
     return table
+
+
+def _interval(ratio: StepRatio | None) -> str:
+    return "-" if ratio is None or ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
 
 
 def step_ms(step: Spread) -> str:
@@ -86,8 +90,13 @@ def step_ms(step: Spread) -> str:
     return f"{median} [{low}, {high}]"
 
 
+def other_figures(report: CompareReport) -> list[str]:
+    """Return the names of the figures besides step times that any variant has."""
+    return [name for name in OTHERS if any(name in variant.figures for variant in report.measured)]
+
+
 def _others(report: CompareReport) -> Table:
-    shown = [name for name in OTHERS if any(name in variant.figures for variant in report.measured)]
+    shown = other_figures(report)
     table = _table("variant", *(OTHERS[name][0] for name in shown))
     for variant in report.measured:
         table.add_row(variant.name, *(figure_text(variant, name) for name in shown))
@@ -106,14 +115,18 @@ def _outcomes(report: CompareReport) -> Iterator[Text]:
             yield Text(verdict_line(variant), style=_STYLES[variant.ratio.verdict])
 
 
+def _failure(variant: VariantResult, failure: str) -> Iterator[Text]:
+    when = f"failed after {variant.num_runs} runs" if variant.num_runs else "failed"
+    first, *lines = failure.split("\n")
+    yield Text(f"{variant.name} {when}: {first}", style="red")
+    yield from map(Text, lines)
+
+
 def _notes(report: CompareReport) -> Iterator[Text]:
     """Yield what failed, and what a reader has to know."""
     for variant in report.variants:
         if variant.failure is not None:
-            when = f"failed after {variant.num_runs} runs" if variant.num_runs else "failed"
-            first, *lines = variant.failure.split("\n")
-            yield Text(f"{variant.name} {when}: {first}", style="red")
-            yield from (Text(line) for line in lines)
+            yield from _failure(variant, variant.failure)
         yield from (Text(f"note: {variant.name}: {note}") for note in variant.notes)
     yield from (Text(f"note: {note}") for note in report.notes)
     if not report.is_complete:

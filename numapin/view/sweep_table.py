@@ -64,7 +64,9 @@ def _cell(column: Column, spread: Spread | None) -> str:
         return "-"
     median = f"{float(f'{spread.median:.3g}'):,.9g}"
     has_spread = column.spread and len(spread.values) > 1 and spread.median
-    if not has_spread:
-        return median
-    farthest = max(spread.high - spread.median, spread.median - spread.low) / spread.median
-    return f"{median}±{farthest:.0%}"
+    return f"{median}±{_deviation(spread):.0%}" if has_spread else median
+
+
+def _deviation(spread: Spread) -> float:
+    """Return the largest deviation of a repeat from the median, as a share of it."""
+    return max(spread.high - spread.median, spread.median - spread.low) / spread.median

@@ -178,12 +178,7 @@ def _words(error: object) -> str:
 
 
 def _read(nvml: ModuleType) -> NvmlReadings:
-    devices, notes = [], []
-    for index in range(nvml.nvmlDeviceGetCount()):
-        try:
-            devices.append(_device(nvml, index))
-        except nvml.NVMLError as error:
-            notes.append(f"GPU {index} (in NVML's order) is left out: {_words(error)}; {_SEE}")
+    devices, notes = _devices(nvml)
     notes += [_empty_mig_note(device.reading.index) for device in devices if device.is_empty_mig]
     return NvmlReadings(
         gpus=tuple(device.reading for device in devices),
@@ -191,6 +186,17 @@ def _read(nvml: ModuleType) -> NvmlReadings:
         links=_links(nvml, devices),
         notes=tuple(notes),
     )
+
+
+def _devices(nvml: ModuleType) -> tuple[list[_NvmlDevice], list[str]]:
+    """Return the GPUs that answer, and a note on each that does not."""
+    devices, notes = [], []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            devices.append(_device(nvml, index))
+        except nvml.NVMLError as error:
+            notes.append(f"GPU {index} (in NVML's order) is left out: {_words(error)}; {_SEE}")
+    return devices, notes
 
 
 def _device(nvml: ModuleType, index: int) -> _NvmlDevice:
