@@ -2,8 +2,8 @@
 
 Comes in: a `Target`, and a function that records the CPUs before they are changed. Goes out: `BoundProcess`es.
 
-A thread inherits its CPUs from the one that starts it. So processes and threads are listed again until a look finds no
-new one: then everything that starts later is started by a bound thread.
+A thread inherits its CPUs from the one that starts it. So processes and threads are listed again until all that are new
+have inherited the planned CPUs: then everything that starts later is started by a bound thread.
 """
 
 from __future__ import annotations
@@ -82,10 +82,8 @@ class Binder:
     def _bind_all(self) -> None:
         for _ in range(_MOST_LOOKS):
             new = [thread for pid in self._pids() for thread in self._threads(pid) if thread not in self._seen]
-            if not new:
-                return
-            self._bind_some(new)
-            if self._how.dry_run:
+            has_changed = self._bind_some(new)
+            if self._how.dry_run or not has_changed:
                 return
         self._notes.append(_RESTLESS)
 
@@ -118,14 +116,22 @@ class Binder:
         self._tallies.setdefault(pid, _Tally(name=name))
         return threads
 
-    def _bind_some(self, threads: Collection[ThreadId]) -> None:
-        """Record the CPUs of new threads, then bind them."""
+    def _bind_some(self, threads: Collection[ThreadId]) -> bool:
+        """Record the CPUs of new threads, then bind them; return whether there was anything to bind."""
         before = dict(self._read(threads))
-        if not self._how.dry_run:
+        has_work = any(self._is_to_change(cpus) for cpus in before.values())
+        if has_work and not self._how.dry_run:
             self._record(before)
         self._seen.update(threads)
         for thread, cpus in before.items():
             self._bind_one(thread, cpus)
+        return has_work
+
+    def _is_narrower(self, before: CpuSet) -> bool:
+        return before < self._target.plan.cpus and not self._how.widen
+
+    def _is_to_change(self, before: CpuSet) -> bool:
+        return before != self._target.plan.cpus and not self._is_narrower(before)
 
     def _read(self, threads: Collection[ThreadId]) -> Iterator[tuple[ThreadId, CpuSet]]:
         for thread in threads:
@@ -140,10 +146,9 @@ class Binder:
 
     def _bind_one(self, thread: ThreadId, before: CpuSet) -> None:
         tally, planned = self._tallies[thread.pid], self._target.plan.cpus
-        is_narrower = before < planned and not self._how.widen
         tally.before |= before
-        if is_narrower or before == planned:
-            tally.narrower += is_narrower
+        if not self._is_to_change(before):
+            tally.narrower += self._is_narrower(before)
             tally.after |= before
             return
         try:

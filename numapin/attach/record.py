@@ -23,7 +23,7 @@ from numapin.base.strict_json import encode
 from numapin.errors import MachineError, NumapinError
 from numapin.launcher.run_places import open_own_base, own_bases, temporary_directories
 from numapin.system.affinity import ThreadId
-from numapin.system.proc import pid_namespace
+from numapin.system.proc import is_running, pid_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -83,6 +83,20 @@ class Attachment:
         return (self.host, self.boot, self.namespace) == _here()
 
     @property
+    def former(self) -> dict[ThreadId, CpuSet]:
+        """The CPUs of each thread before the change."""
+        return {each.thread: each.cpus for each in self.threads}
+
+    def former_of(self, thread: ThreadId) -> CpuSet | None:
+        """Return the former CPUs of a thread that started since: those of its process, or else of the bound one."""
+        mains = {each.pid: cpus for each, cpus in self.former.items() if each.is_main}
+        return mains.get(thread.pid, mains.get(self.pid))
+
+    def inherited(self, now: Mapping[ThreadId, CpuSet]) -> set[CpuSet]:
+        """Return the CPUs that new threads inherit from bound ones, given the CPUs of threads now."""
+        return {self.cpus, *(cpus for each, cpus in now.items() if each.is_main and each in self.former)}
+
+    @property
     def file_name(self) -> str:
         """The name of its file."""
         return f"{_PREFIX}{self.pid}-{self.start}.json"
@@ -104,10 +118,14 @@ class Records:
         """Record threads before they are changed. What was recorded first stays. Raises NumapinError."""
         subject = target.subject
         known = self._known.get(subject.pid) or self._of_earlier(target)
-        former = {each.thread: each for each in known.threads}
-        for thread, cpus in before.items():
-            former.setdefault(thread, FormerThread(pid=thread.pid, tid=thread.tid, start=thread.start, cpus=cpus))
-        self._known[subject.pid] = grown = replace(known, cpus=target.plan.cpus, threads=tuple(former.values()))
+        former = {
+            **known.former,
+            **{thread: cpus for thread, cpus in _original(known, before) if thread not in known.former},
+        }
+        threads = (
+            FormerThread(pid=each.pid, tid=each.tid, start=each.start, cpus=cpus) for each, cpus in former.items()
+        )
+        self._known[subject.pid] = grown = replace(known, cpus=target.plan.cpus, threads=tuple(threads))
         try:
             replace_at(self._folder, grown.file_name, _text(grown), mode=0o600)
         except OSError as error:
@@ -139,6 +157,7 @@ def open_records(environ: Mapping[str, str]) -> Iterator[Records]:
     path, folder = _open_base(environ)
     try:
         _lock(folder)
+        _remove_ended(path)
         yield Records(path, folder)
     finally:
         os.close(folder)
@@ -162,6 +181,22 @@ def _records_in(base: str) -> Iterator[tuple[str, Attachment]]:
             found = _read(folder, name, base) if name.startswith(_PREFIX) and name.endswith(".json") else None
             if found is not None and found.is_of_here:
                 yield os.path.join(base, name), found
+
+
+def _original(known: Attachment, now: Mapping[ThreadId, CpuSet]) -> Iterator[tuple[ThreadId, CpuSet]]:
+    """Yield the CPUs of threads before any change: a thread may have started since, and inherited the change."""
+    inherited = known.inherited(now) if known.threads else set()
+    for thread, cpus in now.items():
+        before = known.former_of(thread) if cpus in inherited else None
+        yield thread, cpus if before is None else before
+
+
+def _remove_ended(base: str) -> None:
+    """Remove the records of processes that have ended."""
+    with suppress(MachineError):
+        for path, found in list(_records_in(base)):
+            if not is_running(found.pid, found.start):
+                remove(path)
 
 
 def _read(folder: int, name: str, base: str) -> Attachment | None:

@@ -41,8 +41,8 @@ def restore(pids: Collection[int] | None, environ: Mapping[str, str], *, other_u
         record.remove(path)
     names = tuple(f"process {each.pid} ({each.name}) has ended" for _, each in ended)
     if not alive:
-        what = "all processes" if pids is None else f"process {', '.join(map(str, pids))}"
-        raise UsageError(f"nothing to restore for {what}{''.join(f'; {name}' for name in names)}", _RECORDED)
+        what = "" if pids is None else f" for process {', '.join(map(str, pids))}"
+        raise UsageError("; ".join((f"nothing to restore{what}", *names)), _RECORDED)
     for _, each in alive:
         examine(each.pid, other_users=other_users)
     processes = []
@@ -76,8 +76,9 @@ class _Restorer:
 
     def run(self) -> RestoredProcess:
         """Restore; return what was done."""
-        former = {each.thread: each.cpus for each in self.attachment.threads}
-        inherited = {self.attachment.cpus, *filter(None, map(_cpus_now, filter(_is_main, former)))}
+        former = self.attachment.former
+        now = {thread: _cpus_now(thread) for thread in former if thread.is_main}
+        inherited = self.attachment.inherited({thread: cpus for thread, cpus in now.items() if cpus is not None})
         ended = sum(not affinity.is_same(thread) for thread in former)
         for thread, cpus in former.items():
             self._set(thread, cpus)
@@ -93,29 +94,26 @@ class _Restorer:
         )
 
     def _restore_new(self, former: Mapping[ThreadId, CpuSet], inherited: Collection[CpuSet]) -> None:
-        """Restore threads that started after the change, until a look finds none that is new."""
+        """Restore threads that started after the change, until a look finds none that is to be set."""
         seen = set(former)
         for _ in range(_MOST_LOOKS):
             new = [thread for thread in self._now() if thread not in seen]
-            if not new:
-                return
             seen.update(new)
-            for thread in new:
-                self._restore_one_new(thread, former, inherited)
-            if self.dry_run:
+            has_changed = [self._restore_one_new(thread, inherited) for thread in new]
+            if self.dry_run or not any(has_changed):
                 return
 
-    def _restore_one_new(
-        self, thread: ThreadId, former: Mapping[ThreadId, CpuSet], inherited: Collection[CpuSet]
-    ) -> None:
-        mains = {each.pid: cpus for each, cpus in former.items() if _is_main(each)}
-        cpus, now = mains.get(thread.pid, mains.get(self.attachment.pid)), _cpus_now(thread)
-        if now is None:
-            return
+    def _restore_one_new(self, thread: ThreadId, inherited: Collection[CpuSet]) -> bool:
+        """Set a thread back that inherited the change; return whether that was done."""
+        cpus, now = self.attachment.former_of(thread), _cpus_now(thread)
+        if now is None or now == cpus:
+            return False
         if cpus is None or now not in inherited:
-            self._left += now != cpus
-        elif self._set(thread, cpus):
-            self._since += 1
+            self._left += 1
+            return False
+        was_set = self._set(thread, cpus)
+        self._since += was_set
+        return was_set
 
     def _set(self, thread: ThreadId, cpus: CpuSet) -> bool:
         """Set a thread back; return whether that was done."""
@@ -144,10 +142,6 @@ class _Restorer:
                 yield from affinity.threads_of(pid)
             except (proc.Gone, PermissionError):
                 continue
-
-
-def _is_main(thread: ThreadId) -> bool:
-    return thread.tid == thread.pid
 
 
 def _cpus_now(thread: ThreadId) -> CpuSet | None:

@@ -81,7 +81,7 @@ def _lines(done: Attached) -> Iterator[str]:
         yield "interrupted: what was done until then is in the table"
     if done.dry_run:
         yield "dry run: nothing was changed"
-    elif done.records:
+    elif done.records and any(process.changed for rank in done.ranks for process in rank.processes):
         pids = ",".join(str(rank.pid) for rank in done.ranks if rank.processes)
         yield f"undo with: numapin attach --restore --pid {pids}"
 
