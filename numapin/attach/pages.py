@@ -30,6 +30,7 @@ _FOLLOWS_CPUS: Final = ("default", "local")
 _PAGES_PER_CALL: Final = 1 << 13  # 32 MiB of 4 KiB pages: Ctrl-C and the progress wait for no more
 _INTERRUPTED: Final = "interrupted"
 _OWN_POLICY: Final = "policy"
+_UNSEEN: Final = "unseen"
 
 
 class Region(NamedTuple):
@@ -188,8 +189,7 @@ class Move:
                 raise
             self.end = Stay.REFUSED
         after = read_memory(self.main.pid, nodes) or memory
-        if self.end is not None:
-            self._stays[self.end] += max(0, after.movable_bytes - self._stays.total())
+        self._stays[self.end or _UNSEEN] += max(0, after.movable_bytes - self._stays.total())
         self._stays[_OWN_POLICY] = after.own_bytes
         return ProcessPages(
             policy=memory.policy,

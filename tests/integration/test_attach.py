@@ -224,7 +224,7 @@ class TestWrongInput:
         with _worker() as worker:
             tids = [int(path.name) for path in Path(f"/proc/{worker.pid}/task").iterdir()]
             tid = min(tid for tid in tids if tid != worker.pid)
-            done = numapin("attach", "--pid", str(tid))
+            done = _attach(tmp_path, "--pid", str(tid))
         assert (done.status, done.out) == (2, "")
         assert f"{tid} is a thread of process {worker.pid}" in done.err
 

@@ -3,8 +3,9 @@
     python attach_probe.py            runs the looks below, one after the other
     python attach_probe.py work       is a process to attach to: memory of all kinds, and threads that start others
 
-Every process begins on CPU 0, so that all of its memory is on node 0. Writes $PROBE_OUT/NAME.json for each command: its
-status, its output, and what the kernel then reports: the CPUs of every thread, and the node of every page of each region.
+Every process begins on CPU 0, so that all of its memory is on node 0. Automatic NUMA balancing is off: it would move
+pages, and Linux 6.1 hides the pages that it watches from move_pages. Writes $PROBE_OUT/NAME.json for each command: its
+status, its output, and what the kernel then reports: the CPUs of every thread, and the node of every page of a region.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MIB: Final = 1 << 20
 SIZES_MIB: Final = {"private": 64, "huge": 8, "mlocked": 8, "shared": 8, "placed": 8, "pinned": 4}
+BALANCING: Final = Path("/proc/sys/kernel/numa_balancing")
 OUT: Final = Path(os.environ["PROBE_OUT"])
 ATTACH: Final = (sys.executable, "-m", "numapin", "attach")
 REFUSE: Final = (sys.executable, str(Path(__file__).with_name("refuse_policy.py")))
@@ -104,9 +105,9 @@ def _pin(address: int, size: int) -> int:
 
 
 def _start_others(end: threading.Event) -> None:
-    """Start a short thread every few milliseconds."""
-    while not end.wait(0.02):
-        threading.Thread(target=end.wait, args=(0.2,)).start()
+    """Start a short thread again and again."""
+    while not end.wait(0.5):
+        threading.Thread(target=end.wait, args=(1.0,)).start()
 
 
 def _check(result: int) -> int:
@@ -120,6 +121,15 @@ def _check(result: int) -> int:
 
 def main() -> None:
     """Attach to a rank, to a process that only the driver knows, in cpusets, and without permission."""
+    balancing = BALANCING.read_text()
+    BALANCING.write_text("0")
+    try:
+        _look_at_all()
+    finally:
+        BALANCING.write_text(balancing)
+
+
+def _look_at_all() -> None:
     with _worker("rank", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2") as look:
         look("dry", "--dry-run", "--migrate")
         look("bound")

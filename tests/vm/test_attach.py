@@ -27,7 +27,7 @@ def jobs(machine: str, nvml: Path) -> list[Job]:
     """Return the job for the two-node machine."""
     if machine != "two-nodes":
         return []
-    return [Job(name="attach", argv=[sys.executable, PROBE], env=gpus.shown(machine, nvml))]
+    return [Job(name="attach", argv=[sys.executable, PROBE], env=gpus.shown(machine, nvml), timeout_s=900)]
 
 
 def _look(result: VmResult, name: str) -> dict[str, Any]:
