@@ -30,8 +30,8 @@ STAYS: Final = {
     "refused": "the kernel refuses to move pages (seccomp, or the process may not be examined)",
     "fixed": "memory of a device",
     "policy": "the program placed them there itself",
-    "unseen": "hidden from move_pages: Linux 6.1 to 6.4 hides what automatic NUMA balancing watches, and moves it itself "
-    "when the process touches it",
+    "unseen": "hidden from move_pages: Linux 6.1 to 6.4 hides what automatic NUMA balancing watches, and moves it "
+    "itself when the process touches it",
     "interrupted": "interrupted",
 }
 """The words for why pages stay where they are, and what they mean."""

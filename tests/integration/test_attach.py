@@ -134,6 +134,15 @@ class TestBind:
             wide = _attach(tmp_path, "--pid", str(worker.pid), "--widen")
             assert (wide.status, worker.cpus()) == (0, {ALL}), wide.err
 
+    def test_start_up_without_torch(self, tmp_path: Path) -> None:
+        """A whole command, restoring included, does not import torch."""
+        code = "import sys; from numapin.cli.main import numapin; numapin({!r}, standalone_mode=False)"
+        with _worker(**RANK) as worker:
+            for options in ([*EXCLUSIVE, "--migrate"], ["--restore"]):
+                command = code.format(["attach", "--pid", str(worker.pid), *options])
+                done = call(sys.executable, "-c", f"{command}; sys.exit('torch' in sys.modules)", TMPDIR=str(tmp_path))
+                assert done.status == 0, done.err
+
     def test_launcher(self, tmp_path: Path) -> None:
         """The process id of a launcher stands for the ranks below it."""
         code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WORK!r}], env={{'LOCAL_RANK': '1'}})"
