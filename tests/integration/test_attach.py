@@ -11,8 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 import pytest
 
+from numapin.cli.main import numapin as commands
+from numapin.errors import NumapinError
 from numapin.system.proc import thread_cpus
 from tests.integration.launching import NUMAPIN, Done, call, environment, numapin
 from tests.integration.staying import staying_job
@@ -186,6 +189,22 @@ class TestBind:
         assert [rank["gpu_source"] for rank in found] == ["the driver sees it compute there", "--gpu"]
 
 
+@pytest.fixture
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Look for records and runs below the test's folder only."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+def _error(options: list[str]) -> NumapinError | click.ClickException:
+    """Return the error with which the command ends, in this process."""
+    try:
+        commands.main(["attach", *options], standalone_mode=False)
+    except (NumapinError, click.ClickException) as error:
+        return error
+    raise AssertionError(options)
+
+
 @pytest.fixture(scope="module")
 def sleeper() -> Iterator[int]:
     """Give a process without a rank."""
@@ -218,14 +237,14 @@ class TestWrongInput:
             (["--pid", "{pid}", "--bind", "none"], 2, "none"),
         ],
     )
-    def test_status(self, options: list[str], status: int, told: str, sleeper: int, tmp_path: Path) -> None:
+    def test_status(self, options: list[str], status: int, told: str, sleeper: int, own_places: Path) -> None:
         """The error names what was given, and what to do."""
         line = [option.format(pid=sleeper) for option in options]
-        done = _attach(tmp_path, *line)
-        assert (done.status, done.out) == (status, "")
-        assert told.format(pid=sleeper) in done.err
-        assert "hint: " in done.err
-        assert not _records(tmp_path)
+        error = _error(line)
+        assert error.exit_code == status
+        assert told.format(pid=sleeper) in error.message
+        assert getattr(error, "hint", "of click")
+        assert not _records(own_places)
         assert {frozenset(cpus) for cpus in thread_cpus(sleeper)} == {ALL}
 
     def test_thread(self, tmp_path: Path) -> None:
@@ -303,7 +322,7 @@ class TestRecords:
         with _worker(**RANK) as worker:
             assert _attach(tmp_path, "--pid", str(worker.pid), *EXCLUSIVE).status == 0
             (path,) = _records(tmp_path)
-            path.unlink()
+            assert _attach(tmp_path, "--restore").status == 0
             path.mkdir()
             done = _attach(tmp_path, "--pid", str(worker.pid), *EXCLUSIVE)
             assert (done.status, worker.cpus()) == (3, {ALL})
