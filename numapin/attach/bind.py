@@ -16,6 +16,7 @@ from numapin.attach.changes import BoundProcess
 from numapin.attach.processes import is_ours, read_family
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted
+from numapin.errors import NumapinError
 from numapin.system import affinity, proc
 
 if TYPE_CHECKING:
@@ -72,11 +73,18 @@ class Binder:
         self.interrupted = False
 
     def run(self) -> tuple[BoundProcess, ...]:
-        """Bind; return the processes, the target first. Empty if it ended before. Raises NumapinError of the record."""
+        """Bind; return the processes, the target first. Empty if it ended before.
+
+        Raises NumapinError if nothing can be recorded and nothing was changed.
+        """
         try:
             self._bind_all()
         except KeyboardInterrupt:
             self.interrupted = True
+        except NumapinError as error:
+            if not any(tally.changed for tally in self._tallies.values()):
+                raise
+            self._notes.append(f"threads that started meanwhile were not bound: {error.message}")
         return tuple(self._result(pid, tally) for pid, tally in self._tallies.items())
 
     def _bind_all(self) -> None:

@@ -89,17 +89,26 @@ class BoundProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachedRank:
-    """A process that was to be bound, its plan, and it and its descendants; no processes: it ended meanwhile."""
+    """A process that was to be bound.
+
+    Attributes:
+        pid: The process id.
+        gpu_source: How its GPU is known.
+        requested: Its plan.
+        processes: It and its descendants, as far as they were reached.
+        problem: Why it was not reached. None: it was.
+    """
 
     pid: int
     gpu_source: str
     requested: RankPlan
     processes: tuple[BoundProcess, ...]
+    problem: str | None = None
 
     @property
     def exact(self) -> bool:
         """Whether the plan is exact and everything was done."""
-        return bool(self.processes) and self.requested.exact and not any(each.shortfalls for each in self.processes)
+        return self.problem is None and self.requested.exact and not any(each.shortfalls for each in self.processes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from numapin.attach.changes import STAYS, Attached, AttachedRank
 from numapin.attach.pages import Move, described, planned_nodes, policy_shortfalls, read_memory
 from numapin.attach.record import open_records
 from numapin.base.sizes import render
-from numapin.errors import UsageError
+from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.system import proc
 from numapin.system.affinity import ThreadId
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from numapin.base.cpu_set import CpuSet
     from numapin.plan.model import RankPlan
 
+_ENDED: Final = "it ended before"
+_INTERRUPTED: Final = "interrupted"
 _UNREADABLE: Final = "its memory cannot be read, so no page was moved; run this as the job's user, or as root"
 
 
@@ -53,50 +55,65 @@ class Attach:
 
     def run(self) -> Attached:
         """Do it. Raises UsageError if every target ended first, and NumapinError if nothing can be recorded."""
-        ranks, paths = self._bind_all()
-        if not any(rank.processes for rank in ranks):
-            pids = ", ".join(str(rank.pid) for rank in ranks)
+        bound, paths = self._bind_all()
+        if not any(rank.processes for rank in bound):
+            if self._interrupted:
+                raise KeyboardInterrupt
+            pids = ", ".join(str(rank.pid) for rank in bound)
             raise UsageError(f"process {pids} ended before it was bound; nothing was changed", "see: numapin top")
+        ranks = tuple(map(self._with_memory, bound))
         return Attached(
             dry_run=self.how.dry_run,
             migrate=self.migrate,
             interrupted=self._interrupted,
             records=paths,
             warnings=self.aim.warnings,
-            ranks=tuple(map(self._with_memory, ranks)),
+            ranks=ranks,
         )
 
     def _bind_all(self) -> tuple[list[AttachedRank], tuple[str, ...]]:
         """Bind all targets; return them and the records' files."""
         pids = [target.subject.pid for target in self.aim.targets]
         with ExitStack() as stack:
-            records = None if self.how.dry_run else stack.enter_context(open_records(self.environ))
-            ranks = []
+            records = None if self.how.dry_run else stack.enter_context(open_records(self.environ, tidy=True))
+            ranks: list[AttachedRank] = []
             for target in self.aim.targets:
                 record = _nothing if records is None else partial(records.add, target)
-                ranks.append(self._bound(target, record, frozenset(pids) - {target.subject.pid}))
+                try:
+                    ranks.append(self._bound(target, record, frozenset(pids) - {target.subject.pid}))
+                except NumapinError as error:
+                    if not any(rank.processes for rank in ranks):
+                        raise
+                    ranks.append(_unreached(target, error.message))
             paths = [] if records is None else map(records.path_of, pids)
             return ranks, tuple(path for path in paths if path is not None)
 
     def _bound(
         self, target: Target, record: Callable[[Mapping[ThreadId, CpuSet]], None], others: frozenset[int]
     ) -> AttachedRank:
+        if self._interrupted:
+            return _unreached(target, _INTERRUPTED)
         binder = Binder(target, replace(self.how, without=others), record)
-        processes = () if self._interrupted else binder.run()
+        processes = binder.run()
         self._interrupted |= binder.interrupted
-        return AttachedRank(
-            pid=target.subject.pid, gpu_source=target.gpu_source, requested=target.plan, processes=processes
-        )
+        return replace(_unreached(target, _ENDED), processes=processes, problem=None if processes else _ENDED)
 
     def _with_memory(self, rank: AttachedRank) -> AttachedRank:
         return replace(rank, processes=tuple(self._looked_at(each, rank.requested) for each in rank.processes))
 
     def _looked_at(self, process: BoundProcess, plan: RankPlan) -> BoundProcess:
-        """Return a process with its memory, which is moved if requested."""
+        """Return a process with its memory, which is moved if requested. What was bound is reported in any case."""
+        if self._interrupted:
+            return process
         try:
             pages, shortfalls = self._memory(process.pid, plan)
         except proc.Gone:
             return process
+        except KeyboardInterrupt:
+            self._interrupted = True
+            return process
+        except (MachineError, OSError) as error:
+            return replace(process, shortfalls=(*process.shortfalls, f"its memory cannot be read: {_words(error)}"))
         return replace(process, pages=pages, shortfalls=(*process.shortfalls, *shortfalls))
 
     def _memory(self, pid: int, plan: RankPlan) -> tuple[ProcessPages | None, tuple[str, ...]]:
@@ -111,6 +128,20 @@ class Attach:
         pages = move.run(memory)
         self._interrupted |= move.interrupted
         return pages, (*shortfalls, *_stays(pages))
+
+
+def _unreached(target: Target, problem: str) -> AttachedRank:
+    return AttachedRank(
+        pid=target.subject.pid,
+        gpu_source=target.gpu_source,
+        requested=target.plan,
+        processes=(),
+        problem=problem,
+    )
+
+
+def _words(error: MachineError | OSError) -> str:
+    return error.message if isinstance(error, MachineError) else str(error)
 
 
 def _nothing(before: Mapping[ThreadId, CpuSet]) -> None:

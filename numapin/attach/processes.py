@@ -39,9 +39,10 @@ class Family(NamedTuple):
 
     def below(self, pid: int, *, without: Collection[int] = ()) -> Iterator[int]:
         """Yield the descendants of a process, nearest first, without these and theirs."""
-        todo = [pid]
+        todo, seen = [pid], {pid, *without}  # the processes were not read at once, so their parents can make a circle
         for parent in todo:
-            found = [child for child in self.children.get(parent, ()) if child not in without]
+            found = [child for child in self.children.get(parent, ()) if child not in seen]
+            seen.update(found)
             yield from found
             todo += found
 

@@ -152,12 +152,16 @@ class Records:
 
 
 @contextmanager
-def open_records(environ: Mapping[str, str]) -> Iterator[Records]:
-    """Open this user's folder of records, and keep other `attach` commands out meanwhile. Raises NumapinError."""
+def open_records(environ: Mapping[str, str], *, tidy: bool) -> Iterator[Records]:
+    """Open this user's folder of records, and keep other `attach` commands out meanwhile. Raises NumapinError.
+
+    With `tidy`, the records of processes that have ended are removed.
+    """
     path, folder = _open_base(environ)
     try:
         _lock(folder)
-        _remove_ended(path)
+        if tidy:
+            _remove_ended(path)
         yield Records(path, folder)
     finally:
         os.close(folder)

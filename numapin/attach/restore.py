@@ -8,6 +8,7 @@ their process's main thread; if they have chosen CPUs themselves, they are left 
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -34,6 +35,11 @@ def restore(pids: Collection[int] | None, environ: Mapping[str, str], *, other_u
 
     Raises UsageError if nothing was recorded, or if all recorded processes have ended.
     """
+    with nullcontext() if dry_run else record.open_records(environ, tidy=False):
+        return _restore(pids, environ, other_users=other_users, dry_run=dry_run)
+
+
+def _restore(pids: Collection[int] | None, environ: Mapping[str, str], *, other_users: bool, dry_run: bool) -> Restored:
     chosen = _chosen(record.read_records(environ), pids)
     ended = [each for each in chosen if not proc.is_running(each[1].pid, each[1].start)]
     alive = [each for each in chosen if each not in ended]

@@ -160,12 +160,18 @@ def _owners(pids: Sequence[int], topology: Topology, wish: Wish) -> list[_Owner]
 
 
 def _nearest(pid: int, family: Family, computing: Mapping[int, tuple[str, ...]], topology: Topology) -> list[int]:
-    """Return the nearest processes at or below one that use a GPU or have a rank."""
+    """Return the nearest processes at or below one that use a GPU, have a rank, or see one GPU only."""
+    found: list[int] = []
+    for each in (pid, *family.below(pid)):
+        is_below_found = any(each in family.below(owner) for owner in found)
+        if not is_below_found and _is_owner(each, computing, topology):
+            found.append(each)
+    return found
+
+
+def _is_owner(pid: int, computing: Mapping[int, tuple[str, ...]], topology: Topology) -> bool:
     environ = environment_of(pid) or {}
-    if pid in computing or local_rank(environ) is not None:
-        return [pid]
-    below = [owner for child in family.children.get(pid, ()) for owner in _nearest(child, family, computing, topology)]
-    return below or ([pid] if _is_on_one_gpu(topology, environ) else [])
+    return pid in computing or local_rank(environ) is not None or _is_on_one_gpu(topology, environ)
 
 
 def _is_on_one_gpu(topology: Topology, environ: Mapping[str, str]) -> bool:

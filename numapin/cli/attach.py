@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _MODES: Final = [mode.value for mode in Bind if mode is not Bind.NONE]
 _NAME_ONE: Final = "name what to bind: numapin attach --pid PID,... or numapin attach --job @last"
-_SEE: Final = "see every decision with: numapin attach --dry-run; without --strict this is status 0"
+_SEE: Final = "the report says what; without --strict this is status 0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,8 +89,8 @@ def _lines(done: Attached) -> Iterator[str]:
 def _problems(rank: AttachedRank) -> Iterator[str]:
     """Yield what is not as requested."""
     number = rank.requested.local_rank
-    if not rank.processes:
-        yield f"rank {number}: process {rank.pid} ended before it was bound"
+    if rank.problem is not None:
+        yield f"rank {number}: process {rank.pid} was not bound: {rank.problem}"
     elif not rank.requested.exact:
         yield f"rank {number}: the plan is not exact: {rank.requested.reason}"
     for process in rank.processes:
