@@ -23,6 +23,7 @@ diagnostics on stderr, an exit status.
     topo.py          EDGE  numapin topo
     plan.py          EDGE  numapin plan
     exec.py          EDGE  numapin exec
+    attach.py        EDGE  numapin attach
     verify.py        EDGE  numapin verify
     top.py           EDGE  numapin top
     trace.py         EDGE  numapin trace

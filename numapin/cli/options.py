@@ -138,13 +138,15 @@ def _parse_pid(word: str) -> int:
     return int(word)
 
 
+PIDS = click.Option(
+    ["--pid", "pids"],
+    type=Parsed("PID,...", _parse_pids),
+    help="Process ids of the ranks, or of their launcher (torchrun, srun).",
+)
+
 JOB: tuple[click.Parameter, ...] = (
     click.Argument(["run"], required=False, shell_complete=live_run_names),
-    click.Option(
-        ["--pid", "pids"],
-        type=Parsed("PID,...", _parse_pids),
-        help="Process ids of the ranks, or of their launcher (torchrun, srun).",
-    ),
+    PIDS,
 )
 
 GPU_NODES = click.Option(

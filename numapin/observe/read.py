@@ -188,10 +188,10 @@ def _parsed(numa_maps_text: str) -> _MemoryReading:
     """
     sizes: dict[tuple[MemoryKind, Policy], Counter[int]] = {}
     task_policy = None
-    has_gpu = " file=/dev/nvidia" in numa_maps_text
+    has_gpu = has_gpu_files(numa_maps_text)
     for mapping in numa_maps.parse(numa_maps_text):
         policy = Policy(mode=mapping.mode, nodes=CpuSet.parse(mapping.nodes))
-        kind = _kind(mapping.words, has_gpu=has_gpu)
+        kind = kind_of(mapping.words, has_gpu=has_gpu)
         if kind is MemoryKind.STACK:
             task_policy = policy
         sizes.setdefault((kind, policy), Counter()).update(mapping.bytes_by_node)
@@ -199,7 +199,12 @@ def _parsed(numa_maps_text: str) -> _MemoryReading:
     return _MemoryReading(task_policy, tuple(pages))
 
 
-def _kind(words: str, *, has_gpu: bool) -> MemoryKind:
+def has_gpu_files(numa_maps_text: str) -> bool:
+    """Return whether a process has mapped a GPU's device file, so that it can have pinned memory."""
+    return " file=/dev/nvidia" in numa_maps_text
+
+
+def kind_of(words: str, *, has_gpu: bool) -> MemoryKind:
     """Return the kind of a mapping. With a GPU, CUDA's driver maps page-locked memory through /dev/zero."""
     file = _FILE.search(words)
     if file is None:

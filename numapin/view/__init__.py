@@ -9,6 +9,7 @@ Comes in: topologies, plans, reports. Goes out: rich renderables, and the text o
     plan_table.py     PURE  the ranks of a plan
     failure_block.py  PURE  the account of a failed job
     verify_table.py   PURE  ranks compared with their plan
+    attach_table.py   PURE  processes that were bound while they ran
     top_table.py      PURE  a running job
     doctor_table.py   PURE  findings about the machine
     trace_table.py    PURE  the time of a step by activity

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
+from numapin.attach.changes import Attached, AttachedRank, BoundProcess, ProcessPages, Restored, RestoredProcess
+from numapin.base.cpu_set import CpuSet
 from numapin.bench.machine import BenchMachine
 from numapin.bench.model import BenchAnswer, Benchmark, BenchReport, BenchVerdict, Case, Peer, Run, summarize
 from numapin.cli.main import numapin
@@ -27,6 +29,7 @@ from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
 from tests.trace.made import loop
 from tests.unit.compare.made import failed, report_of
+from tests.unit.planned import PLANNED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +41,16 @@ SCHEMAS = dict(re.findall(r"^## (numapin\.\w+/\d+)$(.*?)(?=^## |\Z)", PAGE, re.M
 ROW = re.compile(r"^\| `(?P<path>[^`]+)` \| (?P<type>[^|]+) \| (?P<meaning>[^|]+) \|$", re.MULTILINE)
 
 # Objects whose keys are data, with the page's name for the keys; and objects that are described elsewhere.
-KEYED = {"variables": "name", "distances": "node", "bytes_by_node": "node", "figures": "figure", "parts": "part"}
+KEYED = {
+    "variables": "name",
+    "distances": "node",
+    "bytes_by_node": "node",
+    "before": "node",
+    "after": "node",
+    "stays": "reason",
+    "figures": "figure",
+    "parts": "part",
+}
 OPAQUE = {"requested", "settings", "versions", "details[]"}
 TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -111,11 +123,43 @@ def documents(machine_file: str) -> dict[str, list[object]]:
         ],
         "numapin.report/1": [observed[0], report | {"launcher": {"name": "direct", "reason": "one host"}}, _failed()],
         "numapin.top/1": [observed[1]],
+        "numapin.attach/1": [_attached()],
+        "numapin.restore/1": [_restored()],
         "numapin.doctor/1": [output("doctor", "--json")],
         "numapin.bench/1": [_measured()],
         "numapin.compare/1": [_compared()],
         "numapin.trace/1": [make_report([analyze(traced)], notes=["a note"]).to_json()],
     }
+
+
+def _attached() -> object:
+    """Return the report on a process whose pages were moved, and on one of which the kernel reports none."""
+    pages = ProcessPages(
+        policy="default", before={0: 2}, after={0: 1, 1: 1}, far_bytes=2, moved_bytes=1, stays={"shared": 1}
+    )
+    process = BoundProcess(
+        pid=1,
+        name="python",
+        threads=1,
+        changed=1,
+        narrower=0,
+        ended=0,
+        cpus_before=CpuSet({0}),
+        cpus=CpuSet({4}),
+        pages=pages,
+        shortfalls=("refused",),
+    )
+    rank = AttachedRank(pid=1, gpu_source="--gpu", requested=PLANNED, processes=(process, replace(process, pages=None)))
+    return Attached(
+        dry_run=False, migrate=True, interrupted=False, records=("r",), warnings=("w",), ranks=(rank,)
+    ).to_json()
+
+
+def _restored() -> object:
+    process = RestoredProcess(
+        pid=1, name="python", threads=1, started_since=0, ended=0, left=0, shortfalls=("refused",)
+    )
+    return Restored(dry_run=False, warnings=("w",), processes=(process,)).to_json()
 
 
 def _failed() -> object:

@@ -43,7 +43,7 @@ PURE = (
     *("tasks.repeated", "cli.run_decisions"),
     *(f"launcher.{name}" for name in ("variables", "direct_options", "store", "failure")),
     "data.resume.place",
-    *("observe.model", "observe.report", "observe.verify", "observe.top"),
+    *("observe.model", "observe.report", "observe.verify", "observe.top", "attach.changes", "attach.gpus"),
     *(
         "view",
         "jobs",
@@ -100,6 +100,7 @@ LAYERS = (
     ("launch", "spawning", "tasks"),
     ("data",),
     ("pinned", "observe"),
+    ("attach",),
     ("trace", "doctor", "jobs", "bench"),
     ("compare",),
     ("view",),

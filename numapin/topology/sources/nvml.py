@@ -121,6 +121,27 @@ def open_loads(uuids: Iterable[str]) -> Iterator[Callable[[], dict[str, GpuLoad]
         _stop(nvml)
 
 
+def read_processes() -> dict[int, tuple[str, ...]]:
+    """Return the UUIDs of the GPUs that each process computes on; empty if NVML does not start.
+
+    In a container, the process ids may be those of the host.
+    """
+    nvml = _started()
+    if nvml is None:
+        return {}
+    found: dict[int, tuple[str, ...]] = {}
+    try:
+        for index in range(_ask(nvml, nvml.nvmlDeviceGetCount) or 0):
+            with contextlib.suppress(nvml.NVMLError):  # a GPU that does not answer
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+                for process in _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ():
+                    found[process.pid] = (*found.get(process.pid, ()), uuid)
+    finally:
+        _stop(nvml)
+    return found
+
+
 def _started() -> ModuleType | None:
     if not calls.can_load(_LIBRARY):
         return None
