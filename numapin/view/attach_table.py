@@ -102,7 +102,7 @@ def _problems(rank: AttachedRank) -> Iterator[str]:
 
 def _restored(process: RestoredProcess, would: str) -> Iterator[str]:
     since = f", {process.started_since} of them started since" if process.started_since else ""
-    ended = f"; {process.ended} have ended" if process.ended else ""
+    ended = f"; {process.ended} ended since" if process.ended else ""
     yield f"process {process.pid} ({process.name}): {counted(process.threads, 'thread')} {would}{since}{ended}"
     if process.left:
         yield f"  {counted(process.left, 'thread')} started since and chose other CPUs; they are left as they are"
