@@ -71,15 +71,20 @@ def _subject(question: Question, own: str) -> str:
 def _contrasts(question: Question, cases: Sequence[CaseResult]) -> dict[str, _Contrast]:
     """Return the contrasts by the name of their case, or by their size if the cases are a sweep."""
     sweep = _first_kind(cases)
-    if not sweep:
-        found = {case.name: _contrast(question, case) for case in cases}
-        return {name: contrast for name, contrast in found.items() if contrast is not None}
+    if sweep:
+        return _by_size(question, sweep)
+    found = {case.name: _contrast(question, case) for case in cases}
+    return {name: contrast for name, contrast in found.items() if contrast is not None}
+
+
+def _by_size(question: Question, sweep: Sequence[CaseResult]) -> dict[str, _Contrast]:
+    """Return a contrast for each size, in rising order."""
     by_size: dict[int, list[_Contrast]] = defaultdict(list)
     for case in sweep:
         contrast = _contrast(question, case)
         if contrast is not None:
             by_size[case.num_bytes or 0].append(contrast)
-    return {size_label(size): _joined(same_size) for size, same_size in sorted(by_size.items())}
+    return {size_label(size): _joined(by_size[size]) for size in sorted(by_size)}
 
 
 def _first_kind(cases: Iterable[CaseResult]) -> list[CaseResult]:
@@ -100,16 +105,20 @@ def _joined(contrasts: Sequence[_Contrast]) -> _Contrast:
 
 def _contrast(question: Question, case: CaseResult) -> _Contrast | None:
     """Compare the first of the question's own peers that was measured; None if one side is missing."""
-    spreads = {peer.name: peer.figures[question.figure] for peer in case.peers if question.figure in peer.figures}
-    own = next((name for name in question.own if name in spreads), None)
+    spreads = _comparable(case, question.figure)
+    own = next(filter(spreads.__contains__, question.own), None)
     if own is None or question.against not in spreads:
         return None
     pair = spreads[own], spreads[question.against]
-    if min(spread.low for spread in pair) <= 0:
-        return None
     more, less = reversed(pair) if question.less_is_better else pair
     outcome, doubt = _judge(more, less)
     return _Contrast(own=own, times=more.median / less.median, outcome=outcome, doubt=doubt)
+
+
+def _comparable(case: CaseResult, figure: str) -> dict[str, Spread]:
+    """Return a figure of each peer that has it; one that may be zero has no ratio."""
+    spreads = {peer.name: peer.figures[figure] for peer in case.peers if figure in peer.figures}
+    return {name: spread for name, spread in spreads.items() if spread.low > 0}
 
 
 def _judge(a: Spread, b: Spread) -> tuple[_Outcome, str]:
@@ -131,13 +140,15 @@ def _judge(a: Spread, b: Spread) -> tuple[_Outcome, str]:
 def _answer(question: Question, cases: Sequence[CaseResult], found: Mapping[str, _Contrast]) -> BenchVerdict:
     own = next(iter(found.values())).own
     where = _sizes_in_words if _first_kind(cases) else _cases_in_words
-    by_outcome = {outcome: [n for n, c in found.items() if c.outcome is outcome] for outcome in _Outcome}
-    present = [outcome for outcome in _Outcome if by_outcome[outcome]]
-    parts = [_part(question, outcome, by_outcome[outcome], found, where) for outcome in present]
-    answer = _ANSWERS[frozenset(present)]
-    is_same_word = present[0] in (_Outcome.SAME, _Outcome.UNKNOWN)
-    between = "" if is_same_word else f"{answer}, "
-    return BenchVerdict(answer=answer, text=f"{_subject(question, own)}: {between}{'; '.join(parts)}")
+    parts = {
+        outcome: _part(question, outcome, names, found, where)
+        for outcome in _Outcome
+        if (names := [name for name, contrast in found.items() if contrast.outcome is outcome])
+    }
+    answer = _ANSWERS[frozenset(parts)]
+    begins_with_answer = not parts.keys() & _RATIOS.keys()  # "no difference", "cannot tell"
+    between = "" if begins_with_answer else f"{answer}, "
+    return BenchVerdict(answer=answer, text=f"{_subject(question, own)}: {between}{'; '.join(parts.values())}")
 
 
 def _answers() -> dict[frozenset[_Outcome], BenchAnswer]:
@@ -154,6 +165,11 @@ def _answers() -> dict[frozenset[_Outcome], BenchAnswer]:
 
 
 _ANSWERS: Final = _answers()
+_RATIOS: Final[dict[_Outcome, Callable[[float], float]]] = {
+    _Outcome.FASTER: lambda times: times,
+    _Outcome.SLOWER: lambda times: 1 / times,
+}
+"""The outcomes that have a ratio, as it is told."""
 
 
 def _part(
@@ -164,15 +180,14 @@ def _part(
     where: Callable[[Sequence[str], Sequence[str]], str],
 ) -> str:
     """Return what one outcome says, and in which cases or at which sizes."""
-    says_where = len(names) < len(found) or outcome in (_Outcome.FASTER, _Outcome.SLOWER)
-    place = where(names, list(found)) if says_where and len(found) > 1 else ""
-    contrasts = [found[name] for name in names]
-    if outcome is _Outcome.SAME:
-        return f"{outcome}{place}"
-    if outcome is _Outcome.UNKNOWN:
-        return f"{outcome}{place}: {contrasts[0].doubt}"
-    times = [contrast.times if outcome is _Outcome.FASTER else 1 / contrast.times for contrast in contrasts]
-    return f"{question.things} {_times(times)} {outcome}{place}"
+    is_ratio, is_everywhere = outcome in _RATIOS, len(names) == len(found)
+    says_where = len(found) > 1 and (is_ratio or not is_everywhere)
+    place = where(names, list(found)) if says_where else ""
+    if is_ratio:
+        times = [_RATIOS[outcome](found[name].times) for name in names]
+        return f"{question.things} {_times(times)} {outcome}{place}"
+    doubt = found[names[0]].doubt
+    return f"{outcome}{place}: {doubt}" if doubt else f"{outcome}{place}"
 
 
 def _times(times: Sequence[float]) -> str:

@@ -25,7 +25,7 @@ from numapin.bench.model import BenchReport, summarize
 from numapin.bench.verdict import verdict_of
 from numapin.cli.early_end import EarlyEnd
 from numapin.cli.options import FilePath, Parsed
-from numapin.cli.output import clear_status, emit, json_text, require_writable, show, show_status, write
+from numapin.cli.output import clear_status, emit, json_text, require_writable, say_error, show, show_status, write
 from numapin.compare.schedule import duration
 from numapin.errors import NumapinError, UsageError
 from numapin.view.bench_plot import bench_figure
@@ -164,10 +164,16 @@ def run(
 
 
 def _keep_partial(report: BenchReport, layout: Layout, options: BenchOptions) -> None:
-    """Write and show what was measured, if anything was. The terminal may be gone, so the files come first."""
+    """Write and show what was measured, if anything was. The terminal may be gone, so the files come first.
+
+    An error is reported only: the signal decides the status.
+    """
     if not _has_figures(report):
         return
-    _write(report, layout, options)
+    try:
+        _write(report, layout, options)
+    except NumapinError as error:
+        say_error(error.message, error.hint)
     with suppress(OSError):
         _show(report, layout, as_json=options.as_json)
 

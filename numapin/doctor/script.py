@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import quoting
@@ -17,7 +18,7 @@ from numapin.base.printable import printable
 from numapin.doctor.model import DoctorSeverity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numapin.doctor.model import DoctorFinding, DoctorReport
 
@@ -99,26 +100,33 @@ set_kernel() {
 
 def remedy_script(report: DoctorReport) -> str:
     """Return the script: each remedy with the reason, worst first; it exits with 1 if a command failed."""
-    found = sorted((f for f in report.findings if f.remedy), key=lambda f: _RANKS[f.severity])
+    found = _with_remedy(report)
     blocks = ["\n".join(_block(number, finding)) for number, finding in enumerate(found, start=1)]
-    needed = [text for name, text in _FUNCTIONS.items() if any(_calls(name, block) for block in blocks)]
-    num_commands = sum(finding.check in _FIXES for finding in found)
-    head = "\n".join(_title(report, len(found), num_commands))
+    head = "\n".join(_title(report, found))
+    needed = [text for name, text in _FUNCTIONS.items() if _calls(name, blocks)]
     if not needed:
         return "\n\n".join([head, *blocks, "echo 'There is no command to run: all remedies are comments.'\n"])
     return "\n\n".join([head, "\n".join([_HEAD, *needed]).rstrip(), *blocks, 'exit "$failed"\n'])
 
 
+def _with_remedy(report: DoctorReport) -> list[DoctorFinding]:
+    """Return the findings with something to do, worst first."""
+    found = [finding for finding in report.findings if finding.remedy]
+    return sorted(found, key=lambda finding: _RANKS[finding.severity])
+
+
 _RANKS: Final = {severity: rank for rank, severity in enumerate([*DoctorSeverity, None])}
 
 
-def _calls(function: str, block: str) -> bool:
-    return any(line.split()[:1] == [function] for line in block.splitlines())
+def _calls(function: str, blocks: Iterable[str]) -> bool:
+    lines = chain.from_iterable(block.splitlines() for block in blocks)
+    return any(line.split()[:1] == [function] for line in lines)
 
 
-def _title(report: DoctorReport, num_remedies: int, num_commands: int) -> Iterator[str]:
+def _title(report: DoctorReport, found: Sequence[DoctorFinding]) -> Iterator[str]:
+    num_commands = sum(finding.check in _FIXES for finding in found)
     yield "#!/bin/sh"
-    yield from _comment(f"{counted(num_remedies, 'remedy')} that `numapin doctor` has for {_machine(report)}.")
+    yield from _comment(f"{counted(len(found), 'remedy')} that `numapin doctor` has for {_machine(report)}.")
     yield from _comment(
         f"Commands to run: {num_commands}. Review them first. Those marked root run with sudo unless you are root. "
         "Nothing is deleted, stopped or restarted. The other remedies are comments: they belong in the job, the "

@@ -82,14 +82,14 @@ def head(report: BenchReport, layout: Layout) -> Iterator[Text]:
 
 
 def foot(report: BenchReport, layout: Layout) -> Iterator[RenderableType]:
-    """Yield each reason for leaving something out once, remarks, and the verdict; at most 100 columns wide."""
+    """Yield reasons for leaving something out, remarks, at most 100 columns wide, and the verdict in one line."""
     for lines in (list(_left_out(report.cases)), list(layout.remarks(report))):
         if lines:
             yield Text()
             yield from (Constrain(Text(line), _WIDTH) for line in lines)
     if report.verdict is not None:
         yield Text()
-        yield Constrain(Text(report.verdict.text, style="bold"), _WIDTH)
+        yield Text(report.verdict.text, style="bold")
 
 
 def _was_measured(case: CaseResult) -> bool:
@@ -98,20 +98,29 @@ def _was_measured(case: CaseResult) -> bool:
 
 def _left_out(cases: Sequence[CaseResult]) -> Iterator[str]:
     """Yield a line for each reason for which cases, or peers in some or all cases, have no figures."""
-    skipped_cases: dict[str, list[CaseResult]] = {}
-    skipped_peers: dict[str, dict[str, list[str]]] = {}
+    for reason, names in _skipped_peers(cases).items():
+        shown = (_peer_with_cases(name, skipped_in, cases) for name, skipped_in in names.items())
+        yield f"skipped: {', '.join(shown)}: {reason}"
+    skipped: dict[str, list[CaseResult]] = {}
     for case in cases:
-        if case.skipped is not None:
-            skipped_cases.setdefault(case.skipped, []).append(case)
-        for peer in case.peers:
-            if peer.skipped is not None and not peer.num_runs:
-                skipped_peers.setdefault(peer.skipped, {}).setdefault(peer.name, []).append(case.name)
-    for reason, names in skipped_peers.items():
-        yield f"skipped: {', '.join(_peer_with_cases(name, own, cases) for name, own in names.items())}: {reason}"
-    for reason, same in skipped_cases.items():
-        only = same[0]
-        named = f"{only.name} ({only.about})" if len(same) == 1 else ", ".join(case.name for case in same)
-        yield f"skipped: {named}: {reason}"
+        skipped.setdefault(case.skipped or "", []).append(case)
+    yield from (f"skipped: {_cases_in_words(same)}: {reason}" for reason, same in skipped.items() if reason)
+
+
+def _skipped_peers(cases: Sequence[CaseResult]) -> dict[str, dict[str, list[str]]]:
+    """Return, by reason and peer, the cases in which the peer never ran."""
+    found: dict[str, dict[str, list[str]]] = {}
+    pairs = ((case.name, peer) for case in cases for peer in case.peers)
+    for name, peer in pairs:
+        if peer.skipped is not None and not peer.num_runs:
+            found.setdefault(peer.skipped, {}).setdefault(peer.name, []).append(name)
+    return found
+
+
+def _cases_in_words(cases: Sequence[CaseResult]) -> str:
+    """Return the names of cases, and what a single one is about."""
+    names = ", ".join(case.name for case in cases)
+    return names if len(cases) > 1 else f"{names} ({cases[0].about})"
 
 
 def _peer_with_cases(name: str, skipped_in: Sequence[str], cases: Sequence[CaseResult]) -> str:

@@ -142,14 +142,15 @@ def _color(number: int) -> str:
 
 def _legend(abouts: Mapping[str, str], note: str) -> Iterator[str]:
     """Yield the lines of the legend: a series each if they have descriptions, else several."""
-    texts = [f"{name}: {about}" if about else name for name, about in abouts.items()]
     per_line = 1 if any(abouts.values()) else _PER_LINE
-    entries = list(enumerate(texts))
-    lines = [entries[start : start + per_line] for start in range(0, len(entries), per_line)]
-    for row, line in enumerate(lines):
-        yield "".join(_entry(number, text, row, column) for column, (number, text) in enumerate(line))
+    entries: list[list[str]] = []
+    for number, (name, about) in enumerate(abouts.items()):
+        row, column = divmod(number, per_line)
+        entries += [[]] if column == 0 else []
+        entries[row].append(_entry(number, f"{name}: {about}" if about else name, row, column))
+    yield from map("".join, entries)
     if note:
-        yield _label(_LEFT, _HEAD + 10 + len(lines) * _LEGEND_LINE, note)
+        yield _label(_LEFT, _HEAD + 10 + len(entries) * _LEGEND_LINE, note)
 
 
 def _entry(number: int, text: str, row: int, column: int) -> str:

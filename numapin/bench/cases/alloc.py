@@ -51,9 +51,9 @@ def alloc_benchmark(sizes: Sequence[int], peers: Sequence[str], *, num_samples: 
     left_out = _unfit_peers(peers, no_gpu)
     fit = [name for name in peers if name not in left_out]
     gpu = 0 if no_gpu is None else None
-    cases = [_case(num_bytes, fit, num_samples=num_samples, gpu=gpu) for num_bytes in (sizes if fit else ())]
-    if left_out:
-        cases.append(Case(name="page-locked", about=", ".join(left_out), skipped=no_gpu))
+    measured = [_case(num_bytes, fit, num_samples=num_samples, gpu=gpu) for num_bytes in sizes]
+    skipped = Case(name="page-locked", about=", ".join(left_out), skipped=no_gpu)
+    cases = [*(measured if fit else ()), *([skipped] if left_out else ())]
     return Benchmark(
         name="alloc",
         module="numapin.bench.measure.alloc",

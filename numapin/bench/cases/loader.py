@@ -181,14 +181,20 @@ def _with_workers(case: LoaderCase, options: LoaderBenchOptions, num_gpus: int) 
 
 
 def _case(case: LoaderCase, options: LoaderBenchOptions, *, num_gpus: int, no_gpu: str | None) -> Case:
-    if case.on_device and not num_gpus:
+    lacks_gpu = case.on_device and not num_gpus
+    if lacks_gpu:
         return Case(name=case.name, about=case.about, skipped=no_gpu or "torch sees no GPU")
     gpus = tuple(range(num_gpus)) if case.on_device else (None,)
     common = _common_spec(case, options, num_gpus)
-    unfit = _unfit_peers(case)
-    peers = tuple(_peer(name, common, gpus) for name in options.peers if name not in unfit)
     at_once = f", {num_gpus} GPUs at once" if num_gpus > 1 else ""
+    peers = tuple(_peer(name, common, gpus) for name in _fit_peers(options.peers, case))
     return Case(name=case.name, about=case.about + at_once, peers=peers)
+
+
+def _fit_peers(names: Sequence[str], case: LoaderCase) -> list[str]:
+    """Return the peers that can run a case."""
+    unfit = _unfit_peers(case)
+    return [name for name in names if name not in unfit]
 
 
 def _peer(name: str, common: Mapping[str, object], gpus: Sequence[int | None]) -> Peer:

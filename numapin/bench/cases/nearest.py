@@ -56,10 +56,9 @@ def with_measured(topology: Topology, verdicts: Iterable[NearestNode]) -> Topolo
 
 def _news(gpu: Gpu | None, verdict: NearestNode) -> list[tuple[str, int]]:
     """Return the GPU and its measured node if no other source knows the node."""
-    is_unknown = gpu is not None and gpu.node is None
-    if gpu is None or not is_unknown or verdict.node is None:
+    if gpu is None or verdict.node is None:
         return []
-    return [(str(gpu.index), verdict.node)]
+    return [(str(gpu.index), verdict.node)] if gpu.node is None else []
 
 
 def _reason(gpu: Gpu | None, verdict: NearestNode) -> str:
@@ -79,13 +78,13 @@ def _row(cases: Sequence[CaseResult], gpu: int, nodes: Sequence[int]) -> dict[in
 
 def _gbps(cases: Sequence[CaseResult], place: CopyPlace, kind: str) -> Spread | None:
     group = group_name(Direction.H2D, place)
-    own = sorted((case for case in cases if case.group == group), key=_size)
-    largest = own[-1].peers if own else ()
-    return next((peer.figures.get("gbps") for peer in largest if peer.name == kind), None)
+    own = {case.num_bytes or 0: case for case in cases if case.group == group}
+    return _gbps_of(own[max(own)], kind) if own else None
 
 
-def _size(case: CaseResult) -> int:
-    return case.num_bytes or 0
+def _gbps_of(case: CaseResult, kind: str) -> Spread | None:
+    figures = {peer.name: peer.figures for peer in case.peers}
+    return figures.get(kind, {}).get("gbps")
 
 
 def _nearest(gpu: int, row: Mapping[int, Spread | None]) -> NearestNode:
@@ -94,6 +93,10 @@ def _nearest(gpu: int, row: Mapping[int, Spread | None]) -> NearestNode:
     doubt = _doubt(row, known)
     if doubt:
         return NearestNode(gpu=gpu, node=None, reason=doubt)
+    return _fastest(gpu, known)
+
+
+def _fastest(gpu: int, known: Mapping[int, Spread]) -> NearestNode:
     figures = ", ".join(f"node {n} {s.median:.1f} [{s.low:.1f}, {s.high:.1f}] GB/s" for n, s in known.items())
     best = max(known, key=lambda node: known[node].median)
     if not _is_clearly_best(best, known):
