@@ -51,7 +51,7 @@ class _BenchOffloadOptions(BenchOptions):
     help="Cores of the roles (default: a quarter of a rank's for the loader, an eighth for the main thread).",
 )
 @click.option(
-    "--seconds", type=click.FloatRange(0, min_open=True), default=0.7, help="Length of a measuring window in seconds."
+    "--seconds", type=click.FloatRange(0, min_open=True), default=0.5, help="Length of a measuring window in seconds."
 )
 @shared_options(repeats=3, timeout_s=120)
 @with_values(_BenchOffloadOptions)
