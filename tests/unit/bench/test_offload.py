@@ -50,7 +50,7 @@ class TestCases:
         json.dumps(specs)
 
     def test_threads_are_equal_where_they_are_to_be(self, tmp_path: Path) -> None:
-        """The arms of torchrun have its default, numapin's number for a node, and that of roles; numapin's set nothing."""
+        """Arms of torchrun have its default, numapin's number for a node, and that of roles; numapin's set nothing."""
         (case, *_) = offload.offload_benchmark(_options(), folder=str(tmp_path)).cases
         variables = {peer.name: peer.specs[0]["variables"] for peer in case.peers}
         assert variables == {
