@@ -163,7 +163,7 @@ class TestPlanned:
         """The pin thread stays with the main thread; workers have the loader's CPUs, if it has some."""
         roles = RoleCpus(main=CpuSet({24}), loader=loader, optimizer=None)
         locality = found(tmp_path, TWO_NODES, device=0, rank=replace(RANK, roles=roles))
-        assert (locality.cpus, locality.worker_cpus) == ({24}, workers)
+        assert (locality.cpus, locality.worker_cpus) == (CpuSet({24}), CpuSet(workers))
 
     @pytest.mark.parametrize(
         ("memory", "nodes"),
