@@ -47,6 +47,8 @@ class RankSteps:
         phase: How far the rank is.
         unit: What counts as a step.
         num_seen: The number of all steps until now.
+        num_skipped: The number of steps before the window.
+        num_ahead: The most batches that a DataLoader of the loop fetches ahead; 0 without workers.
         first_ns: The end of the first step.
         begin_ns: The begin of the window.
         step_ns: The time of each step in the window.
@@ -64,6 +66,8 @@ class RankSteps:
     phase: Phase
     unit: StepUnit
     num_seen: int
+    num_skipped: int
+    num_ahead: int
     first_ns: int | None
     begin_ns: int | None
     step_ns: Annotated[tuple[int, ...], AtMost(MOST_STEPS)]

@@ -16,7 +16,7 @@ from numapin.base.content_policy import policy_element
 from numapin.base.printable import printable
 from numapin.compare.figures import FIGURES
 from numapin.compare.ratio import Verdict
-from numapin.compare.report import verdict_line
+from numapin.compare.report import verdict_lines
 from numapin.view.bench_table import machine_in_words
 from numapin.view.compare_style import CAVEATS, STYLE
 from numapin.view.compare_table import OTHERS, figure_text, step_ms
@@ -24,7 +24,8 @@ from numapin.view.compare_table import OTHERS, figure_text, step_ms
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from numapin.compare.report import CompareReport, VariantResult
+    from numapin.compare.report import CompareReport
+    from numapin.compare.results import VariantResult
 
 _NUM_TICKS: Final = 4
 _SHOWN_STEPS: Final = 400
@@ -33,6 +34,7 @@ _CLASSES: Final = {
     Verdict.SLOWER: "slower",
     Verdict.NO_DIFFERENCE: "same",
     Verdict.UNKNOWN: "unknown",
+    Verdict.UNSETTLED: "unknown",
 }
 _TRACE_HEIGHT: Final = 48
 _MARGIN_DEFAULT: Final = 0.05
@@ -71,6 +73,7 @@ def compare_page(report: CompareReport) -> str:
     body = (
         f"<h1>{_text(script)}</h1>",
         f"<p class=dim>{_text(report.host)}, {_text(report.date)}: {_text(machine_in_words(report.machine))}</p>",
+        f"<p class=dim>{_text(report.steps_in_words)}</p>",
         f"<ul class=outcomes>{''.join(_outcomes(report))}</ul>",
         *_plots(report),
         "<h2>All figures</h2>",
@@ -92,7 +95,8 @@ def compare_page(report: CompareReport) -> str:
 def _outcomes(report: CompareReport) -> Iterator[str]:
     for variant in report.variants:
         if variant.ratio is not None:
-            yield f'<li class="{_CLASSES[variant.ratio.verdict]}">{_text(verdict_line(variant))}</li>'
+            lines = "<br>".join(map(_text, verdict_lines(variant)))
+            yield f'<li class="{_CLASSES[variant.ratio.verdict]}">{lines}</li>'
         if variant.failure is not None:
             yield f"<li class=slower><b>failed</b> {_text(variant.name)}<pre>{_lines(variant.failure)}</pre></li>"
         yield from (f"<li>{_text(variant.name)}: {_text(note)}</li>" for note in variant.notes)

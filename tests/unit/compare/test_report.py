@@ -6,16 +6,17 @@ import re
 import shlex
 from dataclasses import replace
 from io import StringIO
+from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 
-from numapin.cli.compare import progress_text
+from numapin.cli.compare_runs import progress_text
 from numapin.compare.figures import FIGURES, STEP, RunReadings, figures_of
 from numapin.compare.measure import RunProgress
 from numapin.compare.ratio import Verdict
 from numapin.compare.record import Phase, RankSteps, StepUnit
-from numapin.compare.report import CompareReport, verdict_line
+from numapin.compare.report import CompareReport, verdict_lines
 from numapin.compare.schedule import Estimate, duration, turns
 from numapin.compare.usage import between
 from numapin.compare.variants import DEFAULT, KNOWN, known_variant, own_command, own_variant, parse_names
@@ -24,6 +25,9 @@ from numapin.errors import UsageError
 from numapin.view.compare_page import compare_page
 from numapin.view.compare_table import OTHERS, compare_table
 from tests.unit.compare.made import SCRIPT, failed, report_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MS = 10**6
 FASTER, SAME, UNKNOWN = "numapin", "torchrun-threads", "numapin-loader"
@@ -40,6 +44,8 @@ def rank(number: int, *, step_ms: float = 10, **changes: object) -> RankSteps:
         phase=Phase.DONE,
         unit=StepUnit.OPTIMIZER_STEP,
         num_seen=20,
+        num_skipped=10,
+        num_ahead=0,
         first_ns=5000 * MS,
         begin_ns=6000 * MS,
         step_ns=(int(step_ms * MS),) * 10,
@@ -54,8 +60,14 @@ def rank(number: int, *, step_ms: float = 10, **changes: object) -> RankSteps:
 def readings(**changes: object) -> RunReadings:
     """Return readings of a job that uses two CPUs all the time."""
     none = RunReadings(
-        started_s=2.0, cpu_at=lambda at_s: 2 * at_s, busy=(), memory_bytes=None, peak_bytes=None, remote_share=None
-    )  # fmt: skip
+        started_s=2.0,
+        cpu_at=lambda at_s: 2 * at_s,
+        host_cpu_at=lambda _: None,
+        busy=(),
+        memory_bytes=None,
+        peak_bytes=None,
+        remote_share=None,
+    )
     return replace(none, **changes)  # type: ignore[arg-type]
 
 
@@ -82,12 +94,14 @@ class TestFigures:
 
     def test_the_slowest_rank_counts(self) -> None:
         """The step time is the slowest rank's, samples are those of all ranks, and the wait is their mean."""
-        found = figures_of([rank(0), rank(1, step_ms=20, waited_ns=0)], readings())
-        assert found[STEP] == pytest.approx(0.020)
-        assert found["samples_per_s"] == pytest.approx(6400 + 3200)
+        used = readings(host_cpu_at=lambda at_s: 3 * at_s)
+        found = figures_of([rank(0, step_ms=100), rank(1, step_ms=200, waited_ns=0)], used)
+        assert found[STEP] == pytest.approx(0.200)
+        assert found["samples_per_s"] == pytest.approx(640 + 320)
         assert found["wait_share"] == pytest.approx(0.125)
         assert found["startup_s"] == pytest.approx(3.0)
-        assert found["cpu_s_per_step"] == pytest.approx(0.040)
+        assert found["cpu_s_per_step"] == pytest.approx(0.400)
+        assert found["other_cpus"] == pytest.approx(1.0)
         assert found["gpu_memory_bytes"] == 1 << 30
         assert found.keys() <= FIGURES.keys()
 
@@ -97,6 +111,16 @@ class TestFigures:
         found = figures_of([bare], readings(cpu_at=lambda _: None))
         assert found.keys() == {STEP, "step_median_s", "step_p95_s", "startup_s"}
 
+    @pytest.mark.parametrize(
+        ("step_ms", "cpu_at"), [(50, lambda at_s: 2 * at_s), (500, lambda at_s: -at_s), (500, lambda _: None)]
+    )
+    def test_cpu_time_that_cannot_be_told_is_left_out(
+        self, step_ms: float, cpu_at: Callable[[float], float | None]
+    ) -> None:
+        """Half a second is too short, less CPU time than before means that a process ended, and none is unknown."""
+        found = figures_of([rank(0, step_ms=step_ms)], readings(cpu_at=cpu_at, host_cpu_at=lambda at_s: at_s))
+        assert found.keys().isdisjoint({"cpu_s_per_step", "other_cpus"})
+
     def test_the_mean_counts_not_the_median(self) -> None:
         """A loop that waits in every fourth step is as slow as its mean says."""
         found = figures_of([rank(0, step_ns=(10 * MS, 10 * MS, 10 * MS, 50 * MS))], readings())
@@ -104,8 +128,8 @@ class TestFigures:
         assert found["step_median_s"] == pytest.approx(0.010)
 
     def test_gpus_count_within_the_window_only(self) -> None:
-        """Readings of the GPUs before the first and after the last measured step are left out."""
-        busy = ((5.9, 0.0), (6.05, 0.8), (6.08, 0.6), (6.2, 0.0))
+        """Readings before the first and after the last measured step are left out, and so are GPUs that stay idle."""
+        busy = [(at_s, {"a": share, "idle": 0.0}) for at_s, share in ((5.9, 0.0), (6.05, 0.8), (6.08, 0.6), (6.2, 0.0))]
         assert figures_of([rank(0)], readings(busy=busy))["gpu_busy_share"] == pytest.approx(0.7)
 
     def test_cpu_time_is_read_between_two_readings(self) -> None:
@@ -161,8 +185,14 @@ class TestSchedule:
     """The order of the runs, and the time left."""
 
     def test_every_other_round_runs_backwards(self) -> None:
-        """Each variant runs once a round, and first as often as last."""
-        assert list(turns("ab", 3)) == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
+        """Each variant runs once a round; a pair of rounds mirrors itself, and not all pairs have the same order."""
+        names = ["a", "b", "c", "d"]
+        order = list(turns(names, 8))
+        assert order == list(turns(names, 8)), "it can be repeated"
+        rounds = [[name for number, name in order if number == one] for one in range(8)]
+        assert all(sorted(one) == names for one in rounds)
+        assert all(second == first[::-1] for first, second in zip(rounds[::2], rounds[1::2], strict=True))
+        assert len({tuple(one) for one in rounds[::2]}) > 1
 
     def test_the_time_left_is_what_earlier_runs_took(self) -> None:
         """A variant takes as long as before; one without a run, as long as the others."""
@@ -188,7 +218,7 @@ class TestReport:
 
     def test_outcomes(self) -> None:
         """Each variant is faster, no different or unknown, in words that name the baseline and the interval."""
-        lines = {variant.name: verdict_line(variant) for variant in report().variants}
+        lines = {variant.name: verdict_lines(variant)[0] for variant in report().variants}
         assert re.match(r"numapin is faster: 2\.00x \[1\.9\d, 2\.0\d\] as fast as torchrun$", lines[FASTER])
         assert re.match(r"torchrun-threads: no difference from torchrun: 1\.00x .* [\d.]+% or more", lines[SAME])
         assert "not enough runs to tell" in lines[UNKNOWN]
