@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Annotated, Final
 
 from numapin.base.records import AtMost
+from numapin.compare.window import FEWEST_STEPS
 
 SCHEMA: Final = "numapin.steps/1"
 MOST_STEPS: Final = 10_000
@@ -78,8 +79,8 @@ class RankSteps:
 
     @property
     def has_steps(self) -> bool:
-        """Return whether the rank has measured its steps, and measures no more."""
-        return self.phase in (Phase.DONE, Phase.ENDED) and len(self.step_ns) > 0
+        """Return whether the rank has measured enough steps, and measures no more."""
+        return self.phase in (Phase.DONE, Phase.ENDED) and len(self.step_ns) >= FEWEST_STEPS
 
     @property
     def window_s(self) -> float:

@@ -45,7 +45,7 @@ class TestJobs:
         """A script whose steps take four times as long is slower; every file is written, and every job is stopped."""
         path = training_script(tmp_path)
         files = ("--output", str(tmp_path / "out.json"), "--html", str(tmp_path / "out.html"))
-        pair = ("--a", command(path, tmp_path, 0.02), "--b", f"X=1 {command(path, tmp_path, 0.08)}")
+        pair = ("--a", command(path, tmp_path, 0.02), "--b", f"PYTHONPATH=/nowhere {command(path, tmp_path, 0.08)}")
         done = compare("--repeats", "5", *files, "--logs", str(tmp_path / "logs"), *pair)
         assert done.status == 0, done.err
         assert "b is slower" in done.out
@@ -54,7 +54,7 @@ class TestJobs:
         first, second = report["variants"]
         assert (first["ratio"], second["ratio"]["verdict"], report["is_complete"]) == (None, "slower", True)
         assert (first["num_runs"], first["step_unit"], first["num_ranks"]) == (5, "optimizer step", 1)
-        assert second["variables"] == {"X": "1"}
+        assert second["variables"] == {"PYTHONPATH": "/nowhere"}
         assert first["figures"].keys() >= {
             "samples_per_s",
             "wait_share",
@@ -75,9 +75,14 @@ class TestJobs:
         """A command and itself are no different, or there are too few runs to tell on a busy machine."""
         path = training_script(tmp_path)
         same = command(path, tmp_path, 0.05)
-        done = compare("--repeats", "5", "--json", "--a", same, "--b", same)
+        done = compare("--repeats", "5", "--steps", "1000", "--seconds", "0.3", "--json", "--a", same, "--b", same)
         assert done.status == 0, done.err
-        assert json.loads(done.out)["variants"][1]["ratio"]["verdict"] in ("no difference", "not enough runs to tell")
+        variants = json.loads(done.out)["variants"]
+        assert variants[1]["ratio"]["verdict"] in ("no difference", "not enough runs to tell")
+        lengths = {len(one["steps_s"]) for variant in variants for one in variant["runs"]}
+        assert len(lengths) == 1, "all runs measure as many steps"
+        assert max(lengths) <= 6
+        assert sorted(one["order"] for variant in variants for one in variant["runs"]) == list(range(1, 11))
 
     def test_launchers_of_an_unmodified_script(self) -> None:
         """Torchrun and numapin's loader run the example with two ranks, whose steps, samples and waits are measured."""
@@ -175,6 +180,9 @@ class TestFailures:
             (("missing.py",), "missing.py does not exist"),
             (("--variants", "torchrn", "x.py"), "did you mean"),
             (("--variants", "torchrun", "{path}"), "needs two variants"),
+            (("--variants", "numapin,torchrun,numapin", "{path}"), "'numapin' is given twice"),
+            (("--steps", "0", "{path}"), "--steps"),
+            (("--a", "cd x && y", "--b", "y"), "no shell runs"),
             (("--variant", "mpirun -n 2", "{path}"), "begins with neither torchrun nor numapin"),
             (("--a", "python -I x.py", "--b", "python x.py"), "steps cannot be counted"),
             (("--margin", "0", "{path}"), "not between 0 and 100"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from numapin.compare.job import JobResult
 from numapin.compare.measure import ComparedRun
 from numapin.compare.report import CompareReport, make_report
-from numapin.compare.variants import Script, known_variant
+from numapin.compare.variants import Script, Variant, known_variant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,9 +40,15 @@ def report_of(steps_s: Mapping[str, Sequence[float]], *more: ComparedRun, **figu
     """Return the report on variants with these step times, round by round, and on more runs."""
     names = dict.fromkeys([*steps_s, *(one.variant for one in more)])
     runs = [run(name, i, value, **figures) for name, values in steps_s.items() for i, value in enumerate(values)]
+    return report_on([*runs, *more], [known_variant(name, SCRIPT) for name in names])
+
+
+def report_on(runs: Sequence[ComparedRun], variants: Sequence[Variant] = ()) -> CompareReport:
+    """Return the report on these runs, by default of known variants."""
+    names = dict.fromkeys(one.variant for one in runs)
     return make_report(
-        [known_variant(name, SCRIPT) for name in names],
-        [*runs, *more],
+        variants or [known_variant(name, SCRIPT) for name in names],
+        runs,
         command=("numapin", "compare", "train.py"),
         host="host",
         date="2026-11-22T12:00:00Z",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from dataclasses import replace
@@ -24,7 +25,7 @@ from numapin.compare.variants import require_different_names as require
 from numapin.errors import UsageError
 from numapin.view.compare_page import compare_page
 from numapin.view.compare_table import OTHERS, compare_table
-from tests.unit.compare.made import SCRIPT, failed, report_of
+from tests.unit.compare.made import SCRIPT, failed, report_of, report_on, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,8 +72,16 @@ def readings(**changes: object) -> RunReadings:
     return replace(none, **changes)  # type: ignore[arg-type]
 
 
-def report() -> CompareReport:
-    """Return a report with every outcome."""
+def report(**figures: float) -> CompareReport:
+    """Return a report with every outcome, and with more figures."""
+    shown = {
+        "samples_per_s": 3200.0,
+        "wait_share": 0.25,
+        "startup_s": 4.0,
+        "memory_bytes": float(1 << 30),
+        "peak_bytes": float(1 << 30),
+        **figures,
+    }
     return report_of(
         {
             "torchrun": (0.0200, 0.0201, 0.0199, 0.0200, 0.0202, 0.0200, 0.0199),
@@ -81,11 +90,7 @@ def report() -> CompareReport:
             UNKNOWN: (0.0150, 0.0250, 0.0200, 0.0260, 0.0190, 0.0310, 0.0170),
         },
         failed("torchrun-node", "it ended with status 1\n    numactl: not found"),
-        samples_per_s=3200.0,
-        wait_share=0.25,
-        startup_s=4.0,
-        memory_bytes=float(1 << 30),
-        peak_bytes=float(1 << 30),
+        **shown,
     )
 
 
@@ -177,6 +182,10 @@ class TestVariants:
         for variants in ([one], [one, one]):
             with pytest.raises(UsageError):
                 require(variants)
+        for text in ("cd x && python y.py", "cd x; python y.py", "python x.py > log", "python x.py | tee log"):
+            with pytest.raises(UsageError, match="no shell runs"):
+                own_command(text, option="--a")
+        assert own_command("python -c 'import a; a.b()'", option="--a").command[-1] == "import a; a.b()"
         with pytest.raises(ValueError, match="is not one of torchrun"):
             parse_names("torchrun,torchrn")
 
@@ -238,10 +247,57 @@ class TestReport:
         made = report_of({"torchrun": [0.1] * 3, "numapin": [0.1] * 3}, step_median_s=0.02)
         assert "steps are uneven in torchrun, numapin" in made.notes[0]
 
-    def test_the_table_fits_80_columns(self) -> None:
+    def test_unlike_variants_are_said(self) -> None:
+        """Variants with other numbers of samples per step are noted; with another kind of step they have no ratio."""
+        runs = [run("torchrun", i, 0.1, samples_per_s=320.0) for i in range(5)]
+        more = [run("numapin", i, 0.1, samples_per_s=640.0) for i in range(5)]
+        assert any(
+            "samples per step differ (torchrun: 32, numapin: 64)" in note for note in report_on(runs + more).notes
+        )
+        other = [replace(one, result=replace(one.result, unit="batch")) for one in more]
+        made = report_on(runs + other)
+        assert made.variants[1].ratio is None
+        assert "their steps differ (torchrun: optimizer step, numapin: batch)" in made.notes[0]
+
+    def test_fetched_ahead_batches_and_other_programs_are_noted(self) -> None:
+        """A note says how slow a loader may be unseen, and how much of the CPUs was used by others."""
+        runs = [run(name, i, 0.1, other_cpus=4.0) for name in ("torchrun", "numapin") for i in range(5)]
+        ahead = [replace(one, result=replace(one.result, num_ahead=32)) for one in runs]
+        notes = " ".join(report_on(ahead).notes)
+        assert "numapin fetches 32 batches ahead" in notes
+        assert "up to 80% too slow" in notes
+        assert "other programs used up to 4.0 of 16 CPUs" in notes
+
+    def test_numapin_is_compared_at_equal_numbers_of_threads(self) -> None:
+        """numapin, twice as fast as torchrun with one thread, is no different from torchrun with as many."""
+        quick = (0.0100, 0.0101, 0.0100, 0.0099, 0.0100, 0.0101)
+        made = report_of({"torchrun": [2 * step for step in quick], "torchrun-threads": quick, "numapin": quick[::-1]})
+        first, second = verdict_lines(made.variants[2])
+        assert first.startswith("numapin is faster: 2.00x")
+        assert second.startswith("numapin: no difference from torchrun-threads")
+        assert made.variants[1].ratio_to_threads is None
+
+    def test_no_secret_is_in_a_report(self) -> None:
+        """Tokens in the script's arguments, in variables and in a variant's own text are nowhere in a report."""
+        secret = replace(SCRIPT, words=("train.py", "--api-key", "sesame1"))
+        variants = [
+            known_variant("torchrun", secret),
+            own_variant("HF_TOKEN=sesame2 numapin", secret),
+            own_command("WANDB_API_KEY=sesame3 python x.py --password sesame4", option="--a"),
+        ]
+        runs = [run(variant.name, i, 0.1) for variant in variants for i in range(3)]
+        made = report_on(runs, variants)
+        console = Console(width=200, record=True, file=StringIO())
+        console.print(compare_table(made))
+        for text in (json.dumps(made.to_json()), compare_page(made), console.export_text()):
+            assert "sesame" not in text
+            assert "***" in text
+
+    @pytest.mark.parametrize("figures", [{}, dict.fromkeys(OTHERS, 12345678.9)], ids=["some", "all"])
+    def test_the_table_fits_80_columns(self, figures: dict[str, float]) -> None:
         """No line of the tables is longer than a terminal, and each outcome and failure is there."""
         console = Console(width=80, record=True, file=StringIO())
-        console.print(compare_table(report()))
+        console.print(compare_table(report(**figures)))
         text = console.export_text()
         assert max(map(len, text.splitlines())) <= 80
         words = " ".join(text.split())
@@ -250,7 +306,7 @@ class TestReport:
             "no difference",
             "not enough runs to tell",
             "numactl: not found",
-            "3,200",
+            "99 % interval" if figures else "3,200",
         ):
             assert expected in words
 
