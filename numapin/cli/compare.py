@@ -156,6 +156,11 @@ def _check(options: CompareOptions) -> None:
         from numapin.launcher.command import require_program
 
         require_program(options.command[0], module=options.module, no_python=False, run_path=False)
+    _check_files(options)
+
+
+def _check_files(options: CompareOptions) -> None:
+    """Raise UsageError for files that cannot be written, before anything is started."""
     for option, path in (("--output", options.output), ("--html", options.html)):
         require_writable(path, option=option)
     files = [os.path.realpath(path) for path in (options.output, options.html) if path is not None]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     _Pairs: TypeAlias = Mapping[int, tuple[Sequence[float], Sequence[float]]]
 
+_DIFFERENCES: Final = (Verdict.FASTER, Verdict.SLOWER)
 _WAITS: Final = 0.05  # a loop that waits longer than this share has used up what was fetched ahead
 
 
@@ -86,17 +87,20 @@ def _drift(ratio: StepRatio, late: StepRatio, pairs: _Pairs, margin: float) -> s
     whole = {number: _speedup(a, b) for number, (a, b) in pairs.items()}
     second = {number: _speedup(_second_half(a), _second_half(b)) for number, (a, b) in pairs.items()}
     change = step_ratio(second, whole, against="", margin=margin)
-    if change is None or change.verdict not in (Verdict.FASTER, Verdict.SLOWER):
+    if change is None or change.verdict not in _DIFFERENCES:
         return None  # chance explains it
+    doubt = f"over the second half of the steps it is {late.ratio:.2f}x; measure more of them (--steps, --seconds)"
+    return doubt if _is_doubtful(ratio, late, change, margin) else None
+
+
+def _is_doubtful(ratio: StepRatio, late: StepRatio, change: StepRatio, margin: float) -> bool:
+    """Return whether a change of the ratio matters for its verdict."""
     is_large = abs(math.log(change.ratio)) > math.log1p(margin)
-    shrinks = (ratio.ratio > 1) != (change.ratio > 1)
     says_otherwise = late.verdict is not ratio.verdict
     if ratio.verdict is Verdict.NO_DIFFERENCE:
-        is_doubtful = says_otherwise and is_large
-    else:
-        is_doubtful = shrinks and (is_large or says_otherwise)
-    doubt = f"over the second half of the steps it is {late.ratio:.2f}x; measure more of them (--steps, --seconds)"
-    return doubt if is_doubtful else None
+        return says_otherwise and is_large
+    shrinks = (ratio.ratio > 1) != (change.ratio > 1)
+    return shrinks and (is_large or says_otherwise)
 
 
 def _speedup(a: Sequence[float], b: Sequence[float]) -> float:
@@ -105,7 +109,7 @@ def _speedup(a: Sequence[float], b: Sequence[float]) -> float:
 
 def _hidden(ratio: StepRatio, base: Arm, own: Arm) -> str | None:
     """Return the doubt if the faster variant fetches more ahead, and this may hide that it is no faster."""
-    if ratio.verdict not in (Verdict.FASTER, Verdict.SLOWER):
+    if ratio.verdict not in _DIFFERENCES:
         return None
     fast, slow = (own, base) if ratio.verdict is Verdict.FASTER else (base, own)
     gain = max(ratio.ratio, 1 / ratio.ratio)

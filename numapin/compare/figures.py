@@ -57,7 +57,6 @@ def slowest_of(ranks: Sequence[RankSteps]) -> RankSteps:
 def figures_of(ranks: Sequence[RankSteps], readings: RunReadings) -> dict[str, float]:
     """Return the figures of a run in which each of these ranks has measured steps."""
     slowest = slowest_of(ranks)
-    cpu_s, host_cpu_s = _used_s(slowest, readings.cpu_at), _used_s(slowest, readings.host_cpu_at)
     steps_s = sorted(step / 1e9 for step in slowest.step_ns)
     found: Mapping[str, float | None] = {
         STEP: slowest.window_s / len(slowest.step_ns),
@@ -66,15 +65,13 @@ def figures_of(ranks: Sequence[RankSteps], readings: RunReadings) -> dict[str, f
         "samples_per_s": _samples_per_s(ranks),
         "wait_share": _wait_share(ranks),
         "startup_s": max((rank.first_ns or 0) / 1e9 for rank in ranks) - readings.started_s,
-        "cpu_s_per_step": None if cpu_s is None else cpu_s / len(slowest.step_ns),
-        "other_cpus": None if cpu_s is None or host_cpu_s is None else max(host_cpu_s - cpu_s, 0.0) / slowest.window_s,
         "memory_bytes": readings.memory_bytes,
         "peak_bytes": readings.peak_bytes,
-        "gpu_memory_bytes": max((rank.gpu_memory_bytes for rank in ranks if rank.gpu_memory_bytes), default=None),
+        "gpu_memory_bytes": max(filter(None, (rank.gpu_memory_bytes for rank in ranks)), default=None),
         "remote_share": readings.remote_share,
         "gpu_busy_share": _busy_share(slowest, readings),
     }
-    return {name: float(value) for name, value in found.items() if value is not None}
+    return {name: float(value) for name, value in {**found, **_cpu(slowest, readings)}.items() if value is not None}
 
 
 def _samples_per_s(ranks: Sequence[RankSteps]) -> float | None:
@@ -89,6 +86,15 @@ def _wait_share(ranks: Sequence[RankSteps]) -> float | None:
     return statistics.fmean(rank.waited_ns / 1e9 / rank.window_s for rank in ranks)
 
 
+def _cpu(rank: RankSteps, readings: RunReadings) -> Mapping[str, float | None]:
+    """Return the CPU time of the job, and of other programs, during the window."""
+    own_s, all_s = _used_s(rank, readings.cpu_at), _used_s(rank, readings.host_cpu_at)
+    if own_s is None:
+        return {}
+    others = None if all_s is None else max(all_s - own_s, 0.0) / rank.window_s
+    return {"cpu_s_per_step": own_s / len(rank.step_ns), "other_cpus": others}
+
+
 def _used_s(rank: RankSteps, cpu_at: Callable[[float], float | None]) -> float | None:
     """Return the CPU time used during the window; None if that is too short, or a process has ended unseen."""
     begin, end = cpu_at((rank.begin_ns or 0) / 1e9), cpu_at(rank.end_ns / 1e9)
@@ -101,6 +107,7 @@ def _busy_share(rank: RankSteps, readings: RunReadings) -> float | None:
     """Return the mean over the GPUs that were ever busy; a job may use fewer than the machine has."""
     begin_s, end_s = (rank.begin_ns or 0) / 1e9, rank.end_ns / 1e9
     within = [shares for at_s, shares in readings.busy if begin_s < at_s <= end_s]
-    used = {gpu for shares in within for gpu, share in shares.items() if share}
-    values = [share for shares in within for gpu, share in shares.items() if gpu in used]
-    return statistics.fmean(values) if values else (0.0 if within else None)
+    if not within:
+        return None
+    means = [statistics.fmean(shares.get(gpu, 0.0) for shares in within) for gpu in within[0]]
+    return statistics.fmean(filter(None, means)) if any(means) else 0.0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.compare.figures import STEP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numapin.compare.results import VariantResult
 
@@ -34,22 +34,27 @@ def _other_baseline(first: str, baseline: str | None) -> str:
 
 def _unequal(results: Sequence[VariantResult]) -> Iterator[str]:
     """Yield what is not the same work in all variants."""
-    kinds: dict[str, Callable[[VariantResult], object]] = {
-        "ranks": lambda result: result.num_ranks,
-        "steps": lambda result: result.step_unit,
-    }
-    for what, value in kinds.items():
-        if len(set(map(value, results))) > 1:
-            named = ", ".join(f"{result.name}: {value(result)}" for result in results)
-            yield f"the variants do not do the same work, because their {what} differ ({named})"
+    work = "the variants do not do the same work, because their {} differ ({})"
+    ranks = {result.name: str(result.num_ranks) for result in results}
+    units = {result.name: str(result.step_unit) for result in results}
+    lengths = {result.name: str(result.num_steps) for result in results}
+    yield from _differ(ranks, work.format("ranks", "{}"))
+    yield from _differ(units, work.format("steps", "{}"))
+    yield from _differ(_sample_counts(results), work.format("samples per step", "{}"))
+    yield from _differ(lengths, "the numbers of steps differ ({}); each ratio is over as many steps of both")
+
+
+def _differ(values: Mapping[str, str], sentence: str) -> Iterator[str]:
+    """Yield the sentence with the value of each variant, if they are not all the same."""
+    if len(set(values.values())) > 1:
+        yield sentence.format(", ".join(f"{name}: {value}" for name, value in values.items()))
+
+
+def _sample_counts(results: Sequence[VariantResult]) -> dict[str, str]:
+    """Return the samples per step of each variant that has them; none if they differ by a batch here and there only."""
     sizes = {result.name: size for result in results if (size := result.samples_per_step) is not None}
-    if sizes and max(sizes.values()) > min(sizes.values()) * _SAME_SAMPLES:
-        named = ", ".join(f"{name}: {size:.0f}" for name, size in sizes.items())
-        yield f"the variants do not do the same work, because their samples per step differ ({named})"
-    lengths = {result.name: result.num_steps for result in results}
-    if len(set(lengths.values())) > 1:
-        named = ", ".join(f"{name}: {number}" for name, number in lengths.items())
-        yield f"the numbers of steps differ ({named}); each ratio is over as many steps of both"
+    is_same = max(sizes.values(), default=0) <= min(sizes.values(), default=0) * _SAME_SAMPLES
+    return {} if is_same else {name: f"{size:.0f}" for name, size in sizes.items()}
 
 
 def _uneven(results: Sequence[VariantResult]) -> Iterator[str]:

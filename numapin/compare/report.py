@@ -15,7 +15,7 @@ from numapin.compare.results import VariantResult, result_of
 from numapin.compare.variants import KNOWN, THREADS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numapin.compare.measure import ComparedRun
     from numapin.compare.variants import Variant
@@ -80,16 +80,8 @@ def make_report(  # noqa: PLR0913 - what a report is made of
     made = tuple(runs)
     results = [result_of(variant, made) for variant in variants]
     baseline = next((result for result in results if result.num_runs), None)
-    threads = next((result for result in results if result.name == THREADS and result.num_runs), None)
-    compared = tuple(
-        replace(
-            result,
-            ratio=_ratio(baseline, result, margin),
-            ratio_to_threads=_ratio(threads, result, margin) if _is_numapins(result) else None,
-        )
-        for result in results
-    )
     name = None if baseline is None else baseline.name
+    compared = tuple(_with_ratios(results, baseline, margin))
     num_cpus = machine.get("num_cpus")
     return CompareReport(
         command=tuple(command),
@@ -102,6 +94,16 @@ def make_report(  # noqa: PLR0913 - what a report is made of
         notes=tuple(notes_on(compared, baseline=name, num_cpus=num_cpus if isinstance(num_cpus, int) else None)),
         variants=compared,
     )
+
+
+def _with_ratios(
+    results: Sequence[VariantResult], baseline: VariantResult | None, margin: float
+) -> Iterator[VariantResult]:
+    """Yield the results with their ratios to the baseline, and those of numapin to torchrun at equal threads."""
+    threads = next((result for result in results if result.name == THREADS and result.num_runs), None)
+    for result in results:
+        to_threads = _ratio(threads, result, margin) if _is_numapins(result) else None
+        yield replace(result, ratio=_ratio(baseline, result, margin), ratio_to_threads=to_threads)
 
 
 def _is_numapins(result: VariantResult) -> bool:

@@ -94,23 +94,38 @@ class VariantResult:
 def result_of(variant: Variant, runs: Iterable[ComparedRun]) -> VariantResult:
     """Return the results of a variant; its ratios are not there yet."""
     own = [run for run in runs if run.variant == variant.name]
-    counted = [run for run in own if run.round is not None and STEP in run.result.figures]
+    counted = list(filter(_counts, own))
     results = [run.result for run in counted]
+    first = results[0] if results else None
     return VariantResult(
         name=shown_name(variant),
         command=tuple(without_secrets(variant.shown)),
-        variables={name: HIDDEN if is_secret(name) else value for name, value in variant.variables.items()},
+        variables=_shown_variables(variant.variables),
         num_runs=len(counted),
-        num_ranks=results[0].num_ranks if results else None,
-        step_unit=results[0].unit if results else None,
+        num_ranks=None if first is None else first.num_ranks,
+        step_unit=None if first is None else first.unit,
         num_ahead=max((result.num_ahead for result in results), default=None),
         figures=_spreads(results),
         ratio=None,
         ratio_to_threads=None,
-        failure=next((run.result.failure for run in own if run.result.failure is not None), None),
+        failure=_failure(own),
         notes=tuple(dict.fromkeys(chain.from_iterable(result.notes for result in results))),
         runs=tuple(map(_round_of, counted)),
     )
+
+
+def _counts(run: ComparedRun) -> bool:
+    return run.round is not None and STEP in run.result.figures
+
+
+def _failure(runs: Iterable[ComparedRun]) -> str | None:
+    return next((run.result.failure for run in runs if run.result.failure is not None), None)
+
+
+def _shown_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables; a secret one has no value."""
+    shown = {name: without_secrets([value])[0] for name, value in variables.items()}
+    return shown | dict.fromkeys(filter(is_secret, variables), HIDDEN)
 
 
 def shown_name(variant: Variant) -> str:

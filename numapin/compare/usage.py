@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from numapin.base.cpu_set import CpuSet
     from numapin.compare.record import RankSteps
+    from numapin.observe.model import ObservedRank
     from numapin.topology.readings import GpuLoad
 
 _KINDS = frozenset(MemoryKind) - {MemoryKind.FILE}  # the page cache is where the first reader's CPU was
@@ -52,7 +53,7 @@ class JobReadings:
         children: dict[int, list[int]] = {}
         for pid, found in processes.items():
             children.setdefault(found.parent, []).append(pid)
-        tree = [pid for pid in (self.leader, *proc.descendants(self.leader, children)) if pid in processes]
+        tree = processes.keys() & {self.leader, *proc.descendants(self.leader, children)}
         self.seen.update((pid, processes[pid].start) for pid in tree)
         ticks = sum(processes[pid].cpu_ticks for pid in tree)
         now_s, per_second = time.monotonic(), os.sysconf("SC_CLK_TCK")
@@ -109,13 +110,20 @@ def remote_share(ranks: Iterable[RankSteps], nodes: Mapping[int, CpuSet]) -> flo
     None if the machine has one node, where no memory is remote, or if a process's pages cannot be read.
     """
     observed = observe({rank.local_rank: rank.pid for rank in ranks if rank.local_rank in nodes})
-    is_unverified = any(process.pages is None for rank in observed.ranks for process in rank.processes)
-    if len(observed.nodes) < 2 or is_unverified:
+    if len(observed.nodes) < 2 or not all(map(_is_verified, observed.ranks)):
         return None
     counts = {rank.local_rank: rank.bytes_by_node(_KINDS) for rank in observed.ranks}
     total = sum(count.total() for count in counts.values())
-    near = sum(size for rank, count in counts.items() for node, size in count.items() if node in nodes[rank])
+    near = sum(_bytes_on(nodes[rank], count) for rank, count in counts.items())
     return 1 - near / total if total else None
+
+
+def _is_verified(rank: ObservedRank) -> bool:
+    return all(process.pages is not None for process in rank.processes)
+
+
+def _bytes_on(nodes: CpuSet, bytes_by_node: Mapping[int, int]) -> int:
+    return sum(size for node, size in bytes_by_node.items() if node in nodes)
 
 
 def between(readings: Sequence[tuple[float, float]], at_s: float) -> float | None:
