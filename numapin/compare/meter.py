@@ -173,6 +173,8 @@ class StepMeter:
             return
         try:
             self.write(Phase.ENDED)
+        except FileNotFoundError:
+            pass  # the command has ended, and removed the folder
         except OSError as error:
             say(f"warning: rank {self.place.rank}: {self.path} cannot be written: {error.strerror}")
 

@@ -133,7 +133,8 @@ def _rounds_needed(center: float, half: float | None, margin: float, num_rounds:
     """Return the number of rounds whose interval would be narrow enough, if the noise stays the same."""
     if half is None:
         return None
-    wanted = max(abs(center), math.log1p(margin) - abs(center))
+    is_likely = abs(center) > half / 2  # otherwise the estimate may be noise, which more rounds do not confirm
+    wanted = max(math.log1p(margin) - abs(center), abs(center) if is_likely else 0.0)
     spread = half / _t(num_rounds) * math.sqrt(num_rounds)
     first = max(num_rounds + 1, FEWEST_FOR_VERDICT)
     fits = (n for n in range(first, _MOST_ROUNDS + 1) if _t(n) * spread / math.sqrt(n) < wanted)
