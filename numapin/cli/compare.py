@@ -129,7 +129,7 @@ def compare(options: CompareOptions) -> None:
     \b
     Examples:
       numapin compare train.py --lr 0.1                   torchrun and numapin: 12 minutes
-      numapin compare --repeats 5 --seconds 5 train.py    a first look: 5 minutes
+      numapin compare --repeats 5 --seconds 5 train.py    a first look: 6 minutes
       numapin compare --variants torchrun,numapin --html report.html train.py
       numapin compare --variants torchrun --variant 'numapin --bind exclusive' train.py
       numapin compare --a 'python old.py' --b 'python new.py'
