@@ -130,10 +130,11 @@ def _counted_runs(campaign: _Campaign, variants: Mapping[str, Variant], options:
 def with_equal_steps(settings: StepSettings, first_s: Sequence[float]) -> StepSettings:
     """Return the settings of the runs that count: each measures as many steps as fit into the time.
 
-    `first_s` are the steps of the first run, some of which may have waited for a cold disk, so their median counts. A
-    variant that needs several times as long is cut short.
+    `first_s` are the steps of the first run, the earlier of which may have waited for a cold disk, so the second half
+    counts; their mean, because a few may take most of the time. A run that needs several times as long is cut short.
     """
-    fitting = int(settings.seconds / max(statistics.median(first_s), 1e-9))
+    settled_s = statistics.fmean(first_s[len(first_s) // 2 :])
+    fitting = int(settings.seconds / max(settled_s, 1e-9))
     steps = min(settings.steps, max(fitting, FEWEST_STEPS))
     return replace(settings, steps=steps, seconds=settings.seconds * _PATIENCE)
 
