@@ -40,11 +40,12 @@ class StoresHook(BuildHookInterface[Any]):
     _folder: tempfile.TemporaryDirectory[str] | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, and mark the wheel as made for one kind of machine. Without NUMAPIN_WHEEL, nothing stops the build."""
+        """Compile, and mark the wheel as made for one kind of machine. Failures matter only if NUMAPIN_WHEEL is set."""
         if self.target_name != "wheel":
             return
         self._folder = tempfile.TemporaryDirectory()
-        library = Path(self._folder.name, Path(LIBRARY).name).resolve()
+        folder = Path(self._folder.name).resolve()
+        library = folder / Path(LIBRARY).name
         wanted = _wanted_wheel()
         machine = wanted or platform.machine()
         if machine in MACHINES and self._compile(library, machine, must=wanted is not None):
@@ -55,7 +56,7 @@ class StoresHook(BuildHookInterface[Any]):
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{MANYLINUX.format(machine) if wanted else f'linux_{machine}'}"
         if version != "editable":
-            self._list_parts(build_data)
+            self._list_parts(build_data, folder / "numapin.cdx.json")
 
     def finalize(self, _version: str, _build_data: dict[str, Any], _artifact_path: str) -> None:
         """Remove what was compiled."""
@@ -82,11 +83,9 @@ class StoresHook(BuildHookInterface[Any]):
         shutil.copyfile(library, new)
         new.replace(target)
 
-    def _list_parts(self, build_data: dict[str, Any]) -> None:
+    def _list_parts(self, build_data: dict[str, Any], listed: Path) -> None:
         """Put a list of what is in the wheel, and of what it needs, into its .dist-info/sboms (PEP 770)."""
-        assert self._folder is not None
         library = next((Path(path) for path, inside in build_data["force_include"].items() if inside == LIBRARY), None)
-        listed = Path(self._folder.name, "numapin.cdx.json").resolve()
         parts = bill_of_materials(self.metadata, library, tag=build_data.get("tag") or "py3-none-any")
         listed.write_text(json.dumps(parts, indent=2) + "\n")
         build_data["sbom_files"].append(str(listed))
@@ -170,11 +169,17 @@ def bill_of_materials(metadata: Any, library: Path | None, *, tag: str) -> dict[
 
 
 def _needed(requirement: str) -> dict[str, Any]:
-    name = re.match(r"[A-Za-z0-9._-]+", requirement)
-    assert name is not None, requirement
-    purl = f"pkg:pypi/{name[0].lower()}"
+    name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+    purl = f"pkg:pypi/{name.lower()}"
     range_of = {"name": "numapin:requires", "value": requirement}
-    return {"type": "library", "bom-ref": purl, "name": name[0], "scope": "required", "purl": purl, "properties": [range_of]}
+    return {
+        "type": "library",
+        "bom-ref": purl,
+        "name": name,
+        "scope": "required",
+        "purl": purl,
+        "properties": [range_of],
+    }
 
 
 def _compiled(library: Path, version: str) -> dict[str, Any]:

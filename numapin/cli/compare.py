@@ -21,6 +21,7 @@ from numapin.base.redact import without_secrets
 from numapin.base.stderr import say
 from numapin.cli.options import FilePath, Parsed, topology_from, with_values
 from numapin.cli.output import clear_status, emit, json_text, require_writable, say_error, show, show_status, write
+from numapin.cli.torch_import import require_torch
 from numapin.compare.record import MOST_STEPS
 from numapin.compare.schedule import duration
 from numapin.compare.variants import (
@@ -160,6 +161,7 @@ def _check(options: CompareOptions) -> None:
         from numapin.launcher.command import require_program
 
         require_program(options.command[0], module=options.module, no_python=False, run_path=False)
+        require_torch("numapin compare with a script")
     for option, path in (("--output", options.output), ("--html", options.html)):
         require_writable(path, option=option)
     files = [os.path.realpath(path) for path in (options.output, options.html) if path is not None]

@@ -51,7 +51,7 @@ def read_live(topology: Topology, environ: Mapping[str, str]) -> Live:
         nvml=read_nvml(),
         module_version=read_module_version(Path("/")),
         libnuma=libnuma,
-        streaming_stores=memory.can_pass_caches() if os.uname().machine == "x86_64" else None,
+        streaming_stores=memory.can_pass_caches() if memory.may_pass_caches(os.uname().machine) else None,
         python=sys.version_info[:3],
         nccl=_nccl_versions() or _nccl_library(environ),
         shm_bytes=shm_bytes,

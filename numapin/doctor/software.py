@@ -124,7 +124,7 @@ def libnuma(live: Live, _topology: Topology) -> DoctorFinding:
 def streaming_stores(live: Live, _topology: Topology) -> DoctorFinding:
     """Find a numapin that was installed without a C compiler."""
     if live.streaming_stores is None:
-        return STORES.ok("not needed: for x86-64 only")
+        return STORES.ok("not available: for x86-64 and aarch64 only")
     if live.streaming_stores:
         return STORES.ok("libstores.so is installed")
     reinstall = "in numapin's source folder: pip install --force-reinstall --no-deps ."

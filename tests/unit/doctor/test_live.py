@@ -87,7 +87,7 @@ CASES: list[tuple[str, dict[str, Any], DoctorSeverity | None, str]] = [
     ("shm", {"shm_bytes": None, "shm_free_bytes": None}, ERROR, "there is no /dev/shm"),
     ("streaming-stores", {}, OK, "libstores.so is installed"),
     ("streaming-stores", {"streaming_stores": False}, NOTE, "libstores.so is missing"),
-    ("streaming-stores", {"streaming_stores": None}, OK, "not needed: for x86-64 only"),
+    ("streaming-stores", {"streaming_stores": None}, OK, "not available: for x86-64 and aarch64 only"),
     ("python", {}, OK, "3.12.1"),
     ("python", {"python": (3, 11, 10)}, OK, "3.11.10"),
     ("python", {"python": (3, 11, 9)}, WARNING, "3.11.9: forked children can hang"),
