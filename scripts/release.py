@@ -1,6 +1,7 @@
 """Install the files of dist/packages into clean environments, and run tests there: `make release`.
 
-Comes in: what `make package` built, the Pythons on PATH (also pyenv's), and names of trials; none: all of them.
+Comes in: what `make package` built, the Pythons on PATH (also pyenv's), and names of trials; none: all of them. With
+--all before them, contract and unit tests are complete.
 Goes out: docs/tested.md and docs/results/release-tests.txt, which have every trial that was run on these very files.
 Status 1 if one failed. A trial that cannot be had here (no such Python, no torch for it) is noted; it is a failure only
 if it was named.
@@ -17,15 +18,30 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from scripts.package import PACKAGES, ROOT, sha256, unpack
 from scripts.release_table import Counts, Result, write_table
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 WORK: Final = ROOT / ".cache" / "release"
 RESULTS: Final = WORK / "results"
 LIMIT_S: Final = 1200
-TESTS: Final = ("tests/contract", "tests/unit", "tests/integration/test_torchrun_parity.py")
+ALL_TESTS: Final = ("tests/contract", "tests/unit", "tests/integration/test_torchrun_parity.py")
+# What depends on the versions of Python and torch, and takes two minutes on two CPUs; --all runs ALL_TESTS.
+TESTS: Final = (
+    *(
+        f"tests/contract/test_{name}.py"
+        for name in ("surface", "values", "errors", "rng", "state", "cast", "batch_buffer")
+    ),
+    *(
+        f"tests/unit/{name}"
+        for name in ("base", "system", "plan", "rank", "tasks", "data", "launcher", "test_public_api.py")
+    ),
+    "tests/integration/test_torchrun_parity.py",
+)
 WITHOUT_TORCH: Final = ("tests/integration/test_without_torch.py",)
 KINDS: Final = {"x86_64": "*x86_64.whl", "pure": "*-none-any.whl", "sdist": "*.tar.gz"}
 
@@ -78,6 +94,8 @@ TRIALS: Final = (
 
 def main(names: list[str]) -> int:
     """Run the trials, and write the table of all that were run on these files."""
+    tests = ALL_TESTS if names[:1] == ["--all"] else TESTS
+    names = [name for name in names if name != "--all"]
     unknown = set(names) - {trial.name for trial in TRIALS}
     if unknown:
         print(f"no such trial: {', '.join(sorted(unknown))}; there are: {' '.join(trial.name for trial in TRIALS)}")
@@ -87,7 +105,7 @@ def main(names: list[str]) -> int:
     for trial in TRIALS:
         kept = RESULTS / f"{trial.name}.json"
         if not names or trial.name in names:
-            result = attempt(trial, files)
+            result = attempt(trial, files, tests)
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps(asdict(result)))
             print(f"{trial.name}: {result.outcome}, {result.seconds:.0f} s", flush=True)
@@ -106,7 +124,7 @@ def known(path: Path, files: str) -> Result | None:
     return result if result.files == files else None
 
 
-def attempt(trial: Trial, files: str) -> Result:
+def attempt(trial: Trial, files: str, tests: Sequence[str]) -> Result:
     """Run a trial in a folder of its own, and remove the folder."""
     folder = WORK / "trials" / trial.name
     shutil.rmtree(folder, ignore_errors=True)
@@ -116,7 +134,7 @@ def attempt(trial: Trial, files: str) -> Result:
     try:
         python = make_environment(trial, folder)
         version, torch = read_versions(python, folder)
-        counts, output = run_tests(trial, python, folder)
+        counts, output = run_tests(python, folder, tests if trial.torch else WITHOUT_TORCH)
         result = replace(result, python=version, torch=torch, why="", output=output, counts=counts)
     except NotHereError as error:
         result = replace(result, why=str(error))
@@ -206,12 +224,11 @@ def sys_gil(python: Path) -> bool:
     return not subprocess.run([python, "-c", code], check=False).returncode
 
 
-def run_tests(trial: Trial, python: Path, folder: Path) -> tuple[Counts, str]:
+def run_tests(python: Path, folder: Path, chosen: Sequence[str]) -> tuple[Counts, str]:
     """Run the sdist's tests against what is installed: the tree beside them has no numapin."""
     source = unpack(built("sdist"), folder / "sdist")
     shutil.rmtree(source / "numapin")
-    chosen = TESTS if trial.torch is not None else WITHOUT_TORCH
-    parallel = ("-n", "2", "--dist=loadgroup") if trial.torch is not None else ()
+    parallel = () if chosen is WITHOUT_TORCH else ("-n", "2", "--dist=loadgroup")
     first = pytest(python, source, *parallel, *chosen)
     counts = count(first)
     if counts.failed:

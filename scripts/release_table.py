@@ -16,9 +16,9 @@ FILES: Final = {"x86_64": "wheel for x86-64", "pure": "pure wheel", "sdist": "sd
 HEAD: Final = """# Tested with
 
 `make release` wrote this page on {date}, on {system}: do not edit it. It builds the files of a release, installs them
-into new environments with pip, and runs the tests of the sdist against what was installed: contract, unit and torchrun
-parity tests; without torch, those of what works without it. The raw output is in
-[release-tests.txt](results/release-tests.txt).
+into new environments with pip, and runs tests of the sdist against what was installed: those contract, unit and
+torchrun parity tests that depend on the versions of Python and torch (`scripts/release.py --all`: all of them); without
+torch, those of what works without it. The raw output is in [release-tests.txt](results/release-tests.txt).
 
 | Python | torch | installed from | result | passed | skipped | time |
 |---|---|---|---|---|---|---|
