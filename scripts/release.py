@@ -1,7 +1,7 @@
 """Install the files of dist/packages into clean environments, and run tests there: `make release`.
 
 Comes in: what `make package` built, the Pythons on PATH (also pyenv's), and names of trials; none: all of them. With
---all before them, contract and unit tests are complete.
+--all before them, contract and unit tests are complete; with --check, nothing is written into the tree.
 Goes out: docs/tested.md and docs/results/release-tests.txt, which have every trial that was run on these very files.
 Status 1 if one failed. A trial that cannot be had here (no such Python, no torch for it) is noted; it is a failure only
 if it was named.
@@ -95,7 +95,8 @@ TRIALS: Final = (
 def main(names: list[str]) -> int:
     """Run the trials, and write the table of all that were run on these files."""
     tests = ALL_TESTS if names[:1] == ["--all"] else TESTS
-    names = [name for name in names if name != "--all"]
+    keeps = names[:1] != ["--check"]
+    names = [name for name in names if name not in ("--all", "--check")]
     unknown = set(names) - {trial.name for trial in TRIALS}
     if unknown:
         print(f"no such trial: {', '.join(sorted(unknown))}; there are: {' '.join(trial.name for trial in TRIALS)}")
@@ -110,7 +111,10 @@ def main(names: list[str]) -> int:
             kept.write_text(json.dumps(asdict(result)))
             print(f"{trial.name}: {result.outcome}, {result.seconds:.0f} s", flush=True)
         results.append(known(kept, files) or Result.not_run(trial.name, trial.python, trial.torch, trial.kind))
-    write_table(results, ROOT)
+        if not keeps and results[-1].counts.failed:
+            print(results[-1].output)
+    if keeps:
+        write_table(results, ROOT)
     wanted = [result for result in results if result.name in names]
     return int(any(result.counts.failed for result in results) or any(result.why for result in wanted))
 

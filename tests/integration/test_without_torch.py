@@ -62,7 +62,7 @@ def test_torch_is_hidden(folder: Path) -> None:
         ("topo --machine example:dgx-a100 --format svg", "<svg"),
         ("plan --machine example:dgx-a100", "mlx5_0"),
         ("job slurm --nodes 2 --gpus-per-node 8 --time 1h train.py", "#SBATCH"),
-        ("job kubernetes --gpus-per-node 8 --container registry/image:tag train.py", "kind:"),
+        ("job kubernetes --gpus-per-node 8 --container registry/image:tag --machine example:p4d train.py", "kind:"),
         ("exec --local-rank 0 --local-size 1 -- echo bound", "bound"),
         ("completion bash", "complete"),
         ("run --help-all", "--rdzv-backend"),
