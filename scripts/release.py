@@ -9,6 +9,7 @@ if it was named.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from scripts.package import PACKAGES, ROOT, sha256, unpack
+from scripts.package import PACKAGES, ROOT, members, unpack
 from scripts.release_table import Counts, Result, write_table
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"no such trial: {', '.join(sorted(unknown))}; there are: {' '.join(trial.name for trial in TRIALS)}")
         return 2
-    files = sha256(built("pure"))
+    files = hash_of_files()
     results = []
     for trial in TRIALS:
         kept = RESULTS / f"{trial.name}.json"
@@ -145,6 +146,15 @@ def attempt(trial: Trial, files: str, tests: Sequence[str]) -> Result:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return replace(result, files=files, seconds=time.monotonic() - start)
+
+
+def hash_of_files() -> str:
+    """Return the hash of what is tested, and of its tests: the pure wheel, and the folder tests of the sdist."""
+    found = hashlib.sha256(built("pure").read_bytes())
+    for name, content in members(built("sdist")):
+        if name.split("/")[1] == "tests":
+            found.update(name.encode() + content)
+    return found.hexdigest()
 
 
 def built(kind: str) -> Path:

@@ -15,10 +15,12 @@ RAW: Final = "docs/results/release-tests.txt"
 FILES: Final = {"x86_64": "wheel for x86-64", "pure": "pure wheel", "sdist": "sdist"}
 HEAD: Final = """# Tested with
 
-`make release` wrote this page on {date}, on {system}: do not edit it. It builds the files of a release, installs them
-into new environments with pip, and runs tests of the sdist against what was installed: those contract, unit and
-torchrun parity tests that depend on the versions of Python and torch (`scripts/release.py --all`: all of them); without
-torch, those of what works without it. The raw output is in [release-tests.txt](results/release-tests.txt).
+`make release` wrote this page on {date}, on {system}: do not edit it.
+
+It builds the files of a release, installs them into new environments with pip, and runs tests of the sdist against what
+was installed: those contract, unit and torchrun parity tests that depend on the versions of Python and torch (all of
+them with `make trials TRIALS=--all`); without torch, those of what works without it. The raw output is in
+[release-tests.txt](results/release-tests.txt).
 
 | Python | torch | installed from | result | passed | skipped | time |
 |---|---|---|---|---|---|---|
@@ -27,8 +29,8 @@ TAIL: Final = """
 "On a second try": tests with a bound on time may fail while the machine is busy. They then run once more, alone.
 "Not tried" means that the machine of this run did not have it; it says nothing about whether it works.
 
-The wheel for aarch64 is checked by auditwheel, and its compiled part runs in QEMU ({page}). The whole wheel
-has never been installed on an aarch64 machine.
+The wheel for aarch64 is checked by auditwheel, and its compiled part runs in QEMU. The whole wheel has never been
+installed on such a machine ([Releasing](../CONTRIBUTING.md#releasing)).
 """
 
 
@@ -86,13 +88,13 @@ class Result:
 def write_table(results: list[Result], root: Path) -> None:
     """Write the page and the raw output."""
     date = time.strftime("%Y-%m-%d", time.gmtime())
-    system = f"Linux {platform.release()} on {platform.machine()}"
+    system = f"Linux {platform.release().partition('-')[0]} on {platform.machine()}"
     rows = "".join(map(_row, results))
-    page = "[CONTRIBUTING.md](../CONTRIBUTING.md)"
-    (root / PAGE).write_text(HEAD.format(date=date, system=system) + rows + TAIL.format(page=page))
+    (root / PAGE).write_text(HEAD.format(date=date, system=system) + rows + TAIL)
     raw = "".join(f"== {result.name}: {result.outcome}\n{result.output}\n\n" for result in results)
     (root / RAW).write_text(
-        f"make release, {date}, {system}\nsha256 of the pure wheel: {results[0].files}\n\n{raw}".rstrip() + "\n"
+        f"make release, {date}, {system}\nsha256 of the pure wheel and the tests: {results[0].files}\n\n{raw}".rstrip()
+        + "\n"
     )
 
 
