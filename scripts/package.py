@@ -31,6 +31,7 @@ MACHINES: Final = {"x86_64": 62, "aarch64": 183}
 """The kinds of wheels with a compiled part, and their numbers in an ELF file."""
 IN_SDIST: Final = ("numapin/__init__.py", "tests/conftest.py", "docs/index.md", "examples/README.md", "LICENSE")
 LIBRARY: Final = "numapin/system/libstores.so"
+EXAMPLE_URL: Final = "https://example.org/owner/numapin"  # of the index page that is checked, in no file of a release
 CHECK: Final = "tests/unit/system/stores_check.c"
 
 
@@ -49,6 +50,7 @@ def main() -> int:
         wheels = [build_wheel(source, kind, PACKAGES) for kind in (*MACHINES, "pure")]
         checks: dict[str, Callable[[], str]] = {
             "twine check --strict": partial(twine, [sdist, *wheels]),
+            "index page": partial(index_page, again),
             "the sdist is complete": partial(sdist_is_complete, sdist),
             "the tree makes the same files": partial(tree_makes_the_same, again),
             "no path of this machine": partial(no_path, [sdist, *wheels], [tree, again]),
@@ -89,9 +91,10 @@ def run(*command: str | Path, folder: Path = ROOT, **environ: str) -> str:
     return result.stdout
 
 
-def build_sdist(folder: Path, out: Path) -> Path:
+def build_sdist(folder: Path, out: Path, *, repository: str = "") -> Path:
     """Build an sdist, and return its path."""
-    run(sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", out, folder)
+    command = (sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", out, folder)
+    run(*command, NUMAPIN_REPOSITORY=repository or os.environ.get("NUMAPIN_REPOSITORY", ""))
     (made,) = out.glob("*.tar.gz")
     return made
 
@@ -117,6 +120,21 @@ def twine(files: list[Path]) -> str:
     """Check the metadata, and that the index can show README."""
     run(sys.executable, "-m", "twine", "check", "--strict", *files)
     return f"{len(files)} files"
+
+
+def index_page(folder: Path) -> str:
+    """Build with a repository's URL; check that the index shows README's picture, and that all links lead there."""
+    from readme_renderer.markdown import render
+
+    sdist = build_sdist(ROOT, folder / "page", repository=EXAMPLE_URL)
+    (metadata,) = (content.decode() for name, content in members(sdist) if re.fullmatch(r"[^/]+/PKG-INFO", name))
+    shown = render(metadata.partition("\n\n")[2])
+    pictures = re.findall(r'<img[^>]* src="([^"]*)"', shown or "")
+    links = re.findall(r'href="([^"]*)"', shown or "")
+    wrong = [link for link in (*links, *pictures) if not link.startswith(("https://", "#"))]
+    if not pictures or wrong:
+        raise CheckError(f"pictures: {pictures}; links that lead nowhere: {wrong}")
+    return f"{len(pictures)} picture, {len(links)} links"
 
 
 def sdist_is_complete(sdist: Path) -> str:
