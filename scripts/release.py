@@ -33,14 +33,9 @@ LIMIT_S: Final = 1200
 ALL_TESTS: Final = ("tests/contract", "tests/unit", "tests/integration/test_torchrun_parity.py")
 # What depends on the versions of Python and torch, and takes two minutes on two CPUs; --all runs ALL_TESTS.
 TESTS: Final = (
-    *(
-        f"tests/contract/test_{name}.py"
-        for name in ("surface", "values", "errors", "rng", "state", "cast", "batch_buffer")
-    ),
-    *(
-        f"tests/unit/{name}"
-        for name in ("base", "system", "plan", "rank", "tasks", "data", "launcher", "test_public_api.py")
-    ),
+    *(f"tests/contract/test_{name}.py" for name in ("surface", "values", "errors", "rng", "cast")),
+    *(f"tests/unit/{name}" for name in ("system", "plan", "rank", "tasks", "data", "test_public_api.py")),
+    *(f"tests/unit/launcher/test_{name}.py" for name in ("agent", "direct", "installed_torch", "other_torch", "store")),
     "tests/integration/test_torchrun_parity.py",
 )
 WITHOUT_TORCH: Final = ("tests/integration/test_without_torch.py",)
