@@ -57,7 +57,8 @@ bench: $(READY)  ## measure start-up and planning against torchrun; results on s
 package: $(TOOLS)/.ready  ## build sdist, wheels and lists of parts into dist/, and check them
 	$(TOOLS)/bin/python -m scripts.package
 
-release: package trials  ## also install what was built into clean environments, and test it there
+release: package  ## also install what was built into clean environments, and test it there
+	$(MAKE) trials
 
 trials: $(TOOLS)/.ready  ## only the second half of `make release`, on what was built: TRIALS='3.11-notorch 3.13-torchnewest'
 	$(TOOLS)/bin/python -m scripts.release $(TRIALS)
