@@ -95,7 +95,13 @@ def __getattr__(name: str) -> object:
     if name not in _HOME:
         msg = f"module 'numapin' has no attribute {name!r}"
         raise AttributeError(msg)
-    return getattr(import_module(_HOME[name]), name)
+    try:
+        return getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        msg = f"numapin.{name} needs torch: pip install 'numapin[torch]'"
+        raise ModuleNotFoundError(msg, name="torch") from error
 
 
 def __dir__() -> list[str]:
