@@ -61,7 +61,7 @@ class RankSlice:
         self.json = brace + rest
 
 
-def _slice(rank: RankPlan) -> str:
+def slice_text(rank: RankPlan) -> str:
     """Return the text of a slice: `cpus=0-3 nodes=0 memory=bind within= node=0 num_threads=4 nic= {"local_rank": 0}`.
 
     `nic` are the variables of --nic-env, such as `UCX_NET_DEVICES=mlx5_0:1`, separated by commas.
@@ -124,7 +124,7 @@ def _hand_over_slices(plan: Plan, environ: MutableMapping[str, str]) -> bool:
     whether they fit; else the ranks read plan.json.
     """
     _remove_slices(environ)  # this launcher may be a rank itself and have slices
-    slices = {f"{SLICE_VARIABLE}{rank.local_rank}": _slice(rank) for rank in plan.ranks}
+    slices = {f"{SLICE_VARIABLE}{rank.local_rank}": slice_text(rank) for rank in plan.ranks}
     sizes = [len(name) + len(text) for name, text in slices.items()]
     if not _fit_into_environment(sizes):
         return False
@@ -181,7 +181,7 @@ def _planned_slice(local_rank: int, environ: Mapping[str, str]) -> str | None:
     from numapin.plan.model import Plan
 
     text, path = found
-    return _slice(Plan.from_json(text, source=path).ranks[local_rank])
+    return slice_text(Plan.from_json(text, source=path).ranks[local_rank])
 
 
 def read_text(path: str) -> str:
