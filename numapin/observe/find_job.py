@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping  # noqa: TC003 - the type of a field that is read
 from dataclasses import dataclass, replace
 from itertools import chain
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -112,7 +111,7 @@ def read_run(folder: Path) -> RunningJob:
             f"run {folder.name} has ended", f"its files are in {folder}; check the active run with: numapin verify"
         )
     _require_planned(records, plan)
-    latest = {record.local_rank: record for record in sorted(records.values(), key=attrgetter("restart"))}
+    latest = {record.local_rank: record for record in sorted(records.values(), key=_age)}
     return RunningJob(
         name=folder.name,
         plan=plan,
@@ -120,6 +119,11 @@ def read_run(folder: Path) -> RunningJob:
         applied={rank: record.applied for rank, record in latest.items()},
         gone=frozenset(rank for rank, record in latest.items() if not record.is_running()),
     )
+
+
+def _age(record: _Record) -> tuple[bool, int, int]:
+    """Order the records of a rank, the last one last. Below `exec --children` several processes may use one GPU."""
+    return record.is_running(), record.restart, record.start or 0
 
 
 def _read_files(folder: Path) -> tuple[Plan, dict[str, _Record]]:

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -62,7 +63,7 @@ def start(*command: str, options: tuple[str, ...] = (), cwd: Path | None = None,
     return call(*NUMAPIN, "exec", "--children", "--bind", "exclusive", *options, "--", *command, cwd=cwd, **environ)
 
 
-def python(folder: Path, text: str, *arguments: str, options: tuple[str, ...] = (), **environ: str) -> Done:
+def python(folder: Path, text: str, *arguments: str, options: tuple[str, ...] = (), **environ: Any) -> Done:
     """Run a script so; it may call `show`."""
     return start(sys.executable, script(folder, SHOW + text, "program.py"), *arguments, options=options, **environ)
 
@@ -331,7 +332,7 @@ while True: time.sleep(1)
                 assert json.loads(run.stdout.readline())["name"] == "SIGUSR1"
                 run.send_signal(last)
                 assert run.wait(LIMIT_S) == (3 if last == signal.SIGTERM else -last)
-                assert wait_until(lambda pid=ready["pid"]: gone(pid), limit_s=LIMIT_S)
+                assert wait_until(partial(gone, ready["pid"]), limit_s=LIMIT_S)
 
     def test_ranks_of_numapin_run_are_its_own(self, gpus: dict[str, Any], tmp_path: Path) -> None:
         """`numapin run` below the command binds its ranks as always, and they do not bind themselves again."""
