@@ -293,12 +293,12 @@ def _record(plan: ChildTable, taken: TakenGpus, how: str) -> None:
 
 def _report(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     """Say what was bound: always if it came late, else with --verbose. With --strict, end a process that fell short."""
-    own = next(iter(taken.slices.values()))
-    if not taken.is_guess or plan.verbose:
-        memory = f"{own.memory} {own.nodes}" if own.nodes and own.memory != "none" else own.memory
-        cpus, gpus = CpuSet(os.sched_getaffinity(0)), ", ".join(taken.names.values())
+    nodes = next(iter(taken.slices.values())).nodes
+    if taken.applied is not None and (plan.verbose or not taken.is_guess):
+        memory = f"{taken.applied.memory or 'policy unknown'} {CpuSet(taken.applied.nodes)}".rstrip()
+        cpus, gpus = CpuSet(taken.applied.cpus), ", ".join(taken.names.values())
         bound = f"process {taken.pid} is bound to {gpus} ({how}): CPUs {cpus}, memory {memory}"
-        say(f"{bound}; {allocated_text(taken.allocated, own.nodes)}")
+        say(f"{bound}; {allocated_text(taken.allocated, nodes)}")
     for text in taken.surprises:
         records.say_once(plan.run, f"warning: {text}")
     if plan.strict and taken.surprises:

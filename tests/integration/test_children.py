@@ -156,7 +156,7 @@ if __name__ == "__main__":
         """An actor gets CUDA_VISIBLE_DEVICES while its process runs; it is bound when it imports torch."""
         text = """
 import ray
-ray.init(num_gpus=2, num_cpus=2, include_dashboard=False, logging_level="error")
+ray.init(num_gpus=2, num_cpus=4, include_dashboard=False, logging_level="error")
 @ray.remote(num_gpus=1)
 class Actor:
     def where(self):

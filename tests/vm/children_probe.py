@@ -57,10 +57,15 @@ def write(name: str, **more: object) -> None:
     path.with_suffix(".new").rename(path)
 
 
-def _placed() -> dict[str, object]:
-    """Touch new memory and return the nodes of its pages."""
+def _placed() -> object:
+    """Touch new memory and return the nodes of its pages.
+
+    From numa_maps: move_pages does not find pages that the kernel's NUMA balancing looks at, as in threads without a
+    policy.
+    """
     mapping = probe._touched_mapping()
-    return probe._pages(ctypes.addressof(ctypes.c_char.from_buffer(mapping)))
+    found = probe._numa_maps(f"{ctypes.addressof(ctypes.c_char.from_buffer(mapping)):x}")
+    return found and found["pages"]
 
 
 def _allocated() -> mmap.mmap:
@@ -106,7 +111,8 @@ def work(name: str, rank: int, ready: Any, done: Any) -> None:
         helper = mp.get_context("fork").Process(target=write, args=(f"{name}-loader",))
         helper.start()
         helper.join()
-        subprocess.run([sys.executable, __file__, "helper", f"{name}-helper"], check=True)
+        if name.startswith("spawn"):
+            subprocess.run([sys.executable, __file__, "helper", f"{name}-helper"], check=True)
         ready.release()
         done.wait()
         before.close()
@@ -143,11 +149,9 @@ def run_engine() -> None:
 def _engine_worker(rank: int) -> None:
     import torch
 
-    threading.Thread(target=torch.cuda.set_device, args=(rank,)).start()  # from a thread, as some executors do
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread():
-            thread.join()
-    write(f"engine-{rank}")
+    with ThreadPoolExecutor(1) as pool:  # some executors set the device in a thread
+        pool.submit(torch.cuda.set_device, rank).result()
+        write(f"engine-{rank}")
 
 
 # --- the other scenes ------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def test_threads_that_start_meanwhile(program: subprocess.Popen[str]) -> None:
     found = whole_process.bind_threads(program.pid, frozenset(LAST))
     assert found.refusals == ()
     for _ in range(3):
-        assert set(proc.thread_cpus(program.pid)) == {LAST}
+        assert set(proc.thread_cpus(program.pid)) == {frozenset(LAST)}
     program.communicate("go\n", timeout=60)
 
 
