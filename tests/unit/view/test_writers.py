@@ -20,6 +20,7 @@ _PLACES = {
     "cli/output.py",
     "cli/top.py",  # the live display
     "rank/signals.py",  # names of signals and numbers
+    "children/hook/sitecustomize.py",
     "launcher/sitehook/sitecustomize.py",
     "base/stderr.py",
 }
