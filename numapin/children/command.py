@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _FOLDER: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
 _TO_COMMAND: Final = (signal.SIGHUP, signal.SIGCONT)
 """When a terminal hangs up, the kernel sends these to the leader of its session only."""
+_MAX_VARIABLE_BYTES: Final = 120_000  # Linux allows 128 KiB
 _STOPS: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
@@ -65,7 +66,8 @@ def run_with_children(  # noqa: PLR0913 - what the command line gives
         verbose: Report every binding.
 
     Returns:
-        The command's exit status; 5 with `strict` if a process was not bound as planned and the command succeeded.
+        The command's exit status, -n after signal n; 5 with `strict` if a process was not bound as planned, and the
+        command succeeded.
 
     Raises:
         PlanError: No GPU is visible, or there is no plan for them.
@@ -114,14 +116,20 @@ def _environment(table: ChildTable, environ: Mapping[str, str]) -> dict[str, str
     kept = {name: value for name, value in environ.items() if name != BINDING}
     path = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry != _FOLDER]
     joined = _FOLDER if path in ([], [""]) else os.pathsep.join((_FOLDER, *path))  # "FOLDER:" adds the current folder
-    return {**kept, CHILDREN: table.render(), "PYTHONPATH": joined}
+    text = table.render()
+    if len(text) > _MAX_VARIABLE_BYTES:
+        raise PlanError(
+            f"--children: the plan of {len(table.devices)} GPUs is too long to hand on", "name fewer: --gpus"
+        )
+    return {**kept, CHILDREN: text, "PYTHONPATH": joined}
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the command in a child; pass signals on; return its status as a shell counts.
+    """Run the command in a child; pass signals on; return its status, or -n after signal n.
 
     If this process is killed, the kernel kills the command, too.
     """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is inherited as ignored, the exit status is lost
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     parent, child = os.getpid(), os.fork()
     if child == 0:
@@ -166,8 +174,7 @@ def _reaped(child: int) -> int | None:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = ended
             if pid == child:
-                code = os.waitstatus_to_exitcode(status)
-                return code if code >= 0 else 128 - code
+                return os.waitstatus_to_exitcode(status)
     return None
 
 

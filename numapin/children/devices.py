@@ -68,15 +68,15 @@ def device_of(table: ChildTable, environ: Mapping[str, str], number: int) -> Dev
 
 
 def _changed_list(table: ChildTable, environ: Mapping[str, str]) -> str | None:
-    """Return the list of devices that differs from the command's. Raises UnknownDevice if several do.
+    """Return the list of devices that differs from the command's. Raises UnknownDevice if several say different things.
 
     An unset list that the command had shows devices that the plan does not have.
     """
     changed = [name for name in LISTS if environ.get(name) != table.saw.get(name)]
     if not changed:
         return None
-    (name, *others) = changed
-    if others or name not in environ:
+    name = changed[0]
+    if name not in environ or len({environ.get(each) for each in changed}) > 1:
         settings = ", ".join(f"{name}={environ.get(name, '')[:60]}" for name in changed)
         raise UnknownDevice(f"numapin cannot combine the lists of devices {settings}; set only one of them")
     return name

@@ -113,18 +113,18 @@ def take_known(moment: str) -> None:
             if found is not None:
                 entry, variable = found
                 _take(plan, entry, f"{variable}, {moment}", is_guess=True)
-        except UnknownDevice as error:
-            _cannot(plan, str(error))
+        except UnknownDevice:  # reported if the process uses it
+            return
 
 
-def take(number: int, how: str) -> None:
+def take(number: int, how: str, *, is_guess: bool = False) -> None:
     """Bind this process to the GPU that its runtime numbers so."""
     plan = table()
     if plan is None or number < 0:
         return
     with _own.lock:
         try:
-            _take(plan, device_of(plan, os.environ, number), how, is_guess=False)
+            _take(plan, device_of(plan, os.environ, number), how, is_guess=is_guess)
         except UnknownDevice as error:
             _cannot(plan, str(error))
 
@@ -191,6 +191,7 @@ def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     """Bind all threads as the slices say, and the processes that follow; record the result."""
     first = next(iter(taken.slices.values()))
     wanted, several = _wanted(taken)
+    taken.had.add(frozenset(os.sched_getaffinity(0)))  # the process that it follows may have been bound meanwhile
     taken.applied = bind.apply(wanted)
     threads = whole_process.bind_threads(taken.pid, wanted.cpus, before=taken.had)
     taken.had.add(frozenset(os.sched_getaffinity(0)))
@@ -270,9 +271,10 @@ def _inherited(environ: Mapping[str, str]) -> int | None:
 
 def _record(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     number = next(iter(taken.slices))
+    name = f"{handover.OBSERVED}{number}-{taken.pid}.json"
     for path in [path for pid, path in records.bound_pids(plan.run).items() if pid == taken.pid]:
-        if not os.path.basename(path).startswith(f"{handover.OBSERVED}{number}-"):  # a guess that was wrong
-            os.unlink(path)
+        if os.path.basename(path) != name:  # of a guess that was wrong
+            records.remove(plan.run, os.path.basename(path))
     content = {
         "schema": "numapin.observed/1",
         "local_rank": number,
@@ -288,7 +290,7 @@ def _record(plan: ChildTable, taken: TakenGpus, how: str) -> None:
         "allocated_before": taken.allocated,
         "surprises": taken.surprises,
     }
-    records.write(plan.run, f"{handover.OBSERVED}{number}-{taken.pid}.json", content)
+    records.write(plan.run, name, content)
 
 
 def _report(plan: ChildTable, taken: TakenGpus, how: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
+from contextlib import suppress
 
 from numapin.base.stderr import say
 from numapin.errors import NumapinError
@@ -21,21 +22,34 @@ if TYPE_CHECKING:
 
 UNBOUND: Final = "unbound-"
 _SAID: Final = "said-"
+_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write(folder: str, name: str, content: Mapping[str, object]) -> None:
-    """Write a record; a folder that cannot be written is reported, once for all processes that share it."""
+    """Write a record; a folder that cannot be written is reported, once for all processes that share it.
+
+    If the folder is gone, the command has ended, and the process that outlives it needs no record.
+    """
+    if not os.path.isdir(folder):
+        return
     try:
         handover.write_json(folder, name, content)
     except NumapinError as error:
         say_once(folder, f"warning: no record of the binding: {error.message}")
 
 
+def remove(folder: str, name: str) -> None:
+    """Remove a record that does not hold any more."""
+    with suppress(OSError), handover.opened_to_write(folder) as descriptor:
+        os.unlink(name, dir_fd=descriptor)
+
+
 def say_once(folder: str, text: str) -> None:
     """Write a line to stderr, unless another process of this run has written the same."""
-    path = os.path.join(folder, f"{_SAID}{zlib.crc32(text.encode(errors='replace')):08x}")
+    name = f"{_SAID}{zlib.crc32(text.encode(errors='replace')):08x}"
     try:
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        with handover.opened_to_write(folder) as descriptor:
+            os.close(os.open(name, _NEW_FILE, 0o600, dir_fd=descriptor))
     except FileExistsError:
         return
     except OSError:  # say it twice rather than never

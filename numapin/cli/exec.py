@@ -7,6 +7,8 @@ command, bound, in the same process. With an existing plan and no binding option
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -134,7 +136,22 @@ def _bind_children(options: _ExecOptions) -> NoReturn:
         strict=options.strict,
         verbose=options.verbose,
     )
+    if status < 0:
+        _die_of(-status)
     sys.exit(status)
+
+
+def _die_of(number: int) -> None:
+    """End as the command did, so that a shell's loop ends on Ctrl-C; return if this process survives the signal."""
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
+    )  # the command left its own
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    sys.stderr.flush()
+    os.kill(os.getpid(), number)
+    sys.exit(128 + number)
 
 
 def _typed_binding_options() -> list[str]:

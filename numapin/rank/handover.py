@@ -92,7 +92,7 @@ def write_json(folder: str, name: str, content: object) -> None:
 def write_text(folder: str, name: str, text: str) -> None:
     """Write a file into the folder, whole or not at all. Raises NumapinError that names it."""
     try:
-        with _opened_to_write(folder) as descriptor:
+        with opened_to_write(folder) as descriptor:
             replace_at(descriptor, name, text, mode=0o600)
     except (OSError, ValueError) as error:
         raise unwritten(os.path.join(folder, name), error, _REMEDY) from None
@@ -201,14 +201,14 @@ def read_text(path: str) -> str:
 def identity(folder: str) -> tuple[int, int] | None:
     """Return device and inode of a run's folder; None if it is gone, or if others can replace it."""
     try:
-        with _opened_to_write(folder) as descriptor:
+        with opened_to_write(folder) as descriptor:
             found = os.fstat(descriptor)
             return found.st_dev, found.st_ino
     except OSError:
         return None
 
 
-def _opened_to_write(folder: str) -> OpenFolder:
+def opened_to_write(folder: str) -> OpenFolder:
     """Open a run's folder. It is not made again: another user may have made the folder around it.
 
     Raises OSError, also if other users may replace it, or what is in it.

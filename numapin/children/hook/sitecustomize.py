@@ -45,12 +45,21 @@ class _TorchWatch:
             return None
         if not _patches:
             sys.meta_path.remove(cls)
-        import importlib.util
+        try:
+            return _patched_spec(name, patch)
+        except Exception as error:  # the other finders go on
+            _report(error)
+            return None
 
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            _call_after_import(spec.loader, patch)
-        return spec
+
+def _patched_spec(name: str, patch: Callable[[ModuleType], None]) -> ModuleSpec | None:
+    """Return the other finders' spec of a module that is patched once it is imported."""
+    import importlib.util
+
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.loader is not None:
+        _call_after_import(spec.loader, patch)
+    return spec
 
 
 def _call_after_import(loader: Any, patch: Callable[[ModuleType], None]) -> None:  # noqa: ANN401 - any module's loader
@@ -143,7 +152,7 @@ def _cuda_is_initialized() -> None:
     from numapin.children import watch
 
     if not watch.start(_report):
-        own.take(0, "CUDA was initialized")
+        own.take(0, "CUDA was initialized", is_guess=True)
 
 
 def _may_be_known(text: str) -> bool:
@@ -157,20 +166,28 @@ def _may_be_known(text: str) -> bool:
 
 
 def _own() -> Any:  # noqa: ANN401 - numapin.children.own
-    """Import what binds; from this file's own numapin if the interpreter has none. Warn if that fails."""
+    """Import what binds. Warn if that fails."""
     try:
-        try:
-            from numapin.children import own
-        except ModuleNotFoundError:
-            sys.path.append(_PACKAGE_PARENT)
-            try:
-                from numapin.children import own
-            finally:
-                sys.path.remove(_PACKAGE_PARENT)
+        if "numapin" not in sys.modules:
+            _import_package()
+        from numapin.children import own
     except (ImportError, SyntaxError, AttributeError) as error:  # another version of numapin, or an older Python
         _fail(f"cannot import numapin ({error})", "install this version of numapin for that interpreter")
         return None
     return own
+
+
+def _import_package() -> None:
+    """Import the numapin that this file belongs to: the interpreter may have none, and the script's folder another."""
+    import importlib.util
+
+    folder = os.path.join(_PACKAGE_PARENT, "numapin")
+    file = os.path.join(folder, "__init__.py")
+    spec = importlib.util.spec_from_file_location("numapin", file, submodule_search_locations=[folder])
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["numapin"] = module
+        spec.loader.exec_module(module)
 
 
 def _guarded(function: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401 - the function's own
