@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 else:
     _TorchsIterator = object
 
+_PINNING_ENDS_S: Final = 2.0  # at exit; the thread may wait for a user's type
 _SHARES_ARE_FIXED: Final = (
     "balance=True changes nothing for an iterable dataset, because each worker has its own share of the samples; "
     "to take batches as they come, use in_order=False"
@@ -94,7 +95,7 @@ class LaneIterator(_TorchsIterator):
         with unused_slots_hidden(), nullcontext() if self._track is None else self._track.preserved():
             super().__init__(changed, *state)
         self._profile_name = profile_name(self.torchs_name)
-        util.Finalize(self, _end_unstarted_of, (weakref.ref(self),), exitpriority=10)
+        util.Finalize(self, _end_at_exit, (weakref.ref(self),), exitpriority=10)
 
     @property
     def _base_seed(self) -> int:
@@ -187,6 +188,14 @@ class LaneIterator(_TorchsIterator):
             self._unwatch()
             self._context.end(self._workers[number], number)
 
+    def end_pinning(self) -> None:
+        """End torch's pin thread at exit: Python aborts if a thread is in C++ when the interpreter ends."""
+        thread = self.__dict__.get("_pin_memory_thread")
+        if thread is not None and self._path.pid == os.getpid():
+            self._pin_memory_thread_done_event.set()
+            self._lane.results.put((None, None))  # wakes it
+            thread.join(_PINNING_ENDS_S)
+
     def _unwatch(self) -> None:
         """Keep torch's handler of SIGCHLD from raising for workers that we kill."""
         if self._worker_pids_set:
@@ -270,10 +279,11 @@ class SlotIterator(LaneIterator, _MultiProcessingDataLoaderIter):
     """An iterator over a loader's batches, through a lane."""
 
 
-def _end_unstarted_of(reference: weakref.ref[LaneIterator]) -> None:
-    """End such workers of an iterator that still exists at exit, before multiprocessing waits for them."""
+def _end_at_exit(reference: weakref.ref[LaneIterator]) -> None:
+    """End an iterator's pin thread, and workers that may hang, before multiprocessing waits for these."""
     iterator = reference()
     if iterator is not None:
+        iterator.end_pinning()
         iterator.end_unstarted()
 
 

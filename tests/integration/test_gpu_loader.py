@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from tests.integration.gpu_loading import (
     BATCH,
     CYCLES,
     MIB,
+    ROOT,
     Filled,
     assert_no_error_is_pending,
     copies_to_device,
@@ -241,3 +244,26 @@ def test_an_unmodified_script(tmp_path: Path) -> None:
     told = json.loads(done.out.splitlines()[-1])
     assert told["hits"] > 100, done.err
     assert (told["wrong"], told["not_pinned"]) == ([], 0)
+
+
+LEAVES_WHILE_PINNING = """
+import numapin
+from tests.integration.gpu_loading import Filled
+batches = iter(numapin.DataLoader(Filled(), batch_size=4, num_workers=4, pin_memory=True, persistent_workers=True))
+for _ in range(40):
+    next(batches)
+"""
+
+
+def test_exit_while_batches_are_pinned() -> None:
+    """A program may end while torch's pin thread opens batches: Python aborts if that thread is still in C++ then."""
+    for _ in range(3):
+        ended = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", LEAVES_WHILE_PINNING],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert (ended.returncode, ended.stderr) == (0, "")

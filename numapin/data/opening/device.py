@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -33,23 +33,26 @@ _IN_FLIGHT: Final = 4  # copies; with more, the workers would run out of slots
 _DRAIN_S: Final = 1.0
 _TIMED_EVERY: Final = 16  # copies; a timed one needs two more events
 _SPLIT_BYTES: Final = 2 << 20  # in batches of at least this size, small tensors get separate memory
+_FEW_RUNS: Final = 4  # small ranges that are copied from the slot; one kernel gathers more than these
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Copy:
     """A part's bytes on the device.
 
     Attributes:
         buffer: All bytes of the part, once `event` has passed.
-        event: The end of the copy.
+        event: The end of the copy. It is another copy's once `is_done`.
         small: A separate copy of the small tensors; None without small tensors.
         runs: The (start, end) of the ranges that `small` holds, in bytes of the part.
+        is_done: Whether the copy was seen to have ended.
     """
 
     buffer: torch.Tensor
     event: torch.cuda.Event
     small: torch.Tensor | None
     runs: tuple[tuple[int, int], ...]
+    is_done: bool = False
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -95,7 +98,9 @@ class Mover:
         self.device, self._driver = device, driver
         self._timed_bytes, self._timed_ms = 0, 0.0
         self._stream = torch.cuda.Stream(device)
-        self._reading: deque[tuple[torch.cuda.Event, memoryview]] = deque()  # slots that copies still read
+        self._key = (self._stream.stream_id, self._stream.device_index, self._stream.device_type)
+        self._reading: deque[tuple[_Copy, memoryview]] = deque()  # slots that copies still read
+        self._events: list[torch.cuda.Event] = []  # of copies that are done
         self._timings: deque[tuple[torch.cuda.Event, torch.cuda.Event, int]] = deque()
         self._streams: dict[tuple[int, int, int], torch.cuda.Stream] = {}
         self._num_ahead = 0
@@ -118,7 +123,8 @@ class Mover:
         copies = self._copies_of(parcel)
         stream = self._consumer()
         for copy in copies.values():
-            stream.wait_event(copy.event)
+            if not copy.is_done:
+                stream.wait_event(copy.event)
             for tensor in copy.tensors:
                 tensor.record_stream(stream)
         return unpickle(parcel.body, stand_ins(parcel, partial(_place, copies), copied, self.move))
@@ -145,7 +151,7 @@ class Mover:
         while self._reading and time.monotonic() < until_s:
             with no_capture() as is_quiet:
                 if is_quiet:
-                    self._reading[-1][0].synchronize()
+                    self._reading[-1][0].event.synchronize()
             self.poll()
 
     def poll(self) -> None:
@@ -155,8 +161,10 @@ class Mover:
         with no_capture() as is_quiet:
             if not is_quiet:
                 return
-            while self._reading and self._reading[0][0].query():
-                self._reading.popleft()
+            while self._reading and self._reading[0][0].event.query():
+                copy, _view = self._reading.popleft()
+                copy.is_done = True
+                self._events.append(copy.event)
             while self._timings and self._timings[0][1].query():
                 began, ended, size = self._timings.popleft()
                 self._timed_bytes += size
@@ -165,33 +173,61 @@ class Mover:
     def _start(self, parcel: Parcel) -> dict[int, _Copy]:
         """Start the copies of a batch's parts on our stream."""
         self._wait_for_room()
-        with no_capture() as is_quiet, nullcontext() if is_quiet else self._driver.relaxed_capture():
-            # Restoring the last one also restores the current device.
-            devices = dict.fromkeys((self.device.index, torch.cuda.current_device()))
-            streams = [_get_stream(index) for index in devices]
-            try:
-                torch.cuda.set_stream(self._stream)  # a fifth of what torch.cuda.stream() costs
-                return {part: self._begin(parcel.head, part, view) for part, view in enumerate(parcel.views) if view}
-            finally:
-                for stream in streams:
-                    _set_stream(stream)
+        with no_capture() as is_quiet:
+            if is_quiet:
+                return self._start_on_our_stream(parcel)
+            with self._driver.relaxed_capture():
+                return self._start_on_our_stream(parcel)
+
+    def _start_on_our_stream(self, parcel: Parcel) -> dict[int, _Copy]:
+        ours, current = _get_stream(self.device.index), _get_device()
+        others = None if current == self.device.index else _get_stream(current)
+        try:
+            _set_stream(self._key)  # a tenth of what torch.cuda.stream() costs
+            return {part: self._begin(parcel.head, part, view) for part, view in enumerate(parcel.views) if view}
+        finally:
+            _set_stream(ours)
+            if others is not None:  # this also restores the current device
+                _set_stream(others)
 
     def _wait_for_room(self) -> None:
         """Let the GPU catch up: if a loop runs far ahead of it, the workers run out of slots."""
         if len(self._reading) >= _IN_FLIGHT:
             with no_capture() as is_quiet:
                 if is_quiet:
-                    self._reading[-_IN_FLIGHT][0].synchronize()
+                    self._reading[-_IN_FLIGHT][0].event.synchronize()
 
     def _begin(self, head: Head, part: int, view: memoryview) -> _Copy:
-        event = torch.cuda.Event(blocking=True)  # a new one: the loop may not have waited for an earlier one yet
-        buffer = torch.empty(len(view), dtype=torch.uint8, device=self.device)
-        self._copy(view, buffer)
         runs = small_runs(head, part)
-        small = torch.cat([buffer[first:last] for first, last in runs]) if runs else None
-        event.record(self._stream)
-        self._reading.append((event, view))
-        return _Copy(buffer, event, small, runs)
+        # All memory before the first copy: without memory, the slot is free again, and nothing may read it.
+        buffer = self._empty(len(view))
+        small = self._empty(sum(last - first for first, last in runs)) if runs else None
+        copy = _Copy(buffer, self._event(), small, runs)
+        self._copy(view, buffer)
+        if small is not None:
+            self._gather(view, buffer, small, runs)
+        copy.event.record(self._stream)
+        self._reading.append((copy, view))
+        return copy
+
+    def _empty(self, num_bytes: int) -> torch.Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+
+    def _event(self) -> torch.cuda.Event:
+        """Return an event that no stream waits for, or a new one."""
+        return self._events.pop() if self._events else torch.cuda.Event(blocking=True)
+
+    def _gather(
+        self, view: memoryview, buffer: torch.Tensor, small: torch.Tensor, runs: tuple[tuple[int, int], ...]
+    ) -> None:
+        """Start copies of a part's ranges into `small`: from the slot if they are few, else from `buffer`."""
+        if len(runs) > _FEW_RUNS:
+            torch.cat([buffer[first:last] for first, last in runs], out=small)
+            return
+        source, target = memory.address_of(view), small.data_ptr()
+        for first, last in runs:
+            self._driver.copy_to_device(target, source + first, last - first, self._stream.cuda_stream)
+            target += last - first
 
     def _consumer(self) -> torch.cuda.Stream:
         """Return the current stream of the device."""
@@ -222,6 +258,12 @@ def _get_stream(index: int) -> tuple[int, int, int]:
     """Return a device's current stream as torch's own numbers, ten times as fast as torch.cuda.current_stream."""
     key: tuple[int, int, int] = torch._C._cuda_getCurrentStream(index)  # noqa: SLF001
     return key
+
+
+def _get_device() -> int:
+    """Return the current device, five times as fast as torch.cuda.current_device."""
+    index: int = torch._C._cuda_getDevice()  # noqa: SLF001
+    return index
 
 
 def _set_stream(key: tuple[int, int, int]) -> None:

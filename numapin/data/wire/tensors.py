@@ -7,6 +7,7 @@ memory: the slot itself, or a copy of it on a device. Containers, custom types a
 from __future__ import annotations
 
 import pickle
+from functools import cache
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -54,7 +55,14 @@ def tensor_over(
     storage: torch.UntypedStorage, start: int, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]
 ) -> torch.Tensor:
     """Return a tensor over a storage that is not a view of another: `start` in bytes, size and stride in elements."""
-    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, start // dtype.itemsize, size, stride)
+    empty = _empty(dtype, storage.device, torch.is_inference_mode_enabled())
+    return empty.data.set_(storage, start // dtype.itemsize, size, stride)
+
+
+@cache
+def _empty(dtype: torch.dtype, device: torch.device, _is_inference: bool) -> torch.Tensor:  # noqa: FBT001 - a key
+    """Return a tensor whose `data` is a new empty tensor of the current mode, in half the time of torch.empty."""
+    return torch.empty(0, dtype=dtype, device=device)
 
 
 # The three functions that the pickle of a batch calls in the rank.
