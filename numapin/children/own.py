@@ -129,6 +129,26 @@ def take(number: int, how: str, *, is_guess: bool = False) -> None:
             _cannot(plan, str(error))
 
 
+def take_one_of(numbers: Sequence[int], how: str) -> None:
+    """Bind this process to the first of the devices that it has contexts on, unless it is bound to one of them.
+
+    A library may have made another context beside that of the process's own GPU, often on device 0.
+    """
+    plan = table()
+    if plan is None:
+        return
+    with _own.lock:
+        own = [number for number in numbers if _has(plan, number)]
+        take((own or [*numbers])[0], how)
+
+
+def _has(plan: ChildTable, number: int) -> bool:
+    try:
+        return device_of(plan, os.environ, number).number in _own.current().slices
+    except UnknownDevice:
+        return False
+
+
 def only_device() -> bool:
     """Return whether this process sees one device, so that it can use no other."""
     plan = table()
@@ -140,8 +160,9 @@ def only_device() -> bool:
 
 def is_settled() -> bool:
     """Return whether this process has named a GPU, or is left alone."""
-    taken = _own.current()
-    return taken.left_alone or bool(taken.slices and not taken.is_guess)
+    with _own.lock:
+        taken = _own.current()
+        return taken.left_alone or bool(taken.slices and not taken.is_guess)
 
 
 # --- taking a GPU ----------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def _watch(driver: cuda.Driver, report: Callable[[Exception], None]) -> None:
                 return
             active = driver.active_devices()
             if active:
-                own.take(active[0], "its first CUDA context")
+                own.take_one_of(active, "its first CUDA context")
                 return
             time.sleep(_SOON_S if turn < _NUM_SOON else _LATER_S)
     except Exception as error:  # noqa: BLE001 - the program must go on

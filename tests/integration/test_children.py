@@ -244,6 +244,23 @@ show("context")
         assert (found["initialized"]["cpus"], found["context"]["cpus"]) == ([CPUS], own_cpu(1))
         assert "(its first CUDA context)" in done.err
 
+    def test_context_beside_the_own_one(self, gpus: dict[str, Any], tmp_path: Path, fake_driver_folder: str) -> None:
+        """A rank that never sets its device, with a context on device 0 beside its own, stays with its local rank."""
+        text = """
+import threading, torch
+torch.cuda.init()
+for thread in threading.enumerate():
+    if thread.name == "numapin-context":
+        thread.join()
+show("rank")
+"""
+        gpus["LD_LIBRARY_PATH"] = f"{fake_driver_folder}:{gpus['LD_LIBRARY_PATH']}"
+        program = script(tmp_path, SHOW + text)
+        fakes = {"FAKE_CUDA_DEVICES": "2", "FAKE_CUDA_ACTIVE": "3"}
+        done = start("env", "LOCAL_RANK=1", sys.executable, program, **fakes, **gpus)
+        assert shown(done)["rank"]["cpus"] == own_cpu(1)
+        assert "GPU 0" not in done.err
+
     def test_set_device_replaces_a_guess(self, gpus: dict[str, Any], tmp_path: Path) -> None:
         """The local rank is a guess: the first set_device counts instead. A second one widens, with one message."""
         text = """
