@@ -256,8 +256,8 @@ show("rank")
 """
         gpus["LD_LIBRARY_PATH"] = f"{fake_driver_folder}:{gpus['LD_LIBRARY_PATH']}"
         program = script(tmp_path, SHOW + text)
-        fakes = {"FAKE_CUDA_DEVICES": "2", "FAKE_CUDA_ACTIVE": "3"}
-        done = start("env", "LOCAL_RANK=1", sys.executable, program, **fakes, **gpus)
+        gpus |= {"FAKE_CUDA_DEVICES": "2", "FAKE_CUDA_ACTIVE": "3"}
+        done = start("env", "LOCAL_RANK=1", sys.executable, program, **gpus)
         assert shown(done)["rank"]["cpus"] == own_cpu(1)
         assert "GPU 0" not in done.err
 
