@@ -10,6 +10,7 @@ children of multiprocessing. Goes out: each of these processes bound to its GPU 
     devices.py  PURE  the GPU that a process uses, from its environment and its number of a device
     command.py  EDGE  start the command, wait for it, and report what was bound
     own.py      EDGE  bind this process, with all its threads, once its GPU is known
+    reporting.py EDGE the record that a process leaves, and what it says
     records.py  EDGE  the files of bound processes in the run's folder
     watch.py    EDGE  wait for the first CUDA context of a process that never names its device
     call.py     EDGE  numapin.bind_this_process

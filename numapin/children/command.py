@@ -18,7 +18,7 @@ from numapin.base.redact import without_secrets
 from numapin.base.stderr import say
 from numapin.children import records
 from numapin.children.made import make_table
-from numapin.children.own import REFUSED_STATUS
+from numapin.children.reporting import REFUSED_STATUS
 from numapin.errors import PlanError, UsageError
 from numapin.launcher.preload import refusal
 from numapin.launcher.rehearse import rehearse

@@ -24,14 +24,14 @@ import sys
 from _thread import RLock
 
 from numapin.base.cpu_set import CpuSet
-from numapin.base.stderr import say
 from numapin.children import records
 from numapin.children.devices import UnknownDevice, device_of, known_device, num_visible
+from numapin.children.reporting import leave_alone, matches, record, report, report_unknown
 from numapin.children.table import ChildTable
-from numapin.rank import bind, handover
+from numapin.rank import bind
 from numapin.rank.become import BINDING, CHILDREN
 from numapin.rank.handover import RankSlice
-from numapin.system import proc, whole_process
+from numapin.system import whole_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 
     from numapin.children.table import DeviceEntry
     from numapin.rank.bind import Applied, Bindable
-
-REFUSED_STATUS: Final = 5
-_MIB: Final = 1 << 20
 
 
 class TakenGpus:
@@ -126,7 +123,7 @@ def take(number: int, how: str, *, is_guess: bool = False) -> None:
         try:
             _take(plan, device_of(plan, os.environ, number), how, is_guess=is_guess)
         except UnknownDevice as error:
-            _cannot(plan, str(error))
+            report_unknown(plan, str(error))
 
 
 def take_one_of(numbers: Sequence[int], how: str) -> None:
@@ -184,15 +181,15 @@ def _take(plan: ChildTable, entry: DeviceEntry, how: str, *, is_guess: bool) -> 
     if _is_taken(taken, entry) or taken.left_alone:
         taken.is_guess = taken.is_guess and is_guess
         return
-    if plan.match is not None and not _matches(plan.match):
-        _leave_alone(plan, taken)
+    if plan.match is not None and not matches(plan.match):
+        leave_alone(plan, taken)
         return
     if taken.is_guess:
         taken.slices.clear()
     taken.is_guess = is_guess
     _add(taken, entry)
     _bind(plan, taken, how)
-    _report(plan, taken, how)
+    report(plan, taken, how)
 
 
 def _is_taken(taken: TakenGpus, entry: DeviceEntry) -> bool:
@@ -220,7 +217,7 @@ def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     taken.surprises = [text for text in shortfalls if text not in first.json]
     _set_environment(first, taken.surprises)
     if plan.run:
-        _record(plan, taken, how)
+        record(plan, taken, how)
         _bind_followers(plan, taken.pid, wanted.cpus)
 
 
@@ -285,98 +282,3 @@ def _inherited(environ: Mapping[str, str]) -> int | None:
         return int(json.loads(environ[BINDING])["local_rank"])
     except (KeyError, ValueError, TypeError):
         return None
-
-
-# --- what is left and said -------------------------------------------------------------------------------------------
-
-
-def _record(plan: ChildTable, taken: TakenGpus, how: str) -> None:
-    number = next(iter(taken.slices))
-    name = f"{handover.OBSERVED}{number}-{taken.pid}.json"
-    for path in [path for pid, path in records.bound_pids(plan.run).items() if pid == taken.pid]:
-        if os.path.basename(path) != name:  # of a guess that was wrong
-            records.remove(plan.run, os.path.basename(path))
-    content = {
-        "schema": "numapin.observed/1",
-        "local_rank": number,
-        "rank": number,
-        "restart": 0,
-        "pid": taken.pid,
-        "start": proc.start_time(),
-        "host": os.uname().nodename,
-        "requested": json.loads(taken.slices[number].json),
-        "applied": None if taken.applied is None else taken.applied.to_json(),
-        "how": how,
-        "gpus": list(taken.names.values()),
-        "allocated_before": taken.allocated,
-        "surprises": taken.surprises,
-    }
-    records.write(plan.run, name, content)
-
-
-def _report(plan: ChildTable, taken: TakenGpus, how: str) -> None:
-    """Say what was bound: always if it came late, else with --verbose. With --strict, end a process that fell short."""
-    nodes = next(iter(taken.slices.values())).nodes
-    if taken.applied is not None and (plan.verbose or not taken.is_guess):
-        memory = f"{taken.applied.memory or 'policy unknown'} {CpuSet(taken.applied.nodes)}".rstrip()
-        cpus, gpus = CpuSet(taken.applied.cpus), ", ".join(taken.names.values())
-        bound = f"process {taken.pid} is bound to {gpus} ({how}): CPUs {cpus}, memory {memory}"
-        say(f"{bound}; {allocated_text(taken.allocated, nodes)}")
-    for text in taken.surprises:
-        records.say_once(plan.run, f"warning: {text}")
-    if plan.strict and taken.surprises:
-        end_strictly(f"cannot be bound exactly: {'; '.join(taken.surprises)}")
-
-
-def allocated_text(allocated: Mapping[int, int] | None, nodes: frozenset[int]) -> str:
-    """Return how much memory was allocated before the binding, and which part of it is on other nodes."""
-    if allocated is None:
-        return "how much memory it had allocated before is unknown (no numa_maps)"
-    total = sum(allocated.values())
-    away = sum(size for node, size in allocated.items() if node not in nodes) if nodes else 0
-    where = f", {away / total:.0%} of it on other nodes" if total else ""
-    return f"it had allocated {total / _MIB:.1f} MiB before{where}"
-
-
-def _matches(pattern: str) -> bool:
-    """Return whether this process's command line, its name or its name in multiprocessing fits the pattern."""
-    from fnmatch import fnmatchcase
-
-    return any(fnmatchcase(name, pattern) for name in _names())
-
-
-def _names() -> list[str]:
-    """Return the names that this process goes by; setproctitle changes the first."""
-    with open("/proc/self/cmdline", "rb") as file:
-        command = file.read().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
-    found = [command, " ".join(sys.orig_argv)]
-    multiprocessing = sys.modules.get("multiprocessing.process")
-    if multiprocessing is not None:
-        found.append(multiprocessing.current_process().name)
-    return found
-
-
-def _leave_alone(plan: ChildTable, taken: TakenGpus) -> None:
-    taken.left_alone = True
-    content = {"pid": taken.pid, "name": _names()[0][:200], "why": "match"}
-    records.write(plan.run, f"{records.UNBOUND}{taken.pid}.json", content)
-
-
-def _cannot(plan: ChildTable, problem: str) -> None:
-    """Report that this process's GPU is unknown."""
-    content = {"pid": os.getpid(), "name": _names()[0][:200], "why": problem}
-    records.write(plan.run, f"{records.UNBOUND}{os.getpid()}.json", content)
-    if plan.strict:
-        end_strictly(f"is not bound: {problem}")
-    records.say_once(plan.run, f"warning: a process is not bound: {problem}")
-
-
-def end_strictly(problem: str) -> None:
-    """End this process as --strict requires: not by an exception, which the program might catch."""
-    say(f"error: --strict: process {os.getpid()} {problem}")
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):
-            pass
-    os._exit(REFUSED_STATUS)
