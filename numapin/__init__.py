@@ -9,6 +9,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # importing typing would cost each rank milliseconds
 if TYPE_CHECKING:
     from numapin import pinned
+    from numapin.children.call import ProcessBinding, bind_this_process
     from numapin.data.buffer import batch_buffer
     from numapin.data.loader import DataLoader
     from numapin.errors import (
@@ -50,6 +51,7 @@ _HOME = {
     **dict.fromkeys(("Bind", "Memory", "Request"), "numapin.plan.request"),
     "discover": "numapin.topology.discover",
     "spawn": "numapin.spawning.call",
+    **dict.fromkeys(("bind_this_process", "ProcessBinding"), "numapin.children.call"),
     "DataLoader": "numapin.data.loader",
     "batch_buffer": "numapin.data.buffer",
 }
@@ -72,6 +74,8 @@ __all__ = [  # noqa: RUF022 - grouped by stage, in the order of use
     "Plan",
     "RankPlan",
     "spawn",
+    "bind_this_process",
+    "ProcessBinding",
     "DataLoader",
     "batch_buffer",
     "pinned",
