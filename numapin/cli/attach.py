@@ -168,7 +168,8 @@ def _attached(options: _AttachOptions) -> Attached:
         raise UsageError("neither --pid nor --job is given", _NAME_ONE)
     how = How(children=options.children, widen=options.widen, other_users=options.other_users, dry_run=options.dry_run)
     done = Attach(aim=aim, how=how, migrate=options.migrate, environ=os.environ, progress=_show_progress).run()
-    clear_status()
+    if options.migrate:
+        clear_status()
     if options.as_json:
         emit(json_text(done.to_json()))
     else:

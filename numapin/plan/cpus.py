@@ -39,7 +39,7 @@ def assign_cpus(topology: Topology, request: Request) -> tuple[UsableMachine, li
     drafts = [_with_pool(machine, request, draft) for draft in _drafts(machine, request)]
     split = _split(machine, request, drafts)
     if request.cores_for is not None:
-        split = with_roles(machine, request.cores_for, split)
+        split = with_roles(machine, request.cores_for, sorted(split, key=_seat_order))
     return machine, [with_doubts(machine, request, draft) for draft in split]
 
 

@@ -33,7 +33,7 @@ def with_roles(machine: UsableMachine, wanted: CoresFor, drafts: Sequence[Draft]
     """Give each rank's roles their cores.
 
     1. Ranks that share CPUs split the cores evenly, as exclusive ranks do; each takes its roles' cores from its own
-       share. So no core has the workers or the optimizer threads of two ranks.
+       share, in the order in which the ranks come. So no core has the workers or the optimizer threads of two ranks.
     2. In a share, fast cores come first, and the cores of several nodes alternate. The main thread takes from the
        beginning, the loader from the end: each role has as many cores of one node as of another, within one.
     3. The main threads of ranks that share CPUs share what is left.

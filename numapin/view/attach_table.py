@@ -33,14 +33,14 @@ _LEGEND: Final = "threads: changed / seen; elsewhere: memory on other nodes than
 def attach_table(done: Attached) -> RenderableType:
     """Return the table of processes, its legend, what could not be done, and the next commands."""
     moved = ("moved",) if done.migrate and not done.dry_run else ()
-    table = Table(box=None, pad_edge=False, header_style="bold", caption=_LEGEND, caption_justify="left")
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in (*_HEADINGS, *moved):
         table.add_column(heading, justify="left" if heading in _LEFT else "right", overflow="fold")
     rows = [(rank, process) for rank in done.ranks for process in rank.processes]
     for rank, process in rows[:_MOST]:
         table.add_row(*_cells(rank, process), *([_moved(process)] if moved else []))
     left = [f"{counted(len(rows) - _MOST, 'row')} more: numapin attach --json"] if len(rows) > _MOST else []
-    return Group(table, *map(Text, [*left, *_lines(done)]))
+    return Group(table, Text(_LEGEND, style="dim"), *map(Text, [*left, *_lines(done)]))
 
 
 def restore_table(done: Restored) -> RenderableType:
@@ -102,7 +102,7 @@ def _problems(rank: AttachedRank) -> Iterator[str]:
 
 def _restored(process: RestoredProcess, would: str) -> Iterator[str]:
     since = f", {process.started_since} of them started since" if process.started_since else ""
-    ended = f"; {process.ended} have ended" if process.ended else ""
+    ended = f"; {process.ended} ended since" if process.ended else ""
     yield f"process {process.pid} ({process.name}): {counted(process.threads, 'thread')} {would}{since}{ended}"
     if process.left:
         yield f"  {counted(process.left, 'thread')} started since and chose other CPUs; they are left as they are"

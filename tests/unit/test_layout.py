@@ -64,7 +64,7 @@ PURE = (
     *(f"trace.{name}" for name in ("intervals", "records", "reading", "analysis", "findings", "report", "settings")),
     *("trace.timeline", "trace.pace"),
     *(f"compare.{name}" for name in ("settings", "window", "record", "variants", "schedule")),
-    *(f"compare.{name}" for name in ("figures", "ratio", "report")),
+    *(f"compare.{name}" for name in ("figures", "ratio", "arms", "results", "notes", "report")),
 )
 IMPURE = {"os", "pathlib", "subprocess", "ctypes", "torch", "pynvml", "numa", "click", "socket", "shutil", "tempfile"}
 
@@ -82,7 +82,7 @@ ONLY_IN = {
         "bench.machine",
         "trace.hook",
         "trace.tracer",
-        "compare.hook",
+        "compare.meter",
     ),
     "click": ("cli",),
     "rich": ("cli", "view"),
