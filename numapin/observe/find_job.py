@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import quoting
 from numapin.base.bounds import MAX_RANKS
+from numapin.base.not_none import not_none
 from numapin.base.records import Texts, read_record
 from numapin.errors import MachineError, UsageError
 from numapin.launcher import run_folder
@@ -268,7 +269,7 @@ def _environment(pid: int) -> dict[str, str]:
 def _numbers(environs: Sequence[Mapping[str, str]]) -> list[int]:
     """Return the local rank of each process, or their order if LOCAL_RANK does not distinguish them."""
     found = [_number(environ.get("LOCAL_RANK", "")) for environ in environs]
-    numbers = [number for number in found if number is not None]
+    numbers = not_none(found)
     are_distinct = len(set(numbers)) == len(environs)
     return numbers if are_distinct else list(range(len(environs)))
 
