@@ -16,6 +16,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.children import own
 from numapin.children.devices import UnknownDevice, device_of
 from numapin.children.made import make_table
+from numapin.children.reporting import bytes_away
 from numapin.errors import BindingRefused, UsageError
 from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, Memory, Request
@@ -24,12 +25,12 @@ from numapin.rank.binding import read_binding
 from numapin.topology.discover import discover
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numapin.children.own import TakenGpus
     from numapin.children.table import ChildTable, DeviceEntry
     from numapin.plan.model import GpuRef, RankPlan
-    from numapin.topology.model import Topology
+    from numapin.topology.model import Gpu, Topology
 
 _BEFORE: Final = "NUMAPIN_CPUS_BEFORE"
 """The CPUs of a process before it bound itself; a child that inherited its binding may plan with them."""
@@ -98,11 +99,7 @@ def bind_this_process(
         print(bound.cpus, bound.reason)
         ```
     """
-    given = own.table()
-    if given is not None and bind is None and memory is None:
-        table, entry = given, _entry_of_command(given, device)
-    else:
-        table, entry = _planned_here(given, device, Request(bind=bind or Bind.NODE, memory=memory))
+    table, entry = _planned(device, bind, memory)
     taken = own.take_entry(table, entry, "numapin.bind_this_process")
     rank = read_binding(os.environ[BINDING])
     if strict:
@@ -114,7 +111,7 @@ def _result(rank: RankPlan, taken: TakenGpus) -> ProcessBinding:
     applied, before = taken.applied, taken.allocated
     if applied is None:
         raise BindingRefused("the process was not bound", "report this")
-    away = None if before is None else sum(size for node, size in before.items() if node not in rank.nodes)
+    away = None if before is None or not rank.nodes else bytes_away(before, rank.nodes)
     return ProcessBinding(
         gpu=rank.gpu,
         cpus=CpuSet(applied.cpus),
@@ -123,22 +120,34 @@ def _result(rank: RankPlan, taken: TakenGpus) -> ProcessBinding:
         exact=rank.exact,
         reason=rank.reason,
         allocated_before=before,
-        away_bytes=away if rank.nodes else None,
+        away_bytes=away,
     )
+
+
+def _planned(device: object, bind: Bind | str | None, memory: Memory | str | None) -> tuple[ChildTable, DeviceEntry]:
+    """Return the plan, which is the command's if there is one and the caller asks for nothing else, and the entry."""
+    given = own.table()
+    if given is not None and bind is None and memory is None:
+        return given, _entry_of_command(given, device)
+    return _planned_here(given, device, Request(bind=bind or Bind.NODE, memory=memory))
 
 
 def _entry_of_command(table: ChildTable, device: object) -> DeviceEntry:
     """Return the device's entry in the command's plan. Raises UsageError."""
     number = _number(device)
     if number is None:
-        found = [entry for entry in table.devices if _goes_by(entry, str(device))]
-        if len(found) != 1:
-            raise UsageError(f"{device!r} is not one of the GPUs that the command sees", _DEVICES)
-        return found[0]
+        return _entry_of_name(table, device)
     try:
         return device_of(table, os.environ, number)
     except UnknownDevice as error:
         raise UsageError(str(error), _DEVICES) from None
+
+
+def _entry_of_name(table: ChildTable, device: object) -> DeviceEntry:
+    found = [entry for entry in table.devices if _goes_by(entry, str(device))]
+    if len(found) != 1:
+        raise UsageError(f"{device!r} is not one of the GPUs that the command sees", _DEVICES)
+    return found[0]
 
 
 def _goes_by(entry: DeviceEntry, key: str) -> bool:
@@ -150,12 +159,17 @@ def _planned_here(given: ChildTable | None, device: object, request: Request) ->
     """Read the machine, plan for one process on each of its GPUs, and return the plan and this device's entry."""
     topology = _read_machine()
     index = _index(topology, device)
-    (vendor,) = (gpu.vendor for gpu in topology.gpus if gpu.index == index)
-    gpus = [gpu.index for gpu in topology.gpus if gpu.vendor == vendor]
+    gpus = _gpus_of_vendor(topology, index)
     plan = make_plan(topology, Request(bind=request.bind, memory=request.memory, rank_gpus=gpus))
     run = given.run if given is not None else ""
     table = make_table(plan, topology, os.environ, run=run, match=None, strict=False, verbose=False)
-    return table, next(entry for entry in table.devices if entry.index == index)
+    return table, {entry.index: entry for entry in table.devices}[index]
+
+
+def _gpus_of_vendor(topology: Topology, index: int) -> list[int]:
+    """Return the indices of the GPUs of the same vendor as the one with this index."""
+    vendors = {gpu.index: gpu.vendor for gpu in topology.gpus}
+    return [other for other, vendor in vendors.items() if vendor == vendors[index]]
 
 
 def _read_machine() -> Topology:
@@ -179,12 +193,15 @@ def _index(topology: Topology, device: object) -> int:
     visible = topology.visible_gpus
     found = next((gpu for gpu in visible if gpu.cuda_index == number), None)
     if found is None:
-        unknown = any(gpu.cuda_index is None for gpu in visible)
-        why = (
-            "their order is unknown (export CUDA_DEVICE_ORDER=PCI_BUS_ID)" if unknown else f"{len(visible)} are visible"
-        )
+        why = _why_not_found(visible)
         raise UsageError(f"there is no device {number} among this process's GPUs: {why}", _DEVICES)
     return found.index
+
+
+def _why_not_found(visible: Sequence[Gpu]) -> str:
+    if any(gpu.cuda_index is None for gpu in visible):
+        return "their order is unknown (export CUDA_DEVICE_ORDER=PCI_BUS_ID)"
+    return f"{len(visible)} are visible"
 
 
 def _number(device: object) -> int | None:
@@ -193,12 +210,26 @@ def _number(device: object) -> int | None:
         raise UsageError(f"{device!r} is not a device", _DEVICES)
     if isinstance(device, int):
         return device
+    return _number_in(device)
+
+
+def _number_in(device: object) -> int | None:
+    """Return the number in a device's text: 1 for cuda:1, the current device's for cuda, None for a UUID."""
     kind, _, number = str(device).partition(":")
-    if kind in ("cuda", "xpu") and number.isdecimal() == bool(number):
+    if _is_runtimes(kind, number):
         return int(number) if number else _current()
-    if isinstance(device, str) and device and kind not in ("cpu", "meta", "mps"):
+    if _may_name_gpu(device, kind):
         return None
     raise UsageError(f"{device!r} is not a GPU", _DEVICES)
+
+
+def _is_runtimes(kind: str, number: str) -> bool:
+    """Return whether this is a device as the runtime numbers it: cuda or cuda:1."""
+    return kind in ("cuda", "xpu") and number.isdecimal() == bool(number)
+
+
+def _may_name_gpu(device: object, kind: str) -> bool:
+    return isinstance(device, str) and bool(device) and kind not in ("cpu", "meta", "mps")
 
 
 def _current() -> int:

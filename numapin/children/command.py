@@ -74,27 +74,34 @@ def run_with_children(  # noqa: PLR0913 - what the command line gives
         BindingRefused: `strict`, and the kernel refuses a binding of the plan.
         NumapinError: The run's folder cannot be made.
     """
-    if not topology.visible_gpus:
-        raise PlanError(
-            "--children: no GPU is visible here, so there is nothing to bind to", "see why with: numapin topo"
-        )
+    _require_visible_gpu(topology)
     _require_reachable(command, strict=strict)
     plan = rehearse(with_users_nics(make_plan(topology, request), environ), strict=strict)
-    for text in dict.fromkeys(plan.warnings):
-        say(f"warning: {text}")
+    _warn_once(plan.warnings)
     with run_directory(environ, report=say if verbose else _ignore) as folder:
         handover.write_json(folder, handover.PLAN, plan.to_json())
         handover.write_json(folder, handover.COMMAND, {"argv": without_secrets(sys.argv), "pid": os.getpid()})
         table = make_table(plan, topology, environ, run=folder, match=match, strict=strict, verbose=verbose)
         status = _run(command, _environment(table, environ))
         report(table, verbose=verbose)
-        if status == 0 and strict and not _all_as_planned(folder):
-            return REFUSED_STATUS
-    return status
+        falls_short = status == 0 and strict and not _all_as_planned(folder)
+    return REFUSED_STATUS if falls_short else status
 
 
 def _ignore(_: str) -> None:
     pass
+
+
+def _require_visible_gpu(topology: Topology) -> None:
+    if not topology.visible_gpus:
+        raise PlanError(
+            "--children: no GPU is visible here, so there is nothing to bind to", "see why with: numapin topo"
+        )
+
+
+def _warn_once(texts: Iterable[str]) -> None:
+    for text in dict.fromkeys(texts):
+        say(f"warning: {text}")
 
 
 def _require_reachable(command: Sequence[str], *, strict: bool) -> None:
@@ -114,14 +121,23 @@ def _require_reachable(command: Sequence[str], *, strict: bool) -> None:
 def _environment(table: ChildTable, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the command's environment: with the plan and the hook, and without the binding of an outer run."""
     kept = {name: value for name, value in environ.items() if name != BINDING}
-    path = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry != _FOLDER]
-    joined = _FOLDER if path in ([], [""]) else os.pathsep.join((_FOLDER, *path))  # "FOLDER:" adds the current folder
+    return {**kept, CHILDREN: _rendered(table), "PYTHONPATH": _python_path(environ)}
+
+
+def _rendered(table: ChildTable) -> str:
+    """Return the text of the variable. Raises PlanError if it is too long for one."""
     text = table.render()
     if len(text) > _MAX_VARIABLE_BYTES:
         raise PlanError(
             f"--children: the plan of {len(table.devices)} GPUs is too long to hand on", "name fewer: --gpus"
         )
-    return {**kept, CHILDREN: text, "PYTHONPATH": joined}
+    return text
+
+
+def _python_path(environ: Mapping[str, str]) -> str:
+    """Return PYTHONPATH with the hook's folder first."""
+    path = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry != _FOLDER]
+    return _FOLDER if path in ([], [""]) else os.pathsep.join((_FOLDER, *path))  # "FOLDER:" adds the current folder
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -161,11 +177,17 @@ def _wait(child: int) -> int:
             status = _reaped(child)
             if status is not None:
                 return status
-        elif received.si_signo in _STOPS:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        elif received.si_code <= 0 or received.si_signo in _TO_COMMAND:  # a terminal's go to the whole process group
-            with suppress(ProcessLookupError):
-                os.kill(child, received.si_signo)
+        else:
+            _handle(received, child)
+
+
+def _handle(received: signal.struct_siginfo, child: int) -> None:
+    """Stop this process if the signal stops the command; otherwise pass it on, unless the command gets it anyway."""
+    if received.si_signo in _STOPS:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif received.si_code <= 0 or received.si_signo in _TO_COMMAND:  # a terminal's go to the whole process group
+        with suppress(ProcessLookupError):
+            os.kill(child, received.si_signo)
 
 
 def _reaped(child: int) -> int | None:
@@ -204,5 +226,5 @@ def _none_bound(table: ChildTable) -> str:
 
 
 def _all_as_planned(folder: str) -> bool:
-    bound, unbound = (records.read_all(folder, kind) for kind in (handover.OBSERVED, records.UNBOUND))
+    bound, unbound = records.read_all(folder, handover.OBSERVED), records.read_all(folder, records.UNBOUND)
     return not any(record["surprises"] for record in bound) and all(record["why"] == "match" for record in unbound)

@@ -40,7 +40,7 @@ def known_device(table: ChildTable, environ: Mapping[str, str]) -> tuple[DeviceE
     changed = _changed_list(table, environ)
     if changed is not None and len(_entries(environ[changed])) == 1:
         return device_of(table, environ, 0), f"{changed}={environ[changed]}"
-    name = next((name for name in table.saw if name not in LISTS and _names_rank(table, environ, name)), None)
+    name = _rank_variable(table, environ)
     count = num_visible(table, environ)
     if name is None or not count:
         return None
@@ -57,14 +57,19 @@ def device_of(table: ChildTable, environ: Mapping[str, str], number: int) -> Dev
     """Return the GPU with this number in the process's own list of devices. Raises UnknownDevice."""
     changed = _changed_list(table, environ)
     if changed is None:
-        found = next((entry for entry in table.devices if entry.number == number), None)
-        if found is None:
-            raise UnknownDevice(f"there is no device {number}: the command sees {len(table.devices)}")
-        return found
+        return _numbered(table, number)
     entries = _entries(environ[changed])
     if number >= len(entries):
         raise UnknownDevice(f"there is no device {number}: {changed}={environ[changed][:60]}")
     return _named(table, changed, entries[number])
+
+
+def _numbered(table: ChildTable, number: int) -> DeviceEntry:
+    """Return the GPU with this number among those that the command sees. Raises UnknownDevice."""
+    found = next((entry for entry in table.devices if entry.number == number), None)
+    if found is None:
+        raise UnknownDevice(f"there is no device {number}: the command sees {len(table.devices)}")
+    return found
 
 
 def _changed_list(table: ChildTable, environ: Mapping[str, str]) -> str | None:
@@ -75,11 +80,15 @@ def _changed_list(table: ChildTable, environ: Mapping[str, str]) -> str | None:
     changed = [name for name in LISTS if environ.get(name) != table.saw.get(name)]
     if not changed:
         return None
-    name = changed[0]
-    if name not in environ or len({environ.get(each) for each in changed}) > 1:
-        settings = ", ".join(f"{name}={environ.get(name, '')[:60]}" for name in changed)
+    _require_same_value(environ, changed)
+    return changed[0]
+
+
+def _require_same_value(environ: Mapping[str, str], names: Sequence[str]) -> None:
+    values = {environ.get(name) for name in names}
+    if None in values or len(values) > 1:
+        settings = ", ".join(f"{name}={environ.get(name, '')[:60]}" for name in names)
         raise UnknownDevice(f"numapin cannot combine the lists of devices {settings}; set only one of them")
-    return name
 
 
 def _entries(text: str) -> Sequence[str]:
@@ -94,16 +103,17 @@ def _entries(text: str) -> Sequence[str]:
 
 def _named(table: ChildTable, variable: str, entry: str) -> DeviceEntry:
     """Return the GPU that an entry of a list names. Raises UnknownDevice."""
-    match = _INDEX.match(entry)
-    found = (
-        [each for each in table.devices if each.bare == int(match[1])]
-        if match
-        else [each for each in table.devices if _is_called(each, entry)]
-    )
+    found = [each for each in table.devices if _is_meant(each, entry)]
     if len(found) != 1:
         problem = f"{variable} names {entry[:60]}, which is not one of the GPUs that the command saw"
         raise UnknownDevice(f"{problem}; see them with: numapin topo")
     return found[0]
+
+
+def _is_meant(device: DeviceEntry, entry: str) -> bool:
+    """Return whether an entry of a list means this GPU, by its index or by its UUID."""
+    match = _INDEX.match(entry)
+    return _is_called(device, entry) if match is None else device.bare == int(match[1])
 
 
 def _is_called(entry: DeviceEntry, name: str) -> bool:
@@ -118,8 +128,18 @@ def _has_uuid(entry: DeviceEntry, name: str) -> bool:
     return bool(digits) and uuid_digits(entry.uuid or "").startswith(digits)
 
 
+def _rank_variable(table: ChildTable, environ: Mapping[str, str]) -> str | None:
+    """Return the first variable with a local rank that the command did not have; None if there is none."""
+    ranks = (name for name in table.saw if name not in LISTS)
+    return next((name for name in ranks if _names_rank(table, environ, name)), None)
+
+
 def _names_rank(table: ChildTable, environ: Mapping[str, str], name: str) -> bool:
     """Return whether a variable has a local rank that the command did not have; Slurm's counts in a step only."""
     value = environ.get(name, "")
-    is_rank = value.isascii() and value.isdecimal() and len(value) <= 6
-    return is_rank and value != table.saw[name] and (name != SLURM_RANK or _IN_STEP in environ)
+    counts = name != SLURM_RANK or _IN_STEP in environ
+    return counts and value != table.saw[name] and _is_number(value)
+
+
+def _is_number(value: str) -> bool:
+    return value.isascii() and value.isdecimal() and len(value) <= 6

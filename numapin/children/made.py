@@ -5,19 +5,22 @@ Comes in: a `Plan` with one rank per GPU, the machine, and an environment. Goes 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from numapin.children.table import LISTS, SLURM_RANK, ChildTable, DeviceEntry
 from numapin.rank import handover
-from numapin.tasks.identify import LAUNCHERS
+from numapin.tasks.identify import RANK_VARIABLES
 from numapin.topology.parts import GpuVendor
 from numapin.topology.visible import apply_visibility
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numapin.plan.model import Plan
+    from numapin.plan.model import Plan, RankPlan
     from numapin.topology.model import Gpu, Topology
+
+_SEEN: Final = (*LISTS, *RANK_VARIABLES, SLURM_RANK)
+"""The variables that may name a device, of which the table has the command's values."""
 
 
 def make_table(  # noqa: PLR0913 - what goes into it
@@ -33,22 +36,22 @@ def make_table(  # noqa: PLR0913 - what goes into it
     """Return the plan as the processes find it. `environ` is the command's."""
     bare = _bare_numbers(topology, environ)
     by_index = {gpu.index: gpu for gpu in topology.gpus}
-    found = ((rank, by_index.get(rank.gpu.index) if rank.gpu else None) for rank in plan.ranks)
-    devices = [
-        DeviceEntry(
-            number=rank.local_rank,
-            bare=None if gpu is None else bare.get(gpu.index),
-            index=-1 if gpu is None else gpu.index,
-            uuid=None if gpu is None else gpu.uuid,
-            pci=None if gpu is None else gpu.pci,
-            mig=() if gpu is None else tuple(mig.uuid for mig in gpu.mig),
-            slice=handover.slice_text(rank),
-        )
-        for rank, gpu in found
-    ]
-    names = (*LISTS, *(variable for variable, _ in LAUNCHERS), SLURM_RANK)
-    saw = {name: environ.get(name) for name in names}
+    devices = [_entry(rank, by_index, bare) for rank in plan.ranks]
+    saw = {name: environ.get(name) for name in _SEEN}
     return ChildTable(devices=devices, run=run, match=match, strict=strict, verbose=verbose, saw=saw)
+
+
+def _entry(rank: RankPlan, by_index: Mapping[int, Gpu], bare: Mapping[int, int | None]) -> DeviceEntry:
+    """Return the entry of a rank's GPU, which is unknown if the machine does not have it."""
+    number, own = rank.local_rank, handover.slice_text(rank)
+    gpu = None if rank.gpu is None else by_index.get(rank.gpu.index)
+    if gpu is None:
+        return DeviceEntry(number=number, bare=None, index=-1, uuid=None, pci=None, mig=(), slice=own)
+    mig = [instance.uuid for instance in gpu.mig]
+    number_if_all = bare.get(gpu.index)
+    return DeviceEntry(
+        number=number, bare=number_if_all, index=gpu.index, uuid=gpu.uuid, pci=gpu.pci, mig=mig, slice=own
+    )
 
 
 def _bare_numbers(topology: Topology, environ: Mapping[str, str]) -> dict[int, int | None]:
@@ -56,9 +59,13 @@ def _bare_numbers(topology: Topology, environ: Mapping[str, str]) -> dict[int, i
 
     NVIDIA's list is not relative to another list. Other vendors' may be, so with one their indices are unknown.
     """
-    gpus: Sequence[Gpu] = topology.gpus
-    if any(name in environ for name in LISTS):
-        order = environ.get("CUDA_DEVICE_ORDER")
-        nvidia = tuple(gpu for gpu in gpus if gpu.vendor is GpuVendor.NVIDIA)
-        gpus, _ = apply_visibility(nvidia, visible_devices=None, device_order=order)
+    none_hidden = environ.keys().isdisjoint(LISTS)
+    gpus = topology.gpus if none_hidden else _all_nvidia(topology, environ)
     return {gpu.index: gpu.cuda_index for gpu in gpus}
+
+
+def _all_nvidia(topology: Topology, environ: Mapping[str, str]) -> Sequence[Gpu]:
+    """Return NVIDIA's GPUs as CUDA would number them if no variable hid any."""
+    nvidia = tuple(gpu for gpu in topology.gpus if gpu.vendor is GpuVendor.NVIDIA)
+    gpus, _ = apply_visibility(nvidia, visible_devices=None, device_order=environ.get("CUDA_DEVICE_ORDER"))
+    return gpus

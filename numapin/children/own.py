@@ -181,7 +181,7 @@ def _take(plan: ChildTable, entry: DeviceEntry, how: str, *, is_guess: bool) -> 
     if _is_taken(taken, entry) or taken.left_alone:
         taken.is_guess = taken.is_guess and is_guess
         return
-    if plan.match is not None and not matches(plan.match):
+    if not _is_matched(plan):
         leave_alone(plan, taken)
         return
     if taken.is_guess:
@@ -195,6 +195,10 @@ def _take(plan: ChildTable, entry: DeviceEntry, how: str, *, is_guess: bool) -> 
 def _is_taken(taken: TakenGpus, entry: DeviceEntry) -> bool:
     """Return whether this process has the GPU already, by itself or from the process that it follows."""
     return entry.number in taken.slices or (not taken.slices and entry.number == taken.inherited)
+
+
+def _is_matched(plan: ChildTable) -> bool:
+    return plan.match is None or matches(plan.match)
 
 
 def _add(taken: TakenGpus, entry: DeviceEntry) -> None:
@@ -245,10 +249,21 @@ class _Widened:
         self.cpus: frozenset[int] = frozenset().union(*(own.cpus for own in slices))
         self.main_cpus = self.cpus  # `exec --children` has no roles
         self.nodes, self.node = first.nodes, first.node
-        agree = len({(own.memory, own.nodes) for own in slices}) == 1
-        self.memory = first.memory if agree or first.memory == "none" else "local"
-        limited = [own.within for own in slices if own.within]
-        self.within = frozenset().union(*limited) if limited else None
+        self.memory = _common_memory(slices)
+        self.within = _common_limit(slices)
+
+
+def _common_memory(slices: Sequence[RankSlice]) -> str:
+    """Return the memory policy that all slices agree on; "local" if they differ."""
+    first = slices[0].memory
+    agree = len({(own.memory, own.nodes) for own in slices}) == 1
+    return first if agree or first == "none" else "local"
+
+
+def _common_limit(slices: Sequence[RankSlice]) -> frozenset[int] | None:
+    """Return the CPUs of all slices' limits; None if no slice has one."""
+    limited = [own.within for own in slices if own.within]
+    return frozenset().union(*limited) if limited else None
 
 
 def _bind_followers(plan: ChildTable, pid: int, cpus: frozenset[int]) -> None:
@@ -259,10 +274,15 @@ def _bind_followers(plan: ChildTable, pid: int, cpus: frozenset[int]) -> None:
     own = records.bound_pids(plan.run)
     for child in [child for child in whole_process.descendants_of(pid) if child not in own]:
         whole_process.bind_threads(child, cpus)
-        path = records.bound_pids(plan.run).get(child)
-        theirs = records.cpus_of(path) if path else None
-        if theirs:
-            whole_process.bind_threads(child, CpuSet.parse(theirs))
+        _restore_own_cpus(plan, child)
+
+
+def _restore_own_cpus(plan: ChildTable, child: int) -> None:
+    """Give a child that has bound itself meanwhile the CPUs of its record."""
+    path = records.bound_pids(plan.run).get(child)
+    theirs = records.cpus_of(path) if path else None
+    if theirs:
+        whole_process.bind_threads(child, CpuSet.parse(theirs))
 
 
 def _set_environment(own: RankSlice, surprises: list[str]) -> None:

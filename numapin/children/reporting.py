@@ -18,7 +18,7 @@ from numapin.system import proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
     from typing import Final
 
     from numapin.children.own import TakenGpus
@@ -32,9 +32,9 @@ def record(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     """Write this process's record, under the rank of the first GPU that it has taken."""
     number = next(iter(taken.slices))
     name = f"{handover.OBSERVED}{number}-{taken.pid}.json"
-    for path in [path for pid, path in records.bound_pids(plan.run).items() if pid == taken.pid]:
-        if os.path.basename(path) != name:  # of a guess that was wrong
-            records.remove(plan.run, os.path.basename(path))
+    former = os.path.basename(records.bound_pids(plan.run).get(taken.pid, name))
+    if former != name:  # of a guess that was wrong
+        records.remove(plan.run, former)
     content = {
         "schema": "numapin.observed/1",
         "local_rank": number,
@@ -55,12 +55,23 @@ def record(plan: ChildTable, taken: TakenGpus, how: str) -> None:
 
 def report(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     """Say what was bound: always if it came late, else with --verbose. With --strict, end a process that fell short."""
+    if plan.verbose or not taken.is_guess:
+        _say_bound(taken, how)
+    _report_surprises(plan, taken)
+
+
+def _say_bound(taken: TakenGpus, how: str) -> None:
+    applied = taken.applied
+    if applied is None:
+        return
+    memory = f"{applied.memory or 'policy unknown'} {CpuSet(applied.nodes)}".rstrip()
+    gpus = ", ".join(taken.names.values())
+    bound = f"process {taken.pid} is bound to {gpus} ({how}): CPUs {CpuSet(applied.cpus)}, memory {memory}"
     nodes = next(iter(taken.slices.values())).nodes
-    if taken.applied is not None and (plan.verbose or not taken.is_guess):
-        memory = f"{taken.applied.memory or 'policy unknown'} {CpuSet(taken.applied.nodes)}".rstrip()
-        cpus, gpus = CpuSet(taken.applied.cpus), ", ".join(taken.names.values())
-        bound = f"process {taken.pid} is bound to {gpus} ({how}): CPUs {cpus}, memory {memory}"
-        say(f"{bound}; {allocated_text(taken.allocated, nodes)}")
+    say(f"{bound}; {allocated_text(taken.allocated, nodes)}")
+
+
+def _report_surprises(plan: ChildTable, taken: TakenGpus) -> None:
     for text in taken.surprises:
         records.say_once(plan.run, f"warning: {text}")
     if plan.strict and taken.surprises:
@@ -72,9 +83,14 @@ def allocated_text(allocated: Mapping[int, int] | None, nodes: frozenset[int]) -
     if allocated is None:
         return "how much memory it had allocated before is unknown (no numa_maps)"
     total = sum(allocated.values())
-    away = sum(size for node, size in allocated.items() if node not in nodes) if nodes else 0
+    away = bytes_away(allocated, nodes) if nodes else 0
     where = f", {away / total:.0%} of it on other nodes" if total else ""
     return f"it had allocated {total / _MIB:.1f} MiB before{where}"
+
+
+def bytes_away(allocated: Mapping[int, int], nodes: Container[int]) -> int:
+    """Return the part of the memory, given by node, that is on other nodes than these."""
+    return sum(size for node, size in allocated.items() if node not in nodes)
 
 
 def matches(pattern: str) -> bool:

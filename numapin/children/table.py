@@ -77,7 +77,7 @@ class ChildTable:
     def render(self) -> str:
         """Return the text of the variable. A value with a line break is written as if the variable were unset."""
         first = f"{_FIRST} strict" if self.strict else _FIRST
-        lines = (name if value is None or "\n" in value else f"{name}={value}" for name, value in self.saw.items())
+        lines = (_line(name, value) for name, value in self.saw.items())
         content = {
             "run": self.run,
             "match": self.match,
@@ -94,12 +94,21 @@ class ChildTable:
             msg = "it was written by another version of numapin"
             raise ValueError(msg)
         content = json.loads(last)
-        pairs = (line.partition("=") for line in lines)
         return cls(
             devices=[DeviceEntry(**entry) for entry in content["devices"]],
             run=content["run"],
             match=content["match"],
             strict="strict" in first.split(),
             verbose=content["verbose"],
-            saw={name: value if equals else None for name, equals, value in pairs},
+            saw=dict(map(_setting, lines)),
         )
+
+
+def _line(name: str, value: str | None) -> str:
+    """Return a variable's line, which `_setting` reads."""
+    return name if value is None or "\n" in value else f"{name}={value}"
+
+
+def _setting(line: str) -> tuple[str, str | None]:
+    name, equals, value = line.partition("=")
+    return name, value if equals else None

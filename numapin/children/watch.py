@@ -35,13 +35,18 @@ def start(report: Callable[[Exception], None]) -> bool:
 
 def _watch(driver: cuda.Driver, report: Callable[[Exception], None]) -> None:
     try:
-        for turn in count():
-            if own.is_settled():
-                return
-            active = driver.active_devices()
-            if active:
-                own.take_one_of(active, "its first CUDA context")
-                return
-            time.sleep(_SOON_S if turn < _NUM_SOON else _LATER_S)
+        _take_first_context(driver)
     except Exception as error:  # noqa: BLE001 - the program must go on
         report(error)
+
+
+def _take_first_context(driver: cuda.Driver) -> None:
+    """Wait until this process has a context or has named its device; bind it to the context's device."""
+    for turn in count():
+        if own.is_settled():
+            return
+        active = driver.active_devices()
+        if active:
+            own.take_one_of(active, "its first CUDA context")
+            return
+        time.sleep(_SOON_S if turn < _NUM_SOON else _LATER_S)

@@ -32,6 +32,9 @@ LAUNCHERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
 Slurm's come last, and only inside a job step: a batch script, and everything it starts, has SLURM_LOCALID=0.
 """
 
+RANK_VARIABLES: Final = tuple(variable for variable, _ in LAUNCHERS)
+"""Each launcher's variable for the local rank, in the order of precedence, without Slurm's."""
+
 _SLURM: Final = "SLURM_LOCALID"
 _SLURM_SIZE: Final = "SLURM_STEP_TASKS_PER_NODE"  # SLURM_NTASKS_PER_NODE is the job's; a step may have other counts
 _SLURM_STEP: Final = "SLURM_STEP_ID"
