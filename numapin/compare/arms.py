@@ -51,13 +51,9 @@ class Arm:
 
 def compare_arms(base: Arm, own: Arm, *, against: str, margin: float) -> StepRatio | None:
     """Compare the variants over the same number of steps in each round; None if no round has both."""
-    pairs = {
-        number: _equally_long(base.steps_s[number], own.steps_s[number])
-        for number in sorted(base.steps_s.keys() & own.steps_s.keys())
-    }
+    pairs = _pairs_of(base, own)
     ratio = _ratio(pairs, against=against, margin=margin)
-    late_pairs = {number: (_second_half(a), _second_half(b)) for number, (a, b) in pairs.items()}
-    late = _ratio(late_pairs, against=against, margin=margin)
+    late = _ratio(_second_halves(pairs), against=against, margin=margin)
     if ratio is None or late is None:
         return None
     ratio = replace(ratio, late=late.ratio)
@@ -65,9 +61,19 @@ def compare_arms(base: Arm, own: Arm, *, against: str, margin: float) -> StepRat
     return ratio if doubt is None else replace(ratio, verdict=Verdict.UNSETTLED, doubt=doubt)
 
 
+def _pairs_of(base: Arm, own: Arm) -> _Pairs:
+    """Return the steps of both by round, for the rounds that both have."""
+    rounds = sorted(base.steps_s.keys() & own.steps_s.keys())
+    return {number: _equally_long(base.steps_s[number], own.steps_s[number]) for number in rounds}
+
+
 def _equally_long(a: Sequence[float], b: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
     number = min(len(a), len(b))
     return a[:number], b[:number]
+
+
+def _second_halves(pairs: _Pairs) -> _Pairs:
+    return {number: (_second_half(a), _second_half(b)) for number, (a, b) in pairs.items()}
 
 
 def _second_half(steps: Sequence[float]) -> Sequence[float]:
@@ -84,9 +90,7 @@ def _drift(ratio: StepRatio, late: StepRatio, pairs: _Pairs, margin: float) -> s
     """Return the doubt if the second half of the steps gives less of a difference, or one where there is none."""
     if ratio.verdict is Verdict.UNKNOWN:
         return None
-    whole = {number: _speedup(a, b) for number, (a, b) in pairs.items()}
-    second = {number: _speedup(_second_half(a), _second_half(b)) for number, (a, b) in pairs.items()}
-    change = step_ratio(second, whole, against="", margin=margin)
+    change = step_ratio(_speedups(_second_halves(pairs)), _speedups(pairs), against="", margin=margin)
     if change is None or change.verdict not in _DIFFERENCES:
         return None  # chance explains it
     doubt = f"over the second half of the steps it is {late.ratio:.2f}x; measure more of them (--steps, --seconds)"
@@ -103,8 +107,8 @@ def _is_doubtful(ratio: StepRatio, late: StepRatio, change: StepRatio, margin: f
     return shrinks and (is_large or says_otherwise)
 
 
-def _speedup(a: Sequence[float], b: Sequence[float]) -> float:
-    return statistics.fmean(a) / statistics.fmean(b)
+def _speedups(pairs: _Pairs) -> dict[int, float]:
+    return {number: statistics.fmean(a) / statistics.fmean(b) for number, (a, b) in pairs.items()}
 
 
 def _hidden(ratio: StepRatio, base: Arm, own: Arm) -> str | None:

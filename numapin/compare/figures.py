@@ -10,6 +10,8 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.not_none import without_none
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -64,14 +66,20 @@ def figures_of(ranks: Sequence[RankSteps], readings: RunReadings) -> dict[str, f
         "step_p95_s": steps_s[min(int(0.95 * len(steps_s)), len(steps_s) - 1)],
         "samples_per_s": _samples_per_s(ranks),
         "wait_share": _wait_share(ranks),
-        "startup_s": max((rank.first_ns or 0) / 1e9 for rank in ranks) - readings.started_s,
+        "startup_s": _last_first_step_s(ranks) - readings.started_s,
         "memory_bytes": readings.memory_bytes,
         "peak_bytes": readings.peak_bytes,
         "gpu_memory_bytes": max(filter(None, (rank.gpu_memory_bytes for rank in ranks)), default=None),
         "remote_share": readings.remote_share,
         "gpu_busy_share": _busy_share(slowest, readings),
     }
-    return {name: float(value) for name, value in {**found, **_cpu(slowest, readings)}.items() if value is not None}
+    known = without_none({**found, **_cpu(slowest, readings)})
+    return {name: float(value) for name, value in known.items()}
+
+
+def _last_first_step_s(ranks: Sequence[RankSteps]) -> float:
+    """Return the time at which the last rank ended its first step."""
+    return max((rank.first_ns or 0) / 1e9 for rank in ranks)
 
 
 def _samples_per_s(ranks: Sequence[RankSteps]) -> float | None:
@@ -97,7 +105,7 @@ def _cpu(rank: RankSteps, readings: RunReadings) -> Mapping[str, float | None]:
 
 def _used_s(rank: RankSteps, cpu_at: Callable[[float], float | None]) -> float | None:
     """Return the CPU time used during the window; None if that is too short, or a process has ended unseen."""
-    begin, end = cpu_at((rank.begin_ns or 0) / 1e9), cpu_at(rank.end_ns / 1e9)
+    begin, end = cpu_at(rank.begin_s), cpu_at(rank.end_ns / 1e9)
     if begin is None or end is None or rank.window_s < _SHORTEST_S:
         return None
     return end - begin if end >= begin else None
@@ -105,9 +113,14 @@ def _used_s(rank: RankSteps, cpu_at: Callable[[float], float | None]) -> float |
 
 def _busy_share(rank: RankSteps, readings: RunReadings) -> float | None:
     """Return the mean over the GPUs that were ever busy; a job may use fewer than the machine has."""
-    begin_s, end_s = (rank.begin_ns or 0) / 1e9, rank.end_ns / 1e9
-    within = [shares for at_s, shares in readings.busy if begin_s < at_s <= end_s]
+    within = _busy_within(rank, readings)
     if not within:
         return None
     means = [statistics.fmean(shares.get(gpu, 0.0) for shares in within) for gpu in within[0]]
     return statistics.fmean(filter(None, means)) if any(means) else 0.0
+
+
+def _busy_within(rank: RankSteps, readings: RunReadings) -> list[Mapping[str, float]]:
+    """Return the readings of the GPUs during the window."""
+    end_s = rank.end_ns / 1e9
+    return [shares for at_s, shares in readings.busy if rank.begin_s < at_s <= end_s]

@@ -18,7 +18,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from numapin.base.files import replace_at
 from numapin.base.folders import opened
@@ -32,6 +32,9 @@ from numapin.errors import MachineFileError
 from numapin.launcher.preload import STEPS_VARIABLE
 from numapin.system import proc
 from numapin.trace.pace import FollowedOptimizer
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 
 @dataclass(slots=True)
@@ -100,20 +103,20 @@ class StepMeter:
     def _step(self, unit: StepUnit) -> None:
         if not self._is_loop(unit):
             return
-        window = self.windows.get(unit)
-        if window is None:
-            window = self.windows[unit] = self._new_window()
+        window = self._window(unit)
         if window.is_done:
             return
         window.begin_after(self.num_ahead)
-        is_unit, now_ns = unit is self.unit, time.monotonic_ns()
-        if is_unit and window.is_border(now_ns):
-            _wait_for_gpu()
-            now_ns = time.monotonic_ns()
-        if window.stepped(now_ns):
+        is_unit = unit is self.unit
+        if window.stepped(_step_end_ns(window) if is_unit else time.monotonic_ns()):
             self._note_border(unit, window)
             if is_unit:
-                self.write(Phase.DONE if window.is_done else _phase(window))
+                self.write(_phase(window))
+
+    def _window(self, unit: StepUnit) -> StepWindow:
+        if unit not in self.windows:
+            self.windows[unit] = self._new_window()
+        return self.windows[unit]
 
     def _is_loop(self, unit: StepUnit) -> bool:
         """Return whether this thread's steps count: those of the first that stepped, until it has ended."""
@@ -138,14 +141,15 @@ class StepMeter:
         with opened(str(self.path.parent)) as folder:
             replace_at(folder, self.path.name, encode(record, indent=None) + "\n")
 
+    def _unit_at(self, phase: Phase) -> StepUnit:
+        """Return the unit of a record: at the script's end it is batches if its optimizer never stepped."""
+        never_stepped = phase is Phase.ENDED and self.unit not in self.windows
+        return StepUnit.BATCH if never_stepped else self.unit
+
     def _record(self, phase: Phase) -> RankSteps:
-        unit = self.unit
-        if phase is Phase.ENDED and not self.windows.get(unit):  # an optimizer that never stepped
-            unit = StepUnit.BATCH
+        unit = self._unit_at(phase)
         window = self.windows.get(unit) or self._new_window()
         begin, end = self.at_begin.get(unit, _BatchTotals()), self.at_end.get(unit, self.totals)
-        sizes = (begin.num_samples, end.num_samples)
-        num_batches = end.num_batches - begin.num_batches
         return RankSteps(
             rank=self.place.rank,
             local_rank=self.place.local_rank,
@@ -161,15 +165,14 @@ class StepMeter:
             begin_ns=window.begin_ns,
             step_ns=window.step_ns if phase in (Phase.DONE, Phase.ENDED) else (),
             waited_ns=end.waited_ns - begin.waited_ns,
-            num_batches=num_batches,
-            num_samples=None if None in sizes or not num_batches else _difference(*sizes),
+            num_batches=end.num_batches - begin.num_batches,
+            num_samples=_samples_between(begin, end),
             gpu_memory_bytes=_gpu_memory(),
         )
 
     def at_exit(self) -> None:
         """Write what was measured if the script ends before the last step."""
-        window = self.windows.get(self.unit)
-        if self.pid != os.getpid() or (window is not None and window.is_done):
+        if self.pid != os.getpid() or self._is_done():
             return
         try:
             self.write(Phase.ENDED)
@@ -178,13 +181,31 @@ class StepMeter:
         except OSError as error:
             say(f"warning: rank {self.place.rank}: {self.path} cannot be written: {error.strerror}")
 
+    def _is_done(self) -> bool:
+        window = self.windows.get(self.unit)
+        return window is not None and window.is_done
+
+
+def _step_end_ns(window: StepWindow) -> int:
+    """Return the time at which a step ends: at a border of the window, once the GPU has caught up."""
+    now_ns = time.monotonic_ns()
+    if not window.is_border(now_ns):
+        return now_ns
+    _wait_for_gpu()
+    return time.monotonic_ns()
+
 
 def _phase(window: StepWindow) -> Phase:
+    if window.is_done:
+        return Phase.DONE
     return Phase.STARTED if window.begin_ns is None else Phase.MEASURING
 
 
-def _difference(begin: int | None, end: int | None) -> int:
-    return (end or 0) - (begin or 0)
+def _samples_between(begin: _BatchTotals, end: _BatchTotals) -> int | None:
+    """Return the number of samples in the batches since `begin`; None if it is unknown or there was no batch."""
+    if begin.num_samples is None or end.num_samples is None:
+        return None
+    return None if begin.num_batches == end.num_batches else end.num_samples - begin.num_samples
 
 
 def claim() -> StepMeter | None:
@@ -210,12 +231,24 @@ def claim() -> StepMeter | None:
 def _place() -> _Place:
     """Return the rank: that of the process group if there is one, because a script may start its ranks by itself."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
-    rank, local_rank, num_ranks, restart = (int(os.environ.get(name) or "0") for name in names)
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    rank, local_rank, num_ranks, restart = map(_number, names)
+    distributed = _process_group()
+    if distributed is not None:
         rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
         local_rank = local_rank if "LOCAL_RANK" in os.environ else rank
     return _Place(rank, local_rank, max(num_ranks, 1), restart)
+
+
+def _number(variable: str) -> int:
+    return int(os.environ.get(variable) or "0")
+
+
+def _process_group() -> ModuleType | None:
+    """Return torch.distributed if the script has initialized it."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available():
+        return None
+    return distributed if distributed.is_initialized() else None
 
 
 def _is_free(path: Path) -> bool:

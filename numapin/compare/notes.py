@@ -59,13 +59,13 @@ def _sample_counts(results: Sequence[VariantResult]) -> dict[str, str]:
 
 def _uneven(results: Sequence[VariantResult]) -> Iterator[str]:
     """Yield a note if the mean of a variant's steps is far above their median."""
-    uneven = [
-        result.name
-        for result in results
-        if statistics.median([run.figures[STEP] / run.figures["step_median_s"] for run in result.runs]) > _UNEVEN
-    ]
+    uneven = [result.name for result in results if _is_uneven(result)]
     if uneven:
         yield f"steps are uneven in {', '.join(uneven)}: a few take most of the time; --steps should span an epoch"
+
+
+def _is_uneven(result: VariantResult) -> bool:
+    return statistics.median([run.figures[STEP] / run.figures["step_median_s"] for run in result.runs]) > _UNEVEN
 
 
 def _hidden(results: Sequence[VariantResult]) -> Iterator[str]:

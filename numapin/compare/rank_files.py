@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.not_none import not_none
 from numapin.base.plural import counted
 from numapin.base.printable import printable
 from numapin.base.records import read_record
@@ -44,7 +45,7 @@ class RankFiles:
             with suppress(OSError, MachineFileError):  # a file that is still empty
                 text = path.read_text("utf-8")
                 self.found[path.name] = read_record(RankSteps, text, source=path.name, hint="", schema=SCHEMA)
-        if self.done_s is None and any(rank.phase is Phase.DONE for rank in self.found.values()):
+        if self.done_s is None and self._is_any(Phase.DONE):
             self.done_s = now_s
         return self.found != before
 
@@ -63,9 +64,9 @@ class RankFiles:
         if self.done_s is None:
             return False
         ranks = self.ranks.values()
-        num_done = sum(rank.phase is Phase.DONE for rank in ranks)
-        is_all = num_done >= max(rank.num_ranks for rank in ranks)
-        others_step = any(rank.phase is Phase.MEASURING for rank in ranks)
+        phases = [rank.phase for rank in ranks]
+        is_all = phases.count(Phase.DONE) >= max(rank.num_ranks for rank in ranks)
+        others_step = Phase.MEASURING in phases
         return is_all or (not others_step and now_s - self.done_s > _REST_WAIT_S)
 
     def failure(self) -> str | None:
@@ -78,9 +79,12 @@ class RankFiles:
 
     def doing(self) -> str:
         """Return what the job is doing, for the progress."""
-        if any(rank.phase is Phase.MEASURING for rank in self.found.values()):
+        if self._is_any(Phase.MEASURING):
             return "measuring"
         return "first steps" if self.found else "starting"
+
+    def _is_any(self, phase: Phase) -> bool:
+        return any(rank.phase is phase for rank in self.found.values())
 
     def progress(self) -> str:
         """Return how far the rank is that has stepped least."""
@@ -94,12 +98,15 @@ class RankFiles:
 
 def oddities(ranks: Sequence[RankSteps], num_steps: int) -> list[str]:
     """Return what is odd about the measured steps of a run that was to measure `num_steps`."""
-    notes, first = [], ranks[0]
-    if len(ranks) < first.num_ranks:
-        notes.append(f"{len(ranks)} of {counted(first.num_ranks, 'rank')} measured steps")
-    short = [rank for rank in ranks if rank.phase is Phase.ENDED]
-    if short:
-        notes.append(f"the script ended after {counted(short[0].num_seen, short[0].unit)}")
-    elif min(len(rank.step_ns) for rank in ranks) < num_steps:
-        notes.append("cut short, because its steps took four times --seconds")
-    return notes
+    num_ranks = ranks[0].num_ranks
+    missing = f"{len(ranks)} of {counted(num_ranks, 'rank')} measured steps" if len(ranks) < num_ranks else None
+    return not_none([missing, _why_short(ranks, num_steps)])
+
+
+def _why_short(ranks: Sequence[RankSteps], num_steps: int) -> str | None:
+    """Return why a rank measured fewer steps; None if none did."""
+    ended = next((rank for rank in ranks if rank.phase is Phase.ENDED), None)
+    if ended is not None:
+        return f"the script ended after {counted(ended.num_seen, ended.unit)}"
+    is_short = min(len(rank.step_ns) for rank in ranks) < num_steps
+    return "cut short, because its steps took four times --seconds" if is_short else None

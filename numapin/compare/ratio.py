@@ -86,12 +86,13 @@ def step_ratio(
         return None
     center = _hodges_lehmann(logs)
     half = _half_width(logs)
+    low, high = _interval(center, half)
     verdict = _verdict(center, half, margin) if len(logs) >= FEWEST_FOR_VERDICT else Verdict.UNKNOWN
     return StepRatio(
         against=against,
         ratio=math.exp(center),
-        low=None if half is None else math.exp(center - half),
-        high=None if half is None else math.exp(center + half),
+        low=low,
+        high=high,
         num_rounds=len(logs),
         verdict=verdict,
         num_rounds_needed=_rounds_needed(center, half, margin, len(logs)) if verdict is Verdict.UNKNOWN else None,
@@ -113,6 +114,10 @@ def _half_width(logs: Sequence[float]) -> float | None:
     centers = [_hodges_lehmann(chance.choices(logs, k=number)) for _ in range(_NUM_SAMPLES)]
     error = statistics.pstdev(centers) * math.sqrt(number / (number - 1))
     return _t(number) * error
+
+
+def _interval(center: float, half: float | None) -> tuple[float | None, float | None]:
+    return (None, None) if half is None else (math.exp(center - half), math.exp(center + half))
 
 
 def _t(num_rounds: int) -> float:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numapin.compare.measure import ComparedRun
+    from numapin.compare.results import MeasuredRound
     from numapin.compare.variants import Variant
 
 SCHEMA: Final = "numapin.compare/1"
@@ -52,12 +53,8 @@ class CompareReport:
         runs = [run for variant in self.measured for run in variant.runs]
         if not runs:
             return "no steps were measured"
-        steps, skipped = (
-            _range(values) for values in zip(*((len(r.steps_s), r.num_skipped) for r in runs), strict=True)
-        )
-        shortest_s = min(sum(run.steps_s) for run in runs)
         repeats = _range([variant.num_runs for variant in self.measured])
-        return f"{repeats} runs of each, in turn: {steps} steps after the first {skipped}, {shortest_s:.2g} s or longer"
+        return f"{repeats} runs of each, in turn: {_lengths(runs)}"
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
@@ -82,7 +79,7 @@ def make_report(  # noqa: PLR0913 - what a report is made of
     baseline = next((result for result in results if result.num_runs), None)
     name = None if baseline is None else baseline.name
     compared = tuple(_with_ratios(results, baseline, margin))
-    num_cpus = machine.get("num_cpus")
+    notes = notes_on(compared, baseline=name, num_cpus=_num_cpus(machine))
     return CompareReport(
         command=tuple(command),
         host=host,
@@ -91,19 +88,28 @@ def make_report(  # noqa: PLR0913 - what a report is made of
         settings=settings,
         baseline=name,
         is_complete=is_complete,
-        notes=tuple(notes_on(compared, baseline=name, num_cpus=num_cpus if isinstance(num_cpus, int) else None)),
+        notes=tuple(notes),
         variants=compared,
     )
+
+
+def _num_cpus(machine: Mapping[str, object]) -> int | None:
+    number = machine.get("num_cpus")
+    return number if isinstance(number, int) else None
 
 
 def _with_ratios(
     results: Sequence[VariantResult], baseline: VariantResult | None, margin: float
 ) -> Iterator[VariantResult]:
     """Yield the results with their ratios to the baseline, and those of numapin to torchrun at equal threads."""
-    threads = next((result for result in results if result.name == THREADS and result.num_runs), None)
+    threads = next(filter(_is_torchrun_with_threads, results), None)
     for result in results:
         to_threads = _ratio(threads, result, margin) if _is_numapins(result) else None
         yield replace(result, ratio=_ratio(baseline, result, margin), ratio_to_threads=to_threads)
+
+
+def _is_torchrun_with_threads(result: VariantResult) -> bool:
+    return result.name == THREADS and bool(result.num_runs)
 
 
 def _is_numapins(result: VariantResult) -> bool:
@@ -121,26 +127,41 @@ def _range(values: Sequence[int]) -> str:
     return f"{min(values):,}" if min(values) == max(values) else f"{min(values):,} to {max(values):,}"
 
 
+def _lengths(runs: Sequence[MeasuredRound]) -> str:
+    """Return how many steps the runs measured, after how many others, and how long the shortest run took for them."""
+    steps = _range([len(run.steps_s) for run in runs])
+    skipped = _range([run.num_skipped for run in runs])
+    shortest_s = min(sum(run.steps_s) for run in runs)
+    return f"{steps} steps after the first {skipped}, {shortest_s:.2g} s or longer"
+
+
 def verdict_lines(result: VariantResult) -> list[str]:
     """Return the outcome for one variant in words: against the baseline, and at equal numbers of threads."""
     if result.ratio is None:
         return [f"{result.name}: {_WITHOUT_RATIO if result.num_runs else 'not measured'}"]
-    ratios = [result.ratio]
-    threads = result.ratio_to_threads
-    if threads is not None and threads.against != result.ratio.against:
-        ratios.append(threads)
-    return [_verdict_line(result.name, ratio) for ratio in ratios]
+    return [_verdict_line(result.name, ratio) for ratio in _ratios(result.ratio, result.ratio_to_threads)]
+
+
+def _ratios(to_baseline: StepRatio, to_threads: StepRatio | None) -> list[StepRatio]:
+    """Return the ratios to different variants."""
+    if to_threads is None or to_threads.against == to_baseline.against:
+        return [to_baseline]
+    return [to_baseline, to_threads]
 
 
 def _verdict_line(name: str, ratio: StepRatio) -> str:
     if ratio.low is None or ratio.high is None:
         return f"{name}: {Verdict.UNKNOWN}: {ratio.ratio:.2f}x as fast as {ratio.against}{_more(ratio)}"
-    times = f"{ratio.ratio:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]"
+    return _line_with_interval(name, ratio, ratio.low, ratio.high)
+
+
+def _line_with_interval(name: str, ratio: StepRatio, low: float, high: float) -> str:
+    times = f"{ratio.ratio:.2f}x [{low:.2f}, {high:.2f}]"
     match ratio.verdict:
         case Verdict.FASTER | Verdict.SLOWER:
             return f"{name} is {ratio.verdict}: {times} as fast as {ratio.against}"
         case Verdict.NO_DIFFERENCE:
-            return f"{name}: no difference from {ratio.against}: {times}; {_excluded(ratio.low, ratio.high)}"
+            return f"{name}: no difference from {ratio.against}: {times}; {_excluded(low, high)}"
         case Verdict.UNSETTLED:
             return f"{name}: not settled: {times} as fast as {ratio.against}, but {ratio.doubt}"
         case _:

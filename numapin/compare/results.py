@@ -64,7 +64,10 @@ class VariantResult:
     @property
     def step_s(self) -> float | None:
         """The median step time over the runs."""
-        return self.figures[STEP].median if STEP in self.figures else None
+        return self._median(STEP)
+
+    def _median(self, figure: str) -> float | None:
+        return self.figures[figure].median if figure in self.figures else None
 
     @property
     def num_steps(self) -> int:
@@ -87,7 +90,7 @@ class VariantResult:
             steps_s={run.round: run.steps_s for run in self.runs},
             num_steps=min((run.num_skipped + len(run.steps_s) for run in self.runs), default=0),
             num_ahead=self.num_ahead or 0,
-            wait_share=self.figures["wait_share"].median if "wait_share" in self.figures else 0.0,
+            wait_share=self._median("wait_share") or 0.0,
         )
 
 
@@ -96,26 +99,35 @@ def result_of(variant: Variant, runs: Iterable[ComparedRun]) -> VariantResult:
     own = [run for run in runs if run.variant == variant.name]
     counted = list(filter(_counts, own))
     results = [run.result for run in counted]
-    first = results[0] if results else None
+    num_ranks, unit = _ranks_and_unit(results)
     return VariantResult(
         name=shown_name(variant),
         command=tuple(without_secrets(variant.shown)),
         variables=_shown_variables(variant.variables),
         num_runs=len(counted),
-        num_ranks=None if first is None else first.num_ranks,
-        step_unit=None if first is None else first.unit,
+        num_ranks=num_ranks,
+        step_unit=unit,
         num_ahead=max((result.num_ahead for result in results), default=None),
         figures=_spreads(results),
         ratio=None,
         ratio_to_threads=None,
         failure=_failure(own),
-        notes=tuple(dict.fromkeys(chain.from_iterable(result.notes for result in results))),
+        notes=_different_notes(results),
         runs=tuple(map(_round_of, counted)),
     )
 
 
 def _counts(run: ComparedRun) -> bool:
     return run.round is not None and STEP in run.result.figures
+
+
+def _ranks_and_unit(results: Sequence[JobResult]) -> tuple[int | None, str | None]:
+    """Return the number of ranks and the unit of steps, which all runs of a variant share; None without a run."""
+    return (results[0].num_ranks, results[0].unit) if results else (None, None)
+
+
+def _different_notes(results: Sequence[JobResult]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(chain.from_iterable(result.notes for result in results)))
 
 
 def _failure(runs: Iterable[ComparedRun]) -> str | None:
@@ -147,4 +159,8 @@ def _round_of(run: ComparedRun) -> MeasuredRound:
 def _spreads(results: Sequence[JobResult]) -> dict[str, Spread]:
     """Return every figure over the runs that have it."""
     names = dict.fromkeys(chain.from_iterable(result.figures for result in results))
-    return {name: Spread.of([result.figures[name] for result in results if name in result.figures]) for name in names}
+    return {name: _spread(results, name) for name in names}
+
+
+def _spread(results: Sequence[JobResult], name: str) -> Spread:
+    return Spread.of([result.figures[name] for result in results if name in result.figures])

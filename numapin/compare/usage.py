@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from numapin.base.not_none import not_none, without_none
 from numapin.launcher.preload import STEPS_VARIABLE
 from numapin.observe.model import MemoryKind
 from numapin.observe.read import observe
@@ -58,7 +59,10 @@ class JobReadings:
         now_s, per_second = time.monotonic(), os.sysconf("SC_CLK_TCK")
         self.cpu_s.append((now_s, ticks / per_second))
         self.host_cpu_s.append((now_s, _host_ticks() / per_second))
-        shares = {uuid: load.busy_share for uuid, load in self.loads().items() if load.busy_share is not None}
+        self._read_gpus()
+
+    def _read_gpus(self) -> None:
+        shares = without_none({uuid: load.busy_share for uuid, load in self.loads().items()})
         if shares:
             self.busy.append((time.monotonic(), shares))
 
@@ -75,13 +79,12 @@ class JobReadings:
         sizes = {pid: _pss_bytes(pid) for pid in self.left()}
         if any(size is None and proc.is_running(pid) for pid, size in sizes.items()):
             return None
-        return sum(size for size in sizes.values() if size is not None) or None
+        return sum(not_none(sizes.values())) or None
 
 
 def peak_bytes(ranks: Iterable[RankSteps]) -> int | None:
     """Return the most resident memory that a rank's own process ever had; None if no rank is left."""
-    sizes = [size for rank in ranks if (size := proc.size_bytes(rank.pid, "status", "VmHWM:")) is not None]
-    return max(sizes, default=None)
+    return max(not_none(proc.size_bytes(rank.pid, "status", "VmHWM:") for rank in ranks), default=None)
 
 
 def _host_ticks() -> int:
@@ -102,7 +105,11 @@ def remote_share(ranks: Iterable[RankSteps], nodes: Mapping[int, CpuSet]) -> flo
     observed = observe({rank.local_rank: rank.pid for rank in ranks if rank.local_rank in nodes})
     if len(observed.nodes) < 2 or not all(map(_is_verified, observed.ranks)):
         return None
-    counts = {rank.local_rank: rank.bytes_by_node(_KINDS) for rank in observed.ranks}
+    return _share_elsewhere(observed.ranks, nodes)
+
+
+def _share_elsewhere(ranks: Iterable[ObservedRank], nodes: Mapping[int, CpuSet]) -> float | None:
+    counts = {rank.local_rank: rank.bytes_by_node(_KINDS) for rank in ranks}
     total = sum(count.total() for count in counts.values())
     near = sum(_bytes_on(nodes[rank], count) for rank, count in counts.items())
     return 1 - near / total if total else None

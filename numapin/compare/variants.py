@@ -110,13 +110,19 @@ def _split(text: str, *, option: str) -> tuple[dict[str, str], list[str]]:
         words = shlex.split(text)
     except ValueError as error:
         raise UsageError(f"{option} {text!r}: {error}", "close the quote") from None
+    variables = _taken_off(words)
+    if not words:
+        raise UsageError(f"{option} {text!r} names no command", _FORM)
+    return variables, words
+
+
+def _taken_off(words: list[str]) -> dict[str, str]:
+    """Take the assignments in front of a command off its words, and return them."""
     variables = {}
     while words and (found := _ASSIGNMENT.fullmatch(words[0])):
         variables[found["name"]] = found["value"]
         words.pop(0)
-    if not words:
-        raise UsageError(f"{option} {text!r} names no command", _FORM)
-    return variables, words
+    return variables
 
 
 def _launched(name: str, words: Sequence[str], variables: Mapping[str, str], script: Script) -> Variant:

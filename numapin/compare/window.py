@@ -47,12 +47,16 @@ class StepWindow:
         if self.first_ns is None:
             self.first_ns = now_ns
         if self.begin_ns is None:
-            begins = self.num_seen >= self.skip
-            self.begin_ns = now_ns if begins else None
-            return begins or self.num_seen == 1
+            return self._stepped_before(now_ns)
         self.is_done = self._is_last(self.begin_ns, now_ns)
         self.ends_ns.append(now_ns)
         return self.is_done
+
+    def _stepped_before(self, now_ns: int) -> bool:
+        """Begin the window if enough steps came before. Return whether it begins, or this is the first step."""
+        begins = self.num_seen >= self.skip
+        self.begin_ns = now_ns if begins else None
+        return begins or self.num_seen == 1
 
     def _is_last(self, begin_ns: int, now_ns: int) -> bool:
         num_steps = len(self.ends_ns) + 1
