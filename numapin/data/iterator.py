@@ -69,7 +69,7 @@ class LaneIterator(_TorchsIterator):
     def __init__(self, loader: DataLoader[Any], path: DataPath, *state: object) -> None:
         """Start the workers. `state` is for torchdata's iterator. Raises what torch's iterator raises."""
         moves = path.options.cuda_device is not None
-        pins = not moves and loader.pin_memory and torch.cuda.is_available()
+        pins = not moves and _pins(loader)
         self._path, self._lane = path, path.lane(loader, pins=pins, result_queue=self.result_queue)
         self._track = track_of(loader, path.notices.warn)
         self._task = 0  # the number of the last result
@@ -259,6 +259,10 @@ class LaneIterator(_TorchsIterator):
             super()._shutdown_workers()
 
 
+def _pins(loader: DataLoader[Any]) -> bool:
+    return loader.pin_memory and torch.cuda.is_available()
+
+
 def _balance_of(loader: DataLoader[Any], path: DataPath, *, has_turns_in_state: bool) -> Balance | None:
     """Return what chooses the workers; None: torch's own turns.
 
@@ -295,6 +299,11 @@ def iterator_of(loader: DataLoader[Any], options: PathOptions) -> _BaseDataLoade
         usage_log.note_path(path)
         return SlotIterator(loader, path)
     usage_log.note_other(loader, usage_log.PINS_ELSEWHERE if loader.num_workers else usage_log.NO_WORKERS)
+    return _other_iterator(loader, options)
+
+
+def _other_iterator(loader: DataLoader[Any], options: PathOptions) -> _BaseDataLoaderIter:
+    """Return an iterator without slots: torch's own, or one in this process."""
     if options.casts:
         collate = CastingCollate(loader.collate_fn, options.casts)
         loader = cast("DataLoader[Any]", Changed(loader, collate_fn=collate))

@@ -275,8 +275,10 @@ class Order:
             return self._loaded_batches(state)
         if place.sampler is not None and is_stateful(self._sampler):
             self._sampler.load_state_dict(place.sampler)
-        if place.sampler is None and state is None:
-            return None
+        return None if place.sampler is None and state is None else self._loaded_iterator(state)
+
+    def _loaded_iterator(self, state: Any) -> Any:
+        """Return the sampler's iterator at its own state; None if neither it nor the sampler can continue."""
         iterator = iter(self._sampler)
         if state is not None and is_stateful(iterator):
             iterator.load_state_dict(state)

@@ -73,10 +73,7 @@ class Resumption:
         if not place.is_finished and not place.is_start:
             _require_same_data(loader, place, order)
         with randomness.preserved():
-            if not place.is_finished:
-                order.restore_epochs(place.order)
-            elif not place.order.is_start and not _is_iterable(loader):
-                order.run_out(place.order)
+            _set_epochs(loader, place, order)
         self._track, self._loaded = None, place
         self._next = _next_epoch(loader, place) if place.is_finished else place
         self._stop(loader)
@@ -111,6 +108,14 @@ def resumption_of(loader: Any) -> Resumption:
 
 def _is_iterable(loader: DataLoader[Any]) -> bool:
     return bool(loader._dataset_kind == _DatasetKind.Iterable)
+
+
+def _set_epochs(loader: DataLoader[Any], place: Place, order: Order) -> None:
+    """Let the samplers stand in the epoch of the place; after a finished one, draw the rest of it."""
+    if not place.is_finished:
+        order.restore_epochs(place.order)
+    elif not place.order.is_start and not _is_iterable(loader):
+        order.run_out(place.order)
 
 
 def _next_epoch(loader: DataLoader[Any], place: Place) -> Place:

@@ -6,6 +6,7 @@ process draws the same indices.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torch.utils.data import Sampler, SequentialSampler
@@ -55,8 +56,8 @@ class Samplers:
         `generator` is the loader's own. `libraries`: whose global generators decide; None: those that the samplers use.
         """
         self.all = tuple(_found_in(outermost))
-        held = [value for sampler in self.all for value in _attributes(sampler) if randomness.is_generator(value)]
-        unique = {id(value): value for value in [*held, *([generator] if randomness.is_generator(generator) else [])]}
+        values = [*chain.from_iterable(map(_attributes, self.all)), generator]
+        unique = {id(value): value for value in values if randomness.is_generator(value)}
         self._generators = list(unique.values())
         self._libraries = self._read_libraries() if libraries is None else libraries
 
