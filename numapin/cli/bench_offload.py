@@ -59,7 +59,7 @@ class _BenchOffloadOptions(BenchOptions):
 def offload(options: _BenchOffloadOptions) -> None:
     """Measure a CPU AdamW and FSDP2 with CPU offload: do bindings and roles help, or is it the number of threads?
 
-    Every repeat starts each launcher once, 5 to 20 seconds on GPUs. torchrun also runs with as many threads as numapin.
+    Every repeat starts each launcher once. torchrun also runs with as many threads as numapin.
 
     \b
     Examples:

@@ -16,6 +16,7 @@ import click
 
 from numapin.cli.options import FilePath, Parsed, topology_from, with_values
 from numapin.cli.output import require_writable
+from numapin.cli.torch_import import require_torch
 from numapin.compare.record import MOST_STEPS
 from numapin.compare.variants import (
     DEFAULT,
@@ -156,6 +157,7 @@ def _check(options: CompareOptions) -> None:
         from numapin.launcher.command import require_program
 
         require_program(options.command[0], module=options.module, no_python=False, run_path=False)
+        require_torch("numapin compare with a script")
     _check_files(options)
 
 

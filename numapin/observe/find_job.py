@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping  # noqa: TC003 - the type of a field that is read
 from dataclasses import dataclass, replace
 from itertools import chain
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -124,8 +123,13 @@ def read_run(folder: Path) -> RunningJob:
 
 
 def _latest(records: Iterable[_Record]) -> dict[int, _Record]:
-    """Return the record of each rank's last restart."""
-    return {record.local_rank: record for record in sorted(records, key=attrgetter("restart"))}
+    """Return the last record of each rank."""
+    return {record.local_rank: record for record in sorted(records, key=_age)}
+
+
+def _age(record: _Record) -> tuple[bool, int, int]:
+    """Order the records of a rank, the last one last. Below `exec --children` several processes may use one GPU."""
+    return record.is_running(), record.restart, record.start or 0
 
 
 def _read_files(folder: Path) -> tuple[Plan, dict[str, _Record]]:
