@@ -28,6 +28,7 @@ diagnostics on stderr, an exit status.
     top.py           EDGE  numapin top
     trace.py         EDGE  numapin trace
     compare.py       EDGE  numapin compare
+    compare_runs.py  EDGE  the runs of compare, and where their report goes
     bench.py         EDGE  numapin bench
     bench_train.py   EDGE  numapin bench train
     bench_offload.py EDGE  numapin bench offload

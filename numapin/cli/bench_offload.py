@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 import click
 
 from numapin.base.bounds import MAX_RANKS
+from numapin.base.plural import counted
 from numapin.bench.cases import offload as offload_cases
 from numapin.bench.machine import read_machine
 from numapin.bench.offload_verdict import offload_verdict
 from numapin.cli.bench_run import BenchOptions, names_option, run, shared_options, with_quick
 from numapin.cli.options import Parsed, topology_from, with_values
 from numapin.cli.output import emit
-from numapin.errors import PlanError
+from numapin.errors import PlanError, UsageError
 from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, CoresFor, Request, parse_cores_for
 from numapin.view import bench_layouts as layouts
@@ -51,14 +52,14 @@ class _BenchOffloadOptions(BenchOptions):
     help="Cores of the roles (default: a quarter of a rank's for the loader, an eighth for the main thread).",
 )
 @click.option(
-    "--seconds", type=click.FloatRange(0, min_open=True), default=0.7, help="Length of a measuring window in seconds."
+    "--seconds", type=click.FloatRange(0, min_open=True), default=0.5, help="Length of a measuring window in seconds."
 )
 @shared_options(repeats=3, timeout_s=120)
 @with_values(_BenchOffloadOptions)
 def offload(options: _BenchOffloadOptions) -> None:
     """Measure a CPU AdamW and FSDP2 with CPU offload: do bindings and roles help, or is it the number of threads?
 
-    Every repeat starts each launcher once, 5 to 20 seconds on GPUs. torchrun also runs with as many threads as numapin.
+    Every repeat starts each launcher once. torchrun also runs with as many threads as numapin.
 
     \b
     Examples:
@@ -83,8 +84,13 @@ def _chosen(
     options: _BenchOffloadOptions, machine: BenchMachine, topology: Topology
 ) -> offload_cases.OffloadBenchOptions:
     """Return the options of the benchmark: its sizes, and what numapin plans for its ranks."""
-    num_ranks = options.ranks or max(1, len(machine.gpus))
-    on_gpu = num_ranks <= len(machine.gpus)
+    num_gpus = len(machine.gpus)
+    num_ranks = options.ranks or max(1, num_gpus)
+    on_gpu = num_gpus > 0
+    if on_gpu and num_ranks > num_gpus:
+        raise UsageError(
+            f"--ranks {num_ranks}: this machine has {counted(num_gpus, 'GPU')}", "to use none: CUDA_VISIBLE_DEVICES="
+        )
     request = Request(num_ranks=num_ranks)
     cores_for = options.cores_for or _default_cores(topology, request)
     size = offload_cases.ON_GPUS if on_gpu else offload_cases.ON_CPUS

@@ -22,7 +22,7 @@ from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from
 from numapin.cli.output import emit, show, warn
 from numapin.cli.run_decisions import decisions
 from numapin.cli.run_hooks import hook_environment
-from numapin.cli.torch_import import importing_torch
+from numapin.cli.torch_import import importing_torch, require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import BindingRefused, UsageError
 from numapin.launcher import preload
@@ -233,6 +233,7 @@ def parse(
             require_program(direct.program, module=direct.module, no_python=direct.no_python, run_path=False)
             return direct, values
         direct = "--launcher agent"
+    require_torch(f"{program} with torch's agent ({direct})")
     job = _parse_with_torch(arguments, options, **command)
     values = _own_values(job.own, kind, options, program)
     if values.launcher == "direct":
@@ -307,6 +308,7 @@ def _num_ranks(job: AnyJob, topology: Topology) -> int | None:
         raise UsageError("--nproc-per-node gpu: CUDA shows no GPU", "see why with: numapin doctor")
     if wanted.isascii() and wanted.isdecimal():
         return int(wanted)
+    require_torch(f"--nproc-per-node {wanted}")
     from numapin.launcher.torchrun import number_of_ranks  # torch knows other devices, and counts CPUs
 
     return number_of_ranks(wanted)

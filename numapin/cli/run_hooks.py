@@ -43,11 +43,10 @@ def _check_trace_hook(command: Sequence[str]) -> None:
 
 def _check_role_hook(command: Sequence[str], *, strict: bool) -> None:
     """Warn if no hook can give roles their CPUs in this command. Raises BindingRefused instead if `strict`."""
-    reason = preload.refusal(command)
-    problem = f"--cores-for reaches the main thread and numapin's own DataLoader only: {reason}"
-    if reason and strict:
+    problem = preload.roles_refusal(command)
+    if problem and strict:
         raise BindingRefused(f"--strict: {problem}", preload.ROLES_REMEDY)
-    if reason:
+    if problem:
         warn([f"{problem}; {preload.ROLES_REMEDY}"])
     else:
         _note_other_program("--cores-for", command)

@@ -69,6 +69,12 @@ def refusal(command: Sequence[str]) -> str | None:
     return f"{command[0]} -{refusing} {_REFUSING[refusing]}" if refusing else None
 
 
+def roles_refusal(command: Sequence[str]) -> str | None:
+    """Return what `--cores-for` cannot reach in this command, and why; None if it can, or if that is unknown."""
+    reason = refusal(command)
+    return f"--cores-for reaches the main thread and numapin's own DataLoader only: {reason}" if reason else None
+
+
 def is_python(command: Sequence[str]) -> bool:
     """Return whether the program is named like a Python interpreter. Other programs, e.g. profilers, may start one."""
     return "python" in Path(command[0]).name

@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.cpu_set import CpuSet
+from numapin.base.not_none import not_none
 from numapin.base.plural import counted, listed
 from numapin.errors import PlanError, UsageError
 from numapin.plan.doubts import with_doubts
@@ -38,7 +39,7 @@ def assign_cpus(topology: Topology, request: Request) -> tuple[UsableMachine, li
     drafts = [_with_pool(machine, request, draft) for draft in _drafts(machine, request)]
     split = _split(machine, request, drafts)
     if request.cores_for is not None:
-        split = with_roles(machine, request.cores_for, split)
+        split = with_roles(machine, request.cores_for, sorted(split, key=_seat_order))
     return machine, [with_doubts(machine, request, draft) for draft in split]
 
 
@@ -106,7 +107,7 @@ def _see_allowed(topology: Topology) -> str:
 def _first_threads(cores: Iterable[Core], usable: CpuSet) -> CpuSet:
     """Return the lowest usable CPU of each core that has one."""
     lowest = (min(filter(usable.__contains__, core.cpus), default=None) for core in cores)
-    return CpuSet(cpu for cpu in lowest if cpu is not None)
+    return CpuSet(not_none(lowest))
 
 
 # --- 2. which GPU each rank uses -------------------------------------------------------------------------------------
@@ -365,7 +366,7 @@ def _overcommitted(machine: UsableMachine, request: Request, group: list[Draft],
 
 
 def _too_few_cores(machine: UsableMachine, group: list[Draft], cores: list[Core]) -> PlanError:
-    homes = listed("node", {draft.home for draft in group if draft.home is not None})
+    homes = listed("node", set(not_none(draft.home for draft in group)))
     usable = f"{counted(len(cores), 'usable core')} (CPUs {machine.usable_cpus(cores) or 'none'})"
     return PlanError(
         f"too few exclusive cores for {counted(len(group), 'rank')} on {homes}: {usable}",

@@ -17,7 +17,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.gpu_uuid import GPU_PREFIX
 from numapin.base.regular_file import read_file
 from numapin.base.stderr import say
-from numapin.errors import MachineError
+from numapin.errors import BindingRefused, MachineError
 from numapin.plan.model import GpuRef, Plan
 from numapin.plan.nics import exported, without_users
 from numapin.plan.roles import without_users_openmp
@@ -156,6 +156,8 @@ def enter(part: Slice, task: Task, command: Sequence[str], *, strict: bool, verb
     rank = bind.as_bound(planned, applied.shortfalls)
     if strict:
         rank.require_exact(see="numapin exec --verbose")
+    if rank.roles is not None:
+        _check_role_hook(command, strict=strict)
     if task.rank == 0:
         _say_each("warning: ", (*part.warnings, *kept))
     if not rank.exact:
@@ -164,6 +166,17 @@ def enter(part: Slice, task: Task, command: Sequence[str], *, strict: bool, verb
         _say_each(f"rank {task.rank}: ", _details(part, task, applied))
     hand_roles("" if rank.roles is None else str(rank.roles), os.environ)
     become(list(command), json.dumps(rank.to_json()), rank.num_threads, exported(rank))
+
+
+def _check_role_hook(command: Sequence[str], *, strict: bool) -> None:
+    """Warn if no hook can give roles their CPUs in this command. Raises BindingRefused instead if `strict`."""
+    from numapin.launcher import preload  # here: few tasks have roles
+
+    problem = preload.roles_refusal(command)
+    if problem and strict:
+        raise BindingRefused(f"--strict: {problem}", preload.ROLES_REMEDY)
+    if problem:
+        say(f"warning: {problem}; {preload.ROLES_REMEDY}")
 
 
 def _say_each(prefix: str, texts: tuple[str, ...]) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Final, Self
 
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES, MAX_PACKAGES
 from numapin.base.cpu_set import CpuSet
+from numapin.base.not_none import not_none
 from numapin.base.notebook import drawing
 from numapin.base.plural import counted, listed
 from numapin.base.printable import printable_lines
@@ -121,7 +122,7 @@ class Topology:
         _require_unique("CPU", chain.from_iterable(map(_CPUS, self.cores)))
         _require_unique("GPU", map(attrgetter("index"), self.gpus))
         cuda_indices = map(attrgetter("cuda_index"), self.gpus)
-        _require_unique("CUDA index", (index for index in cuda_indices if index is not None))
+        _require_unique("CUDA index", not_none(cuda_indices))
         self._require_nodes()
 
     def _require_nodes(self) -> None:

@@ -82,7 +82,7 @@ def head(report: BenchReport, layout: Layout) -> Iterator[Text]:
 
 
 def foot(report: BenchReport, layout: Layout) -> Iterator[RenderableType]:
-    """Yield each reason for leaving something out once, remarks, and the verdict; at most 100 columns wide."""
+    """Yield reasons for leaving something out, remarks, at most 100 columns wide, and the verdict in one line."""
     for lines in (list(_left_out(report.cases)), list(layout.remarks(report))):
         if lines:
             yield Text()

@@ -79,6 +79,22 @@ def test_exec() -> None:
         assert 0 < figures["least_ms"] <= figures["total_ms"]
 
 
+def test_offload(tmp_path: Path) -> None:
+    """One start measures every case; beside the loader its batches count; the last line is the verdict."""
+    report, cases = tmp_path / "offload.json", ("--cases", "adamw-loader,fsdp")
+    done = numapin("bench", "offload", "--quick", "--peers", "node", *cases, "--output", str(report))
+    assert done.status == 0, done.err
+    assert done.out.splitlines()[-1].startswith("verdict: cannot tell: torchrun and numapin were not both measured")
+    content = json.loads(report.read_text())
+    found = {case["name"]: case["peers"][0]["figures"] for case in content["cases"]}
+    assert [*found] == ["adamw-loader", "fsdp"]
+    for name, figures in found.items():
+        assert figures["step_ms"]["median"] > 0
+        assert figures["threads"]["median"] == content["settings"]["num_threads"]
+        assert ("loader_per_s" in figures) == name.endswith("loader")
+    assert len({tuple(case["peers"][0]["details"][0]["cpus"]) for case in content["cases"]}) == 1
+
+
 @pytest.mark.parametrize("name", ["transfer", "overlap"])
 def test_without_a_gpu_nothing_is_measured(name: str, tmp_path: Path) -> None:
     """The status is 1, with the reason and the benchmarks that would run; the report is still written."""

@@ -90,6 +90,10 @@ def test_what_cannot_be_done(tmp_path: Path) -> None:
     alone = numapin(*run, "loader=1", *isolated)
     assert (alone.status, alone.err.count("warning: --cores-for reaches the main thread")) == (0, 1)
     assert numapin(*run, "loader=1", "--strict", *isolated).status == 5
+    task = ("exec", "--local-rank", "0", "--local-size", "1", "--cores-for", "loader=1")
+    entered = numapin(*task, "--", *isolated[1:])
+    assert (entered.status, entered.err.count("warning: --cores-for reaches the main thread")) == (0, 1)
+    assert numapin(*task, "--strict", "--", *isolated[1:]).status == 5
 
 
 def test_plan() -> None:

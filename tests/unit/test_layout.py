@@ -40,7 +40,7 @@ PURE = (
     *("topology.sources.hwloc", "topology.sources.hwloc_devices", "topology.sources.hwloc_objects"),
     *("topology.gpus", "topology.sources.nccl", "topology.sources.xmlfile"),
     *("plan", "tasks.identify", "tasks.slice", "tasks.plan", "launcher.lost_gpus", "data.forks", "data.usage"),
-    *("tasks.repeated", "cli.run_decisions"),
+    *("tasks.repeated", "cli.run_decisions", "children.table", "children.devices"),
     *(f"launcher.{name}" for name in ("variables", "direct_options", "store", "failure")),
     "data.resume.place",
     *("observe.model", "observe.report", "observe.verify", "observe.top", "attach.changes", "attach.gpus"),
@@ -64,7 +64,7 @@ PURE = (
     *(f"trace.{name}" for name in ("intervals", "records", "reading", "analysis", "findings", "report", "settings")),
     *("trace.timeline", "trace.pace"),
     *(f"compare.{name}" for name in ("settings", "window", "record", "variants", "schedule")),
-    *(f"compare.{name}" for name in ("figures", "ratio", "report")),
+    *(f"compare.{name}" for name in ("figures", "ratio", "arms", "results", "notes", "report")),
 )
 IMPURE = {"os", "pathlib", "subprocess", "ctypes", "torch", "pynvml", "numa", "click", "socket", "shutil", "tempfile"}
 
@@ -82,7 +82,7 @@ ONLY_IN = {
         "bench.machine",
         "trace.hook",
         "trace.tracer",
-        "compare.hook",
+        "compare.meter",
     ),
     "click": ("cli",),
     "rich": ("cli", "view"),
@@ -98,6 +98,7 @@ LAYERS = (
     ("rank",),
     ("launcher",),
     ("launch", "spawning", "tasks"),
+    ("children",),
     ("data",),
     ("pinned", "observe"),
     ("attach",),
@@ -169,8 +170,8 @@ def test_libraries_have_one_place() -> None:
 
 
 def test_folders_import_downwards() -> None:
-    """A module imports from its own folder and lower ones, for types too; the site hook is a program of its own."""
-    for module in (module for module in MODULES if module != "numapin" and "sitehook" not in module):
+    """A module imports from its own folder and lower ones, for types too; the site hooks are programs of their own."""
+    for module in (module for module in MODULES if module != "numapin" and "sitecustomize" not in module):
         own = module.split(".")[1]
         (layer,) = [number for number, names in enumerate(LAYERS) if own in names]
         lower = {name for names in LAYERS[: layer or 1] for name in names}

@@ -26,7 +26,7 @@ ROLES: Final = "roles"
 _TORCHRUN: Final = (*PYTHON, "-m", "torch.distributed.run", "--standalone")
 _RUN: Final = (*running("from numapin.cli.entry import main; main()"), "run", "--quiet")
 PEERS: Final = {
-    BASELINE: "torchrun as installed, with its default of one thread a rank",
+    BASELINE: "torchrun as installed; its default is one thread a rank if there are several ranks",
     EQUAL: "torchrun with OMP_NUM_THREADS as `node` has it",
     FEWER: "torchrun with OMP_NUM_THREADS as `roles` has it",
     "node": "numapin run --bind node",
@@ -68,7 +68,7 @@ class OffloadSize:
         return 8 * self.width**2 * self.num_blocks
 
 
-ON_GPUS: Final = OffloadSize(num_parameters=64 << 20, width=2048, num_blocks=8, batch_size=512)
+ON_GPUS: Final = OffloadSize(num_parameters=32 << 20, width=2048, num_blocks=4, batch_size=512)
 ON_CPUS: Final = OffloadSize(num_parameters=4 << 20, width=512, num_blocks=2, batch_size=32)
 QUICK: Final = OffloadSize(num_parameters=1 << 20, width=128, num_blocks=2, batch_size=16)
 

@@ -55,7 +55,7 @@ def _start(spec: dict[str, Any], answer: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
     done = subprocess.run(
         [*spec["command"], str(script), str(job)],
-        env={**environ, **spec["variables"]},
+        env={"GLOO_SOCKET_IFNAME": "lo", **environ, **spec["variables"]},  # the host's name may not resolve
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         check=False,

@@ -73,11 +73,17 @@ class TrainSet(Dataset[Any]):
             ValueError: They are not.
         """
         size = self.case.batch_size
+        self.require_shape(batch)
         check = _is_sequence if isinstance(batch, dict) else _is_image
         rows = sorted({*range(min(_NUM_CHECKED, size)), *range(max(0, size - _NUM_CHECKED), size)})
-        shapes = [tuple(part.shape) for part in parts(batch)]
-        if shapes[0][0] != size or not all(check(self, batch, row) for row in rows):
-            raise ValueError(f"{self.case.name}: a batch differs from the dataset: {shapes}")
+        if not all(check(self, batch, row) for row in rows):
+            raise ValueError(f"{self.case.name}: a batch differs from the dataset")
+
+    def require_shape(self, batch: TrainBatch) -> None:
+        """Require a batch of the case's size and, unless it is padded, of its shape. Raises ValueError."""
+        shape, case = tuple(parts(batch)[0].shape), self.case
+        if shape[0] != case.batch_size or (case.material is not Material.TOKENS and shape[1:] != case.shape):
+            raise ValueError(f"{case.name}: a batch differs from the dataset: it has the shape {shape}")
 
 
 def parts(batch: TrainBatch) -> list[torch.Tensor]:
@@ -129,8 +135,9 @@ def _write_jpeg(pixels: torch.Tensor, path: Path) -> None:
         import_module("torchvision.io").write_jpeg(pixels, str(path), quality=_QUALITY)
         return
     size = (pixels.shape[2], pixels.shape[1])
-    image = import_module("PIL.Image").frombytes("RGB", size, bytes(pixels.permute(1, 2, 0).flatten().tolist()))
-    image.save(path, quality=_QUALITY)
+    packed = bytearray(pixels.numel())
+    torch.frombuffer(packed, dtype=torch.uint8).copy_(pixels.permute(1, 2, 0).flatten())
+    import_module("PIL.Image").frombytes("RGB", size, bytes(packed)).save(path, quality=_QUALITY)
 
 
 def _decoder() -> Callable[[Path], torch.Tensor]:

@@ -31,9 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
-    """A running loader: `take` returns a batch on the device; `stats` returns numapin's statistics, else None."""
+    """A running loader: `take` returns a batch on the device; `stats` returns numapin's statistics, else None.
+
+    `check` raises ValueError if a batch is not what the dataset holds.
+    """
 
     take: Callable[[], TrainBatch]
+    check: Callable[[TrainBatch], None]
     stats: Callable[[], Stats | None] = lambda: None
 
 
@@ -53,7 +57,7 @@ class Workers:
 @contextmanager
 def _ceiling(trainer: Trainer, _workers: Workers) -> Iterator[Feed]:
     """Feed the distinct batches, already on the device, again and again."""
-    yield Feed(take=cycle(trainer.batches).__next__)
+    yield Feed(take=cycle(trainer.batches).__next__, check=trainer.samples.require_intact)
 
 
 @contextmanager
@@ -62,7 +66,7 @@ def _torch(trainer: Trainer, workers: Workers) -> Iterator[Feed]:
     device = trainer.device
     batches = iter(DataLoader(**_arguments(trainer, workers), pin_memory=device.type == "cuda"))
     try:
-        yield Feed(take=lambda: to_device(next(batches), device))
+        yield Feed(take=lambda: to_device(next(batches), device), check=trainer.samples.require_intact)
     finally:
         batches._shutdown_workers()  # type: ignore[attr-defined] # noqa: SLF001 - torch has no public method
 
@@ -71,7 +75,7 @@ def _torch(trainer: Trainer, workers: Workers) -> Iterator[Feed]:
 def _numapin(trainer: Trainer, workers: Workers) -> Iterator[Feed]:
     """Feed the batches of numapin's loader, which are already on the device."""
     with numapin.DataLoader(**_arguments(trainer, workers), device=trainer.device) as loader:
-        yield Feed(take=iter(loader).__next__, stats=loader.stats)
+        yield Feed(take=iter(loader).__next__, check=trainer.samples.require_intact, stats=loader.stats)
 
 
 def _arguments(trainer: Trainer, workers: Workers) -> dict[str, Any]:
@@ -109,7 +113,7 @@ def _spdl(trainer: Trainer, workers: Workers) -> Iterator[Feed]:
             builder = builder.pipe(_on_own_stream(trainer.device), concurrency=1)
         built = builder.add_sink(workers.num_ahead).build(num_threads=workers.number + 1)
         stack.enter_context(built.auto_stop())
-        yield Feed(take=built.get_iterator().__next__)
+        yield Feed(take=built.get_iterator().__next__, check=trainer.samples.require_intact)
 
 
 def _on_own_stream(device: torch.device) -> Callable[[TrainBatch], TrainBatch]:
@@ -155,9 +159,10 @@ def _dali(trainer: Trainer, workers: Workers) -> Iterator[Feed]:
 
     def take() -> TrainBatch:
         (batch,) = next(iterator)
-        return [batch["images"].to(trainer.device), batch["numbers"].flatten().to(trainer.device, non_blocking=True)]
+        numbers = batch["numbers"].flatten().long()
+        return [batch["images"].to(trainer.device), numbers.to(trainer.device, non_blocking=True)]
 
-    yield Feed(take=take)
+    yield Feed(take=take, check=trainer.samples.require_shape)  # its decoder rounds differently
 
 
 FEEDS: Final[dict[str, Callable[[Trainer, Workers], AbstractContextManager[Feed]]]] = {

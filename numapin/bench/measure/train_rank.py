@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from numapin.data.stats import Stats
 
 _PATIENCE_S: Final = 15.0  # at most, for a warm-up that does not become steady
-_MIN_STRETCHES: Final = 2  # of a warm-up; the first one takes batches that were already prepared
+_STRETCHES_AHEAD: Final = 2  # a stretch of a warm-up is half as long as the queue of prepared batches
 _CEILING_WARM_UP_S: Final = 0.5  # it has no queue that must become steady
 _EMPTY_HOST_CACHE: Final = ("_host_emptyCache", "_accelerator_emptyHostCache")  # by version of torch
 _TIMEOUT: Final = timedelta(minutes=4)  # for a collective: a rank may still decode or shard
@@ -76,16 +76,15 @@ class TrainingRank:
         workers = Workers(number=options["num_workers"], prefetch=options["prefetch"])
         started = time.perf_counter()
         with FEEDS[peer](trainer, workers) as feed:
-            trainer.samples.require_intact(feed.take())
+            feed.check(feed.take())
             first_s = time.perf_counter() - started
-            least_s = _CEILING_WARM_UP_S if peer == CEILING else options["warm_up_s"]
-            warm = _warm_up(trainer, feed, min(least_s, options["warm_up_s"]), workers.num_ahead)
+            warm = _warm_up(trainer, feed, *_warm_up_of(peer, options, workers))
             num_steps = self._steps(trainer, warm, options)
             before, used_before = feed.stats(), RankUsage.now()
             window = _window(trainer, feed, num_steps)
             used, after = RankUsage.now(), feed.stats()
             pss_bytes = memory_bytes()
-            trainer.samples.require_intact(feed.take())
+            feed.check(feed.take())
         _require_no_workers(peer)
         _free_caches(self._device)
         return {
@@ -137,19 +136,25 @@ def _device() -> torch.device:
     return device
 
 
+def _warm_up_of(peer: str, options: Mapping[str, Any], workers: Workers) -> tuple[float, int]:
+    """Return the least seconds of a warm-up, and the batches that may be prepared; the ceiling has no queue."""
+    if peer == CEILING:
+        return min(_CEILING_WARM_UP_S, options["warm_up_s"]), 1
+    return options["warm_up_s"], workers.num_ahead
+
+
 def _warm_up(trainer: Trainer, feed: Feed, least_s: float, num_ahead: int) -> TrainWindow:
     """Train for `least_s`, and until all batches travel in numapin's slots; return the last stretch.
 
-    A stretch has as many steps as batches are prepared ahead.
+    The steps before the first stretch take the batches that were prepared while the loader and its workers started.
     """
-    start, num_stretches = time.perf_counter(), 0
+    start = time.perf_counter()
+    _window(trainer, feed, num_ahead)
     while True:
         before = feed.stats()
-        last = _window(trainer, feed, num_ahead)
-        num_stretches += 1
+        last = _window(trainer, feed, -(-num_ahead // _STRETCHES_AHEAD))
         spent_s = time.perf_counter() - start
-        is_ready = spent_s >= least_s and _is_steady(before, feed.stats())
-        is_ready = (is_ready and num_stretches >= _MIN_STRETCHES) or spent_s > _PATIENCE_S
+        is_ready = spent_s > _PATIENCE_S or (spent_s >= least_s and _is_steady(before, feed.stats()))
         if _largest(trainer.device, float(not is_ready)) == 0:
             return last
 

@@ -12,6 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
+from numapin.base.not_none import without_none
 from numapin.topology.fast import CAPACITY, FILES, PERF
 from numapin.topology.parts import CpuSpeed
 
@@ -40,7 +41,7 @@ def _rating(tree: Tree, cpu: int, name: str) -> int | None:
 
 
 def _known(ratings: Mapping[int, int | None]) -> dict[int, int]:
-    return {cpu: rating for cpu, rating in ratings.items() if rating is not None}
+    return without_none(ratings)
 
 
 def _ratings(tree: Tree, cores: Sequence[CpuSet], name: str) -> Mapping[int, int]:

@@ -121,6 +121,19 @@ def test_ranks_that_share_a_node_share_only_main_cores() -> None:
     assert ranks[0].cpus == CpuSet.parse("0-3")
 
 
+def test_renumbered_gpus_move_no_roles() -> None:
+    """Ranks of a node are seated by the PCI addresses of their GPUs, whatever the GPUs' numbers are."""
+    topology = grid(cores=6, smt=1, gpus=(0, 0))
+    first, second = topology.gpus
+    turned = replace(topology, gpus=(replace(first, pci=second.pci), replace(second, pci=first.pci)))
+    roles = [
+        {rank.gpu.pci: _roles(rank) for rank in make_plan(machine, Request(cores_for="loader=1")).ranks if rank.gpu}
+        for machine in (topology, turned)
+    ]
+    assert roles[0] == roles[1]
+    assert len(roles[0]) == 2
+
+
 def test_roles_take_from_all_nodes_of_a_socket() -> None:
     """With CPUs of two nodes, each role has as many cores of one as of the other; the rank's own node comes first."""
     topology = grid(packages=2, nodes=2, cores=4, smt=1, gpus=(1,))

@@ -19,6 +19,7 @@ _PLACES = {
     "cli/output.py",
     "cli/top.py",  # the live display
     "rank/signals.py",  # names of signals and numbers
+    "children/hook/sitecustomize.py",
     "launcher/sitehook/sitecustomize.py",
     "rank/rolehook/sitecustomize.py",  # names of variables
     "base/stderr.py",
