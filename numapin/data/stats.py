@@ -176,6 +176,10 @@ class Counts:
         return min(1.0, self.wait_in_steps_s / self.total_step_s) if self.total_step_s else None
 
 
+def _is_verified(slot: Slot) -> bool:
+    return slot.pages is not None or not slot.is_settled
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolTotals:
     """The slots of all pools of a loader; `pages` counts pages by node."""
@@ -197,7 +201,7 @@ class PoolTotals:
             num_on_loan=sum(slot.lease is not None for slot in slots),
             pinned_bytes=sum(slot.pinned_bytes for slot in slots),
             pages=_pages(slots),
-            is_verified=all(slot.pages is not None for slot in slots if slot.is_settled),
+            is_verified=all(map(_is_verified, slots)),
         )
 
     def share_on(self, nodes: CpuSet) -> float | None:

@@ -73,7 +73,7 @@ class Resumption:
         if not place.is_finished and not place.is_start:
             _require_same_data(loader, place, order)
         with randomness.preserved():
-            _set_epochs(loader, place, order)
+            _restore_order(loader, place, order)
         self._track, self._loaded = None, place
         self._next = _next_epoch(loader, place) if place.is_finished else place
         self._stop(loader)
@@ -92,6 +92,14 @@ class Resumption:
         return Place(num_workers=loader.num_workers, streams=streams)
 
 
+def _restore_order(loader: DataLoader[Any], place: Place, order: Order) -> None:
+    """Set the samplers' epochs; leave the samplers of an epoch that is over as that epoch has left them."""
+    if not place.is_finished:
+        order.restore_epochs(place.order)
+    elif not place.order.is_start and not _is_iterable(loader):
+        order.run_out(place.order)
+
+
 def track_of(loader: DataLoader[Any], warn: Callable[[str], None] = _warn) -> Track | None:
     """Return the track of a new iterator; None if the loader has no state, as torch's own has none."""
     has_state = isinstance(getattr(loader, "_numapin_resumption", None), Resumption)
@@ -108,14 +116,6 @@ def resumption_of(loader: Any) -> Resumption:
 
 def _is_iterable(loader: DataLoader[Any]) -> bool:
     return bool(loader._dataset_kind == _DatasetKind.Iterable)
-
-
-def _set_epochs(loader: DataLoader[Any], place: Place, order: Order) -> None:
-    """Let the samplers stand in the epoch of the place; after a finished one, draw the rest of it."""
-    if not place.is_finished:
-        order.restore_epochs(place.order)
-    elif not place.order.is_start and not _is_iterable(loader):
-        order.run_out(place.order)
 
 
 def _next_epoch(loader: DataLoader[Any], place: Place) -> Place:
