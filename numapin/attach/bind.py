@@ -70,7 +70,7 @@ class Binder:
         self._target, self._how, self._record = target, how, record
         self._seen: set[ThreadId] = set()
         self._tallies: dict[int, _Tally] = {}
-        self._notes: list[str] = []
+        self._notes = list(target.shortfalls)
         self.interrupted = False
 
     def run(self) -> tuple[BoundProcess, ...]:

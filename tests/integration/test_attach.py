@@ -137,6 +137,15 @@ class TestBind:
             wide = _attach(tmp_path, "--pid", str(worker.pid), "--widen")
             assert (wide.status, worker.cpus()) == (0, {ALL}), wide.err
 
+    def test_started_on_fewer_cpus(self, tmp_path: Path) -> None:
+        """The CPUs that this command was started on do not limit the processes; its cpuset does."""
+        bound = ("taskset", "-c", str(CPUS[0]), *NUMAPIN, "attach")
+        with _worker(**RANK) as worker:
+            done = call(*bound, "--pid", str(worker.pid), *EXCLUSIVE, "--strict", TMPDIR=str(tmp_path))
+            assert (done.status, worker.cpus(), done.err) == (0, {SECOND}, "")
+            wide = call(*bound, "--pid", str(worker.pid), "--widen", "--strict", TMPDIR=str(tmp_path))
+            assert (wide.status, worker.cpus(), wide.err) == (0, {ALL}, "")
+
     def test_start_up_without_torch(self, tmp_path: Path) -> None:
         """A whole command, restoring included, does not import torch."""
         code = "import sys; from numapin.cli.main import numapin; numapin({!r}, standalone_mode=False)"

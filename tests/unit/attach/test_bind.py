@@ -66,6 +66,13 @@ def test_record_that_cannot_be_written(target: Target) -> None:
     assert _cpus(target) == [ALL]
 
 
+def test_plan_that_lacks_cpus(target: Target) -> None:
+    """What the plan lacks is reported with the target, so that it does not count as exact."""
+    binder = Binder(replace(target, shortfalls=("the plan leaves out CPUs 9",)), HOW, lambda _: None)
+    (process,) = binder.run()
+    assert process.shortfalls == ("the plan leaves out CPUs 9",)
+
+
 @needs_two_cpus
 def test_another_process_with_the_same_id(target: Target) -> None:
     """A process that started at another time is not touched, and neither is its thread."""
