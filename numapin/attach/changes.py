@@ -151,7 +151,7 @@ class RestoredProcess:
         threads: How many threads have their former CPUs.
         started_since: How many of these started after the change; they got the CPUs of their process.
         ended: How many threads have ended since.
-        left: How many started after the change and chose other CPUs themselves; they were left alone.
+        left: How many the program has moved to other CPUs since; they were left alone.
         shortfalls: What could not be done.
     """
 

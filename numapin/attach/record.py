@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 SCHEMA: Final = "numapin.attached/1"
 _PREFIX: Final = "attached-"
 _MOST_THREADS: Final = 1 << 18
+_MOST_SETS: Final = 1 << 12
 _MAX_BYTES: Final = 64 << 20
 _BOOT: Final = "/proc/sys/kernel/random/boot_id"
 _REMEDY: Final = "name a folder of yours with TMPDIR=DIR"
@@ -40,12 +41,16 @@ _REMEDY: Final = "name a folder of yours with TMPDIR=DIR"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormerThread:
-    """A thread and its CPUs before the change. `start` is its start time in clock ticks since boot."""
+    """A thread and its CPUs before the change. `start` is its start time in clock ticks since boot.
+
+    `changed`: whether it got other CPUs, or inherited them.
+    """
 
     pid: int
     tid: int
     start: int
     cpus: CpuSet
+    changed: bool
 
     @property
     def thread(self) -> ThreadId:
@@ -64,7 +69,7 @@ class Attachment:
         pid: The process.
         start: Its start time in clock ticks since boot.
         name: Its name.
-        cpus: The CPUs that its threads got.
+        given: The sets of CPUs that its threads got.
         threads: The threads before the change.
     """
 
@@ -74,7 +79,7 @@ class Attachment:
     pid: int
     start: int
     name: str
-    cpus: CpuSet
+    given: Annotated[tuple[CpuSet, ...], AtMost(_MOST_SETS)]
     threads: Annotated[tuple[FormerThread, ...], AtMost(_MOST_THREADS)]
 
     @property
@@ -83,18 +88,14 @@ class Attachment:
         return (self.host, self.boot, self.namespace) == _here()
 
     @property
-    def former(self) -> dict[ThreadId, CpuSet]:
-        """The CPUs of each thread before the change."""
-        return {each.thread: each.cpus for each in self.threads}
+    def known(self) -> dict[ThreadId, FormerThread]:
+        """The recorded threads."""
+        return {each.thread: each for each in self.threads}
 
     def former_of(self, thread: ThreadId) -> CpuSet | None:
         """Return the former CPUs of a thread that started since: those of its process, or else of the bound one."""
-        mains = {each.pid: cpus for each, cpus in self.former.items() if each.is_main}
+        mains = {each.pid: each.cpus for each in self.threads if each.thread.is_main}
         return mains.get(thread.pid, mains.get(self.pid))
-
-    def inherited(self, now: Mapping[ThreadId, CpuSet]) -> set[CpuSet]:
-        """Return the CPUs that new threads inherit from bound ones, given the CPUs of threads now."""
-        return {self.cpus, *(cpus for each, cpus in now.items() if each.is_main and each in self.former)}
 
     @property
     def file_name(self) -> str:
@@ -114,16 +115,16 @@ class Records:
         known = self._known.get(pid)
         return None if known is None else os.path.join(self._path, known.file_name)
 
-    def add(self, target: Target, before: Mapping[ThreadId, CpuSet]) -> None:
-        """Record threads before they are changed. What was recorded first stays. Raises NumapinError."""
+    def add(self, target: Target, before: Mapping[ThreadId, CpuSet], new: Mapping[ThreadId, CpuSet]) -> None:
+        """Record threads and the CPUs that some of them get, before that. Raises NumapinError.
+
+        A thread that was changed before keeps what was recorded first.
+        """
         subject = target.subject
         known = self._known.get(subject.pid) or self._of_earlier(target)
-        first = known.former
-        former = first | dict(_original(known, before)) | first
-        threads = (
-            FormerThread(pid=each.pid, tid=each.tid, start=each.start, cpus=cpus) for each, cpus in former.items()
-        )
-        self._known[subject.pid] = grown = replace(known, cpus=target.plan.cpus, threads=tuple(threads))
+        threads = known.known | {each.thread: each for each in _grown(known, before, new)}
+        given = dict.fromkeys((*known.given, *new.values()))
+        self._known[subject.pid] = grown = replace(known, given=tuple(given), threads=tuple(threads.values()))
         try:
             replace_at(self._folder, grown.file_name, _text(grown), mode=0o600)
         except OSError as error:
@@ -142,7 +143,7 @@ class Records:
             pid=subject.pid,
             start=subject.start,
             name=subject.name,
-            cpus=target.plan.cpus,
+            given=(),
             threads=(),
         )
         found = _read(self._folder, empty.file_name, self._path)
@@ -189,12 +190,19 @@ def _is_record(name: str) -> bool:
     return name.startswith(_PREFIX) and name.endswith(".json")
 
 
-def _original(known: Attachment, now: Mapping[ThreadId, CpuSet]) -> Iterator[tuple[ThreadId, CpuSet]]:
-    """Yield the CPUs of threads before any change: a thread may have started since, and inherited the change."""
-    inherited = known.inherited(now) if known.threads else set()
-    for thread, cpus in now.items():
-        before = known.former_of(thread) if cpus in inherited else None
-        yield thread, cpus if before is None else before
+def _grown(
+    known: Attachment, before: Mapping[ThreadId, CpuSet], new: Mapping[ThreadId, CpuSet]
+) -> Iterator[FormerThread]:
+    """Yield what is to be recorded of threads. One that has started since the first change may have inherited it."""
+    recorded = known.known
+    for thread, cpus in before.items():
+        earlier = recorded.get(thread)
+        if earlier is not None and earlier.changed:
+            continue
+        has_inherited = earlier is None and cpus in known.given
+        former = known.former_of(thread) if has_inherited else None
+        is_changed = thread in new or former is not None
+        yield FormerThread(pid=thread.pid, tid=thread.tid, start=thread.start, cpus=former or cpus, changed=is_changed)
 
 
 def _remove_ended(base: str) -> None:

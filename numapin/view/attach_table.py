@@ -104,7 +104,8 @@ def _problems(rank: AttachedRank) -> Iterator[str]:
         yield from (f"rank {number}: process {process.pid}: {text}" for text in process.shortfalls)
     narrower = sum(process.narrower for process in rank.processes)
     if narrower:
-        yield f"rank {number}: {counted(narrower, 'thread')} left on fewer CPUs than planned; --widen binds them to all"
+        hint = "; --widen binds them to all" if rank.requested.roles is None else ""
+        yield f"rank {number}: {counted(narrower, 'thread')} left on fewer CPUs than planned{hint}"
 
 
 def _restored(process: RestoredProcess, would: str) -> Iterator[str]:
@@ -112,5 +113,5 @@ def _restored(process: RestoredProcess, would: str) -> Iterator[str]:
     ended = f"; {process.ended} ended since" if process.ended else ""
     yield f"process {process.pid} ({process.name}): {counted(process.threads, 'thread')} {would}{since}{ended}"
     if process.left:
-        yield f"  {counted(process.left, 'thread')} started since and chose other CPUs; they are left as they are"
+        yield f"  {counted(process.left, 'thread')} moved to other CPUs by the program since, and left there"
     yield from (f"  {text}" for text in process.shortfalls)

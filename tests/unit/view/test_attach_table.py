@@ -73,5 +73,5 @@ def test_restored() -> None:
     )
     text = _text(restore_table(Restored(dry_run=False, warnings=(), processes=(process,))))
     assert "5 threads have their former CPUs again, 2 of them started since; 1 ended since" in text
-    assert "  1 thread started since and chose other CPUs" in text
+    assert "  1 thread moved to other CPUs by the program since, and left there" in text
     assert "pages stay where they are" in text
