@@ -166,7 +166,7 @@ class RestoredProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """All that `attach --restore` did; `warnings` name the processes that have ended."""
+    """All that `attach --restore` did; `warnings` name processes that have ended, and malformed records."""
 
     dry_run: bool
     warnings: tuple[str, ...]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Final
@@ -18,20 +19,24 @@ from typing import TYPE_CHECKING, Annotated, Final
 from numapin.base.cpu_set import CpuSet  # noqa: TC001 - the type of a field that is read
 from numapin.base.files import replace_at
 from numapin.base.folders import open_file, opened
+from numapin.base.not_none import not_none
 from numapin.base.records import AtMost, read_record, to_json
 from numapin.base.strict_json import encode
 from numapin.errors import MachineError, NumapinError
-from numapin.launcher.run_places import open_own_base, own_bases, temporary_directories
+from numapin.launcher.run_places import DEFAULT_PLACES, open_own_base, own_bases, temporary_directories
 from numapin.system.affinity import ThreadId
 from numapin.system.proc import is_running, pid_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from numapin.attach.targets import Target
 
+    _Record = tuple[str, "Attachment"]
+
 SCHEMA: Final = "numapin.attached/1"
 _PREFIX: Final = "attached-"
+_NAME: Final = re.compile(rf"{_PREFIX}\d{{1,18}}-\d+\.json", re.ASCII)
 _MOST_THREADS: Final = 1 << 18
 _MOST_SETS: Final = 1 << 12
 _MAX_BYTES: Final = 64 << 20
@@ -166,9 +171,32 @@ def open_records(environ: Mapping[str, str], *, tidy: bool) -> Iterator[Records]
         os.close(folder)
 
 
-def read_records(environ: Mapping[str, str]) -> list[tuple[str, Attachment]]:
-    """Return this user's records that hold here, each with its path. Raises MachineError for a malformed one."""
-    return [found for base in own_bases(environ) for found in _records_in(base)]
+def read_records(environ: Mapping[str, str], pids: Collection[int]) -> list[_Record]:
+    """Return this user's records of these processes that hold here. Raises MachineError for a malformed one."""
+    wanted = (path for path in _paths(environ) if _pid_of(path) in pids)
+    return [found for path in wanted if (found := _read_path(path)) is not None]
+
+
+def read_all_records(environ: Mapping[str, str]) -> tuple[list[_Record], tuple[str, ...]]:
+    """Return this user's records that hold here, and warnings about malformed ones."""
+    found, warnings = [], []
+    for path in _paths(environ):
+        try:
+            found.append(_read_path(path))
+        except MachineError as error:
+            warnings.append(f"{error.message}; {error.hint}")
+    return not_none(found), tuple(warnings)
+
+
+def searched_places(environ: Mapping[str, str]) -> str:
+    """Return the folders in which records are looked for, as text."""
+    return f"numapin-{os.geteuid()} in {', '.join(temporary_directories(environ))}"
+
+
+def place_to_name(records: Sequence[str]) -> str | None:
+    """Return the temporary directory of these records; None if a command without TMPDIR looks there, too."""
+    place = os.path.dirname(os.path.dirname(records[0])) if records else None
+    return None if place in DEFAULT_PLACES else place
 
 
 def remove(path: str) -> None:
@@ -178,16 +206,31 @@ def remove(path: str) -> None:
         os.unlink(name, dir_fd=descriptor)
 
 
-def _records_in(base: str) -> Iterator[tuple[str, Attachment]]:
+def _paths(environ: Mapping[str, str]) -> Iterator[str]:
+    return (path for base in own_bases(environ) for path in _paths_in(base))
+
+
+def _paths_in(base: str) -> list[str]:
+    """Return the records in a folder."""
+    names: list[str] = []
     with suppress(FileNotFoundError, PermissionError), opened(base) as folder:
-        for name in sorted(filter(_is_record, os.listdir(folder))):
-            found = _read(folder, name, base)
-            if found is not None and found.is_of_here:
-                yield os.path.join(base, name), found
+        names = os.listdir(folder)
+    return [os.path.join(base, name) for name in sorted(names) if _NAME.fullmatch(name)]
 
 
-def _is_record(name: str) -> bool:
-    return name.startswith(_PREFIX) and name.endswith(".json")
+def _pid_of(path: str) -> int:
+    """Return the process that the name of a record says."""
+    return int(os.path.basename(path).split("-")[1])
+
+
+def _read_path(path: str) -> _Record | None:
+    """Read a record; None: it is gone, or does not hold here. Raises MachineError that names it."""
+    base, name = os.path.split(path)
+    with suppress(FileNotFoundError, PermissionError), opened(base) as folder:
+        found = _read(folder, name, base)
+        if found is not None and found.is_of_here:
+            return path, found
+    return None
 
 
 def _grown(
@@ -207,9 +250,10 @@ def _grown(
 
 def _remove_ended(base: str) -> None:
     """Remove the records of processes that have ended."""
-    with suppress(MachineError):
-        for path, found in list(_records_in(base)):
-            if not is_running(found.pid, found.start):
+    for path in _paths_in(base):
+        with suppress(MachineError):
+            found = _read_path(path)
+            if found is not None and not is_running(found[1].pid, found[1].start):
                 remove(path)
 
 

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     _Record = tuple[str, Attachment]
 
 _MOST_LOOKS: Final = 100
-_RECORDED: Final = "numapin attach --pid PID records what it changes"
+_RECORDED: Final = (
+    "numapin attach --pid PID records what it changes; if TMPDIR was DIR then: TMPDIR=DIR numapin attach --restore"
+)
 
 
 def restore(pids: Collection[int] | None, environ: Mapping[str, str], *, other_users: bool, dry_run: bool) -> Restored:
@@ -42,17 +44,19 @@ def restore(pids: Collection[int] | None, environ: Mapping[str, str], *, other_u
 
 
 def _restore(pids: Collection[int] | None, environ: Mapping[str, str], *, other_users: bool, dry_run: bool) -> Restored:
-    alive, ended = _parted(_chosen(record.read_records(environ), pids))
+    records, warnings = _chosen(pids, environ)
+    alive, ended = _parted(records)
     if not dry_run:
         _remove(ended)
-    names = tuple(f"process {each.pid} ({each.name}) has ended" for _, each in ended)
+    warnings += tuple(f"process {each.pid} ({each.name}) has ended" for _, each in ended)
     if not alive:
         what = "" if pids is None else f" for process {', '.join(map(str, pids))}"
-        raise UsageError("; ".join((f"nothing to restore{what}", *names)), _RECORDED)
+        searched = () if ended else (f"searched {record.searched_places(environ)}",)
+        raise UsageError("; ".join((f"nothing to restore{what}", *warnings, *searched)), _RECORDED)
     for _, each in alive:
         examine(each.pid, other_users=other_users)
     processes = tuple(_restored(each, other_users=other_users, dry_run=dry_run) for each in alive)
-    return Restored(dry_run=dry_run, warnings=names, processes=processes)
+    return Restored(dry_run=dry_run, warnings=warnings, processes=processes)
 
 
 def _restored(found: _Record, *, other_users: bool, dry_run: bool) -> RestoredProcess:
@@ -79,12 +83,13 @@ def _remove(records: list[_Record]) -> None:
         record.remove(path)
 
 
-def _chosen(records: list[_Record], pids: Collection[int] | None) -> list[_Record]:
+def _chosen(pids: Collection[int] | None, environ: Mapping[str, str]) -> tuple[list[_Record], tuple[str, ...]]:
+    """Return the records of these processes and those below them, or all, and warnings about malformed ones."""
     if pids is None:
-        return records
+        return record.read_all_records(environ)
     family = read_family()
     wanted = {*pids, *(below for pid in pids for below in family.below(pid))}
-    return [each for each in records if each[1].pid in wanted]
+    return [each for each in record.read_records(environ, wanted) if each[1].pid in wanted], ()
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ import click
 
 from numapin.attach.bind import How
 from numapin.attach.perform import Attach
+from numapin.attach.record import place_to_name
 from numapin.attach.restore import restore
 from numapin.attach.targets import Wish, aim_at_processes, aim_at_run
 from numapin.base.cpu_set import CpuSet
@@ -169,7 +170,7 @@ def _attached(options: _AttachOptions) -> Attached:
         from numapin.view.attach_table import attach_table
 
         warn(done.warnings)
-        show(attach_table(done))
+        show(attach_table(done, place=place_to_name(done.records)))
     if done.interrupted:
         raise click.Abort
     return done

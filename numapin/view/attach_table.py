@@ -5,6 +5,7 @@ Comes in: `Attached` or `Restored`. Goes out: one row per process, then what cou
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
@@ -30,8 +31,11 @@ _HEADINGS: Final = ("rank", "pid", "process", "GPU", "node", "threads", "CPUs be
 _LEGEND: Final = "threads: changed / seen; elsewhere: memory on other nodes than the planned ones, files not counted"
 
 
-def attach_table(done: Attached) -> RenderableType:
-    """Return the table of processes, its legend, what could not be done, and the next commands."""
+def attach_table(done: Attached, *, place: str | None = None) -> RenderableType:
+    """Return the table of processes, its legend, what could not be done, and the next commands.
+
+    `place` is the temporary directory that `--restore` has to be given. None: it looks there anyway.
+    """
     has_moved = done.migrate and not done.dry_run
     rows = [(rank, process) for rank in done.ranks for process in rank.processes]
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -41,7 +45,7 @@ def attach_table(done: Attached) -> RenderableType:
         cells = _cells(rank, process)
         table.add_row(*(cells if has_moved else cells[:-1]))
     left = [f"{counted(len(rows) - _MOST, 'row')} more: numapin attach --json"] if len(rows) > _MOST else []
-    return Group(table, Text(_LEGEND, style="dim"), *map(Text, [*left, *_lines(done)]))
+    return Group(table, Text(_LEGEND, style="dim"), *map(Text, [*left, *_lines(done, place)]))
 
 
 def restore_table(done: Restored) -> RenderableType:
@@ -75,7 +79,7 @@ def _memory_cells(pages: ProcessPages | None) -> tuple[str, str]:
     return f"{render(pages.far_bytes)} / {render(sum(pages.before.values()))}", render(pages.moved_bytes)
 
 
-def _lines(done: Attached) -> Iterator[str]:
+def _lines(done: Attached, place: str | None) -> Iterator[str]:
     yield from (f"rank {rank.requested.local_rank}: GPU known by: {rank.gpu_source}" for rank in done.ranks)
     for rank in done.ranks:
         yield from _problems(rank)
@@ -86,7 +90,8 @@ def _lines(done: Attached) -> Iterator[str]:
         yield "dry run: nothing was changed"
     elif done.records and any(map(_has_changed, done.ranks)):
         pids = ",".join(str(rank.pid) for rank in done.ranks if rank.processes)
-        yield f"undo with: numapin attach --restore --pid {pids}"
+        variable = "" if place is None else f"TMPDIR={quote(place)} "
+        yield f"undo with: {variable}numapin attach --restore --pid {pids}"
 
 
 def _has_changed(rank: AttachedRank) -> bool:

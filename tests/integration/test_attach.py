@@ -111,7 +111,7 @@ class TestBind:
             assert (dry.status, worker.cpus(), _records(tmp_path)) == (0, {ALL}, []), dry.err
             done = _attach(tmp_path, "--pid", pid, *EXCLUSIVE, "--strict")
             assert (done.status, worker.cpus()) == (0, {SECOND}), done.err
-            assert f"undo with: numapin attach --restore --pid {pid}" in done.out
+            assert f"undo with: TMPDIR={tmp_path} numapin attach --restore --pid {pid}" in done.out.replace("\n", " ")
             assert "cannot be set from outside" in done.out
             (record,) = _records(tmp_path)
             assert (record.stat().st_mode & 0o777, record.parent.stat().st_mode & 0o777) == (0o600, 0o700)
@@ -240,7 +240,7 @@ class TestWrongInput:
             (["--pid", "{pid}", "--job", "x"], 2, "both name a job"),
             (["--job", "x"], 2, "no active run is named x"),
             (["--job", "x", "--gpu", "0"], 2, "--gpu goes with --pid"),
-            (["--restore", "--pid", "{pid}"], 2, "nothing to restore for process {pid}"),
+            (["--restore", "--pid", "{pid}"], 2, "nothing to restore for process {pid}; searched numapin-"),
             (["--restore"], 2, "nothing to restore"),
             (["--restore", "--migrate"], 2, "--restore undoes a binding"),
             (["--pid", "{pid}", "--bind", "none"], 2, "none"),
@@ -310,7 +310,7 @@ class TestRecords:
             record = json.loads(path.read_text())
             for thread in (record, *record["threads"]):
                 thread["pid"] = sleeper
-            path.write_text(json.dumps(record))
+            path.with_name(path.name.replace(str(worker.pid), str(sleeper), 1)).write_text(json.dumps(record))
             back = _attach(tmp_path, "--restore", "--pid", str(sleeper))
         assert back.status == 2
         assert {frozenset(cpus) for cpus in thread_cpus(sleeper)} == {ALL}

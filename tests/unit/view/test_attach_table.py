@@ -54,6 +54,8 @@ def test_row() -> None:
     assert "rank 0: process 4711: 1.0 MiB stay" in lines
     assert "rank 0: 2 threads left on fewer CPUs than planned; --widen binds them to all" in lines
     assert lines[-1] == "undo with: numapin attach --restore --pid 4711"
+    elsewhere = _text(attach_table(DONE, place="/a b"))
+    assert elsewhere.endswith("undo with: TMPDIR='/a b' numapin attach --restore --pid 4711\n")
 
 
 def test_ends() -> None:
