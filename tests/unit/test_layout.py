@@ -59,6 +59,7 @@ PURE = (
     *(f"doctor.{name}" for name in ("model", "placement", "host", "network", "software", "advice", "examine")),
     *(f"trace.{name}" for name in ("intervals", "records", "reading", "analysis", "findings", "report", "settings")),
     *("trace.timeline", "trace.pace"),
+    *(f"trace.{name}" for name in ("noted", "places", "finding", "loading", "host", "uneven", "straggler")),
     *(f"compare.{name}" for name in ("settings", "window", "record", "variants", "schedule")),
     *(f"compare.{name}" for name in ("figures", "ratio", "report")),
 )
@@ -77,6 +78,7 @@ ONLY_IN = {
         "bench.measure",
         "bench.machine",
         "trace.hook",
+        "trace.notes",
         "trace.tracer",
         "compare.hook",
     ),
