@@ -24,6 +24,7 @@ change, and a timeline.
     host.py       PURE  findings about Python, sleeping, and optimizers on the CPU
     uneven.py     PURE  steps that take much longer than the others
     straggler.py  PURE  a rank that is slower than the others
+    difference.py PURE  the difference between two runs, by part
     report.py     PURE  the ranks' analyses and findings as data and JSON
     timeline.py   PURE  the picture, as an HTML file
 """

@@ -63,9 +63,25 @@ dist.destroy_process_group()
 )
 
 
-def traced(folder: Path, text: str, *options: str) -> Done:
+ENDLESS = (
+    WITHOUT_COMPILER
+    + """
+import os, sys, time, torch
+weight = torch.nn.Parameter(torch.ones(8))
+optimizer = torch.optim.SGD([weight], 0.1)
+end = time.monotonic() + 60
+while time.monotonic() < end and not os.path.exists(sys.argv[1]):
+    weight.grad = torch.ones(8)
+    optimizer.step()
+    time.sleep(0.002)
+print("saw it:", os.path.exists(sys.argv[1]))
+"""
+)
+
+
+def traced(folder: Path, text: str, *options: str, arguments: tuple[str, ...] = ()) -> Done:
     """Trace a script into the folder "out"."""
-    done = numapin("trace", "--quiet", *options, "--output", "out", script(folder, text), cwd=folder)
+    done = numapin("trace", "--quiet", *options, "--output", "out", script(folder, text), *arguments, cwd=folder)
     assert done.status == 0, done.err
     return done
 
@@ -133,3 +149,44 @@ def test_a_slow_rank_that_sleeps(tmp_path: Path) -> None:
     assert "fetch (train.py:" in slow["evidence"]
     assert found["the script sleeps or waits"]["ranks"] == ["1"]
     assert "waiting for other ranks" not in found
+
+
+def test_the_report_comes_while_the_job_goes_on_and_stop_ends_it(tmp_path: Path) -> None:
+    """The report is there before the script ends, and is printed once. With --stop all ranks end, with status 0.
+
+    The two runs can be compared.
+    """
+    done = traced(tmp_path, ENDLESS, "--nproc-per-node", "1", "--steps", "5", "--json", arguments=("out/report.json",))
+    assert json.loads(done.out)["schema"] == "numapin.trace/1"
+    assert "saw it: True" in done.err
+    (tmp_path / "out").rename(tmp_path / "before")
+    done = traced(tmp_path, ENDLESS, "--nproc-per-node", "2", "--steps", "60", "--stop", arguments=("never",))
+    assert "the job was ended after the traced steps (--stop)" in done.err
+    assert "saw it" not in done.out
+    assert done.out.count("most to gain first") == 1
+    assert "the script sleeps or waits" in done.out
+    ranks = json.loads((tmp_path / "out" / "report.json").read_text())["ranks"]
+    assert [rank["num_steps"] for rank in ranks] == [60, 60]
+    compared = numapin("trace", "--compare", "before", "out", "--json", cwd=tmp_path)
+    assert compared.status == 0, compared.err
+    content = json.loads(compared.out)
+    assert (content["schema"], content["a"], content["b"]) == ("numapin.tracediff/1", "before", "out")
+    assert {part["part"] for part in content["parts"]} >= {"step", "compute", "other"}
+    assert content["notes"] == ["the runs differ in more than time: ranks: 1 and 2"]
+    table = numapin("trace", "--compare", "before", "out", cwd=tmp_path).out
+    assert "A: before" in table
+    assert "note: the runs differ" in table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--compare", "a"), "missing argument 'B'"),
+        (("--compare", "a", "b", "c"), "unexpected"),
+        (("--read",), "--read"),
+    ],
+)
+def test_a_command_line_that_is_incomplete(arguments: tuple[str, ...], said: str) -> None:
+    """--compare takes two traces, --read at least one."""
+    done = numapin("trace", *arguments)
+    assert (done.status, said in done.err) == (2, True), done.err

@@ -59,7 +59,10 @@ PURE = (
     *(f"doctor.{name}" for name in ("model", "placement", "host", "network", "software", "advice", "examine")),
     *(f"trace.{name}" for name in ("intervals", "records", "reading", "analysis", "findings", "report", "settings")),
     *("trace.timeline", "trace.pace"),
-    *(f"trace.{name}" for name in ("noted", "places", "finding", "loading", "host", "uneven", "straggler")),
+    *(
+        f"trace.{name}"
+        for name in ("noted", "places", "finding", "loading", "host", "uneven", "straggler", "difference")
+    ),
     *(f"compare.{name}" for name in ("settings", "window", "record", "variants", "schedule")),
     *(f"compare.{name}" for name in ("figures", "ratio", "report")),
 )
