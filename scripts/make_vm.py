@@ -35,12 +35,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-RECIPE = 2
+RECIPE = 3
 """Increased when this file unpacks something else, so that old caches are rebuilt."""
 HOST_PACKAGES = ("qemu-system-x86", "seabios", "busybox-static")
 GUEST_PACKAGES = ("numactl", "libnuma1")
 KERNEL_PACKAGE = "linux-image-amd64"
 MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
+NEVER_FROM_HOST = re.compile(r"Package: (qemu|seabios|ipxe)")
+"""Packages that are fetched even if they are installed: QEMU finds its modules and firmware beside itself only."""
+STATUS = Path("/var/lib/dpkg/status")
 TOOLS = ("apt-get", "apt-cache", "dpkg-deb")
 
 INIT = r"""#!/bin/busybox sh
@@ -146,14 +149,19 @@ def _total_bytes(files: Iterable[Path]) -> int:
 class Apt:
     """apt with its own lists and archives in `folder`, independent of root and of earlier calls of `apt-get update`.
 
-    It reads the system's package status, because installed packages need not be fetched.
+    It knows which packages are installed here, because libraries that this machine has need not be fetched.
     """
 
     def __init__(self, folder: Path) -> None:
         self.archives = folder / "archives"
         for path in (folder / "lists" / "partial", self.archives / "partial"):
             path.mkdir(parents=True)
+        status = folder / "status"
+        installed = STATUS.read_text(errors="surrogateescape").split("\n\n")
+        kept = [package for package in installed if not NEVER_FROM_HOST.match(package)]
+        status.write_text("\n\n".join(kept), errors="surrogateescape")
         settings = (
+            f"Dir::State::status={status}",
             f"Dir::State::lists={folder / 'lists'}",
             f"Dir::Cache={folder}",
             "APT::Sandbox::User=root",
@@ -180,7 +188,7 @@ class Apt:
         return match[1]
 
     def closure(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return `names` and their dependencies that are not installed here."""
+        """Return `names` and their dependencies, without the libraries that are installed here."""
         plan = _output("apt-get", *self.options, "install", "-s", "--reinstall", "--no-install-recommends", *names)
         found = re.findall(r"^Inst (\S+)", plan, re.MULTILINE)
         # The C library must match this machine's dynamic loader.

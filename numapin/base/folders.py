@@ -264,7 +264,7 @@ def _is_mapped(uid: int) -> bool:
     """Return whether this user namespace maps this user: user_namespaces(7)."""
     try:
         with open("/proc/self/uid_map", "rb") as file:
-            ranges = [(int(first), int(count)) for first, _, count in (line.split() for line in file)]
+            ranges = [(int(first), int(count)) for first, _, count in map(bytes.split, file)]
     except (OSError, ValueError):
         return True
     return any(first <= uid < first + count for first, count in ranges)

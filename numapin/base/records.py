@@ -71,11 +71,7 @@ def read_record(kind: type[R], text: str, *, source: str, hint: str, schema: str
     except ValueError as error:
         raise MachineFileError(f"{source}: not JSON: {error}", hint) from None
     try:
-        if not isinstance(value, dict):
-            raise _WrongError(f"top level: {_expected('an object', value)}")
-        if schema is not None and value.get("schema") != schema:
-            raise _WrongError(_expected(repr(schema), value.get("schema")), ".schema")
-        return _record(kind, missing | value, Sets())
+        return _record(kind, missing | _object_of_schema(value, schema), Sets())
     except ValueError as error:
         path = getattr(error, "path", "").removeprefix(".")
         raise MachineFileError(": ".join(part for part in (source, path, str(error)) if part), hint) from None
@@ -84,6 +80,14 @@ def read_record(kind: type[R], text: str, *, source: str, hint: str, schema: str
 def to_json(record: DataclassInstance) -> dict[str, object]:
     """Return plain values: CPU sets become list strings, and enums their words."""
     return {field.name: _plain(getattr(record, field.name)) for field in fields(record)}
+
+
+def _object_of_schema(value: object, schema: str | None) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise _WrongError(f"top level: {_expected('an object', value)}")
+    if schema is not None and value.get("schema") != schema:
+        raise _WrongError(_expected(repr(schema), value.get("schema")), ".schema")
+    return value
 
 
 def _plain(value: object) -> object:

@@ -85,10 +85,8 @@ def _hidden(words: Sequence[str]) -> Iterator[str]:
     is_value = False
     for word in words:
         is_option = word.startswith("-") and word != "-"
-        if is_value and not is_option and word.lower() not in _NOT_SECRET:
-            yield HIDDEN
-        else:
-            yield _hidden_within(word)
+        is_hidden = is_value and not is_option and word.lower() not in _NOT_SECRET
+        yield HIDDEN if is_hidden else _hidden_within(word)
         is_value = is_option and "=" not in word and is_secret(word)
 
 

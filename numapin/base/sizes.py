@@ -5,6 +5,7 @@ Comes in: text such as "38.5M", or a number of bytes. Goes out: the number of by
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Final
 
@@ -31,3 +32,9 @@ def render(num_bytes: int) -> str:
     """Return a size in the largest unit that gives a number of at least 1."""
     power = min(max(num_bytes, 1).bit_length() - 1, 10 * len(_UNITS)) // 10
     return f"{num_bytes / 1024**power:.1f} {_UNITS[power - 1]}iB" if power else f"{num_bytes} B"
+
+
+def size_label(num_bytes: float) -> str:
+    """Return a size up to GiB in the largest unit that leaves at least 1, in short: 4 KiB, 1.5 MiB."""
+    power = min(3, int(math.log2(max(num_bytes, 1)) // 10))
+    return f"{num_bytes / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB')[power]}"

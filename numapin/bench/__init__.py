@@ -1,4 +1,4 @@
-"""`numapin bench`: benchmarks of transfers, allocation, loaders and launchers.
+"""`numapin bench`: benchmarks of transfers, allocation, loaders, training and launchers.
 
 Comes in: the options of a benchmark. Goes out: a report (schema numapin.bench/1).
 
@@ -10,5 +10,7 @@ Comes in: the options of a benchmark. Goes out: a report (schema numapin.bench/1
     python.py   PURE  command lines of Python that do not import from the working directory
     measure/    EDGE  the measuring processes
     model.py    PURE  benchmarks and results as data: medians, spreads, ratios, JSON
+    verdict.py  PURE  the answer to a benchmark's question, in one line
+    offload_verdict.py  PURE  the verdict of `bench offload`
     machine.py  EDGE  the host, versions and GPUs that the figures depend on
 """

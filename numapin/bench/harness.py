@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import time
 from contextlib import closing, suppress
+from itertools import product
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, cast
 
@@ -23,7 +24,7 @@ from numapin.bench.python import running_module
 from numapin.system import proc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Mapping
 
     from numapin.bench.model import Benchmark, Case, Peer
 
@@ -36,9 +37,13 @@ class _MeasurementError(Exception):
     """A peer's process reported that it has no figures, or died; the text is the reason."""
 
 
+class _SkippedError(_MeasurementError):
+    """A peer's process reported that the peer cannot be measured here. It waits for the next spec."""
+
+
 def measure(
     benchmark: Benchmark, *, repeats: int, timeout_s: float, starts: Callable[[Case, Peer, int], None]
-) -> Iterator[Run]:
+) -> Generator[Run]:
     """Run each case's peers `repeats` times, interleaved, and yield each run when it ends.
 
     `starts` is called before each run. A peer that cannot be measured, or takes longer than `timeout_s` seconds, yields
@@ -47,12 +52,14 @@ def measure(
     with closing(_Processes(benchmark.module, timeout_s)) as processes:
         for case in benchmark.cases:
             left_out: set[str] = set()
-            for repeat in range(repeats):
-                for peer in (peer for peer in case.peers if peer.name not in left_out):
-                    starts(case, peer, repeat)
-                    run = _run(benchmark, case, peer, repeat, processes)
-                    left_out |= {peer.name} if run.skipped is not None else set()
-                    yield run
+            for repeat, peer in product(range(repeats), case.peers):
+                if peer.name in left_out:
+                    continue
+                starts(case, peer, repeat)
+                run = _run(benchmark, case, peer, repeat, processes)
+                if run.skipped is not None:
+                    left_out.add(peer.name)
+                yield run
 
 
 def _run(benchmark: Benchmark, case: Case, peer: Peer, repeat: int, processes: _Processes) -> Run:
@@ -84,7 +91,9 @@ class _Processes:
         self._session = case.session
         try:
             answers = self._ask(peer, time.monotonic() + self._timeout_s)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, _SkippedError) and len(peer.specs) == 1 and case.session is not None:
+                raise  # the process of the session is ready for the next peer
             self.close()  # their state is unknown
             raise
         if case.session is None:
@@ -94,12 +103,13 @@ class _Processes:
     def close(self) -> None:
         """End all processes and their children."""
         while self._children:
-            self._children.pop().close()
+            self._children[-1].close()  # a signal may interrupt this; the caller then calls again
+            self._children.pop()
 
     def _ask(self, peer: Peer, deadline: float) -> list[dict[str, Any]]:
-        while len(self._children) < len(peer.specs):
-            self._children.append(_Child(self._module))
-        asked = self._children[: len(peer.specs)]
+        num_asked = len(peer.specs)
+        self._children += [_Child(self._module) for _ in range(num_asked - len(self._children))]
+        asked = self._children[:num_asked]
         for child, spec in zip(asked, peer.specs, strict=True):
             child.take(spec)
         for child in asked:
@@ -178,9 +188,10 @@ class _Child:
     def answer(self, deadline: float) -> dict[str, Any]:
         """Return its next answer. Raises _MeasurementError if it cannot measure, has died or is late."""
         content: dict[str, Any] = json.loads(self._line(deadline))
-        for word, prefix in (("skipped", ""), ("failed", "failed: ")):
-            if word in content:
-                raise _MeasurementError(f"{prefix}{content[word]}")
+        if "skipped" in content:
+            raise _SkippedError(content["skipped"])
+        if "failed" in content:
+            raise _MeasurementError(f"failed: {content['failed']}")
         return content
 
     def _line(self, deadline: float) -> bytes:

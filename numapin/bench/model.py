@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -53,10 +54,32 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question that a benchmark answers: is a peer better than the peer `against`, by `figure`?
+
+    Attributes:
+        subject: The choice in question, such as "pin". "{own}" in it stands for the peer's name.
+        things: What the figure is about, with a verb: "copies are".
+        figure: The figure that decides.
+        own: The peers in question. In each case, the first one that was measured counts.
+        against: The peer that they are compared with.
+        less_is_better: Whether the figure is a time.
+    """
+
+    subject: str
+    things: str
+    figure: str
+    own: tuple[str, ...]
+    against: str
+    less_is_better: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
     """Cases, the module that measures one peer of a case, and the rules for combining figures.
 
-    If several processes measure at once, figures in `summed` are added; of all others, the highest counts.
+    If several processes measure at once, figures in `summed` are added; of all others, the highest counts. The verdict
+    answers the first of `questions` whose peers were measured.
     """
 
     name: str
@@ -64,6 +87,7 @@ class Benchmark:
     cases: tuple[Case, ...]
     comparisons: tuple[Comparison, ...] = ()
     summed: frozenset[str] = frozenset()
+    questions: tuple[Question, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,15 +140,39 @@ class CaseResult:
     num_bytes: int | None = None
 
 
+class BenchAnswer(StrEnum):
+    """The answer to a benchmark's question."""
+
+    YES = "yes"
+    NO = "no"
+    DEPENDS = "depends"
+    """Yes in some cases, no in others."""
+    SAME = "no difference"
+    UNKNOWN = "cannot tell"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchVerdict:
+    """The answer to a benchmark's question, and the whole verdict in one line."""
+
+    answer: BenchAnswer
+    text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """The results of a benchmark, with the command, machine and settings that they depend on."""
+    """The results of a benchmark, with the command, machine and settings that they depend on.
+
+    `is_complete` is False if the benchmark was stopped early; `verdict` is None if the benchmark has no question.
+    """
 
     benchmark: str
     command: tuple[str, ...]
     machine: Mapping[str, object]
     settings: Mapping[str, object]
     cases: tuple[CaseResult, ...]
+    is_complete: bool = True
+    verdict: BenchVerdict | None = None
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
@@ -162,16 +210,18 @@ def summarize(benchmark: Benchmark, runs: Iterable[Run]) -> tuple[CaseResult, ..
 
 def _peers(case: Case, runs: tuple[Run, ...], comparisons: tuple[Comparison, ...]) -> tuple[PeerResult, ...]:
     by_peer = {peer.name: tuple(run for run in runs if run.peer == peer.name) for peer in case.peers}
-    return tuple(
-        PeerResult(
-            name=name,
-            num_runs=sum(run.skipped is None for run in own),
-            figures=_spreads(own, by_peer, comparisons),
-            details=tuple(chain.from_iterable(run.details for run in own)),
-            skipped=next((run.skipped for run in own if run.skipped is not None), None),
-        )
-        for name, own in by_peer.items()
-        if own
+    return tuple(_peer(name, by_peer, comparisons) for name, own in by_peer.items() if own)
+
+
+def _peer(name: str, by_peer: Mapping[str, tuple[Run, ...]], comparisons: tuple[Comparison, ...]) -> PeerResult:
+    own = by_peer[name]
+    reasons = [run.skipped for run in own if run.skipped is not None]
+    return PeerResult(
+        name=name,
+        num_runs=len(own) - len(reasons),
+        figures=_spreads(own, by_peer, comparisons),
+        details=tuple(chain.from_iterable(run.details for run in own)),
+        skipped=reasons[0] if reasons else None,
     )
 
 

@@ -22,9 +22,12 @@ from numapin.bench.cases import loader as loader_cases
 from numapin.bench.cases import overlap as overlap_cases
 from numapin.bench.cases import transfer as transfer_cases
 from numapin.bench.machine import read_machine
+from numapin.cli import bench_train
+from numapin.cli.bench_offload import offload
 from numapin.cli.bench_run import SIZES, BenchOptions, names_option, run, shared_options, with_quick
 from numapin.cli.options import FilePath, topology_from, with_values
 from numapin.cli.output import json_text, write
+from numapin.cli.torch_import import require_torch
 from numapin.view import bench_layouts as layouts
 
 if TYPE_CHECKING:
@@ -34,7 +37,36 @@ if TYPE_CHECKING:
 
 @click.group(context_settings={"show_default": True})
 def bench() -> None:
-    """Measure this machine. The variants (peers) take turns, so that all see the same conditions."""
+    """Measure this machine, and answer one question about it. Each benchmark ends with its verdict in one line.
+
+    \b
+    Command   Question                                              Typical duration
+    alloc     Does reusing memory, or pinning it once, pay?         10 s without a GPU
+    transfer  Does pinned memory copy faster, and from which size?  at least 36 s per GPU and NUMA node
+    overlap   Does pinning make a loop faster, and which loop?      at least 98 s
+    loader    Is another DataLoader faster?                         1 to 2 min per case with two peers
+    train     Does another DataLoader make training faster?         at least 45 s per model
+    offload   Are CPU optimizers faster when bound?                 at least 60 s
+    launch    Does `numapin run` start faster than torchrun?        24 s
+    exec      Does a plan made once speed up `numapin exec`?        33 s
+
+    Start with `numapin bench transfer --quick` on a machine with a GPU, and with `numapin bench alloc` on others.
+    --quick measures once, which shows that everything runs; a verdict takes four repeats.
+
+    The variants (peers) take turns, so that all see the same conditions. On a terminal, the last line shows the
+    progress and the time that is left. Ctrl-C, SIGTERM and SIGHUP end a benchmark early: what was measured is shown
+    and written, marked as partial.
+
+    \b
+    Examples:
+      numapin bench alloc                                what memory costs: 10 s
+      numapin bench transfer --quick                     does pinning pay? a smoke test
+      numapin bench loader --cases 38MB --peers torch,numapin-device
+      numapin bench launch --output launch.json --plot launch.svg
+    """
+
+
+bench.add_command(offload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +89,8 @@ class _BenchTransferOptions(BenchOptions):
     show_default="4K to 1G",
     help="Sizes of the copies, e.g. 4K,64M,1G.",
 )
-@names_option("--peers", transfer_cases.MEMORIES, about="Kinds of memory (default: all).")
-@names_option("--directions", list(transfer_cases.Direction), about="h2d, d2h, both (default: all).")
+@names_option("--peers", transfer_cases.MEMORIES, about="Kinds of memory")
+@names_option("--directions", list(transfer_cases.Direction), about="To the GPU (h2d), back (d2h), or at once")
 @click.option("--gpus", type=click.Choice(["one", "all"]), default="all", help="all: also all GPUs at once.")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=0.1, help="Length of a measuring window in seconds."
@@ -72,6 +104,8 @@ class _BenchTransferOptions(BenchOptions):
 def transfer(options: _BenchTransferOptions) -> None:
     """Measure copies between host and GPU: each kind of memory, from each NUMA node to each GPU.
 
+    Duration: with the defaults at least 36 s (360 windows of 0.1 s) per pair of GPU and NUMA node; --quick: 1 s.
+
     \b
     Examples:
       numapin bench transfer --quick                   a smoke test
@@ -80,6 +114,7 @@ def transfer(options: _BenchTransferOptions) -> None:
       numapin bench transfer --save measured.json      find the nodes of GPUs that report none
       numapin plan --machine measured.json
     """
+    require_torch("numapin bench transfer")
     options = with_quick(options, seconds=0.02, sizes=transfer_cases.QUICK_SIZES)
     machine, topology = read_machine(), topology_from(gpu_nodes=None)
     chosen = transfer_cases.TransferBenchOptions(
@@ -125,12 +160,14 @@ class _BenchAllocOptions(BenchOptions):
 
 @bench.command(short_help="Allocation, writes and copies of memory.")
 @click.option("--sizes", type=SIZES, default=alloc_cases.SIZES, show_default="4K to 128M", help="Sizes, e.g. 4K,64M.")
-@names_option("--peers", alloc_cases.PEERS, about="Ways to allocate (default: all).")
+@names_option("--peers", alloc_cases.PEERS, about="Ways to allocate")
 @click.option("--samples", type=click.IntRange(1), default=7, help="Allocations per repeat; the median is reported.")
 @shared_options(repeats=5, timeout_s=120)
 @with_values(_BenchAllocOptions)
 def alloc(options: _BenchAllocOptions) -> None:
     """Measure the cost of memory: allocation, first write, second write, copy to the GPU.
+
+    Duration: 10 s without a GPU, --quick 3 s (two CPUs). Without a GPU, only ordinary memory is measured.
 
     \b
     Examples:
@@ -138,6 +175,7 @@ def alloc(options: _BenchAllocOptions) -> None:
       numapin bench alloc --peers pin-cold,pin-pool    the time of one pin_memory() call
       numapin bench alloc --sizes 1M --repeats 21 --json
     """
+    require_torch("numapin bench alloc")
     options, machine = with_quick(options, samples=3, sizes=alloc_cases.QUICK_SIZES), read_machine()
     benchmark = alloc_cases.alloc_benchmark(
         options.sizes, options.peers, num_samples=options.samples, no_gpu=machine.no_gpu
@@ -156,8 +194,8 @@ class _BenchOverlapOptions(BenchOptions):
 
 
 @bench.command(short_help="Loops that load, copy and compute.")
-@names_option("--cases", overlap_cases.STEPS, about="Kinds of steps (default: all).")
-@names_option("--peers", overlap_cases.PEERS, about="Ways to copy (default: all).")
+@names_option("--cases", overlap_cases.STEPS, about="Kinds of steps")
+@names_option("--peers", overlap_cases.PEERS, about="Ways to copy")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=0.7, help="Length of a measuring window in seconds."
 )
@@ -166,12 +204,15 @@ class _BenchOverlapOptions(BenchOptions):
 def overlap(options: _BenchOverlapOptions) -> None:
     """Measure a loop that loads, copies and computes: does pinning help, and is the copy hidden?
 
+    Duration: with the defaults at least 98 s (140 windows of 0.7 s); --quick: 3 s. Needs a GPU.
+
     \b
     Examples:
       numapin bench overlap                            every kind of step
       numapin bench overlap --cases transfer-bound,compute-bound
       numapin bench overlap --plot overlap.svg --output overlap.json
     """
+    require_torch("numapin bench overlap")
     options, machine = with_quick(options, seconds=0.1), read_machine()
     benchmark = overlap_cases.overlap_benchmark(
         options.cases, options.peers, seconds=options.seconds, no_gpu=machine.no_gpu
@@ -190,14 +231,12 @@ class _BenchLaunchOptions(BenchOptions):
 
 
 @bench.command(short_help="Start-up time and memory of launchers.")
-@names_option(
-    "--scripts", launch_cases.SCRIPTS, default="print", about="print, import-torch, all-reduce (default: print)."
-)
+@names_option("--scripts", launch_cases.SCRIPTS, default="print", about="Scripts to start")
 @names_option(
     "--peers",
     launch_cases.PEERS,
     default="torchrun,numapin",
-    about="Launchers to compare; numapin-agent uses torch's agent (default: torchrun,numapin).",
+    about="Launchers to compare; numapin-agent uses torch's agent",
 )
 @click.option("--ranks", type=click.IntRange(1), default=4, help="Number of ranks per launcher.")
 @shared_options(repeats=7, timeout_s=300)
@@ -205,12 +244,17 @@ class _BenchLaunchOptions(BenchOptions):
 def launch(options: _BenchLaunchOptions) -> None:
     """Measure the start-up time and memory of `numapin run` and of torchrun.
 
+    Duration: 24 s with the defaults, --quick 7 s (two CPUs, no GPU). all-reduce imports torch in every rank, and
+    takes longer.
+
     \b
     Examples:
       numapin bench launch                             until every rank has printed a line
       numapin bench launch --scripts all-reduce --ranks 2
       numapin bench launch --peers torchrun,numapin,numapin-agent
     """
+    if options.peers != ("numapin",) or options.scripts != ("print",):
+        require_torch("numapin bench launch, but for --peers numapin --scripts print,")
     options = with_quick(options)
     benchmark = launch_cases.launch_benchmark(options.scripts, options.peers, num_ranks=options.ranks)
     peers_are = {name: launch_cases.PEERS[name][1:] for name in options.peers}
@@ -227,7 +271,7 @@ class _BenchExecOptions(BenchOptions):
 
 
 @bench.command(name="exec", short_help="Start-up time that `numapin exec` adds.")
-@names_option("--peers", exec_cases.PEERS, about="Ways to start a command (default: all).")
+@names_option("--peers", exec_cases.PEERS, about="Ways to start a command")
 @click.option(
     "--samples", type=click.IntRange(1), default=21, help="Pairs of starts per repeat; the median is reported."
 )
@@ -235,6 +279,8 @@ class _BenchExecOptions(BenchOptions):
 @with_values(_BenchExecOptions)
 def exec_(options: _BenchExecOptions) -> None:
     """Measure the time that `numapin exec` adds to the start of a command, with and without an existing plan.
+
+    Duration: 33 s with the defaults, --quick 1 s (two CPUs).
 
     \b
     Examples:
@@ -270,8 +316,8 @@ class _BenchLoaderOptions(BenchOptions):
 
 
 @bench.command(short_help="Batches per second of DataLoaders.")
-@names_option("--cases", loader_cases.CASES, about="Kinds of batches (default: all).")
-@names_option("--peers", loader_cases.PEERS, about="Loaders to compare (default: all).")
+@names_option("--cases", loader_cases.CASES, about="Kinds of batches; those with transport need no GPU")
+@names_option("--peers", loader_cases.PEERS, about="Loaders to compare")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=3.0, help="Length of a measuring window in seconds."
 )
@@ -289,6 +335,10 @@ class _BenchLoaderOptions(BenchOptions):
 def loader(options: _BenchLoaderOptions) -> None:
     """Measure batches per second of numapin.DataLoader, torch's and other loaders, each in fresh processes.
 
+    Duration: at least 5 s (warm-up and window) for each case, peer and repeat, and the start of its workers. One case
+    with two peers takes a minute or two, all cases with all peers more than an hour. A peer that is not installed is
+    left out.
+
     \b
     Examples:
       numapin bench loader --quick                    a smoke test
@@ -297,6 +347,7 @@ def loader(options: _BenchLoaderOptions) -> None:
       numapin bench loader --gpus all --cases 38MB    one process per GPU, all at once
       numapin bench loader --output loader.json       all figures, for later
     """
+    require_torch("numapin bench loader")
     options, machine = with_quick(options, seconds=0.5, warm_up=0.5), read_machine()
     chosen = loader_cases.LoaderBenchOptions(
         cases=options.cases,
@@ -311,3 +362,6 @@ def loader(options: _BenchLoaderOptions) -> None:
     benchmark = loader_cases.loader_benchmark(chosen, num_gpus=len(machine.gpus), no_gpu=machine.no_gpu)
     settings = {**asdict(chosen), "peers_are": loader_cases.PEERS}
     run(benchmark, machine, settings, options=options, layout=layouts.LOADER)
+
+
+bench.add_command(bench_train.train)

@@ -9,20 +9,24 @@ from __future__ import annotations
 import os
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from numapin.base import sizes
-from numapin.base.printable import printable
+from numapin.base.plural import counted
 from numapin.base.redact import without_secrets
 from numapin.bench.model import BenchReport, summarize
+from numapin.bench.verdict import verdict_of
+from numapin.cli.early_end import EarlyEnd
 from numapin.cli.options import FilePath, Parsed
-from numapin.cli.output import emit, is_terminal, json_text, require_writable, show, write
+from numapin.cli.output import clear_status, emit, json_text, require_writable, say_error, show, show_status, write
+from numapin.compare.schedule import duration
 from numapin.errors import NumapinError, UsageError
 from numapin.view.bench_plot import bench_figure
 from numapin.view.bench_table import bench_table
@@ -62,9 +66,12 @@ B = TypeVar("B", bound=BenchOptions)
 def names_option(option: str, known: Collection[str], *, about: str, default: str = "") -> Callable[[F], F]:
     """Return the decorator of an option that takes known names, separated by commas. Its default is all of them."""
     parse = partial(_parse_names, known=known, kind=option.strip("-").removesuffix("s"))
-    default = default or ",".join(known)
     return click.option(
-        option, type=Parsed("LIST", parse, words=known, many=True), default=default, show_default=False, help=about
+        option,
+        type=Parsed("LIST", parse, words=known, many=True),
+        default=default or ",".join(known),
+        show_default=False,
+        help=f"{about}: {', '.join(known)}  [default: {default or 'all'}]",
     )
 
 
@@ -134,17 +141,49 @@ def run(
     options: BenchOptions,
     layout: Layout,
 ) -> BenchReport:
-    """Measure, show the report and write the files. Raises NumapinError for no figures, or an unwritable file."""
+    """Measure, show the report and write the files.
+
+    Raises:
+        NumapinError: There are no figures, or a file cannot be written.
+        Stopped: A signal ended the measurement. What was measured is shown and written, marked as partial.
+    """
     settings = {**settings, "repeats": options.repeats, "timeout_s": options.timeout}
     _check_files(options)
-    report = _measure(benchmark, machine, settings, options)
+    campaign = _Measuring(benchmark, machine, settings, options)
+    with EarlyEnd() as end:
+        campaign.measure()
+    clear_status()
+    report = campaign.report(is_complete=not end.came)
+    if end.came:
+        _keep_partial(report, layout, options)
+        end.leave(campaign.progress_in_words())
     _show(report, layout, as_json=options.as_json)
-    if options.output is not None:  # shown first, because writing may fail
-        write(json_text(report.to_json()), options.output, option="--output")
-    if options.plot is not None:
-        write(svg(bench_figure(report, layout.plotted)), options.plot, option="--plot")
+    _write(report, layout, options)  # shown first, because writing may fail
     _require_figures(report)
     return report
+
+
+def _keep_partial(report: BenchReport, layout: Layout, options: BenchOptions) -> None:
+    """Write and show what was measured, if anything was. The terminal may be gone, so the files come first.
+
+    An error is reported only: the signal decides the status.
+    """
+    if not _has_figures(report):
+        return
+    try:
+        _write(report, layout, options)
+    except NumapinError as error:
+        say_error(error.message, error.hint)
+    with suppress(OSError):
+        _show(report, layout, as_json=options.as_json)
+
+
+def _write(report: BenchReport, layout: Layout, options: BenchOptions) -> None:
+    """Write the files that options name."""
+    if options.output is not None:
+        write(json_text(report.to_json()), options.output, option="--output")
+    if options.plot is not None:
+        write(svg(bench_figure(report, layout)), options.plot, option="--plot")
 
 
 def _show(report: BenchReport, layout: Layout, *, as_json: bool) -> None:
@@ -165,62 +204,89 @@ def _check_files(options: BenchOptions) -> None:
         raise UsageError(f"{' and '.join(files)} name the same file", "give each its own name")
 
 
-def _measure(
-    benchmark: Benchmark, machine: BenchMachine, settings: Mapping[str, object], options: BenchOptions
-) -> BenchReport:
-    """Run the benchmark. Write the file every few seconds, so that an interrupted run leaves what it measured."""
-    from numapin.bench import harness
+class _Measuring:
+    """The runs of a benchmark until now, and where their report goes."""
 
-    def report() -> BenchReport:
+    def __init__(
+        self, benchmark: Benchmark, machine: BenchMachine, settings: Mapping[str, object], options: BenchOptions
+    ) -> None:
+        self._benchmark, self._machine, self._settings, self._options = benchmark, machine, settings, options
+        self._runs: list[Run] = []
+        self._num_started = 0
+        self._num_planned = options.repeats * sum(len(case.peers) for case in benchmark.cases)
+        self._began_s = self._written_s = time.monotonic()
+
+    def measure(self) -> None:
+        """Make all runs. Write the file every few seconds, so that even a killed run leaves what it measured."""
+        from numapin.bench import harness
+
+        repeats, timeout_s = self._options.repeats, self._options.timeout
+        made = harness.measure(self._benchmark, repeats=repeats, timeout_s=timeout_s, starts=self._start)
+        with closing(made) as runs:  # at once, also if a signal ends this: it ends the measuring processes
+            for run in runs:
+                self._note(run)
+                self._write_now_and_then()
+
+    def _note(self, run: Run) -> None:
+        """Keep a run; a peer that is skipped has no later repeats in this case."""
+        self._runs.append(run)
+        if run.skipped is not None:
+            self._num_planned -= self._options.repeats - run.repeat - 1
+
+    def report(self, *, is_complete: bool) -> BenchReport:
+        """Return the report on the runs until now."""
+        cases = summarize(self._benchmark, self._runs)
         return BenchReport(
-            benchmark=benchmark.name,
+            benchmark=self._benchmark.name,
             command=("numapin", *without_secrets(sys.argv[1:])),
-            machine=machine.to_json(),
-            settings=settings,
-            cases=summarize(benchmark, runs),
+            machine=self._machine.to_json(),
+            settings=self._settings,
+            cases=cases,
+            is_complete=is_complete,
+            verdict=verdict_of(self._benchmark.questions, cases),
         )
 
-    runs: list[Run] = []
-    written_s = time.monotonic()
-    starts = _progress(benchmark, options.repeats)
-    for made in harness.measure(benchmark, repeats=options.repeats, timeout_s=options.timeout, starts=starts):
-        runs.append(made)
-        if options.output is not None and time.monotonic() - written_s > _WRITE_EVERY_S:
-            with suppress(NumapinError):  # the last write reports it
-                write(json_text(report().to_json()), options.output, option="--output")
-            written_s = time.monotonic()
-    _clear_line()
-    return report()
+    def progress_in_words(self) -> str:
+        """Return how much was measured, and that it is kept."""
+        num_measured = sum(run.skipped is None for run in self._runs)
+        if not num_measured:
+            return "nothing was measured"
+        return f"the report covers the first {counted(num_measured, 'measurement')}, and the workers have ended"
+
+    def _write_now_and_then(self) -> None:
+        path = self._options.output
+        if path is None or time.monotonic() - self._written_s < _WRITE_EVERY_S:
+            return
+        with suppress(NumapinError):  # the last write reports it
+            write(json_text(self.report(is_complete=False).to_json()), path, option="--output")
+        self._written_s = time.monotonic()
+
+    def _start(self, case: Case, peer: Peer, repeat: int) -> None:
+        """Show the current run, and the time that is left, in a line of the terminal that the next one overwrites."""
+        self._num_started += 1
+        left = f"  {left_in_words(self._num_started - 1, self._num_planned, time.monotonic() - self._began_s)}"
+        run = f"{self._num_started}/{self._num_planned}  {case.name}  {peer.name}  repeat {repeat + 1}"
+        show_status(run + left.rstrip())
 
 
-def _progress(benchmark: Benchmark, repeats: int) -> Callable[[Case, Peer, int], None]:
-    """Return a function that shows the current run on a terminal, in a line that the next one overwrites."""
-    total = repeats * sum(len(case.peers) for case in benchmark.cases)
-    num_started = 0
-
-    def starts(case: Case, peer: Peer, repeat: int) -> None:
-        nonlocal num_started
-        num_started += 1
-        _clear_line()
-        if is_terminal(sys.stderr):
-            run = f"{num_started}/{total}  {case.name}  {peer.name}  repeat {repeat + 1}"
-            click.echo(printable(run), err=True, nl=False)
-
-    return starts
+def left_in_words(num_done: int, num_planned: int, elapsed_s: float) -> str:
+    """Return the time that is left if the other runs take as long on average; "" before the first has ended."""
+    if not num_done:
+        return ""
+    return f"about {duration(elapsed_s / num_done * (num_planned - num_done))} left"
 
 
-def _clear_line() -> None:
-    if is_terminal(sys.stderr):
-        click.echo("\r\033[K", err=True, nl=False)
+def _has_figures(report: BenchReport) -> bool:
+    return any(peer.num_runs for case in report.cases for peer in case.peers)
 
 
 def _require_figures(report: BenchReport) -> None:
     """Raise NumapinError if nothing at all was measured."""
-    peers = [peer for case in report.cases for peer in case.peers]
-    if any(peer.num_runs for peer in peers):
+    if _has_figures(report):
         return
-    reasons = filter(None, [*(peer.skipped for peer in peers), *(case.skipped for case in report.cases)])
+    of_peers = (peer.skipped for case in report.cases for peer in case.peers)
+    reasons = filter(None, chain(of_peers, (case.skipped for case in report.cases)))
     raise NumapinError(
         f"nothing was measured: {next(reasons, 'none of these peers fits these cases')}",
-        "these run without a GPU: numapin bench alloc, bench launch, bench loader --cases transport",
+        "these run without a GPU: numapin bench alloc, bench loader --cases transport, bench train --quick",
     )

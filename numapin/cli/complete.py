@@ -80,13 +80,19 @@ class _Line:
         last = self.words[-1] if self.words else ""
         if self._takes_tail() and (self._tail() or last == "--"):
             return self._in_tail()
-        name, equals, value = self.incomplete.partition("=")
-        if name.startswith("-"):
-            option = self._option(name) if equals else None
-            return self._value(option, value, prefix=f"{name}=") if option else self._option_names()
+        if self.incomplete.startswith("-"):
+            return self._option_or_its_value()
         option = self._option(last)
-        if option is not None:
-            return self._value(option, self.incomplete)
+        return self._word() if option is None else self._value(option, self.incomplete)
+
+    def _option_or_its_value(self) -> Candidates:
+        """Return the names of options, or the values after "--option="."""
+        name, equals, value = self.incomplete.partition("=")
+        option = self._option(name) if equals else None
+        return self._option_names() if option is None else self._value(option, value, prefix=f"{name}=")
+
+    def _word(self) -> Candidates:
+        """Return candidates for a word that is neither an option nor its value."""
         if isinstance(self.command, click.Group):
             return Candidates(words=tuple(self._subcommands(self.command)))
         return self._in_tail() if self._takes_tail() else self._argument()
@@ -114,26 +120,29 @@ class _Line:
 
     def _option(self, name: str) -> click.Option | None:
         """Return the option of this name, if it takes a value."""
-        for parameter in self.command.get_params(self.context):
-            if isinstance(parameter, click.Option) and name in (*parameter.opts, *parameter.secondary_opts):
-                return None if parameter.is_flag or parameter.count else parameter
-        return None
+        option = next((each for each in self._options() if name in _names_of(each)), None)
+        return None if option is None or option.is_flag or option.count else option
+
+    def _options(self) -> list[click.Option]:
+        return [each for each in self.command.get_params(self.context) if isinstance(each, click.Option)]
 
     def _option_names(self) -> Candidates:
         """Return the options, except those that were given; spellings with underscores only if one is being typed."""
-        options = [each for each in self.command.get_params(self.context) if isinstance(each, click.Option)]
+        options = filter(self._can_be_given, self._options())
         words = [
             (name, _first_sentence(option.help or ""))
             for option in options
-            if not option.hidden and (option.multiple or not self._is_given(option))
-            for name in (*option.opts, *option.secondary_opts)
-            if name.startswith(self.incomplete) and ("_" not in name or "_" in self.incomplete)
+            for name in _names_of(option)
+            if self._may_become(name)
         ]
         return Candidates(words=tuple(words))
 
-    def _is_given(self, option: click.Option) -> bool:
+    def _can_be_given(self, option: click.Option) -> bool:
         typed = {word.partition("=")[0] for word in self.words}
-        return not typed.isdisjoint((*option.opts, *option.secondary_opts))
+        return not option.hidden and (option.multiple or typed.isdisjoint(_names_of(option)))
+
+    def _may_become(self, name: str) -> bool:
+        return name.startswith(self.incomplete) and ("_" not in name or "_" in self.incomplete)
 
     def _subcommands(self, group: click.Group) -> Iterator[tuple[str, str]]:
         for item in group.shell_complete(self.context, self.incomplete):
@@ -151,6 +160,11 @@ class _Line:
         words = [(f"{prefix}{item.value}", item.help or "") for item in items if item.type not in _BY_SHELL]
         files = [item.type for item in items if item.type in _BY_SHELL]
         return Candidates(words=tuple(words), files=files[0] if files else "", prefix=prefix)
+
+
+def _names_of(option: click.Option) -> tuple[str, ...]:
+    """Return all spellings of an option, with those that switch it off."""
+    return *option.opts, *option.secondary_opts
 
 
 def _first_sentence(text: str) -> str:

@@ -23,6 +23,7 @@ from numapin.doctor.examine import examine
 from numapin.doctor.files import read_files
 from numapin.doctor.live import read_live
 from numapin.doctor.model import DoctorReport
+from numapin.doctor.script import remedy_script
 from numapin.errors import LibnumaError, UsageError
 from numapin.topology.discover import discover
 
@@ -40,6 +41,7 @@ class _DoctorOptions:
     workers: int
     prefetch_factor: int
     as_json: bool
+    script: bool
 
 
 def _refuse_machine(_ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
@@ -71,6 +73,10 @@ _NO_MACHINE: Final = click.Option(["--machine"], hidden=True, expose_value=False
     help="Batches that each worker prepares ahead.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (schema numapin.doctor/1).")
+@click.option(
+    "--script", is_flag=True, help="Print all remedies as a shell script to review and run; those that are no commands "
+    "are comments."
+)  # fmt: skip
 @with_values(_DoctorOptions)
 def doctor(options: _DoctorOptions) -> None:
     """Find what makes jobs slow or unsafe on this machine, and the command that fixes it. Changes nothing.
@@ -80,11 +86,14 @@ def doctor(options: _DoctorOptions) -> None:
       numapin doctor                                  this machine, as this user
       numapin doctor --workers 8 --batch-bytes 38.5M  and whether that loader should pin
       numapin doctor --root capture --json            a captured machine, for scripts
+      numapin doctor --script > remedies.sh           all remedies, to review and then run
 
     Exit status: 1 if an error is found, else 0.
     """
+    if options.script and options.as_json:
+        raise UsageError("--script and --json are two outputs", "numapin doctor --script > remedies.sh")
     report = _report(options, _topology(options))
-    _print(report, as_json=options.as_json)
+    _print(report, options)
     click.get_current_context().exit(1 if report.has_errors else 0)
 
 
@@ -124,8 +133,11 @@ def _loader(options: _DoctorOptions, num_ranks: int) -> Loader | None:
     )
 
 
-def _print(report: DoctorReport, *, as_json: bool) -> None:
-    if as_json:
+def _print(report: DoctorReport, options: _DoctorOptions) -> None:
+    if options.script:
+        emit(remedy_script(report))
+        return
+    if options.as_json:
         emit(json_text(report.to_json()))
         return
     from numapin.view.doctor_table import doctor_table

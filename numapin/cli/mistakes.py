@@ -38,8 +38,7 @@ def suggestion_for(message: str, command: click.Command | None) -> str:
     """Return "; did you mean X?" for a message that names an unknown word; "" if nothing known is like it."""
     choice = _CHOICE.search(message)
     if choice is not None:
-        known = re.findall(r"[\w:.-]+", choice["known"] or choice["of"])
-        return did_you_mean(choice["word"] or choice["bad"] or "", known)
+        return _like_choice(choice)
     option = _ARGPARSE_OPTION.search(message) or re.match(r"no such option '(?P<word>.*)'", message)
     if option is not None and command is not None:
         return did_you_mean(option["word"], _options_of(command))
@@ -49,11 +48,20 @@ def suggestion_for(message: str, command: click.Command | None) -> str:
     return ""
 
 
+def _like_choice(choice: re.Match[str]) -> str:
+    known = re.findall(r"[\w:.-]+", choice["known"] or choice["of"])
+    return did_you_mean(choice["word"] or choice["bad"] or "", known)
+
+
 def _options_of(command: click.Command) -> Iterable[str]:
     """Return the long options that help shows, in their usual spelling."""
     options = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
     names = {name for option in options for name in (*option.opts, *option.secondary_opts)}
-    return sorted(name for name in names if name.startswith("--") and "_" not in name)
+    return sorted(filter(_is_usual, names))
+
+
+def _is_usual(name: str) -> bool:
+    return name.startswith("--") and "_" not in name
 
 
 def command_of(hint: str, group: click.Group) -> tuple[click.Command | None, str]:
@@ -61,10 +69,15 @@ def command_of(hint: str, group: click.Group) -> tuple[click.Command | None, str
     words = _HELP.search(hint)
     if words is None:
         return None, ""
+    path = words[1] or ""
     command: click.Command | None = group
-    for word in (words[1] or "").split():
-        command = command.get_command(click.Context(command), word) if isinstance(command, click.Group) else None
-    return command, f"numapin{words[1] or ''}"
+    for word in path.split():
+        command = _subcommand(command, word)
+    return command, f"numapin{path}"
+
+
+def _subcommand(command: click.Command | None, name: str) -> click.Command | None:
+    return command.get_command(click.Context(command), name) if isinstance(command, click.Group) else None
 
 
 def usage_of(command: click.Command, path: str) -> str:

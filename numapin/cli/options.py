@@ -15,7 +15,16 @@ import click
 
 from numapin.base.cpu_set import CpuSet
 from numapin.cli.run_names import live_run_names
-from numapin.plan.request import Bind, Memory, Request, parse_gpus, parse_memory, parse_nic_env
+from numapin.plan.request import (
+    Bind,
+    CoresFor,
+    Memory,
+    Request,
+    parse_cores_for,
+    parse_gpus,
+    parse_memory,
+    parse_nic_env,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -129,13 +138,15 @@ def _parse_pid(word: str) -> int:
     return int(word)
 
 
+PIDS = click.Option(
+    ["--pid", "pids"],
+    type=Parsed("PID,...", _parse_pids),
+    help="Process ids of the ranks, or of their launcher (torchrun, srun).",
+)
+
 JOB: tuple[click.Parameter, ...] = (
     click.Argument(["run"], required=False, shell_complete=live_run_names),
-    click.Option(
-        ["--pid", "pids"],
-        type=Parsed("PID,...", _parse_pids),
-        help="Process ids of the ranks, or of their launcher (torchrun, srun).",
-    ),
+    PIDS,
 )
 
 GPU_NODES = click.Option(
@@ -161,6 +172,12 @@ BINDING: tuple[click.Option, ...] = (
         type=click.IntRange(min=1),
         metavar="N",
         help="At most N logical CPUs per rank, shared with no other rank.",
+    ),
+    click.Option(
+        ["--cores-for"],
+        type=Parsed("ROLE=N,...", parse_cores_for, words=[f"{role}=" for role in CoresFor._fields], many=True),
+        help="Cores within each rank's CPUs that no other thread of the rank uses: loader=N for DataLoader workers, "
+        "optimizer=M for the threads of torch's CPU operators. The main thread keeps the rest.",
     ),
     click.Option(["--smt/--no-smt"], default=True, help="Use all hardware threads of each core (default), or one."),
     click.Option(
@@ -211,6 +228,7 @@ class BindingOptions:
     gpus: tuple[str, ...] | None
     gpu_nodes: tuple[tuple[str, int], ...] | None
     nic_env: tuple[NicLibrary, ...] | None
+    cores_for: CoresFor | None
     strict: bool
 
     def request(self, *, num_ranks: int | None, numa_binding: str | None = None) -> Request:
@@ -226,6 +244,7 @@ class BindingOptions:
             reserve_cpus=self.reserve_cpus or CpuSet(),
             gpus=self.gpus,
             nic_env=self.nic_env or (),
+            cores_for=self.cores_for,
         )
 
 

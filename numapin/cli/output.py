@@ -161,10 +161,15 @@ def _print_line(text: str) -> None:
 
 
 def show_status(text: str) -> None:
-    """Show what is going on, in a line of a terminal that the next call or `clear_status` overwrites."""
+    """Show what is going on, in a line of a terminal that the next call or `clear_status` overwrites.
+
+    The line is cut to the width of the terminal, because only its last row could be overwritten.
+    """
     if is_terminal(sys.stderr):
         with suppress(OSError):
-            click.echo(f"\r\033[K{printable(text)}", err=True, nl=False)
+            width = os.get_terminal_size(sys.stderr.fileno()).columns or _FILE_WIDTH
+            shown = printable(text)[: width - 1]
+            click.echo(f"\r\033[K{shown}", err=True, nl=False)
 
 
 def clear_status() -> None:

@@ -22,7 +22,7 @@ from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from
 from numapin.cli.output import emit, show, warn
 from numapin.cli.run_decisions import decisions
 from numapin.cli.run_hooks import hook_environment
-from numapin.cli.torch_import import importing_torch
+from numapin.cli.torch_import import importing_torch, require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import BindingRefused, UsageError
 from numapin.launcher import preload
@@ -36,6 +36,7 @@ from numapin.launcher.stdin_script import keep_script
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.nics import nic_variables, with_users_nics
+from numapin.plan.roles import with_users_openmp
 from numapin.rank.signals import open_mailbox
 from numapin.tasks import repeated
 from numapin.topology.sources.vendors.table import first_visible
@@ -163,7 +164,8 @@ def _start(job: AnyJob, options: RunOptions, mailbox: Mailbox, trace: str) -> No
     topology = topology_from(gpu_nodes=options.gpu_nodes)
     request, gpu_variables = _request(job, options, topology)
     environment = {**gpu_variables, **hook_environment(job.command, options, trace)}
-    plan = rehearse(with_users_nics(make_plan(topology, request), os.environ), strict=options.strict)
+    made = with_users_openmp(with_users_nics(make_plan(topology, request), os.environ), os.environ)
+    plan = rehearse(made, strict=options.strict)
 
     _announce(plan, topology, quiet=options.quiet and not options.dry_run)
     tell = say if options.verbose else _ignore
@@ -226,6 +228,7 @@ def parse(
             require_program(direct.program, module=direct.module, no_python=direct.no_python, run_path=False)
             return direct, values
         direct = "--launcher agent"
+    require_torch(f"{program} with torch's agent ({direct})")
     job = _parse_with_torch(arguments, options, **command)
     values = _own_values(job.own, kind, options, program)
     if values.launcher == "direct":
@@ -300,6 +303,7 @@ def _num_ranks(job: AnyJob, topology: Topology) -> int | None:
         return None
     if wanted.isascii() and wanted.isdecimal():
         return int(wanted)
+    require_torch(f"--nproc-per-node {wanted}")
     from numapin.launcher.torchrun import number_of_ranks  # torch knows other devices, and counts CPUs
 
     return number_of_ranks(wanted)

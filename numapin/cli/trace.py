@@ -21,11 +21,13 @@ from numapin.base.stderr import say
 from numapin.cli.options import FilePath
 from numapin.cli.output import emit, json_text, say_error, show
 from numapin.cli.run import RunOptions, parse, sections_of_run, start
+from numapin.cli.torch_import import require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.cli.trace_reading import read_report
 from numapin.cli.trace_watch import TraceWatch
 from numapin.cli.trace_writing import REPORT, TIMELINE, make_folders, show_report, stdout_to_stderr, write_report
 from numapin.errors import NumapinError, UsageError
+from numapin.launcher.command import python
 from numapin.rank.signals import open_mailbox
 from numapin.trace.difference import difference
 from numapin.trace.settings import Settings
@@ -156,6 +158,8 @@ def _require_kept(paths: Sequence[Path], output: Path) -> None:
 def _run(arguments: tuple[str, ...]) -> None:
     mailbox = open_mailbox()
     job, options = parse(arguments, TraceOptions, _OPTIONS, command="trace")
+    if job.command[0] == python():
+        require_torch("numapin trace")
     folder = Path(options.output or time.strftime("numapin-trace-%Y%m%d-%H%M%S")).absolute()
     outer = folder
     if job.min_max_nodes[1] > 1:  # hosts may share the folder, join late, and end at different times

@@ -83,9 +83,12 @@ class JobUsage:
         """
         is_used = any(usage.num_loaders for usage in self.usages)
         has_others = any(usage.others or usage.outside for usage in self.usages)
+        return is_used and self._is_counted() and not has_others and not self.unread
+
+    def _is_counted(self) -> bool:
+        """Return whether all processes since the last restart counted their batches."""
         last = max((usage.restart for usage in self.usages), default=0)
-        is_counted = all(usage.is_complete for usage in self.usages if usage.restart == last)
-        return is_used and is_counted and not has_others and not self.unread
+        return all(usage.is_complete for usage in self.usages if usage.restart == last)
 
     def line(self) -> str:
         """Return the line for the end of the job.
@@ -100,9 +103,11 @@ class JobUsage:
         if not num_loaders:
             return "no loader by numapin" if self._others() else "no process recorded a DataLoader"
         num_batches = sum(usage.num_batches for usage in self.usages)
+        return f"{counted(num_loaders, 'loader')}, {counted(num_batches, 'batch')} by numapin{self._of_ranks()}"
+
+    def _of_ranks(self) -> str:
         ranks = {usage.rank for usage in self.usages if usage.num_loaders}
-        of_ranks = f" in {len(ranks)} ranks" if len(ranks) > 1 else ""
-        return f"{counted(num_loaders, 'loader')}, {counted(num_batches, 'batch')} by numapin{of_ranks}"
+        return f" in {len(ranks)} ranks" if len(ranks) > 1 else ""
 
     def _others(self) -> Counter[str]:
         return _sum((str(other), other.num_loaders) for usage in self.usages for other in usage.others)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from numapin.doctor import host, network, placement, software
+from numapin.doctor import host, memory, network, placement, software
 from numapin.doctor.model import Check
 
 if TYPE_CHECKING:
@@ -29,9 +29,10 @@ FROM_FILES: Final[tuple[Callable[[DoctorReadings, Topology], DoctorFinding], ...
     placement.nodes,
     placement.gpu_nodes,
     placement.cpuset,
-    placement.node_memory,
+    memory.host_memory,
+    memory.node_memory,
     placement.memlock,
-    placement.swap,
+    memory.swap,
     host.pcie_link,
     network.sharing,
     network.package,
@@ -49,6 +50,8 @@ FROM_LIVE: Final[tuple[tuple[Check, Callable[[Live, Topology], DoctorFinding]], 
     (placement.POLICY, placement.memory_policy),
     (placement.SHM, placement.shared_memory),
     (software.PYTHON, software.python),
+    (software.TORCH, software.torch),
+    (software.STRAYS, software.strays),
     (software.OPENMP, software.openmp),
     (software.DEVICE_ORDER, software.device_order),
     (software.NCCL, software.nccl),

@@ -14,6 +14,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from numapin.doctor.model import DoctorReadings
+from numapin.system.cgroup import memory_cgroups
 from numapin.system.tree import Tree
 from numapin.topology.model import Pcie
 from numapin.topology.readings import pcie_generation, pcie_width
@@ -40,6 +41,7 @@ def read_files(root: Path, topology: Topology, *, live: Live | None) -> DoctorRe
         memory=_memory(tree),
         cgroups=tuple((tree.text("proc/self/cgroup") or "").splitlines()),
         memlock=_match(tree.text("proc/self/limits"), r"^Max locked memory\s+(unlimited|[0-9]{1,19})\s"),
+        memory_limit=_memory_limit(tree),
         numa_balancing=_word(tree, "proc/sys/kernel/numa_balancing"),
         huge_pages=_choice(tree, f"{_HUGE_PAGES}/enabled"),
         shared_huge_pages=_choice(tree, f"{_HUGE_PAGES}/shmem_enabled"),
@@ -81,6 +83,12 @@ def _kernel(tree: Tree) -> str | None:
 def _memory(tree: Tree) -> Mapping[str, int]:
     lines = re.findall(r"^(\w+):\s+([0-9]{1,15}) kB$", tree.text("proc/meminfo") or "", re.MULTILINE)
     return {key: int(kilobytes) * 1024 for key, kilobytes in lines}
+
+
+def _memory_limit(tree: Tree) -> int | None:
+    """Return the lowest memory limit of this process's cgroups; "max" is not a number."""
+    limits = (tree.number(f"{directory}/{files.limit}") for directory, files in memory_cgroups(tree))
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _governors(tree: Tree, topology: Topology) -> Mapping[str, int]:

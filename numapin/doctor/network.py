@@ -75,19 +75,30 @@ def _shared(nic: str, gpus: Sequence[int], near: Mapping[int, Sequence[str]], fi
 
 def package(_readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     """Find NICs on a package that has no GPU."""
-    package_of = {node.id: node.package for node in topology.nodes if node.package is not None}
     nics = rdma_adapters(topology)
-    homes = CpuSet(package_of[gpu.node] for gpu in topology.gpus if gpu.node in package_of)
     if not nics or not topology.gpus:
         return PACKAGE.ok(NO_RDMA if topology.gpus else "no GPU")
+    homes = _packages_of((gpu.node for gpu in topology.gpus), topology)
     if not homes:
         return PACKAGE.unknown("the packages of the GPUs are unknown")
-    far = [name for name, nic in nics.items() if nic.node in package_of and package_of[nic.node] not in homes]
+    far = [name for name, nic in nics.items() if _packages_of([nic.node], topology) - homes]
     if not far:
         return PACKAGE.ok("no NIC is known to be on a package without a GPU")
+    return _far_away(far, homes, are_all=len(far) == len(nics))
+
+
+def _packages_of(nodes: Iterable[int | None], topology: Topology) -> CpuSet:
+    """Return the packages of nodes, as far as they are known."""
+    package_of = {node.id: node.package for node in topology.nodes}
+    found = (package_of.get(node) for node in nodes if node is not None)
+    return CpuSet(package for package in found if package is not None)
+
+
+def _far_away(far: Sequence[str], homes: CpuSet, *, are_all: bool) -> DoctorFinding:
+    """Return the finding about NICs that are on no package of a GPU."""
     there = f"all GPUs are on {listed('package', homes)}"
     move = f"move the card to a slot of {listed('package', homes)}"
-    if len(far) == len(nics):
+    if are_all:
         return PACKAGE.warning(f"{there}, and all NICs on another one: {', '.join(far)}", remedy=move)
     keep_off = f"keep GPU traffic off it on all ranks alike: export NCCL_IB_HCA=^={','.join(far)}"
     return PACKAGE.note(f"{there}; on another one: {', '.join(far)}", remedy=f"{keep_off}; or {move}")

@@ -1,4 +1,4 @@
-"""Checks of nodes, cpusets, memory and memory policies. Pure.
+"""Checks of nodes, cpusets, limits and memory policies. Pure.
 
 Comes in: `DoctorReadings` and the `Topology`; checks that need the running machine take its `Live`. Goes out: one
 `DoctorFinding` per check.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.base import cpu_set, sizes
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted, listed
-from numapin.doctor.model import Check, DoctorSeverity
+from numapin.doctor.model import Check
 from numapin.system.refusals import SYS_NICE
 from numapin.topology.model import NicKind, NodeSource
 
@@ -55,16 +55,6 @@ SHM: Final = Check(
     why="Workers of torch's DataLoader pass each batch through /dev/shm and die of SIGBUS when it is full. numapin's "
     "workers do not use it.",
 )
-NODE_MEMORY: Final = Check(
-    name="node-memory",
-    where="/sys/devices/system/node/node*/meminfo, /proc/meminfo",
-    why="When a node is full, the kernel silently takes pages of another node rather than drop its file caches.",
-)
-SWAP: Final = Check(
-    name="swap",
-    where="/proc/meminfo",
-    why="Pinned pages are never swapped out, so other pages are. One rank that waits for swap makes all ranks wait.",
-)
 
 _RELIABLE_SOURCES: Final = frozenset({NodeSource.SYSFS, NodeSource.SINGLE, NodeSource.USER})
 _MEASURE_NODES: Final = "numapin bench transfer"
@@ -74,13 +64,9 @@ _MEMLOCK_REMEDY: Final = "ulimit -l unlimited (docker run --ulimit memlock=-1 â€
 _SHM_REMEDY: Final = (
     "sudo mount -o remount,size=50% /dev/shm (docker run --shm-size 16g â€¦), or numapin run --dataloader numapin"
 )
-_FREE_MEMORY: Final = "sync; echo 1 | sudo tee /proc/sys/vm/drop_caches (to see what uses the memory: numastat -m)"
 _CAP_IPC_LOCK: Final = 1 << 14
 _CAP_SYS_NICE: Final = 1 << 23
 _SMALL_SHM_BYTES: Final = 1 << 30  # Docker's default is 64 MiB; two workers hold that much in a few batches of images
-_LITTLE_FREE: Final = 0.05
-_MUCH_SWAP: Final = 0.01
-_MEMORY_TOLERANCE: Final = 0.05
 
 
 def nodes(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
@@ -284,59 +270,6 @@ def shared_memory(live: Live, _topology: Topology) -> DoctorFinding:
     if free < _SMALL_SHM_BYTES:
         return SHM.warning(f"{what}: less than {sizes.render(_SMALL_SHM_BYTES)}", remedy=_SHM_REMEDY)
     return SHM.ok(what)
-
-
-def node_memory(_readings: DoctorReadings, topology: Topology) -> DoctorFinding:
-    """Find nodes that are full while others are not."""
-    shares = _free_shares(topology)
-    if not shares:
-        return NODE_MEMORY.unknown("the free memory of the nodes is unknown")
-    lowest, highest = min(shares.values()), max(shares.values())
-    mismatch = _memory_mismatch(topology)
-    if lowest >= _LITTLE_FREE and mismatch:
-        return NODE_MEMORY.note(mismatch, remedy="compare: numactl -H; grep MemTotal /proc/meminfo")
-    if lowest >= _LITTLE_FREE or highest < 2 * _LITTLE_FREE:
-        return NODE_MEMORY.ok(f"at least {lowest:.0%} free on every node")
-    full = CpuSet(node for node, share in shares.items() if share < _LITTLE_FREE)
-    free = ", ".join(f"{share:.1%} of node {node}" for node, share in sorted(shares.items()))
-    return NODE_MEMORY.warning(f"almost full: {_node_names(full)} (free: {free})", remedy=_FREE_MEMORY)
-
-
-def _memory_mismatch(topology: Topology) -> str:
-    """Return text if the nodes' memory does not add up to the host's, as under some hypervisors and containers."""
-    sizes_bytes = [node.memory_bytes for node in topology.nodes]
-    whole = topology.memory_bytes
-    known = [size for size in sizes_bytes if size is not None]
-    if whole is None or len(known) < len(sizes_bytes) or abs(sum(known) - whole) <= _MEMORY_TOLERANCE * whole:
-        return ""
-    in_nodes, in_host = sizes.render(sum(known)), sizes.render(whole)
-    cause = "a hypervisor or container may have changed one of the two"
-    return f"the nodes have {in_nodes} together, but /proc/meminfo says {in_host}: {cause}"
-
-
-def _free_shares(topology: Topology) -> Mapping[int, float]:
-    return {
-        node.id: node.free_bytes / node.memory_bytes
-        for node in topology.cpu_nodes
-        if node.memory_bytes and node.free_bytes is not None
-    }
-
-
-def swap(readings: DoctorReadings, _topology: Topology) -> DoctorFinding:
-    """Find swap that is in use."""
-    try:
-        total, swap_total, swap_free = (readings.memory[key] for key in ("MemTotal", "SwapTotal", "SwapFree"))
-    except KeyError:
-        return SWAP.unknown("/proc/meminfo does not show it")
-    if not swap_total:
-        return SWAP.ok("no swap")
-    used = max(0, swap_total - swap_free)
-    what = f"{sizes.render(used)} of {sizes.render(swap_total)} in use"
-    if not used:
-        return SWAP.ok(what)
-    severity = DoctorSeverity.WARNING if used > _MUCH_SWAP * total else DoctorSeverity.NOTE
-    remedy = "find the processes: grep -H VmSwap /proc/[0-9]*/status; then: sudo sysctl vm.swappiness=1"
-    return SWAP.found(severity, what, remedy)
 
 
 def _names(gpus: Iterable[Gpu]) -> str:

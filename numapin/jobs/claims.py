@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from numapin.jobs.manifest import Noted, without_none
+from numapin.base.not_none import without_none
+from numapin.jobs.manifest import Noted
 
 if TYPE_CHECKING:
     from numapin.jobs.pod_options import PodOptions
@@ -27,8 +28,9 @@ def template_name(job: str) -> str:
 
 def claim_template(job: str, gpus: int, options: PodOptions) -> dict[str, object]:
     """Return the template. A rank's devices share an attribute; with the GPUs' class only, all GPUs of the pod do."""
-    requests, groups = _one_request(gpus, options) if len(options.device_classes) == 1 else _pairs(gpus, options)
-    note = _ALL_ALIKE if len(options.device_classes) == 1 else _EACH_ALIKE
+    has_gpus_only = len(options.device_classes) == 1
+    requests, groups = _one_request(gpus, options) if has_gpus_only else _pairs(gpus, options)
+    note = _ALL_ALIKE if has_gpus_only else _EACH_ALIKE
     constraints = [{"requests": group, "matchAttribute": options.match_attribute} for group in groups]
     devices = {
         "requests": requests,

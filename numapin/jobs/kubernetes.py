@@ -23,6 +23,7 @@ from numapin.topology.model import GpuVendor
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from numapin.jobs.pod_options import PodOptions
     from numapin.jobs.request import JobRequest
 
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
@@ -88,38 +89,56 @@ def build(request: JobRequest) -> str:
 
 def warnings(request: JobRequest) -> tuple[str, ...]:
     """Return what to check, because the form, the driver or the network may need more than the manifest says."""
-    claims_gpus = bool(request.pod.device_classes)
-    has_rdma = any("rdma" in name for name, _ in request.pod.resources)
-    has_secret = bool(request.pod.env_from) or any(name == "PET_RDZV_ID" for name, _ in request.pod.env)
+    is_leader_worker_set = request.kind is KubernetesKind.LEADERWORKERSET
+    gang_of = None if request.pod.gang is None else request.kind
     known = (
         (
-            request.kind is KubernetesKind.PYTORCHJOB and request.requeue and bool(request.time_s),
+            _ends_after_time(request),
             "a PyTorchJob is not restarted after --time: apply it again, or use --form job",
         ),
         (
-            request.vendor is GpuVendor.INTEL and bool(request.gpus_per_node) and not claims_gpus,
+            _requests_intel_gpus(request),
             f"{DEVICES[GpuVendor.INTEL]} is for GPUs with the driver i915; with the driver xe, write gpu.intel.com/xe "
             "instead",
         ),
         (
-            has_rdma and not request.pod.ipc_lock,
+            _has_unlocked_rdma(request.pod),
             "RDMA devices without --ipc-lock: NCCL fails where the limit on locked memory is low",
         ),
         (
-            request.kind is KubernetesKind.PYTORCHJOB and request.pod.gang is not None,
+            gang_of is KubernetesKind.PYTORCHJOB,
             "the training operator makes gangs only if it runs with --gang-scheduler-name",
         ),
         (
-            request.kind is KubernetesKind.LEADERWORKERSET and request.pod.gang is not None,
+            gang_of is KubernetesKind.LEADERWORKERSET,
             "the LeaderWorkerSet controller makes gangs only if gangSchedulingManagement is in its configuration",
         ),
         (
-            request.kind is KubernetesKind.LEADERWORKERSET and request.nodes > 1 and not has_secret,
+            is_leader_worker_set and request.nodes > 1 and not _has_secret(request.pod),
             "a LeaderWorkerSet gives its pods no secret for the rendezvous: put PET_RDZV_ID into a Secret, and add "
             "--env-from secret/NAME",
         ),
     )
     return tuple(text for is_given, text in known if is_given)
+
+
+def _ends_after_time(request: JobRequest) -> bool:
+    """Return whether the job's time ends it, although it is to be requeued."""
+    return request.kind is KubernetesKind.PYTORCHJOB and request.requeue and bool(request.time_s)
+
+
+def _requests_intel_gpus(request: JobRequest) -> bool:
+    """Return whether Intel GPUs are requested as a resource, not claimed from DRA."""
+    return request.vendor is GpuVendor.INTEL and bool(request.gpus_per_node) and not request.pod.device_classes
+
+
+def _has_unlocked_rdma(pod: PodOptions) -> bool:
+    return not pod.ipc_lock and any("rdma" in name for name, _ in pod.resources)
+
+
+def _has_secret(pod: PodOptions) -> bool:
+    """Return whether the pods may get a secret for the rendezvous."""
+    return bool(pod.env_from) or any(name == "PET_RDZV_ID" for name, _ in pod.env)
 
 
 def job_name(request: JobRequest) -> str:

@@ -10,17 +10,18 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.not_none import without_none
 from numapin.errors import UsageError
 from numapin.jobs import claims, shell
 from numapin.jobs.image import in_registry
-from numapin.jobs.manifest import Noted, without_none
+from numapin.jobs.manifest import Noted
 from numapin.jobs.pod_options import SHM, Gang, VolumeKind
 from numapin.topology.model import GpuVendor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numapin.jobs.pod_options import Toleration, Volume
+    from numapin.jobs.pod_options import PodOptions, Toleration, Volume
     from numapin.jobs.request import JobRequest
 
 DEVICES: Final = {
@@ -95,19 +96,17 @@ def from_pod(name: str, field_path: str) -> dict[str, object]:
 
 def _spec(request: JobRequest, name: str, form: PodForm) -> dict[str, object]:
     options = request.pod
-    has_claim = bool(options.device_classes)
-    claim = {"name": claims.CLAIM, "resourceClaimTemplateName": claims.template_name(name)}
     return without_none(
         {
             "subdomain": form.subdomain,
             "restartPolicy": form.restart_policy,
             **_limits(request),
-            "schedulerName": options.scheduler or ("volcano" if options.gang is Gang.VOLCANO else None),
+            "schedulerName": _scheduler(options),
             "serviceAccountName": options.service_account,
             "imagePullSecrets": [{"name": secret} for secret in options.pull_secrets] or None,
             "nodeSelector": dict(options.node_selector) or None,
             "tolerations": [_toleration(taint) for taint in options.tolerations] or None,
-            "resourceClaims": [claim] if has_claim else None,
+            "resourceClaims": _claims(options, name),
             "containers": [_container(request, form)],
             "volumes": _volumes(request),
         }
@@ -129,6 +128,15 @@ def _limits(request: JobRequest) -> dict[str, object]:
 def _toleration(taint: Toleration) -> dict[str, object]:
     operator = "Exists" if taint.value is None else "Equal"
     return without_none({"key": taint.key, "operator": operator, "value": taint.value, "effect": taint.effect})
+
+
+def _scheduler(options: PodOptions) -> str | None:
+    return options.scheduler or ("volcano" if options.gang is Gang.VOLCANO else None)
+
+
+def _claims(options: PodOptions, name: str) -> list[dict[str, str]] | None:
+    claim = {"name": claims.CLAIM, "resourceClaimTemplateName": claims.template_name(name)}
+    return [claim] if options.device_classes else None
 
 
 def _container(request: JobRequest, form: PodForm) -> dict[str, object]:
@@ -176,11 +184,15 @@ def _resources(request: JobRequest) -> dict[str, object]:
             "cpu": request.cpus_per_task,
             "memory": f"{(request.memory_bytes or 0) >> 20}Mi",
             DEVICES[request.vendor]: None if has_claim else num_gpus(request) or None,
-            **{name: int(amount) if amount.isdecimal() else amount for name, amount in request.pod.resources},
+            **{name: _amount(text) for name, text in request.pod.resources},
         }
     )
     claim = {"claims": [{"name": claims.CLAIM}]} if has_claim else {}
     return {"requests": amounts, "limits": amounts, **claim}
+
+
+def _amount(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
 
 
 def _security(request: JobRequest) -> Noted | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from numapin.errors import UsageError
@@ -16,6 +17,7 @@ from numapin.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+_NAME: Final = itemgetter(0)
 _LABEL: Final = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _DOMAIN: Final = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
 _QUALIFIED: Final = re.compile(rf"(?:{_DOMAIN}/)?{_LABEL}")
@@ -114,11 +116,11 @@ class PodOptions:
 
     def __post_init__(self) -> None:
         """Check what concerns several options."""
-        _require_once("--env", [name for name, _ in self.env])
+        _require_once("--env", map(_NAME, self.env))
         _require_once("--volume", [volume.path for volume in self.volumes])
-        _require_once("--resource", [name for name, _ in self.resources])
-        _require_once("--node-selector", [name for name, _ in self.node_selector])
-        _require_once("--annotation", [name for name, _ in self.annotations])
+        _require_once("--resource", map(_NAME, self.resources))
+        _require_once("--node-selector", map(_NAME, self.node_selector))
+        _require_once("--annotation", map(_NAME, self.annotations))
         _require_once("--device-class", self.device_classes)
         if self.match_attribute and not self.device_classes:
             raise UsageError(
@@ -174,7 +176,8 @@ def volume(text: str) -> Volume:
     """Return the volume of SOURCE:PATH or SOURCE:PATH:ro."""
     source, _, rest = text.partition(":")
     path, has_mode, mode = rest.partition(":")
-    is_mount = bool(_PATH.fullmatch(path)) and (not has_mode or mode in {"ro", "rw"}) and not _NOT_TEXT.search(text)
+    is_mode = not has_mode or mode in {"ro", "rw"}
+    is_mount = bool(_PATH.fullmatch(path)) and is_mode and not _NOT_TEXT.search(text)
     named = _volume_source(source)
     if named is None or not is_mount:
         raise ValueError(

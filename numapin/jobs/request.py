@@ -202,8 +202,10 @@ class JobRequest:
         """Raise UsageError for Slurm's own options where they cannot work."""
         if self.gpus_per_task:
             self._check_gpus_per_task()
-        if not self.components:
-            return
+        if self.components:
+            self._check_components()
+
+    def _check_components(self) -> None:
         if self.form is Form.TASK:
             raise UsageError(
                 "--het with --form task: no variable of Slurm has the number of all components' tasks",

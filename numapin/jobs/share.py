@@ -68,18 +68,23 @@ def vendor_of_ranks(topology: Topology | None) -> GpuVendor:
 def tiles_per_gpu(topology: Topology | None) -> int:
     """Return the number of tiles of each Intel GPU; 1 for others, whose partitions clusters count as GPUs."""
     gpus = topology.vendor_gpus if topology else ()
-    tiles = [gpu for gpu in gpus if gpu.vendor is GpuVendor.INTEL and gpu.partition is not None]
-    return len(tiles) // len({gpu.pci for gpu in tiles}) if tiles else 1
+    tiles = [gpu.pci for gpu in gpus if gpu.vendor is GpuVendor.INTEL and gpu.partition is not None]
+    return len(tiles) // len(set(tiles)) if tiles else 1
 
 
 def require_present(topology: Topology, *, cpus: int | None, memory_bytes: int | None) -> None:
     """Raise UsageError if a job requests more CPUs or memory of a host than this machine has. None: no request."""
-    num_cpus, size_bytes = len(topology.cpus), _memory_bytes(topology)
+    num_cpus = len(topology.cpus)
     if cpus is not None and cpus > num_cpus:
         raise UsageError(
             f"{cpus} CPUs per host are more than the {num_cpus} of {topology.source}",
             "give fewer --cpus-per-task, or a machine file of the job's hosts",
         )
+    _require_memory(topology, memory_bytes)
+
+
+def _require_memory(topology: Topology, memory_bytes: int | None) -> None:
+    size_bytes = _memory_bytes(topology)
     if memory_bytes is not None and size_bytes is not None and memory_bytes > size_bytes:
         raise UsageError(
             f"--mem-per-node {gib(memory_bytes)} is more than the {gib(size_bytes)} of {topology.source}",

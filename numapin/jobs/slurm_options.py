@@ -47,6 +47,18 @@ def array(text: str) -> str:
 
 def component(text: str) -> Component:
     """Return the component of nodes=N,gpus-per-node=N and further parts."""
+    values = _parts(text)
+    return Component(
+        nodes=_number("nodes", values["nodes"], least=1),
+        gpus_per_node=_number("gpus-per-node", values["gpus-per-node"], least=0),
+        cpus_per_task=_number("cpus-per-task", values["cpus-per-task"], least=1) if "cpus-per-task" in values else None,
+        memory_bytes=sizes.parse(values["mem-per-node"]) if "mem-per-node" in values else None,
+        queue=_partition(values["partition"]) if "partition" in values else None,
+    )
+
+
+def _parts(text: str) -> dict[str, str]:
+    """Return the value of each key; those of nodes and GPUs are there. Raises ValueError."""
     values: dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")
@@ -58,13 +70,7 @@ def component(text: str) -> Component:
     missing = [key for key in _KEYS[:2] if key not in values]
     if missing:
         raise ValueError(f"{text!r} lacks {missing[0]}; write {_COMPONENT}")
-    return Component(
-        nodes=_number("nodes", values["nodes"], least=1),
-        gpus_per_node=_number("gpus-per-node", values["gpus-per-node"], least=0),
-        cpus_per_task=_number("cpus-per-task", values["cpus-per-task"], least=1) if "cpus-per-task" in values else None,
-        memory_bytes=sizes.parse(values["mem-per-node"]) if "mem-per-node" in values else None,
-        queue=_partition(values["partition"]) if "partition" in values else None,
-    )
+    return values
 
 
 def _number(key: str, text: str, *, least: int) -> int:

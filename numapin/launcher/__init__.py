@@ -10,7 +10,8 @@ Comes in: a `Plan` and torchrun's command line. Goes out: running ranks.
     store_server.py  EDGE  the server of the ranks' store
     installed_torch.py EDGE whether the installed torch's clients can be served
     listening.py     EDGE  the port of the ranks' store
-    failure.py       PURE  the account of ranks that failed: which was the first, and why
+    failure.py       PURE  the account of ranks that failed, and what probably ended the first
+    first_failure.py PURE  the order in which ranks failed
     account.py       EDGE  facts about failed ranks
     command.py       EDGE  the program that each rank becomes
     processes.py     EDGE  the processes of ranks: start them, see how they ended, end them

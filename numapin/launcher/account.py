@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from numapin.base.strict_json import decode
 from numapin.errors import Stopped
-from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed, in_order
+from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed
+from numapin.launcher.first_failure import in_order
 from numapin.rank import handover
 from numapin.system import oom
 

@@ -169,13 +169,18 @@ def _start(ranks: list[StartedRank], job: DirectJob, variables: Sequence[Mapping
 def _wait(ranks: Sequence[StartedRank], mailbox: Mailbox, alarm: _Alarm) -> None:
     """Wait until all ranks have ended well. Raises _RankFailed, and StopSignal."""
     mailbox.address({rank.local_rank: rank.process.pid for rank in ranks})
-    while running := [rank for rank in ranks if rank.status is None]:
+    while running := processes.without_status(ranks):
         alarm.wait(_LOOK_S)
         alarm.ring()
         mailbox.deliver()
         processes.look_at(running)
-        if any(rank.status for rank in running):
-            raise _RankFailed(frozenset(rank.local_rank for rank in running if _is_running(rank)))
+        _require_no_failure(running)
+
+
+def _require_no_failure(ranks: Sequence[StartedRank]) -> None:
+    """Raise _RankFailed, with the ranks that are running, if one of these has failed."""
+    if any(rank.status for rank in ranks):
+        raise _RankFailed(frozenset(rank.local_rank for rank in ranks if _is_running(rank)))
 
 
 def _is_running(rank: StartedRank) -> bool:

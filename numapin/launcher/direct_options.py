@@ -174,38 +174,34 @@ def _take_option(words: list[str], own: Mapping[str, bool]) -> tuple[str, str | 
     """Take the first option off the line; return its name and value."""
     word = words.pop(0)
     name, equals, value = word.partition("=")
-    dest = _NAMES.get(name)
-    if name not in own and dest is None:
+    if name not in own and name not in _NAMES:
         raise _NotDirect(name)
-    takes_value = own.get(name, dest in _VALUES)
-    if not takes_value:
-        if equals:
-            raise _NotDirect(word)
-        return name, None
-    if not equals:
-        if not words or words[0].startswith("-"):
-            raise _NotDirect(f"{name} without a value")
-        value = words.pop(0)
-    is_simple = name in own or dest is None or _VALUES[dest](value)
-    if not is_simple:
-        raise _NotDirect(f"{name} {value}")
-    return name, value
+    if _takes_value(name, own):
+        value = value if equals else _next_value(words, name)
+        if name not in own and not _VALUES[_NAMES[name]](value):
+            raise _NotDirect(f"{name} {value}")
+        return name, value
+    if equals:
+        raise _NotDirect(word)
+    return name, None
+
+
+def _takes_value(name: str, own: Mapping[str, bool]) -> bool:
+    return own[name] if name in own else _NAMES[name] in _VALUES
+
+
+def _next_value(words: list[str], name: str) -> str:
+    if not words or words[0].startswith("-"):
+        raise _NotDirect(f"{name} without a value")
+    return words.pop(0)
 
 
 def _job(
     given: Mapping[str, str], typed: Iterable[str], words: Sequence[str], environ: Mapping[str, str], python: str
 ) -> DirectJob:
     """Return the job of options that are simple each by itself."""
-    if not words:
-        raise _NotDirect("no script")
-    if words[1:2] == ["--"]:  # whether argparse drops it depends on Python's version
-        raise _NotDirect("-- after the script")
-    if "module" in given and "no_python" in given:
-        raise _NotDirect("--no-python with -m")
-    standalone = "standalone" in given
-    if not standalone and given.get("rdzv_endpoint") and given.get("rdzv_backend", _STATIC) == _STATIC:
-        raise _NotDirect("--rdzv-endpoint")
-    run_id = None if standalone else given.get("rdzv_id")
+    _require_direct(given, words)
+    run_id = None if "standalone" in given else given.get("rdzv_id")
     return DirectJob(
         own=tuple(typed),
         command=tuple(_command(given, words, python)),
@@ -222,6 +218,18 @@ def _job(
         signals_to_handle=given.get("signals_to_handle", _SIGNALS),
         shutdown_timeout_s=_shutdown_timeout_s(given, environ),
     )
+
+
+def _require_direct(given: Mapping[str, str], words: Sequence[str]) -> None:
+    if not words:
+        raise _NotDirect("no script")
+    if words[1:2] == ["--"]:  # whether argparse drops it depends on Python's version
+        raise _NotDirect("-- after the script")
+    if "module" in given and "no_python" in given:
+        raise _NotDirect("--no-python with -m")
+    is_static = "standalone" not in given and given.get("rdzv_backend", _STATIC) == _STATIC
+    if is_static and given.get("rdzv_endpoint"):
+        raise _NotDirect("--rdzv-endpoint")
 
 
 def _command(given: Mapping[str, str], words: Sequence[str], python: str) -> list[str]:

@@ -11,15 +11,13 @@ import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from math import isfinite
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.plural import listed
 from numapin.errors import RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numapin.plan.model import RankPlan
 
@@ -40,8 +38,6 @@ _LOST_PEER: Final = re.compile(
     r"|timed out waiting .*for (send|recv)|collective operation timeout",
     re.IGNORECASE,
 )
-_SOON_S: Final = 60.0
-"""A cause is seen at most this long after its consequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,14 +135,23 @@ class EndedRank:
         if self.is_left:
             return "left"
         if self.was_ended:
-            has_raised = self.exception and not self.exception.startswith("KeyboardInterrupt")
-            return "failed" if has_raised or not self.has_our_end else "ended"
+            return "ended" if self.has_our_end and not self._has_raised else "failed"
         return "failed" if self.exitcode else "finished"
+
+    @property
+    def _has_raised(self) -> bool:
+        """Return whether an exception ended it, other than the one that Python makes of a signal."""
+        return self.exception != "" and not self.exception.startswith("KeyboardInterrupt")
 
     @property
     def has_our_end(self) -> bool:
         """Return whether it was ended, and ended as ranks do that the launcher ends."""
         return self.was_ended and self.exitcode in _ENDINGS
+
+    @property
+    def has_aborted(self) -> bool:
+        """Return whether native code in it gave up, and it recorded no exception."""
+        return self.signal_number == signal.SIGABRT and not self.exception
 
     @property
     def is_silent(self) -> bool:
@@ -251,53 +256,6 @@ class RanksFailed(RankError):  # noqa: N818 - the event, as in BindingRefused
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the account, of which the message is made."""
         return type(self), (self.failure,)
-
-
-def in_order(ranks: Iterable[EndedRank], *, is_only_host: bool) -> tuple[tuple[EndedRank, ...], str]:
-    """Return the ranks in the order in which they failed, and why the first is not the earliest; "" if it is.
-
-    If the earliest failures are exceptions about a lost connection, the first is the earliest other failure. A rank
-    that dies closes its connections before its end is seen: GPU drivers and core dumps take their time. One that raises
-    may close them in a `finally`, before its exception has left the program. But if the lost peer can be on another
-    host, a rank that aborted may have lost it, too.
-    """
-    order = sorted(ranks, key=by_failure)
-    consequences = list(takewhile(lambda rank: rank.state == "failed" and rank.lost_peer, order))
-    if not consequences:
-        return tuple(order), ""
-    rest, begun = order[len(consequences) :], order[0]
-    others = [rank for rank in rest if _is_cause(rank) and rank.failed_s - begun.failed_s <= _SOON_S]
-    aborted = [rank for rank in others if rank.signal_number == signal.SIGABRT and not rank.exception]
-    causes = [rank for rank in others if rank not in aborted] or (aborted if is_only_host else [])
-    if not causes:
-        return tuple(order), _where_to_look(rest, is_only_host=is_only_host)
-    first = causes[0]
-    earlier_s = first.failed_s - begun.failed_s
-    what = f"the {'exception' if first.exception else 'end'} of rank {first.rank}"
-    why = f"rank {begun.rank} failed {earlier_s:.1f} s before {what} was seen, but because of a lost connection"
-    return (first, *(rank for rank in order if rank is not first)), why
-
-
-def _is_cause(rank: EndedRank) -> bool:
-    """Return whether a failure can be why others lost their connections."""
-    return rank.is_silent or (rank.state == "failed" and bool(rank.exception) and not rank.lost_peer)
-
-
-def _where_to_look(rest: Sequence[EndedRank], *, is_only_host: bool) -> str:
-    """Return which ranks may be why the first one lost its connection, though none of them reported a failure."""
-    suspects = [rank.rank for rank in rest if rank.state != "failed"]
-    where = [*([listed("rank", suspects)] if suspects else []), *([] if is_only_host else ["the other hosts"])]
-    return f"it lost its connection to another rank; look also at {' and '.join(where)}" if where else ""
-
-
-def by_failure(rank: EndedRank) -> tuple[bool, bool, bool, float]:
-    """Return the place of a rank in the order of failures, by their times.
-
-    A rank that was running when the first failure was seen can still have failed before it: Python takes its time to
-    end, and the exact time of the exception says so.
-    """
-    ended_by_us = rank.was_ended and rank.raised_s is None
-    return rank.state == "finished", ended_by_us, rank.state != "failed", rank.failed_s
 
 
 def name_of_signal(number: int | None) -> str:

@@ -13,7 +13,7 @@ from numapin.errors import UsageError
 from numapin.launcher import run_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 LAST: Final = "@last"
 
@@ -26,18 +26,26 @@ def find_folder(named: str, environ: Mapping[str, str]) -> str | None:
 
     Raises UsageError if several runs have this name, if no run is the last, and for other names that begin with @.
     """
-    if named.startswith("@") and named != LAST:
-        raise UsageError(f"{named} is not a run", f"the newest run of this user is {LAST}")
-    for runs in (run_folder.live_runs(environ), run_folder.all_runs(environ)):
-        found = runs[-1:] if named == LAST else [run for run in runs if _goes_by(run, named)]
-        if len(found) > 1:
-            names = ", ".join(map(os.path.basename, found))
-            raise UsageError(f"{named} is the end of several runs' names: {names}", "give more of the name")
-        if found:
-            return found[0]
     if named == LAST:
+        return _last(run_folder.live_runs(environ) or run_folder.all_runs(environ))
+    if named.startswith("@"):
+        raise UsageError(f"{named} is not a run", f"the newest run of this user is {LAST}")
+    return _only(run_folder.live_runs(environ), named) or _only(run_folder.all_runs(environ), named)
+
+
+def _last(runs: Sequence[str]) -> str:
+    if not runs:
         raise UsageError("no run of this user is active, and none has left its folder", "numapin run train.py")
-    return None
+    return runs[-1]
+
+
+def _only(runs: Iterable[str], named: str) -> str | None:
+    """Return the run that goes by a name. Raises UsageError if several do."""
+    found = [run for run in runs if _goes_by(run, named)]
+    if len(found) > 1:
+        names = ", ".join(map(os.path.basename, found))
+        raise UsageError(f"{named} is the end of several runs' names: {names}", "give more of the name")
+    return found[0] if found else None
 
 
 def find_file(named: str, name: str, environ: Mapping[str, str]) -> str:

@@ -161,12 +161,17 @@ def running_after(
 ) -> list[StartedRank]:
     """Wait at most this long for the ranks to end; return those that are still running."""
     deadline = time.monotonic() + seconds
-    while running := [rank for rank in ranks if rank.status is None]:
+    while running := without_status(ranks):
         look_at(running)
         if time.monotonic() > deadline or is_urgent():
-            return [rank for rank in running if rank.status is None]
+            return without_status(running)
         time.sleep(LOOK_S / 5)
     return []
+
+
+def without_status(ranks: Sequence[StartedRank]) -> list[StartedRank]:
+    """Return the ranks that had not ended when they were last looked at."""
+    return [rank for rank in ranks if rank.status is None]
 
 
 def names_of(ranks: Sequence[StartedRank]) -> str:

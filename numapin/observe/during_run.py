@@ -116,15 +116,19 @@ class _RunWatch(threading.Thread):
         self.join(timeout=_JOIN_S)  # a read of /proc can block for as long as a rank hangs in the kernel
         if self.is_alive():
             self._problem = f"reading its ranks did not end within {_JOIN_S:g} s"
+        self._tell_last_look()
+        if outcome:
+            self._outcome = outcome
+            self._write(self._last[0] if self._last else self._empty)
+        return self._unwritten
+
+    def _tell_last_look(self) -> None:
+        """Report the last look, unless it was the first, which was reported when it was made."""
         if self._last is None:
             self._what.warn(f"the run was not verified: {self._problem}")
         elif self._looks > 1:
             report, made_s = self._last
             self._what.tell(report, time.monotonic() - made_s)
-        if outcome:
-            self._outcome = outcome
-            self._write(self._last[0] if self._last else self._empty)
-        return self._unwritten
 
     def _job(self) -> RunningJob | None:
         """Return the job, None as long as ranks' records are missing or cannot be read."""
@@ -176,17 +180,19 @@ class _RunWatch(threading.Thread):
     def _write(self, report: VerifyReport) -> None:
         """Write the report file, if one was requested. A pipe or a device gets reports of ranks only."""
         path = self._what.report
-        if path is None or (not report.ranks and not self._outcome and is_special(str(path))):
+        says_something = bool(report.ranks or self._outcome)
+        if path is None or (not says_something and is_special(str(path))):
             return
         try:
-            content = report.to_json()
-            if self._what.launcher:
-                content["launcher"] = {**self._what.launcher}
-            content.update(self._outcome)
-            write_text_to(str(path), encode(content) + "\n", remedy=_REMEDY, patience_s=_PATIENCE_S)
+            text = encode(self._content(report)) + "\n"
+            write_text_to(str(path), text, remedy=_REMEDY, patience_s=_PATIENCE_S)
         except NumapinError as error:
             self._unwritten = error
         except _PROBLEMS as error:
             self._unwritten = NumapinError(f"--report: {error}", _REMEDY)
         else:
             self._unwritten = None
+
+    def _content(self, report: VerifyReport) -> dict[str, object]:
+        launcher = {"launcher": {**self._what.launcher}} if self._what.launcher else {}
+        return report.to_json() | launcher | dict(self._outcome)

@@ -10,12 +10,12 @@ import os
 from collections.abc import Mapping  # noqa: TC003 - the type of a field that is read
 from dataclasses import dataclass, replace
 from itertools import chain
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import quoting
 from numapin.base.bounds import MAX_RANKS
+from numapin.base.not_none import not_none
 from numapin.base.records import Texts, read_record
 from numapin.errors import MachineError, UsageError
 from numapin.launcher import run_folder
@@ -30,7 +30,7 @@ from numapin.topology.discover import discover
 from numapin.topology.sources.vendors.table import first_visible, hiding_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numapin.topology.model import Topology
 
@@ -112,7 +112,7 @@ def read_run(folder: Path) -> RunningJob:
             f"run {folder.name} has ended", f"its files are in {folder}; check the active run with: numapin verify"
         )
     _require_planned(records, plan)
-    latest = {record.local_rank: record for record in sorted(records.values(), key=attrgetter("restart"))}
+    latest = _latest(records.values())
     return RunningJob(
         name=folder.name,
         plan=plan,
@@ -120,6 +120,16 @@ def read_run(folder: Path) -> RunningJob:
         applied={rank: record.applied for rank, record in latest.items()},
         gone=frozenset(rank for rank, record in latest.items() if not record.is_running()),
     )
+
+
+def _latest(records: Iterable[_Record]) -> dict[int, _Record]:
+    """Return the last record of each rank."""
+    return {record.local_rank: record for record in sorted(records, key=_age)}
+
+
+def _age(record: _Record) -> tuple[bool, int, int]:
+    """Order the records of a rank, the last one last. Below `exec --children` several processes may use one GPU."""
+    return record.is_running(), record.restart, record.start or 0
 
 
 def _read_files(folder: Path) -> tuple[Plan, dict[str, _Record]]:
@@ -259,7 +269,7 @@ def _environment(pid: int) -> dict[str, str]:
 def _numbers(environs: Sequence[Mapping[str, str]]) -> list[int]:
     """Return the local rank of each process, or their order if LOCAL_RANK does not distinguish them."""
     found = [_number(environ.get("LOCAL_RANK", "")) for environ in environs]
-    numbers = [number for number in found if number is not None]
+    numbers = not_none(found)
     are_distinct = len(set(numbers)) == len(environs)
     return numbers if are_distinct else list(range(len(environs)))
 
@@ -282,15 +292,13 @@ def _default_plan(numbers: Sequence[int], environs: Sequence[Mapping[str, str]])
     If CUDA shows each rank other GPUs, as srun with one GPU per task does, a rank's GPU is the first that it sees.
     """
     num_ranks = _num_ranks(numbers, environs)
-    environ = dict(environs[0])
+    environ = environs[0]
     hiding = hiding_variables()
     if len({tuple(map(environ.get, hiding)) for environ in environs}) == 1:
         return make_plan(discover(environ=environ), Request(num_ranks=num_ranks))
-    for name in hiding:
-        environ.pop(name, None)
-    topology = discover(environ=environ)
+    topology = discover(environ={name: value for name, value in environ.items() if name not in hiding})
     first = {number: _first_gpu(topology, environ) for number, environ in zip(numbers, environs, strict=True)}
-    gpus = tuple(first.get(number) for number in range(num_ranks))
+    gpus = tuple(map(first.get, range(num_ranks)))
     return make_plan(topology, Request(num_ranks=num_ranks, rank_gpus=gpus))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.files import is_writable
+from numapin.base.not_none import not_none
 from numapin.base.records import read_record
 from numapin.base.strict_json import decode
 from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage
@@ -67,9 +68,12 @@ def read_loaders(run_dir: str) -> JobUsage:
             unread.append(f"{Path(path).name} cannot be read: {error}")
     if not is_writable(str(Path(run_dir) / handover.LOADERS)):
         unread.append(f"records are missing: {run_dir} cannot be written")
+    return JobUsage(usages=tuple(usages), ranks=_started_ranks(run_dir), unread=tuple(unread))
+
+
+def _started_ranks(run_dir: str) -> frozenset[int]:
     started = map(_rank, handover.records(run_dir))
-    ranks = frozenset(rank for rank in started if rank is not None)
-    return JobUsage(usages=tuple(usages), ranks=ranks, unread=tuple(unread))
+    return frozenset(not_none(started))
 
 
 def _rank(path: str) -> int | None:

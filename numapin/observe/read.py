@@ -66,16 +66,19 @@ def observe(pids: Mapping[int, int], *, gone: frozenset[int] = frozenset(), root
     system = Tree(str(root).rstrip("/"))
     nodes = system.numbers(_NODES_ONLINE) or CpuSet({0})  # a kernel without NUMA shows no nodes and has one
     reader = _Reader(root=root, online=system.numbers(_CPUS_ONLINE))
-    children = _children(root)
+    children = _children(root, ranks=frozenset(pids.values()))
     trees = {rank: () if rank in gone else tuple(reader.tree(pid, children)) for rank, pid in sorted(pids.items())}
     ranks = (ObservedRank(local_rank=rank, pid=pids[rank], processes=tree) for rank, tree in trees.items())
     return Observed(nodes=nodes, ranks=tuple(ranks))
 
 
-def _children(root: Path) -> dict[int, list[int]]:
-    """Return each process's children. This process is left out: a rank that starts an observer does not contain it."""
-    observer = os.getpid() if root == LIVE else None
-    return {pid: [child for child in below if child != observer] for pid, below in proc.children_of(root).items()}
+def _children(root: Path, *, ranks: frozenset[int]) -> dict[int, list[int]]:
+    """Return each process's children. Ranks are left out: one that starts another does not contain it.
+
+    So is this process, which a rank may have started.
+    """
+    others = ranks | {os.getpid()} if root == LIVE else ranks
+    return {pid: [child for child in below if child not in others] for pid, below in proc.children_of(root).items()}
 
 
 class _MemoryReading(NamedTuple):
@@ -188,10 +191,10 @@ def _parsed(numa_maps_text: str) -> _MemoryReading:
     """
     sizes: dict[tuple[MemoryKind, Policy], Counter[int]] = {}
     task_policy = None
-    has_gpu = " file=/dev/nvidia" in numa_maps_text
+    has_gpu = has_gpu_files(numa_maps_text)
     for mapping in numa_maps.parse(numa_maps_text):
         policy = Policy(mode=mapping.mode, nodes=CpuSet.parse(mapping.nodes))
-        kind = _kind(mapping.words, has_gpu=has_gpu)
+        kind = kind_of(mapping.words, has_gpu=has_gpu)
         if kind is MemoryKind.STACK:
             task_policy = policy
         sizes.setdefault((kind, policy), Counter()).update(mapping.bytes_by_node)
@@ -199,7 +202,12 @@ def _parsed(numa_maps_text: str) -> _MemoryReading:
     return _MemoryReading(task_policy, tuple(pages))
 
 
-def _kind(words: str, *, has_gpu: bool) -> MemoryKind:
+def has_gpu_files(numa_maps_text: str) -> bool:
+    """Return whether a process has mapped a GPU's device file, so that it can have pinned memory."""
+    return " file=/dev/nvidia" in numa_maps_text
+
+
+def kind_of(words: str, *, has_gpu: bool) -> MemoryKind:
     """Return the kind of a mapping. With a GPU, CUDA's driver maps page-locked memory through /dev/zero."""
     file = _FILE.search(words)
     if file is None:

@@ -10,6 +10,7 @@ import time
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.not_none import without_none
 from numapin.data.loop_times import find_waited, read_waited
 from numapin.observe.read import LIVE, observe
 from numapin.observe.top import Sample
@@ -59,17 +60,21 @@ class Sampler:
     def _waited(self) -> dict[int, Waited]:
         """Return the loop times of the ranks that use `numapin.DataLoader`."""
         found = {rank: read_waited(self._pids[rank], descriptor) for rank, descriptor in self._loop_times.items()}
-        return {rank: waited for rank, waited in found.items() if waited is not None}
+        return without_none(found)
 
     def _observe(self) -> Observed:
         """Read processes, pages, and where the loop times are; schedule the next reading by its cost."""
         began_s = time.process_time()
         observed = observe(self._pids, gone=self._gone)
-        found = {rank: find_waited(pid) for rank, pid in self._pids.items() if rank not in self._gone}
-        self._loop_times = {rank: descriptor for rank, descriptor in found.items() if descriptor is not None}
+        self._loop_times = self._find_loop_times()
         took_s = time.process_time() - began_s
         self._next_pages_s = time.monotonic() + max(_PAGES_EVERY_S, _REST * took_s)
         return observed
+
+    def _find_loop_times(self) -> dict[int, int]:
+        """Return the descriptors of the ranks' loop times."""
+        found = {rank: find_waited(pid) for rank, pid in self._pids.items() if rank not in self._gone}
+        return without_none(found)
 
 
 def read_swapped(*, root: Path = LIVE) -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ from numapin.system.nccl import IGNORE, MENDED
 from numapin.system.refusals import SYS_NICE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from numapin.observe.model import NcclLibrary, Observed, ObservedRank, Policy, Process, Thread
     from numapin.plan.model import Plan, RankPlan
@@ -53,7 +53,8 @@ _RESTART: Final = "start it with numapin run, which binds before the program sta
 def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str, object]], run: str) -> VerifyReport:
     """Compare every observed rank with its part of the plan.
 
-    1. Every thread of a rank and its descendants may use planned CPUs only; fewer are fine.
+    1. Every thread of a rank and its descendants may use planned CPUs only; fewer are fine. If roles have CPUs of
+       their own, it may use those of one role only: the main thread those of `main`, a worker those of `loader`.
     2. On a machine with one node, all memory is local.
     3. The memory policy of every process is the planned one.
     4. NCCL does not undo the binding.
@@ -84,7 +85,12 @@ def _judge(
     findings: Iterable[VerifyFinding] = [_gone(rank)]
     if not rank.is_gone:
         of_nccl = (_nccl(process, process.nccl, bind) for process in rank.processes if process.nccl)
-        findings = (*_threads(plan, rank, applied), *of_nccl, *_memory(plan, rank, machine_nodes, applied))
+        findings = (
+            *_threads(plan, rank, applied),
+            *_roles(plan, rank),
+            *of_nccl,
+            *_memory(plan, rank, machine_nodes, applied),
+        )
     return RankReport(requested=plan, applied=applied, observed=rank, findings=tuple(findings))
 
 
@@ -99,7 +105,23 @@ def _gone(rank: ObservedRank) -> VerifyFinding:
 
 def strays(plan: RankPlan, rank: ObservedRank) -> list[tuple[Process, Thread]]:
     """Return the threads that may run on CPUs outside the plan, with their processes."""
-    return [(process, thread) for process, thread in rank.threads if not thread.cpus <= plan.cpus]
+    return [
+        (process, thread)
+        for process, thread in rank.threads
+        if not any(thread.cpus <= cpus for cpus in _planned(plan, process, thread))
+    ]
+
+
+def _planned(plan: RankPlan, process: Process, thread: Thread) -> Collection[CpuSet]:
+    """Return the sets of CPUs, in one of which a thread must be. Threads do not say which role they have."""
+    if plan.roles is None:
+        return (plan.cpus,)
+    if process.role is Role.WORKER:
+        return (plan.worker_cpus,)
+    if process.role is Role.RANK and thread.tid == process.pid:
+        return (plan.main_cpus,)
+    of_rank = (plan.main_cpus, plan.roles.optimizer or plan.main_cpus)
+    return of_rank if process.role is Role.RANK else (*of_rank, plan.worker_cpus)
 
 
 def elsewhere(plan: RankPlan, by_node: Mapping[int, int]) -> dict[int, int]:
@@ -127,9 +149,10 @@ def _moved(plan: RankPlan, group: list[tuple[Process, Thread]]) -> VerifyFinding
     """Return the finding for threads of one name and process that may run on the same CPUs outside the plan."""
     process, thread = group[0]
     threads = f"{counted(len(group), 'thread')} {thread.name!r}"
+    planned = " or ".join(dict.fromkeys(map(str, _planned(plan, process, thread))))
     return VerifyFinding(
         severity=VerifySeverity.ERROR,
-        what=f"{threads} of the {process.role} may run on CPUs {thread.cpus}; planned: {plan.cpus}",
+        what=f"{threads} of the {process.role} may run on CPUs {thread.cpus}; planned: {planned}",
         where=_where_threads(group),
         remedy=_remedy(plan, process, thread),
     )
@@ -146,6 +169,16 @@ def _unbound(plan: RankPlan, rank: ObservedRank, found: list[tuple[Process, Thre
         where=_where_threads(found),
         remedy=f"{_RESTART}; to bind the CPUs of the running rank: {bind}",
     )
+
+
+def _roles(plan: RankPlan, rank: ObservedRank) -> Iterator[VerifyFinding]:
+    """Note how many threads are on the CPUs of each role."""
+    if plan.roles is None:
+        return
+    masks = [thread.cpus for _, thread in rank.threads]
+    on = {name: sum(mask <= cpus for mask in masks) for name, cpus in plan.roles.by_name.items()}
+    numbers = ", ".join(f"{name} {number}" for name, number in on.items())
+    yield _note(f"threads by role: {numbers} (CPUs {plan.roles})", rank)
 
 
 def _where_threads(found: list[tuple[Process, Thread]]) -> str:
@@ -167,7 +200,7 @@ def _remedy(plan: RankPlan, process: Process, thread: Thread) -> str:
         return "something moved the DataLoader's pin thread: numapin.DataLoader binds its own to the rank's node"
     if process.role is Role.WORKER:
         return "the worker_init_fn, or a library that the dataset imports, sets the affinity: remove that call"
-    restore = f"taskset --cpu-list --pid {plan.cpus} {thread.tid}"
+    restore = f"taskset --cpu-list --pid {plan.main_cpus} {thread.tid}"
     return f"the program or another process called sched_setaffinity; restore the CPUs with: {restore}"
 
 
@@ -207,14 +240,18 @@ def _policies(plan: RankPlan, rank: ObservedRank, applied: Mapping[str, object] 
     """Return a finding for each process whose memory is unreadable or whose policy is not the planned one."""
     for process in rank.processes:
         if process.unreadable is not None:
-            yield VerifyFinding(
-                severity=VerifySeverity.UNVERIFIED,
-                what=f"the memory of the {process.role} could not be read",
-                where=f"pid {process.pid}",
-                remedy=process.unreadable,
-            )
+            yield _unreadable(process, process.unreadable)
         elif process.policy is not None and not _fits(process.policy, plan):
             yield _wrong_policy(plan, process, process.policy, applied)
+
+
+def _unreadable(process: Process, remedy: str) -> VerifyFinding:
+    return VerifyFinding(
+        severity=VerifySeverity.UNVERIFIED,
+        what=f"the memory of the {process.role} could not be read",
+        where=f"pid {process.pid}",
+        remedy=remedy,
+    )
 
 
 def _note(what: str, rank: ObservedRank) -> VerifyFinding:
@@ -233,15 +270,15 @@ def _wrong_policy(
 ) -> VerifyFinding:
     """Return the finding; a warning if the kernel refused the policy at the start: first touch may do as well then."""
     memory, nodes = plan.kernel_policy
-    was_refused = applied is not None and applied.get("memory") != memory.value
-    if was_refused:
-        remedy = f"the kernel refused it when the rank was bound: {SYS_NICE}"
-    elif applied is None:
+    severity = VerifySeverity.ERROR
+    if applied is None:
         remedy = f"another process's policy cannot be set: {_RESTART}"
+    elif applied.get("memory") != memory.value:
+        severity, remedy = VerifySeverity.WARNING, f"the kernel refused it when the rank was bound: {SYS_NICE}"
     else:
         remedy = "the program, or a library that it uses, called set_mempolicy (numa_set_membind, …): remove that call"
     return VerifyFinding(
-        severity=VerifySeverity.WARNING if was_refused else VerifySeverity.ERROR,
+        severity=severity,
         what=f"the memory policy of the {process.role} is {policy}; planned: {memory} {nodes}",
         where=f"pid {process.pid}",
         remedy=remedy,
@@ -252,15 +289,19 @@ def _pages(plan: RankPlan, rank: ObservedRank, kind: MemoryKind) -> Iterator[Ver
     """Return a finding if too many pages of a kind are on nodes outside the plan."""
     by_node = rank.bytes_by_node([kind])
     away, total = elsewhere(plan, by_node), by_node.total()
-    num_bytes = sum(away.values())
-    if num_bytes <= _limit_bytes(kind, total):
-        return
+    if sum(away.values()) > _limit_bytes(kind, total):
+        yield _misplaced(plan, rank, kind, away, total)
+
+
+def _misplaced(
+    plan: RankPlan, rank: ObservedRank, kind: MemoryKind, away: Mapping[int, int], total: int
+) -> VerifyFinding:
     holders = [process.pid for process in rank.processes if elsewhere(plan, process.bytes_by_node(kind))]
     nodes = ", ".join(f"{size / _MIB:.1f} MiB on node {node}" for node, size in away.items())
-    yield VerifyFinding(
+    return VerifyFinding(
         # Other ranks write to shared memory, too: it may be where it belongs for them.
         severity=VerifySeverity.WARNING if kind is MemoryKind.SHARED else VerifySeverity.ERROR,
-        what=f"{num_bytes / total:.1%} of the {kind} memory ({total / _MIB:.1f} MiB) is elsewhere: {nodes}; "
+        what=f"{sum(away.values()) / total:.1%} of the {kind} memory ({total / _MIB:.1f} MiB) is elsewhere: {nodes}; "
         f"planned: node {plan.nodes}",
         where=f"pid {cpu_set.render(holders)}",
         remedy=_page_remedy(plan, holders, kind, away),

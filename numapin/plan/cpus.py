@@ -13,12 +13,14 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.cpu_set import CpuSet
+from numapin.base.not_none import not_none
 from numapin.base.plural import counted, listed
 from numapin.errors import PlanError, UsageError
 from numapin.plan.doubts import with_doubts
 from numapin.plan.fast import even_shares, fast_groups_first, rating_of, why_fast
 from numapin.plan.gpus import rank_gpus
 from numapin.plan.request import Bind, Request
+from numapin.plan.roles import with_roles
 from numapin.plan.usable import UsableMachine
 from numapin.topology.address import pci_order
 from numapin.topology.sources.vendors.table import support_of
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
+    from numapin.plan.model import RoleCpus
     from numapin.topology.model import Core, Gpu, Node, Topology
 
 
@@ -34,7 +37,10 @@ def assign_cpus(topology: Topology, request: Request) -> tuple[UsableMachine, li
     """Return the indexed machine and a draft for each rank, in the order of local ranks."""
     machine = UsableMachine(topology, _usable_cpus(topology, request))
     drafts = [_with_pool(machine, request, draft) for draft in _drafts(machine, request)]
-    return machine, [with_doubts(machine, request, draft) for draft in _split(machine, request, drafts)]
+    split = _split(machine, request, drafts)
+    if request.cores_for is not None:
+        split = with_roles(machine, request.cores_for, sorted(split, key=_seat_order))
+    return machine, [with_doubts(machine, request, draft) for draft in split]
 
 
 class Draft(NamedTuple):
@@ -53,6 +59,7 @@ class Draft(NamedTuple):
     bound: bool = True
     why: tuple[str, ...] = ()
     shortfalls: tuple[str, ...] = ()
+    roles: RoleCpus | None = None
 
     def because(self, why: str, *, exact: bool = True) -> Draft:
         """Add a reason, and whether the rank still gets all that was requested."""
@@ -100,7 +107,7 @@ def _see_allowed(topology: Topology) -> str:
 def _first_threads(cores: Iterable[Core], usable: CpuSet) -> CpuSet:
     """Return the lowest usable CPU of each core that has one."""
     lowest = (min(filter(usable.__contains__, core.cpus), default=None) for core in cores)
-    return CpuSet(cpu for cpu in lowest if cpu is not None)
+    return CpuSet(not_none(lowest))
 
 
 # --- 2. which GPU each rank uses -------------------------------------------------------------------------------------
@@ -359,7 +366,7 @@ def _overcommitted(machine: UsableMachine, request: Request, group: list[Draft],
 
 
 def _too_few_cores(machine: UsableMachine, group: list[Draft], cores: list[Core]) -> PlanError:
-    homes = listed("node", {draft.home for draft in group if draft.home is not None})
+    homes = listed("node", set(not_none(draft.home for draft in group)))
     usable = f"{counted(len(cores), 'usable core')} (CPUs {machine.usable_cpus(cores) or 'none'})"
     return PlanError(
         f"too few exclusive cores for {counted(len(group), 'rank')} on {homes}: {usable}",

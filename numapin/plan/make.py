@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from numapin.base.cpu_set import CpuSet
+from numapin.base.not_none import not_none
 from numapin.base.plural import counted, listed
 from numapin.plan.cpus import assign_cpus
 from numapin.plan.memory import memory_of
@@ -44,7 +45,8 @@ def make_plan(topology: Topology, request: Request) -> Plan:
     4. The mode makes a pool of CPUs of the home.
     5. Ranks of one pool share it, or split it by whole cores (`exclusive`, `cpus_per_rank`), in the order of their
        GPUs' PCI addresses, so that renumbering GPUs moves no CPUs. Fast cores are taken first, evenly.
-    6. A rank's thread count is its part of the physical cores of its pool.
+    6. A rank's thread count is its part of the physical cores of its pool. With `cores_for`, the loader's workers and
+       the optimizer's threads get cores of their own, and the main thread the others (`plan/roles.py`).
     7. Its memory is on its GPU's node (the package's nodes for `socket`), or on the nearest node with allowed memory.
        Where nodes of GPU memory exist, pages stay on nodes with CPUs.
     8. Its NICs are the nearest of its GPU (`Topology.nearest_nics`).
@@ -57,7 +59,8 @@ def make_plan(topology: Topology, request: Request) -> Plan:
         What each rank gets, with reasons and warnings. The same arguments always give the same plan.
 
     Raises:
-        PlanError: No CPU is left, or exclusive ranks outnumber the cores.
+        PlanError: No CPU is left, exclusive ranks outnumber the cores, or `cores_for` leaves no core for a rank's main
+            thread.
         UsageError: The request names a CPU, node or GPU that does not exist.
 
     Example:
@@ -97,6 +100,7 @@ def _rank_plan(placed: PlacedDraft) -> RankPlan:
         exact=draft.exact,
         reason="; ".join(draft.why),
         within=within,
+        roles=draft.roles,
     )
 
 
@@ -154,7 +158,7 @@ def _remedy(machine: UsableMachine, nodes: CpuSet) -> str:
 
 def _idle_nodes(machine: UsableMachine, ranks: tuple[RankPlan, ...]) -> tuple[CpuSet, CpuSet]:
     """Return the nodes with usable CPUs of which no rank uses any: in packages where ranks are at home, and others."""
-    homes = {rank.node for rank in ranks if rank.node is not None}
+    homes = set(not_none(rank.node for rank in ranks))
     reachable = CpuSet().union(*map(machine.package_nodes, homes))
     used: set[int] = set().union(*(rank.cpus for rank in ranks))
     idle = CpuSet(node.id for node in machine.open_nodes if machine.node_cpus[node.id].isdisjoint(used)) - homes

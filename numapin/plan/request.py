@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from operator import index
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from numapin.base.bounds import MAX_CPUS, MAX_RANKS
 from numapin.base.cpu_set import CpuSet
@@ -66,6 +66,27 @@ class MemoryChoice(NamedTuple):
         return self.memory + ("" if self.memory_nodes is None else f"={self.memory_nodes}")
 
 
+class CoresFor(NamedTuple):
+    """The number of cores that each role of a rank's threads gets for itself; 0: it uses the main thread's."""
+
+    loader: int = 0
+    optimizer: int = 0
+
+    @property
+    def total(self) -> int:
+        """The cores of all roles."""
+        return sum(self)
+
+    @property
+    def in_words(self) -> str:
+        """The roles that have cores, with their numbers."""
+        return ", ".join(f"{number} for the {role}" for role, number in self._asdict().items() if number)
+
+    def __str__(self) -> str:
+        """Return the text that `parse_cores_for` reads."""
+        return ",".join(f"{role}={number}" for role, number in self._asdict().items() if number)
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Request:
     """The options that a plan is made for.
@@ -83,6 +104,8 @@ class Request:
         rank_gpus: The index of each rank's GPU, once it is known; overrides `gpus`. An index of None stands for
             an unknown GPU.
         nic_env: The libraries to which variables name each rank's nearest NIC, such as ("ucx", "nvshmem").
+        cores_for: The cores within a rank's CPUs that DataLoader workers and the threads of CPU optimizers get for
+            themselves, such as "loader=2,optimizer=4". None: all threads share the rank's CPUs.
 
     Raises:
         UsageError: A word is none of the choices, a number or a list is not one or is out of range, or two options
@@ -106,6 +129,7 @@ class Request:
     gpus: tuple[str, ...] | None
     rank_gpus: tuple[int | None, ...] | None
     nic_env: tuple[NicLibrary, ...]
+    cores_for: CoresFor | None
 
     # Written by hand, because the arguments have wider types than the attributes.
     def __init__(  # noqa: PLR0913 - the options of the command line
@@ -121,6 +145,7 @@ class Request:
         gpus: Sequence[str | int] | str | None = None,
         rank_gpus: Sequence[int | None] | None = None,
         nic_env: Iterable[NicLibrary | str] | str = (),
+        cores_for: CoresFor | str | None = None,
     ) -> None:
         put = partial(object.__setattr__, self)  # the class is frozen
         put("bind", _chosen("--bind", Bind, bind))
@@ -134,6 +159,7 @@ class Request:
         put("rank_gpus", None if rank_gpus is None else _indices(rank_gpus))
         libraries = nic_env.split(",") if isinstance(nic_env, str) else nic_env
         put("nic_env", tuple(dict.fromkeys(_chosen("--nic-env", NicLibrary, word) for word in libraries)))
+        put("cores_for", _cores_for(cores_for))
         self._check()
 
     def _check(self) -> None:
@@ -142,6 +168,8 @@ class Request:
         _require_in_range("--cpus-per-rank", self.cpus_per_rank, MAX_CPUS)
         if self.cpus_per_rank is not None and self.bind is Bind.NONE:
             raise UsageError("--cpus-per-rank with --bind none binds nothing", "choose a mode, such as: --bind node")
+        if self.cores_for is not None and self.bind is Bind.NONE:
+            raise UsageError("--cores-for with --bind none binds nothing", "choose a mode, such as: --bind node")
         if self.memory_nodes is not None and self.policy in (Memory.NONE, Memory.LOCAL):
             raise UsageError(f"--memory {self.policy} takes no nodes", "name them with bind, preferred or interleave")
 
@@ -170,6 +198,29 @@ def parse_nic_env(text: str) -> tuple[NicLibrary, ...]:
     return tuple(dict.fromkeys(_one_of(NicLibrary, word.strip()) for word in text.split(",")))
 
 
+def parse_cores_for(text: str) -> CoresFor:
+    """Parse the cores of roles: loader=2,optimizer=4. Raises ValueError."""
+    cores: dict[str, int] = {}
+    for item in text.split(","):
+        role, equals, number = (part.strip() for part in item.partition("="))
+        if role not in CoresFor._fields:
+            raise ValueError(f"{role!r} is not one of {', '.join(CoresFor._fields)}; {_CORES_FORM}")
+        if role in cores:
+            raise ValueError(f"{role} is given twice; {_CORES_FORM}")
+        if not (equals and number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS):
+            raise ValueError(f"{role}: {number[:20]!r} is not a number of cores; {_CORES_FORM}")
+        cores[role] = int(number)
+        if not 1 <= cores[role] <= MAX_CPUS:
+            raise ValueError(
+                f"{role}={cores[role]}: a role gets 1 to {MAX_CPUS} cores; leave out a role that gets none"
+            )
+    return CoresFor(**cores)
+
+
+_CORES_FORM: Final = "write e.g. loader=2,optimizer=4"
+_MAX_DIGITS: Final = 9
+
+
 def parse_gpus(text: str) -> tuple[str, ...]:
     """Parse a list of GPUs: indices, UUIDs or PCI addresses. Raises ValueError for an empty entry."""
     keys = tuple(key.strip() for key in text.split(","))
@@ -184,6 +235,16 @@ def _numbers(option: str, members: Collection[int] | str) -> CpuSet:
         return CpuSet.parse(members) if isinstance(members, str) else CpuSet(map(index, members))
     except (TypeError, ValueError) as error:
         raise UsageError(f"{option}: {error}", "write a list such as 0-3,8, or a set of numbers") from None
+
+
+def _cores_for(cores: CoresFor | str | None) -> CoresFor | None:
+    """Return the cores of roles. Raises UsageError."""
+    if cores is None:
+        return None
+    try:
+        return parse_cores_for(str(cores))  # one that was made by hand is checked, too
+    except ValueError as error:
+        raise UsageError(f"--cores-for: {error}", "numapin run --help") from None
 
 
 def _gpu_names(gpus: Sequence[str | int] | str) -> tuple[str, ...]:

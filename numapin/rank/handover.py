@@ -45,7 +45,18 @@ _MAX_ENVIRONMENT_BYTES: Final = 6 << 20  # Linux's limit for any stack size
 class RankSlice:
     """The parts of a `RankPlan` that a rank needs to bind itself, under the same names; `json` is the whole plan."""
 
-    __slots__ = ("cpus", "json", "memory", "nic_variables", "node", "nodes", "num_threads", "within")
+    __slots__ = (
+        "cpus",
+        "json",
+        "main_cpus",
+        "memory",
+        "nic_variables",
+        "node",
+        "nodes",
+        "num_threads",
+        "roles",
+        "within",
+    )
 
     def __init__(self, text: str) -> None:
         """Parse the text of a slice. Raises ValueError and KeyError."""
@@ -58,13 +69,16 @@ class RankSlice:
         self.node = int(fields["node"]) if fields["node"] else None
         self.num_threads = int(fields["num_threads"])
         self.nic_variables = dict(setting.split("=") for setting in fields["nic"].split(",") if setting)
+        self.roles = fields["roles"].replace("/", " ").replace(":", "=")
+        self.main_cpus = CpuSet.parse(fields["main"]) if self.roles else self.cpus
         self.json = brace + rest
 
 
-def _slice(rank: RankPlan) -> str:
+def slice_text(rank: RankPlan) -> str:
     """Return the text of a slice: `cpus=0-3 nodes=0 memory=bind within= node=0 num_threads=4 nic= {"local_rank": 0}`.
 
-    `nic` are the variables of --nic-env, such as `UCX_NET_DEVICES=mlx5_0:1`, separated by commas.
+    `nic` are the variables of --nic-env, such as `UCX_NET_DEVICES=mlx5_0:1`, separated by commas. `main` are the CPUs
+    of the main thread, and `roles` those of all roles, such as `main:0-1/loader:2-3`, if there are roles.
     """
     from numapin.base.strict_json import encode
     from numapin.plan.nics import exported
@@ -72,7 +86,9 @@ def _slice(rank: RankPlan) -> str:
     node = "" if rank.node is None else rank.node
     nic = ",".join(f"{name}={value}" for name, value in exported(rank).items())
     plain = f"cpus={rank.cpus} nodes={rank.nodes} memory={rank.memory} within={rank.within or ''} node={node}"
-    return f"{plain} num_threads={rank.num_threads} nic={nic} {encode(rank.to_json(), indent=None)}"
+    roles = "" if rank.roles is None else str(rank.roles).replace("=", ":").replace(" ", "/")
+    by_role = f"main={rank.main_cpus if roles else ''} roles={roles}"
+    return f"{plain} num_threads={rank.num_threads} nic={nic} {by_role} {encode(rank.to_json(), indent=None)}"
 
 
 def records(folder: str, kind: str = OBSERVED) -> list[str]:
@@ -92,7 +108,7 @@ def write_json(folder: str, name: str, content: object) -> None:
 def write_text(folder: str, name: str, text: str) -> None:
     """Write a file into the folder, whole or not at all. Raises NumapinError that names it."""
     try:
-        with _opened_to_write(folder) as descriptor:
+        with opened_to_write(folder) as descriptor:
             replace_at(descriptor, name, text, mode=0o600)
     except (OSError, ValueError) as error:
         raise unwritten(os.path.join(folder, name), error, _REMEDY) from None
@@ -124,7 +140,7 @@ def _hand_over_slices(plan: Plan, environ: MutableMapping[str, str]) -> bool:
     whether they fit; else the ranks read plan.json.
     """
     _remove_slices(environ)  # this launcher may be a rank itself and have slices
-    slices = {f"{SLICE_VARIABLE}{rank.local_rank}": _slice(rank) for rank in plan.ranks}
+    slices = {f"{SLICE_VARIABLE}{rank.local_rank}": slice_text(rank) for rank in plan.ranks}
     sizes = [len(name) + len(text) for name, text in slices.items()]
     if not _fit_into_environment(sizes):
         return False
@@ -181,7 +197,7 @@ def _planned_slice(local_rank: int, environ: Mapping[str, str]) -> str | None:
     from numapin.plan.model import Plan
 
     text, path = found
-    return _slice(Plan.from_json(text, source=path).ranks[local_rank])
+    return slice_text(Plan.from_json(text, source=path).ranks[local_rank])
 
 
 def read_text(path: str) -> str:
@@ -201,14 +217,14 @@ def read_text(path: str) -> str:
 def identity(folder: str) -> tuple[int, int] | None:
     """Return device and inode of a run's folder; None if it is gone, or if others can replace it."""
     try:
-        with _opened_to_write(folder) as descriptor:
+        with opened_to_write(folder) as descriptor:
             found = os.fstat(descriptor)
             return found.st_dev, found.st_ino
     except OSError:
         return None
 
 
-def _opened_to_write(folder: str) -> OpenFolder:
+def opened_to_write(folder: str) -> OpenFolder:
     """Open a run's folder. It is not made again: another user may have made the folder around it.
 
     Raises OSError, also if other users may replace it, or what is in it.

@@ -7,8 +7,11 @@ Comes in: addresses, process ids, modes, paths. Goes out: the kernel's answer, o
     calls.py      EDGE  the ctypes table of all libnuma and libc functions that are called
     numa.py       EDGE  memory policies, and the nodes of pages
     memory.py     EDGE  map, fault in, zero and copy memory
+    whole_process.py  EDGE  all threads of a process: bind them; count its memory by node
     threads.py    EDGE  limit the threads of BLAS, MKL and OpenMP libraries
     process.py    EDGE  how this process ends
+    affinity.py   EDGE  the CPUs of the threads of other processes
+    migrate.py    EDGE  move pages of other processes to a node
     placement.py  EDGE  place a range of memory on a node and verify it
     proc.py       EDGE  read /proc/PID
     numa_maps.py  PURE  parse numa_maps

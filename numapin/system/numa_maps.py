@@ -1,6 +1,7 @@
 """Parse numa_maps, the kernel's list of mappings with the nodes of their pages (proc_pid_numa_maps(5)). Pure.
 
-Comes in: the text of a numa_maps file. Goes out: one `Mapping` per line, with policy, nodes, and bytes by node.
+Comes in: the text of a numa_maps file. Goes out: one `Mapping` per line, with policy, nodes, and bytes by node. The
+ends of mappings come from the text of a maps file.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ _PAGES_OF_NODE: Final = re.compile(r" N(\d{1,6})=(\d{1,18})(?= |$)", re.ASCII)
 _PAGE_KB: Final = re.compile(r" kernelpagesize_kB=(\d{1,12})(?= |$)", re.ASCII)
 
 
+_RANGE: Final = re.compile(r"([0-9a-f]{1,16})-([0-9a-f]{1,16}) ", re.ASCII)
+
+
 class Mapping(NamedTuple):
     """One mapping: its start address, its policy (mode and node list as written), and the rest of its line."""
 
@@ -28,11 +32,22 @@ class Mapping(NamedTuple):
     words: str
 
     @property
+    def page_bytes(self) -> int | None:
+        """The size of its pages; None if it has none."""
+        page = _PAGE_KB.search(self.words)
+        return int(page[1]) * 1024 if page else None
+
+    @property
     def bytes_by_node(self) -> dict[int, int]:
         """The bytes on each node; a huge page counts as one page of the size in kernelpagesize_kB."""
-        page = _PAGE_KB.search(self.words)
-        page_bytes = int(page[1]) * 1024 if page else 0  # a mapping without a page has no size
+        page_bytes = self.page_bytes or 0  # a mapping without a page has no size
         return {int(node): int(count) * page_bytes for node, count in _PAGES_OF_NODE.findall(self.words)}
+
+
+def ends(maps: str) -> dict[int, int]:
+    """Return the end of each mapping by its start, from the text of a `maps` file (proc_pid_maps(5))."""
+    found = (_RANGE.match(line) for line in maps.split("\n"))
+    return {int(line[1], 16): int(line[2], 16) for line in found if line}
 
 
 def parse(text: str) -> Iterator[Mapping]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 LIVE: Final = "/"
 _EXITING_FLAG: Final = 0x4  # PF_EXITING of the kernel's include/linux/sched.h
 _DYING_FLAGS: Final = _EXITING_FLAG | 0x200 | 0x400  # PF_DUMPCORE, PF_SIGNALED
+_KERNEL_FLAG: Final = 0x200000  # PF_KTHREAD
 _FUTEX_NUMBERS: Final = {"x86_64": 202, "aarch64": 98}  # of the system call
 _FUTEX_PRIVATE, _FUTEX_COMMANDS = 0x80, 0x7F  # include/uapi/linux/futex.h
 _FUTEX_WAITS: Final = (0, 6, 9, 11, 13)  # WAIT, LOCK_PI, WAIT_BITSET, WAIT_REQUEUE_PI, LOCK_PI2
@@ -71,6 +72,11 @@ class Stat:
         return bool(self._flags & _EXITING_FLAG)
 
     @property
+    def is_kernel_thread(self) -> bool:
+        """Whether it is a thread of the kernel, not a program."""
+        return bool(self._flags & _KERNEL_FLAG)
+
+    @property
     def is_dying(self) -> bool:
         """Whether it has ended or is about to: the kernel or a signal is ending it, perhaps after a core dump."""
         return self.has_ended or bool(self._flags & _DYING_FLAGS)
@@ -97,6 +103,30 @@ def stat(folder: str) -> Stat:
         return Stat(read(path))
     except ValueError as error:
         raise garbled(path, str(error)) from None
+
+
+def status_field(folder: str, name: str) -> str:
+    """Return a field of a `status` file, such as "Uid". Raises Gone, PermissionError, or MachineError if it lacks."""
+    path = f"{folder}/status"
+    for line in read(path).split("\n"):
+        field, colon, value = line.partition(":")
+        if colon and field == name:
+            return value.strip()
+    raise garbled(path, f"no {name}")
+
+
+def pid_namespace() -> int:
+    """Return the number of the PID namespace of this process; containers have their own. Raises OSError."""
+    return os.stat(f"{folder_of('self')}/ns/pid").st_ino
+
+
+def has_open(pid: int, prefix: str) -> bool:
+    """Return whether a process has a file open whose path begins so; False if that cannot be read."""
+    folder = f"{folder_of(pid)}/fd"
+    try:
+        return any(os.readlink(f"{folder}/{name}").startswith(prefix) for name in os.listdir(folder))
+    except OSError:
+        return False
 
 
 def all_pids(root: StrPath = LIVE) -> list[int]:
@@ -136,6 +166,15 @@ def descendants(pid: int, children: Mapping[int, list[int]]) -> list[int]:
     for parent in found:
         found += children.get(parent, [])
     return found[1:]
+
+
+def size_bytes(pid: int, file: str, name: str) -> int | None:
+    """Return a size in a file of a process, such as "VmHWM:" of "status"; None if it ended or may not be read."""
+    try:
+        lines = read(f"{folder_of(pid)}/{file}").splitlines()
+    except (Gone, OSError):
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(name)), None)
 
 
 def _readable_stat(folder: str) -> Stat | None:

@@ -147,6 +147,7 @@ def inside(rank: RankPlan, allowed: CpuSet) -> RankPlan:
     cpus = rank.cpus & allowed or allowed
     missing = str(rank.cpus - allowed) or "none"
     why = f"planned CPUs {missing} are not among those that this task was given ({allowed})"
-    return replace(
-        rank, cpus=cpus, num_threads=min(rank.num_threads, len(cpus)), exact=False, reason=f"{rank.reason}; {why}"
-    )
+    if rank.roles is not None:
+        why = f"{why}, so no role has cores of its own"
+    num_threads = min(rank.num_threads, len(cpus))
+    return replace(rank, cpus=cpus, num_threads=num_threads, exact=False, reason=f"{rank.reason}; {why}", roles=None)

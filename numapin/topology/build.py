@@ -5,7 +5,7 @@ Comes in: `Readings` of one machine. Goes out: its `Topology`, in which every GP
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import cache
 from operator import attrgetter
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from numapin.base import cpu_set
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
+from numapin.base.not_none import not_none
 from numapin.errors import UsageError
 from numapin.topology.fast import speed_notes
 from numapin.topology.gpus import (
@@ -36,11 +37,13 @@ from numapin.topology.model import (
     Package,
     Topology,
 )
-from numapin.topology.readings import CpuReading, NodeReading, Readings
+from numapin.topology.readings import CpuReading, NodeReading, Readings, siblings_known
 from numapin.topology.sources.vendors.table import seen_by_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+    from numapin.topology.model import Gpu
 
 
 def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> Topology:
@@ -48,6 +51,7 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
 
     Raises ValueError (`Topology`'s own checks) if readings contradict each other and no rule below decides.
     """
+    environ = environ or {}
     _require_counts(readings)
     cpus = {reading.cpu: reading for reading in readings.cpus}
     nodes = _nodes(readings, cpus)
@@ -55,10 +59,9 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
     index = NodeIndex(nodes)
     found = find_gpus(readings, index)
     gpus, visibility_notes = seen_by_ranks(
-        tuple(device.gpu for device in found), environ or {}, unusable=frozenset(unusable(found))
+        tuple(device.gpu for device in found), environ, unusable=frozenset(unusable(found))
     )
-    order_note = why_order_unknown(found, environ or {})
-    doubtful = readings.doubtful_nodes | _overlapping(nodes)
+    order_note = why_order_unknown(found, environ)
     nics = find_nics(readings, index)
     links, links_notes = links_of(readings, gpus, nics)
     topology = Topology(
@@ -79,8 +82,8 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
             *filter(None, [order_note]),
             *links_notes,
         ),
-        siblings_known=all(reading.siblings is not None for reading in readings.cpus),
-        doubtful_nodes=doubtful,
+        siblings_known=siblings_known(readings.cpus),
+        doubtful_nodes=readings.doubtful_nodes | _overlapping(nodes),
         memory_bytes=readings.memory_bytes,
         speeds=readings.speeds,
         gpu_order_known=not order_note,
@@ -126,16 +129,19 @@ def with_gpu_nodes(
         UsageError: A GPU or node does not exist, a node has no CPUs, or a GPU is on two nodes.
     """
     chosen = _chosen_nodes(topology, pairs)
+    gpus = _moved_gpus(topology, chosen, source)
+    nodes = {nic.name: nic.node for nic in topology.nics} | {gpu.label: gpu.node for gpu in gpus}
+    links = with_moved(topology.links, frozenset(gpu.label for gpu in gpus if gpu.index in chosen), nodes)
+    return replace(topology, gpus=gpus, links=links, notes=(*topology.notes, *_replaced_notes(topology, chosen)))
+
+
+def _moved_gpus(topology: Topology, chosen: Mapping[int, int], source: NodeSource) -> tuple[Gpu, ...]:
+    """Return all GPUs, the chosen ones on their nodes."""
     cpus = {node.id: node.cpus for node in topology.nodes}
     by_index = {gpu.index: gpu for gpu in topology.gpus}
-    moved = {
-        index: replace(by_index[index], node=node, node_source=source, cpus=cpus[node])
-        for index, node in chosen.items()
-    }
-    gpus = tuple(moved.get(gpu.index, gpu) for gpu in topology.gpus)
-    nodes = {nic.name: nic.node for nic in topology.nics} | {gpu.label: gpu.node for gpu in gpus}
-    links = with_moved(topology.links, frozenset(gpu.label for gpu in moved.values()), nodes)
-    return replace(topology, gpus=gpus, links=links, notes=(*topology.notes, *_replaced_notes(topology, chosen)))
+    for index, node in chosen.items():
+        by_index[index] = replace(by_index[index], node=node, node_source=source, cpus=cpus[node])
+    return tuple(by_index.values())
 
 
 def _chosen_nodes(topology: Topology, pairs: Iterable[tuple[str, int]]) -> dict[int, int]:
@@ -170,13 +176,16 @@ def _require_cpu_node(topology: Topology, node: int) -> None:
 
 
 def _nodes(readings: Readings, cpus: Mapping[int, CpuReading]) -> tuple[Node, ...]:
-    own = CpuSet(gpu.own_node for gpu in readings.nvml.gpus or () if gpu.own_node is not None)
-    gpu_memory = readings.gpu_memory_nodes | own
+    gpu_memory = _gpu_memory_nodes(readings)
     # A kernel without NUMA shows no nodes. It behaves as one node 0, which libnuma and hwloc also make up.
     found = readings.nodes or (NodeReading(id=0, cpus=CpuSet(cpus), distances={0: 10}),)
     inside, packages_of = cpu_set.Inside(cpus), _packages_of(cpus)
     in_order = sorted(found, key=attrgetter("id"))
     return tuple(_node(reading, inside.of(reading.cpus), packages_of, gpu_memory) for reading in in_order)
+
+
+def _gpu_memory_nodes(readings: Readings) -> CpuSet:
+    return readings.gpu_memory_nodes.union(not_none(gpu.own_node for gpu in readings.nvml.gpus or ()))
 
 
 def _packages_of(cpus: Mapping[int, CpuReading]) -> Callable[[CpuSet], frozenset[int | None]]:
@@ -209,15 +218,18 @@ def _cores(cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...]) -> tuple[Cor
     cores = []
     for cpu in sorted(cpus):
         if cpu in left:
-            reading = cpus[cpu]
-            members = CpuSet(
-                (reading.siblings or CpuSet()) & left | {cpu}
-            )  # of two overlapping sibling lists, the first counts
+            siblings = cpus[cpu].siblings or CpuSet()
+            members = CpuSet(siblings & left | {cpu})  # of two overlapping sibling lists, the first counts
             left -= members
-            node = only_member({homes.get(member) for member in members})
-            l3 = lowest(reading.l3) if reading.l3 else None
-            cores.append(Core(id=cpu, cpus=members, node=node, package=reading.package, l3=l3))
+            cores.append(_core(cpus[cpu], members, homes, lowest))
     return tuple(cores)
+
+
+def _core(reading: CpuReading, members: CpuSet, homes: Mapping[int, int], lowest: Callable[[CpuSet], int]) -> Core:
+    """Return the core of a CPU, its lowest; it has no node if its members are on several."""
+    node = only_member({homes.get(member) for member in members})
+    l3 = lowest(reading.l3) if reading.l3 else None
+    return Core(id=reading.cpu, cpus=members, node=node, package=reading.package, l3=l3)
 
 
 def _shared_cpus(nodes: tuple[Node, ...]) -> CpuSet:
@@ -245,11 +257,15 @@ def _unique_homes(nodes: tuple[Node, ...]) -> dict[int, int]:
 
 def _packages(cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...]) -> tuple[Package, ...]:
     packages_of = _packages_of(cpus)
-    members: dict[int, set[int]] = {r.package: set() for r in cpus.values() if r.package is not None}
+    members: defaultdict[int | None, set[int]] = defaultdict(set)
     for node in nodes:
-        for package in members.keys() & packages_of(node.cpus):
+        for package in packages_of(node.cpus):
             members[package].add(node.id)
-    return tuple(Package(id=package, nodes=CpuSet(members[package])) for package in sorted(members))
+    return tuple(Package(id=package, nodes=CpuSet(members[package])) for package in _package_numbers(cpus))
+
+
+def _package_numbers(cpus: Mapping[int, CpuReading]) -> list[int]:
+    return sorted({reading.package for reading in cpus.values() if reading.package is not None})
 
 
 # --- notes -----------------------------------------------------------------------------------------------------------

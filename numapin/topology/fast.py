@@ -17,6 +17,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.cpu_set import CpuSet
+from numapin.base.not_none import not_none
 from numapin.base.plural import listed
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class _Rated(NamedTuple):
 
 def fast_cores(topology: Topology) -> tuple[FastCores, ...]:
     """Return the fast cores of each node that has fast and slow ones."""
-    return tuple(fast for fast, _ in _nodes(topology) if fast is not None)
+    return tuple(not_none(fast for fast, _ in _nodes(topology)))
 
 
 def speed_notes(topology: Topology) -> tuple[str, ...]:
@@ -71,24 +72,22 @@ def _nodes(topology: Topology) -> list[tuple[FastCores | None, list[str]]]:
     """Return the fast cores and the notes of each node; nothing if all CPUs have the same speed."""
     if len(topology.speeds) < 2:
         return []
+    by_cpu = _by_cpu(topology)
+    return [_of_node(node, cores, by_cpu) for node, cores in _cores_by_node(topology)]
+
+
+def _cores_by_node(topology: Topology) -> list[tuple[int, list[Core]]]:
     by_node: dict[int, list[Core]] = {}
     for core in topology.cores:
         if core.node is not None:
             by_node.setdefault(core.node, []).append(core)
-    by_cpu = _by_cpu(topology)
-    return [_of_node(node, cores, by_cpu) for node, cores in sorted(by_node.items())]
+    return sorted(by_node.items())
 
 
 def _of_node(
     node: int, cores: Sequence[Core], ratings_by_cpu: Mapping[str, Mapping[int, int | None]]
 ) -> tuple[FastCores | None, list[str]]:
-    ratings, notes = [], []
-    for name, by_cpu in ratings_by_cpu.items():
-        values, problem = _values(cores, by_cpu)
-        if problem:
-            notes.append(f"node {node}: {name} {problem}, so it is ignored; {_look_at(name)}")
-        elif values:
-            ratings.append(_Rated(name, values))
+    ratings, notes = _usable_ratings(node, cores, ratings_by_cpu)
     different = [rated for rated in ratings if rated.differs]
     if not different:
         return None, notes
@@ -96,6 +95,20 @@ def _of_node(
         which = f"{PERF} and {CAPACITY} disagree on which cores are faster, so none is preferred"
         return None, [*notes, f"node {node}: {which}; {_look_at(PERF, CAPACITY)}"]
     return _fast(node, cores, different[0]), notes
+
+
+def _usable_ratings(
+    node: int, cores: Sequence[Core], ratings_by_cpu: Mapping[str, Mapping[int, int | None]]
+) -> tuple[list[_Rated], list[str]]:
+    """Return the ratings that are known for all cores of a node, and notes on those that are ignored."""
+    ratings, notes = [], []
+    for name, by_cpu in ratings_by_cpu.items():
+        values, problem = _values(cores, by_cpu)
+        if problem:
+            notes.append(f"node {node}: {name} {problem}, so it is ignored; {_look_at(name)}")
+        elif values:
+            ratings.append(_Rated(name, values))
+    return ratings, notes
 
 
 def _by_cpu(topology: Topology) -> Mapping[str, Mapping[int, int | None]]:
@@ -139,14 +152,14 @@ def _contradict(ratings: Sequence[_Rated]) -> bool:
 def _fast(node: int, cores: Sequence[Core], rated: _Rated) -> FastCores:
     """Return the cores in the upper half of the range."""
     middle = (min(rated.values) + max(rated.values)) / 2
+    cpus = (core.cpus for core, value in zip(cores, rated.values, strict=True) if value > middle)
+    return FastCores(node=node, cpus=CpuSet().union(*cpus), rating=_rating(rated, middle))
+
+
+def _rating(rated: _Rated, middle: float) -> str:
     fast = [value for value in rated.values if value > middle]
     slow = [value for value in rated.values if value <= middle]
-    cpus = (core.cpus for core, value in zip(cores, rated.values, strict=True) if value > middle)
-    return FastCores(
-        node=node,
-        cpus=CpuSet().union(*cpus),
-        rating=f"{rated.name} {_range(fast)}, others {_range(slow)}",
-    )
+    return f"{rated.name} {_range(fast)}, others {_range(slow)}"
 
 
 def _range(values: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ None.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count, islice
+from itertools import chain, count, filterfalse, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.cpu_set import CpuSet
@@ -95,19 +95,31 @@ class FoundGpu(NamedTuple):
     pci: PciReading
     is_preferred: bool
 
+    @property
+    def has_no_driver(self) -> bool:
+        """Whether it is known that no driver serves it."""
+        return self.pci.is_driven is False
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether ranks can use it, as far as is known."""
+        return self.is_preferred and not self.has_no_driver
+
 
 def find_gpus(readings: Readings, nodes: NodeIndex) -> tuple[FoundGpu, ...]:
     """Return the GPUs of all vendors, those of the ranks' vendor first. Each has a number of its own."""
     first = preferred(readings)
     found: list[FoundGpu] = []
     for vendor in sorted(VENDORS, key=lambda vendor: vendor is not first):
-        by_nvml = vendor is GpuVendor.NVIDIA and readings.nvml.gpus is not None
-        find = _gpus_of_nvml if by_nvml else _gpus_on_pci
-        of_vendor = find(vendor, readings, nodes, is_preferred=vendor is first)
-        taken = {device.gpu.index for device in found}
-        in_order = sorted(of_vendor, key=_own_number)
-        found += _renumbered(in_order, after=max(taken)) if taken else in_order
+        of_vendor = sorted(_gpus_of(vendor, readings, nodes, is_preferred=vendor is first), key=_own_number)
+        found += _renumbered(of_vendor, after=max(map(_own_number, found))) if found else of_vendor
     return tuple(found)
+
+
+def _gpus_of(vendor: GpuVendor, readings: Readings, nodes: NodeIndex, *, is_preferred: bool) -> Iterator[FoundGpu]:
+    by_nvml = vendor is GpuVendor.NVIDIA and readings.nvml.gpus is not None
+    find = _gpus_of_nvml if by_nvml else _gpus_on_pci
+    return find(vendor, readings, nodes, is_preferred=is_preferred)
 
 
 def _gpus_of_nvml(vendor: GpuVendor, readings: Readings, nodes: NodeIndex, *, is_preferred: bool) -> Iterator[FoundGpu]:
@@ -119,7 +131,7 @@ def _gpus_of_nvml(vendor: GpuVendor, readings: Readings, nodes: NodeIndex, *, is
 
 def _gpus_on_pci(vendor: GpuVendor, readings: Readings, nodes: NodeIndex, *, is_preferred: bool) -> Iterator[FoundGpu]:
     """Yield a vendor's GPUs. A VGA controller beside another vendor's GPUs is for the screen, and is left out."""
-    on_pci = (r for r in readings.pci if r.is_gpu and (r.vendor or GpuVendor.NVIDIA) is vendor)
+    on_pci = readings.gpus_on_pci(vendor)
     parts = {reading.part: reading for reading in on_pci if is_preferred or not reading.is_vga}
     for index, pci in _numbered(parts.values()):
         yield FoundGpu(_gpu(_as_nvml(index, pci), pci, readings, nodes), pci, is_preferred)
@@ -137,7 +149,7 @@ def _own_number(device: FoundGpu) -> int:
 
 def unusable(devices: Iterable[FoundGpu]) -> Iterator[int]:
     """Yield the indices of GPUs of another vendor than the ranks', and of those that no driver serves."""
-    return (device.gpu.index for device in devices if not device.is_preferred or device.pci.is_driven is False)
+    return (device.gpu.index for device in devices if not device.is_usable)
 
 
 def gpu_notes(devices: Sequence[FoundGpu]) -> tuple[str, ...]:
@@ -147,18 +159,17 @@ def gpu_notes(devices: Sequence[FoundGpu]) -> tuple[str, ...]:
 
 def _other_vendor_notes(devices: Sequence[FoundGpu]) -> Iterator[str]:
     """Yield a note on GPUs of another vendor than the ranks'."""
-    others = [device.gpu for device in devices if not device.is_preferred]
+    others = [f"{device.gpu.label} ({device.gpu.vendor})" for device in devices if not device.is_preferred]
     if others:
-        names = ", ".join(f"{gpu.label} ({gpu.vendor})" for gpu in others)
         verb = "is" if len(others) == 1 else "are"
-        yield f"{names} {verb} not used: ranks use the GPUs of one vendor, here {devices[0].gpu.vendor}"
+        yield f"{', '.join(others)} {verb} not used: ranks use the GPUs of one vendor, here {devices[0].gpu.vendor}"
 
 
 def _no_driver_notes(devices: Sequence[FoundGpu]) -> Iterator[str]:
     """Yield a note on GPUs of the ranks' vendor that no driver serves."""
-    without = [device.gpu for device in devices if device.is_preferred and device.pci.is_driven is False]
+    without = [device.gpu for device in devices if device.is_preferred and device.has_no_driver]
     if without:
-        names = ", ".join(f"{gpu.label} ({gpu.pci})" for gpu in without)
+        names = _with_addresses(without)
         yield f"no driver serves {names} here; {support_of(without[0].vendor).driver_remedy}"
 
 
@@ -166,14 +177,17 @@ def _not_on_pci_notes(devices: Sequence[FoundGpu]) -> Iterator[str]:
     """Yield a note on GPUs that their driver lists, but PCI does not."""
     missing = [device.gpu for device in devices if not device.pci.is_on_pci]
     if missing:
-        names = ", ".join(f"{gpu.label} ({gpu.pci})" for gpu in missing)
+        names = _with_addresses(missing)
         yield f"the driver lists {names}, but no PCI device has that address"
+
+
+def _with_addresses(gpus: Iterable[Gpu]) -> str:
+    return ", ".join(f"{gpu.label} ({gpu.pci})" for gpu in gpus)
 
 
 def why_order_unknown(devices: Sequence[FoundGpu], environ: Mapping[str, str]) -> str:
     """Return why ranks may use the GPUs in another order than `cuda_index`, or ""."""
-    hidden = frozenset(unusable(devices))
-    used = [(device.gpu, device.pci) for device in devices if device.gpu.index not in hidden]
+    used = [(device.gpu, device.pci) for device in devices if device.is_usable]
     if len(used) < 2:
         return ""
     return support_of(used[0][0].vendor).why_order_unknown(used, environ)
@@ -182,7 +196,7 @@ def why_order_unknown(devices: Sequence[FoundGpu], environ: Mapping[str, str]) -
 def _numbered(devices: Collection[PciReading]) -> Iterator[tuple[int, PciReading]]:
     """Number GPUs as their source does; the others get the free numbers, in the order of their addresses."""
     taken = {reading.index for reading in devices}
-    free = (number for number in count() if number not in taken)
+    free = filterfalse(taken.__contains__, count())
     for reading in sorted(devices, key=_index_and_address):
         yield (next(free) if reading.index is None else reading.index), reading
 
@@ -237,7 +251,7 @@ def _gpu(nvml: NvmlReading, pci: PciReading, readings: Readings, nodes: NodeInde
         cpus=(pci.local_cpus or nvml.cpus) if cpus is None else cpus,
         pcie=_merge_pcie(nvml.pcie, pci.pcie),
         mig=nvml.mig,
-        vendor=pci.vendor or GpuVendor.NVIDIA,
+        vendor=pci.gpu_vendor,
         partition=pci.partition,
         memory_node=nodes.gpu_memory(_known(nvml.own_node, pci.memory_node)),
     )
@@ -258,13 +272,19 @@ def _known(first: int | None, second: int | None) -> int | None:
 
 def find_nics(readings: Readings, nodes: NodeIndex) -> tuple[Nic, ...]:
     """Return the network interfaces, sorted by name."""
-    found = []
-    for reading in readings.pci:
-        nccl_node = readings.nccl_nodes.get(reading.address)
-        node, _ = _locate(_Evidence(nodes=nodes, pci=reading, nccl_node=nccl_node))
-        found += [Nic(name=name, pci=reading.address, node=node, kind=kind) for name, kind in reading.interfaces]
-    found += [Nic(name=nic.name, node=nodes.only([nic.node]), kind=nic.kind) for nic in readings.nics]
-    return tuple(sorted(found, key=lambda nic: (nic.name, nic.pci or "")))
+    on_pci = chain.from_iterable(_nics_of(reading, readings, nodes) for reading in readings.pci)
+    others = (Nic(name=nic.name, node=nodes.only([nic.node]), kind=nic.kind) for nic in readings.nics)
+    return tuple(sorted(chain(on_pci, others), key=_name_and_address))
+
+
+def _nics_of(reading: PciReading, readings: Readings, nodes: NodeIndex) -> list[Nic]:
+    nccl_node = readings.nccl_nodes.get(reading.address)
+    node, _ = _locate(_Evidence(nodes=nodes, pci=reading, nccl_node=nccl_node))
+    return [Nic(name=name, pci=reading.address, node=node, kind=kind) for name, kind in reading.interfaces]
+
+
+def _name_and_address(nic: Nic) -> tuple[str, str]:
+    return nic.name, nic.pci or ""
 
 
 def within(allowed: CpuSet | None, existing: CpuSet) -> CpuSet:

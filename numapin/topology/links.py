@@ -17,7 +17,7 @@ from numapin.topology.model import Gpu, Link, LinkKind, Nic
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from numapin.topology.readings import GpuPart, PciReading, Readings
+    from numapin.topology.readings import FabricLink, GpuPart, PciReading, Readings
 
 
 class _Endpoint(NamedTuple):
@@ -42,14 +42,24 @@ def links_of(
     or all links of NICs, and a note says so.
     """
     by_part = {reading.part: _with_nvml(reading, readings) for reading in readings.pci}
-    gpu_at = {(gpu.pci, gpu.partition): gpu.label for gpu in gpus if gpu.pci is not None}
-    words = {frozenset((f"gpu{a}", f"gpu{b}")): word for a, b, word in readings.nvml.links}
-    words |= {frozenset((gpu_at[a], gpu_at[b])): word for a, b, word in readings.fabric if a in gpu_at and b in gpu_at}
+    words = _reported_words(readings, gpus)
     pairs, notes = _pairs(
         [_Endpoint(gpu.label, _of_gpu(gpu, by_part), gpu.node) for gpu in gpus],
         [_Endpoint(nic.name, by_part.get((nic.pci or "", None)), nic.node) for nic in nics],
     )
     return tuple(filter(None, (_link(a, b, words) for a, b in pairs))), notes
+
+
+def _reported_words(readings: Readings, gpus: tuple[Gpu, ...]) -> dict[frozenset[str], str]:
+    """Return the words that NVML or the fabric has for two GPUs, by their labels."""
+    label_of = {(gpu.pci, gpu.partition): gpu.label for gpu in gpus if gpu.pci is not None}
+    by_nvml = {frozenset((f"gpu{a}", f"gpu{b}")): word for a, b, word in readings.nvml.links}
+    return by_nvml | _fabric_words(readings.fabric, label_of)
+
+
+def _fabric_words(fabric: Iterable[FabricLink], label_of: Mapping[GpuPart, str]) -> dict[frozenset[str], str]:
+    known = (link for link in fabric if label_of.keys() >= {link.a, link.b})
+    return {frozenset((label_of[link.a], label_of[link.b])): link.word for link in known}
 
 
 def _with_nvml(reading: PciReading, readings: Readings) -> PciReading:
@@ -84,24 +94,28 @@ def _pci_word(a: _Endpoint, b: _Endpoint) -> str | None:
         return None
     if a.pci.address == b.pci.address:
         return LinkKind.SAME_BOARD  # two names of one device: the network and the verbs side of a NIC; two partitions
-    if a.pci.is_gpu and b.pci.is_gpu and not (a.pci.reports_fabric and b.pci.reports_fabric):
-        return None  # they may have NVLinks that this source does not show
-    by_bridge = _common_bridge(a.pci, b.pci)
-    if by_bridge is not None:
-        return by_bridge
-    if a.pci.host_bridge is not None and a.pci.host_bridge == b.pci.host_bridge:
-        return LinkKind.HOST_BRIDGE
-    return _by_nodes(a.node, b.node)
+    if _may_have_hidden_links(a.pci, b.pci):
+        return None
+    return _common_bridge(a.pci, b.pci) or _by_nodes(a.node, b.node)
+
+
+def _may_have_hidden_links(a: PciReading, b: PciReading) -> bool:
+    """Return whether two devices are GPUs that may have NVLinks, which their source does not show."""
+    return a.is_gpu and b.is_gpu and not (a.reports_fabric and b.reports_fabric)
 
 
 def _common_bridge(a: PciReading, b: PciReading) -> LinkKind | None:
-    """Return the word for the path through the nearest PCI bridge above both devices, or None if there is none."""
+    """Return the word for the path through the nearest PCI or host bridge above both devices; None: there is none."""
     nearest = next((bridge for bridge in a.parents if bridge in b.parents), None)
     if nearest is None:
-        return None
+        return LinkKind.HOST_BRIDGE if _have_one_host_bridge(a, b) else None
     # One switch is its upstream port, above one downstream port per device.
     num_bridges = max(a.parents.index(nearest), b.parents.index(nearest))
     return LinkKind.ONE_SWITCH if num_bridges <= 1 else LinkKind.SWITCHES
+
+
+def _have_one_host_bridge(a: PciReading, b: PciReading) -> bool:
+    return a.host_bridge is not None and a.host_bridge == b.host_bridge
 
 
 def _by_nodes(a: int | None, b: int | None) -> LinkKind | None:

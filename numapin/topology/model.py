@@ -4,7 +4,8 @@ Comes in: parts that `build` made from the readings, or JSON (schema numapin.top
 `Topology`, which every later stage reads and none changes.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
@@ -12,6 +13,7 @@ from typing import Annotated, Final, Self
 
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES, MAX_PACKAGES
 from numapin.base.cpu_set import CpuSet
+from numapin.base.not_none import not_none
 from numapin.base.notebook import drawing
 from numapin.base.plural import counted, listed
 from numapin.base.printable import printable_lines
@@ -120,7 +122,10 @@ class Topology:
         _require_unique("CPU", chain.from_iterable(map(_CPUS, self.cores)))
         _require_unique("GPU", map(attrgetter("index"), self.gpus))
         cuda_indices = map(attrgetter("cuda_index"), self.gpus)
-        _require_unique("CUDA index", (index for index in cuda_indices if index is not None))
+        _require_unique("CUDA index", not_none(cuda_indices))
+        self._require_nodes()
+
+    def _require_nodes(self) -> None:
         known = {None, *map(_ID, self.nodes)}
         for what, node in self._places():
             if node not in known:
@@ -129,10 +134,14 @@ class Topology:
     def _places(self) -> Iterator[tuple[str, int | None]]:
         """Yield the name and the node of every part that is on a node."""
         yield from ((f"core {core.id}", core.node) for core in self.cores)
-        yield from ((gpu.label, gpu.node) for gpu in self.gpus)
+        yield from self._device_places()
         yield from ((f"the memory of {gpu.label}", gpu.memory_node) for gpu in self.gpus)
-        yield from ((nic.name, nic.node) for nic in self.nics)
         yield from ((f"package {package.id}", node) for package in self.packages for node in package.nodes)
+
+    def _device_places(self) -> Iterator[tuple[str, int | None]]:
+        """Yield the name and the node of every GPU and NIC."""
+        yield from ((gpu.label, gpu.node) for gpu in self.gpus)
+        yield from ((nic.name, nic.node) for nic in self.nics)
 
     @property
     def cpus(self) -> CpuSet:
@@ -212,19 +221,20 @@ class Topology:
         return f"{self.host or self.source}: {', '.join(counts)}"
 
     def _node_lines(self) -> Iterator[str]:
-        devices: dict[int | None, list[str]] = {}
-        for node, name in (*((gpu.node, gpu.label) for gpu in self.gpus), *((nic.node, nic.name) for nic in self.nics)):
-            devices.setdefault(node, []).append(name)
+        devices = self._devices_by_node()
         shown = [node for node in self.nodes if node.kind is NodeKind.CPU or node.id in devices]
-        for place in shown:
-            size = "" if place.memory_bytes is None else gib(place.memory_bytes)
-            facts = (f"CPUs {place.cpus}" if place.cpus else "", size, *devices.get(place.id, ()))
-            yield f"  node {place.id}: {', '.join(filter(None, facts))}"
+        yield from (_node_line(node, devices.get(node.id, [])) for node in shown)
         others = CpuSet(map(_ID, self.nodes)) - {node.id for node in shown}
         if others:
             yield f"  without CPUs: {listed('node', others)}"
         if None in devices:
             yield f"  node unknown: {', '.join(devices[None])}"
+
+    def _devices_by_node(self) -> Mapping[int | None, list[str]]:
+        devices: defaultdict[int | None, list[str]] = defaultdict(list)
+        for name, node in self._device_places():
+            devices[node].append(name)
+        return devices
 
     def _repr_svg_(self) -> str | None:
         """Return the picture that a notebook shows; None for a machine too large for one."""
@@ -271,6 +281,12 @@ class Topology:
         """
         hint = "write a machine file with: numapin topo --save FILE"
         return read_record(cls, text, source=source, hint=hint, schema=SCHEMA, **_MISSING)
+
+
+def _node_line(node: Node, devices: list[str]) -> str:
+    cpus = f"CPUs {node.cpus}" if node.cpus else ""
+    size = "" if node.memory_bytes is None else gib(node.memory_bytes)
+    return f"  node {node.id}: {', '.join(filter(None, (cpus, size, *devices)))}"
 
 
 def _nics_json(nearest: NearestNics | None) -> dict[str, object]:

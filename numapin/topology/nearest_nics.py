@@ -7,6 +7,7 @@ the same one (https://github.com/deepseek-ai/DeepEP/pull/466, https://github.com
 
 from __future__ import annotations
 
+from collections import Counter
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from numapin.topology.adapters import Adapter
     from numapin.topology.model import Topology
-    from numapin.topology.parts import Gpu
+    from numapin.topology.parts import Gpu, Node
 
 _NEAREST_FIRST: Final = tuple(LinkKind)
 _UNKNOWN: Final = len(_NEAREST_FIRST)
@@ -70,36 +71,41 @@ def nearest_nics(topology: Topology) -> dict[int, NearestNics]:
 
     All GPUs of the host count, hidden ones included, so that every rank and every job on it gets the same answer.
     """
-    nics = rdma_adapters(topology)
-    if len(topology.gpus) * len(nics) > MAX_LINKS:
-        return {}  # links to NICs are left out of such a topology
-    words = _link_words(topology)
+    nics, words = _linked_adapters(topology), _link_words(topology)
     nearest = {gpu.index: _nearest(topology, gpu, nics, words) for gpu in sorted(topology.gpus, key=_gpu_order)}
     known = {index: found for index, found in nearest.items() if found[1].is_known}
     own = _dealt({index: names for index, (names, _) in known.items()})
-    sharers = list(own.values())
+    num_sharers = Counter(own.values())
     return {
-        index: NearestNics(
-            names=(own[index], *(name for name in names if name != own[index])),
-            link=nearness.link_word,
-            reason=_reason(nearness, num_equal=len(names), num_sharers=sharers.count(own[index])),
-        )
+        index: _own_first(own[index], names, nearness, num_sharers=num_sharers[own[index]])
         for index, (names, nearness) in known.items()
     }
 
 
+def _linked_adapters(topology: Topology) -> dict[str, Adapter]:
+    """Return the RDMA devices; none if there are so many that links to NICs are left out of the topology."""
+    nics = rdma_adapters(topology)
+    return nics if len(topology.gpus) * len(nics) <= MAX_LINKS else {}
+
+
+def _own_first(own: str, names: Sequence[str], nearness: _Nearness, *, num_sharers: int) -> NearestNics:
+    others = (name for name in names if name != own)
+    reason = _reason(nearness, num_equal=len(names), num_sharers=num_sharers)
+    return NearestNics(names=(own, *others), link=nearness.link_word, reason=reason)
+
+
 def nearest_by_link(topology: Topology) -> dict[int, tuple[str, ...]]:
     """Return the NICs with the nearest link to each GPU, in natural order: what a GPU's process alone can know."""
-    nics = rdma_adapters(topology)
-    if len(topology.gpus) * len(nics) > MAX_LINKS:
-        return {}
-    words = _link_words(topology)
-    found = {gpu.index: {name: _link_to(gpu, nic, words) for name, nic in nics.items()} for gpu in topology.gpus}
-    known = {index: places for index, places in found.items() if min(places.values(), default=_UNKNOWN) < _UNKNOWN}
-    return {
-        index: tuple(name for name, place in places.items() if place == min(places.values()))
-        for index, places in known.items()
-    }
+    nics, words = _linked_adapters(topology), _link_words(topology)
+    nearest = {gpu.index: _linked_nearest(gpu, nics, words) for gpu in topology.gpus}
+    return {index: names for index, names in nearest.items() if names}
+
+
+def _linked_nearest(gpu: Gpu, nics: Mapping[str, Adapter], words: Mapping[tuple[str, str], str]) -> tuple[str, ...]:
+    """Return the NICs with the nearest link to a GPU; none if all links are unknown."""
+    places = {name: _link_to(gpu, nic, words) for name, nic in nics.items()}
+    best = min(places.values(), default=_UNKNOWN)
+    return () if best == _UNKNOWN else tuple(name for name, place in places.items() if place == best)
 
 
 def _gpu_order(gpu: Gpu) -> tuple[tuple[int, ...], int, int]:
@@ -118,14 +124,13 @@ def _nearest(
 ) -> tuple[tuple[str, ...], _Nearness]:
     """Return the nearest NICs, which are equally near, and how near they are."""
     home = next((node for node in topology.nodes if node.id == gpu.node), None)
-
-    def nearness(nic: Adapter) -> _Nearness:
-        distance = inf if home is None or nic.node is None else home.distance_to(nic.node)
-        return _Nearness(_link_to(gpu, nic, words), distance)
-
-    places = {name: nearness(nic) for name, nic in nics.items()}
+    places = {name: _Nearness(_link_to(gpu, nic, words), _distance(home, nic)) for name, nic in nics.items()}
     best = min(places.values(), default=_Nearness(_UNKNOWN, inf))
     return tuple(name for name, place in places.items() if place == best), best
+
+
+def _distance(home: Node | None, nic: Adapter) -> float:
+    return inf if home is None or nic.node is None else home.distance_to(nic.node)
 
 
 def _link_to(gpu: Gpu, nic: Adapter, words: Mapping[tuple[str, str], str]) -> int:
@@ -157,13 +162,7 @@ def _dealt(choices: Mapping[int, Sequence[str]]) -> dict[int, str]:
 
 def _add(gpu: int, choices: Mapping[int, Sequence[str]], users: dict[str, list[int]]) -> None:
     """Add a GPU to the users of a NIC; others move to another of their own NICs where that makes room."""
-    reached: dict[str, tuple[int, str | None]] = {}  # NIC -> the GPU that would come to it, and the NIC that it leaves
-    movers: list[tuple[int, str | None]] = [(gpu, None)]
-    for mover, left in movers:  # grows
-        for name in choices[mover]:
-            if name not in reached:
-                reached[name] = mover, left
-                movers += [(other, name) for other in users[name]]
+    reached = _reached(gpu, choices, users)
     free: str | None = min(reached, key=lambda name: len(users[name]))
     while free is not None:
         mover, left = reached[free]
@@ -171,3 +170,17 @@ def _add(gpu: int, choices: Mapping[int, Sequence[str]], users: dict[str, list[i
         if left is not None:
             users[left].remove(mover)
         free = left
+
+
+def _reached(
+    gpu: int, choices: Mapping[int, Sequence[str]], users: Mapping[str, Sequence[int]]
+) -> dict[str, tuple[int, str | None]]:
+    """Return the NICs in reach of a GPU, each with the GPU that would come to it and the NIC that that one leaves."""
+    reached: dict[str, tuple[int, str | None]] = {}
+    movers: list[tuple[int, str | None]] = [(gpu, None)]
+    for mover, left in movers:  # grows
+        for name in choices[mover]:
+            if name not in reached:
+                reached[name] = mover, left
+                movers += [(other, name) for other in users[name]]
+    return reached

@@ -7,8 +7,8 @@ Unknown is None throughout: a reader never turns -1 into a node.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from itertools import count
+from dataclasses import dataclass, replace
+from itertools import count, filterfalse
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 from numapin.base.cpu_set import CpuSet
@@ -16,7 +16,7 @@ from numapin.base.plural import listed
 from numapin.topology.model import CpuSpeed, GpuVendor, Mig, NicKind, NodeSource, Pcie
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 PackageKey = TypeVar("PackageKey")
 GpuPart: TypeAlias = tuple[str, int | None]
@@ -29,7 +29,7 @@ NO_CORES: Final = (
     "the source does not say which CPUs are threads of one core: every CPU counts as a core, and thread counts assume "
     "two threads per core"
 )
-"""The note of a reader that leaves `CpuReading.siblings` None."""
+"""The note of a reader that leaves `CpuReading.siblings` None: `core_notes`."""
 _INTEL_MAX: Final = range(0x0BD0, 0x0BDC)  # PCI device ids of Data Center GPU Max, of which some have two tiles
 VGA: Final = 0x0300
 CONTROLLER_3D: Final = 0x0302
@@ -53,6 +53,11 @@ def is_network(pci_class: int) -> bool:
     return pci_class >> 8 == NETWORK or pci_class == _OLD_INFINIBAND
 
 
+def may_be_gpu(pci_class: int) -> bool:
+    """Return whether a PCI class is one that GPUs have."""
+    return pci_class >> 8 == DISPLAY or pci_class == ACCELERATOR
+
+
 def nic_kind(pci_class: int | None) -> NicKind:
     """Return the kind of a network device by its PCI class; adapters that can be either report Ethernet."""
     return NicKind.INFINIBAND if pci_class in _INFINIBAND else NicKind.ETHERNET
@@ -73,15 +78,29 @@ def distinct_packages(
     numbers: Mapping[PackageKey, int | None],
 ) -> tuple[dict[PackageKey, int | None], tuple[str, ...]]:
     """Return a number of its own for each package, and a note if the source gives several the same."""
-    taken: set[int | None] = {None}
-    free = (number for number in count() if number not in taken and number not in set(numbers.values()))
-    distinct: dict[PackageKey, int | None] = {}
+    repeated = _repeated(numbers)
+    free = filterfalse(set(numbers.values()).__contains__, count())
+    distinct = {package: next(free) if package in repeated else number for package, number in numbers.items()}
+    return distinct, _repeated_note(set(repeated.values()))
+
+
+def _repeated(numbers: Mapping[PackageKey, int | None]) -> dict[PackageKey, int]:
+    """Return the packages whose number an earlier one has, with that number."""
+    taken: set[int] = set()
+    repeated: dict[PackageKey, int] = {}
     for package, number in numbers.items():
-        distinct[package] = next(free) if number in taken and number is not None else number
-        taken.add(distinct[package])
-    changed = {number for package, number in numbers.items() if number is not None and number != distinct[package]}
+        if number in taken:
+            repeated[package] = number
+        elif number is not None:
+            taken.add(number)
+    return repeated
+
+
+def _repeated_note(numbers: set[int]) -> tuple[str, ...]:
+    if not numbers:
+        return ()
     text = "several packages have the same number in the firmware's tables, and are given others"
-    return distinct, (f"{text}: {listed('package', changed)}",) if changed else ()
+    return (f"{text}: {listed('package', numbers)}",)
 
 
 class CpuReading(NamedTuple):
@@ -94,6 +113,16 @@ class CpuReading(NamedTuple):
     siblings: CpuSet | None
     package: int | None = None
     l3: CpuSet | None = None
+
+
+def siblings_known(cpus: Iterable[CpuReading]) -> bool:
+    """Return whether the source says of all CPUs which of them share a core."""
+    return all(cpu.siblings is not None for cpu in cpus)
+
+
+def core_notes(cpus: Iterable[CpuReading]) -> tuple[str, ...]:
+    """Return a note if the source does not say which CPUs share a core."""
+    return () if siblings_known(cpus) else (NO_CORES,)
 
 
 class NodeReading(NamedTuple):
@@ -162,9 +191,14 @@ class PciReading:
         return not self.interfaces
 
     @property
+    def gpu_vendor(self) -> GpuVendor:
+        """The maker of a GPU; sources from before other vendors were read do not name NVIDIA."""
+        return self.vendor or GpuVendor.NVIDIA
+
+    @property
     def is_nvidia(self) -> bool:
-        """Whether it is a GPU of NVIDIA; sources from before other vendors were read do not name it."""
-        return self.is_gpu and self.vendor in (None, GpuVendor.NVIDIA)
+        """Whether it is a GPU of NVIDIA."""
+        return self.is_gpu and self.gpu_vendor is GpuVendor.NVIDIA
 
     @property
     def may_be_board_vga(self) -> bool:
@@ -175,6 +209,10 @@ class PciReading:
     def may_have_tiles(self) -> bool:
         """Whether it is of a model with several tiles."""
         return self.vendor is GpuVendor.INTEL and self.device_id in _INTEL_MAX
+
+    def with_tiles_unread(self) -> PciReading:
+        """Return the same GPU from a source that shows none of its tiles."""
+        return replace(self, tiles_known=not self.may_have_tiles)
 
     @property
     def part(self) -> GpuPart:
@@ -280,6 +318,10 @@ class Readings(NamedTuple):
     def online(self) -> CpuSet:
         """The CPUs that are online."""
         return CpuSet(reading.cpu for reading in self.cpus)
+
+    def gpus_on_pci(self, vendor: GpuVendor) -> list[PciReading]:
+        """Return a vendor's GPUs and partitions of GPUs on PCI."""
+        return [reading for reading in self.pci if reading.is_gpu and reading.gpu_vendor is vendor]
 
     @property
     def num_nics(self) -> int:

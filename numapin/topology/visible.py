@@ -30,7 +30,7 @@ from numapin.base.gpu_uuid import GPU_PREFIX, MIG_PREFIX, uuid_digits
 from numapin.topology.address import pci_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numapin.topology.model import Gpu
 
@@ -64,10 +64,19 @@ def apply_visibility(
         return (), ()
     choice = _one_mig_only(_choose(gpus, visible_devices, device_order))
     if choice.devices is None:
-        return tuple(replace(gpu, visible=True, cuda_index=None) for gpu in gpus), choice.notes
-    cuda_index = {device.gpu.index: position for position, device in enumerate(choice.devices)}
-    seen = (replace(gpu, visible=gpu.index in cuda_index, cuda_index=cuda_index.get(gpu.index)) for gpu in gpus)
-    return tuple(seen), choice.notes
+        return with_unknown_order(gpus), choice.notes
+    return with_visible(gpus, [device.gpu for device in choice.devices]), choice.notes
+
+
+def with_visible(gpus: tuple[Gpu, ...], in_order: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Return all GPUs, of which those in `in_order` are visible and have the numbers of that order."""
+    numbers = {gpu.index: number for number, gpu in enumerate(in_order)}
+    return tuple(replace(gpu, visible=gpu.index in numbers, cuda_index=numbers.get(gpu.index)) for gpu in gpus)
+
+
+def with_unknown_order(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """Return all GPUs as visible, in an order that is unknown."""
+    return tuple(replace(gpu, visible=True, cuda_index=None) for gpu in gpus)
 
 
 def hides_all(entry: str) -> bool:
@@ -102,8 +111,12 @@ def _cuda_order(gpus: tuple[Gpu, ...], device_order: str | None) -> tuple[tuple[
     by_address = tuple(sorted(gpus, key=lambda gpu: pci_order(gpu.pci)))
     if device_order == "PCI_BUS_ID" or _are_equally_fast(gpus):
         return by_address, ""
+    return by_address, _by_speed(gpus)
+
+
+def _by_speed(gpus: tuple[Gpu, ...]) -> str:
     names = ", ".join(sorted({gpu.name or "unknown" for gpu in gpus}))
-    return by_address, (
+    return (
         f"CUDA puts the fastest of different GPUs first ({names}), so its order is unknown; "
         "type: export CUDA_DEVICE_ORDER=PCI_BUS_ID"
     )
@@ -124,9 +137,9 @@ def _read_list(text: str, gpus: tuple[Gpu, ...]) -> _Choice:
     devices: list[_VisibleDevice] = []
     for position, entry in enumerate(entries):
         found = find(entry, gpus)
+        if isinstance(found, str) and _may_be_unknown(entry, text, gpus):
+            return _Choice(devices=None, notes=_unchecked(text))
         if isinstance(found, str):
-            if _may_be_unknown(entry, text, gpus):
-                return _Choice(devices=None, notes=_unchecked(text))
             return _Choice(devices=tuple(devices), notes=_loss(text, entries[position:], found, alone=not devices))
         if found in devices:
             return _Choice(devices=(), notes=_repeated(text, found))

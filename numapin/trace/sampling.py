@@ -2,7 +2,8 @@
 
 Comes in: the thread to look at. Goes out: where it was at each sample, and whether it ran or slept.
 
-The profiler records operators, and no Python: time between operators would have no name. A sample takes some 20 us.
+The profiler records operators, and no Python: time between operators would have no name. A sample is a walk up the
+stack and one small read from the kernel.
 """
 
 from __future__ import annotations

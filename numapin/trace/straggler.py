@@ -73,10 +73,17 @@ def _finding(slowest: Analysis, others: Sequence[Analysis], costs: float) -> Tra
         what="one slow rank",
         costs=costs,
         evidence=f"rank {slowest.trace.rank}{_where(slowest)} needs {ms(_own_us(slowest))} per step of its own, the "
-        f"others {usual} (median); most of the difference is {part}{_doing(slowest, part)}, and the other ranks "
-        "wait for it",
+        f"others {usual} (median); most of the difference is {part}{_doing(slowest, part)}; "
+        f"{_effect(slowest, others)}",
         remedy=_REMEDIES[part],
     )
+
+
+def _effect(slowest: Analysis, others: Sequence[Analysis]) -> str:
+    """Return whether the other ranks wait: then their steps are as long."""
+    if median(other.step_us for other in others) * _SLOWER < slowest.step_us:
+        return "the others do not wait for it in these steps, but finish earlier"
+    return "the others wait for it"
 
 
 def _doing(analysis: Analysis, part: str) -> str:

@@ -9,6 +9,7 @@ Comes in: topologies, plans, reports. Goes out: rich renderables, and the text o
     plan_table.py     PURE  the ranks of a plan
     failure_block.py  PURE  the account of a failed job
     verify_table.py   PURE  ranks compared with their plan
+    attach_table.py   PURE  processes that were bound while they ran
     top_table.py      PURE  a running job
     doctor_table.py   PURE  findings about the machine
     trace_table.py    PURE  the time of a step by activity
@@ -19,6 +20,7 @@ Comes in: topologies, plans, reports. Goes out: rich renderables, and the text o
     bench_table.py    PURE  the figures of a benchmark
     bench_layouts.py  PURE  the columns and legends of each benchmark
     bench_plot.py     PURE  the figures of a benchmark as charts
+    train_limits.py   PURE  what limits models in bench train
     sweep_table.py    PURE  the figures of a benchmark over a range of sizes
     chart.py          PURE  charts as SVG
     notebook.py       PURE  a machine and a plan in a notebook

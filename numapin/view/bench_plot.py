@@ -6,26 +6,38 @@ column and sweep; for other cases, a panel of bars per column.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from numapin.view.bench_table import machine_line, sweeps
 from numapin.view.chart import Figure, Panel, Point, Series
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numapin.bench.model import BenchReport, CaseResult
-    from numapin.view.bench_table import Column
+    from numapin.view.bench_table import Column, Layout
+
+_NOTE: Final = "Markers and bars: median over the repeats. Vertical lines: lowest to highest repeat."
 
 
-def bench_figure(report: BenchReport, columns: Sequence[Column]) -> Figure:
+def bench_figure(report: BenchReport, layout: Layout) -> Figure:
     """Return the figure. It leaves out what was skipped; if nothing was measured, it has no panel."""
-    panels = (panel for column in columns for panel in _panels(report, column))
+    panels = [panel for column in layout.plotted for panel in _panels(report, column)]
+    peers_are = report.settings.get("peers_are")
+    abouts = layout.peers or (peers_are if isinstance(peers_are, dict) else {})
     return Figure(
-        title=f"numapin bench {report.benchmark}",
+        title=f"numapin bench {report.benchmark}{'' if report.is_complete else ' (partial)'}",
         subtitle=machine_line(report),
-        panels=tuple(panel for panel in panels if panel.series),
+        panels=tuple(_described(panel, abouts) for panel in panels if panel.series),
+        note=_NOTE,
     )
+
+
+def _described(panel: Panel, abouts: Mapping[str, object]) -> Panel:
+    """Return a panel whose series have the descriptions of their peers."""
+    series = (replace(own, about=str(abouts.get(own.name, ""))) for own in panel.series)
+    return replace(panel, series=tuple(series))
 
 
 def _panels(report: BenchReport, column: Column) -> list[Panel]:
@@ -35,16 +47,21 @@ def _panels(report: BenchReport, column: Column) -> list[Panel]:
 
 def _sweep(name: str, cases: Sequence[CaseResult], column: Column) -> Panel:
     return Panel(
-        title=f"{name}: {column.heading}",
-        y_label=column.heading,
-        x_label="size",
+        title=f"{name}: {_axis(column)}",
+        y_label=_axis(column),
+        x_label="size of the memory, logarithmic",
         series=_series(cases, column, lambda case: float(case.num_bytes or 0)),
         y_log=True,
     )
 
 
 def _bars(cases: Sequence[CaseResult], column: Column) -> Panel:
-    return Panel(title=column.heading, y_label=column.heading, series=_series(cases, column, lambda case: case.name))
+    series = _series(cases, column, lambda case: case.name)
+    return Panel(title=_axis(column), y_label=_axis(column), series=series)
+
+
+def _axis(column: Column) -> str:
+    return column.axis or column.heading
 
 
 def _series(

@@ -7,32 +7,39 @@ and highest in brackets; and the reason for each peer and case that was skipped.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
+from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
 from numapin.base.plural import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from rich.console import RenderableType
 
-    from numapin.bench.model import BenchReport, CaseResult, PeerResult, Spread
+    from numapin.bench.model import BenchReport, CaseResult, Spread
+
+_WIDTH: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A figure, the heading above it, its number format, and whether its spread is shown."""
+    """A figure, the heading above it, its number format, and whether its spread is shown.
+
+    `axis` is the label of its axis in plots, with the unit; "" if the heading says it all.
+    """
 
     figure: str
     heading: str
     form: str = ".3g"
     spread: bool = False
+    axis: str = ""
 
     def cell(self, spread: Spread | None) -> str:
         """Return the text of a cell; "-" if the figure was not measured."""
@@ -44,21 +51,82 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The columns of a benchmark's tables, a legend for them, and the columns that are plotted."""
+    """The columns of a benchmark's tables, a legend for them, and the columns that are plotted.
+
+    `peers` describes the peers in the plot's legend, if the report's settings do not. `remarks` returns lines that
+    come before the verdict.
+    """
 
     columns: tuple[Column, ...]
     legend: str
     plotted: tuple[Column, ...]
+    peers: Mapping[str, str] = field(default_factory=dict)
+    remarks: Callable[[BenchReport], Iterable[str]] = lambda _: ()
 
 
 def bench_table(report: BenchReport, layout: Layout) -> RenderableType:
-    """Return the machine, the legend, and each case without the columns that none of its peers has."""
-    parts: list[RenderableType] = [Text(machine_line(report)), Text(layout.legend)]
-    for case in report.cases:
-        parts += heading(case)
-        if not case.skipped:
-            parts += [_table(case, layout.columns), *notes(case)]
-    return Group(*parts)
+    """Return the machine, the legend, each case without the columns that none of its peers has, and the verdict."""
+    parts: list[RenderableType] = [*head(report, layout)]
+    for case in filter(_was_measured, report.cases):
+        parts += [Text(), Text(f"{case.name}  ", style="bold") + Text(case.about, style="not bold")]
+        parts += [_table(case, layout.columns), *notes(case)]
+    return Group(*parts, *foot(report, layout))
+
+
+def head(report: BenchReport, layout: Layout) -> Iterator[Text]:
+    """Yield the machine, the legend, and whether the figures are partial."""
+    yield Text(machine_line(report))
+    yield Text(layout.legend)
+    if not report.is_complete:
+        yield Text("partial: the benchmark was stopped early; the figures cover what it had measured", style="bold")
+
+
+def foot(report: BenchReport, layout: Layout) -> Iterator[RenderableType]:
+    """Yield reasons for leaving something out, remarks, at most 100 columns wide, and the verdict in one line."""
+    for lines in (list(_left_out(report.cases)), list(layout.remarks(report))):
+        if lines:
+            yield Text()
+            yield from (Constrain(Text(line), _WIDTH) for line in lines)
+    if report.verdict is not None:
+        yield Text()
+        yield Text(report.verdict.text, style="bold")
+
+
+def _was_measured(case: CaseResult) -> bool:
+    return any(peer.num_runs for peer in case.peers)
+
+
+def _left_out(cases: Sequence[CaseResult]) -> Iterator[str]:
+    """Yield a line for each reason for which cases, or peers in some or all cases, have no figures."""
+    for reason, names in _skipped_peers(cases).items():
+        shown = (_peer_with_cases(name, skipped_in, cases) for name, skipped_in in names.items())
+        yield f"skipped: {', '.join(shown)}: {reason}"
+    skipped: dict[str, list[CaseResult]] = {}
+    for case in cases:
+        skipped.setdefault(case.skipped or "", []).append(case)
+    yield from (f"skipped: {_cases_in_words(same)}: {reason}" for reason, same in skipped.items() if reason)
+
+
+def _skipped_peers(cases: Sequence[CaseResult]) -> dict[str, dict[str, list[str]]]:
+    """Return, by reason and peer, the cases in which the peer never ran."""
+    found: dict[str, dict[str, list[str]]] = {}
+    pairs = ((case.name, peer) for case in cases for peer in case.peers)
+    for name, peer in pairs:
+        if peer.skipped is not None and not peer.num_runs:
+            found.setdefault(peer.skipped, {}).setdefault(peer.name, []).append(name)
+    return found
+
+
+def _cases_in_words(cases: Sequence[CaseResult]) -> str:
+    """Return the names of cases, and what a single one is about."""
+    names = ", ".join(case.name for case in cases)
+    return names if len(cases) > 1 else f"{names} ({cases[0].about})"
+
+
+def _peer_with_cases(name: str, skipped_in: Sequence[str], cases: Sequence[CaseResult]) -> str:
+    """Return the peer, with the cases in which it was skipped unless these are all that have it."""
+    num_cases = sum(any(peer.name == name for peer in case.peers) for case in cases)
+    return name if len(skipped_in) == num_cases else f"{name} (in {', '.join(skipped_in)})"
 
 
 def machine_line(report: BenchReport) -> str:
@@ -68,19 +136,14 @@ def machine_line(report: BenchReport) -> str:
 
 def machine_in_words(machine: Mapping[str, object]) -> str:
     """Return a machine, as `BenchMachine` has it in JSON, in one line."""
-    gpus, versions = machine.get("gpus"), machine.get("versions")
-    models = Counter(map(str, gpus if isinstance(gpus, list | tuple) else ()))
-    models_in_words = ", ".join(f"{count} {model}" for model, count in models.items()) or "no GPU"
+    versions = machine.get("versions")
     torch = versions.get("torch") if isinstance(versions, dict) else None
-    return f"{machine.get('num_cpus')} CPUs, {models_in_words}; torch {torch}"
+    return f"{machine.get('num_cpus')} CPUs, {_models_in_words(machine.get('gpus'))}; torch {torch}"
 
 
-def heading(case: CaseResult) -> Iterator[Text]:
-    """Yield an empty line, the name of a case, and why it was skipped if it was."""
-    yield Text()
-    yield Text(f"{case.name}  ", style="bold") + Text(case.about, style="not bold")
-    if case.skipped:
-        yield Text(f"  skipped: {case.skipped}")
+def _models_in_words(gpus: object) -> str:
+    models = Counter(map(str, gpus if isinstance(gpus, list | tuple) else ()))
+    return ", ".join(f"{count} {model}" for model, count in models.items()) or "no GPU"
 
 
 def sweeps(cases: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:
@@ -93,10 +156,10 @@ def sweeps(cases: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:
 
 
 def notes(case: CaseResult) -> Iterator[Text]:
-    """Yield a line for each peer that did not run in every repeat."""
+    """Yield a line for each peer that stopped before the last repeat."""
     for peer in case.peers:
-        if peer.skipped is not None:
-            yield Text(f"  {peer.name}: {_progress(peer)}: {peer.skipped}")
+        if peer.skipped is not None and peer.num_runs:
+            yield Text(f"  {peer.name}: stopped after {counted(peer.num_runs, 'run')}: {peer.skipped}")
 
 
 def _table(case: CaseResult, columns: Sequence[Column]) -> Table:
@@ -114,7 +177,3 @@ def _measured(case: CaseResult, columns: Sequence[Column]) -> list[Column]:
     """Return the columns that at least one peer has."""
     figures = set().union(*(peer.figures for peer in case.peers))
     return [column for column in columns if column.figure in figures]
-
-
-def _progress(peer: PeerResult) -> str:
-    return f"stopped after {counted(peer.num_runs, 'run')}" if peer.num_runs else "skipped"

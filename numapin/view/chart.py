@@ -1,7 +1,8 @@
 """Line and bar charts as SVG. Pure; no library.
 
 Comes in: a `Figure`. Goes out: an SVG document that follows the reader's light or dark scheme and has a description in
-words (desc). Lines differ in color and in the shape of their markers.
+words (desc). Series differ in color, in the shape of their markers and in their dashes: where two lines coincide, the
+lower one shows in the gaps of the upper one, and through its hollow markers.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 from xml.sax.saxutils import escape
 
+from numapin.base.sizes import size_label
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _WIDTH: Final = 720
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 16, 34, 46  # around the plot of a panel
@@ -22,8 +25,12 @@ _PLOT_WIDTH: Final = _WIDTH - _LEFT - _RIGHT
 _HEAD: Final = 48
 _LEGEND_LINE: Final = 20
 _LEGEND_COLUMN: Final = 172
-_PER_LINE: Final = 4
+_PER_LINE: Final = 4  # without descriptions; with them, one
+_SAMPLE: Final = 30  # width of the sample of a line
+_SHOWN_CHARS: Final = 96  # of a legend's line
 _NUM_TICKS: Final = 5
+
+_DASHES: Final = ("", "7 4", "2 3", "9 3 2 3", "14 4")
 
 # Okabe and Ito's colors for any color vision; dark enough on white, light enough on black.
 _COLORS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#b59f00")
@@ -46,10 +53,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """The points of one color."""
+    """The points of one color. `about` describes the series in the legend."""
 
     name: str
     points: tuple[Point, ...]
+    about: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +73,20 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """Panels one below the other, with one legend."""
+    """Panels one below the other, with one legend; `note` explains the marks."""
 
     title: str
     subtitle: str
     panels: tuple[Panel, ...]
+    note: str = ""
 
 
 def svg(figure: Figure) -> str:
     """Return the figure as an SVG document."""
-    names = tuple(dict.fromkeys(series.name for panel in figure.panels for series in panel.series))
-    top = _HEAD + _LEGEND_LINE * -(-len(names) // _PER_LINE)
+    abouts = {series.name: series.about for panel in figure.panels for series in panel.series}
+    names = tuple(abouts)
+    legend = list(_legend(abouts, figure.note))
+    top = _HEAD + _LEGEND_LINE * len(legend)
     height = top + _PANEL_HEIGHT * len(figure.panels)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
@@ -86,18 +97,12 @@ def svg(figure: Figure) -> str:
         f'<rect class="p" width="{_WIDTH}" height="{height}"/>',
         _label(_LEFT, 20, figure.title, css="t"),
         _label(_LEFT, 38, figure.subtitle),
-        *_legend(names),
+        *legend,
     ]
     for number, panel in enumerate(figure.panels):
         parts += [f'<g transform="translate({_LEFT},{top + _PANEL_HEIGHT * number + _TOP})">']
         parts += [*_panel(panel, names), "</g>"]
     return "\n".join([*parts, "</svg>", ""])
-
-
-def size_label(num_bytes: float) -> str:
-    """Return a size in the largest binary unit that leaves at least 1: 4 KiB, 1.5 MiB."""
-    power = min(3, int(math.log2(max(num_bytes, 1)) // 10))
-    return f"{num_bytes / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
 
 
 def _descriptions(figure: Figure) -> Iterator[str]:
@@ -135,17 +140,37 @@ def _color(number: int) -> str:
     return _COLORS[number % len(_COLORS)]
 
 
-def _legend(names: Sequence[str]) -> Iterator[str]:
-    for number, name in enumerate(names):
-        line, column = divmod(number, _PER_LINE)
-        x, y = _LEFT + column * _LEGEND_COLUMN, _HEAD + 10 + line * _LEGEND_LINE
-        yield _marker(x + 5, y - 4, number)
-        yield _label(x + 16, y, name)
+def _legend(abouts: Mapping[str, str], note: str) -> Iterator[str]:
+    """Yield the lines of the legend: a series each if they have descriptions, else several."""
+    per_line = 1 if any(abouts.values()) else _PER_LINE
+    entries: list[list[str]] = []
+    for number, (name, about) in enumerate(abouts.items()):
+        row, column = divmod(number, per_line)
+        entries += [[]] if column == 0 else []
+        entries[row].append(_entry(number, f"{name}: {about}" if about else name, row, column))
+    yield from map("".join, entries)
+    if note:
+        yield _label(_LEFT, _HEAD + 10 + len(entries) * _LEGEND_LINE, note)
+
+
+def _entry(number: int, text: str, row: int, column: int) -> str:
+    """Return a sample of a series' line with its marker, and its name."""
+    x, y = _LEFT + column * _LEGEND_COLUMN, _HEAD + 10 + row * _LEGEND_LINE
+    sample = _line(x, y - 4, x + _SAMPLE, y - 4, f'{_stroke(number)} stroke-width="2"')
+    shown = text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 1]}…"
+    return sample + _marker(x + _SAMPLE / 2, y - 4, number) + _label(x + _SAMPLE + 8, y, shown)
+
+
+def _stroke(number: int) -> str:
+    """Return the color and the dashes of a series."""
+    dashes = _DASHES[number % len(_DASHES)]
+    return f'stroke="{_color(number)}"' + (f' stroke-dasharray="{dashes}"' if dashes else "")
 
 
 def _marker(x: float, y: float, number: int) -> str:
-    """Return a circle, square, triangle or diamond, by the number of the series."""
-    fill = f'fill="{_color(number)}"'
+    """Return a circle, square, triangle or diamond, by the number of the series; every other one is hollow."""
+    color = _color(number)
+    fill = f'fill="none" stroke="{color}" stroke-width="1.5"' if number % 2 else f'fill="{color}"'
     shapes = (
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {fill}/>',
         f'<rect x="{x - 3.5:.1f}" y="{y - 3.5:.1f}" width="7" height="7" {fill}/>',
@@ -162,9 +187,7 @@ def _panel(panel: Panel, names: Sequence[str]) -> Iterator[str]:
         yield _label(0, 20, "nothing was measured")
         return
     axis = _y_axis(points, log=panel.y_log)
-    for tick in axis.ticks:
-        yield _line(0, axis.place(tick), _PLOT_WIDTH, axis.place(tick), 'class="g"')
-        yield _label(-6, axis.place(tick) + 4, _number(tick), anchor="end")
+    yield from _grid(axis)
     yield _line(0, _PLOT_HEIGHT, _PLOT_WIDTH, _PLOT_HEIGHT, 'class="a"')
     yield f'<g transform="rotate(-90)">{_label(-_PLOT_HEIGHT / 2, -54, panel.y_label, anchor="middle")}</g>'
     yield _label(_PLOT_WIDTH / 2, _PLOT_HEIGHT + 38, panel.x_label, anchor="middle")
@@ -204,11 +227,17 @@ class _LogAxis:
 _Axis: TypeAlias = _LinearAxis | _LogAxis
 
 
+def _grid(axis: _Axis) -> Iterator[str]:
+    for tick in axis.ticks:
+        yield _line(0, axis.place(tick), _PLOT_WIDTH, axis.place(tick), 'class="g"')
+        yield _label(-6, axis.place(tick) + 4, _number(tick), anchor="end")
+
+
 def _y_axis(points: Sequence[Point], *, log: bool) -> _Axis:
     highest = max(point.high for point in points)
-    lowest = min((point.low for point in points if point.low > 0), default=None)
-    if log and lowest is not None:
-        return _LogAxis(lowest, highest)
+    above_zero = [point.low for point in points if point.low > 0]
+    if log and above_zero:
+        return _LogAxis(min(above_zero), highest)
     return _LinearAxis(highest if highest > 0 else 1.0)
 
 
@@ -240,7 +269,7 @@ def _line_with_markers(
     """Yield the line through the points of a series, each of which has its x coordinate, and their markers."""
     stroke = f'stroke="{_color(number)}"'
     path = " ".join(f"{x:.1f},{axis.place(point.y):.1f}" for x, point in points)
-    yield f'<polyline points="{path}" fill="none" {stroke} stroke-width="2"/>'
+    yield f'<polyline points="{path}" fill="none" {_stroke(number)} stroke-width="2"/>'
     for x, point in points:
         yield from _spread(x, point, axis, stroke)
         yield _titled(_marker(x, axis.place(point.y), number), series, point, panel)
@@ -263,12 +292,18 @@ def _bars(panel: Panel, names: Sequence[str], axis: _Axis) -> Iterator[str]:
     for number, group in enumerate(groups):
         yield _label((number + 0.5) * group_width, _PLOT_HEIGHT + 18, group, anchor="middle")
     for place, series in enumerate(panel.series):
-        color = _color(names.index(series.name))
+        color, weight = _fill(names.index(series.name))
         for point in series.points:
             x, y = (groups.index(str(point.x)) + 0.1) * group_width + place * width, axis.place(point.y)
             size = f'width="{width * 0.92:.1f}" height="{_PLOT_HEIGHT - y:.1f}"'
-            yield _titled(f'<rect x="{x:.1f}" y="{y:.1f}" {size} fill="{color}"/>', series, point, panel)
+            bar = f'<rect x="{x:.1f}" y="{y:.1f}" {size} fill="{color}" fill-opacity="{weight}" stroke="{color}"/>'
+            yield _titled(bar, series, point, panel)
             yield from _spread(x + width * 0.46, point, axis, 'class="s"')
+
+
+def _fill(number: int) -> tuple[str, float]:
+    """Return the color and the opacity of a series' bars; the colors return, paler, after the last one."""
+    return _color(number), (1.0, 0.45, 0.15)[number // len(_COLORS) % 3]
 
 
 def _titled(shape: str, series: Series, point: Point, panel: Panel) -> str:

@@ -16,15 +16,17 @@ from numapin.base.content_policy import policy_element
 from numapin.base.printable import printable
 from numapin.compare.figures import FIGURES
 from numapin.compare.ratio import Verdict
-from numapin.compare.report import verdict_line
+from numapin.compare.report import verdict_lines
 from numapin.view.bench_table import machine_in_words
 from numapin.view.compare_style import CAVEATS, STYLE
-from numapin.view.compare_table import OTHERS, figure_text, step_ms
+from numapin.view.compare_table import OTHERS, figure_text, other_figures, step_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from numapin.compare.report import CompareReport, VariantResult
+    from numapin.compare.ratio import StepRatio
+    from numapin.compare.report import CompareReport
+    from numapin.compare.results import VariantResult
 
 _NUM_TICKS: Final = 4
 _SHOWN_STEPS: Final = 400
@@ -33,6 +35,7 @@ _CLASSES: Final = {
     Verdict.SLOWER: "slower",
     Verdict.NO_DIFFERENCE: "same",
     Verdict.UNKNOWN: "unknown",
+    Verdict.UNSETTLED: "unknown",
 }
 _TRACE_HEIGHT: Final = 48
 _MARGIN_DEFAULT: Final = 0.05
@@ -71,6 +74,7 @@ def compare_page(report: CompareReport) -> str:
     body = (
         f"<h1>{_text(script)}</h1>",
         f"<p class=dim>{_text(report.host)}, {_text(report.date)}: {_text(machine_in_words(report.machine))}</p>",
+        f"<p class=dim>{_text(report.steps_in_words)}</p>",
         f"<ul class=outcomes>{''.join(_outcomes(report))}</ul>",
         *_plots(report),
         "<h2>All figures</h2>",
@@ -90,27 +94,32 @@ def compare_page(report: CompareReport) -> str:
 
 
 def _outcomes(report: CompareReport) -> Iterator[str]:
-    for variant in report.variants:
-        if variant.ratio is not None:
-            yield f'<li class="{_CLASSES[variant.ratio.verdict]}">{_text(verdict_line(variant))}</li>'
-        if variant.failure is not None:
-            yield f"<li class=slower><b>failed</b> {_text(variant.name)}<pre>{_lines(variant.failure)}</pre></li>"
-        yield from (f"<li>{_text(variant.name)}: {_text(note)}</li>" for note in variant.notes)
+    yield from chain.from_iterable(map(_outcome, report.variants))
     yield from (f"<li>{_text(note)}</li>" for note in report.notes)
     if not report.is_complete:
         yield "<li>Stopped early: these are the runs that had ended.</li>"
 
 
+def _outcome(variant: VariantResult) -> Iterator[str]:
+    if variant.ratio is not None:
+        lines = "<br>".join(map(_text, verdict_lines(variant)))
+        yield f'<li class="{_CLASSES[variant.ratio.verdict]}">{lines}</li>'
+    if variant.failure is not None:
+        yield f"<li class=slower><b>failed</b> {_text(variant.name)}<pre>{_lines(variant.failure)}</pre></li>"
+    yield from (f"<li>{_text(variant.name)}: {_text(note)}</li>" for note in variant.notes)
+
+
 def _plots(report: CompareReport) -> Iterator[str]:
     if not report.measured:
         return
-    if any(variant.ratio for variant in report.measured):
+    rows = [(variant, variant.ratio) for variant in report.measured if variant.ratio is not None]
+    if rows:
         yield f"<h2>Times as fast as {_text(report.baseline or '')}</h2>"
         yield (
             "<p class=dim>Dot: estimate; line: 99 % interval. An interval beside the line at 1 is a difference, unless "
             "that is below 1 %; one that touches this line and stays in the band is no difference.</p>"
         )
-        yield _ratio_plot(report)
+        yield _ratio_plot(rows, report.settings.get("margin"))
     yield "<h2>Step time of each run</h2><p class=dim>A dot is the mean of one run; the bar is their median.</p>"
     yield _runs_plot(report.measured)
     yield (
@@ -120,30 +129,34 @@ def _plots(report: CompareReport) -> Iterator[str]:
     yield _steps_plot(report.measured)
 
 
-def _ratio_plot(report: CompareReport) -> str:
-    rows = [(variant, variant.ratio) for variant in report.measured if variant.ratio is not None]
-    given = report.settings.get("margin")
-    margin = given if isinstance(given, float) else _MARGIN_DEFAULT
+def _ratio_plot(rows: Sequence[tuple[VariantResult, StepRatio]], given_margin: object) -> str:
+    margin = given_margin if isinstance(given_margin, float) else _MARGIN_DEFAULT
     ends = [end for _, ratio in rows for end in (ratio.low, ratio.high, ratio.ratio) if end is not None]
     shown = [end for end in ends if 0.1 <= end <= 10]  # an interval of two runs may reach from 0 to 1000
     axis = _Axis(min([*shown, 1 / (1 + margin)]), max([*shown, 1 + margin]), unit="x")
+    back = _band(axis, margin)
+    return "".join([*(_ratio_row(variant, ratio, axis, back) for variant, ratio in rows), _ticks(axis)])
+
+
+def _band(axis: _Axis, margin: float) -> str:
+    """Return the band of ratios that count as no difference, and the line at 1."""
     left, right = axis.place(1 / (1 + margin)), axis.place(1 + margin)
     width = float(right[:-1]) - float(left[:-1])
-    back = (
+    return (
         f'<rect class="band" x="{left}" y="0" width="{width:.2f}%" height="100%"/>'
         f'<line class="one" x1="{axis.place(1)}" x2="{axis.place(1)}" y1="0" y2="100%"/>'
     )
-    parts = []
-    for variant, ratio in rows:
-        low, high = ratio.low or ratio.ratio, ratio.high or ratio.ratio
-        css = _CLASSES[ratio.verdict]
-        marks = (
-            f'<line class="interval {css}" x1="{axis.place(low)}" x2="{axis.place(high)}" y1="14" y2="14"/>'
-            f'<circle class="{css}" cx="{axis.place(ratio.ratio)}" cy="14" r="6"/>'
-        )
-        value = f"{ratio.ratio:.3f}x [{low:.3f}, {high:.3f}] {ratio.verdict}"
-        parts.append(_row(variant.name, value, back + marks, height=28))
-    return "".join([*parts, _ticks(axis)])
+
+
+def _ratio_row(variant: VariantResult, ratio: StepRatio, axis: _Axis, back: str) -> str:
+    low, high = ratio.low or ratio.ratio, ratio.high or ratio.ratio
+    css = _CLASSES[ratio.verdict]
+    marks = (
+        f'<line class="interval {css}" x1="{axis.place(low)}" x2="{axis.place(high)}" y1="14" y2="14"/>'
+        f'<circle class="{css}" cx="{axis.place(ratio.ratio)}" cy="14" r="6"/>'
+    )
+    value = f"{ratio.ratio:.3f}x [{low:.3f}, {high:.3f}] {ratio.verdict}"
+    return _row(variant.name, value, back + marks, height=28)
 
 
 def _runs_plot(variants: Sequence[VariantResult]) -> str:
@@ -206,23 +219,9 @@ def _ticks(axis: _Axis) -> str:
 
 
 def _table(report: CompareReport) -> str:
-    shown = [name for name in OTHERS if any(name in variant.figures for variant in report.measured)]
+    shown = other_figures(report)
     head = ["variant", "runs", "step ms", "median step ms", "95 % below ms", *(OTHERS[name][0] for name in shown)]
-    rows = "".join(
-        f'<tr><th scope="row">{_text(variant.name)}</th>'
-        + "".join(
-            f"<td>{cell}</td>"
-            for cell in (
-                str(variant.num_runs),
-                step_ms(variant.figures["step_s"]),
-                f"{variant.figures['step_median_s'].median * 1000:.2f}",
-                f"{variant.figures['step_p95_s'].median * 1000:.2f}",
-                *(figure_text(variant, name) for name in shown),
-            )
-        )
-        + "</tr>"
-        for variant in report.measured
-    )
+    rows = "".join(_table_row(variant, shown) for variant in report.measured)
     headings = "".join(f'<th scope="col">{_text(text)}</th>' for text in head)
     return (
         f'<div class="scroll" tabindex="0"><table><thead><tr>{headings}</tr></thead><tbody>{rows}</tbody></table></div>'
@@ -232,6 +231,17 @@ def _table(report: CompareReport) -> str:
 def _commands(report: CompareReport) -> Iterator[str]:
     for variant in report.variants:
         yield f"<p><b>{_text(variant.name)}</b></p><pre>{_text(quoting.join(variant.command))}</pre>"
+
+
+def _table_row(variant: VariantResult, shown: Sequence[str]) -> str:
+    cells = (
+        str(variant.num_runs),
+        step_ms(variant.figures["step_s"]),
+        f"{variant.figures['step_median_s'].median * 1000:.2f}",
+        f"{variant.figures['step_p95_s'].median * 1000:.2f}",
+        *(figure_text(variant, name) for name in shown),
+    )
+    return f'<tr><th scope="row">{_text(variant.name)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
 
 
 def _reading(report: CompareReport) -> Iterable[str]:

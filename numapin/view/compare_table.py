@@ -13,7 +13,7 @@ from rich.text import Text
 
 from numapin.base import quoting
 from numapin.compare.ratio import Verdict
-from numapin.compare.report import verdict_line
+from numapin.compare.report import verdict_lines
 from numapin.view.bench_table import machine_in_words
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from numapin.bench.model import Spread
-    from numapin.compare.report import CompareReport, VariantResult
+    from numapin.compare.ratio import StepRatio
+    from numapin.compare.report import CompareReport
+    from numapin.compare.results import VariantResult
 
 # Figure -> heading, factor and format.
 OTHERS: Final = {
@@ -30,6 +32,7 @@ OTHERS: Final = {
     "wait_share": ("waits", 1.0, ".1%"),
     "startup_s": ("start s", 1.0, ".1f"),
     "cpu_s_per_step": ("CPU ms/step", 1e3, ".1f"),
+    "other_cpus": ("others", 1.0, ".1f"),
     "memory_bytes": ("MiB", 2.0**-20, ",.0f"),
     "peak_bytes": ("peak", 2.0**-20, ",.0f"),
     "gpu_memory_bytes": ("GPU MiB", 2.0**-20, ",.0f"),
@@ -37,14 +40,16 @@ OTHERS: Final = {
     "gpu_busy_share": ("GPU busy", 1.0, ".0%"),
 }
 LEGEND: Final = (
-    "waits: of the time, for batches; start: until the first step; MiB: of all processes; peak: MiB of a rank; "
-    "remote: memory on other nodes"
+    "waits: of the time, for batches; start: until the first step; others: CPUs that other programs used; "
+    "MiB: of all processes; peak: MiB of a rank; remote: memory on other nodes"
 )
+_MOST_COLUMNS: Final = 6
 _STYLES: Final = {
     Verdict.FASTER: "bold green",
     Verdict.SLOWER: "bold red",
     Verdict.NO_DIFFERENCE: "bold",
     Verdict.UNKNOWN: "bold yellow",
+    Verdict.UNSETTLED: "bold yellow",
 }
 
 
@@ -52,7 +57,7 @@ def compare_table(report: CompareReport) -> RenderableType:
     """Return the machine, the tables, and a line per variant."""
     parts: list[RenderableType] = [Text(machine_in_words(report.machine)), *_commands(report)]
     if report.measured:
-        parts += [Text(), _steps(report), Text(), _others(report), Text(LEGEND, style="dim")]
+        parts += [Text(report.steps_in_words), Text(), _steps(report), *_others(report), Text(LEGEND, style="dim")]
     return Group(*parts, Text(), *_outcomes(report), *_notes(report))
 
 
@@ -73,10 +78,13 @@ def _steps(report: CompareReport) -> Table:
     table = _table("variant", "runs", "step ms [lowest, highest]", against, "99 % interval")
     for variant in report.measured:
         ratio, step = variant.ratio, variant.figures["step_s"]
-        interval = "-" if ratio is None or ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
         times = "1" if ratio is None else f"{ratio.ratio:.3f}"
-        table.add_row(variant.name, str(variant.num_runs), step_ms(step), times, interval)
+        table.add_row(variant.name, str(variant.num_runs), step_ms(step), times, _interval(ratio))
     return table
+
+
+def _interval(ratio: StepRatio | None) -> str:
+    return "-" if ratio is None or ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
 
 
 def step_ms(step: Spread) -> str:
@@ -86,12 +94,21 @@ def step_ms(step: Spread) -> str:
     return f"{median} [{low}, {high}]"
 
 
-def _others(report: CompareReport) -> Table:
-    shown = [name for name in OTHERS if any(name in variant.figures for variant in report.measured)]
-    table = _table("variant", *(OTHERS[name][0] for name in shown))
-    for variant in report.measured:
-        table.add_row(variant.name, *(figure_text(variant, name) for name in shown))
-    return table
+def other_figures(report: CompareReport) -> list[str]:
+    """Return the names of the figures besides step times that any variant has."""
+    return [name for name in OTHERS if any(name in variant.figures for variant in report.measured)]
+
+
+def _others(report: CompareReport) -> Iterator[RenderableType]:
+    """Yield the other figures, in two tables if one would be too wide."""
+    shown = other_figures(report)
+    middle = len(shown) if len(shown) <= _MOST_COLUMNS else (len(shown) + 1) // 2
+    for names in (shown[:middle], shown[middle:]):
+        if names:
+            table = _table("variant", *(OTHERS[name][0] for name in names))
+            for variant in report.measured:
+                table.add_row(variant.name, *(figure_text(variant, name) for name in names))
+            yield from (Text(), table)
 
 
 def figure_text(variant: VariantResult, name: str) -> str:
@@ -103,17 +120,23 @@ def figure_text(variant: VariantResult, name: str) -> str:
 def _outcomes(report: CompareReport) -> Iterator[Text]:
     for variant in report.variants:
         if variant.ratio is not None:
-            yield Text(verdict_line(variant), style=_STYLES[variant.ratio.verdict])
+            first, *others = verdict_lines(variant)
+            yield Text(first, style=_STYLES[variant.ratio.verdict])
+            yield from (Text(line) for line in others)
+
+
+def _failure(variant: VariantResult, failure: str) -> Iterator[Text]:
+    when = f"failed after {variant.num_runs} runs" if variant.num_runs else "failed"
+    first, *lines = failure.split("\n")
+    yield Text(f"{variant.name} {when}: {first}", style="red")
+    yield from map(Text, lines)
 
 
 def _notes(report: CompareReport) -> Iterator[Text]:
     """Yield what failed, and what a reader has to know."""
     for variant in report.variants:
         if variant.failure is not None:
-            when = f"failed after {variant.num_runs} runs" if variant.num_runs else "failed"
-            first, *lines = variant.failure.split("\n")
-            yield Text(f"{variant.name} {when}: {first}", style="red")
-            yield from (Text(line) for line in lines)
+            yield from _failure(variant, variant.failure)
         yield from (Text(f"note: {variant.name}: {note}") for note in variant.notes)
     yield from (Text(f"note: {note}") for note in report.notes)
     if not report.is_complete:

@@ -1,11 +1,12 @@
 """A doctor's report as text. Pure.
 
-Comes in: a `DoctorReport`. Goes out: the findings by severity, the worst first, each with cost, source and remedy; one
-line for each check that is well or got no answer; and the advice on pinning.
+Comes in: a `DoctorReport`. Goes out: a summary in one line; the findings by severity, the worst first, each with cost,
+source and remedy; one line for each check that is well or got no answer; and the advice on pinning.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +15,7 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
+from numapin.base.plural import counted
 from numapin.doctor.model import DoctorSeverity
 
 if TYPE_CHECKING:
@@ -33,14 +35,28 @@ _STYLES: Final = {
     None: "bold",
     DoctorSeverity.OK: "bold green",
 }
+_TO_MEND: Final = (DoctorSeverity.ERROR, DoctorSeverity.WARNING, DoctorSeverity.NOTE)
 _WIDTH: Final = 100
 _NAME_WIDTH: Final = 18
 
 
 def doctor_table(report: DoctorReport) -> RenderableType:
-    """Return the whole report, at most 100 columns wide."""
+    """Return the whole report, at most 100 columns wide; the first line is the summary."""
     parts = chain.from_iterable(_section(severity, report.findings) for severity in _STYLES)
-    return Group(*parts, Text("pinned memory", style="bold"), _table([_advice(report.advice)]))
+    summary = Constrain(Text(summary_line(report), style="bold"), _WIDTH)
+    return Group(summary, Text(), *parts, Text("pinned memory", style="bold"), _table([_advice(report.advice)]))
+
+
+def summary_line(report: DoctorReport) -> str:
+    """Return the number of findings by severity, and the first thing to do."""
+    counts = Counter(finding.severity for finding in report.findings)
+    found = [counted(counts[severity], severity) for severity in _TO_MEND if counts[severity]]
+    rest = [f"{counted(counts[DoctorSeverity.OK], 'check')} ok"]
+    if counts[None]:
+        rest.append(f"{counts[None]} without an answer")
+    line = f"{report.host or report.source}: {', '.join([*(found or ['nothing to fix']), *rest])}"
+    first = next((f for severity in _TO_MEND for f in report.findings if f.severity is severity), None)
+    return line if first is None else f"{line}. Start with: {first.check}"
 
 
 def _section(severity: DoctorSeverity | None, all_findings: Iterable[DoctorFinding]) -> tuple[RenderableType, ...]:

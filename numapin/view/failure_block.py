@@ -6,7 +6,7 @@ Comes in: a `JobFailure`. Goes out: lines of visible characters, and a longer te
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from textwrap import wrap
 from typing import TYPE_CHECKING, Final
 from unicodedata import combining, east_asian_width
@@ -16,7 +16,7 @@ from numapin.base.printable import printable, printable_lines
 from numapin.launcher.failure import likely_cause
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numapin.launcher.failure import EndedRank, JobFailure
 
@@ -91,33 +91,44 @@ def _identity(failure: JobFailure) -> str:
 
 def _reason(rank: EndedRank, num_lines: int) -> list[str]:
     """Return the exception, or how the process ended; both if a signal ended it after its exception."""
-    end = f"killed by {rank.end}" if rank.exitcode < 0 else rank.end
-    if rank.has_our_end:
-        end = f"ended by numapin ({rank.end})"
     if not rank.exception:
-        return [end]
+        return [_end(rank)]
+    lines = _exception(rank, num_lines)
+    has_usual_end = rank.exitcode == 1 and not rank.is_left
+    return lines if has_usual_end else [*lines, f"then {_end(rank)}"]
+
+
+def _end(rank: EndedRank) -> str:
+    if rank.has_our_end:
+        return f"ended by numapin ({rank.end})"
+    return f"killed by {rank.end}" if rank.exitcode < 0 else rank.end
+
+
+def _exception(rank: EndedRank, num_lines: int) -> list[str]:
+    """Return the exception in at most this many lines; each of several lines may be broken once."""
     begin = rank.exception.split("\n", num_lines + 1)[: num_lines + 1]
     lines = [line for text in begin for line in _wrapped(text, 2 if len(begin) > 1 else num_lines)]
     is_cut = len(lines) > num_lines
-    cut = [*lines[: num_lines - 1], f"{lines[num_lines - 1]}…"] if is_cut else lines
-    return cut if rank.exitcode == 1 and not rank.is_left else [*cut, f"then {end}"]
+    return [*lines[: num_lines - 1], f"{lines[num_lines - 1]}…"] if is_cut else lines
 
 
 def _last_frames(rank: EndedRank, num_lines: int) -> list[str]:
     """Return the last frames that fit, without the exception that follows them, and without torch's @record."""
-    frames = [frame for frame in _frames(rank.traceback) if not frame[0].partition('",')[0].endswith(_RECORD)]
+    frames = [frame for frame in _frames(rank.traceback) if not _is_of_record(frame)]
     shown: list[str] = []
     while frames and len(shown) + len(frames[-1]) <= min(num_lines, _LINES_OF_FRAMES):
         shown = [*map(_frame, frames.pop()), *shown]
     return shown
 
 
+def _is_of_record(frame: Sequence[str]) -> bool:
+    return frame[0].partition('",')[0].endswith(_RECORD)
+
+
 def _frames(traceback: str) -> list[list[str]]:
     """Return the lines of each frame of the last traceback in a text; a chain of exceptions has several."""
-    lines = traceback.split("\n")
-    begins = [number for number, line in enumerate(lines) if line.endswith(_BEGIN)]
     frames: list[list[str]] = []
-    for line in lines[begins[-1] + 1 :] if begins else []:
+    for line in _last_traceback(traceback):
         if line.startswith(_FILE):
             frames.append([line])
         elif line.startswith(_LEFT_OUT):
@@ -127,6 +138,13 @@ def _frames(traceback: str) -> list[list[str]]:
         elif not _MARKS.fullmatch(line):
             frames[-1].append(line)
     return frames
+
+
+def _last_traceback(text: str) -> list[str]:
+    """Return the lines after the last heading of a traceback."""
+    lines = text.split("\n")
+    begins = [number for number, line in enumerate(lines) if line.endswith(_BEGIN)]
+    return lines[begins[-1] + 1 :] if begins else []
 
 
 def _frame(line: str) -> str:
@@ -141,33 +159,50 @@ def _frame(line: str) -> str:
 
 def _others(failure: JobFailure) -> str:
     """Return what the other ranks did: how many had finished, failed too, or were running and were ended."""
-    others = failure.ranks[1:]
-    failed, ended, left, finished = (
-        [rank for rank in others if rank.state == state] for state in ("failed", "ended", "left", "finished")
-    )
-    later = [rank for rank in failed if rank.exception or not rank.was_ended]
-    crashed = [rank for rank in failed if rank not in later]
-    parts = []
-    if left:
-        parts.append(f"{_are(len(left))} still there after SIGKILL ({_names(left)})")
-    if later:
-        parts.append(f"{len(later)} failed later ({_names(later)})")
-    if crashed:
-        them = "it" if len(crashed) == 1 else "them"
-        parts.append(f"{len(crashed)} failed while numapin ended {them} ({_names(crashed)}: {_ends(crashed)})")
-    if ended:
-        parts.append(f"{_were(len(ended))} running and ended by numapin ({_ends(ended)})")
-    if finished:
-        parts.append(f"{len(finished)} had finished")
+    groups: defaultdict[str, list[EndedRank]] = defaultdict(list)
+    for rank in failure.ranks[1:]:
+        groups[_fate(rank)].append(rank)
+    parts = (phrase(groups[fate]) for fate, phrase in _PHRASES.items() if groups[fate])
     return "; ".join(parts) or "there are none on this host"
 
 
-def _are(number: int) -> str:
-    return f"{number} is" if number == 1 else f"{number} are"
+def _fate(rank: EndedRank) -> str:
+    """Return its state, but "crashed" for a rank that recorded no exception and failed while numapin ended it."""
+    has_crashed = rank.state == "failed" and rank.was_ended and not rank.exception
+    return "crashed" if has_crashed else rank.state
 
 
-def _were(number: int) -> str:
-    return f"{number} was" if number == 1 else f"{number} were"
+def _still_there(ranks: Sequence[EndedRank]) -> str:
+    verb = "is" if len(ranks) == 1 else "are"
+    return f"{len(ranks)} {verb} still there after SIGKILL ({_names(ranks)})"
+
+
+def _failed_later(ranks: Sequence[EndedRank]) -> str:
+    return f"{len(ranks)} failed later ({_names(ranks)})"
+
+
+def _crashed(ranks: Sequence[EndedRank]) -> str:
+    them = "it" if len(ranks) == 1 else "them"
+    return f"{len(ranks)} failed while numapin ended {them} ({_names(ranks)}: {_ends(ranks)})"
+
+
+def _ended(ranks: Sequence[EndedRank]) -> str:
+    verb = "was" if len(ranks) == 1 else "were"
+    return f"{len(ranks)} {verb} running and ended by numapin ({_ends(ranks)})"
+
+
+def _had_finished(ranks: Sequence[EndedRank]) -> str:
+    return f"{len(ranks)} had finished"
+
+
+_PHRASES: Final[Mapping[str, Callable[[Sequence[EndedRank]], str]]] = {
+    "left": _still_there,
+    "failed": _failed_later,
+    "crashed": _crashed,
+    "ended": _ended,
+    "finished": _had_finished,
+}
+"""What became of a rank -> what to say of the ranks of which that is true, in the order of the sentence."""
 
 
 def _names(ranks: Sequence[EndedRank]) -> str:

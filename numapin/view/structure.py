@@ -57,7 +57,7 @@ def numbered(word: str) -> str:
 def link_words(topology: Topology, devices: Sequence[Collection[str]]) -> dict[frozenset[int], str]:
     """Return the known links between devices, by the places of both; a link may use any of a device's names."""
     place_of = {name: place for place, names in enumerate(devices) for name in names}
-    links = (link for link in topology.links if link.a in place_of and link.b in place_of)
+    links = (link for link in topology.links if place_of.keys() >= {link.a, link.b})
     words = {frozenset((place_of[link.a], place_of[link.b])): link.kind for link in links}
     return {pair: word for pair, word in words.items() if len(pair) == 2}  # the names of one device have a link, too
 
@@ -102,11 +102,11 @@ def _spanning(
 ) -> SpanningL3 | None:
     nodes = {core.node for core in cores}
     numbers = CpuSet(node for node in nodes if node is not None)
-    alone = len(numbers) == len(nodes) and all(len(l3s_of[node]) == 1 for node in nodes)
-    packages = {package_of[node] for node in numbers}
-    if len(numbers) < 2 or not alone or len(packages) > 1:
-        return None
-    return SpanningL3(nodes=numbers, cores=tuple(cores))
+    is_known = len(numbers) == len(nodes)
+    is_alone = all(len(l3s_of[node]) == 1 for node in nodes)
+    is_in_one_package = len({package_of[node] for node in numbers}) == 1
+    spans = len(numbers) > 1 and is_known and is_alone and is_in_one_package
+    return SpanningL3(nodes=numbers, cores=tuple(cores)) if spans else None
 
 
 def gpu_of_memory(topology: Topology, node: Node) -> Gpu | None:

@@ -6,15 +6,14 @@ column per peer; and the reason for each peer and case that was skipped.
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from numapin.view.bench_table import heading, machine_line, notes, sweeps
-from numapin.view.chart import size_label
+from numapin.base.sizes import size_label
+from numapin.view.bench_table import foot, head, notes, sweeps
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,13 +25,11 @@ if TYPE_CHECKING:
 
 
 def sweep_table(report: BenchReport, layout: Layout) -> RenderableType:
-    """Return the machine, the legend, and each sweep without the figures that none of its peers has."""
-    parts: list[RenderableType] = [Text(machine_line(report)), Text(layout.legend)]
+    """Return the machine, the legend, each sweep without the figures that none of its peers has, and the verdict."""
+    parts: list[RenderableType] = [*head(report, layout)]
     for name, cases in sweeps(report.cases).items():
         parts += _sweep(name, cases, layout.columns)
-    for case in filter(attrgetter("skipped"), report.cases):
-        parts += heading(case)
-    return Group(*parts)
+    return Group(*parts, *foot(report, layout))
 
 
 def _sweep(name: str, cases: Sequence[CaseResult], columns: Sequence[Column]) -> Iterator[RenderableType]:
@@ -67,7 +64,9 @@ def _cell(column: Column, spread: Spread | None) -> str:
         return "-"
     median = f"{float(f'{spread.median:.3g}'):,.9g}"
     has_spread = column.spread and len(spread.values) > 1 and spread.median
-    if not has_spread:
-        return median
-    farthest = max(spread.high - spread.median, spread.median - spread.low) / spread.median
-    return f"{median}±{farthest:.0%}"
+    return f"{median}±{_deviation(spread):.0%}" if has_spread else median
+
+
+def _deviation(spread: Spread) -> float:
+    """Return the largest deviation of a repeat from the median, as a share of it."""
+    return max(spread.high - spread.median, spread.median - spread.low) / spread.median

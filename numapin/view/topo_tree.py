@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
@@ -146,7 +147,7 @@ def _add_empty_nodes(tree: Tree, machine: _Shown) -> None:
         return
     nodes = [node for node in machine.topology.nodes if node.id in machine.empty]
     allowed = machine.empty & machine.topology.allowed.nodes
-    distances = {distance for node in nodes for other, distance in node.distances.items() if other != node.id}
+    distances = set(chain.from_iterable(map(_distances_to_others, nodes)))
     facts = (
         f"nodes {machine.empty}: no memory, no CPUs",
         _range("distance", distances),
@@ -162,6 +163,10 @@ def _range(what: str, numbers: set[int]) -> str:
     return f"{what} {min(numbers)}" if len(numbers) == 1 else f"{what}s {min(numbers)}-{max(numbers)}"
 
 
+def _distances_to_others(node: Node) -> list[int]:
+    return [distance for other, distance in node.distances.items() if other != node.id]
+
+
 def _distances(node: Node) -> str:
     """Return the distances to other nodes; nodes at the same distance share an entry."""
     others = sorted((other, distance) for other, distance in node.distances.items() if other != node.id)
@@ -169,12 +174,17 @@ def _distances(node: Node) -> str:
         return ""
     if len(others) > _MOST_DISTANCES:
         return "distances: see numapin topo --json"
-    groups: dict[int, list[int]] = {}
-    for other, distance in others:
-        groups.setdefault(distance, []).append(other)
+    groups = _by_distance(others)
     if len(groups) == 1 and len(others) >= _FEWEST_ALIKE:
         return f"distance {others[0][1]} to all others"
     return f"distances {' '.join(f'{CpuSet(same)}:{distance}' for distance, same in groups.items())}"
+
+
+def _by_distance(others: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    groups: dict[int, list[int]] = {}
+    for other, distance in others:
+        groups.setdefault(distance, []).append(other)
+    return groups
 
 
 def _lines_of_cores(machine: _Shown, node: Node) -> list[str]:
@@ -204,12 +214,16 @@ def _core_lines(cores: Iterable[Core]) -> list[str]:
     return [*lines, f"cores  {_cores(unknown)}"] if unknown else lines
 
 
-def _l3_lines(groups: Sequence[Sequence[Core]]) -> Iterator[str]:
-    """Yield the lines of L3 groups; three or more of the same size share one."""
+def _by_size(groups: Sequence[Sequence[Core]]) -> dict[str, list[Sequence[Core]]]:
     by_size: dict[str, list[Sequence[Core]]] = {}
     for cores in groups:
         by_size.setdefault(_size(cores), []).append(cores)
-    for size, same in by_size.items():
+    return by_size
+
+
+def _l3_lines(groups: Sequence[Sequence[Core]]) -> Iterator[str]:
+    """Yield the lines of L3 groups; three or more of the same size share one."""
+    for size, same in _by_size(groups).items():
         if len(same) < _FEWEST_ALIKE:
             yield from (f"L3  {_cores(cores)}" for cores in same)
         else:

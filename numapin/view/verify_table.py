@@ -6,6 +6,7 @@ line.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
@@ -53,19 +54,24 @@ def verify_table(report: VerifyReport) -> RenderableType:
 
 def findings_of(report: VerifyReport, *, notes: bool = True) -> Iterator[Group]:
     """Yield each finding with where it was seen and what to do; ranks with the same finding share one."""
+    for found in _alike(report):
+        if notes or found[0][1].severity is not VerifySeverity.NOTE:
+            yield _finding(found)
+
+
+def _alike(report: VerifyReport) -> Iterable[list[tuple[int, VerifyFinding]]]:
+    """Return the findings with their ranks, in groups that differ only in where they were seen."""
     groups: dict[tuple[str, ...], list[tuple[int, VerifyFinding]]] = {}
     for rank in report.ranks:
         for finding in rank.findings:
             same = groups.setdefault((finding.severity, finding.what, finding.remedy), [])
             same.append((rank.requested.local_rank, finding))
-    for found in groups.values():
-        if notes or found[0][1].severity is not VerifySeverity.NOTE:
-            yield _finding(found)
+    return groups.values()
 
 
 def summary(report: VerifyReport) -> str:
     """Return the verdict and what was checked, in one line."""
-    processes = [process for rank in report.ranks for process in rank.observed.processes]
+    processes = list(chain.from_iterable(rank.observed.processes for rank in report.ranks))
     num_threads = sum(len(process.threads) for process in processes)
     size_mib = sum(_sizes_mib(rank, JUDGED)[1] for rank in report.ranks)
     counts = (

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
+from numapin.attach.changes import Attached, AttachedRank, BoundProcess, ProcessPages, Restored, RestoredProcess
+from numapin.base.cpu_set import CpuSet
 from numapin.bench.machine import BenchMachine
-from numapin.bench.model import Benchmark, BenchReport, Case, Peer, Run, summarize
+from numapin.bench.model import BenchAnswer, Benchmark, BenchReport, BenchVerdict, Case, Peer, Run, summarize
 from numapin.cli.main import numapin
 from numapin.cli.run_failure import outcome_of
 from numapin.errors import Stopped
@@ -28,10 +30,13 @@ from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
 from tests.trace.made import loop
 from tests.unit.compare.made import failed, report_of
+from tests.unit.planned import PLANNED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numapin.compare.ratio import StepRatio
+    from numapin.compare.results import VariantResult
     from numapin.trace.records import Trace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,7 +46,16 @@ SCHEMAS = dict(re.findall(r"^## (numapin\.\w+/\d+)$(.*?)(?=^## |\Z)", PAGE, re.M
 ROW = re.compile(r"^\| `(?P<path>[^`]+)` \| (?P<type>[^|]+) \| (?P<meaning>[^|]+) \|$", re.MULTILINE)
 
 # Objects whose keys are data, with the page's name for the keys; and objects that are described elsewhere.
-KEYED = {"variables": "name", "distances": "node", "bytes_by_node": "node", "figures": "figure", "parts": "part"}
+KEYED = {
+    "variables": "name",
+    "distances": "node",
+    "bytes_by_node": "node",
+    "before": "node",
+    "after": "node",
+    "stays": "reason",
+    "figures": "figure",
+    "parts": "part",
+}
 OPAQUE = {"requested", "settings", "versions", "details[]"}
 TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -108,9 +122,14 @@ def documents(machine_file: str) -> dict[str, list[object]]:
     traced = read_trace(loop(copy=300, memory="Pageable").content(), source="x")
     return {
         "numapin.topology/1": [output("topo", "--json"), output("topo", "--json", "--machine", machine_file)],
-        "numapin.plan/1": [output("plan", "--json"), output("plan", "--json", "--machine", machine_file)],
+        "numapin.plan/1": [
+            output("plan", "--json"),
+            output("plan", "--json", "--machine", machine_file, "--cores-for", "loader=1"),
+        ],
         "numapin.report/1": [observed[0], report | {"launcher": {"name": "direct", "reason": "one host"}}, _failed()],
         "numapin.top/1": [observed[1]],
+        "numapin.attach/1": [_attached()],
+        "numapin.restore/1": [_restored()],
         "numapin.doctor/1": [output("doctor", "--json")],
         "numapin.bench/1": [_measured()],
         "numapin.compare/1": [_compared()],
@@ -123,6 +142,36 @@ def _traces_compared(traced: Trace) -> list[object]:
     several, one_step = make_report([analyze(traced)]), make_report([analyze(replace(traced, steps=traced.steps[:1]))])
     found = (difference(several, other, names=("a", "b")) for other in (several, one_step))
     return [replace(one, notes=("a note",)).to_json() for one in found]
+
+
+def _attached() -> object:
+    """Return the report on a process whose pages were moved, and on one of which the kernel reports none."""
+    pages = ProcessPages(
+        policy="default", before={0: 2}, after={0: 1, 1: 1}, far_bytes=2, moved_bytes=1, stays={"shared": 1}
+    )
+    process = BoundProcess(
+        pid=1,
+        name="python",
+        threads=1,
+        changed=1,
+        narrower=0,
+        ended=0,
+        cpus_before=CpuSet({0}),
+        cpus=CpuSet({4}),
+        pages=pages,
+        shortfalls=("refused",),
+    )
+    rank = AttachedRank(pid=1, gpu_source="--gpu", requested=PLANNED, processes=(process, replace(process, pages=None)))
+    return Attached(
+        dry_run=False, migrate=True, interrupted=False, records=("r",), warnings=("w",), ranks=(rank,)
+    ).to_json()
+
+
+def _restored() -> object:
+    process = RestoredProcess(
+        pid=1, name="python", threads=1, started_since=0, ended=0, left=0, shortfalls=("refused",)
+    )
+    return Restored(dry_run=False, warnings=("w",), processes=(process,)).to_json()
 
 
 def _failed() -> object:
@@ -139,8 +188,13 @@ def _failed() -> object:
 def _compared() -> object:
     made = report_of({"torchrun-threads": [0.2, 0.3, 0.1], "numapin": [0.1, 0.2, 0.3]}, failed("torchrun", "why"))
     machine = _measured()["machine"]
-    noted = replace(made.variants[0], notes=("a note",))
-    return replace(made, machine=machine, notes=("a note",), variants=(noted, *made.variants[1:])).to_json()
+    doubtful = [ratio and replace(ratio, doubt="why", num_rounds_needed=9) for ratio in _ratios(made.variants[1])]
+    noted = replace(made.variants[1], notes=("a note",), ratio=doubtful[0], ratio_to_threads=doubtful[1])
+    return replace(made, machine=machine, notes=("a note",), variants=(*made.variants, noted)).to_json()
+
+
+def _ratios(variant: VariantResult) -> tuple[StepRatio | None, StepRatio | None]:
+    return variant.ratio, variant.ratio_to_threads
 
 
 def _measured() -> dict[str, Any]:
@@ -160,7 +214,12 @@ def _measured() -> dict[str, Any]:
         no_gpu=None,
     )
     report = BenchReport(
-        benchmark="x", command=("c",), machine=machine.to_json(), settings={}, cases=summarize(benchmark, runs)
+        benchmark="x",
+        command=("c",),
+        machine=machine.to_json(),
+        settings={},
+        cases=summarize(benchmark, runs),
+        verdict=BenchVerdict(answer=BenchAnswer.SAME, text="pin: no difference"),
     )
     return report.to_json()
 

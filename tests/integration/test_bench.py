@@ -58,15 +58,16 @@ def test_samples_under_the_gil() -> None:
 
 
 def test_table_and_what_was_skipped() -> None:
-    """Without a GPU the table shows the case that runs, and the reason why the other does not."""
+    """Without a GPU the table shows the case that runs; the reason why the other does not and the verdict come last."""
     done = numapin(
         "bench", "loader", "--cases", "38MB,transport", "--peers", "torch", "--quick", CUDA_VISIBLE_DEVICES=""
     )
     assert done.status == 0, done.err
     lines = done.out.splitlines()
-    case = next(i for i, line in enumerate(lines) if line.startswith("38MB "))
-    assert lines[case + 1].startswith("  skipped: torch ")
-    assert [line.split()[0] for line in lines[-2:]] == ["peer", "torch"]
+    assert [line.split()[0] for line in lines if line][3:6] == ["transport", "peer", "torch"]
+    assert lines[-3].startswith("skipped: 38MB (")
+    assert ": torch " in lines[-3]
+    assert lines[-1].endswith("cannot tell: numapin-device and torch were not both measured")
 
 
 def test_nothing_to_measure() -> None:

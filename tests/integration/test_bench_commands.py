@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from numapin.bench.cases import alloc, launch, overlap
+from numapin.bench.cases import exec as exec_
 from numapin.bench.cases.nearest import NearestNode, with_measured
+from numapin.bench.cases.transfer import MEMORIES
 from numapin.topology.model import Topology
 from tests.integration.launching import call, numapin
 from tests.machines.grids import grid
@@ -74,6 +77,22 @@ def test_exec() -> None:
         figures = {name: spread["median"] for name, spread in peer["figures"].items()}
         assert 0 < figures["plain_ms"] < figures["total_ms"]
         assert 0 < figures["least_ms"] <= figures["total_ms"]
+
+
+def test_offload(tmp_path: Path) -> None:
+    """One start measures every case; beside the loader its batches count; the last line is the verdict."""
+    report, cases = tmp_path / "offload.json", ("--cases", "adamw-loader,fsdp")
+    done = numapin("bench", "offload", "--quick", "--peers", "node", *cases, "--output", str(report))
+    assert done.status == 0, done.err
+    assert done.out.splitlines()[-1].startswith("verdict: cannot tell: torchrun and numapin were not both measured")
+    content = json.loads(report.read_text())
+    found = {case["name"]: case["peers"][0]["figures"] for case in content["cases"]}
+    assert [*found] == ["adamw-loader", "fsdp"]
+    for name, figures in found.items():
+        assert figures["step_ms"]["median"] > 0
+        assert figures["threads"]["median"] == content["settings"]["num_threads"]
+        assert ("loader_per_s" in figures) == name.endswith("loader")
+    assert len({tuple(case["peers"][0]["details"][0]["cpus"]) for case in content["cases"]}) == 1
 
 
 @pytest.mark.parametrize("name", ["transfer", "overlap"])
@@ -154,14 +173,26 @@ def test_wrong_input(arguments: tuple[str, ...], problem: str) -> None:
 
 @pytest.mark.parametrize("name", ["transfer", "alloc", "overlap", "launch", "exec"])
 def test_help_imports_no_torch(name: str) -> None:
-    """The help does not import torch, and has examples."""
+    """The help does not import torch, and has examples, the duration, and the values of --peers."""
     code = (
         "import sys; from numapin.cli.main import numapin; "
         f"numapin(['bench', '{name}', '--help'], standalone_mode=False); sys.exit('torch' in sys.modules)"
     )
     done = call(sys.executable, "-c", code)
     assert done.status == 0, done.err
-    assert f"numapin bench {name} " in done.out
+    words = " ".join(done.out.split())
+    assert f"numapin bench {name} " in words
+    assert "Duration: " in words
+    peers = {"transfer": [*MEMORIES], "alloc": [*alloc.PEERS], "overlap": [*overlap.PEERS], "launch": [*launch.PEERS]}
+    assert f":{','.join(peers.get(name, [*exec_.PEERS]))}[default:" in words.replace(" ", "")  # lines break at hyphens
+
+
+def test_the_help_says_where_to_start() -> None:
+    """The help of the group has each benchmark's question and duration, and the one to start with."""
+    done = numapin("bench", "--help")
+    questions = [line.split()[0] for line in done.out.splitlines() if "?  " in line]
+    assert questions == ["alloc", "transfer", "overlap", "loader", "launch", "exec"]
+    assert "Start with `numapin bench transfer --quick`" in " ".join(done.out.split())
 
 
 def torch_version() -> str:

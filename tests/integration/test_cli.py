@@ -92,6 +92,7 @@ class TestStart:
             ["plan", "--nproc-per-node", "2"],
             ["plan", "--help"],
             ["verify", "--help"],
+            ["attach", "--help"],
             ["--help"],
             ["run", "--help"],
             ["trace", "--help-all"],

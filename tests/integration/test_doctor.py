@@ -87,6 +87,28 @@ def test_environment() -> None:
     assert found["nccl-affinity"]["severity"] == "warning"
 
 
+def test_the_summary_comes_first() -> None:
+    """The first line has the host, the numbers, and where to start; the numbers are those of the groups."""
+    done = numapin("doctor", OMP_PROC_BIND="spread")
+    first, _, rest = done.out.partition("\n")
+    assert first.startswith(f"{os.uname().nodename}: ")
+    warnings = next(line for line in rest.splitlines() if line.startswith("warning ("))
+    number = warnings.removeprefix("warning (").removesuffix(")")
+    assert f"{number} warning" in first
+    assert "Start with: " in first
+
+
+def test_script() -> None:
+    """The remedies are printed as a script that a shell can read; it is not a second form of --json."""
+    done = numapin("doctor", "--script", OMP_PROC_BIND="spread")
+    assert done.out.startswith("#!/bin/sh\n")
+    assert "# Not run here: unset OMP_PROC_BIND" in done.out
+    subprocess.run(["sh", "-n"], input=done.out, text=True, check=True)
+    both = numapin("doctor", "--script", "--json")
+    assert both.status == 2
+    assert "--script and --json are two outputs" in both.err
+
+
 class TestDriver:
     """A fake NVML that the real pynvml loads."""
 
@@ -150,7 +172,7 @@ class TestCaptured:
         lines = done.out.splitlines()
         assert done.status == 1
         assert max(map(len, lines)) <= 80
-        heads = [line.split(" (")[0] for line in lines if line[:1].isalpha()]
+        heads = [line.split(" (")[0] for line in lines[lines.index("") :] if line[:1].isalpha()]
         assert heads == ["error", "unknown", "ok", "pinned memory"]
         assert any("fix: docker run --cpuset-cpus" in line for line in lines)
 

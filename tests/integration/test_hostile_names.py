@@ -191,6 +191,10 @@ _WRONG: tuple[tuple[str, ...], ...] = (
     ("verify", HOSTILE),
     ("verify", NOT_TEXT),
     ("verify", "--pid", HOSTILE),
+    ("attach", "--pid", HOSTILE),
+    ("attach", "--job", HOSTILE),
+    ("attach", "--job", NOT_TEXT),
+    ("attach", "--pid", "4194305", "--gpu", HOSTILE),
     ("top", "--once", HOSTILE),
     ("doctor", "--batch-bytes", HOSTILE),
     ("bench", HOSTILE),
@@ -227,7 +231,7 @@ _WRONG_FOR_RUN: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 _COMMANDS = [
     f"numapin.cli.{name}"
-    for name in ("bench", "compare", "doctor", "exec", "job", "plan", "top", "topo", "trace", "verify")
+    for name in ("attach", "bench", "compare", "doctor", "exec", "job", "plan", "top", "topo", "trace", "verify")
 ]
 # Runs each command line in its own process, forked from one that has done the slow imports.
 _EACH = """
@@ -310,6 +314,12 @@ def test_running_job(folder: Path) -> None:
         told = shown("verify", "--json", str(run))
         assert json.loads(told.text)["ranks"][0]["applied"] == {HOSTILE: HOSTILE}
         shown("verify", "--pid", str(pid))
+        attached = shown("attach", "--job", str(run), TMPDIR=str(folder))
+        assert (attached.status, "�]0;o�" in attached.text) == (0, True)
+        shown("attach", "--pid", str(pid))
+        assert shown("attach", "--restore", "--pid", str(pid), TMPDIR=str(folder)).status == (
+            0 if len(allowed) > 1 else 2
+        )
         assert shown("top", "--once", "--interval", "0.1", **there).status == 0
         shown("top", "--once", "--json", "--interval", "0.1", str(run))
         live = on_terminal(

@@ -64,6 +64,7 @@ _COMMANDS: Final = {
     "exec": ("exec", "--local-rank", "0", "--local-size", "1", "--bind", "node", "--", sys.executable, "{prints}"),
     "exec --plan": ("exec", "--local-rank", "0", "--local-size", "1", "--plan", "{out}/plan.json", "--", "true"),
     "verify": ("verify", "--pid", "{pid}"),
+    "attach": ("attach", "--dry-run", "--pid", "{pid}"),
     "top": ("top", "--once", "--pid", "{pid}"),
     "job": ("job", "slurm", "--nodes", "2", "--gpus-per-node", "2", "train.py"),
     "job kubernetes": ("job", "kubernetes", "--gpus-per-node", "2", "--cpus-per-task", "4", "--mem-per-node", "8G",
@@ -96,7 +97,10 @@ def results(folders: dict[str, Path]) -> Iterator[dict[str, Future[Done]]]:
     """Start all commands in the planted directory, two at a time, and yield their results in order."""
     if _INSTALLED is None:
         pytest.skip("the program numapin is not beside this Python; type: pip install -e .")
-    with subprocess.Popen(["sleep", "600"]) as sleeper, ThreadPoolExecutor(2) as pool:
+    with (
+        subprocess.Popen(["sleep", "600"], env={**os.environ, "LOCAL_RANK": "0"}) as sleeper,
+        ThreadPoolExecutor(2) as pool,
+    ):
         places = {name: str(folders["out"] / f"{name}.py") for name in ("prints", "trains", "spawns")}
         places["steps"] = str(folders["out"] / "stepping" / "train.py")
         words = {**places, "out": str(folders["out"]), "pid": str(sleeper.pid)}

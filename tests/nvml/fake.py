@@ -41,6 +41,7 @@ class FakeGpu:
     mig_mode: bool | None = False
     persistence: bool | None = None
     load: tuple[int, int] | None = None
+    processes: tuple[int, ...] = ()
     mig: tuple[tuple[int, str, str], ...] = ()
     nvlinks: tuple[str, ...] = ()
     ancestors: Mapping[int, int] = field(default_factory=dict)
@@ -63,6 +64,7 @@ class FakeGpu:
         return [
             "gpu",
             *(f"{word} {value}" for word, value in told.items() if value is not None),
+            *(f"process {pid}" for pid in self.processes),
             *(f"mig {number} {uuid} {name}" for number, uuid, name in self.mig),
             *(f"nvlink {link} {_far_end(end)}" for link, end in enumerate(self.nvlinks)),
             *(f"ancestor {other} {level}" for other, level in self.ancestors.items()),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.plural import counted
-from numapin.bench.model import Benchmark, Case, Peer
+from numapin.bench.model import Benchmark, Case, Peer, Question
 from numapin.bench.python import PYTHON, running
 
 if TYPE_CHECKING:
@@ -26,6 +26,14 @@ PEERS: Final = {
     "numapin": (*_NUMAPIN, *_TASK, "--"),
 }
 """A bare interpreter; `numapin exec --plan FILE`; `numapin exec`, which reads the machine."""
+_QUESTION: Final = Question(
+    subject="make the plan once (exec --plan)",
+    things="starts are",
+    figure="total_ms",
+    own=("numapin-plan",),
+    against="numapin",
+    less_is_better=True,
+)
 
 
 def exec_benchmark(peers: Sequence[str], *, plan: str, num_samples: int) -> Benchmark:
@@ -34,6 +42,7 @@ def exec_benchmark(peers: Sequence[str], *, plan: str, num_samples: int) -> Benc
     return Benchmark(
         name="exec",
         module="numapin.bench.measure.exec",
+        questions=(_QUESTION,),
         cases=(
             Case(
                 name="exec",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.plural import counted
-from numapin.bench.model import Benchmark, Case, Comparison, Peer
+from numapin.bench.model import Benchmark, Case, Comparison, Peer, Question
 from numapin.bench.python import PYTHON, running
 
 if TYPE_CHECKING:
@@ -40,6 +40,14 @@ if dist.get_rank() == 0:
     os.write(1, f"MARK {time.time()}\\n".encode())
 dist.destroy_process_group()
 """
+_QUESTION: Final = Question(
+    subject="{own} instead of torchrun",
+    things="whole runs are",
+    figure="total_s",
+    own=("numapin", "numapin-agent"),
+    against=BASELINE,
+    less_is_better=True,
+)
 SCRIPTS: Final = {"print": _PRINTS, "import-torch": _IMPORTS, "all-reduce": _ALL_REDUCE}
 """In "print" and "import-torch" every rank prints; in "all-reduce" rank 0 prints after its first all-reduce."""
 
@@ -66,4 +74,5 @@ def launch_benchmark(scripts: Sequence[str], peers: Sequence[str], *, num_ranks:
             Comparison(name="ratio", figure="total_s", against=BASELINE),
             Comparison(name="last_ratio", figure="last_s", against=BASELINE),
         ),
+        questions=(_QUESTION,),
     )

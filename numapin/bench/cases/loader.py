@@ -12,10 +12,10 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.plural import counted
-from numapin.bench.model import Benchmark, Case, Comparison, Peer
+from numapin.bench.model import Benchmark, Case, Comparison, Peer, Question
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 NUM_SAMPLES: Final = 512
 BASELINE: Final = "torch"
@@ -35,6 +35,13 @@ class Work(StrEnum):
     """0.1 ms of pure Python."""
     DECODE = "decode"
     """zlib, a 2x2 mean and a transposition: a few milliseconds, as for a JPEG."""
+
+
+_WORK_IN_WORDS: Final = {
+    Work.NONE: "",
+    Work.GIL: "0.1 ms under the GIL per sample",
+    Work.DECODE: "decoding",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +72,16 @@ class LoaderCase:
     def about(self) -> str:
         """The case in words."""
         shape = "x".join(map(str, (self.batch_size, *self.shape)))
+        tensors = f"{counted(self.num_tensors, 'tensor')} of " if self.num_tensors else ""
         parts = (
-            f"{counted(self.num_tensors, 'tensor')} of {shape} {self.dtype}"
-            if self.num_tensors
-            else f"{shape} {self.dtype}",
+            f"{tensors}{shape} {self.dtype}",
             f"{self.batch_bytes / 1e6:.1f} MB",
-            counted(self.num_workers, "worker")
-            + ("" if self.prefetch == PREFETCH else f", {self.prefetch} ahead each"),
-            {Work.NONE: "", Work.GIL: "0.1 ms under the GIL per sample", Work.DECODE: "decoding"}[self.work],
+            counted(self.num_workers, "worker"),
+            "" if self.prefetch == PREFETCH else f"{self.prefetch} ahead each",
+            _WORK_IN_WORDS[self.work],
             "to the GPU" if self.on_device else "to this process only",
         )
-        return ", ".join(part for part in parts if part)
+        return ", ".join(filter(None, parts))
 
 
 _LARGE: Final = LoaderCase(name="154MB", batch_size=256, shape=(3, 224, 224), dtype="float32", num_workers=12)
@@ -123,6 +129,13 @@ _FOR_DEVICES_ONLY: Final = frozenset({PEAK, "torch-side-stream", "numapin-device
     _BUFFER_PEERS, _CASTING_PEERS
 )
 _FOR_HOSTS_ONLY: Final = frozenset({"numapin-transport"})
+_QUESTION: Final = Question(
+    subject="{own} instead of torch's loader",
+    things="batches are",
+    figure="batches_per_s",
+    own=("numapin-device", "numapin-transport", "numapin-host", "numapin-balanced"),
+    against=BASELINE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,13 +158,8 @@ class LoaderBenchOptions:
 def loader_benchmark(options: LoaderBenchOptions, *, num_gpus: int, no_gpu: str | None) -> Benchmark:
     """Return the benchmark for a machine with `num_gpus` GPUs; without one, cases that need it are skipped."""
     num_gpus = num_gpus if options.all_gpus else min(num_gpus, 1)
-    several = _WORKERS_EACH if num_gpus > 1 else None
-    cases = []
-    for name in options.cases:
-        default = CASES[name]
-        num_workers = options.num_workers or several or default.num_workers
-        case = replace(default, num_workers=num_workers, prefetch=options.prefetch)
-        cases.append(_case(case, options, num_gpus=num_gpus, no_gpu=no_gpu))
+    chosen = [_with_workers(CASES[name], options, num_gpus) for name in options.cases]
+    cases = [_case(case, options, num_gpus=num_gpus, no_gpu=no_gpu) for case in chosen]
     return Benchmark(
         name="loader",
         module="numapin.bench.measure.loader",
@@ -162,32 +170,48 @@ def loader_benchmark(options: LoaderBenchOptions, *, num_gpus: int, no_gpu: str 
             Comparison(name="share_of_samples", figure="batches_per_s", against=SAMPLES),
         ),
         summed=frozenset({"batches_per_s", "gbps", "num_batches", "hits", "misses", "pinned_mb"}),
+        questions=(_QUESTION,),
     )
+
+
+def _with_workers(case: LoaderCase, options: LoaderBenchOptions, num_gpus: int) -> LoaderCase:
+    """Return a case with the user's number of workers, if given."""
+    default = _WORKERS_EACH if num_gpus > 1 else case.num_workers
+    return replace(case, num_workers=options.num_workers or default, prefetch=options.prefetch)
 
 
 def _case(case: LoaderCase, options: LoaderBenchOptions, *, num_gpus: int, no_gpu: str | None) -> Case:
-    if case.on_device and not num_gpus:
+    lacks_gpu = case.on_device and not num_gpus
+    if lacks_gpu:
         return Case(name=case.name, about=case.about, skipped=no_gpu or "torch sees no GPU")
-    gpus = range(num_gpus) if case.on_device else (None,)
-    unfit = _unfit_peers(case)
-    if case.work is Work.NONE:
-        unfit |= {SAMPLES}
+    gpus = tuple(range(num_gpus)) if case.on_device else (None,)
     common = _common_spec(case, options, num_gpus)
-    peers = tuple(
-        Peer(name=name, specs=tuple({**common, "peer": name, "gpu": gpu} for gpu in gpus))
-        for name in options.peers
-        if name not in unfit
-    )
     at_once = f", {num_gpus} GPUs at once" if num_gpus > 1 else ""
+    peers = tuple(_peer(name, common, gpus) for name in _fit_peers(options.peers, case))
     return Case(name=case.name, about=case.about + at_once, peers=peers)
+
+
+def _fit_peers(names: Sequence[str], case: LoaderCase) -> list[str]:
+    """Return the peers that can run a case."""
+    unfit = _unfit_peers(case)
+    return [name for name in names if name not in unfit]
+
+
+def _peer(name: str, common: Mapping[str, object], gpus: Sequence[int | None]) -> Peer:
+    return Peer(name=name, specs=tuple({**common, "peer": name, "gpu": gpu} for gpu in gpus))
 
 
 def _unfit_peers(case: LoaderCase) -> frozenset[str]:
     """Return the peers that cannot run a case."""
-    unfit = _FOR_HOSTS_ONLY if case.on_device else _FOR_DEVICES_ONLY
-    if case.num_tensors or case.work is Work.DECODE:  # a buffer peer makes batches of one tensor and labels
-        unfit |= _BUFFER_PEERS
-    return unfit if case.dtype == "float32" else unfit | _CASTING_PEERS
+    is_plain = case.num_tensors is None and case.work is not Work.DECODE
+    needs = (
+        (_FOR_HOSTS_ONLY, not case.on_device),
+        (_FOR_DEVICES_ONLY, case.on_device),
+        (_BUFFER_PEERS, is_plain),  # they make batches of one tensor and labels
+        (_CASTING_PEERS, case.dtype == "float32"),
+        (frozenset({SAMPLES}), case.work is not Work.NONE),
+    )
+    return frozenset().union(*(peers for peers, is_met in needs if not is_met))
 
 
 def _common_spec(case: LoaderCase, options: LoaderBenchOptions, num_gpus: int) -> dict[str, object]:

@@ -45,17 +45,20 @@ def with_measured(topology: Topology, verdicts: Iterable[NearestNode]) -> Topolo
     Raises:
         NumapinError: Nothing would change; the message has the reason for each GPU.
     """
-    gpus = {gpu.cuda_index: gpu for gpu in topology.gpus}
-    pairs, reasons = [], []
-    for verdict in verdicts:
-        gpu = gpus.get(verdict.gpu)
-        if gpu is not None and gpu.node is None and verdict.node is not None:
-            pairs.append((str(gpu.index), verdict.node))
-        else:
-            reasons.append(_reason(gpu, verdict))
+    by_cuda_index = {gpu.cuda_index: gpu for gpu in topology.gpus}
+    judged = [(by_cuda_index.get(verdict.gpu), verdict) for verdict in verdicts]
+    pairs = [pair for gpu, verdict in judged for pair in _news(gpu, verdict)]
     if not pairs:
-        raise NumapinError(f"nothing was saved: {'; '.join(reasons)}", "see what is known: numapin topo")
+        reasons = "; ".join(_reason(gpu, verdict) for gpu, verdict in judged)
+        raise NumapinError(f"nothing was saved: {reasons}", "see what is known: numapin topo")
     return with_gpu_nodes(topology, pairs, source=NodeSource.MEASURED)
+
+
+def _news(gpu: Gpu | None, verdict: NearestNode) -> list[tuple[str, int]]:
+    """Return the GPU and its measured node if no other source knows the node."""
+    if gpu is None or verdict.node is None:
+        return []
+    return [(str(gpu.index), verdict.node)] if gpu.node is None else []
 
 
 def _reason(gpu: Gpu | None, verdict: NearestNode) -> str:
@@ -75,10 +78,13 @@ def _row(cases: Sequence[CaseResult], gpu: int, nodes: Sequence[int]) -> dict[in
 
 def _gbps(cases: Sequence[CaseResult], place: CopyPlace, kind: str) -> Spread | None:
     group = group_name(Direction.H2D, place)
-    own = [case for case in cases if case.group == group]
-    largest = max(own, key=lambda case: case.num_bytes or 0, default=None)
-    peers = {peer.name: peer for peer in largest.peers} if largest else {}
-    return peers[kind].figures.get("gbps") if kind in peers else None
+    own = {case.num_bytes or 0: case for case in cases if case.group == group}
+    return _gbps_of(own[max(own)], kind) if own else None
+
+
+def _gbps_of(case: CaseResult, kind: str) -> Spread | None:
+    figures = {peer.name: peer.figures for peer in case.peers}
+    return figures.get(kind, {}).get("gbps")
 
 
 def _nearest(gpu: int, row: Mapping[int, Spread | None]) -> NearestNode:
@@ -87,12 +93,22 @@ def _nearest(gpu: int, row: Mapping[int, Spread | None]) -> NearestNode:
     doubt = _doubt(row, known)
     if doubt:
         return NearestNode(gpu=gpu, node=None, reason=doubt)
+    return _fastest(gpu, known)
+
+
+def _fastest(gpu: int, known: Mapping[int, Spread]) -> NearestNode:
     figures = ", ".join(f"node {n} {s.median:.1f} [{s.low:.1f}, {s.high:.1f}] GB/s" for n, s in known.items())
     best = max(known, key=lambda node: known[node].median)
-    if known[best].low <= _MIN_GAIN * max(spread.high for node, spread in known.items() if node != best):
+    if not _is_clearly_best(best, known):
         reason = f"the nodes differ by no more than the spread plus 2 %: {figures}"
         return NearestNode(gpu=gpu, node=None, reason=reason)
     return NearestNode(gpu=gpu, node=best, reason=f"node {best} is fastest: {figures}")
+
+
+def _is_clearly_best(best: int, known: Mapping[int, Spread]) -> bool:
+    """Return whether the slowest repeat of a node is faster than the fastest repeat of every other one."""
+    highest_other = max(spread.high for node, spread in known.items() if node != best)
+    return known[best].low > _MIN_GAIN * highest_other
 
 
 def _doubt(row: Mapping[int, Spread | None], known: Mapping[int, Spread]) -> str:

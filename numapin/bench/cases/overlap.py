@@ -6,10 +6,12 @@ not import torch.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
-from numapin.bench.model import Benchmark, Case, Comparison, Peer
+from numapin.bench.model import Benchmark, Case, Comparison, Peer, Question
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +25,9 @@ PEERS: Final = {
     "pinned": ".to(device, non_blocking=True) of memory that is already pinned",
     "side-stream": "the same, one batch ahead on a separate stream",
 }
+_QUESTION: Final = Question(
+    subject="pin ({own})", things="steps are", figure="steps_per_s", own=("pinned", "side-stream"), against=BASELINE
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +47,17 @@ class Step:
         """The step in words."""
         tensors = f"{self.num_tensors} tensors, " if self.num_tensors > 1 else ""
         parts = (
-            f"load {self.load_ms:g} ms" if self.load_ms else "",
+            _work("load", self.load_ms),
             f"{tensors}{self.num_bytes >> 20} MiB",
-            f"CPU {self.between_ms:g} ms" if self.between_ms else "",
-            f"compute {self.compute_ms:g} ms",
+            _work("CPU", self.between_ms),
+            _work("compute", self.compute_ms),
         )
-        return f"{self.why}: {', '.join(part for part in parts if part)}"
+        return f"{self.why}: {', '.join(filter(None, parts))}"
+
+
+def _work(name: str, duration_ms: float) -> str:
+    """Return the duration of a part of a step; "" if it takes no time."""
+    return f"{name} {duration_ms:g} ms" if duration_ms else ""
 
 
 _MIB: Final = 1 << 20
@@ -70,17 +80,15 @@ def overlap_benchmark(steps: Sequence[str], peers: Sequence[str], *, seconds: fl
     return Benchmark(
         name="overlap",
         module="numapin.bench.measure.overlap",
-        cases=tuple(
-            _case(STEPS[name], peers, seconds)
-            if no_gpu is None
-            else Case(name=name, about=STEPS[name].about, skipped=no_gpu)
-            for name in steps
-        ),
+        cases=tuple(_case(STEPS[name], peers, seconds, no_gpu) for name in steps),
         comparisons=(Comparison(name="ratio", figure="steps_per_s", against=BASELINE),),
+        questions=(_QUESTION,),
     )
 
 
-def _case(step: Step, peers: Sequence[str], seconds: float) -> Case:
+def _case(step: Step, peers: Sequence[str], seconds: float, no_gpu: str | None) -> Case:
+    if no_gpu is not None:
+        return Case(name=step.name, about=step.about, skipped=no_gpu)
     specs = {name: {"peer": name, "step": asdict(step), "seconds": seconds} for name in peers}
     return Case(
         name=step.name,
@@ -98,12 +106,12 @@ def share_within(parts: Sequence[Interval], wholes: Sequence[Interval]) -> float
     total = sum(end - begin for begin, end in parts)
     if total <= 0:
         return None
-    inside, index = 0.0, 0
-    for begin, end in parts:
-        while index < len(wholes) and wholes[index][1] <= begin:
-            index += 1
-        for whole_begin, whole_end in wholes[index:]:
-            if whole_begin >= end:
-                break
-            inside += min(end, whole_end) - max(begin, whole_begin)
-    return inside / total
+    return sum(_time_within(part, wholes) for part in parts) / total
+
+
+def _time_within(part: Interval, wholes: Sequence[Interval]) -> float:
+    """Return how much of an interval lies within `wholes`."""
+    begin, end = part
+    first = bisect_right(wholes, begin, key=itemgetter(1))  # earlier ones ended before it began
+    after = bisect_left(wholes, end, lo=first, key=itemgetter(0))
+    return sum(min(end, whole_end) - max(begin, whole_begin) for whole_begin, whole_end in wholes[first:after])

@@ -10,10 +10,10 @@ from enum import StrEnum
 from itertools import product
 from typing import TYPE_CHECKING, Final
 
-from numapin.bench.model import Benchmark, Case, Comparison, Peer
+from numapin.bench.model import Benchmark, Case, Comparison, Peer, Question
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 SIZES: Final = tuple(1 << bits for bits in (12, 16, 20, 24, 27, 30))
 QUICK_SIZES: Final = tuple(1 << bits for bits in (16, 26))
@@ -24,6 +24,9 @@ MEMORIES: Final = {
     "registered": "ordinary memory, page-locked afterwards",
     "slot": "a page-locked memfd, as numapin.DataLoader's slots",
 }
+_QUESTION: Final = Question(
+    subject="pin", things="copies are", figure="gbps", own=("pinned", "slot", "registered"), against="pageable"
+)
 
 
 class Direction(StrEnum):
@@ -65,10 +68,7 @@ def transfer_benchmark(
 
     When all run at once, each GPU's memory is on its own node. Without a GPU there is one case, skipped with `no_gpu`.
     """
-    alone = [(CopyPlace(gpu=gpu, node=node),) for gpu in range(len(gpu_nodes)) for node in nodes]
-    together = tuple(CopyPlace(gpu=gpu, node=node) for gpu, node in enumerate(gpu_nodes))
-    places = [*alone, together] if len(gpu_nodes) > 1 else alone
-    sweeps = product(places, options.directions, options.sizes)
+    sweeps = product(_places(gpu_nodes, nodes), options.directions, options.sizes)
     cases = tuple(_case(options, *sweep) for sweep in sweeps)
     skipped = Case(name="transfer", about="copies between host and GPU", skipped=no_gpu or "no allowed node has CPUs")
     return Benchmark(
@@ -77,7 +77,17 @@ def transfer_benchmark(
         cases=cases or (skipped,),
         comparisons=(Comparison(name="ratio", figure="gbps", against="pageable"),),
         summed=frozenset({"gbps"}),
+        questions=(_QUESTION,),
     )
+
+
+def _places(gpu_nodes: Sequence[int | None], nodes: Sequence[int]) -> list[tuple[CopyPlace, ...]]:
+    """Return each GPU with each node, and last, with several GPUs, all GPUs at once."""
+    pairs = product(range(len(gpu_nodes)), nodes)
+    alone: list[tuple[CopyPlace, ...]] = [(CopyPlace(gpu=gpu, node=node),) for gpu, node in pairs]
+    if len(gpu_nodes) < 2:
+        return alone
+    return [*alone, tuple(CopyPlace(gpu=gpu, node=node) for gpu, node in enumerate(gpu_nodes))]
 
 
 def group_name(direction: str, place: CopyPlace) -> str:
@@ -85,8 +95,12 @@ def group_name(direction: str, place: CopyPlace) -> str:
     return f"{direction} {place.name}"
 
 
+def _sweep_name(direction: str, places: Sequence[CopyPlace]) -> str:
+    return group_name(direction, places[0]) if len(places) == 1 else f"{direction} {len(places)} GPUs at once"
+
+
 def _case(options: TransferBenchOptions, places: tuple[CopyPlace, ...], direction: str, num_bytes: int) -> Case:
-    group = group_name(direction, places[0]) if len(places) == 1 else f"{direction} {len(places)} GPUs at once"
+    group = _sweep_name(direction, places)
     common = {
         "direction": direction,
         "num_bytes": num_bytes,
@@ -100,7 +114,9 @@ def _case(options: TransferBenchOptions, places: tuple[CopyPlace, ...], directio
         group=group,
         num_bytes=num_bytes,
         session=" ".join(place.name for place in places),
-        peers=tuple(
-            Peer(name=memory, specs=tuple({**spec, "memory": memory} for spec in specs)) for memory in options.memories
-        ),
+        peers=tuple(_peer(memory, specs) for memory in options.memories),
     )
+
+
+def _peer(memory: str, specs: Sequence[Mapping[str, object]]) -> Peer:
+    return Peer(name=memory, specs=tuple({**spec, "memory": memory} for spec in specs))

@@ -6,7 +6,8 @@ Comes in: what a sampler yields: numbers, tensors, text, or containers of these.
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from types import NoneType
+from typing import Any, Final
 from zlib import crc32
 
 import torch
@@ -26,6 +27,9 @@ def _bytes_of(indices: Any) -> bytes:
     return repr(_plain(indices)).encode(errors="replace")
 
 
+_PLAIN_TYPES: Final = (NoneType, bool, int, float, complex, str, bytes, range)
+
+
 def _plain(value: Any) -> Any:
     """Return a value whose text is the same in every process. Of types that we do not know, it is their name."""
     if isinstance(value, torch.Tensor) or type(value).__module__ == "numpy":
@@ -34,6 +38,4 @@ def _plain(value: Any) -> Any:
         return [_plain(entry) for entry in value]
     if isinstance(value, dict):
         return [[_plain(key), _plain(entry)] for key, entry in value.items()]
-    if value is None or type(value) in (bool, int, float, complex, str, bytes, range):
-        return value
-    return type(value).__qualname__
+    return value if type(value) in _PLAIN_TYPES else type(value).__qualname__

@@ -14,6 +14,8 @@ from numapin.data.resume.place import StreamPlace
 from numapin.data.resume.samplers import is_stateful, state_or_none
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch.utils.data._utils.fetch import _BaseDatasetFetcher
 
 
@@ -54,5 +56,10 @@ def restore_iterator(fetcher: _BaseDatasetFetcher, place: StreamPlace, *, batch_
     if place.dataset_iter is not None and is_stateful(found.dataset_iter):
         found.dataset_iter.load_state_dict(place.dataset_iter)
     wanted = place.skip * (batch_size or 1)
-    if sum(1 for _ in islice(found.dataset_iter, wanted)) < wanted:
+    if _skip(found.dataset_iter, wanted) < wanted:
         found.ended = True
+
+
+def _skip(samples: Iterator[Any], number: int) -> int:
+    """Read samples; return how many there were, at most this number."""
+    return sum(1 for _ in islice(samples, number))

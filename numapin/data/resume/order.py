@@ -177,10 +177,7 @@ class Order:
         if iterator is None:
             iterator = self._drawn_again(place) if self._generator is None else self._shuffled_again(self._generator)
             self._skip(iterator, place)
-        iterator = self._recorded(iterator)
-        if place.ahead:
-            ahead, numbered = frozenset(place.ahead), enumerate(iterator, place.yielded)
-            iterator = (index for number, index in numbered if number not in ahead)
+        iterator = _without(self._recorded(iterator), place)
         if place.yielded:  # what comes next is drawn when it is due, with the generators as the loop then has them
             return iterator
         first = list(islice(iterator, 1))  # now, because a sampler may draw its order at its first batch
@@ -369,3 +366,11 @@ def _generator_state(place: OrderPlace) -> Any:
 def _is_plain_with_custom(sampler: Any) -> bool:
     """Return whether it is torch's BatchSampler over a sampler that is not torch's."""
     return type(sampler) is BatchSampler and not type(sampler.sampler).__module__.startswith("torch.utils.data.")
+
+
+def _without(iterator: Any, place: OrderPlace) -> Any:
+    """Return the iterator without the batches that were yielded ahead of their turn."""
+    if not place.ahead:
+        return iterator
+    ahead, numbered = frozenset(place.ahead), enumerate(iterator, place.yielded)
+    return (index for number, index in numbered if number not in ahead)

@@ -8,7 +8,8 @@ for which it has no key are below `_numapin`: it ignores that key, and its own s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -64,6 +65,11 @@ class StreamPlace:
     def is_stateful(self) -> bool:
         """Return whether the dataset or its iterator has a state of its own."""
         return self.dataset is not None or self.dataset_iter is not None
+
+    @property
+    def is_read_again(self) -> bool:
+        """Return whether the samples before the place have to be read once more."""
+        return self.skip > 0 and not self.is_stateful
 
     def after(self, num_batches: int) -> StreamPlace:
         """Return the place `num_batches` later."""
@@ -148,6 +154,21 @@ class Place:
     def is_start(self) -> bool:
         """Return whether nothing has been yielded, nor decided about the order."""
         return not self.num_yielded and self.order.is_start
+
+    @property
+    def is_read_again(self) -> bool:
+        """Whether samples before the place have to be read once more."""
+        return any(stream.is_read_again for stream in self.streams)
+
+    @property
+    def has_ended_stream(self) -> bool:
+        """Whether a worker's part of the dataset has ended."""
+        return any(stream.has_ended for stream in self.streams)
+
+    @property
+    def has_stateful_stream(self) -> bool:
+        """Whether the dataset has a state of its own."""
+        return any(stream.is_stateful for stream in self.streams)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as a state dict."""
@@ -243,15 +264,18 @@ def _earlier(place: Place, num_batches: int) -> Place:
         return place
     order = replace(place.order, yielded=place.order.yielded - num_batches)
     skips, last = _turns_taken_back(place, num_batches)
-    has_ended = any(stream.has_ended for stream in place.streams)
-    if min(skips) < 0 or has_ended or place.order.sampler is not None or place.order.ahead:
+    if min(skips) < 0 or place.has_ended_stream or place.order.sampler is not None or place.order.ahead:
         raise UsageError(
             f"load_state_dict(): the state was set {counted(num_batches, 'batch')} back, which cannot be done with a "
             "dataset or sampler that has its own state, nor once a worker's part has ended",
             "under Accelerate, use dispatch_batches=False",
         )
-    streams = tuple(replace(stream, skip=skip) for stream, skip in zip(place.streams, skips, strict=True))
+    streams = _with_skips(place.streams, skips)
     return replace(place, num_yielded=place.num_yielded - num_batches, order=order, streams=streams, last_worker=last)
+
+
+def _with_skips(streams: Sequence[StreamPlace], skips: Sequence[int]) -> tuple[StreamPlace, ...]:
+    return tuple(replace(stream, skip=skip) for stream, skip in zip(streams, skips, strict=True))
 
 
 def _turns_taken_back(place: Place, num_batches: int) -> tuple[list[int], int]:
@@ -270,7 +294,7 @@ def _torchdatas(place: Place, *, num_since: int) -> Place:
     """
     if place.is_finished:
         return place
-    is_stateful = any(stream.is_stateful for stream in place.streams)
+    is_stateful = place.has_stateful_stream
     if not place.is_iterable and is_stateful and num_since:
         raise UsageError(
             f"load_state_dict(): torchdata's state is {counted(num_since, 'batch')} behind, for a dataset with its own "
@@ -288,15 +312,13 @@ def _turns_added(place: Place, later: Place, num_since: int, *, is_stateful: boo
     num_skipped = num_since if is_stateful else later.num_yielded
     last = (first + num_skipped - 1) % place.num_workers
     is_regular = is_stateful or (place.num_yielded - 1) % place.num_workers == place.last_worker
-    if (num_skipped and any(stream.has_ended for stream in place.streams)) or not is_regular:
+    if (num_skipped and place.has_ended_stream) or not is_regular:
         raise UsageError(
             "load_state_dict(): torchdata's state does not say how many batches each worker gave, and one had ended",
             "give the dataset state_dict() and load_state_dict(), or start the epoch again",
         )
-    skips = [0] * place.num_workers
-    for step in range(num_skipped):
-        skips[(first + step) % place.num_workers] += 1
-    streams = tuple(replace(stream, skip=skip) for stream, skip in zip(place.streams, skips, strict=True))
+    turns = Counter((first + step) % place.num_workers for step in range(num_skipped))
+    streams = _with_skips(place.streams, [turns[worker] for worker in range(place.num_workers)])
     return replace(later, streams=streams, last_worker=last)
 
 

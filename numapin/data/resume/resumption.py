@@ -143,7 +143,7 @@ def _require_same_data(loader: DataLoader[Any], place: Place, order: Order) -> N
 
 
 def _require_same_workers(loader: DataLoader[Any], place: Place) -> None:
-    has_streams = place.is_iterable or any(stream.is_stateful for stream in place.streams)
+    has_streams = place.is_iterable or place.has_stateful_stream
     if has_streams and place.num_workers != loader.num_workers:
         what = "of an iterable dataset" if place.is_iterable else "of a dataset with its own state"
         raise UsageError(

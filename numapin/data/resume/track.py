@@ -207,7 +207,7 @@ class Track:
                 restore_iterator(self._fetcher, place.streams[0], batch_size=self._batch_size)
         elif place is not None and place.num_workers == self._num_workers:
             deque(islice(iterator._worker_queue_idx_cycle, place.last_worker + 1), maxlen=0)
-        if place is not None and any(stream.skip and not stream.is_stateful for stream in place.streams):
+        if place is not None and place.is_read_again:
             self._warn(
                 "the iterable dataset has no state of its own, so its samples up to the loaded state are read again; "
                 "give it, or its iterator, state_dict() and load_state_dict()"

@@ -71,7 +71,7 @@ class WorkerStart:
         global _packer  # noqa: PLW0603 - one per process, like torch's own worker info
         where = self.locality
         # The rank has reported refusals.
-        bind.bind_thread(cpus=where.cpus, memory=where.memory, nodes=where.nodes, within=where.within)
+        bind.bind_thread(cpus=where.worker_cpus, memory=where.memory, nodes=where.nodes, within=where.within)
         self.rank.end_with()
         limit_libraries(self.num_library_threads)
         _close_inherited_slots()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -29,7 +29,7 @@ from numapin.topology.readings import DriverReading, FabricLink, PciReading
 from numapin.topology.sources.render_nodes import may_compute
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from numapin.system.tree import Tree
 
@@ -77,34 +77,49 @@ class _KfdGpu(NamedTuple):
 def read(tree: Tree, gpus: Sequence[PciReading], *, is_live: bool) -> DriverReading:
     """Return the GPUs of the KFD in its order, then those that it does not list. A board's VGA chip does not count."""
     by_address = {gpu.address: gpu for gpu in gpus}
-    devices = _devices([node for node in _kfd_nodes(tree) if node.is_gpu], by_address)
-    missing = by_address.keys() - {device.address for device in devices}
-    left = sorted((by_address[address] for address in missing), key=lambda gpu: pci_order(gpu.address))
-    left_driven = False if devices or is_live else None  # HIP needs the KFD, whose files a capture may just lack
+    devices = _devices(_gpu_nodes(tree), by_address)
+    listed, others = _readings(tree, devices, by_address), _not_in_kfd(tree, devices, by_address)
     is_driven = not is_live or "kfd" in tree.names("dev")  # a container may show the files without the device
+    others_driven = False if devices or is_live else None  # HIP needs the KFD, whose files a capture may just lack
     return DriverReading(
-        gpus=(
-            *(replace(gpu, is_driven=is_driven) for gpu in _readings(tree, devices, by_address)),
-            *(replace(gpu, is_driven=left_driven) for gpu in left if may_compute(tree, gpu)),
-        ),
+        gpus=(*_with_driver(listed, is_driven=is_driven), *_with_driver(others, is_driven=others_driven)),
         fabric=tuple(_fabric(devices)),
     )
+
+
+def _gpu_nodes(tree: Tree) -> list[_KfdNode]:
+    return [node for node in _kfd_nodes(tree) if node.is_gpu]
+
+
+def _with_driver(gpus: Iterable[PciReading], *, is_driven: bool | None) -> Iterator[PciReading]:
+    return (replace(gpu, is_driven=is_driven) for gpu in gpus)
+
+
+def _not_in_kfd(tree: Tree, devices: Sequence[_KfdGpu], gpus: Mapping[str, PciReading]) -> Iterator[PciReading]:
+    """Yield the GPUs that the KFD does not list, in order of address."""
+    missing = gpus.keys() - {device.address for device in devices}
+    return (gpus[address] for address in sorted(missing, key=pci_order) if may_compute(tree, gpus[address]))
 
 
 def _kfd_nodes(tree: Tree) -> Iterator[_KfdNode]:
     """Yield the nodes of the KFD that this process may see, in order; a cgroup hides the files of other GPUs."""
     numbers = sorted(int(name) for name in tree.names(_NODES) if name.isascii() and name.isdecimal())
     num_links = 0
-    for number in numbers[: MAX_GPUS + MAX_NODES]:
-        at = f"{_NODES}/{number}"
-        gpu_id, text = tree.number(f"{at}/gpu_id"), tree.text(f"{at}/properties")
-        if gpu_id is not None and text:
-            links = tuple(_links(tree, at)) if gpu_id else ()
-            num_links += len(links)
-            if num_links > _MAX_KFD_LINKS:
-                problem = f"more than {_MAX_KFD_LINKS} links between nodes, the most that are accepted"
-                raise tree.error(_NODES, problem)
-            yield _KfdNode(number, gpu_id != 0, _properties(text), links)
+    for node in filter(None, map(partial(_kfd_node, tree), numbers[: MAX_GPUS + MAX_NODES])):
+        num_links += len(node.links)
+        if num_links > _MAX_KFD_LINKS:
+            raise tree.error(_NODES, f"more than {_MAX_KFD_LINKS} links between nodes, the most that are accepted")
+        yield node
+
+
+def _kfd_node(tree: Tree, number: int) -> _KfdNode | None:
+    """Return a node; None if its files cannot be read. Only the links of GPUs are read."""
+    at = f"{_NODES}/{number}"
+    gpu_id, text = tree.number(f"{at}/gpu_id"), tree.text(f"{at}/properties")
+    if gpu_id is None or not text:
+        return None
+    links = tuple(_links(tree, at)) if gpu_id else ()
+    return _KfdNode(number, gpu_id != 0, _properties(text), links)
 
 
 def _links(tree: Tree, at: str) -> Iterator[Mapping[str, int]]:
@@ -165,10 +180,14 @@ def _fabric(devices: Sequence[_KfdGpu]) -> Iterator[FabricLink]:
     """Yield the xGMI links between GPUs, each once."""
     parts = {device.node.number: (device.address, device.partition) for device in devices}
     for node, _, _ in devices:
-        for link in node.links:
+        for link in filter(_is_xgmi, node.links):
             other = link.get("node_to", -1)
-            if link.get("type") == _XGMI and other in parts and node.number < other:
+            if other in parts and node.number < other:
                 yield FabricLink(parts[node.number], parts[other], _word(link))
+
+
+def _is_xgmi(link: Mapping[str, int]) -> bool:
+    return link.get("type") == _XGMI
 
 
 def _word(link: Mapping[str, int]) -> str:

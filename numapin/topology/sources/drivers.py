@@ -6,6 +6,7 @@ Comes in: a `Tree` and the PCI devices in it. Goes out: the GPUs as their driver
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import chain
 from typing import TYPE_CHECKING, Final, Protocol
 
 from numapin.topology.model import GpuVendor
@@ -56,5 +57,10 @@ def read_drivers(tree: Tree, devices: Iterable[PciReading]) -> tuple[tuple[PciRe
         (gpus[device.vendor] if device.is_gpu else others).append(device)
     is_live = not tree.root
     read = [load()(tree, gpus[vendor], is_live=is_live) for vendor, load in _LOADERS.items() if gpus[vendor]]
-    fabric = tuple(link for part in read for link in part.fabric)
-    return tuple(others), DriverReading(tuple(gpu for part in read for gpu in part.gpus), fabric)
+    return tuple(others), _joined(read)
+
+
+def _joined(readings: Sequence[DriverReading]) -> DriverReading:
+    gpus = chain.from_iterable(reading.gpus for reading in readings)
+    fabric = chain.from_iterable(reading.fabric for reading in readings)
+    return DriverReading(tuple(gpus), tuple(fabric))

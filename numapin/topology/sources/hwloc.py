@@ -8,7 +8,7 @@ version 3: `osdev_type` is a set of bits instead of a number, and HostName belon
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -17,10 +17,10 @@ from numapin.base.bounds import MAX_DEVICES, MAX_LINKS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import listed
 from numapin.topology.readings import (
-    NO_CORES,
     CpuReading,
     NodeReading,
     Readings,
+    core_notes,
     distinct_packages,
 )
 from numapin.topology.sources.hwloc_devices import (
@@ -32,6 +32,9 @@ from numapin.topology.sources.hwloc_devices import (
 from numapin.topology.sources.hwloc_objects import NUMBER, info, kind_of, numbers, placed_of_kind, square
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numapin.errors import MachineFileError
     from numapin.topology.sources.hwloc_objects import Placed
     from numapin.topology.sources.xmlfile import Element
 
@@ -51,10 +54,10 @@ def read_hwloc(root: Element) -> Readings:
     """
     version = _version(root)
     machine = _machine(root)
-    objects = [placed for placed in machine.walk() if placed[0].tag == "object"]
+    objects = _objects(machine)
     cpus, package_notes = _read_cpus(objects, machine)
     nodes, doubtful = _read_nodes(objects, CpuSet(cpu.cpu for cpu in cpus), _distances(root))
-    with_cpus = CpuSet(node.id for node in nodes if node.cpus)
+    with_cpus = _with_cpus(nodes)
     pci_devices = find_pci_devices(objects)
     fabrics = Fabrics(root, pci_devices)
     devices = read_pci_devices(pci_devices, with_cpus, version, fabrics.parts)
@@ -71,9 +74,17 @@ def read_hwloc(root: Element) -> Readings:
         fabric=tuple(islice(fabrics.links(), MAX_LINKS)),
         gpu_memory_nodes=_gpu_memory_nodes(objects),
         doubtful_nodes=doubtful,
-        notes=(*package_notes, *_doubtful_notes(doubtful), *_core_notes(cpus)),
+        notes=(*package_notes, *_doubtful_notes(doubtful), *core_notes(cpus)),
         allowed_known=all(map(machine.text, _ALLOWED)),
     )
+
+
+def _objects(machine: Element) -> list[Placed]:
+    return [placed for placed in machine.walk() if placed[0].tag == "object"]
+
+
+def _with_cpus(nodes: Iterable[NodeReading]) -> CpuSet:
+    return CpuSet(node.id for node in nodes if node.cpus)
 
 
 def _machine(root: Element) -> Element:
@@ -87,11 +98,15 @@ def _version(root: Element) -> int:
     version = root.word("version")
     match = re.fullmatch(r"([23])\.[0-9.]{1,8}", version)
     if match is None:
-        found = f"version {version!r}" if version else "no version, which is hwloc 1"
-        problem = f"{found}; versions 2 and 3 are supported"
-        is_old = not version or version.startswith("1.")
-        raise root.error(problem, hint=_OLD) if is_old else root.error(problem)
+        raise _unsupported(root, version)
     return int(match[1])
+
+
+def _unsupported(root: Element, version: str) -> MachineFileError:
+    found = f"version {version!r}" if version else "no version, which is hwloc 1"
+    problem = f"{found}; versions 2 and 3 are supported"
+    is_old = not version or version.startswith("1.")
+    return root.error(problem, hint=_OLD) if is_old else root.error(problem)
 
 
 def _allowed(machine: Element, name: str) -> CpuSet | None:
@@ -109,9 +124,14 @@ def _read_cpus(objects: list[Placed], machine: Element) -> tuple[tuple[CpuReadin
         raise machine.error("it has no PU")
     groups = _groups(around)
     in_order = sorted(around)
-    packages = {around[cpu]["Package"]: None for cpu in in_order if "Package" in around[cpu]}
-    numbers, notes = distinct_packages({package: package.number("os_index") for package in packages})
+    numbers, notes = distinct_packages(_package_numbers(around[cpu] for cpu in in_order))
     return tuple(_cpu(cpu, around[cpu], groups, numbers) for cpu in in_order), notes
+
+
+def _package_numbers(around: Iterable[Ancestors]) -> dict[Element, int | None]:
+    """Return the number of each package, in the order of their first CPUs."""
+    packages = (above["Package"] for above in around if "Package" in above)
+    return {package: package.number("os_index") for package in packages}
 
 
 def _ancestors(objects: list[Placed]) -> dict[int, Ancestors]:
@@ -144,10 +164,6 @@ def _cpu(cpu: int, around: Ancestors, groups: dict[Element, CpuSet], packages: d
     )
 
 
-def _core_notes(cpus: tuple[CpuReading, ...]) -> tuple[str, ...]:
-    return () if all(cpu.siblings is not None for cpu in cpus) else (NO_CORES,)
-
-
 def _gpu_memory_nodes(objects: list[Placed]) -> CpuSet:
     nodes = (node for node, _ in placed_of_kind(objects, "NUMANode"))
     return CpuSet(node.id("os_index") for node in nodes if node.word("subtype").endswith("GPUMemory"))
@@ -160,27 +176,25 @@ def _read_nodes(
     elements = _node_elements(objects)
     inside = cpu_set.Inside(online)
     near = {node: inside.of(element.members("cpuset")) for node, element in elements.items()}
-    dram = CpuSet(node for node, element in elements.items() if element.text("subtype") == "DRAM")
-    cpus = _own_cpus(near, dram)
-    readings = tuple(
-        NodeReading(
-            id=node,
-            cpus=cpus[node],
-            memory_bytes=elements[node].number("local_memory") or 0,  # hwloc leaves a zero out
-            distances=distances.get(node, {}),
-        )
-        for node in sorted(elements)
-    )
-    return readings, _doubtful(near, CpuSet(node for node in elements if not elements[node].text("subtype")))
+    cpus = _own_cpus(near, _of_subtype(elements, "DRAM"))
+    readings = [_node(elements[node], node, cpus[node], distances.get(node, {})) for node in sorted(elements)]
+    return tuple(readings), _doubtful(near, _of_subtype(elements, None))
+
+
+def _of_subtype(elements: dict[int, Element], subtype: str | None) -> CpuSet:
+    """Return the nodes of a kind of memory; None: the kind is unknown."""
+    return CpuSet(node for node, element in elements.items() if element.text("subtype") == subtype)
+
+
+def _node(element: Element, node: int, cpus: CpuSet, distances: dict[int, int]) -> NodeReading:
+    memory_bytes = element.number("local_memory") or 0  # hwloc leaves a zero out
+    return NodeReading(id=node, cpus=cpus, memory_bytes=memory_bytes, distances=distances)
 
 
 def _doubtful(near: dict[int, CpuSet], untyped: CpuSet) -> CpuSet:
     """Return the nodes near the same CPUs of which no kind of memory tells which one has the CPUs."""
-    alike: defaultdict[CpuSet, list[int]] = defaultdict(list)
-    for node in untyped:
-        if near[node]:
-            alike[near[node]].append(node)
-    return CpuSet(node for nodes in alike.values() if len(nodes) > 1 for node in nodes)
+    num_near = Counter(near[node] for node in untyped)
+    return CpuSet(node for node in untyped if near[node] and num_near[near[node]] > 1)
 
 
 def _doubtful_notes(nodes: CpuSet) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import combinations
+from itertools import chain, combinations, product
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.bounds import MAX_ELEMENTS
@@ -15,8 +15,8 @@ from numapin.base.gpu_uuid import GPU_PREFIX
 from numapin.topology.address import pci_address
 from numapin.topology.model import GpuVendor, NicKind, NodeSource
 from numapin.topology.readings import VGA, FabricLink, NicReading, PciReading, nic_kind, pci_class
-from numapin.topology.sources.hwloc_objects import info, kind_of, numbers, of_kind, placed_of_kind, square
-from numapin.topology.sources.vendors.table import BY_PCI_ID, VENDORS, support_of
+from numapin.topology.sources.hwloc_objects import info, kind_of, numbers, of_kind, placed_of_kind, square, words_in
+from numapin.topology.sources.vendors.table import BY_PCI_ID, VENDORS, is_gpu, support_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -74,6 +74,11 @@ class PciDevice(NamedTuple):
         return address
 
     @property
+    def has_render_node(self) -> bool:
+        """Whether a driver serves it for more than a screen."""
+        return any(element.word("name").startswith("renderD") for element in self.below)
+
+    @property
     def parts(self) -> list[tuple[_GpuDevice, Element | None, int | None]]:
         """The GPU's devices, each with its element and the number of its partition if there are several."""
         parts = [(gpu, element) for gpu in self.gpus for element in gpu.parts]
@@ -99,22 +104,23 @@ def _gpu_devices(below: list[Element]) -> list[_GpuDevice]:
     """Return the devices by which a vendor's library knows a GPU."""
     by_name = {element.word("name"): element for element in below}
     found: list[_GpuDevice] = []
-    for element in below:
-        for support in map(support_of, VENDORS):
-            match = support.hwloc_name.fullmatch(element.word("name"))
-            if match is not None:
-                found.append(_GpuDevice(support, int(match[1]), element, _tiles(element, by_name)))
+    for element, vendor in product(below, VENDORS):
+        support = support_of(vendor)
+        match = support.hwloc_name.fullmatch(element.word("name"))
+        if match is not None:
+            found.append(_GpuDevice(support, int(match[1]), element, _tiles(element, by_name)))
     return found
 
 
 def _tiles(element: Element, by_name: Mapping[str, Element]) -> tuple[Element | None, ...]:
     """Return the tiles of an Intel GPU, each of which Level Zero shows as a device; none if it has only one."""
-    number = int(info(element, "LevelZeroSubdevices") or 0) if _has_tile_count(element) else 0
+    number = _num_tiles(element)
     return tuple(by_name.get(f"{element.word('name')}.{tile}") for tile in range(number)) if number > 1 else ()
 
 
-def _has_tile_count(element: Element) -> bool:
-    return re.fullmatch(r"[0-9]", info(element, "LevelZeroSubdevices") or "") is not None
+def _num_tiles(element: Element) -> int:
+    digit = re.fullmatch(r"[0-9]", info(element, "LevelZeroSubdevices") or "")
+    return int(digit[0]) if digit else 0
 
 
 def read_pci_devices(
@@ -140,9 +146,9 @@ def _read_gpus(device: PciDevice) -> list[PciReading]:
     )
     if device.gpus:
         return [_as_gpu(reading, gpu, partition) for gpu, _, partition in device.parts]
-    is_gpu = vendor is not None and support_of(vendor).is_gpu(ids.device_class, reading.address)
-    is_served = not reading.may_be_board_vga or any(e.word("name").startswith("renderD") for e in device.below)
-    return [replace(reading, tiles_known=not reading.may_have_tiles)] if is_gpu and is_served else []
+    may_compute = device.has_render_node or not reading.may_be_board_vga
+    counts = may_compute and is_gpu(vendor, ids.device_class, reading.address)
+    return [reading.with_tiles_unread()] if counts else []
 
 
 def _as_gpu(reading: PciReading, gpu: _GpuDevice, partition: int | None) -> PciReading:
@@ -172,10 +178,10 @@ def _read_nic(device: PciDevice, version: int) -> list[PciReading]:
 
 def read_other_interfaces(objects: list[Placed], with_cpus: CpuSet, version: int) -> Iterator[NicReading]:
     """Yield the network interfaces that are not below a PCI device."""
-    for device, above in placed_of_kind(objects, "OSDev"):
-        if not of_kind(above, "PCIDev"):
-            for name, kind in _interfaces([device], NicKind.ETHERNET, version):
-                yield NicReading(name=name, kind=kind, node=_node_of(_home(above), with_cpus))
+    others = ((device, above) for device, above in placed_of_kind(objects, "OSDev") if not of_kind(above, "PCIDev"))
+    for device, above in others:
+        for name, kind in _interfaces([device], NicKind.ETHERNET, version):
+            yield NicReading(name=name, kind=kind, node=_node_of(_home(above), with_cpus))
 
 
 class _PciIds(NamedTuple):
@@ -265,39 +271,52 @@ class Fabrics:
 
     def links(self) -> Iterator[FabricLink]:
         """Yield the links between GPUs, each once; GPUs of one switch are linked through it."""
-        for matrix in self._matrices:
-            names = numbers(matrix, "indexes", _REFERENCE)
-            rows = square(matrix, len(names))
-            ends = {row: self._gpus[name] for row, name in enumerate(names) if name in self._gpus}
-            switches = [row for row in _rows_of_switches(matrix) if row not in ends]
-            to_switch = {row: sum(rows[row][switch] for switch in switches) for row in ends}
-            for a, b in combinations(ends, 2):
-                speed = rows[a][b] or min(to_switch[a], to_switch[b])
-                is_one_gpu = ends[a].part[0] == ends[b].part[0]  # hwloc gives its tiles a made-up bandwidth
-                if speed and not is_one_gpu:
-                    yield FabricLink(ends[a].part, ends[b].part, _fabric_word(matrix, speed, ends[a].model))
+        return chain.from_iterable(map(self._links_in, self._matrices))
+
+    def _links_in(self, matrix: Element) -> Iterator[FabricLink]:
+        names = numbers(matrix, "indexes", _REFERENCE)
+        ends = {row: self._gpus[name] for row, name in enumerate(names) if name in self._gpus}
+        for a, b, speed in _linked_rows(matrix, len(names), list(ends)):
+            is_one_gpu = ends[a].part[0] == ends[b].part[0]  # hwloc gives its tiles a made-up bandwidth
+            if not is_one_gpu:
+                yield FabricLink(ends[a].part, ends[b].part, _fabric_word(matrix, speed, ends[a].model))
+
+
+def _linked_rows(matrix: Element, size: int, gpus: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield the rows of two GPUs with a link between them, directly or through switches, and its bandwidth."""
+    rows = square(matrix, size)
+    switches = set(_rows_of_switches(matrix)).difference(gpus)
+    to_switch = {gpu: sum(rows[gpu][switch] for switch in switches) for gpu in gpus}
+    for a, b in combinations(gpus, 2):
+        speed = rows[a][b] or min(to_switch[a], to_switch[b])
+        if speed:
+            yield a, b, speed
 
 
 def _fabric_word(matrix: Element, speed: int, model: str) -> str:
     """Return the word for a link, with the number of NVLinks if the bandwidth of one is known for the GPU's model."""
     word = _WORDS[matrix.word("name")]
-    one = next((one for models, one in _NVLINK_SPEEDS if models.search(model)), 0) if word == "NV" else 0
+    one = _nvlink_speed(model) if word == "NV" else None
     return f"{word}{speed // one}" if one and speed % one == 0 else word
+
+
+def _nvlink_speed(model: str) -> int | None:
+    return next((one for models, one in _NVLINK_SPEEDS if models.search(model)), None)
 
 
 def _rows_of_switches(matrix: Element) -> Iterator[int]:
     """Yield the rows of PCI devices. Processors (POWER) have links as well, but do not forward."""
-    words = (word for part in matrix.named("indexes") for word in "".join(part.texts).split())
-    return (row for row, word in enumerate(words) if word.startswith("PCIDev:"))
+    return (row for row, word in enumerate(words_in(matrix, "indexes")) if word.startswith("PCIDev:"))
 
 
 def _gpus_by_gp_index(devices: list[PciDevice]) -> dict[int, _FabricEnd]:
     """Return the GPU of each device of a vendor's library, by hwloc's number for the device."""
-    found: dict[int, _FabricEnd] = {}
-    for device in devices:
-        for gpu, element, partition in device.parts:
-            gp_index = element.number("gp_index") if element else None
-            if gp_index is not None:
-                part = device.address, partition
-                found[gp_index] = _FabricEnd(part=part, model=info(gpu.element, "GPUModel") or "")
-    return found
+    return dict(chain.from_iterable(map(_ends_by_gp_index, devices)))
+
+
+def _ends_by_gp_index(device: PciDevice) -> Iterator[tuple[int, _FabricEnd]]:
+    for gpu, element, partition in device.parts:
+        gp_index = element.number("gp_index") if element else None
+        if gp_index is not None:
+            part = device.address, partition
+            yield gp_index, _FabricEnd(part=part, model=info(gpu.element, "GPUModel") or "")

@@ -53,9 +53,14 @@ def square(matrix: Element, size: int) -> list[list[int]]:
     return [values[start : start + size] for start in range(0, len(values), size or 1)]
 
 
+def words_in(matrix: Element, tag: str) -> Iterator[str]:
+    """Yield the words in the elements of a name."""
+    return (word for part in matrix.named(tag) for word in "".join(part.texts).split())
+
+
 def numbers(matrix: Element, tag: str, pattern: re.Pattern[str]) -> list[int]:
     """Return the numbers in the elements of a name; one may follow a type, as in "OSDev:3"."""
-    words = [word for part in matrix.named(tag) for word in "".join(part.texts).split()]
+    words = list(words_in(matrix, tag))
     if len(words) > MAX_NODES**2:
         raise matrix.error(f"{len(words)} numbers in <{tag}>; at most {MAX_NODES**2} are accepted")
     bad = next(filterfalse(pattern.fullmatch, words), None)

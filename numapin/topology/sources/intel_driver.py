@@ -32,12 +32,16 @@ def read(tree: Tree, gpus: Sequence[PciReading], *, is_live: bool) -> DriverRead
 
 
 def _tiles(tree: Tree, gpu: PciReading, *, is_live: bool) -> list[PciReading]:
-    names = tree.names(f"sys/bus/pci/devices/{gpu.address}")
-    tiles = [int(match[1]) for match in map(_TILE.fullmatch, names) if match]
+    tiles = _tile_numbers(tree, gpu.address)
     gpu = replace(gpu, is_driven=_is_reachable(tree, gpu) if is_live else None)
     if not tiles:
-        return [replace(gpu, tiles_known=not gpu.may_have_tiles)]
+        return [gpu.with_tiles_unread()]
     return [replace(gpu, partition=tile) for tile in tiles] if len(tiles) > 1 else [gpu]
+
+
+def _tile_numbers(tree: Tree, address: str) -> list[int]:
+    names = tree.names(f"sys/bus/pci/devices/{address}")
+    return [int(match[1]) for match in map(_TILE.fullmatch, names) if match]
 
 
 def _is_reachable(tree: Tree, gpu: PciReading) -> bool:

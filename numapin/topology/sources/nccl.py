@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, combinations, islice, product, starmap
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
@@ -20,7 +20,6 @@ from numapin.topology.address import pci_address
 from numapin.topology.model import GpuVendor, NicKind, NodeSource, Pcie
 from numapin.topology.readings import (
     ACCELERATOR,
-    DISPLAY,
     NO_CORES,
     VGA,
     CpuReading,
@@ -29,12 +28,13 @@ from numapin.topology.readings import (
     PciReading,
     Readings,
     is_network,
+    may_be_gpu,
     nic_kind,
     pci_class,
     pcie_generation,
     pcie_width,
 )
-from numapin.topology.sources.vendors.table import BY_PCI_ID, support_of
+from numapin.topology.sources.vendors.table import BY_PCI_ID, is_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,13 +89,18 @@ def _cpu_elements(root: Element) -> dict[Element, CpuSet]:
         raise root.error("it has no <cpu>")
     if len(elements) > MAX_NODES:
         raise elements[MAX_NODES].error(f"there are more than {MAX_NODES} NUMA nodes, the most that are accepted")
-    seen: set[int | None] = set()
+    _require_one_host(elements)
+    return {element: element.members("affinity") for element in elements}
+
+
+def _require_one_host(elements: list[Element]) -> None:
+    seen: set[int] = set()
     for element in elements:
         node = element.optional_id("numaid")
-        if node is not None and node in seen:
+        if node in seen:
             raise element.error(f"numaid={node} appears twice: the file describes several hosts")
-        seen.add(node)
-    return {element: element.members("affinity") for element in elements}
+        if node is not None:
+            seen.add(node)
 
 
 def _read_nodes(elements: dict[Element, CpuSet]) -> Iterator[NodeReading]:
@@ -115,19 +120,28 @@ def _read_pci(cpu: Element, cpus: CpuSet) -> Iterator[tuple[PciReading, Element]
     """Yield the GPUs and NICs of a node with their elements."""
     node = cpu.optional_id("numaid")
     for pci, above in cpu.walk():
-        address = _address(pci)
-        reading = None if address is None else _read_gpu(pci, address) or _read_nic(pci, address)
+        reading = _read_device(pci)
         if reading is not None:
-            parents = (pci_address(bridge.text("busid")) for bridge in above)
             placed = replace(
                 reading,
                 node=node,
                 node_source=NodeSource.NCCL_FILE,
                 local_cpus=cpus or None,
-                parents=tuple(filter(None, parents)),
+                parents=_parents(above),
                 pcie=_pcie(pci),
             )
             yield placed, pci
+
+
+def _parents(above: tuple[Element, ...]) -> tuple[str, ...]:
+    addresses = (pci_address(bridge.text("busid")) for bridge in above)
+    return tuple(filter(None, addresses))
+
+
+def _read_device(pci: Element) -> PciReading | None:
+    """Return a GPU or a NIC; None for every other element."""
+    address = _address(pci)
+    return None if address is None else _read_gpu(pci, address) or _read_nic(pci, address)
 
 
 def _read_gpu(pci: Element, address: str) -> PciReading | None:
@@ -137,9 +151,8 @@ def _read_gpu(pci: Element, address: str) -> PciReading | None:
     device_id = _hexadecimal(pci.text("device"))
     reading = PciReading(address=address, vendor=vendor, is_vga=device_class == VGA, device_id=device_id)
     if gpu is None:
-        is_gpu = vendor is not None and support_of(vendor).is_gpu(device_class, address)
-        counts = is_gpu and not reading.may_be_board_vga
-        return replace(reading, tiles_known=not reading.may_have_tiles) if counts else None
+        counts = is_gpu(vendor, device_class, address) and not reading.may_be_board_vga
+        return reading.with_tiles_unread() if counts else None
     # NCCL writes `dev`, the number in NVML or ROCm SMI, and `sm` when it looks for links, none of them included.
     return replace(reading, is_vga=False, index=gpu.number("dev"), reports_fabric=gpu.text("sm") is not None)
 
@@ -154,11 +167,16 @@ def _vendor(pci: Element, gpu: Element | None, device_class: int) -> GpuVendor |
     known = BY_PCI_ID.get(_hexadecimal(number) or 0)
     if known is not None:
         return known
-    if gpu is not None and gpu.text("gcn"):
+    if gpu and gpu.text("gcn"):
         return GpuVendor.AMD
-    if number or (gpu is None and device_class >> 8 != DISPLAY and device_class != ACCELERATOR):
-        return None
-    return GpuVendor.AMD if device_class in (ACCELERATOR, _DISPLAY_OTHER) else GpuVendor.NVIDIA
+    return None if number else _vendor_by_class(device_class, is_listed=gpu is not None)
+
+
+def _vendor_by_class(device_class: int, *, is_listed: bool) -> GpuVendor | None:
+    """Return the vendor of a device that NCCL lists as a GPU, or that may be one."""
+    if device_class in (ACCELERATOR, _DISPLAY_OTHER):
+        return GpuVendor.AMD
+    return GpuVendor.NVIDIA if is_listed or may_be_gpu(device_class) else None
 
 
 def _numbered_partitions(readings: list[PciReading]) -> Iterator[PciReading]:
@@ -176,23 +194,35 @@ def _numbered_partitions(readings: list[PciReading]) -> Iterator[PciReading]:
 # --- links of GPUs that are not PCI ----------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, kw_only=True)
+class _Board:
+    """A GPU with its partitions, the word for its links, and how many it has to each address or to switches."""
+
+    word: str = ""
+    parts: list[GpuPart] = field(default_factory=list)
+    counts: Counter[str | None] = field(default_factory=Counter)
+
+
 def _fabric(devices: list[tuple[PciReading, Element]]) -> Iterator[FabricLink]:
     """Yield the links between GPUs, each once; GPUs with NVLinks to a switch are linked through it."""
     gpus = [(reading, pci) for reading, pci in devices if reading.is_gpu]
     if len(gpus) > MAX_GPUS:  # `build` refuses that many
         return
-    counts: defaultdict[str, Counter[str | None]] = defaultdict(Counter)  # the partitions of a GPU have the same links
-    parts: defaultdict[str, list[GpuPart]] = defaultdict(list)
-    words: dict[str, str] = {}
-    for reading, pci in gpus:
-        counts[reading.address] |= _link_counts(pci)
-        parts[reading.address].append(reading.part)
-        words[reading.address] = "XGMI" if reading.vendor is GpuVendor.AMD else "NV"
-    for a, b in combinations(words, 2):
-        direct = counts[a][b] or counts[b][a]
-        number = direct or min(counts[a][_SWITCH], counts[b][_SWITCH])
+    for (at_a, a), (at_b, b) in combinations(_boards(gpus).items(), 2):
+        number = a.counts[at_b] or b.counts[at_a] or min(a.counts[_SWITCH], b.counts[_SWITCH])
         if number:
-            yield from (FabricLink(one, other, f"{words[a]}{number}") for one, other in product(parts[a], parts[b]))
+            yield from (FabricLink(one, other, f"{a.word}{number}") for one, other in product(a.parts, b.parts))
+
+
+def _boards(gpus: list[tuple[PciReading, Element]]) -> dict[str, _Board]:
+    """Return the GPUs by PCI address."""
+    boards: defaultdict[str, _Board] = defaultdict(_Board)
+    for reading, pci in gpus:
+        board = boards[reading.address]
+        board.word = "XGMI" if reading.vendor is GpuVendor.AMD else "NV"
+        board.parts.append(reading.part)
+        board.counts |= _link_counts(pci)  # the partitions of a GPU have the same links
+    return boards
 
 
 def _link_counts(pci: Element) -> Counter[str | None]:
@@ -211,12 +241,17 @@ def _read_nic(pci: Element, address: str) -> PciReading | None:
     NCCL writes port 0 for devices that it uses through sockets, and their own port, from 1, for verbs devices.
     """
     nic = next(pci.named("nic"), None)
-    if nic is None and not is_network(pci_class(pci.text("class")) or 0):
+    device_class = pci_class(pci.text("class")) or 0
+    if nic is None and not is_network(device_class):
         return None
-    kind = nic_kind(pci_class(pci.text("class")))
-    nets = list(nic.named("net")) if nic else []
-    named = [(net.word("name"), _net_kind(net, kind)) for net in nets if net.word("name")]
-    return PciReading(address=address, interfaces=tuple(named) or ((address, kind),))
+    kind = nic_kind(device_class)
+    named = _named_interfaces(nic, kind) if nic else ()
+    return PciReading(address=address, interfaces=named or ((address, kind),))
+
+
+def _named_interfaces(nic: Element, by_class: NicKind) -> tuple[tuple[str, NicKind], ...]:
+    nets = ((net.word("name"), _net_kind(net, by_class)) for net in nic.named("net"))
+    return tuple((name, kind) for name, kind in nets if name)
 
 
 def _net_kind(net: Element, by_class: NicKind) -> NicKind:

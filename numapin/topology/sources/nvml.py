@@ -15,6 +15,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from numapin.base import cpu_set
+from numapin.base.not_none import without_none
 from numapin.system import calls
 from numapin.topology.address import pci_address
 from numapin.topology.model import LinkKind, Mig, Pcie
@@ -115,10 +116,31 @@ def open_loads(uuids: Iterable[str]) -> Iterator[Callable[[], dict[str, GpuLoad]
         yield dict
         return
     try:
-        handles = {uuid: _handle(nvml, uuid) for uuid in uuids}
+        handles = without_none({uuid: _handle(nvml, uuid) for uuid in uuids})
         yield lambda: _loads(nvml, handles)
     finally:
         _stop(nvml)
+
+
+def read_processes() -> dict[int, tuple[str, ...]]:
+    """Return the UUIDs of the GPUs that each process computes on; empty if NVML does not start.
+
+    In a container, the process ids may be those of the host.
+    """
+    nvml = _started()
+    if nvml is None:
+        return {}
+    found: dict[int, tuple[str, ...]] = {}
+    try:
+        for index in range(_ask(nvml, nvml.nvmlDeviceGetCount) or 0):
+            with contextlib.suppress(nvml.NVMLError):  # a GPU that does not answer
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+                for process in _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ():
+                    found[process.pid] = (*found.get(process.pid, ()), uuid)
+    finally:
+        _stop(nvml)
+    return found
 
 
 def _started() -> ModuleType | None:
@@ -151,9 +173,8 @@ def _handle(nvml: ModuleType, uuid: str) -> object | None:
         return None
 
 
-def _loads(nvml: ModuleType, handles: Mapping[str, object | None]) -> dict[str, GpuLoad]:
-    loads = {uuid: _load(nvml, handle) for uuid, handle in handles.items() if handle is not None}
-    return {uuid: load for uuid, load in loads.items() if load is not None}
+def _loads(nvml: ModuleType, handles: Mapping[str, object]) -> dict[str, GpuLoad]:
+    return without_none({uuid: _load(nvml, handle) for uuid, handle in handles.items()})
 
 
 def _load(nvml: ModuleType, handle: object) -> GpuLoad | None:
@@ -178,12 +199,7 @@ def _words(error: object) -> str:
 
 
 def _read(nvml: ModuleType) -> NvmlReadings:
-    devices, notes = [], []
-    for index in range(nvml.nvmlDeviceGetCount()):
-        try:
-            devices.append(_device(nvml, index))
-        except nvml.NVMLError as error:
-            notes.append(f"GPU {index} (in NVML's order) is left out: {_words(error)}; {_SEE}")
+    devices, notes = _devices(nvml)
     notes += [_empty_mig_note(device.reading.index) for device in devices if device.is_empty_mig]
     return NvmlReadings(
         gpus=tuple(device.reading for device in devices),
@@ -191,6 +207,17 @@ def _read(nvml: ModuleType) -> NvmlReadings:
         links=_links(nvml, devices),
         notes=tuple(notes),
     )
+
+
+def _devices(nvml: ModuleType) -> tuple[list[_NvmlDevice], list[str]]:
+    """Return the GPUs that answer, and a note on each that does not."""
+    devices, notes = [], []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            devices.append(_device(nvml, index))
+        except nvml.NVMLError as error:
+            notes.append(f"GPU {index} (in NVML's order) is left out: {_words(error)}; {_SEE}")
+    return devices, notes
 
 
 def _device(nvml: ModuleType, index: int) -> _NvmlDevice:

@@ -13,26 +13,26 @@ from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.bounds import MAX_PARENTS
+from numapin.base.not_none import not_none
 from numapin.topology.address import pci_address
 from numapin.topology.model import GpuVendor, NicKind, Pcie
 from numapin.topology.readings import (
-    ACCELERATOR,
     CONTROLLER_3D,
-    DISPLAY,
     VGA,
     NicReading,
     PciReading,
     is_network,
+    may_be_gpu,
     nic_kind,
     pci_class,
     pcie_generation,
     pcie_width,
 )
 from numapin.topology.sources.nvidia_driver import names_by_address
-from numapin.topology.sources.vendors.table import BY_PCI_ID, support_of
+from numapin.topology.sources.vendors.table import BY_PCI_ID, is_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Container, Iterable, Iterator, Mapping
 
     from numapin.base.cpu_set import CpuSet
     from numapin.system.tree import Tree
@@ -68,22 +68,26 @@ def read_pci(tree: Tree, online: CpuSet) -> Iterator[PciReading]:
 def read_other_nics(tree: Tree, known: Container[str]) -> Iterator[NicReading]:
     """Yield the network interfaces of devices that are not on PCI; virtual interfaces have no device."""
     for name in tree.names(_NET):
-        if name in known or "/virtual/" in (tree.link(f"{_NET}/{name}") or "/virtual/"):
+        if name in known or _is_virtual(tree, name):
             continue
         kind = _TYPES.get(tree.number(f"{_NET}/{name}/type") or 0)
         if kind is not None:
             yield NicReading(name=name, kind=kind, node=tree.number(f"{_NET}/{name}/device/numa_node"))
 
 
+def _is_virtual(tree: Tree, interface: str) -> bool:
+    return "/virtual/" in (tree.link(f"{_NET}/{interface}") or "/virtual/")
+
+
 def _gpu_vendor(tree: Tree, at: str, device_class: int, address: str, *, known_to_nvidia: bool) -> GpuVendor | None:
     """Return the vendor of a GPU; None for any other device."""
-    if device_class >> 8 != DISPLAY and device_class != ACCELERATOR:
+    if not may_be_gpu(device_class):
         return None
     number = _vendor_id(tree, at)
     if number is None:  # some captures have only the class: a VGA device may then be the board's own
         return GpuVendor.NVIDIA if known_to_nvidia or device_class == CONTROLLER_3D else None
     vendor = BY_PCI_ID.get(number)
-    return vendor if vendor is not None and support_of(vendor).is_gpu(device_class, address) else None
+    return vendor if is_gpu(vendor, device_class, address) else None
 
 
 def _vendor_id(tree: Tree, at: str) -> int | None:
@@ -98,16 +102,20 @@ def _device(tree: Tree, at: str, address: str, online: CpuSet) -> PciReading:
     """Read the values that GPUs and NICs share."""
     parents, host_bridge = _above(tree, at)
     local_cpus = tree.numbers(f"{at}/local_cpulist", mask=f"{at}/local_cpus")
-    parent_nodes = (tree.number(f"{path}/numa_node") for path in parents.values())
     return PciReading(
         address=address,
         node=tree.number(f"{at}/numa_node"),
-        parent_nodes=tuple(node for node in parent_nodes if node is not None),
+        parent_nodes=_nodes_of(tree, parents.values()),
         local_cpus=None if local_cpus is None else local_cpus & online,
         parents=tuple(parents),
         host_bridge=host_bridge,
         pcie=_pcie(tree, at),
     )
+
+
+def _nodes_of(tree: Tree, bridges: Iterable[str]) -> tuple[int, ...]:
+    nodes = (tree.number(f"{path}/numa_node") for path in bridges)
+    return tuple(not_none(nodes))
 
 
 def _above(tree: Tree, at: str) -> tuple[Mapping[str, str], str | None]:

@@ -8,9 +8,11 @@ Source: Documentation/ABI/testing/sysfs-devices-system-cpu; Documentation/admin-
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
+from numapin.base.not_none import without_none
 from numapin.topology.fast import CAPACITY, FILES, PERF
 from numapin.topology.parts import CpuSpeed
 
@@ -34,20 +36,24 @@ def read_speeds(tree: Tree, cores: Sequence[CpuSet]) -> tuple[CpuSpeed, ...]:
     )
 
 
+def _rating(tree: Tree, cpu: int, name: str) -> int | None:
+    return tree.number(f"{_CPU}/cpu{cpu}/{name}")
+
+
+def _known(ratings: Mapping[int, int | None]) -> dict[int, int]:
+    return without_none(ratings)
+
+
 def _ratings(tree: Tree, cores: Sequence[CpuSet], name: str) -> Mapping[int, int]:
-    """Return the number in a file of each CPU; none if the first CPU has no such file."""
+    """Return the number in a file of each CPU; none if the first CPU has no such file.
 
-    def read(cpu: int) -> int | None:
-        return tree.number(f"{_CPU}/cpu{cpu}/{name}")
-
-    first = [min(cpus) for cpus in cores]
-    if not first or read(first[0]) is None:
+    If the first threads of all cores have one number, it is that of the other threads too, which are not read.
+    """
+    first = list(map(min, cores))
+    if not first or _rating(tree, first[0], name) is None:
         return {}
-    of_core = {cpu: read(cpu) for cpu in first}
-    is_alike = len(set(of_core.values())) == 1
-    found = {
-        cpu: of_core[one] if is_alike or cpu == one else read(cpu)
-        for one, cpus in zip(first, cores, strict=True)
-        for cpu in cpus
-    }
-    return {cpu: number for cpu, number in found.items() if number is not None}
+    known = {cpu: _rating(tree, cpu, name) for cpu in first}
+    all_cpus = set(chain.from_iterable(cores))
+    if len(set(known.values())) == 1:
+        return _known(dict.fromkeys(all_cpus, known[first[0]]))
+    return _known(known | {cpu: _rating(tree, cpu, name) for cpu in all_cpus.difference(first)})

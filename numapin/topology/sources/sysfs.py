@@ -20,7 +20,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError
 from numapin.system.cgroup import mounts, own_cgroups
 from numapin.system.tree import CAPTURE, Tree
-from numapin.topology.readings import NO_CORES, CpuReading, NodeReading, Readings, distinct_packages
+from numapin.topology.readings import CpuReading, NodeReading, Readings, core_notes, distinct_packages
 from numapin.topology.sources.drivers import read_drivers
 from numapin.topology.sources.nvidia_driver import gpu_memory_nodes
 from numapin.topology.sources.pci import read_other_nics, read_pci
@@ -29,6 +29,8 @@ from numapin.topology.sources.speeds import read_speeds
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
+
+    from numapin.topology.readings import NicReading, PciReading
 
 _SYSTEM: Final = "sys/devices/system"
 _CPU: Final = f"{_SYSTEM}/cpu"
@@ -51,24 +53,38 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
     online = _online_cpus(tree)
     cpus, package_notes = _read_cpus(tree, online)
     others, driven = read_drivers(tree, read_pci(tree, online))
-    on_pci = {name for device in others for name, _ in device.interfaces}
     allowed_cpus, allowed_nodes = _allowed(tree, "cpus"), _allowed(tree, "mems")
     return Readings(
-        host=tree.text("proc/sys/kernel/hostname") or tree.text("etc/hostname") or None,
+        host=_host(tree),
         source=source,
         cpus=cpus,
         nodes=tuple(_read_nodes(tree, online)),
         allowed_cpus=allowed_cpus,
         allowed_nodes=allowed_nodes,
         pci=(*driven.gpus, *others),
-        nics=tuple(islice(read_other_nics(tree, on_pci), MAX_NICS + 1)),  # `build` refuses that many
+        nics=_other_nics(tree, others),
         fabric=driven.fabric,
         gpu_memory_nodes=gpu_memory_nodes(tree),
         memory_bytes=_kilobytes(tree.text("proc/meminfo") or "", "MemTotal"),
-        notes=(*package_notes, *([] if all(cpu.siblings is not None for cpu in cpus) else [NO_CORES])),
-        speeds=read_speeds(tree, sorted({reading.siblings for reading in cpus if reading.siblings}, key=min)),
+        notes=(*package_notes, *core_notes(cpus)),
+        speeds=read_speeds(tree, _cores(cpus)),
         allowed_known=None not in (allowed_cpus, allowed_nodes) or _is_in_root_cpuset(tree),
     )
+
+
+def _host(tree: Tree) -> str | None:
+    return tree.text("proc/sys/kernel/hostname") or tree.text("etc/hostname") or None
+
+
+def _cores(cpus: Iterable[CpuReading]) -> list[CpuSet]:
+    """Return the CPUs of each core that is known."""
+    return sorted({reading.siblings for reading in cpus if reading.siblings}, key=min)
+
+
+def _other_nics(tree: Tree, on_pci: Iterable[PciReading]) -> tuple[NicReading, ...]:
+    """Return the interfaces of devices that are not on PCI; `build` refuses more than the most that are accepted."""
+    names = {name for device in on_pci for name, _ in device.interfaces}
+    return tuple(islice(read_other_nics(tree, names), MAX_NICS + 1))
 
 
 def _online_cpus(tree: Tree) -> CpuSet:
@@ -92,13 +108,18 @@ def _read_cpus(tree: Tree, online: CpuSet) -> tuple[tuple[CpuReading, ...], tupl
     """Return the CPUs, and notes on their packages."""
     siblings = _groups(online, lambda cpu: _siblings(tree, cpu))
     packages = _groups(online, lambda cpu: _package_cpus(tree, cpu))
-    around = {cpu: packages.get(cpu) or siblings.get(cpu) or CpuSet({cpu}) for cpu in online}
+    around = _around(online, packages, siblings)
     numbers = {cpus: _package_id(tree, cpus) for cpus in dict.fromkeys(around.values())}
     distinct, notes = distinct_packages(dict(_whole_packages(tree, numbers, frozenset(packages.values()))))
     numbers |= distinct
     caches = _groups(online, lambda cpu: _l3(tree, cpu))
     in_order = sorted(online)
     return tuple(CpuReading(cpu, siblings.get(cpu), numbers[around[cpu]], caches.get(cpu)) for cpu in in_order), notes
+
+
+def _around(online: CpuSet, packages: Mapping[int, CpuSet], siblings: Mapping[int, CpuSet]) -> dict[int, CpuSet]:
+    """Return the CPUs of each CPU's package as far as known: at least those of its core, or the CPU itself."""
+    return {cpu: packages.get(cpu) or siblings.get(cpu) or CpuSet({cpu}) for cpu in online}
 
 
 def _whole_packages(
@@ -228,8 +249,13 @@ def _in_cgroup1(tree: Tree) -> list[str]:
 
 def _in_cgroup2(tree: Tree) -> list[str]:
     paths = own_cgroups(tree, "") or _in_cpuset_file_system(tree)
-    parts = [path.split("/") for path in paths if path.count("/") <= MAX_CGROUP_DEPTH]
-    return ["/".join(path[:end]) for path in parts for end in range(len(path), 0, -1)]
+    return [parent for path in paths if path.count("/") <= MAX_CGROUP_DEPTH for parent in _upwards(path)]
+
+
+def _upwards(path: str) -> list[str]:
+    """Return a path and the paths above it, nearest first."""
+    names = path.split("/")
+    return ["/".join(names[:end]) for end in range(len(names), 0, -1)]
 
 
 def _in_cpuset_file_system(tree: Tree) -> list[str]:

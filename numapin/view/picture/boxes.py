@@ -134,6 +134,11 @@ class Heading:
         """The height of the line."""
         return self.size * _LINE
 
+    @property
+    def facts_size(self) -> float:
+        """The size of the facts."""
+        return min(self.size, 11)
+
 
 def flow(boxes: Iterable[Box], *, width: float, x: float = 0, y: float = 0, gap: float = GAP) -> tuple[Box, ...]:
     """Put boxes side by side, and start a new row where the width ends. The boxes of a row get the same height.
@@ -257,28 +262,28 @@ def _heading_labels(headings: Sequence[Heading], pad: float, width: float) -> tu
     labels: list[Label] = []
     top = pad
     for heading in headings:
-        lines = list(_lines_of(heading, width))
-        for line in lines:
-            labels += [
-                Label(x=label.x + pad, y=top + heading.size, text=label.text, size=label.size, ink=label.ink)
-                for label in line
-                if label.text
-            ]
+        for line in _lines_of(heading, width):
+            labels += [replace(label, x=label.x + pad, y=top + heading.size) for label in line if label.text]
             top += heading.line
     return tuple(labels), top
 
 
 def _lines_of(heading: Heading, width: float) -> Iterator[list[Label]]:
     """Yield the texts of each line: the name, then the facts in the rest of its line and on further lines."""
-    size, facts_size = heading.size, min(heading.size, 11)
+    size, facts_size = heading.size, heading.facts_size
     names = wrapped(heading.name, width, size, bold=True) if heading.name else []
     lines = [[Label(x=0, y=0, text=text, size=size, ink=Ink.STRONG)] for text in names]
     start = lines[-1][0].width + size * 0.6 if lines else 0
-    rest = width - start
-    if rest < width / 2 and width_of(heading.facts, facts_size) > rest:
-        rest = 0  # a few letters beside a long name would look lost
-    facts = wrapped(heading.facts, width, facts_size, first=rest) if heading.facts else []
+    facts = _fact_lines(heading, width, width - start)
     if lines and facts:
         lines[-1].append(Label(x=start, y=0, text=facts.pop(0), size=facts_size, ink=Ink.DIM))
     yield from lines
     yield from ([Label(x=0, y=0, text=text, size=facts_size, ink=Ink.DIM)] for text in facts if text)
+
+
+def _fact_lines(heading: Heading, width: float, rest: float) -> list[str]:
+    """Return the lines of the facts, the first one for the rest of the name's last line; it may be empty."""
+    if not heading.facts:
+        return []
+    would_look_lost = rest < width / 2 and width_of(heading.facts, heading.facts_size) > rest  # beside a long name
+    return wrapped(heading.facts, width, heading.facts_size, first=0 if would_look_lost else rest)

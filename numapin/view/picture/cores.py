@@ -92,9 +92,9 @@ def _core(drawing: Drawing, core: Core, *, named: bool) -> Box:
     marks, scale = drawing.marks, drawing.scale
     ranks = marks.on(core.cpus)
     banned = core.cpus - drawing.topology.allowed.cpus
-    rows = [_name_row(ranks, scale)] if named else []
-    rows += [_cpu_row(cpu, marks, scale, off=cpu in banned) for cpu in sorted(core.cpus)]
-    rows += share_band(ranks, width=scale.width) if named else []
+    rows = [_cpu_row(cpu, marks, scale, off=cpu in banned) for cpu in sorted(core.cpus)]
+    if named:
+        rows = [_name_row(ranks, scale), *rows, *share_band(ranks, width=scale.width)]
     not_allowed = f"not allowed: CPUs {banned}" if banned else ""
     return Box(
         kind=BoxKind.CORE,

@@ -106,10 +106,15 @@ def _own_links(links: Sequence[Link]) -> str:
     return ", ".join(f"{word} to {counted(num_gpus, 'GPU')}" for word, num_gpus in words.items())
 
 
+def _link_kinds(drawing: Drawing, nic: Adapter) -> dict[str, str]:
+    """Return the kind of the link to each device that has one to this NIC, by the device's name."""
+    own = [(name, link) for name in nic.names for link in drawing.links.of.get(name, ())]
+    return {link.b if link.a == name else link.a: link.kind for name, link in own}
+
+
 def _near(drawing: Drawing, nic: Adapter) -> str:
     """Return the GPUs that the device reaches without a host bridge, by the shortest such path."""
-    own = [(name, link) for name in nic.names for link in drawing.links.of.get(name, ())]
-    kinds = {link.b if link.a == name else link.a: link.kind for name, link in own}
+    kinds = _link_kinds(drawing, nic)
     for kind in _NEAR:
         gpus = [gpu.label for gpu in drawing.topology.gpus if kinds.get(gpu.label) == kind]
         if gpus:

@@ -65,12 +65,16 @@ def _signs(topology: Topology, plan: Plan | None, marks: Marks, *, named_cores: 
 
 def _cpu_signs(topology: Topology, plan: Plan | None, marks: Marks) -> list[tuple[Box, str]]:
     """Return the signs for CPUs of several ranks and of none."""
-    sharers = next((ranks for ranks in marks.cpus.values() if len(ranks) > 1), None)
-    shared = [] if sharers is None else [(_shared(sharers), "shared by the ranks whose colors are in the band")]
+    shared = _shared_sign(marks)
     idle = (topology.cpus & topology.allowed.cpus) - CpuSet(marks.cpus)
     if plan is None or not idle or not marks.cpus:
         return shared
     return [*shared, (replace(_cpu(ink=Ink.DIM), idle=True), f"idle: no rank may use it ({counted(len(idle), 'CPU')})")]
+
+
+def _shared_sign(marks: Marks) -> list[tuple[Box, str]]:
+    sharers = next((ranks for ranks in marks.cpus.values() if len(ranks) > 1), None)
+    return [] if sharers is None else [(_shared(sharers), "shared by the ranks whose colors are in the band")]
 
 
 def _cpu(*, ink: Ink = Ink.PLAIN) -> Box:

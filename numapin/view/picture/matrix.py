@@ -6,6 +6,7 @@ Comes in: a `Topology`. Goes out: a panel for each if there are at least two thi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Final
 
 from numapin.topology.adapters import adapters
@@ -89,8 +90,7 @@ def _panel(name: str, legend: Sequence[str], names: Sequence[tuple[str, ...]], e
         return []
     if len(names) > _MOST:
         return [_too_large(name, len(names), width)]
-    places = range(len(names))
-    entries = {entry(row, column)[0] for row in places for column in places}
+    entries = {entry(row, column)[0] for row, column in product(range(len(names)), repeat=2)}
     texts = _Names(rows=["/".join(own) for own in names], columns=[own[0] for own in names], entries=entries)
     inner = width - 2 * PAD
     headings = [Heading(name=name, size=12), *(Heading(facts=text, size=9.5) for text in legend)]

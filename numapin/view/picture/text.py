@@ -42,18 +42,24 @@ def wrapped(text: str, width: float, size: float, *, bold: bool = False, first: 
     room = width if first is None else first
     if shown and width_of(shown, size, bold=bold) <= room:
         return [shown]
-    lines = [""]
-    for piece in _pieces(shown, width, size, bold=bold):
-        if width_of((lines[-1] + piece).rstrip(), size, bold=bold) <= room:
-            lines[-1] += piece
-        else:
-            lines.append(piece)
-            room = width
+    lines = _lines(shown, width, size, bold=bold, room=room)
     if not lines[0] and first is None:
         lines = lines[1:]
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES - 1 :] = [fit("".join(lines[_MOST_LINES - 1 :]), width, size, bold=bold)]
     return [line.rstrip() for line in lines]
+
+
+def _lines(text: str, width: float, size: float, *, bold: bool, room: float) -> list[str]:
+    """Return the lines of a text, the first of which has this room."""
+    lines = [""]
+    for piece in _pieces(text, width, size, bold=bold):
+        if width_of((lines[-1] + piece).rstrip(), size, bold=bold) <= room:
+            lines[-1] += piece
+        else:
+            lines.append(piece)
+            room = width
+    return lines
 
 
 def _pieces(text: str, width: float, size: float, *, bold: bool) -> Iterator[str]:

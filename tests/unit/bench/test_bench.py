@@ -260,7 +260,14 @@ class TestSessions:
         assert first == second == last
         assert third != first
 
-    @pytest.mark.parametrize("do", ["import", "raise", "die"])
+    def test_a_peer_that_is_not_installed_does_not_end_the_session(self) -> None:
+        """The process says that it skips the peer, and measures the next one."""
+        good, bad = Peer(name="good", specs=({},)), Peer(name="bad", specs=({"do": "import"},))
+        found = in_sessions(("a", good), ("a", bad), ("a", good))
+        assert [run.skipped is None for run in found] == [True, False, True]
+        assert found[0].details[0]["pid"] == found[2].details[0]["pid"]
+
+    @pytest.mark.parametrize("do", ["raise", "die"])
     def test_after_a_failure_the_session_goes_on_afresh(self, do: str) -> None:
         """After a failure the next case has a new process."""
         good, bad = Peer(name="x", specs=({},)), Peer(name="x", specs=({"do": do},))
@@ -510,11 +517,11 @@ class TestTable:
         """Peers that never ran or stopped running are listed below the table with the reason."""
         lines = rendered(report([*runs("torch", 10, None), *runs("ours", None)]))
         assert lines[5].split() == ["torch", "10.0", "1.00"]
-        assert lines[6:] == ["  torch: stopped after 1 run: failed: because", "  ours: skipped: failed: because"]
+        assert lines[6:] == ["  torch: stopped after 1 run: failed: because", "", "skipped: ours: failed: because"]
 
     def test_skipped_case(self) -> None:
-        """A skipped case has its reason in place of the table."""
-        assert rendered(report([], skipped="torch sees no GPU"))[4] == "  skipped: torch sees no GPU"
+        """A skipped case is named with its reason at the end, and has no table."""
+        assert rendered(report([], skipped="torch sees no GPU"))[3:] == ["skipped: a (a case): torch sees no GPU"]
 
 
 @pytest.fixture(autouse=True)

@@ -25,6 +25,16 @@ SWAP = "MemTotal: 1000000 kB\nSwapTotal: 500000 kB\nSwapFree: {} kB\n"
 FULL = "Node 1 MemTotal: 1000000 kB\nNode 1 MemFree: 10000 kB\n"
 ERROR, WARNING, NOTE, OK = DoctorSeverity
 
+
+def cgroup(limit_bytes: int) -> dict[str, str | bytes | None]:
+    """Return the files of a process whose cgroup has a memory limit."""
+    return {
+        "proc/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0",
+        "proc/self/cgroup": "0::/job",
+        "sys/fs/cgroup/job/memory.max": str(limit_bytes),
+    }
+
+
 CASES: list[tuple[str, dict[str, str | bytes | None], DoctorSeverity | None, str]] = [
     ("nodes", {}, OK, "2 nodes with CPUs on 2 packages"),
     ("nodes", {"proc/cmdline": "quiet numa=off ro"}, WARNING, "started with numa=off"),
@@ -41,11 +51,26 @@ CASES: list[tuple[str, dict[str, str | bytes | None], DoctorSeverity | None, str
         "only 2 of 8 CPUs of node 0, 2 of 8 CPUs of node 1 may be used",
     ),
     ("node-memory", {}, OK, "at least 50% free on every node"),
+    ("host-memory", {}, None, "does not show it"),
+    ("host-memory", {"proc/meminfo": "MemTotal: 130023424 kB"}, OK, "124.0 GiB (the nodes and /proc/meminfo agree; no"),
     (
-        "node-memory",
+        "host-memory",
         {"proc/meminfo": "MemTotal: 1073741824 kB"},
         NOTE,
-        "the nodes have 128.0 GiB together, but /proc/meminfo says 1.0 TiB: a hypervisor or container may",
+        "the nodes have 128.0 GiB together, but /proc/meminfo says 1.0 TiB: a hypervisor may give and",
+    ),
+    (
+        "host-memory",
+        {"proc/meminfo": "MemTotal: 134217728 kB", **cgroup(64 << 30)},
+        NOTE,
+        "a cgroup limits this process to 64.0 GiB of 128.0 GiB",
+    ),
+    ("host-memory", {"proc/meminfo": "MemTotal: 134217728 kB", **cgroup(1 << 62)}, OK, "no lower limit"),
+    (
+        "host-memory",
+        {"proc/meminfo": "MemTotal: 8388608 kB", **cgroup(8 << 30)},
+        NOTE,
+        "/proc/meminfo says 8.0 GiB: /proc/meminfo shows the limit of this container",
     ),
     ("node-memory", {f"{NODE1}/meminfo": FULL}, WARNING, "almost full: node 1 (free: 50.0% of node 0, 1.0% of node 1)"),
     ("memlock", {"proc/self/limits": LIMITS.format("unlimited")}, OK, "unlimited"),

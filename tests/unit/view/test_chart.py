@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from numapin.base.sizes import size_label
 from numapin.bench.model import Benchmark, BenchReport, Case, Peer, Run, summarize
 from numapin.view.bench_layouts import LAUNCH, TRANSFER
 from numapin.view.bench_plot import bench_figure
-from numapin.view.chart import Figure, Panel, Point, Series, size_label, svg
+from numapin.view.chart import Figure, Panel, Point, Series, svg
 from tests.pictures import parsed
 
 if TYPE_CHECKING:
@@ -158,19 +159,24 @@ class TestOfReports:
         cases = [
             Case(name=f"{g}{n}", about="", group=g, num_bytes=n, peers=peers) for g in ("h2d", "d2h") for n in (64, 256)
         ]
-        shown = bench_figure(report(*cases, figures={"gbps": 10, "us": 3}), TRANSFER.plotted)
-        assert [panel.title for panel in shown.panels] == ["h2d: GB/s", "d2h: GB/s", "h2d: us", "d2h: us"]
+        shown = bench_figure(report(*cases, figures={"gbps": 10, "us": 3}), TRANSFER)
+        assert [panel.title for panel in shown.panels] == [
+            "h2d: bandwidth in GB/s",
+            "d2h: bandwidth in GB/s",
+            "h2d: time of one copy in us",
+            "d2h: time of one copy in us",
+        ]
         (series,) = shown.panels[0].series
         assert series.points == tuple(Point(x=size, y=15, low=10, high=20) for size in (64.0, 256.0))
 
     def test_cases_without_a_sweep(self) -> None:
         """One panel per figure, with the cases along the axis."""
         cases = [Case(name=name, about="", peers=(Peer(name="ours", specs=()),)) for name in ("print", "all-reduce")]
-        shown = bench_figure(report(*cases, figures={"total_s": 2}), LAUNCH.plotted)
+        shown = bench_figure(report(*cases, figures={"total_s": 2}), LAUNCH)
         (panel,) = shown.panels
         assert [point.x for point in panel.series[0].points] == ["print", "all-reduce"]
 
     def test_nothing_measured(self) -> None:
         """A report of skipped cases gives a document without panels."""
         case = Case(name="transfer", about="", skipped="torch sees no GPU")
-        assert drawn(bench_figure(report(case, figures={}), TRANSFER.plotted)).tag == f"{SVG}svg"
+        assert drawn(bench_figure(report(case, figures={}), TRANSFER)).tag == f"{SVG}svg"

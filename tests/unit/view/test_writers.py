@@ -16,11 +16,12 @@ _WRITES = re.compile(
 _PLACES = {
     "bench/machine.py",  # JSON for its parent, in ASCII
     "cli/main.py",  # tracebacks
-    "cli/bench_run.py",  # progress
     "cli/output.py",
     "cli/top.py",  # the live display
     "rank/signals.py",  # names of signals and numbers
+    "children/hook/sitecustomize.py",
     "launcher/sitehook/sitecustomize.py",
+    "rank/rolehook/sitecustomize.py",  # names of variables
     "base/stderr.py",
 }
 

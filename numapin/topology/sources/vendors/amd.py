@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.plural import listed
 from numapin.topology.model import GpuVendor
 from numapin.topology.readings import ACCELERATOR, DISPLAY
-from numapin.topology.sources.vendors.lists import Variable, find_by_hip, find_by_rocr, listed_gpus, with_visible
+from numapin.topology.sources.vendors.lists import Variable, find_by_hip, find_by_rocr, listed_gpus
 from numapin.topology.sources.vendors.seam import VendorSupport
+from numapin.topology.visible import with_visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,12 +79,17 @@ def _variables_for(gpus: Sequence[Gpu], environ: Environ) -> dict[str, str]:
 
     torchrun's --virtual-local-rank sets the former only, so that the latter must not appear without need.
     """
-    hip_list = _hip_list(environ)
-    entries = list(dict.fromkeys(hip_list.entries)) if hip_list else []
-    numbers = [gpu.cuda_index for gpu in gpus if gpu.cuda_index is not None]
+    entries = _hip_entries(environ)
+    numbers = (gpu.cuda_index for gpu in gpus if gpu.cuda_index is not None)
     text = ",".join(entries[number] if entries else str(number) for number in numbers)
     own, cuda = _HIP
     return {cuda: text} | ({own: text} if own in environ else {})
+
+
+def _hip_entries(environ: Environ) -> list[str]:
+    """Return the entries of the list that HIP reads, each once; none if there is no list."""
+    hip_list = _hip_list(environ)
+    return list(dict.fromkeys(hip_list.entries)) if hip_list else []
 
 
 AMD: Final = VendorSupport(

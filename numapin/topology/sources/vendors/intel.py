@@ -15,15 +15,16 @@ Source: Level Zero's specification, "Environment Variables"; compute-runtime, ex
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.not_none import not_none
 from numapin.errors import UsageError
 from numapin.topology.address import pci_order
 from numapin.topology.model import GpuVendor
 from numapin.topology.readings import DISPLAY
-from numapin.topology.sources.vendors.lists import c_number, with_visible
+from numapin.topology.sources.vendors.lists import c_number
 from numapin.topology.sources.vendors.seam import VendorSupport
+from numapin.topology.visible import with_unknown_order, with_visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +57,7 @@ def _why_order_unknown(devices: Sequence[Device], environ: Environ) -> str:
 def _mark_visible(gpus: tuple[Gpu, ...], environ: Environ) -> Seen:
     why_unknown = _why_unknown(gpus, environ)
     if why_unknown:
-        return tuple(replace(gpu, visible=True, cuda_index=None) for gpu in gpus), (why_unknown,)
+        return with_unknown_order(gpus), (why_unknown,)
     in_order: list[Gpu] = sorted(gpus, key=lambda gpu: gpu.index)
     numbers = _masked(environ)
     if numbers is None:
@@ -67,11 +68,8 @@ def _mark_visible(gpus: tuple[Gpu, ...], environ: Environ) -> Seen:
 
 def _masked(environ: Environ) -> list[int] | None:
     """Return the numbers in the mask in ascending order; None if every device is visible."""
-    mask = environ.get(_MASK, "default")
-    if mask in ("", "default"):
-        return None
-    numbers = map(c_number, mask.split(","))
-    return sorted({number for number in numbers if number is not None})
+    numbers = _mask_numbers(environ)
+    return sorted(set(not_none(numbers))) if numbers else None
 
 
 def _mask_notes(mask: str, numbers: Sequence[int], num_devices: int) -> tuple[str, ...]:
@@ -85,27 +83,42 @@ def _mask_notes(mask: str, numbers: Sequence[int], num_devices: int) -> tuple[st
 
 def _why_unknown(gpus: tuple[Gpu, ...], environ: Environ) -> str:
     """Return why the devices of a process are unknown, or ""."""
-    selector, mask = environ.get(_SELECTOR), environ.get(_MASK, "default")
+    selector = environ.get(_SELECTOR)
     if selector and not _ALL_GPUS.fullmatch(selector):
         return f"{_SELECTOR}={selector} is not understood, so the GPU of each rank is unknown; use {_MASK}"
     hierarchy = environ.get(_HIERARCHY, "FLAT").upper()
     if hierarchy != "FLAT" and any(gpu.partition is not None for gpu in gpus):
         return f"{_HIERARCHY}={hierarchy} is not supported on GPUs with several tiles; type: unset {_HIERARCHY}"
+    return _mask_problem(environ)
+
+
+def _mask_problem(environ: Environ) -> str:
+    """Return why the mask does not tell which devices it names, or ""."""
+    mask = environ.get(_MASK, "default")
     if "." in mask:
         return f"{_MASK}={mask} names tiles, which is not understood; name whole devices"
-    if mask not in ("", "default") and any(c_number(entry) is None for entry in mask.split(",")):
+    if None in _mask_numbers(environ):
         return f"{_MASK}={mask} is not a list of numbers, so the GPU of each rank is unknown; type: unset {_MASK}"
     return ""
 
 
+def _mask_numbers(environ: Environ) -> list[int | None]:
+    """Return a number for each entry of the mask, None for other text; no entries: every device is visible."""
+    mask = environ.get(_MASK, "default")
+    return [] if mask in ("", "default") else list(map(c_number, mask.split(",")))
+
+
 def _variables_for(gpus: Sequence[Gpu], environ: Environ) -> dict[str, str]:
     """Name the devices by their numbers without a mask."""
-    numbers = _masked(environ)
-    visible = [gpu.cuda_index for gpu in gpus]
-    if None in visible:
+    masked = _masked(environ)
+    numbers = map(_level_zero_number, gpus)
+    return {_MASK: ",".join(str(masked[number] if masked else number) for number in numbers)}
+
+
+def _level_zero_number(gpu: Gpu) -> int:
+    if gpu.cuda_index is None:
         raise UsageError("--gpus: Level Zero's numbers of the GPUs are unknown", "see why with: numapin topo")
-    shown = [number for number in visible if number is not None]
-    return {_MASK: ",".join(str(numbers[number] if numbers else number) for number in shown)}
+    return gpu.cuda_index
 
 
 INTEL: Final = VendorSupport(

@@ -21,7 +21,6 @@ compute-runtime, execution_environment.cpp, parseAffinityMask.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.gpu_uuid import GPU_PREFIX
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
 
     from numapin.topology.model import Gpu
 
-_C_NUMBER: Final = re.compile(r"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]{1,8}|[0-9]{1,10})")
+_OCTAL: Final = re.compile(r"0[0-7]{1,9}")
+_C_NUMBER: Final = re.compile(rf"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]{{1,8}}|{_OCTAL.pattern}|0|[1-9][0-9]{{0,9}})")
 _ROCR_UUID_LENGTHS: Final = range(len(GPU_PREFIX) + 1, len(GPU_PREFIX) + 17)
 
 
@@ -57,11 +57,8 @@ def c_number(text: str) -> int | None:
     match = _C_NUMBER.fullmatch(text)
     if match is None:
         return None
-    digits = match[2].lower()
-    is_octal = digits.startswith("0") and not digits.startswith("0x") and len(digits) > 1
-    if is_octal and not set(digits) <= set("01234567"):
-        return None
-    number = int(digits, 8 if is_octal else 0)
+    octal = _OCTAL.fullmatch(match[2])
+    number = int(match[2], 8 if octal else 0)
     return -number if match[1] == "-" else number
 
 
@@ -127,9 +124,3 @@ def _loss(variable: Variable, position: int, list_command: str) -> tuple[str, ..
 
 def _hides_all(variable: Variable) -> str:
     return f"{variable} hides every GPU; to use them: unset {variable.name}"
-
-
-def with_visible(gpus: tuple[Gpu, ...], in_order: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Return all GPUs, of which those in `in_order` are visible and have the numbers of that order."""
-    numbers = {gpu.index: number for number, gpu in enumerate(in_order)}
-    return tuple(replace(gpu, visible=gpu.index in numbers, cuda_index=numbers.get(gpu.index)) for gpu in gpus)

@@ -7,7 +7,6 @@ Ranks use the GPUs of one vendor, because a build of PyTorch does. GPUs of the o
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -54,6 +53,11 @@ def support_of(vendor: GpuVendor | None) -> VendorSupport:
     return _LOADERS[vendor or GpuVendor.NVIDIA]()
 
 
+def is_gpu(vendor: GpuVendor | None, device_class: int, address: str) -> bool:
+    """Return whether a PCI device is a GPU for computing; one of an unknown vendor is not."""
+    return vendor is not None and support_of(vendor).is_gpu(device_class, address)
+
+
 def hiding_variables() -> tuple[str, ...]:
     """Return the variables that hide GPUs from a process, of all vendors."""
     return tuple(dict.fromkeys(name for vendor in VENDORS for name in support_of(vendor).hiding_variables))
@@ -65,11 +69,8 @@ def preferred(readings: Readings) -> GpuVendor | None:
     It is NVIDIA if its driver lists a GPU. Vendors whose drivers serve no GPU here come last. Of the others, a GPU that
     is more than a screen counts as much as one that a driver serves.
     """
-    gpus: defaultdict[GpuVendor, list[PciReading]] = defaultdict(list)
-    for reading in readings.pci:
-        if reading.is_gpu:
-            gpus[reading.vendor or GpuVendor.NVIDIA].append(reading)
-    if readings.nvml.gpus or any(gpu.is_driven for gpu in gpus[GpuVendor.NVIDIA]):
+    gpus = {vendor: readings.gpus_on_pci(vendor) for vendor in VENDORS}
+    if readings.nvml.gpus or _has_driver(gpus[GpuVendor.NVIDIA]):
         return GpuVendor.NVIDIA
     here = [vendor for vendor in VENDORS if gpus[vendor]]
     return max(here, key=lambda vendor: _rank(gpus[vendor]), default=None)
@@ -77,9 +78,12 @@ def preferred(readings: Readings) -> GpuVendor | None:
 
 def _rank(gpus: Sequence[PciReading]) -> tuple[bool, int]:
     is_more_than_a_screen = any(not gpu.is_vga for gpu in gpus)
-    is_driven = any(gpu.is_driven for gpu in gpus)
     may_be_driven = any(gpu.is_driven is not False for gpu in gpus)
-    return may_be_driven, is_more_than_a_screen + is_driven
+    return may_be_driven, is_more_than_a_screen + _has_driver(gpus)
+
+
+def _has_driver(gpus: Sequence[PciReading]) -> bool:
+    return any(gpu.is_driven for gpu in gpus)
 
 
 def seen_by_ranks(gpus: tuple[Gpu, ...], environ: Environ, *, unusable: Collection[int] = ()) -> Seen:
@@ -89,15 +93,23 @@ def seen_by_ranks(gpus: tuple[Gpu, ...], environ: Environ, *, unusable: Collecti
     """
     usable = tuple(gpu for gpu in gpus if gpu.index not in unusable)
     if not usable:
-        return tuple(replace(gpu, visible=False) for gpu in gpus), ()
+        return tuple(map(_hidden, gpus)), ()
     seen, notes = support_of(usable[0].vendor).mark_visible(usable, environ)
     by_index = {gpu.index: gpu for gpu in seen}
-    hidden = (by_index.get(gpu.index) or replace(gpu, visible=False, cuda_index=None) for gpu in gpus)
-    return tuple(hidden), notes
+    return tuple(by_index.get(gpu.index) or _hidden(gpu) for gpu in gpus), notes
+
+
+def _hidden(gpu: Gpu) -> Gpu:
+    return replace(gpu, visible=False, cuda_index=None)
 
 
 def first_visible(gpus: tuple[Gpu, ...], environ: Environ) -> int | None:
     """Return the index of a process's device 0; None if its runtime shows no GPU or the order is unknown."""
-    vendors = {gpu.vendor for gpu in gpus if gpu.visible} or {gpu.vendor for gpu in gpus}
-    seen, _ = seen_by_ranks(tuple(gpu for gpu in gpus if gpu.vendor in vendors), environ)
+    seen, _ = seen_by_ranks(_of_used_vendors(gpus), environ)
     return next((gpu.index for gpu in seen if gpu.cuda_index == 0), None)
+
+
+def _of_used_vendors(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """Return the GPUs of the vendors that have visible ones; all if no GPU is visible."""
+    vendors = {gpu.vendor for gpu in gpus if gpu.visible}
+    return tuple(gpu for gpu in gpus if gpu.vendor in vendors) or gpus

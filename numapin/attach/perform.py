@@ -1,0 +1,152 @@
+"""Attach: bind the targets, then move their pages if requested, and report what was done. Edge.
+
+Comes in: an `Aim` and options. Goes out: `Attached`. All threads are bound before any page moves, so that
+pages that are touched meanwhile are local.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from numapin.attach.bind import Binder
+from numapin.attach.changes import STAYS, Attached, AttachedRank
+from numapin.attach.pages import Move, described, planned_nodes, policy_shortfalls, read_memory
+from numapin.attach.record import open_records
+from numapin.base.sizes import render
+from numapin.errors import MachineError, NumapinError, UsageError
+from numapin.system import proc
+from numapin.system.affinity import ThreadId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numapin.attach.bind import How
+    from numapin.attach.changes import BoundProcess, ProcessPages
+    from numapin.attach.targets import Aim, Target
+    from numapin.base.cpu_set import CpuSet
+    from numapin.plan.model import RankPlan
+
+_ENDED: Final = "it ended before"
+_INTERRUPTED: Final = "interrupted"
+_UNREADABLE: Final = "its memory cannot be read, so no page was moved; run this as the job's user, or as root"
+
+
+@dataclass(slots=True, kw_only=True)
+class Attach:
+    """One `attach`.
+
+    Attributes:
+        aim: The targets.
+        how: The options of binding.
+        migrate: Whether to move pages.
+        environ: Where TMPDIR is looked up.
+        progress: Called with the process id, the bytes of its memory that were done, and their total.
+    """
+
+    aim: Aim
+    how: How
+    migrate: bool
+    environ: Mapping[str, str]
+    progress: Callable[[int, int, int], None]
+    _interrupted: bool = False
+
+    def run(self) -> Attached:
+        """Do it. Raises UsageError if every target ended first, and NumapinError if nothing can be recorded."""
+        bound, paths = self._bind_all()
+        if not any(rank.processes for rank in bound):
+            if self._interrupted:
+                raise KeyboardInterrupt
+            pids = ", ".join(str(rank.pid) for rank in bound)
+            raise UsageError(f"process {pids} ended before it was bound; nothing was changed", "see: numapin top")
+        ranks = tuple(map(self._with_memory, bound))
+        return Attached(
+            dry_run=self.how.dry_run,
+            migrate=self.migrate,
+            interrupted=self._interrupted,
+            records=paths,
+            warnings=self.aim.warnings,
+            ranks=ranks,
+        )
+
+    def _bind_all(self) -> tuple[list[AttachedRank], tuple[str, ...]]:
+        """Bind all targets; return them and the records' files."""
+        pids = [target.subject.pid for target in self.aim.targets]
+        with ExitStack() as stack:
+            records = None if self.how.dry_run else stack.enter_context(open_records(self.environ, tidy=True))
+            ranks: list[AttachedRank] = []
+            for target in self.aim.targets:
+                record = _nothing if records is None else partial(records.add, target)
+                try:
+                    ranks.append(self._bound(target, record, frozenset(pids) - {target.subject.pid}))
+                except NumapinError as error:
+                    if not any(rank.processes for rank in ranks):
+                        raise
+                    ranks.append(_unreached(target, error.message))
+            paths = [] if records is None else map(records.path_of, pids)
+            return ranks, tuple(path for path in paths if path is not None)
+
+    def _bound(
+        self, target: Target, record: Callable[[Mapping[ThreadId, CpuSet]], None], others: frozenset[int]
+    ) -> AttachedRank:
+        if self._interrupted:
+            return _unreached(target, _INTERRUPTED)
+        binder = Binder(target, replace(self.how, without=others), record)
+        processes = binder.run()
+        self._interrupted |= binder.interrupted
+        return replace(_unreached(target, _ENDED), processes=processes, problem=None if processes else _ENDED)
+
+    def _with_memory(self, rank: AttachedRank) -> AttachedRank:
+        return replace(rank, processes=tuple(self._looked_at(each, rank.requested) for each in rank.processes))
+
+    def _looked_at(self, process: BoundProcess, plan: RankPlan) -> BoundProcess:
+        """Return a process with its memory, which is moved if requested. What was bound is reported in any case."""
+        if self._interrupted:
+            return process
+        try:
+            pages, shortfalls = self._memory(process.pid, plan)
+        except proc.Gone:
+            return process
+        except KeyboardInterrupt:
+            self._interrupted = True
+            return process
+        except (MachineError, OSError) as error:
+            return replace(process, shortfalls=(*process.shortfalls, f"its memory cannot be read: {_words(error)}"))
+        return replace(process, pages=pages, shortfalls=(*process.shortfalls, *shortfalls))
+
+    def _memory(self, pid: int, plan: RankPlan) -> tuple[ProcessPages | None, tuple[str, ...]]:
+        main = ThreadId(pid, pid, proc.stat(proc.folder_of(pid)).start)
+        memory = read_memory(pid, planned_nodes(plan))
+        if memory is None:
+            return None, (_UNREADABLE,) if self.migrate else ()
+        shortfalls = policy_shortfalls(memory, plan)
+        if not self.migrate or self.how.dry_run or self._interrupted:
+            return described(memory), shortfalls
+        move = Move(main=main, plan=plan, progress=lambda done, total: self.progress(pid, done, total))
+        pages = move.run(memory)
+        self._interrupted |= move.interrupted
+        return pages, (*shortfalls, *_stays(pages))
+
+
+def _unreached(target: Target, problem: str) -> AttachedRank:
+    return AttachedRank(
+        pid=target.subject.pid,
+        gpu_source=target.gpu_source,
+        requested=target.plan,
+        processes=(),
+        problem=problem,
+    )
+
+
+def _words(error: MachineError | OSError) -> str:
+    return error.message if isinstance(error, MachineError) else str(error)
+
+
+def _nothing(before: Mapping[ThreadId, CpuSet]) -> None:
+    """Record nothing, because nothing is changed."""
+
+
+def _stays(pages: ProcessPages) -> tuple[str, ...]:
+    return tuple(f"{render(size)} stay on other nodes: {STAYS[word]}" for word, size in pages.stays.items())

@@ -1,0 +1,269 @@
+"""The processes to bind, each with its plan. Edge.
+
+Comes in: process ids or a run, and binding options. Goes out: `Target`s. A process that uses a GPU, or that has a
+LOCAL_RANK, is a target, and its descendants follow it, unless the driver sees one compute on another GPU. Any other
+process, such as a launcher, stands for the nearest targets below it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from numapin.attach.gpus import KnownGpu, gpu_of, local_rank, local_size, visible_gpus
+from numapin.attach.processes import Family, Subject, examine, read_family
+from numapin.errors import UsageError
+from numapin.launcher import run_folder
+from numapin.observe.find_job import find_run
+from numapin.plan.make import plan_and_rank_warnings
+from numapin.plan.request import Bind
+from numapin.system.proc import environment_of, has_open, pid_namespace
+from numapin.topology.discover import discover
+from numapin.topology.sources.nvml import read_processes
+from numapin.topology.sources.vendors.table import hiding_variables
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from numapin.plan.model import RankPlan
+    from numapin.plan.request import Request
+    from numapin.topology.model import Topology
+
+_FIRST_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
+_GPU_FILES: Final = "/dev/nvidia"
+_SHARED_MODES: Final = (Bind.NODE, Bind.SOCKET)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A process to bind.
+
+    Attributes:
+        subject: The process.
+        plan: The CPUs and nodes that it gets.
+        gpu_source: How its GPU is known.
+    """
+
+    subject: Subject
+    plan: RankPlan
+    gpu_source: str
+
+
+class Aim(NamedTuple):
+    """All processes to bind, and warnings about them and the machine."""
+
+    targets: tuple[Target, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """The options: what to plan, for which GPUs. `is_default`: no option was given that decides the CPUs."""
+
+    request: Request
+    is_default: bool
+    gpus: tuple[str, ...] | None
+    gpu_nodes: tuple[tuple[str, int], ...]
+    other_users: bool
+
+
+class _Owner(NamedTuple):
+    """A process that is to be bound, before it has a plan."""
+
+    subject: Subject
+    environ: Mapping[str, str]
+    gpu: KnownGpu
+
+
+def aim_at_processes(pids: Sequence[int], wish: Wish, environ: Mapping[str, str]) -> Aim:
+    """Return the targets at and below these processes. Raises UsageError, MachineError and PlanError."""
+    for pid in pids:
+        examine(pid, other_users=wish.other_users)
+    topology = _machine(wish, environ)
+    if wish.gpus is not None:
+        owners = _with_given_gpus(list(dict.fromkeys(pids)), wish.gpus, topology, wish)
+    else:
+        owners = _owners(pids, topology, wish)
+    _require_gpus(owners, topology)
+    targets, warnings = _planned(topology, owners, wish.request)
+    return Aim(targets, (*topology.warnings, *warnings, *_run_notes(owners, wish)))
+
+
+def aim_at_run(named: str, wish: Wish, environ: Mapping[str, str]) -> Aim:
+    """Return the ranks of a run, with its plan, or with another one if options were given. Raises as the other."""
+    job = find_run(named, environ)
+    alive = {rank: pid for rank, pid in job.pids.items() if rank not in job.gone}
+    if not alive:
+        problem = "all of its ranks have ended" if job.pids else "no rank has started yet"
+        raise UsageError(f"{job.name}: {problem}", "see: numapin top")
+    plans = {rank.local_rank: rank for rank in job.plan.ranks}
+    gone = tuple(f"rank {rank} of {job.name} has ended" for rank in sorted(job.gone))
+    subjects = {rank: examine(pid, other_users=wish.other_users) for rank, pid in sorted(alive.items())}
+    source = f"the plan of {job.name}"
+    if wish.is_default:
+        targets = tuple(
+            Target(subject=subject, plan=plans[rank], gpu_source=source) for rank, subject in subjects.items()
+        )
+        return Aim(targets, gone)
+    topology = _machine(wish, environ)
+    gpus = {gpu.uuid or gpu.pci: gpu for gpu in topology.gpus}
+    refs = {rank: plans[rank].gpu for rank in subjects}
+    known = {
+        rank: KnownGpu(None if ref is None else gpus.get(ref.uuid or ref.pci), source) for rank, ref in refs.items()
+    }
+    owners = [
+        _Owner(subject, {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(len(plans))}, known[rank])
+        for rank, subject in subjects.items()
+    ]
+    _require_gpus(owners, topology)
+    targets, warnings = _planned(topology, owners, wish.request)
+    return Aim(targets, (*topology.warnings, *warnings, *gone))
+
+
+def _machine(wish: Wish, environ: Mapping[str, str]) -> Topology:
+    """Read the machine with all of its GPUs: what hides GPUs from this process need not hide them from others."""
+    hiding = hiding_variables()
+    shown = {name: value for name, value in environ.items() if name not in hiding}
+    return discover(environ=shown, gpu_nodes=wish.gpu_nodes)
+
+
+# --- which processes -------------------------------------------------------------------------------------------------
+
+
+def _with_given_gpus(pids: Sequence[int], keys: Sequence[str], topology: Topology, wish: Wish) -> list[_Owner]:
+    """Return the processes themselves with the GPUs that the user named: one for all, or one for each."""
+    gpus = [topology.find_gpu(key, option="--gpu") for key in keys]
+    if len(gpus) not in (1, len(pids)):
+        raise UsageError(
+            f"--gpu names {len(gpus)} GPUs for {len(pids)} processes", "name one GPU, or one for each process"
+        )
+    given = gpus * len(pids) if len(gpus) == 1 else gpus
+    subjects = [examine(pid, other_users=wish.other_users) for pid in pids]
+    return [
+        _Owner(subject, environment_of(subject.pid) or {}, KnownGpu(gpu, "--gpu"))
+        for subject, gpu in zip(subjects, given, strict=True)
+    ]
+
+
+def _owners(pids: Sequence[int], topology: Topology, wish: Wish) -> list[_Owner]:
+    """Return the processes at and below these that are to be bound for themselves, each once."""
+    family, computing = read_family(), _computing()
+    first = [owner for pid in pids for owner in _nearest(pid, family, computing, topology) or [pid]]
+    found: dict[int, _Owner] = {}
+    for pid in dict.fromkeys(first):
+        is_below_another = any(pid in family.below(other) for other in first if other != pid)
+        if not is_below_another:
+            owner = found[pid] = _owner(pid, topology, computing, wish)
+            found |= _of_other_gpus(owner, family, topology, computing, wish)
+    return list(found.values())
+
+
+def _nearest(pid: int, family: Family, computing: Mapping[int, tuple[str, ...]], topology: Topology) -> list[int]:
+    """Return the nearest processes at or below one that use a GPU, have a rank, or see one GPU only."""
+    found: list[int] = []
+    for each in (pid, *family.below(pid)):
+        is_below_found = any(each in family.below(owner) for owner in found)
+        if not is_below_found and _is_owner(each, computing, topology):
+            found.append(each)
+    return found
+
+
+def _is_owner(pid: int, computing: Mapping[int, tuple[str, ...]], topology: Topology) -> bool:
+    environ = environment_of(pid) or {}
+    return pid in computing or local_rank(environ) is not None or _is_on_one_gpu(topology, environ)
+
+
+def _is_on_one_gpu(topology: Topology, environ: Mapping[str, str]) -> bool:
+    is_limited = any(name in environ for name in hiding_variables())
+    return is_limited and len(visible_gpus(topology, environ)) == 1
+
+
+def _owner(pid: int, topology: Topology, computing: Mapping[int, tuple[str, ...]], wish: Wish) -> _Owner:
+    subject = examine(pid, other_users=wish.other_users)
+    environ = environment_of(pid) or {}
+    return _Owner(subject, environ, gpu_of(topology, environ, computing.get(pid, ())))
+
+
+def _of_other_gpus(
+    owner: _Owner, family: Family, topology: Topology, computing: Mapping[int, tuple[str, ...]], wish: Wish
+) -> dict[int, _Owner]:
+    """Return the descendants that compute on other GPUs than the process itself."""
+    below = (pid for pid in family.below(owner.subject.pid) if pid in computing)
+    found = {pid: _owner(pid, topology, computing, wish) for pid in below}
+    return {pid: each for pid, each in found.items() if each.gpu.gpu is not None and each.gpu.gpu != owner.gpu.gpu}
+
+
+def _computing() -> dict[int, tuple[str, ...]]:
+    """Return the processes that compute on GPUs, as the driver sees them.
+
+    In a container, the driver may report the host's process ids. There, only processes count that have a GPU open.
+    """
+    found = read_processes()
+    if found and pid_namespace() != _FIRST_NAMESPACE:
+        return {pid: uuids for pid, uuids in found.items() if has_open(pid, _GPU_FILES)}
+    return found
+
+
+def _require_gpus(owners: Sequence[_Owner], topology: Topology) -> None:
+    """Raise UsageError for a process without a GPU; ranks on a host without GPUs need none."""
+    for owner in owners:
+        is_cpu_rank = not topology.has_usable_gpu and local_rank(owner.environ) is not None
+        if owner.gpu.gpu is None and not is_cpu_rank:
+            pid = owner.subject.pid
+            raise UsageError(
+                f"the GPU of process {pid} ({owner.subject.name}) is unknown: {owner.gpu.source}",
+                f"name it: numapin attach --pid {pid} --gpu N (numapin topo lists them)",
+            )
+
+
+def _run_notes(owners: Sequence[_Owner], wish: Wish) -> tuple[str, ...]:
+    """Note that a process belongs to a run of numapin, which has a plan."""
+    folders = {owner.environ.get("NUMAPIN_RUN_DIR", "") for owner in owners} if wish.is_default else set()
+    names = sorted(Path(folder).name for folder in folders if folder and run_folder.is_live(folder))
+    return tuple(f"{name} is a run of numapin; to apply its own plan: numapin attach --job {name}" for name in names)
+
+
+# --- their plans -----------------------------------------------------------------------------------------------------
+
+
+def _planned(
+    topology: Topology, owners: Sequence[_Owner], request: Request
+) -> tuple[tuple[Target, ...], tuple[str, ...]]:
+    """Plan for the processes; where ranks split CPUs, for the other ranks of their jobs too."""
+    numbers = _numbers(owners)
+    is_split = request.bind not in _SHARED_MODES or request.cpus_per_rank is not None
+    has_gpus = any(owner.gpu.gpu is not None for owner in owners)
+    places = numbers if is_split or not has_gpus else list(range(len(owners)))
+    num_ranks = _num_ranks(places, owners) if places is numbers else len(owners)
+    gpus = _rank_gpus(topology, owners, places, num_ranks) if has_gpus else None
+    asked = replace(request, num_ranks=num_ranks, rank_gpus=gpus)
+    plan, warnings = plan_and_rank_warnings(topology, asked)
+    chosen = [replace(plan.ranks[place], local_rank=number) for place, number in zip(places, numbers, strict=True)]
+    sources = [owner.gpu.source if owner.gpu.gpu else "a rank of a host without GPUs" for owner in owners]
+    targets = tuple(
+        Target(subject=owner.subject, plan=rank, gpu_source=source)
+        for owner, rank, source in zip(owners, chosen, sources, strict=True)
+    )
+    return targets, warnings
+
+
+def _rank_gpus(
+    topology: Topology, owners: Sequence[_Owner], places: Sequence[int], num_ranks: int
+) -> tuple[int | None, ...]:
+    """Return the GPU of each rank. Ranks that are not to be bound are taken to use the GPUs that these see, in turn."""
+    visible = [gpu.index for gpu in visible_gpus(topology, owners[0].environ)]
+    others = [visible[place % len(visible)] if len(visible) > 1 else None for place in range(num_ranks)]
+    given = {place: owner.gpu.gpu.index for place, owner in zip(places, owners, strict=True) if owner.gpu.gpu}
+    return tuple(given.get(place, other) for place, other in enumerate(others))
+
+
+def _numbers(owners: Sequence[_Owner]) -> list[int]:
+    """Return the local rank of each process, or their order if LOCAL_RANK does not distinguish them."""
+    found = [number for number in (local_rank(owner.environ) for owner in owners) if number is not None]
+    are_distinct = len(set(found)) == len(owners)
+    return found if are_distinct else list(range(len(owners)))
+
+
+def _num_ranks(places: Collection[int], owners: Sequence[_Owner]) -> int:
+    return max(max(places) + 1, *(local_size(owner.environ) or 0 for owner in owners))

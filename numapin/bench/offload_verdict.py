@@ -1,0 +1,109 @@
+"""The verdict of `bench offload`. Pure.
+
+Comes in: the results of its cases. Goes out: a line for each case, and the verdict.
+
+Each of numapin's ways is compared with the fastest torchrun that was measured, which a user could have tuned. Two
+peers differ if the ranges of their repeats are at least 2 % apart; if they overlap, there is no difference. Of two
+equal peers with three repeats each, noise alone separates the ranges in 2 of 20 orders, with four in 2 of 70.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from numapin.base.plural import counted
+from numapin.bench.cases.offload import BASELINE, TORCHRUNS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numapin.bench.model import CaseResult, Spread
+
+FEWEST_REPEATS: Final = 3
+_FIGURE: Final = "steps_per_s"
+_MIN_GAP: Final = 1.02
+_SAME: Final = "no difference"
+
+
+def offload_verdict(cases: Iterable[CaseResult]) -> list[str]:
+    """Return a line for each case in which both sides were measured, and the verdict as the last line."""
+    measured = {case.name: _speeds(case) for case in cases}
+    judged = {name: speeds for name, speeds in measured.items() if _sides(speeds)}
+    if not judged:
+        return ["verdict: cannot tell: torchrun and numapin were not both measured in any case"]
+    fewest = min(len(spread.values) for speeds in judged.values() for spread in speeds.values())
+    if fewest < FEWEST_REPEATS:
+        are = "is" if fewest == 1 else "are"
+        few = f"{counted(fewest, 'repeat')} {are} too few; use --repeats {FEWEST_REPEATS} or more"
+        return [*(_line(name, speeds, judge=False) for name, speeds in judged.items()), f"verdict: cannot tell: {few}"]
+    return [*(_line(name, speeds, judge=True) for name, speeds in judged.items()), _verdict(judged)]
+
+
+def _speeds(case: CaseResult) -> dict[str, Spread]:
+    return {peer.name: peer.figures[_FIGURE] for peer in case.peers if _FIGURE in peer.figures}
+
+
+def _sides(speeds: Mapping[str, Spread]) -> bool:
+    """Return whether both launchers were measured."""
+    return any(name in TORCHRUNS for name in speeds) and any(name not in TORCHRUNS for name in speeds)
+
+
+def _best_torchrun(speeds: Mapping[str, Spread]) -> str:
+    return max((name for name in speeds if name in TORCHRUNS), key=lambda name: speeds[name].median)
+
+
+def _line(case: str, speeds: Mapping[str, Spread], *, judge: bool) -> str:
+    """Return how fast numapin's ways are in a case, each compared with the best torchrun."""
+    best = _best_torchrun(speeds)
+    own = (name for name in speeds if name not in TORCHRUNS)
+    compared = [f"{name} {_in_words(speeds[name], speeds[best], judge=judge)}" for name in own]
+    tuned = ""
+    if best != BASELINE and BASELINE in speeds:
+        tuned = f" (itself {_in_words(speeds[best], speeds[BASELINE], judge=judge)}: {BASELINE})"
+    return f"{case}: against {best}{tuned}: {', '.join(compared)}"
+
+
+def _in_words(own: Spread, other: Spread, *, judge: bool) -> str:
+    times = own.median / other.median
+    if not judge:
+        return f"{times:.2f}x"
+    relation = _relation(own, other)
+    return _SAME if relation == _SAME else f"{times:.2f}x ({relation})"
+
+
+def _relation(own: Spread, other: Spread) -> str:
+    if own.low > other.high * _MIN_GAP:
+        return "faster"
+    return "slower" if other.low > own.high * _MIN_GAP else _SAME
+
+
+def _verdict(judged: Mapping[str, Mapping[str, Spread]]) -> str:
+    """Return the verdict: where numapin is faster than the best torchrun, and the best way there."""
+    gains = [found for name, speeds in judged.items() if (found := _gain(name, speeds))]
+    threads = _of_threads(judged.values())
+    if not gains:
+        return f"verdict: {_SAME} between numapin and the best torchrun in any case{threads}"
+    return f"verdict: numapin is faster than the best torchrun: {'; '.join(gains)}{threads}"
+
+
+def _gain(case: str, speeds: Mapping[str, Spread]) -> str:
+    """Return the best way in a case, if it is faster than the best torchrun."""
+    best = speeds[_best_torchrun(speeds)]
+    name = max((name for name in speeds if name not in TORCHRUNS), key=lambda name: speeds[name].median)
+    is_faster = _relation(speeds[name], best) == "faster"
+    return f"{case} {speeds[name].median / best.median:.2f}x ({name})" if is_faster else ""
+
+
+def _of_threads(cases: Iterable[Mapping[str, Spread]]) -> str:
+    """Return what the number of threads alone gives over torchrun's default."""
+    gains: Sequence[float] = [
+        speeds[best].median / speeds[BASELINE].median
+        for speeds in cases
+        for best in (_best_torchrun(speeds),)
+        if BASELINE in speeds and _relation(speeds[best], speeds[BASELINE]) == "faster"
+    ]
+    if not gains:
+        return ""
+    least, most = f"{min(gains):.2f}", f"{max(gains):.2f}"
+    times = f"{least}x" if least == most else f"{least}x to {most}x"
+    return f"; threads alone (OMP_NUM_THREADS) make torchrun {times} as fast"

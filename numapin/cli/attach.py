@@ -1,0 +1,205 @@
+"""`numapin attach`: bind processes that run already. Edge.
+
+Comes in: process ids or a run, and binding options. Goes out: a table or JSON (schemas numapin.attach/1 and
+numapin.restore/1). Status 0; 2: no such process, or its GPU is unknown; 3: it is another user's, or cannot be read; 4:
+no feasible plan; 5: with --strict, something could not be done exactly.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from numapin.attach.bind import How
+from numapin.attach.perform import Attach
+from numapin.attach.restore import restore
+from numapin.attach.targets import Wish, aim_at_processes, aim_at_run
+from numapin.base.cpu_set import CpuSet
+from numapin.base.sizes import render
+from numapin.cli.options import GPU_NODES, PIDS, Parsed, with_values
+from numapin.cli.output import clear_status, emit, json_text, show, show_status, warn
+from numapin.cli.run_names import live_run_names
+from numapin.errors import BindingRefused, UsageError
+from numapin.observe.find_job import find_run
+from numapin.plan.request import Bind, Memory, Request, parse_gpus
+
+if TYPE_CHECKING:
+    from numapin.attach.changes import Attached, Restored
+
+_MODES: Final = [mode.value for mode in Bind if mode is not Bind.NONE]
+_NAME_ONE: Final = "name what to bind: numapin attach --pid PID,... or numapin attach --job @last"
+_SEE: Final = "the report says what; without --strict this is status 0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AttachOptions:
+    """The parsed values of this command's options, by click's names."""
+
+    pids: tuple[int, ...] | None
+    job: str | None
+    gpus: tuple[str, ...] | None
+    bind: str | None
+    cpus_per_rank: int | None
+    smt: bool
+    reserve_cpus: CpuSet | None
+    gpu_nodes: tuple[tuple[str, int], ...] | None
+    children: bool
+    widen: bool
+    migrate: bool
+    restore: bool
+    other_users: bool
+    dry_run: bool
+    strict: bool
+    as_json: bool
+
+    @property
+    def decides(self) -> bool:
+        """Whether an option was given that decides the CPUs."""
+        given = (self.bind, self.cpus_per_rank, self.reserve_cpus, self.gpu_nodes)
+        return not self.smt or any(value is not None for value in given)
+
+    def wish(self) -> Wish:
+        """Return what to plan. Raises UsageError."""
+        request = Request(
+            bind=Bind(self.bind or Bind.NODE),
+            memory=Memory.PREFERRED,
+            cpus_per_rank=self.cpus_per_rank,
+            smt=self.smt,
+            reserve_cpus=self.reserve_cpus or CpuSet(),
+        )
+        return Wish(
+            request=request,
+            is_default=not self.decides,
+            gpus=self.gpus,
+            gpu_nodes=self.gpu_nodes or (),
+            other_users=self.other_users,
+        )
+
+
+@click.command(params=[PIDS, GPU_NODES])
+@click.option(
+    "--job",
+    metavar="RUN",
+    shell_complete=live_run_names,
+    help="An active run of numapin: its folder, its "
+    "name, an end of the name, or @last. Its own plan is applied again, unless options give another.",
+)
+@click.option(
+    "--gpu",
+    "gpus",
+    type=Parsed("LIST", parse_gpus),
+    help="The GPU of the processes given by --pid: index as "
+    "in numapin topo, UUID or PCI address; one for all, or one for each.",
+)
+@click.option(
+    "--bind",
+    type=click.Choice(_MODES),
+    help="CPUs of each process: all of its GPU's node (default), all of "
+    "the socket, an exclusive share of the node, or one L3 group of the node.",
+)
+@click.option(
+    "--cpus-per-rank",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="At most N logical CPUs per rank, shared with no other rank.",
+)
+@click.option("--smt/--no-smt", default=True, help="Use all hardware threads of each core (default), or one.")
+@click.option("--reserve-cpus", type=Parsed("LIST", CpuSet.parse), help="Keep these CPUs free, e.g. 0-1.")
+@click.option(
+    "--children/--no-children",
+    default=True,
+    help="Bind descendants, such as DataLoader workers, with their process (default), or leave them as they are.",
+)
+@click.option(
+    "--widen",
+    is_flag=True,
+    help="Bind threads that already run on a part of the planned CPUs to all of them. "
+    "By default they stay: a library may have pinned them.",
+)
+@click.option(
+    "--migrate",
+    is_flag=True,
+    help="Move memory to the planned node, except files, and what other processes share or a driver holds.",
+)
+@click.option("--restore", is_flag=True, help="Undo: set threads back to the CPUs they had before. Pages stay.")
+@click.option("--other-users", is_flag=True, help="As root, change other users' processes, too.")
+@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@click.option("--strict", is_flag=True, help="Status 5 if something could not be done exactly.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (schema numapin.attach/1 or numapin.restore/1).")
+@with_values(_AttachOptions)
+def attach(options: _AttachOptions) -> None:
+    """Bind processes that run already to the CPUs of their GPU's node.
+
+    All threads are bound, and those that start later inherit it. The GPU of a process is the one on which the driver
+    sees it compute, else the one that LOCAL_RANK and CUDA_VISIBLE_DEVICES in its environment name. A launcher's process
+    id stands for the ranks below it. Only your own processes are changed.
+
+    The memory policy of a running process cannot be set from outside: new pages go to the node of the CPU that first
+    touches them, and existing ones move with --migrate.
+
+    \b
+    Examples:
+      numapin attach --pid 4711 --dry-run        what would change
+      numapin attach --pid 4711                  a rank, or a launcher such as torchrun, vllm or ray
+      numapin attach --pid 4711 --migrate        and move its memory
+      numapin attach --pid 4711,4712 --gpu 0,1   processes whose GPUs are not known
+      numapin attach --job @last                 bind threads that strayed in the newest run
+      numapin attach --restore --pid 4711        undo
+    """
+    if options.pids is not None and options.job is not None:
+        raise UsageError("--pid and --job both name a job", "give one of them")
+    done = _restored(options) if options.restore else _attached(options)
+    if options.strict and not done.exact:
+        raise BindingRefused("--strict: not everything could be done exactly", _SEE)
+
+
+def _attached(options: _AttachOptions) -> Attached:
+    if options.job is not None and options.gpus is not None:
+        raise UsageError("--gpu goes with --pid; the ranks of a run have their GPUs", "leave out --gpu")
+    wish = options.wish()
+    if options.job is not None:
+        aim = aim_at_run(options.job, wish, os.environ)
+    elif options.pids is not None:
+        aim = aim_at_processes(options.pids, wish, os.environ)
+    else:
+        raise UsageError("neither --pid nor --job is given", _NAME_ONE)
+    how = How(children=options.children, widen=options.widen, other_users=options.other_users, dry_run=options.dry_run)
+    done = Attach(aim=aim, how=how, migrate=options.migrate, environ=os.environ, progress=_show_progress).run()
+    if options.migrate:
+        clear_status()
+    if options.as_json:
+        emit(json_text(done.to_json()))
+    else:
+        from numapin.view.attach_table import attach_table
+
+        warn(done.warnings)
+        show(attach_table(done))
+    if done.interrupted:
+        raise click.Abort
+    return done
+
+
+def _restored(options: _AttachOptions) -> Restored:
+    given = [name for name, value in (("--migrate", options.migrate), ("--widen", options.widen)) if value]
+    if given or options.decides or options.gpus is not None:
+        raise UsageError(
+            f"--restore undoes a binding, and takes no {given[0] if given else 'binding options'}",
+            "numapin attach --restore --pid PID,...",
+        )
+    pids = options.pids if options.job is None else tuple(find_run(options.job, os.environ).pids.values())
+    done = restore(pids, os.environ, other_users=options.other_users, dry_run=options.dry_run)
+    if options.as_json:
+        emit(json_text(done.to_json()))
+    else:
+        from numapin.view.attach_table import restore_table
+
+        warn(done.warnings)
+        show(restore_table(done))
+    return done
+
+
+def _show_progress(pid: int, done: int, total: int) -> None:
+    show_status(f"process {pid}: {render(done)} of {render(total)} on other nodes done")

@@ -1,0 +1,80 @@
+"""End a measurement early, and keep what it measured. Edge.
+
+Comes in: Ctrl-C, SIGTERM or SIGHUP during a measurement. Goes out: the end of the measuring block, and later the exit
+status of the signal, once the report is written.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Final
+
+from numapin.errors import Stopped
+
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Self
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class _Signaled(BaseException):
+    """Leaves the measuring block. Not an Exception: what the block calls may catch those."""
+
+
+class EarlyEnd:
+    """Lets the first Ctrl-C, SIGTERM or SIGHUP end its block, so that the caller can report what it measured.
+
+    The block cleans up as for any exception. From the first signal to `leave`, later ones are ignored: the block cleans
+    up, and the caller writes its report. Without a signal, the former handlers are back at the end of the block.
+
+    Example:
+        >>> runs = []
+        >>> with EarlyEnd() as end:
+        ...     for run in measure():
+        ...         runs.append(run)
+        >>> show(report(runs, is_complete=not end.came))
+        >>> end.leave("the report covers the runs until then")
+    """
+
+    def __init__(self) -> None:
+        self._number: signal.Signals | None = None
+        self._former: dict[signal.Signals, signal._HANDLER] = {}
+
+    @property
+    def came(self) -> bool:
+        """Whether the measurement was ended early."""
+        return self._number is not None
+
+    def leave(self, kept: str) -> None:
+        """End the command as the signal would have, if one came; `kept` says what became of the measurement.
+
+        Raises:
+            Stopped: A signal ended the measurement. Its status is 128 plus the signal's number.
+        """
+        self._restore()
+        if self._number is not None:
+            raise Stopped(self._number, kept)
+
+    def __enter__(self) -> Self:
+        """Watch these signals, but leave one ignored that the parent process ignores, as nohup does."""
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._former[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        """End the block for good if a signal did."""
+        if not self.came:
+            self._restore()
+        return isinstance(error, _Signaled)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        """End the block at the first signal. Ignore the later ones, which would interrupt the clean-up."""
+        if self._number is None:
+            self._number = signal.Signals(number)
+            raise _Signaled
+
+    def _restore(self) -> None:
+        while self._former:
+            signal.signal(*self._former.popitem())

@@ -1,0 +1,109 @@
+"""What `numapin attach` did, as a table. Pure.
+
+Comes in: `Attached` or `Restored`. Goes out: one row per process, then what could not be done, and how to undo it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from numapin.attach.changes import FUTURE_MEMORY
+from numapin.base.plural import counted
+from numapin.base.sizes import render
+from numapin.view.plan_table import gpu_cell
+from numapin.view.words import known
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+
+    from numapin.attach.changes import Attached, AttachedRank, BoundProcess, Restored, RestoredProcess
+
+_MOST: Final = 512  # rows: more take a second to draw
+_LEFT: Final = ("process", "GPU", "CPUs before", "CPUs")
+_HEADINGS: Final = ("rank", "pid", "process", "GPU", "node", "threads", "CPUs before", "CPUs", "elsewhere")
+_LEGEND: Final = "threads: changed / seen; elsewhere: memory on other nodes than the planned ones, files not counted"
+
+
+def attach_table(done: Attached) -> RenderableType:
+    """Return the table of processes, its legend, what could not be done, and the next commands."""
+    moved = ("moved",) if done.migrate and not done.dry_run else ()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in (*_HEADINGS, *moved):
+        table.add_column(heading, justify="left" if heading in _LEFT else "right", overflow="fold")
+    rows = [(rank, process) for rank in done.ranks for process in rank.processes]
+    for rank, process in rows[:_MOST]:
+        table.add_row(*_cells(rank, process), *([_moved(process)] if moved else []))
+    left = [f"{counted(len(rows) - _MOST, 'row')} more: numapin attach --json"] if len(rows) > _MOST else []
+    return Group(table, Text(_LEGEND, style="dim"), *map(Text, [*left, *_lines(done)]))
+
+
+def restore_table(done: Restored) -> RenderableType:
+    """Return a line per process, and what stays as it is."""
+    would = "would get their former CPUs" if done.dry_run else "have their former CPUs again"
+    lines = [line for process in done.processes for line in _restored(process, would)]
+    return Group(*map(Text, [*lines, "pages stay where they are; new ones go to the node that first touches them"]))
+
+
+def _cells(rank: AttachedRank, process: BoundProcess) -> tuple[str, ...]:
+    is_first = process.pid == rank.pid
+    plan = rank.requested
+    pages = process.pages
+    total = 0 if pages is None else sum(pages.before.values())
+    return (
+        str(plan.local_rank),
+        str(process.pid),
+        process.name,
+        gpu_cell(plan.gpu) if is_first else "",
+        known(plan.node, unknown="-") if is_first else "",
+        f"{process.changed}/{process.threads}",
+        str(process.cpus_before),
+        str(process.cpus),
+        "?" if pages is None else f"{render(pages.far_bytes)} / {render(total)}",
+    )
+
+
+def _moved(process: BoundProcess) -> str:
+    return "?" if process.pages is None else render(process.pages.moved_bytes)
+
+
+def _lines(done: Attached) -> Iterator[str]:
+    yield from (f"rank {rank.requested.local_rank}: GPU known by: {rank.gpu_source}" for rank in done.ranks)
+    for rank in done.ranks:
+        yield from _problems(rank)
+    yield f"memory: {FUTURE_MEMORY}"
+    if done.interrupted:
+        yield "interrupted: what was done until then is in the table"
+    if done.dry_run:
+        yield "dry run: nothing was changed"
+    elif done.records and any(process.changed for rank in done.ranks for process in rank.processes):
+        pids = ",".join(str(rank.pid) for rank in done.ranks if rank.processes)
+        yield f"undo with: numapin attach --restore --pid {pids}"
+
+
+def _problems(rank: AttachedRank) -> Iterator[str]:
+    """Yield what is not as requested."""
+    number = rank.requested.local_rank
+    if rank.problem is not None:
+        yield f"rank {number}: process {rank.pid} was not bound: {rank.problem}"
+    elif not rank.requested.exact:
+        yield f"rank {number}: the plan is not exact: {rank.requested.reason}"
+    for process in rank.processes:
+        yield from (f"rank {number}: process {process.pid}: {text}" for text in process.shortfalls)
+    narrower = sum(process.narrower for process in rank.processes)
+    if narrower:
+        yield f"rank {number}: {counted(narrower, 'thread')} left on fewer CPUs than planned; --widen binds them to all"
+
+
+def _restored(process: RestoredProcess, would: str) -> Iterator[str]:
+    since = f", {process.started_since} of them started since" if process.started_since else ""
+    ended = f"; {process.ended} ended since" if process.ended else ""
+    yield f"process {process.pid} ({process.name}): {counted(process.threads, 'thread')} {would}{since}{ended}"
+    if process.left:
+        yield f"  {counted(process.left, 'thread')} started since and chose other CPUs; they are left as they are"
+    yield from (f"  {text}" for text in process.shortfalls)

@@ -1,0 +1,329 @@
+"""`numapin attach` on real processes. Pages on several nodes are in tests/vm."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from numapin.cli.main import numapin as commands
+from numapin.errors import NumapinError
+from numapin.system.proc import thread_cpus
+from tests.integration.launching import NUMAPIN, Done, call, environment, numapin
+from tests.integration.staying import staying_job
+from tests.needs import needs_root, needs_two_cpus
+from tests.nvml.fake import FakeGpu, render
+from tests.waiting import gone, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.nvml.fake import FakeNvml
+
+CPUS = sorted(os.sched_getaffinity(0))
+ALL, SECOND = frozenset(CPUS), frozenset(CPUS[1:2])
+RANK = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+EXCLUSIVE = ("--bind", "exclusive")
+
+# Starts threads without end, has a child, and tells the child's id; a line on stdin makes one more thread and child.
+WORK = """
+import os, sys, threading
+end = threading.Event()
+def others():
+    while not end.wait(0.005):
+        threading.Thread(target=end.wait, args=(0.05,)).start()
+def child():
+    pid = os.fork()
+    if pid == 0:
+        end.wait()
+    return pid
+first = child()
+for target in (others, end.wait):
+    threading.Thread(target=target, daemon=True).start()
+print(first, flush=True)
+for line in sys.stdin:
+    threading.Thread(target=end.wait, daemon=True).start()
+    print(child(), flush=True)
+"""
+
+
+class _Worker:
+    """A process to attach to, and its children."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout
+        self._process = process
+        self.pid, self.children = process.pid, [int(process.stdout.readline())]
+
+    def start_more(self) -> None:
+        """Make the process start a thread and a child."""
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        self.children.append(int(self._process.stdout.readline()))
+
+    def cpus(self) -> set[frozenset[int]]:
+        """Return the CPUs of all threads of the process and its children."""
+        return {frozenset(cpus) for pid in (self.pid, *self.children) for cpus in thread_cpus(pid)}
+
+
+@contextmanager
+def _worker(code: str = WORK, **variables: str) -> Iterator[_Worker]:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", code]
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment(**variables))
+    worker = _Worker(process)
+    try:
+        yield worker
+    finally:
+        for pid in (*worker.children, worker.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+def _attach(folder: Path, *options: str) -> Done:
+    """Run the command; its records are below the folder."""
+    return numapin("attach", *options, TMPDIR=str(folder))
+
+
+def _records(folder: Path) -> list[Path]:
+    return sorted(folder.glob("numapin-*/attached-*.json"))
+
+
+@needs_two_cpus
+class TestBind:
+    """Threads of a process on two CPUs, which starts threads all the time."""
+
+    def test_bound_and_restored(self, tmp_path: Path) -> None:
+        """All threads and children get the rank's CPU, later ones inherit it, and --restore sets all of them back."""
+        with _worker(**RANK) as worker:
+            pid = str(worker.pid)
+            dry = _attach(tmp_path, "--pid", pid, *EXCLUSIVE, "--dry-run", "--json")
+            assert (dry.status, worker.cpus(), _records(tmp_path)) == (0, {ALL}, []), dry.err
+            done = _attach(tmp_path, "--pid", pid, *EXCLUSIVE, "--strict")
+            assert (done.status, worker.cpus()) == (0, {SECOND}), done.err
+            assert f"undo with: numapin attach --restore --pid {pid}" in done.out
+            assert "cannot be set from outside" in done.out
+            (record,) = _records(tmp_path)
+            assert (record.stat().st_mode & 0o777, record.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+            worker.start_more()
+            assert worker.cpus() == {SECOND}
+            again = _attach(tmp_path, "--pid", pid)
+            assert (again.status, worker.cpus()) == (0, {SECOND}), "narrower threads stay"
+            assert "--widen" in again.out
+            back = _attach(tmp_path, "--restore", "--json")
+            assert (back.status, worker.cpus()) == (0, {ALL}), back.err
+            (told,) = json.loads(back.out)["processes"]
+            assert told["started_since"] >= 2
+            assert told["left"] == 0
+            assert _records(tmp_path) == []
+
+    def test_without_children(self, tmp_path: Path) -> None:
+        """With --no-children only the process itself is bound; --widen binds narrower threads, too."""
+        with _worker(**RANK) as worker:
+            done = _attach(tmp_path, "--pid", str(worker.pid), *EXCLUSIVE, "--no-children")
+            assert done.status == 0, done.err
+            assert {frozenset(cpus) for cpus in thread_cpus(worker.pid)} == {SECOND}
+            assert {frozenset(cpus) for cpus in thread_cpus(worker.children[0])} == {ALL}
+            wide = _attach(tmp_path, "--pid", str(worker.pid), "--widen")
+            assert (wide.status, worker.cpus()) == (0, {ALL}), wide.err
+
+    def test_start_up_without_torch(self, tmp_path: Path) -> None:
+        """A whole command, restoring included, does not import torch."""
+        code = "import sys; from numapin.cli.main import numapin; numapin({!r}, standalone_mode=False)"
+        with _worker(**RANK) as worker:
+            for options in ([*EXCLUSIVE, "--migrate"], ["--restore"]):
+                command = code.format(["attach", "--pid", str(worker.pid), *options])
+                done = call(sys.executable, "-c", f"{command}; sys.exit('torch' in sys.modules)", TMPDIR=str(tmp_path))
+                assert done.status == 0, done.err
+
+    def test_launcher(self, tmp_path: Path) -> None:
+        """The process id of a launcher stands for the ranks below it."""
+        code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WORK!r}], env={{'LOCAL_RANK': '1'}})"
+        with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
+            assert launcher.stdout
+            child = int(launcher.stdout.readline())
+            done = _attach(tmp_path, "--pid", str(launcher.pid), *EXCLUSIVE, "--json")
+            rank = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])
+            assert done.status == 0, done.err
+            assert [each["pid"] for each in json.loads(done.out)["ranks"]] == [rank]
+            assert {frozenset(cpus) for cpus in thread_cpus(child)} == {SECOND}
+            assert {frozenset(cpus) for cpus in thread_cpus(launcher.pid)} == {ALL}
+            for pid in (child, rank, launcher.pid):
+                os.kill(pid, signal.SIGKILL)
+
+    def test_run_of_numapin(self, tmp_path: Path) -> None:
+        """With --job, a thread that strayed from the CPUs of its run's plan is bound again."""
+        command = (*NUMAPIN, "run", "--nproc-per-node", "1", "--cpus-per-rank", "1")
+        runs = str(tmp_path / "runs")
+        with staying_job(tmp_path, *command, moved_to=CPUS[1], num_ranks=1):
+            strayed = numapin("verify", NUMAPIN_RUN_DIR=runs)
+            done = numapin("attach", "--job", "@last", "--json", NUMAPIN_RUN_DIR=runs, TMPDIR=str(tmp_path))
+            held = numapin("verify", NUMAPIN_RUN_DIR=runs)
+        assert (strayed.status, done.status, held.status) == (1, 0, 0), done.err
+        (rank,) = json.loads(done.out)["ranks"]
+        assert rank["gpu_source"].startswith("the plan of run-")
+        assert rank["processes"][0]["changed"] == 1
+
+    def test_gpu_that_the_driver_reports(self, tmp_path: Path, fake_nvml: FakeNvml) -> None:
+        """NVML's processes name the GPU of a process without a rank; --gpu overrules them."""
+        with _worker() as worker:
+            gpus = [
+                FakeGpu(uuid=f"GPU-{i}0000000-0000-0000-0000-000000000000", pci=f"00000000:{i}B:00.0", processes=pids)
+                for i, pids in enumerate(((), (worker.pid,)))
+            ]
+            environ = fake_nvml.environment(tmp_path, render(gpus))
+            line = [*NUMAPIN, "attach", "--pid", str(worker.pid), "--dry-run", "--json"]
+            shown = [subprocess.check_output([*line, *more], env=environ) for more in ((), ("--gpu", "0"))]
+        found = [json.loads(text)["ranks"][0] for text in shown]
+        assert [rank["requested"]["gpu"]["index"] for rank in found] == [1, 0]
+        assert [rank["gpu_source"] for rank in found] == ["the driver sees it compute there", "--gpu"]
+
+
+@pytest.fixture
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Look for records and runs below the test's folder only."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+def _error(options: list[str]) -> NumapinError | click.ClickException:
+    """Return the error with which the command ends, in this process."""
+    try:
+        commands.main(["attach", *options], standalone_mode=False)
+    except (NumapinError, click.ClickException) as error:
+        return error
+    raise AssertionError(options)
+
+
+@pytest.fixture(scope="module")
+def sleeper() -> Iterator[int]:
+    """Give a process without a rank."""
+    with subprocess.Popen(["sleep", "600"], env=environment()) as process:
+        yield process.pid
+        process.kill()
+
+
+class TestWrongInput:
+    """One clear error, and nothing is changed."""
+
+    @pytest.mark.parametrize(
+        ("options", "status", "told"),
+        [
+            ([], 2, "neither --pid nor --job is given"),
+            (["--pid", "0"], 2, "there is no process 0"),
+            (["--pid", "-1"], 2, "'-1' is not a process id"),
+            (["--pid", "4194305"], 2, "there is no process 4194305"),
+            (["--pid", "9" * 30], 2, "there is no process"),
+            (["--pid", "1"], 2, "process 1 runs this host or container"),
+            (["--pid", "{pid},4194305"], 2, "there is no process 4194305"),
+            (["--pid", "{pid}"], 2, "the GPU of process {pid} (sleep) is unknown: this host has no GPU"),
+            (["--pid", "{pid}", "--gpu", "7"], 2, "no GPU matches '7'"),
+            (["--pid", "{pid}", "--job", "x"], 2, "both name a job"),
+            (["--job", "x"], 2, "no active run is named x"),
+            (["--job", "x", "--gpu", "0"], 2, "--gpu goes with --pid"),
+            (["--restore", "--pid", "{pid}"], 2, "nothing to restore for process {pid}"),
+            (["--restore"], 2, "nothing to restore"),
+            (["--restore", "--migrate"], 2, "--restore undoes a binding"),
+            (["--pid", "{pid}", "--bind", "none"], 2, "none"),
+        ],
+    )
+    def test_status(self, options: list[str], status: int, told: str, sleeper: int, own_places: Path) -> None:
+        """The error names what was given, and what to do."""
+        line = [option.format(pid=sleeper) for option in options]
+        error = _error(line)
+        assert error.exit_code == status
+        assert told.format(pid=sleeper) in error.message
+        assert getattr(error, "hint", "of click")
+        assert not _records(own_places)
+        assert {frozenset(cpus) for cpus in thread_cpus(sleeper)} == {ALL}
+
+    def test_thread(self, tmp_path: Path) -> None:
+        """The number of a thread is not a process id; the error names its process."""
+        with _worker() as worker:
+            tids = [int(path.name) for path in Path(f"/proc/{worker.pid}/task").iterdir()]
+            tid = min(tid for tid in tids if tid != worker.pid)
+            done = _attach(tmp_path, "--pid", str(tid))
+        assert (done.status, done.out) == (2, "")
+        assert f"{tid} is a thread of process {worker.pid}" in done.err
+
+    @needs_root
+    def test_other_users(self, tmp_path: Path) -> None:
+        """Neither a user nor root changes other users' processes; root can with an option."""
+        as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        command = [*as_nobody, sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(**RANK)) as process:
+            assert process.stdout
+            process.stdout.readline()
+            line = ("--pid", str(process.pid), *EXCLUSIVE)
+            refused = _attach(tmp_path, *line)
+            of_root = call(*as_nobody, *NUMAPIN, "attach", "--pid", str(os.getpid()))
+            before = {frozenset(cpus) for cpus in thread_cpus(process.pid)}
+            asked = _attach(tmp_path, *line, "--other-users")
+            after = {frozenset(cpus) for cpus in thread_cpus(process.pid)}
+            process.kill()
+        assert (refused.status, of_root.status, before) == (3, 3, {ALL})
+        assert f"process {process.pid} belongs to another user (uid 65534)" in refused.err
+        assert "--other-users" in refused.err
+        assert "run this as that user" in of_root.err
+        assert asked.status == 0, asked.err
+        assert after == {SECOND or ALL}
+
+
+@needs_two_cpus
+class TestRecords:
+    """The file with the CPUs before the change."""
+
+    def test_process_that_has_ended(self, tmp_path: Path) -> None:
+        """What was recorded of a process that has ended is not applied to anything, and the record goes."""
+        with _worker(**RANK) as worker:
+            done = _attach(tmp_path, "--pid", str(worker.pid), *EXCLUSIVE)
+            assert (done.status, len(_records(tmp_path))) == (0, 1), done.err
+        assert wait_until(lambda: gone(worker.pid), limit_s=30)
+        back = _attach(tmp_path, "--restore")
+        assert (back.status, _records(tmp_path)) == (2, [])
+        assert f"nothing to restore; process {worker.pid} (python) has ended" in back.err
+
+    def test_process_id_that_is_used_again(self, tmp_path: Path, sleeper: int) -> None:
+        """A record holds for one start time: another process with the same id is not touched."""
+        with _worker(**RANK) as worker:
+            assert _attach(tmp_path, "--pid", str(worker.pid), *EXCLUSIVE).status == 0
+            (path,) = _records(tmp_path)
+            record = json.loads(path.read_text())
+            for thread in (record, *record["threads"]):
+                thread["pid"] = sleeper
+            path.write_text(json.dumps(record))
+            back = _attach(tmp_path, "--restore", "--pid", str(sleeper))
+        assert back.status == 2
+        assert {frozenset(cpus) for cpus in thread_cpus(sleeper)} == {ALL}
+
+    @pytest.mark.parametrize("field", ["boot", "host", "namespace"])
+    def test_record_of_elsewhere(self, tmp_path: Path, field: str) -> None:
+        """A record of another boot, host or container is not applied."""
+        with _worker(**RANK) as worker:
+            assert _attach(tmp_path, "--pid", str(worker.pid), *EXCLUSIVE).status == 0
+            (path,) = _records(tmp_path)
+            record = json.loads(path.read_text())
+            path.write_text(json.dumps(record | {field: 1 if field == "namespace" else "other"}))
+            back = _attach(tmp_path, "--restore")
+        assert (back.status, "nothing to restore" in back.err) == (2, True)
+
+    def test_no_place_for_the_record(self, tmp_path: Path) -> None:
+        """If the change cannot be recorded, nothing is changed."""
+        with _worker(**RANK) as worker:
+            assert _attach(tmp_path, "--pid", str(worker.pid), *EXCLUSIVE).status == 0
+            (path,) = _records(tmp_path)
+            assert _attach(tmp_path, "--restore").status == 0
+            path.mkdir()
+            done = _attach(tmp_path, "--pid", str(worker.pid), *EXCLUSIVE)
+            assert (done.status, worker.cpus()) == (3, {ALL})
+        assert "cannot be read" in done.err

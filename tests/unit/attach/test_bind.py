@@ -1,0 +1,99 @@
+"""Binding a real process while the record cannot be written, or Ctrl-C is pressed; the rest is in tests/integration."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.attach.bind import Binder, How
+from numapin.attach.pages import Move, ProcessMemory, Region
+from numapin.attach.processes import examine
+from numapin.attach.targets import Target
+from numapin.base.cpu_set import CpuSet
+from numapin.errors import NumapinError
+from numapin.system.affinity import ThreadId, cpus_of, set_cpus, threads_of
+from numapin.system.proc import Gone
+from tests.needs import needs_two_cpus
+from tests.unit.planned import PLANNED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+ALL = CpuSet(os.sched_getaffinity(0))
+HOW = How(children=True, widen=False, other_users=False, dry_run=False)
+
+
+@pytest.fixture
+def target() -> Iterator[Target]:
+    """Give a process that is to be bound to the last CPU."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        subject = examine(process.pid, other_users=False)
+        yield Target(subject=subject, plan=replace(PLANNED, cpus=CpuSet({max(ALL)})), gpu_source="")
+        process.kill()
+
+
+def _cpus(target: Target) -> list[CpuSet]:
+    return [cpus_of(thread) for thread in threads_of(target.subject.pid)]
+
+
+@needs_two_cpus
+def test_interrupted(target: Target) -> None:
+    """Ctrl-C before the first change leaves everything as it was, and is reported."""
+
+    def interrupt(before: Mapping[ThreadId, CpuSet]) -> None:
+        assert list(before.values()) == [ALL]
+        raise KeyboardInterrupt
+
+    binder = Binder(target, HOW, interrupt)
+    (process,) = binder.run()
+    assert (binder.interrupted, process.threads, process.changed, _cpus(target)) == (True, 1, 0, [ALL])
+
+
+@needs_two_cpus
+def test_record_that_cannot_be_written(target: Target) -> None:
+    """Without a record nothing is changed."""
+
+    def fail(before: Mapping[ThreadId, CpuSet]) -> None:
+        del before
+        raise NumapinError("the disk is full")
+
+    with pytest.raises(NumapinError, match="the disk is full"):
+        Binder(target, HOW, fail).run()
+    assert _cpus(target) == [ALL]
+
+
+@needs_two_cpus
+def test_another_process_with_the_same_id(target: Target) -> None:
+    """A process that started at another time is not touched, and neither is its thread."""
+    other = replace(target, subject=target.subject._replace(start=target.subject.start + 1))
+    assert Binder(other, HOW, lambda _: None).run() == ()
+    (thread,) = threads_of(target.subject.pid)
+    with pytest.raises(Gone):
+        set_cpus(thread._replace(start=thread.start + 1), CpuSet({max(ALL)}))
+    assert _cpus(target) == [ALL]
+
+
+def test_no_cpu(target: Target) -> None:
+    """An empty set is refused before the kernel is asked."""
+    (thread,) = threads_of(target.subject.pid)
+    with pytest.raises(OSError, match="no CPU is given"):
+        set_cpus(thread, CpuSet())
+
+
+def test_interrupted_move(target: Target) -> None:
+    """Ctrl-C between two pieces ends the move; the report has what stays, as the kernel reports it then."""
+    (main,) = threads_of(target.subject.pid)
+    seen = ProcessMemory("default", CpuSet(), {0: 8192}, (Region(0x10000, 0x12000, 4096, 8192),), 0)
+
+    def interrupt(done: int, total: int) -> None:
+        assert (done, total) == (0, 8192)
+        raise KeyboardInterrupt
+
+    move = Move(main=main, plan=replace(PLANNED, nodes=CpuSet({0}), node=0), progress=interrupt)
+    pages = move.run(seen)
+    assert move.interrupted
+    assert (pages.before, pages.moved_bytes) == ({0: 8192}, 0)

@@ -1,0 +1,87 @@
+"""The memory of a process, from the text of its numa_maps and maps files."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.attach import pages
+from numapin.base.cpu_set import CpuSet
+from numapin.system import numa_maps
+from tests.unit.planned import PLANNED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NODE_1 = CpuSet({1})
+MAPS = """10000-20000 rw-p 00000000 00:00 0
+30000-50000 rw-p 00000000 00:00 0    [heap]
+60000-61000 r-xp 00000000 08:01 7    /usr/lib/libc.so.6
+7f0000000000-7f0000200000 rw-p 00000000 00:00 0
+7ffd00000000-7ffd00021000 rw-p 00000000 00:00 0    [stack]
+"""
+LINES = (
+    "00010000 {0} anon=16 dirty=16 N0=10 N1=6 kernelpagesize_kB=4",
+    "00030000 {0} heap anon=2 dirty=2 N0=2 kernelpagesize_kB=4",
+    "00060000 {0} file=/usr/lib/libc.so.6 mapped=1 N0=1 kernelpagesize_kB=4",
+    "7f0000000000 bind:0 anon=1 N0=1 kernelpagesize_kB=2048",
+    "7ffd00000000 {0} stack anon=3 N1=3 kernelpagesize_kB=4",
+)
+
+
+def _memory(lines: Sequence[str], policy: str = "default") -> pages.ProcessMemory:
+    text = "\n".join(lines).format(policy)
+    return pages._memory(numa_maps.parse(text), numa_maps.ends(MAPS), NODE_1, has_gpu=False)
+
+
+def test_memory() -> None:
+    """Pages elsewhere are to be moved, but for files and for what has a policy of its own."""
+    memory = _memory(LINES)
+    assert (memory.policy, memory.policy_nodes) == ("default", CpuSet())
+    assert memory.by_node == {0: 12 * 4096 + (2 << 20), 1: 9 * 4096}
+    assert memory.regions == (pages.Region(0x10000, 0x20000, 4096, 40960), pages.Region(0x30000, 0x50000, 4096, 8192))
+    assert (memory.own_bytes, memory.far_bytes) == (2 << 20, (2 << 20) + 12 * 4096)
+
+
+def test_policy_of_the_process() -> None:
+    """Memory under the policy of the process itself is to be moved, although the policy names nodes."""
+    memory = _memory(LINES, "bind:0")
+    assert memory.own_bytes == 0
+    assert len(memory.regions) == 3
+    (shortfall,) = pages.policy_shortfalls(memory, PLANNED)
+    assert "its memory policy is bind:0, and no other process can change that" in shortfall
+
+
+@pytest.mark.parametrize("policy", ["default", "local", "prefer:1", "bind:1"])
+def test_policies_that_agree_with_the_plan(policy: str) -> None:
+    """With these policies, new pages go to the planned node."""
+    assert pages.policy_shortfalls(_memory(LINES, policy), PLANNED) == ()
+
+
+def test_pieces_cover_the_region() -> None:
+    """Each page's address is in one piece; a piece has at most 32 MiB of small pages."""
+    region = pages.Region(0x10000, 0x10000 + (100 << 20), 4096, 0)
+    found = list(region.pieces)
+    assert [address for piece in found for address in piece] == list(range(region.start, region.end, 4096))
+    assert max(map(len, found)) * 4096 == 32 << 20
+
+
+def test_planned_nodes() -> None:
+    """Pages belong on the nodes of the policy, or else on the GPU's node; without both, nowhere."""
+    assert pages.planned_nodes(PLANNED) == NODE_1
+    assert pages.planned_nodes(replace(PLANNED, nodes=CpuSet(), node=0)) == CpuSet({0})
+    assert pages.planned_nodes(replace(PLANNED, nodes=CpuSet(), node=None)) == CpuSet()
+
+
+def test_mappings_end_as_the_kernel_says() -> None:
+    """The ends of this process's own mappings lie above their starts, and the stack has one."""
+    with open("/proc/self/maps", encoding="utf-8") as file:  # noqa: PTH123 - read once
+        text = file.read()
+    found = numa_maps.ends(text)
+    assert len(found) == len(text.splitlines())
+    assert all(start < end and (end - start) % os.sysconf("SC_PAGESIZE") == 0 for start, end in found.items())
+    assert re.search(r"\[stack\]", text)

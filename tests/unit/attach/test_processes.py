@@ -1,0 +1,45 @@
+"""Which processes may be changed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from numapin.attach.processes import Family, examine, read_family, why_untouchable
+from numapin.errors import UsageError
+
+
+def test_own_process() -> None:
+    """This process itself is refused, and is not in the family: it is about to end."""
+    with pytest.raises(UsageError, match="is this numapin"):
+        examine(os.getpid(), other_users=True)
+    assert os.getpid() not in read_family().starts
+
+
+@pytest.mark.parametrize(
+    ("uid", "own", "other_users", "problem"),
+    [
+        (1000, 1000, False, None),
+        (1001, 1000, False, "another user (uid 1001)"),
+        (1001, 1000, True, "another user (uid 1001)"),
+        (1001, 0, False, "another user (uid 1001)"),
+        (1001, 0, True, None),
+        (None, 1000, False, "several users"),
+        (None, 0, False, "several users"),
+        (0, 0, False, None),
+    ],
+)
+def test_users(
+    monkeypatch: pytest.MonkeyPatch, *, uid: int | None, own: int, other_users: bool, problem: str | None
+) -> None:
+    """A process is this user's if its real and effective users are; only root may ask for others."""
+    monkeypatch.setattr(os, "geteuid", lambda: own)
+    assert why_untouchable(uid, other_users=other_users) == problem
+
+
+def test_descendants() -> None:
+    """Descendants come nearest first, without those that are left out and theirs."""
+    family = Family(starts={}, children={1: [2, 3], 2: [4], 3: [5], 5: [6]})
+    assert list(family.below(1)) == [2, 3, 4, 5, 6]
+    assert list(family.below(1, without={3})) == [2, 4]

@@ -1,0 +1,95 @@
+"""A signal ends a measuring block early; later ones wait until the report is written."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.cli.early_end import EarlyEnd
+from numapin.errors import Stopped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture(autouse=True)
+def _handlers_are_restored() -> Iterator[None]:
+    """Fail if a test leaves other handlers than it found."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    yield
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_the_block(number: signal.Signals) -> None:
+    """What the block did until then stays; `leave` raises the error with the status of the signal."""
+    done = []
+    with EarlyEnd() as end:
+        for step in range(3):
+            done.append(step)
+            if step == 1:
+                os.kill(os.getpid(), number)
+    assert (done, end.came) == ([0, 1], True)
+    with pytest.raises(Stopped, match=rf"stopped by {number.name}; two steps") as raised:
+        end.leave("two steps")
+    assert raised.value.exit_code == 128 + number
+
+
+def test_later_signals_do_not_disturb_the_report() -> None:
+    """They are ignored while the block cleans up, and until `leave`."""
+    cleaned = False
+    with EarlyEnd() as end:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+            cleaned = True
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert cleaned
+    with pytest.raises(Stopped, match="SIGTERM"):
+        end.leave("")
+
+
+def test_without_a_signal() -> None:
+    """The handlers are those of before, and `leave` does nothing."""
+    before = signal.getsignal(signal.SIGTERM)
+    with EarlyEnd() as end:
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+    end.leave("all of it")
+    assert not end.came
+
+
+def test_other_errors_pass() -> None:
+    """An error of the block is raised as it is."""
+    with pytest.raises(KeyError), EarlyEnd():
+        raise KeyError("x")
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    """Under nohup, SIGHUP ends nothing."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with EarlyEnd() as end:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert not end.came
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_code_that_catches_all_errors_does_not_catch_the_signal() -> None:
+    """`except Exception` in the measured code lets it pass."""
+    passed = False
+    with EarlyEnd() as end:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except Exception:  # noqa: BLE001 - as careless code does
+            passed = True
+    assert (end.came, passed) == (True, False)
+    with pytest.raises(Stopped):
+        end.leave("")

@@ -1,0 +1,77 @@
+"""The report of `numapin attach` as text."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+from rich.console import Console, RenderableType
+
+from numapin.attach.changes import Attached, AttachedRank, BoundProcess, ProcessPages, Restored, RestoredProcess
+from numapin.base.cpu_set import CpuSet
+from numapin.view.attach_table import attach_table, restore_table
+from tests.unit.planned import PLANNED
+
+MIB = 1 << 20
+PAGES = ProcessPages(
+    policy="default",
+    before={0: 3 * MIB, 1: MIB},
+    after={0: MIB, 1: 3 * MIB},
+    far_bytes=3 * MIB,
+    moved_bytes=2 * MIB,
+    stays={"shared": MIB},
+)
+PROCESS = BoundProcess(
+    pid=4711,
+    name="python",
+    threads=9,
+    changed=7,
+    narrower=2,
+    ended=0,
+    cpus_before=CpuSet({0}),
+    cpus=CpuSet(range(4, 8)),
+    pages=PAGES,
+    shortfalls=("1.0 MiB stay",),
+)
+RANK = AttachedRank(pid=4711, gpu_source="--gpu", requested=PLANNED, processes=(PROCESS,))
+DONE = Attached(dry_run=False, migrate=True, interrupted=False, records=("r",), warnings=(), ranks=(RANK,))
+
+
+def _text(shown: RenderableType) -> str:
+    out = io.StringIO()
+    Console(file=out, width=200).print(shown)
+    return out.getvalue()
+
+
+def test_row() -> None:
+    """A row has the threads that changed, the CPUs before and now, the memory elsewhere, and what was moved."""
+    heading, row, *lines = _text(attach_table(DONE)).splitlines()
+    assert heading.split()[-2:] == ["elsewhere", "moved"]
+    assert row.split() == [
+        *("0", "4711", "python", "1", "81:00.0", "1", "7/9", "0", "4-7"),
+        *("3.0", "MiB", "/", "4.0", "MiB", "2.0", "MiB"),
+    ]
+    assert "rank 0: process 4711: 1.0 MiB stay" in lines
+    assert "rank 0: 2 threads left on fewer CPUs than planned; --widen binds them to all" in lines
+    assert lines[-1] == "undo with: numapin attach --restore --pid 4711"
+
+
+def test_ends() -> None:
+    """A dry run, Ctrl-C, and a process that ended are reported; without a change there is nothing to undo."""
+    assert _text(attach_table(replace(DONE, dry_run=True))).endswith("dry run: nothing was changed\n")
+    assert "interrupted: what was done until then" in _text(attach_table(replace(DONE, interrupted=True)))
+    gone = replace(RANK, processes=(), problem="it ended before")
+    text = _text(attach_table(replace(DONE, ranks=(gone,))))
+    assert "rank 0: process 4711 was not bound: it ended before" in text
+    assert "undo" not in text
+
+
+def test_restored() -> None:
+    """Threads that were left are reported, and that pages stay."""
+    process = RestoredProcess(
+        pid=4711, name="python", threads=5, started_since=2, ended=1, left=1, shortfalls=("refused",)
+    )
+    text = _text(restore_table(Restored(dry_run=False, warnings=(), processes=(process,))))
+    assert "5 threads have their former CPUs again, 2 of them started since; 1 ended since" in text
+    assert "  1 thread started since and chose other CPUs" in text
+    assert "pages stay where they are" in text

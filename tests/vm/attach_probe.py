@@ -1,0 +1,214 @@
+"""Processes for `numapin attach` on a machine with two nodes, and the kernel's report on them before and after.
+
+    python attach_probe.py            runs the looks below, one after the other
+    python attach_probe.py work       is a process to attach to: memory of all kinds, and threads that start others
+
+Every process begins on CPU 0, so that all of its memory is on node 0. Automatic NUMA balancing is off: it would move
+pages, and Linux 6.1 hides the pages that it watches from move_pages. Writes $PROBE_OUT/NAME.json for each command: its
+status, its output, and what the kernel then reports: the CPUs of every thread, and the node of every page of a region.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from numapin.system import numa, proc
+from numapin.system.memory import address_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB: Final = 1 << 20
+SIZES_MIB: Final = {"private": 64, "huge": 8, "mlocked": 8, "shared": 8, "placed": 8, "pinned": 4}
+BALANCING: Final = Path("/proc/sys/kernel/numa_balancing")
+OUT: Final = Path(os.environ["PROBE_OUT"])
+ATTACH: Final = (sys.executable, "-m", "numapin", "attach")
+REFUSE: Final = (sys.executable, str(Path(__file__).with_name("refuse_policy.py")))
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_URING_SETUP, _URING_REGISTER = 425, 427  # system calls, the same on all machines
+_MADV_HUGEPAGE: Final = 14
+
+
+# --- the process to attach to ----------------------------------------------------------------------------------------
+
+
+class _Span(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def work() -> None:
+    """Make memory of each kind on node 0, report where it is, and start threads until stdin is closed."""
+    regions = {name: _mapped(name, size * MIB) for name, size in SIZES_MIB.items()}
+    places = {name: address_of(region) for name, region in regions.items()}
+    child = _child(regions["shared"])
+    _prepare(places)
+    for region in regions.values():
+        for offset in range(0, len(region), mmap.PAGESIZE):
+            region[offset] = 1
+    _check(_LIBC.mlock(ctypes.c_void_p(places["mlocked"]), ctypes.c_size_t(SIZES_MIB["mlocked"] * MIB)))
+    ring = _pin(places["pinned"], SIZES_MIB["pinned"] * MIB)
+    end = threading.Event()
+    threads = [threading.Thread(target=end.wait) for _ in range(3)]
+    threads.append(threading.Thread(target=_start_others, args=(end,)))
+    for thread in threads:
+        thread.start()
+    sys.stdout.write(json.dumps({"places": places, "child": child}) + "\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    end.set()
+    os.close(ring)
+
+
+def _mapped(name: str, size: int) -> mmap.mmap:
+    flags = mmap.MAP_SHARED if name == "shared" else mmap.MAP_PRIVATE
+    return mmap.mmap(-1, size, flags=flags | mmap.MAP_ANONYMOUS)
+
+
+def _prepare(places: dict[str, int]) -> None:
+    """Choose huge pages for one region, and a policy of its own for another."""
+    numa.bind_pages(places["placed"], SIZES_MIB["placed"] * MIB, numa.MPOL_BIND, (0,))
+    size = ctypes.c_size_t(SIZES_MIB["huge"] * MIB)
+    _check(_LIBC.madvise(ctypes.c_void_p(places["huge"]), size, _MADV_HUGEPAGE))
+
+
+def _child(shared: mmap.mmap) -> int:
+    """Fork a process that has touched the shared memory and lives as long as its parent."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        for offset in range(0, len(shared), mmap.PAGESIZE):
+            shared[offset] = 1
+        os.write(writer, b"1")
+        os.close(writer)
+        sys.stdin.read()
+        os._exit(0)
+    os.read(reader, 1)
+    return pid
+
+
+def _pin(address: int, size: int) -> int:
+    """Register memory with io_uring, which holds its pages as a driver does for direct memory access."""
+    parameters = ctypes.create_string_buffer(120)
+    ring = int(_check(_LIBC.syscall(_URING_SETUP, 4, parameters)))
+    span = _Span(address, size)
+    _check(_LIBC.syscall(_URING_REGISTER, ring, 0, ctypes.byref(span), 1))
+    return ring
+
+
+def _start_others(end: threading.Event) -> None:
+    """Start a short thread again and again."""
+    while not end.wait(0.5):
+        threading.Thread(target=end.wait, args=(1.0,)).start()
+
+
+def _check(result: int) -> int:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+
+# --- the looks -------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Attach to a rank, to a process that only the driver knows, in cpusets, and without permission."""
+    balancing = BALANCING.read_text()
+    BALANCING.write_text("0")
+    try:
+        _look_at_all()
+    finally:
+        BALANCING.write_text(balancing)
+
+
+def _look_at_all() -> None:
+    with _worker("rank", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2") as look:
+        look("dry", "--dry-run", "--migrate")
+        look("bound")
+        look("moved", "--migrate", "--strict")
+        look("restored", "--restore")
+    with _worker("computing") as look:
+        _let_driver_see(look.pid)
+        look("refused", "--migrate", "--strict", before=REFUSE)
+        look("computing")
+    with _worker("part", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2") as look:
+        _enter_cpuset("attach-part", look.pid, cpus="0-5", nodes="0")
+        look("part", "--migrate")
+        look("part-restored", "--restore")
+    with _worker("outside", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2") as look:
+        _enter_cpuset("attach-outside", look.pid, cpus="0-3", nodes="0")
+        look("outside", "--strict")
+
+
+class _Look:
+    """Runs `numapin attach` on a process, and writes its output and the kernel's report."""
+
+    def __init__(self, pid: int, told: dict[str, Any]) -> None:
+        self.pid, self._told = pid, told
+
+    def __call__(self, name: str, *options: str, before: tuple[str, ...] = ()) -> None:
+        """Attach, and write NAME.json."""
+        command = (*before, *ATTACH, "--pid", str(self.pid), "--json", *options)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        found = {
+            "status": done.returncode,
+            "report": json.loads(done.stdout) if done.stdout else None,
+            "stderr": done.stderr,
+            "cpus": {
+                pid: sorted({str(cpus) for cpus in proc.thread_cpus(pid)}) for pid in (self.pid, self._told["child"])
+            },
+            "pages": {region: self._nodes(region) for region in SIZES_MIB},
+        }
+        (OUT / f"{name}.json").write_text(json.dumps(found))
+
+    def _nodes(self, region: str) -> dict[str, int]:
+        """Return the number of pages of a region on each node, as move_pages reports them."""
+        start = self._told["places"][region]
+        found = numa.nodes_of_pages(range(start, start + SIZES_MIB[region] * MIB, mmap.PAGESIZE), pid=self.pid)
+        return {str(node): found.count(node) for node in sorted(set(found))}
+
+
+@contextmanager
+def _worker(name: str, **variables: str) -> Iterator[_Look]:
+    pipe = subprocess.PIPE
+    command = ["taskset", "-c", "0", sys.executable, __file__, "work"]
+    errors = (OUT / f"{name}.stderr").open("w")
+    with (
+        errors,
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, env={**os.environ, **variables}) as process,
+    ):
+        assert process.stdout
+        told = json.loads(process.stdout.readline())
+        yield _Look(process.pid, told)
+        assert process.stdin
+        process.stdin.close()
+
+
+def _let_driver_see(pid: int) -> None:
+    """Make the fake NVML report that the process computes on the second GPU."""
+    data = Path(os.environ["FAKE_NVML_DATA"]).read_text()
+    path = OUT / "computing.nvml"
+    path.write_text(f"{data}process {pid}\n")
+    os.environ["FAKE_NVML_DATA"] = str(path)
+
+
+def _enter_cpuset(name: str, pid: int, *, cpus: str, nodes: str) -> None:
+    group = Path("/sys/fs/cgroup", name)
+    group.mkdir()
+    for file, value in (("cpuset.cpus", cpus), ("cpuset.mems", nodes), ("cgroup.procs", str(pid))):
+        (group / file).write_text(value)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["work"]:
+        work()
+    else:
+        main()
