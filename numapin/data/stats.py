@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from numapin.base.cpu_set import CpuSet
     from numapin.data.slots.pool import Pool
+    from numapin.data.slots.slot import Slot
     from numapin.data.wire.message import Head, Miss
 
 _WIDTH: Final = 80
@@ -95,10 +96,14 @@ class Stats:
         yield "batches", f"{self.batches:,}{mean}"
         others = "".join(f"; {count:,}: {reason}" for reason, count in self.misses.items())
         yield "in slots", f"{self.hits:,}{others}" if self.hits or others else ""
-        if self.wait_s_per_batch is not None:
-            share = "" if self.wait_share is None else f", {self.wait_share:.0%} of the loop's time"
-            yield "waiting", f"{_time(self.wait_s_per_batch)} per batch{share}"
+        yield "waiting", self._waiting()
         yield "to the GPU", "" if self.transfer_gbps is None else f"{self.transfer_gbps:.1f} GB/s"
+
+    def _waiting(self) -> str:
+        if self.wait_s_per_batch is None:
+            return ""
+        share = "" if self.wait_share is None else f", {self.wait_share:.0%} of the loop's time"
+        return f"{_time(self.wait_s_per_batch)} per batch{share}"
 
     def _memory_lines(self) -> Iterator[tuple[str, str]]:
         pinned = f", {sizes.render(self.pinned_bytes)} pinned" if self.pinned_bytes else ""
@@ -168,6 +173,10 @@ class Counts:
         return min(1.0, self.wait_in_steps_s / self.total_step_s) if self.total_step_s else None
 
 
+def _is_verified(slot: Slot) -> bool:
+    return slot.pages is not None or not slot.is_settled
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolTotals:
     """The slots of all pools of a loader; `pages` counts pages by node."""
@@ -188,8 +197,8 @@ class PoolTotals:
             slot_bytes=max((slot.num_bytes for slot in slots), default=0),
             num_on_loan=sum(slot.lease is not None for slot in slots),
             pinned_bytes=sum(slot.pinned_bytes for slot in slots),
-            pages=sum((Counter(slot.pages) for slot in slots if slot.pages), start=Counter()),
-            is_verified=all(slot.pages is not None for slot in slots if slot.is_settled),
+            pages=sum((Counter(slot.pages or {}) for slot in slots), start=Counter()),
+            is_verified=all(map(_is_verified, slots)),
         )
 
     def share_on(self, nodes: CpuSet) -> float | None:

@@ -169,10 +169,13 @@ def _running_jobs() -> Mapping[str, Mapping[int, Mapping[str, str]]]:
         environ = environment_of(pid) or {}
         rank, port = parse_count(environ.get("LOCAL_RANK", "")), environ.get("MASTER_PORT")
         if rank is not None and port is not None:
-            chosen = {name: environ[name] for name in NIC_VARIABLES if name in environ}
             address = printable(f"{environ.get('MASTER_ADDR', '')}:{port}"[:_MOST_CHARS])
-            jobs.setdefault(address, {}).setdefault(rank, chosen)
+            jobs.setdefault(address, {}).setdefault(rank, _nic_variables(environ))
     return jobs
+
+
+def _nic_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: environ[name] for name in NIC_VARIABLES if name in environ}
 
 
 def _size(path: str) -> tuple[int | None, int | None]:

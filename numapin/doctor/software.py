@@ -83,10 +83,11 @@ DEVICE_ORDER: Final = Check(
 
 def driver(live: Live, topology: Topology) -> DoctorFinding:
     """Find a driver that is missing, or whose libraries and kernel module differ."""
-    libraries, module = live.nvml.driver, live.module_version
     if live.nvml.gpus is None:
         return _no_nvml(live, topology)
-    if libraries and module and libraries != module:
+    libraries, module = live.nvml.driver, live.module_version
+    known = {libraries, module} - {None, ""}
+    if len(known) > 1:
         return DRIVER.error(
             f"the driver's libraries are {libraries}, but the kernel module is {module}",
             remedy="reboot, or unload and reload the nvidia modules (in a container: restart it)",
@@ -116,11 +117,11 @@ def _other_driver(gpus: list[Gpu], topology: Topology) -> DoctorFinding:
 
 def persistence(live: Live, _topology: Topology) -> DoctorFinding:
     """Find GPUs that are shut down while idle."""
-    modes = {gpu.index: gpu.persistence for gpu in live.nvml.gpus or ()}
-    off = ", ".join(f"gpu{index}" for index, mode in modes.items() if mode is False)
+    modes = {f"gpu{gpu.index}": gpu.persistence for gpu in live.nvml.gpus or ()}
+    off = [name for name, mode in modes.items() if mode is False]
     if off:
         remedy = "sudo systemctl enable --now nvidia-persistenced (or: sudo nvidia-smi -pm 1)"
-        return PERSISTENCE.note(f"off for {off}", remedy=remedy)
+        return PERSISTENCE.note(f"off for {', '.join(off)}", remedy=remedy)
     if None in modes.values():
         return PERSISTENCE.unknown("NVML does not report it")
     return PERSISTENCE.ok("on" if modes else "no GPU")
@@ -212,17 +213,16 @@ def openmp(live: Live, _topology: Topology) -> DoctorFinding:
 
 def device_order(live: Live, topology: Topology) -> DoctorFinding:
     """Find GPUs of several models in CUDA's own order."""
-    nvidia = [gpu for gpu in topology.gpus if gpu.is_nvidia]
-    models = _models(nvidia)
     order = live.environ.get("CUDA_DEVICE_ORDER")
     setting = f"CUDA_DEVICE_ORDER={order}" if order else "CUDA_DEVICE_ORDER not set"
+    nvidia = [gpu for gpu in topology.gpus if gpu.is_nvidia]
     if not nvidia:
         return DEVICE_ORDER.ok(f"{setting}; no GPU")
+    models = _models(nvidia)
     what = f"{setting}; GPU models: {', '.join(models) or 'unknown'}"
-    is_certain = len(models) < 2 or order == "PCI_BUS_ID"
-    if is_certain:
-        return DEVICE_ORDER.ok(what)
-    return DEVICE_ORDER.warning(what, remedy="export CUDA_DEVICE_ORDER=PCI_BUS_ID")
+    if len(models) > 1 and order != "PCI_BUS_ID":
+        return DEVICE_ORDER.warning(what, remedy="export CUDA_DEVICE_ORDER=PCI_BUS_ID")
+    return DEVICE_ORDER.ok(what)
 
 
 def _models(gpus: list[Gpu]) -> list[str]:

@@ -137,12 +137,17 @@ def _from_environment(environ: Mapping[str, str]) -> Task:
     if not tasks:
         return _slurm_task(environ)
     first, *others = tasks
+    notes = _notes_on_outer(first, others)
+    slurm, slurm_notes = _slurm_beside(environ, first)
+    return _with_size_of_others(first, (*others, *slurm))._replace(notes=(*notes, *slurm_notes))
+
+
+def _notes_on_outer(first: Task, others: Sequence[Task]) -> list[str]:
+    """Return a note on each launcher that does not agree with the first, above which it must be. Raises UsageError."""
     outer = [other for other in others if not _agree(first, other)]
     for other in outer:
         _require_one_task(first, other)
-    slurm, slurm_notes = _slurm_beside(environ, first)
-    notes = [f"{_joined(other.settings)} is ignored: set by another launcher, above this rank's own" for other in outer]
-    return _with_size_of_others(first, (*others, *slurm))._replace(notes=(*notes, *slurm_notes))
+    return [f"{_joined(other.settings)} is ignored: set by another launcher, above this rank's own" for other in outer]
 
 
 def _require_one_task(first: Task, other: Task) -> None:
@@ -239,7 +244,11 @@ def _slurm_size(environ: Mapping[str, str]) -> int | None:
         return sizes.pop()
     if _SLURM_HOST not in environ:
         return None
-    host = _required_count(environ, _SLURM_HOST)
+    return _size_of_host(environ, groups, _required_count(environ, _SLURM_HOST))
+
+
+def _size_of_host(environ: Mapping[str, str], groups: Sequence[tuple[int, int]], host: int) -> int:
+    """Return the number of tasks of a host, from groups of (tasks on each, hosts). Raises UsageError."""
     ends = accumulate(num_hosts for _, num_hosts in groups)
     for (num_tasks, _), end in zip(groups, ends, strict=True):
         if host < end:

@@ -62,11 +62,15 @@ def slice_of(
     if on_gpu:
         rank = _of_number(on_gpu, task) or on_gpu[task.rank % len(on_gpu)]
     else:
-        rank = _required_of_number(plan, task, source=source)
-        if visible is not None:
-            rank = _without_its_gpu(rank, source=source, gpu=_name(gpu) or visible)
+        rank = _chosen_by_number(plan, task, source=source, seen=_name(gpu) or visible)
     rank = replace(rank, local_rank=task.rank, gpu=gpu or rank.gpu)
     return Slice(rank=rank, source=source, warnings=_size_warnings(plan, task, source))
+
+
+def _chosen_by_number(plan: Plan, task: Task, *, source: str, seen: str | None) -> RankPlan:
+    """Return the rank of the task's number; it is not exact if the task sees one GPU, on which the plan has no rank."""
+    rank = _required_of_number(plan, task, source=source)
+    return rank if seen is None else _without_its_gpu(rank, source=source, gpu=seen)
 
 
 def _of_number(ranks: tuple[RankPlan, ...], task: Task) -> RankPlan | None:

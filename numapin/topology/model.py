@@ -5,7 +5,7 @@ Comes in: parts that `build` made from the readings, or JSON (schema numapin.top
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
@@ -222,13 +222,17 @@ class Topology:
 
     def _node_lines(self) -> Iterator[str]:
         devices = self._devices_by_node()
-        shown = [node for node in self.nodes if node.kind is NodeKind.CPU or node.id in devices]
+        shown = self._shown_nodes(devices)
         yield from (_node_line(node, devices.get(node.id, [])) for node in shown)
         others = CpuSet(map(_ID, self.nodes)) - {node.id for node in shown}
         if others:
             yield f"  without CPUs: {listed('node', others)}"
         if None in devices:
             yield f"  node unknown: {', '.join(devices[None])}"
+
+    def _shown_nodes(self, devices: Container[int | None]) -> list[Node]:
+        """Return the nodes that have a line of their own: those with CPUs or devices."""
+        return [node for node in self.nodes if node.kind is NodeKind.CPU or node.id in devices]
 
     def _devices_by_node(self) -> Mapping[int | None, list[str]]:
         devices: defaultdict[int | None, list[str]] = defaultdict(list)

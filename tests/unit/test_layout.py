@@ -24,6 +24,7 @@ PURE = (
     *(
         "errors",
         "base.cpu_set",
+        "base.not_none",
         "base.sizes",
         "base.printable",
         "base.records",

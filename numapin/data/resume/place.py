@@ -264,7 +264,7 @@ def _earlier(place: Place, num_batches: int) -> Place:
         return place
     order = replace(place.order, yielded=place.order.yielded - num_batches)
     skips, last = _turns_taken_back(place, num_batches)
-    if min(skips) < 0 or place.has_ended_stream or place.order.sampler is not None or place.order.ahead:
+    if min(skips) < 0 or not _can_go_back(place):
         raise UsageError(
             f"load_state_dict(): the state was set {counted(num_batches, 'batch')} back, which cannot be done with a "
             "dataset or sampler that has its own state, nor once a worker's part has ended",
@@ -272,6 +272,12 @@ def _earlier(place: Place, num_batches: int) -> Place:
         )
     streams = _with_skips(place.streams, skips)
     return replace(place, num_yielded=place.num_yielded - num_batches, order=order, streams=streams, last_worker=last)
+
+
+def _can_go_back(place: Place) -> bool:
+    """Return whether an earlier place is known: of its streams and of its sampler."""
+    has_known_order = place.order.sampler is None and not place.order.ahead
+    return has_known_order and not place.has_ended_stream
 
 
 def _with_skips(streams: Sequence[StreamPlace], skips: Sequence[int]) -> tuple[StreamPlace, ...]:

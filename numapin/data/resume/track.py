@@ -102,9 +102,14 @@ class Track:
         self._len_called = loader._IterableDataset_len_called
         if self._is_resumed:
             self._restore_epochs()
-            if not self._num_workers:
-                self._order.set_early(self._begun.order)
-        if self._place is not None and not self._num_workers:
+        if not self._num_workers:
+            self._restore_here(loader)
+
+    def _restore_here(self, loader: DataLoader[Any]) -> None:
+        """Set the generators and the dataset of a loader without workers."""
+        if self._is_resumed:
+            self._order.set_early(self._begun.order)
+        if self._place is not None:
             restore_dataset(loader.dataset, self._place.streams[0])
 
     def start(self, iterator: Any) -> None:

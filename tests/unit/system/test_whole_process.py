@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -97,7 +98,10 @@ def test_refusals_and_ended_processes() -> None:
 def test_private_bytes() -> None:
     """Memory that is touched is counted on some node; files are not."""
     before = sum((whole_process.private_bytes(os.getpid()) or {0: 0}).values())
-    block = bytearray(os.urandom(1)) * (32 << 20)
+    block = mmap.mmap(
+        -1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    )  # not from the heap, which may have that much to spare
+    block.write(b"1" * len(block))
     after = whole_process.private_bytes(os.getpid())
     if after is None:
         pytest.skip("this kernel has no numa_maps")
