@@ -194,10 +194,14 @@ def _finish_after_failure(folder: Path, settings: Settings, watch: TraceWatch, *
 
 
 def _finish(folder: Path, settings: Settings, watch: TraceWatch, *, as_json: bool) -> None:
-    """Clean up, and report; not again if nothing was recorded since the report."""
+    """Clean up, and report; not again if nothing was recorded since the report. JSON is printed once in any case."""
     with suppress(OSError), opened(settings.folder) as opened_folder:
         shutil.rmtree(Path(settings.loads).name, ignore_errors=True, dir_fd=opened_folder)
-    if not watch.is_report_complete:
+    if watch.is_report_complete:
+        return
+    if watch.has_reported and as_json:
+        write_report(read_report((folder,), settings), folder)
+    else:
         _report(folder, settings, as_json=as_json)
 
 

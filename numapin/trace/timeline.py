@@ -250,7 +250,11 @@ def _summary(analysis: Analysis) -> str:
 def _findings(report: TraceReport) -> Iterator[str]:
     for shared in report.findings:
         finding = shared.finding
-        cost = f"up to {finding.costs:.0%} of the step time" if finding.costs else "nothing to gain"
+        cost = (
+            f"up to {finding.costs:.0%} of the step time, {shared.saves_s:.4f} s a step"
+            if finding.costs
+            else "nothing to gain"
+        )
         yield (
             f"<li><b>{_text(finding.what)}</b> ({cost}; rank {_text(', '.join(shared.ranks))}): "
             f"{_text(finding.evidence)}. <br>Change: {_text(finding.remedy)}</li>"
