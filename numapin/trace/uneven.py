@@ -34,6 +34,11 @@ _REMEDIES: Final = {
     "other": "do that less often, or in another thread or process: logging, checkpoints, evaluation, garbage",
 }
 
+_UNSEEN: Final = (
+    "look at these steps in the Chrome trace: logging, checkpoints, evaluation and garbage collection are usual causes, "
+    "and so are other processes on the rank's CPUs (numapin verify @last)"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uneven:
@@ -78,7 +83,7 @@ def uneven_finding(analysis: Analysis, uneven: Uneven) -> TraceFinding:
         costs=_costs(analysis, uneven.excess_us),
         evidence=f"slow steps: {len(uneven.slow)} of {len(totals)}; step {slowest} took {ms(totals[slowest])}, the "
         f"median step {ms(median(totals))}, without waiting for data; most of the difference is {uneven.part}{seen}",
-        remedy=_REMEDIES[uneven.part],
+        remedy=_UNSEEN if uneven.part == "other" and place is None else _REMEDIES[uneven.part],
     )
 
 

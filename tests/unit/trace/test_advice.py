@@ -211,6 +211,12 @@ class TestUnevenSteps:
         assert "augment (train.py:7)" in usual.evidence
         assert usual.costs == pytest.approx(6 * 700 / 11000)
 
+    def test_python_that_no_sample_saw(self) -> None:
+        """Without samples there, the remedy says where to look."""
+        finding = found(on_cpu(*[(300, 200)] * 5, (300, 5700)))["uneven steps"]
+        assert "there, the loop" not in finding.evidence
+        assert "Chrome trace" in finding.remedy
+
     def test_compute(self) -> None:
         """Steps that compute longer are told to even out their inputs."""
         finding = found(on_cpu(*[(1000, 0)] * 6, (4000, 0)))["uneven steps"]
