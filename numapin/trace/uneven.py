@@ -35,8 +35,8 @@ _REMEDIES: Final = {
 }
 
 _UNSEEN: Final = (
-    "look at these steps in the Chrome trace: logging, checkpoints, evaluation and garbage collection are usual causes, "
-    "and so are other processes on the rank's CPUs (numapin verify @last)"
+    "look at these steps in the Chrome trace: logging, checkpoints, evaluation and garbage collection are usual "
+    "causes, and so are other processes on the rank's CPUs (numapin verify @last)"
 )
 
 
