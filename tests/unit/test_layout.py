@@ -64,6 +64,10 @@ PURE = (
     ),
     *(f"trace.{name}" for name in ("intervals", "records", "reading", "analysis", "findings", "report", "settings")),
     *("trace.timeline", "trace.pace"),
+    *(
+        f"trace.{name}"
+        for name in ("noted", "places", "finding", "loading", "host", "uneven", "straggler", "difference")
+    ),
     *(f"compare.{name}" for name in ("settings", "window", "record", "variants", "schedule")),
     *(f"compare.{name}" for name in ("figures", "ratio", "arms", "results", "notes", "report")),
 )
@@ -82,6 +86,7 @@ ONLY_IN = {
         "bench.measure",
         "bench.machine",
         "trace.hook",
+        "trace.notes",
         "trace.tracer",
         "compare.meter",
     ),
