@@ -26,6 +26,9 @@ diagnostics on stderr, an exit status.
     attach.py        EDGE  numapin attach
     verify.py        EDGE  numapin verify
     top.py           EDGE  numapin top
+    top_live.py      EDGE  its screen
+    top_metrics.py   EDGE  its metrics: stdout, a file, HTTP
+    full_screen.py   EDGE  take over a terminal, and give it back
     trace.py         EDGE  numapin trace
     compare.py       EDGE  numapin compare
     bench.py         EDGE  numapin bench

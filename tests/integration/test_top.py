@@ -101,7 +101,7 @@ class TestTerminal:
         """Frames are drawn until q is typed; then the status is 0."""
         with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
             terminal = _Terminal(tmp_path)
-            terminal.read_until(b"whole machine", times=3)
+            terminal.read_until(b"  up 0:00:", times=3)
             os.write(terminal.master, b"xq")
             assert terminal.end() == (0, "")
         os.close(terminal.master)
