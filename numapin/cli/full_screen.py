@@ -55,7 +55,7 @@ class FullScreen:
         self._console = console
         self._has_keys = sys.stdin is not None and sys.stdin.isatty()
         self._settings: list[Any] = []
-        self._drawn: list[str] = []
+        self._drawn: list[Text | None] = []
         self._keys: list[str] = []
         self._former: dict[signal.Signals, Any] = {}
         self._wake, self._woken = -1, -1
@@ -88,13 +88,12 @@ class FullScreen:
 
     def draw(self, lines: Sequence[Text]) -> None:
         """Draw the lines that differ from those on the screen. They must fit; see `visible` for their characters."""
-        texts = [self._rendered(line) for line in lines]
-        before = self._drawn + [""] * (len(texts) - len(self._drawn))
-        changed = ((row, text) for row, text in enumerate(texts) if text != before[row])
-        output = "".join(f"\x1b[{row + 1};1H\x1b[2K{text}" for row, text in changed)
-        if len(texts) < len(self._drawn):
-            output += f"\x1b[{len(texts) + 1};1H\x1b[J"
-        self._drawn = texts
+        before = self._drawn + [None] * (len(lines) - len(self._drawn))
+        changed = ((row, line) for row, line in enumerate(lines) if not _is_same(line, before[row]))
+        output = "".join(f"\x1b[{row + 1};1H\x1b[2K{self._rendered(line)}" for row, line in changed)
+        if len(lines) < len(self._drawn):
+            output += f"\x1b[{len(lines) + 1};1H\x1b[J"
+        self._drawn = [*lines]
         _write(output)
 
     def key(self, wait_s: float) -> str | None:
@@ -152,6 +151,11 @@ class FullScreen:
             self._give_back()
             os.kill(os.getpid(), signal.SIGSTOP)  # SIGTSTP's default, after the screen is the shell's again
             self._take()
+
+
+def _is_same(line: Text, drawn: Text | None) -> bool:
+    """Return whether a line is on the screen already; rich compares the texts and the styles of their parts."""
+    return drawn is not None and line == drawn and line.style == drawn.style
 
 
 def _write(text: str) -> None:
