@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numapin.observe.top import Top, TopRank
     from numapin.view.top_columns import ScreenColumn
 
+_SELECTED: Final = ">"
 _LEGEND: Final = (
     "steps/s, wait: of numapin.DataLoader's loop, last 10 intervals; off: threads that may leave the CPUs / all",
     "remote: share of pages; CPU: 100% is one CPU; GPU: busy; GiB: GPU memory; H2D, data: GB/s; pinned: GiB",
@@ -123,16 +124,24 @@ class TopScreen:
             yield Text(f"{counted(len(ranks) - num_shown, 'more rank')}: up and down move", style="dim")
 
     def _row(self, rank: TopRank, columns: Sequence[ScreenColumn]) -> Text:
-        pace = self.history.pace(rank.plan.local_rank)
+        row = Text(" " * GAP).join(self._cells(rank, columns))
         if rank.is_gone:
-            cells = [column.cell(rank, pace, self.glyphs).plain if column.stays else "" for column in columns]
-            cells[1:2] = ["gone"]  # where the bar was
-            padded = (cell.ljust(column.width) for cell, column in zip(cells, columns, strict=True))
-            return Text((" " * GAP).join(padded).rstrip(), style=RED)
-        row = Text(" " * GAP).join(column.cell(rank, pace, self.glyphs) for column in columns)
-        if rank.plan.local_rank == self.view.selected:
-            row.stylize("reverse")
-        return row
+            row = Text(row.plain.rstrip(), style=RED)
+        if rank.plan.local_rank != self.view.selected:
+            return row
+        marked = Text(_SELECTED, style=row.style)
+        marked.append_text(row[len(_SELECTED) :])  # the first column is aligned to the right
+        marked.stylize("bold")
+        return marked
+
+    def _cells(self, rank: TopRank, columns: Sequence[ScreenColumn]) -> Iterator[Text]:
+        """Yield the cells of a rank; of one that is gone, only its place in the plan."""
+        pace = self.history.pace(rank.plan.local_rank)
+        for column in columns:
+            if rank.is_gone and not column.stays:
+                yield Text(("gone" if column is columns[1] else "").ljust(column.width))  # where the bar was
+            else:
+                yield column.cell(rank, pace, self.glyphs)
 
     def _details(self) -> list[Text]:
         """Return the lines on the selected rank."""
@@ -140,7 +149,7 @@ class TopScreen:
         if not found:
             return []
         pairs = _facts(found[0], self.history)
-        title = Text(f"rank {found[0].plan.local_rank}", style="bold underline")
+        title = Text(f"rank {found[0].plan.local_rank}", style="bold")
         return [Text(""), title, *(Text(f"{name:<10}{printable(value)}") for name, value in pairs)]
 
     def _cut(self, line: Text, width: int) -> Text:

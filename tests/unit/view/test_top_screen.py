@@ -54,7 +54,8 @@ class TestSizes:
     def test_fits(self, size: tuple[int, int], *, details: bool) -> None:
         """No line is wider than the screen, and there are as many lines as rows."""
         width, height = size
-        screen = _screen(*EIGHT, view=TopView(selected=5, shows_details=details))
+        gone = rank(8, is_gone=True, loop=None)
+        screen = _screen(*EIGHT, gone, view=TopView(selected=8, shows_details=details))
         lines = screen.lines(width=width, height=height)
         assert len(lines) == height
         assert max(line.cell_len for line in lines) <= width
@@ -93,7 +94,7 @@ class TestSizes:
     def test_more_ranks_than_rows(self) -> None:
         """The rows that fit are shown with the number of the others; the selected rank is always among them."""
         lines = _plain(_screen(*EIGHT, view=TopView(selected=7)).lines(width=80, height=10))
-        assert [line.split()[0] for line in lines[3:8]] == ["4", "5", "6", "7", "4"]
+        assert [line.split()[0] for line in lines[3:8]] == ["4", "5", "6", ">", "4"]
         assert lines[7] == "4 more ranks: up and down move"
 
     def test_what_stays(self) -> None:
@@ -118,6 +119,8 @@ class TestMarks:
         assert lines[4].plain.endswith("40001")
         assert _red(lines[4]) == [lines[4].plain]
         assert "1 gone" in lines[0].plain
+        selected = _screen(rank(1, is_gone=True, loop=None), view=TopView(selected=1)).lines(width=80, height=24)[3]
+        assert selected.plain.startswith(">  1  gone")
 
     def test_unknown(self) -> None:
         """A rank without numapin's loader and without a GPU that answers has dashes there, and its CPU and memory."""
