@@ -5,10 +5,11 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SKIPPED := .cache/skipped
+TOOLS := .cache/release/tools
 # Two cores: a third process works while the tests of others wait, and emulation (machines) gives way to the engines.
 PYTEST := NUMAPIN_SKIPPED=$(SKIPPED) $(BIN)/python -m pytest -r fE
 
-.PHONY: setup demo docs test machines check lint format types vm bench clean
+.PHONY: setup demo docs test machines check lint format types vm bench package release trials clean
 
 setup: $(READY)  ## make the virtual environment, which every other target does that needs it
 
@@ -52,6 +53,21 @@ vm:  ## unpack QEMU and a kernel into .cache/vm for the tests on machines with s
 bench: $(READY)  ## measure start-up and planning against torchrun; results on stdout
 	$(BIN)/numapin bench launch
 	$(BIN)/python -m scripts.bench_plan
+
+package: $(TOOLS)/.ready  ## build sdist, wheels and lists of parts into dist/, and check them
+	$(TOOLS)/bin/python -m scripts.package
+
+release: package  ## also install what was built into clean environments, and test it there
+	$(MAKE) trials
+
+trials: $(TOOLS)/.ready  ## only the second half of `make release`, on what was built: TRIALS='3.11-notorch 3.13-torchnewest'
+	$(TOOLS)/bin/python -m scripts.release $(TRIALS)
+
+$(TOOLS)/.ready: pyproject.toml
+	$${PYTHON:-python3} -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'  # the first with --group
+	$(TOOLS)/bin/python -m pip install --quiet --upgrade --group release
+	touch $@
 
 $(READY): pyproject.toml constraints.txt scripts/setup.sh
 	sh scripts/setup.sh $(VENV)

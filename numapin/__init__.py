@@ -9,6 +9,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # importing typing would cost each rank milliseconds
 if TYPE_CHECKING:
     from numapin import pinned
+    from numapin.children.call import ProcessBinding, bind_this_process
     from numapin.data.buffer import batch_buffer
     from numapin.data.loader import DataLoader
     from numapin.errors import (
@@ -50,6 +51,7 @@ _HOME = {
     **dict.fromkeys(("Bind", "Memory", "Request"), "numapin.plan.request"),
     "discover": "numapin.topology.discover",
     "spawn": "numapin.spawning.call",
+    **dict.fromkeys(("bind_this_process", "ProcessBinding"), "numapin.children.call"),
     "DataLoader": "numapin.data.loader",
     "batch_buffer": "numapin.data.buffer",
 }
@@ -72,6 +74,8 @@ __all__ = [  # noqa: RUF022 - grouped by stage, in the order of use
     "Plan",
     "RankPlan",
     "spawn",
+    "bind_this_process",
+    "ProcessBinding",
     "DataLoader",
     "batch_buffer",
     "pinned",
@@ -95,7 +99,13 @@ def __getattr__(name: str) -> object:
     if name not in _HOME:
         msg = f"module 'numapin' has no attribute {name!r}"
         raise AttributeError(msg)
-    return getattr(import_module(_HOME[name]), name)
+    try:
+        return getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        msg = f"numapin.{name} needs torch: pip install 'numapin[torch]'"
+        raise ModuleNotFoundError(msg, name="torch") from error
 
 
 def __dir__() -> list[str]:

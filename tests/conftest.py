@@ -10,6 +10,15 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+import tests
+
+_HERE = Path(__file__).resolve().parent
+if _HERE not in [Path(folder).resolve() for folder in tests.__path__]:
+    raise pytest.UsageError(
+        f"the package `tests` is {list(tests.__path__)}, not {_HERE}: py-libnuma and others install one. Type, in "
+        f"{_HERE.parent}: python -m pytest"
+    )
+
 from numapin.launcher import run_folder, run_places
 from tests.cuda import fake as fake_driver
 from tests.nvml import fake
@@ -18,7 +27,7 @@ from tests.skipped import pytest_terminal_summary  # noqa: F401 - pytest finds t
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = _HERE.parent
 
 # By default waiting OpenMP threads spin, which takes the cores from other tests: one took 41 s instead of 6.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

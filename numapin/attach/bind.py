@@ -9,6 +9,7 @@ have inherited the planned CPUs: then everything that starts later is started by
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -89,11 +90,14 @@ class Binder:
 
     def _bind_all(self) -> None:
         for _ in range(_MOST_LOOKS):
-            new = [thread for pid in self._pids() for thread in self._threads(pid) if thread not in self._seen]
-            has_changed = self._bind_some(new)
+            has_changed = self._bind_some(self._new())
             if self._how.dry_run or not has_changed:
                 return
         self._notes.append(_RESTLESS)
+
+    def _new(self) -> list[ThreadId]:
+        """Return the threads that exist now and were not seen before."""
+        return [thread for pid in self._pids() for thread in self._threads(pid) if thread not in self._seen]
 
     def _pids(self) -> Iterator[int]:
         """Yield the processes that exist now, the target first; nothing once the target has ended."""
@@ -101,20 +105,20 @@ class Binder:
         family = read_family()
         if family.starts.get(pid) != start:
             return
-        below = family.below(pid, without=self._how.without) if self._how.children else iter(())
+        below = family.below(pid, without=self._how.without) if self._how.children else ()
         for each in (pid, *below):
-            try:
-                may_touch = is_ours(each, family.starts[each], other_users=self._how.other_users)
-            except proc.Gone:
-                continue
-            if may_touch:
-                yield each
-            else:
-                self._note_once(f"child process {each} belongs to another user and was left as it is")
+            with suppress(proc.Gone):
+                if self._may_touch(each, family.starts[each]):
+                    yield each
 
-    def _note_once(self, text: str) -> None:
-        if text not in self._notes:
-            self._notes.append(text)
+    def _may_touch(self, pid: int, start: int) -> bool:
+        """Return whether a process may be changed; note once that it may not. Raises Gone."""
+        if is_ours(pid, start, other_users=self._how.other_users):
+            return True
+        note = f"child process {pid} belongs to another user and was left as it is"
+        if note not in self._notes:
+            self._notes.append(note)
+        return False
 
     def _threads(self, pid: int) -> list[ThreadId]:
         try:
@@ -163,15 +167,14 @@ class Binder:
             found = planned if self._how.dry_run else affinity.set_cpus(thread, planned)
         except proc.Gone:
             tally.ended += 1
-            return
         except OSError as error:
             tally.refusals[_refusal(error, planned, thread.pid)] += 1
             tally.after |= before
-            return
-        tally.changed += found != before
-        tally.after |= found
-        if found != planned:
-            tally.refusals[f"did not get CPUs {planned - found}, which the cpuset excludes; {_see(thread.pid)}"] += 1
+        else:
+            tally.changed += found != before
+            tally.after |= found
+            if found != planned:
+                tally.refusals[_exclusion(planned - found, thread.pid)] += 1
 
     def _result(self, pid: int, tally: _Tally) -> BoundProcess:
         refused = [f"{counted(number, 'thread')} {text}" for text, number in tally.refusals.items()]
@@ -192,6 +195,10 @@ class Binder:
 
 def _refusal(error: OSError, planned: CpuSet, pid: int) -> str:
     return f"did not get CPUs {planned} ({error.strerror}) and stay where they were; {_see(pid)}"
+
+
+def _exclusion(missing: CpuSet, pid: int) -> str:
+    return f"did not get CPUs {missing}, which the cpuset excludes; {_see(pid)}"
 
 
 def _see(pid: int) -> str:

@@ -63,10 +63,8 @@ def local_size(environ: Mapping[str, str]) -> int | None:
 
 
 def _of_computing(gpus: Sequence[Gpu], named: Gpu | None) -> KnownGpu:
-    is_named = named in gpus
-    of_rank = named if is_named else None
-    has_one_node = len({gpu.node for gpu in gpus}) == 1
-    if len(gpus) > 1 and of_rank is None and not has_one_node:
+    of_rank = next((gpu for gpu in gpus if gpu == named), None)
+    if of_rank is None and len({gpu.node for gpu in gpus}) > 1:
         names = listed("GPU", [gpu.index for gpu in gpus])
         return KnownGpu(None, f"it computes on {names}, which are on different nodes")
     return KnownGpu(of_rank or gpus[0], "the driver sees it compute there")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import partial
+from itertools import filterfalse
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.attach.changes import ProcessPages
@@ -71,6 +72,11 @@ class ProcessMemory(NamedTuple):
         """The part of them that can be moved, as far as the mappings tell."""
         return sum(region.far_bytes for region in self.regions)
 
+    @property
+    def pieces(self) -> Iterator[tuple[Region, range]]:
+        """The pieces of all regions, each with its region."""
+        return ((region, piece) for region in self.regions for piece in region.pieces)
+
 
 def planned_nodes(plan: RankPlan) -> CpuSet:
     """Return the nodes on which the pages of a rank belong."""
@@ -126,22 +132,36 @@ def _memory(
     mappings: Iterable[numa_maps.Mapping], ends: Mapping[int, int], nodes: CpuSet, *, has_gpu: bool
 ) -> ProcessMemory:
     kinds = [(mapping, kind_of(mapping.words, has_gpu=has_gpu)) for mapping in mappings]
+    counted = [mapping for mapping, kind in kinds if kind is not MemoryKind.FILE]
     stack = next((mapping for mapping, kind in kinds if kind is MemoryKind.STACK), None)
-    process_policy = ("default", "") if stack is None else (stack.mode, stack.nodes)
+    is_own = partial(_is_own, process_policy=("default", "") if stack is None else (stack.mode, stack.nodes))
+    own_bytes = sum(_far_bytes(mapping, nodes) for mapping in filter(is_own, counted))
+    return ProcessMemory(
+        policy=None if stack is None else f"{stack.mode}:{CpuSet.parse(stack.nodes)}".removesuffix(":"),
+        policy_nodes=CpuSet() if stack is None else CpuSet.parse(stack.nodes),
+        by_node=_by_node(counted),
+        regions=tuple(_regions(filterfalse(is_own, counted), ends, nodes)),
+        own_bytes=own_bytes,
+    )
+
+
+def _by_node(mappings: Iterable[numa_maps.Mapping]) -> Counter[int]:
     by_node: Counter[int] = Counter()
-    regions, own_bytes = [], 0
-    for mapping in (mapping for mapping, kind in kinds if kind is not MemoryKind.FILE):
-        here = mapping.bytes_by_node
-        by_node.update(here)
-        far_bytes = sum(size for node, size in here.items() if node not in nodes)
-        end, is_own = ends.get(mapping.start), _is_own(mapping, process_policy)
-        if far_bytes and is_own:
-            own_bytes += far_bytes
-        elif far_bytes and end is not None and mapping.page_bytes:
-            regions.append(Region(mapping.start, end, mapping.page_bytes, far_bytes))
-    policy_nodes = CpuSet.parse(process_policy[1])
-    policy = None if stack is None else f"{stack.mode}:{policy_nodes}".removesuffix(":")
-    return ProcessMemory(policy, policy_nodes, by_node, tuple(regions), own_bytes)
+    for mapping in mappings:
+        by_node.update(mapping.bytes_by_node)
+    return by_node
+
+
+def _far_bytes(mapping: numa_maps.Mapping, nodes: CpuSet) -> int:
+    return sum(size for node, size in mapping.bytes_by_node.items() if node not in nodes)
+
+
+def _regions(mappings: Iterable[numa_maps.Mapping], ends: Mapping[int, int], nodes: CpuSet) -> Iterator[Region]:
+    """Yield the mappings with pages elsewhere that can be moved: their end and page size are known."""
+    for mapping in mappings:
+        end, far_bytes = ends.get(mapping.start), _far_bytes(mapping, nodes)
+        if far_bytes and end is not None and mapping.page_bytes:
+            yield Region(mapping.start, end, mapping.page_bytes, far_bytes)
 
 
 def _is_own(mapping: numa_maps.Mapping, process_policy: tuple[str, str]) -> bool:
@@ -178,16 +198,7 @@ class Move:
     def run(self, memory: ProcessMemory) -> ProcessPages:
         """Move the pages in `memory`, and read back where they are. Raises Gone."""
         nodes = planned_nodes(self.plan)
-        try:
-            self._move_all(memory, nodes)
-        except KeyboardInterrupt:
-            self.end = _INTERRUPTED
-        except LibnumaError:
-            self.end = Stay.REFUSED
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ENOSYS):
-                raise
-            self.end = Stay.REFUSED
+        self._try_to_move(memory, nodes)
         after = read_memory(self.main.pid, nodes) or memory
         self._stays[self.end or _UNSEEN] += max(0, after.movable_bytes - self._stays.total())
         self._stays[_OWN_POLICY] = after.own_bytes
@@ -200,19 +211,35 @@ class Move:
             stays=dict(+self._stays),
         )
 
+    def _try_to_move(self, memory: ProcessMemory, nodes: CpuSet) -> None:
+        """Move the pages; note in `end` what stopped that."""
+        try:
+            self._move_all(memory, nodes)
+        except KeyboardInterrupt:
+            self.end = _INTERRUPTED
+        except LibnumaError:
+            self.end = Stay.REFUSED
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOSYS):
+                raise
+            self.end = Stay.REFUSED
+
     def _move_all(self, memory: ProcessMemory, nodes: CpuSet) -> None:
-        pieces = chain.from_iterable(((region, piece) for piece in region.pieces) for region in memory.regions)
         node = self.plan.node if self.plan.node in nodes else min(nodes, default=None)
-        total = memory.movable_bytes
         if node is None:
             return
-        for region, piece in pieces:
-            if not is_same(self.main):
-                raise proc.Gone
-            moved = move_pages(self.main.pid, piece, node, within=nodes)
-            self._moved_bytes += moved.num_moved * region.page_bytes
-            self._stays.update({reason: pages * region.page_bytes for reason, pages in moved.stays.items()})
+        total = memory.movable_bytes
+        for region, piece in memory.pieces:
+            self._move_piece(region, piece, node, nodes)
             self.progress(min(total, self._moved_bytes + self._stays.total()), total)
-            self.end = next((reason for reason in moved.stays if reason in FINAL), None)
             if self.end is not None:
                 return
+
+    def _move_piece(self, region: Region, piece: range, node: int, nodes: CpuSet) -> None:
+        """Move some pages of a region; set `end` if the others need not be tried."""
+        if not is_same(self.main):
+            raise proc.Gone
+        moved = move_pages(self.main.pid, piece, node, within=nodes)
+        self._moved_bytes += moved.num_moved * region.page_bytes
+        self._stays.update({reason: pages * region.page_bytes for reason, pages in moved.stays.items()})
+        self.end = next((reason for reason in moved.stays if reason in FINAL), None)

@@ -6,7 +6,6 @@ pages that are touched meanwhile are local.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
     from numapin.attach.targets import Aim, Target
     from numapin.base.cpu_set import CpuSet
     from numapin.plan.model import RankPlan
+
+    _Recorder = Callable[[Mapping[ThreadId, CpuSet]], None]
 
 _ENDED: Final = "it ended before"
 _INTERRUPTED: Final = "interrupted"
@@ -73,26 +74,29 @@ class Attach:
 
     def _bind_all(self) -> tuple[list[AttachedRank], tuple[str, ...]]:
         """Bind all targets; return them and the records' files."""
-        pids = [target.subject.pid for target in self.aim.targets]
-        with ExitStack() as stack:
-            records = None if self.how.dry_run else stack.enter_context(open_records(self.environ, tidy=True))
-            ranks: list[AttachedRank] = []
-            for target in self.aim.targets:
-                record = _nothing if records is None else partial(records.add, target)
-                try:
-                    ranks.append(self._bound(target, record, frozenset(pids) - {target.subject.pid}))
-                except NumapinError as error:
-                    if not any(rank.processes for rank in ranks):
-                        raise
-                    ranks.append(_unreached(target, error.message))
-            paths = [] if records is None else map(records.path_of, pids)
+        if self.how.dry_run:
+            return self._bind_each(lambda _: _nothing), ()
+        with open_records(self.environ, tidy=True) as records:
+            ranks = self._bind_each(lambda target: partial(records.add, target))
+            paths = (records.path_of(target.subject.pid) for target in self.aim.targets)
             return ranks, tuple(path for path in paths if path is not None)
 
-    def _bound(
-        self, target: Target, record: Callable[[Mapping[ThreadId, CpuSet]], None], others: frozenset[int]
-    ) -> AttachedRank:
+    def _bind_each(self, recorder: Callable[[Target], _Recorder]) -> list[AttachedRank]:
+        """Bind all targets, each with its recorder. An error ends this only if nothing was bound before."""
+        ranks: list[AttachedRank] = []
+        for target in self.aim.targets:
+            try:
+                ranks.append(self._bound(target, recorder(target)))
+            except NumapinError as error:
+                if not any(rank.processes for rank in ranks):
+                    raise
+                ranks.append(_unreached(target, error.message))
+        return ranks
+
+    def _bound(self, target: Target, record: _Recorder) -> AttachedRank:
         if self._interrupted:
             return _unreached(target, _INTERRUPTED)
+        others = frozenset(each.subject.pid for each in self.aim.targets) - {target.subject.pid}
         binder = Binder(target, replace(self.how, without=others), record)
         processes = binder.run()
         self._interrupted |= binder.interrupted

@@ -107,10 +107,15 @@ def _read(pid: int) -> Subject:
     uid, found = _uid(folder), proc.stat(folder)
     if found.has_ended:
         raise proc.Gone
-    if pid == 1 or found.is_kernel_thread:
-        what = "is a thread of the kernel" if found.is_kernel_thread else "runs this host or container"
-        raise UsageError(f"process {pid} {what}: attach does not touch it", _LIST)
+    if found.is_kernel_thread:
+        raise _never(pid, "is a thread of the kernel")
+    if pid == 1:
+        raise _never(pid, "runs this host or container")
     return Subject(pid, found.start, found.name, uid)
+
+
+def _never(pid: int, what: str) -> UsageError:
+    return UsageError(f"process {pid} {what}: attach does not touch it", _LIST)
 
 
 def _uid(folder: str) -> int | None:

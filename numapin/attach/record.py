@@ -118,10 +118,8 @@ class Records:
         """Record threads before they are changed. What was recorded first stays. Raises NumapinError."""
         subject = target.subject
         known = self._known.get(subject.pid) or self._of_earlier(target)
-        former = {
-            **known.former,
-            **{thread: cpus for thread, cpus in _original(known, before) if thread not in known.former},
-        }
+        first = known.former
+        former = first | dict(_original(known, before)) | first
         threads = (
             FormerThread(pid=each.pid, tid=each.tid, start=each.start, cpus=cpus) for each, cpus in former.items()
         )
@@ -181,10 +179,14 @@ def remove(path: str) -> None:
 
 def _records_in(base: str) -> Iterator[tuple[str, Attachment]]:
     with suppress(FileNotFoundError, PermissionError), opened(base) as folder:
-        for name in sorted(os.listdir(folder)):
-            found = _read(folder, name, base) if name.startswith(_PREFIX) and name.endswith(".json") else None
+        for name in sorted(filter(_is_record, os.listdir(folder))):
+            found = _read(folder, name, base)
             if found is not None and found.is_of_here:
                 yield os.path.join(base, name), found
+
+
+def _is_record(name: str) -> bool:
+    return name.startswith(_PREFIX) and name.endswith(".json")
 
 
 def _original(known: Attachment, now: Mapping[ThreadId, CpuSet]) -> Iterator[tuple[ThreadId, CpuSet]]:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from numapin.base.cpu_set import CpuSet
     from numapin.system.affinity import ThreadId
 
+    _Record = tuple[str, Attachment]
+
 _MOST_LOOKS: Final = 100
 _RECORDED: Final = "numapin attach --pid PID records what it changes"
 
@@ -40,27 +42,44 @@ def restore(pids: Collection[int] | None, environ: Mapping[str, str], *, other_u
 
 
 def _restore(pids: Collection[int] | None, environ: Mapping[str, str], *, other_users: bool, dry_run: bool) -> Restored:
-    chosen = _chosen(record.read_records(environ), pids)
-    ended = [each for each in chosen if not proc.is_running(each[1].pid, each[1].start)]
-    alive = [each for each in chosen if each not in ended]
-    for path, _ in ended if not dry_run else ():
-        record.remove(path)
+    alive, ended = _parted(_chosen(record.read_records(environ), pids))
+    if not dry_run:
+        _remove(ended)
     names = tuple(f"process {each.pid} ({each.name}) has ended" for _, each in ended)
     if not alive:
         what = "" if pids is None else f" for process {', '.join(map(str, pids))}"
         raise UsageError("; ".join((f"nothing to restore{what}", *names)), _RECORDED)
     for _, each in alive:
         examine(each.pid, other_users=other_users)
-    processes = []
-    for path, each in alive:
-        done = _Restorer(each, other_users=other_users, dry_run=dry_run).run()
-        processes.append(done)
-        if not (dry_run or done.shortfalls):
-            record.remove(path)
-    return Restored(dry_run=dry_run, warnings=names, processes=tuple(processes))
+    processes = tuple(_restored(each, other_users=other_users, dry_run=dry_run) for each in alive)
+    return Restored(dry_run=dry_run, warnings=names, processes=processes)
 
 
-def _chosen(records: list[tuple[str, Attachment]], pids: Collection[int] | None) -> list[tuple[str, Attachment]]:
+def _restored(found: _Record, *, other_users: bool, dry_run: bool) -> RestoredProcess:
+    """Restore a process, and remove its record if everything was set back."""
+    path, attachment = found
+    done = _Restorer(attachment, other_users=other_users, dry_run=dry_run).run()
+    if not (dry_run or done.shortfalls):
+        record.remove(path)
+    return done
+
+
+def _parted(records: list[_Record]) -> tuple[list[_Record], list[_Record]]:
+    """Return the records of processes that run, and of those that have ended."""
+    alive: list[_Record] = []
+    ended: list[_Record] = []
+    for each in records:
+        found = alive if proc.is_running(each[1].pid, each[1].start) else ended
+        found.append(each)
+    return alive, ended
+
+
+def _remove(records: list[_Record]) -> None:
+    for path, _ in records:
+        record.remove(path)
+
+
+def _chosen(records: list[_Record], pids: Collection[int] | None) -> list[_Record]:
     if pids is None:
         return records
     family = read_family()
@@ -83,8 +102,8 @@ class _Restorer:
     def run(self) -> RestoredProcess:
         """Restore; return what was done."""
         former = self.attachment.former
-        now = {thread: _cpus_now(thread) for thread in former if thread.is_main}
-        inherited = self.attachment.inherited({thread: cpus for thread, cpus in now.items() if cpus is not None})
+        now = {thread: cpus for thread in former if thread.is_main and (cpus := _cpus_now(thread)) is not None}
+        inherited = self.attachment.inherited(now)
         ended = sum(not affinity.is_same(thread) for thread in former)
         for thread, cpus in former.items():
             self._set(thread, cpus)
@@ -127,16 +146,23 @@ class _Restorer:
             if not is_ours(thread.pid, _start_of(thread), other_users=self.other_users):
                 self._refusals["belong to another user"] += 1
                 return False
-            found = affinity.cpus_of(thread) if self.dry_run else affinity.set_cpus(thread, cpus)
+            self._set_own(thread, cpus)
         except proc.Gone:
             return False
         except OSError as error:
             self._refusals[f"did not get CPUs {cpus} back ({error.strerror})"] += 1
             return False
-        if not self.dry_run and found != cpus:
-            self._refusals[f"did not get CPUs {cpus - found} back, which the cpuset excludes now"] += 1
         self._threads += 1
         return True
+
+    def _set_own(self, thread: ThreadId, cpus: CpuSet) -> None:
+        """Set a thread of this user back; in a dry run, only look at it. Raises Gone and OSError."""
+        if self.dry_run:
+            affinity.cpus_of(thread)
+            return
+        found = affinity.set_cpus(thread, cpus)
+        if found != cpus:
+            self._refusals[f"did not get CPUs {cpus - found} back, which the cpuset excludes now"] += 1
 
     def _now(self) -> Iterator[ThreadId]:
         """Yield the threads of the process and of its descendants."""

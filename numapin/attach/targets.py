@@ -8,6 +8,7 @@ process, such as a launcher, stands for the nearest targets below it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -24,11 +25,12 @@ from numapin.topology.sources.nvml import read_processes
 from numapin.topology.sources.vendors.table import hiding_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from numapin.plan.model import RankPlan
+    from numapin.observe.find_job import RunningJob
+    from numapin.plan.model import GpuRef, RankPlan
     from numapin.plan.request import Request
-    from numapin.topology.model import Topology
+    from numapin.topology.model import Gpu, Topology
 
 _FIRST_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
 _GPU_FILES: Final = "/dev/nvidia"
@@ -93,29 +95,12 @@ def aim_at_processes(pids: Sequence[int], wish: Wish, environ: Mapping[str, str]
 def aim_at_run(named: str, wish: Wish, environ: Mapping[str, str]) -> Aim:
     """Return the ranks of a run, with its plan, or with another one if options were given. Raises as the other."""
     job = find_run(named, environ)
-    alive = {rank: pid for rank, pid in job.pids.items() if rank not in job.gone}
-    if not alive:
-        problem = "all of its ranks have ended" if job.pids else "no rank has started yet"
-        raise UsageError(f"{job.name}: {problem}", "see: numapin top")
-    plans = {rank.local_rank: rank for rank in job.plan.ranks}
     gone = tuple(f"rank {rank} of {job.name} has ended" for rank in sorted(job.gone))
-    subjects = {rank: examine(pid, other_users=wish.other_users) for rank, pid in sorted(alive.items())}
-    source = f"the plan of {job.name}"
+    subjects = {rank: examine(pid, other_users=wish.other_users) for rank, pid in _alive(job)}
     if wish.is_default:
-        targets = tuple(
-            Target(subject=subject, plan=plans[rank], gpu_source=source) for rank, subject in subjects.items()
-        )
-        return Aim(targets, gone)
+        return Aim(_with_own_plans(job, subjects), gone)
     topology = _machine(wish, environ)
-    gpus = {gpu.uuid or gpu.pci: gpu for gpu in topology.gpus}
-    refs = {rank: plans[rank].gpu for rank in subjects}
-    known = {
-        rank: KnownGpu(None if ref is None else gpus.get(ref.uuid or ref.pci), source) for rank, ref in refs.items()
-    }
-    owners = [
-        _Owner(subject, {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(len(plans))}, known[rank])
-        for rank, subject in subjects.items()
-    ]
+    owners = _ranks_of(job, subjects, topology)
     _require_gpus(owners, topology)
     targets, warnings = _planned(topology, owners, wish.request)
     return Aim(targets, (*topology.warnings, *warnings, *gone))
@@ -131,19 +116,67 @@ def _machine(wish: Wish, environ: Mapping[str, str]) -> Topology:
 # --- which processes -------------------------------------------------------------------------------------------------
 
 
+def _alive(job: RunningJob) -> list[tuple[int, int]]:
+    """Return the ranks of a run that have not ended, in order, each with its process id."""
+    alive = sorted((rank, pid) for rank, pid in job.pids.items() if rank not in job.gone)
+    if not alive:
+        problem = "all of its ranks have ended" if job.pids else "no rank has started yet"
+        raise UsageError(f"{job.name}: {problem}", "see: numapin top")
+    return alive
+
+
+def _with_own_plans(job: RunningJob, subjects: Mapping[int, Subject]) -> tuple[Target, ...]:
+    """Return the ranks of a run with the plan that it was started with."""
+    plans, source = _plans(job), _source(job)
+    return tuple(Target(subject=subject, plan=plans[rank], gpu_source=source) for rank, subject in subjects.items())
+
+
+def _ranks_of(job: RunningJob, subjects: Mapping[int, Subject], topology: Topology) -> list[_Owner]:
+    """Return the ranks of a run, each with the GPU that its plan names."""
+    plans = _plans(job)
+    gpus = {_identity(gpu): gpu for gpu in topology.gpus}
+    return [
+        _Owner(
+            subject,
+            {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(len(plans))},
+            KnownGpu(_gpu_of_plan(plans[rank], gpus), _source(job)),
+        )
+        for rank, subject in subjects.items()
+    ]
+
+
+def _gpu_of_plan(plan: RankPlan, gpus: Mapping[str | None, Gpu]) -> Gpu | None:
+    return None if plan.gpu is None else gpus.get(_identity(plan.gpu))
+
+
+def _plans(job: RunningJob) -> dict[int, RankPlan]:
+    return {rank.local_rank: rank for rank in job.plan.ranks}
+
+
+def _source(job: RunningJob) -> str:
+    return f"the plan of {job.name}"
+
+
+def _identity(gpu: Gpu | GpuRef) -> str | None:
+    return gpu.uuid or gpu.pci
+
+
 def _with_given_gpus(pids: Sequence[int], keys: Sequence[str], topology: Topology, wish: Wish) -> list[_Owner]:
     """Return the processes themselves with the GPUs that the user named: one for all, or one for each."""
-    gpus = [topology.find_gpu(key, option="--gpu") for key in keys]
-    if len(gpus) not in (1, len(pids)):
-        raise UsageError(
-            f"--gpu names {len(gpus)} GPUs for {len(pids)} processes", "name one GPU, or one for each process"
-        )
-    given = gpus * len(pids) if len(gpus) == 1 else gpus
+    gpus = _one_for_each([topology.find_gpu(key, option="--gpu") for key in keys], len(pids))
     subjects = [examine(pid, other_users=wish.other_users) for pid in pids]
     return [
-        _Owner(subject, environment_of(subject.pid) or {}, KnownGpu(gpu, "--gpu"))
-        for subject, gpu in zip(subjects, given, strict=True)
+        _Owner(subject, _environ(subject.pid), KnownGpu(gpu, "--gpu"))
+        for subject, gpu in zip(subjects, gpus, strict=True)
     ]
+
+
+def _one_for_each(gpus: list[Gpu], num_processes: int) -> list[Gpu]:
+    if len(gpus) not in (1, num_processes):
+        raise UsageError(
+            f"--gpu names {len(gpus)} GPUs for {num_processes} processes", "name one GPU, or one for each process"
+        )
+    return gpus * num_processes if len(gpus) == 1 else gpus
 
 
 def _owners(pids: Sequence[int], topology: Topology, wish: Wish) -> list[_Owner]:
@@ -151,26 +184,33 @@ def _owners(pids: Sequence[int], topology: Topology, wish: Wish) -> list[_Owner]
     family, computing = read_family(), _computing()
     first = [owner for pid in pids for owner in _nearest(pid, family, computing, topology) or [pid]]
     found: dict[int, _Owner] = {}
-    for pid in dict.fromkeys(first):
-        is_below_another = any(pid in family.below(other) for other in first if other != pid)
-        if not is_below_another:
-            owner = found[pid] = _owner(pid, topology, computing, wish)
-            found |= _of_other_gpus(owner, family, topology, computing, wish)
+    for pid in _uppermost(first, family):
+        owner = found[pid] = _owner(pid, topology, computing, wish)
+        found |= _of_other_gpus(owner, family, topology, computing, wish)
     return list(found.values())
+
+
+def _uppermost(pids: Iterable[int], family: Family) -> list[int]:
+    """Return the processes that are not below another of them, each once."""
+    once = dict.fromkeys(pids)
+    return [pid for pid in once if not _is_below(pid, once.keys() - {pid}, family)]
+
+
+def _is_below(pid: int, others: Iterable[int], family: Family) -> bool:
+    return any(pid in family.below(other) for other in others)
 
 
 def _nearest(pid: int, family: Family, computing: Mapping[int, tuple[str, ...]], topology: Topology) -> list[int]:
     """Return the nearest processes at or below one that use a GPU, have a rank, or see one GPU only."""
     found: list[int] = []
     for each in (pid, *family.below(pid)):
-        is_below_found = any(each in family.below(owner) for owner in found)
-        if not is_below_found and _is_owner(each, computing, topology):
+        if not _is_below(each, found, family) and _is_owner(each, computing, topology):
             found.append(each)
     return found
 
 
 def _is_owner(pid: int, computing: Mapping[int, tuple[str, ...]], topology: Topology) -> bool:
-    environ = environment_of(pid) or {}
+    environ = _environ(pid)
     return pid in computing or local_rank(environ) is not None or _is_on_one_gpu(topology, environ)
 
 
@@ -181,8 +221,13 @@ def _is_on_one_gpu(topology: Topology, environ: Mapping[str, str]) -> bool:
 
 def _owner(pid: int, topology: Topology, computing: Mapping[int, tuple[str, ...]], wish: Wish) -> _Owner:
     subject = examine(pid, other_users=wish.other_users)
-    environ = environment_of(pid) or {}
+    environ = _environ(pid)
     return _Owner(subject, environ, gpu_of(topology, environ, computing.get(pid, ())))
+
+
+def _environ(pid: int) -> Mapping[str, str]:
+    """Return the environment with which a process started; empty if it cannot be read."""
+    return environment_of(pid) or {}
 
 
 def _of_other_gpus(
@@ -191,7 +236,8 @@ def _of_other_gpus(
     """Return the descendants that compute on other GPUs than the process itself."""
     below = (pid for pid in family.below(owner.subject.pid) if pid in computing)
     found = {pid: _owner(pid, topology, computing, wish) for pid in below}
-    return {pid: each for pid, each in found.items() if each.gpu.gpu is not None and each.gpu.gpu != owner.gpu.gpu}
+    same = (None, owner.gpu.gpu)
+    return {pid: each for pid, each in found.items() if each.gpu.gpu not in same}
 
 
 def _computing() -> dict[int, tuple[str, ...]]:
@@ -219,8 +265,10 @@ def _require_gpus(owners: Sequence[_Owner], topology: Topology) -> None:
 
 def _run_notes(owners: Sequence[_Owner], wish: Wish) -> tuple[str, ...]:
     """Note that a process belongs to a run of numapin, which has a plan."""
-    folders = {owner.environ.get("NUMAPIN_RUN_DIR", "") for owner in owners} if wish.is_default else set()
-    names = sorted(Path(folder).name for folder in folders if folder and run_folder.is_live(folder))
+    if not wish.is_default:
+        return ()
+    folders = {owner.environ.get("NUMAPIN_RUN_DIR", "") for owner in owners} - {""}
+    names = sorted(Path(folder).name for folder in folders if run_folder.is_live(folder))
     return tuple(f"{name} is a run of numapin; to apply its own plan: numapin attach --job {name}" for name in names)
 
 
@@ -232,20 +280,28 @@ def _planned(
 ) -> tuple[tuple[Target, ...], tuple[str, ...]]:
     """Plan for the processes; where ranks split CPUs, for the other ranks of their jobs too."""
     numbers = _numbers(owners)
-    is_split = request.bind not in _SHARED_MODES or request.cpus_per_rank is not None
     has_gpus = any(owner.gpu.gpu is not None for owner in owners)
-    places = numbers if is_split or not has_gpus else list(range(len(owners)))
-    num_ranks = _num_ranks(places, owners) if places is numbers else len(owners)
+    if _is_split(request) or not has_gpus:
+        places, num_ranks = numbers, _num_ranks(numbers, owners)
+    else:
+        places, num_ranks = list(range(len(owners))), len(owners)
     gpus = _rank_gpus(topology, owners, places, num_ranks) if has_gpus else None
-    asked = replace(request, num_ranks=num_ranks, rank_gpus=gpus)
-    plan, warnings = plan_and_rank_warnings(topology, asked)
-    chosen = [replace(plan.ranks[place], local_rank=number) for place, number in zip(places, numbers, strict=True)]
-    sources = [owner.gpu.source if owner.gpu.gpu else "a rank of a host without GPUs" for owner in owners]
+    plan, warnings = plan_and_rank_warnings(topology, replace(request, num_ranks=num_ranks, rank_gpus=gpus))
     targets = tuple(
-        Target(subject=owner.subject, plan=rank, gpu_source=source)
-        for owner, rank, source in zip(owners, chosen, sources, strict=True)
+        _target(owner, replace(plan.ranks[place], local_rank=number))
+        for owner, place, number in zip(owners, places, numbers, strict=True)
     )
     return targets, warnings
+
+
+def _is_split(request: Request) -> bool:
+    """Return whether ranks on the same node get CPUs of their own."""
+    return request.bind not in _SHARED_MODES or request.cpus_per_rank is not None
+
+
+def _target(owner: _Owner, plan: RankPlan) -> Target:
+    source = owner.gpu.source if owner.gpu.gpu else "a rank of a host without GPUs"
+    return Target(subject=owner.subject, plan=plan, gpu_source=source)
 
 
 def _rank_gpus(
@@ -253,14 +309,14 @@ def _rank_gpus(
 ) -> tuple[int | None, ...]:
     """Return the GPU of each rank. Ranks that are not to be bound are taken to use the GPUs that these see, in turn."""
     visible = [gpu.index for gpu in visible_gpus(topology, owners[0].environ)]
-    others = [visible[place % len(visible)] if len(visible) > 1 else None for place in range(num_ranks)]
+    others = cycle(visible if len(visible) > 1 else [None])
     given = {place: owner.gpu.gpu.index for place, owner in zip(places, owners, strict=True) if owner.gpu.gpu}
-    return tuple(given.get(place, other) for place, other in enumerate(others))
+    return tuple(given.get(place, other) for place, other in zip(range(num_ranks), others, strict=False))
 
 
 def _numbers(owners: Sequence[_Owner]) -> list[int]:
     """Return the local rank of each process, or their order if LOCAL_RANK does not distinguish them."""
-    found = [number for number in (local_rank(owner.environ) for owner in owners) if number is not None]
+    found = [number for owner in owners if (number := local_rank(owner.environ)) is not None]
     are_distinct = len(set(found)) == len(owners)
     return found if are_distinct else list(range(len(owners)))
 

@@ -6,6 +6,7 @@ Comes in: plain values. Goes out: plain values, files and lines on stderr.
 
     cpu_set.py    PURE  CpuSet, a set of CPUs or nodes, as Linux writes it: "0-3,8"
     plural.py     PURE  "2 ranks", "ranks 0-3,7"
+    not_none.py   PURE  leave out None, which stands for an unknown value
     bounds.py     PURE  the largest numbers that are accepted
     gpu_uuid.py   PURE  UUIDs of GPUs, as CUDA compares them
     sizes.py      PURE  memory sizes as text: "38.5M"

@@ -23,6 +23,7 @@ from typing import (
     Final,
     NamedTuple,
     TypeAlias,
+    TypeGuard,
     TypeVar,
     get_args,
     get_origin,
@@ -99,7 +100,11 @@ def _plain(value: object) -> object:
         case dict():
             return {str(key): item for key, item in sorted(value.items())}
         case _:
-            return to_json(value) if is_dataclass(value) and not isinstance(value, type) else value
+            return to_json(value) if _is_record(value) else value
+
+
+def _is_record(value: object) -> TypeGuard[DataclassInstance]:
+    return is_dataclass(value) and not isinstance(value, type)
 
 
 # --- readers, one per type -------------------------------------------------------------------------------------------
@@ -114,16 +119,26 @@ def _reader(hint: Any) -> _Reader:  # noqa: ANN401 - a type as it is written
     """Return the function that reads a value of a type."""
     options = get_args(hint)
     if get_origin(hint) is Annotated:
-        collection, (most,) = options
-        read = _mapping if get_origin(collection) is Mapping else partial(_list, _reader(get_args(collection)[0]))
-        return partial(read, most)
+        collection, limit = options
+        return partial(_collection_reader(collection), limit.most)
     if NoneType in options:
         return partial(_optional, _reader(options[0]))
-    if isinstance(hint, type) and is_dataclass(hint):
-        return partial(_record, hint)
-    if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return partial(_choice, hint)
-    return _SIMPLE[hint]
+    return _class_reader(hint) if isinstance(hint, type) else _SIMPLE[hint]
+
+
+def _class_reader(kind: type) -> _Reader:
+    """Return the function that reads an instance of a class."""
+    if is_dataclass(kind):
+        return partial(_record, kind)
+    if issubclass(kind, StrEnum):
+        return partial(_choice, kind)
+    return _SIMPLE[kind]
+
+
+def _collection_reader(hint: Any) -> Callable[[int, Any, Sets], object]:  # noqa: ANN401 - a type as it is written
+    if get_origin(hint) is Mapping:
+        return _mapping
+    return partial(_list, _reader(get_args(hint)[0]))
 
 
 def _each(values: Iterable[tuple[str, _Reader, object]], sets: Sets) -> list[Any]:
@@ -225,12 +240,13 @@ def _expected(wanted: str, found: object) -> str:
 
 def _shown(found: object) -> str:
     """Return the start of a value's text, without rendering all of a long list or number."""
-    if isinstance(found, int) and abs(found) > MAX_NUMBER:
-        return "a number of more than 63 bits"
-    if isinstance(found, list) and _is_large(found):
-        return f"a list of {len(found)} entries"
-    if isinstance(found, dict) and _is_large(found.values()):
-        return f"an object of {len(found)} entries"
+    match found:
+        case int() if abs(found) > MAX_NUMBER:
+            return "a number of more than 63 bits"
+        case list() if _is_large(found):
+            return f"a list of {len(found)} entries"
+        case dict() if _is_large(found.values()):
+            return f"an object of {len(found)} entries"
     shown = repr(found)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 

@@ -84,10 +84,18 @@ def without_secrets(words: Sequence[str]) -> list[str]:
 def _hidden(words: Sequence[str]) -> Iterator[str]:
     is_value = False
     for word in words:
-        is_option = word.startswith("-") and word != "-"
-        is_hidden = is_value and not is_option and word.lower() not in _NOT_SECRET
+        is_hidden = is_value and not _is_option(word) and word.lower() not in _NOT_SECRET
         yield HIDDEN if is_hidden else _hidden_within(word)
-        is_value = is_option and "=" not in word and is_secret(word)
+        is_value = _takes_secret(word)
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and word != "-"
+
+
+def _takes_secret(word: str) -> bool:
+    """Return whether a word is an option whose value, the next word, is a secret."""
+    return _is_option(word) and "=" not in word and is_secret(word)
 
 
 def _hidden_within(word: str) -> str:

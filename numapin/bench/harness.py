@@ -114,12 +114,10 @@ class _Processes:
             child.take(spec)
         for child in asked:
             child.answer(deadline)
-        for child in asked:
-            child.go()
+        _let_go(asked)
         answers = [child.answer(deadline) for child in asked]
         if self._session is not None:
-            for child in asked:
-                child.go()
+            _let_go(asked)
         return answers
 
     def _finish(self) -> None:
@@ -127,6 +125,11 @@ class _Processes:
         for child in self._children:
             child.stop()
         self.close()
+
+
+def _let_go(children: Iterable[_Child]) -> None:
+    for child in children:
+        child.go()
 
 
 class _Child:

@@ -15,7 +15,7 @@ from numapin.base.plural import counted
 from numapin.bench.cases.offload import BASELINE, TORCHRUNS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from numapin.bench.model import CaseResult, Spread
 
@@ -32,11 +32,14 @@ def offload_verdict(cases: Iterable[CaseResult]) -> list[str]:
     if not judged:
         return ["verdict: cannot tell: torchrun and numapin were not both measured in any case"]
     fewest = min(len(spread.values) for speeds in judged.values() for spread in speeds.values())
-    if fewest < FEWEST_REPEATS:
-        are = "is" if fewest == 1 else "are"
-        few = f"{counted(fewest, 'repeat')} {are} too few; use --repeats {FEWEST_REPEATS} or more"
-        return [*(_line(name, speeds, judge=False) for name, speeds in judged.items()), f"verdict: cannot tell: {few}"]
-    return [*(_line(name, speeds, judge=True) for name, speeds in judged.items()), _verdict(judged)]
+    is_enough = fewest >= FEWEST_REPEATS
+    lines = [_line(name, speeds, judge=is_enough) for name, speeds in judged.items()]
+    return [*lines, _verdict(judged) if is_enough else f"verdict: cannot tell: {_too_few(fewest)}"]
+
+
+def _too_few(num_repeats: int) -> str:
+    are = "is" if num_repeats == 1 else "are"
+    return f"{counted(num_repeats, 'repeat')} {are} too few; use --repeats {FEWEST_REPEATS} or more"
 
 
 def _speeds(case: CaseResult) -> dict[str, Spread]:
@@ -45,7 +48,11 @@ def _speeds(case: CaseResult) -> dict[str, Spread]:
 
 def _sides(speeds: Mapping[str, Spread]) -> bool:
     """Return whether both launchers were measured."""
-    return any(name in TORCHRUNS for name in speeds) and any(name not in TORCHRUNS for name in speeds)
+    return bool(speeds.keys() & TORCHRUNS) and bool(_own_ways(speeds))
+
+
+def _own_ways(speeds: Mapping[str, Spread]) -> list[str]:
+    return [name for name in speeds if name not in TORCHRUNS]
 
 
 def _best_torchrun(speeds: Mapping[str, Spread]) -> str:
@@ -55,8 +62,7 @@ def _best_torchrun(speeds: Mapping[str, Spread]) -> str:
 def _line(case: str, speeds: Mapping[str, Spread], *, judge: bool) -> str:
     """Return how fast numapin's ways are in a case, each compared with the best torchrun."""
     best = _best_torchrun(speeds)
-    own = (name for name in speeds if name not in TORCHRUNS)
-    compared = [f"{name} {_in_words(speeds[name], speeds[best], judge=judge)}" for name in own]
+    compared = [f"{name} {_in_words(speeds[name], speeds[best], judge=judge)}" for name in _own_ways(speeds)]
     tuned = ""
     if best != BASELINE and BASELINE in speeds:
         tuned = f" (itself {_in_words(speeds[best], speeds[BASELINE], judge=judge)}: {BASELINE})"
@@ -89,19 +95,15 @@ def _verdict(judged: Mapping[str, Mapping[str, Spread]]) -> str:
 def _gain(case: str, speeds: Mapping[str, Spread]) -> str:
     """Return the best way in a case, if it is faster than the best torchrun."""
     best = speeds[_best_torchrun(speeds)]
-    name = max((name for name in speeds if name not in TORCHRUNS), key=lambda name: speeds[name].median)
+    name = max(_own_ways(speeds), key=lambda name: speeds[name].median)
     is_faster = _relation(speeds[name], best) == "faster"
     return f"{case} {speeds[name].median / best.median:.2f}x ({name})" if is_faster else ""
 
 
 def _of_threads(cases: Iterable[Mapping[str, Spread]]) -> str:
     """Return what the number of threads alone gives over torchrun's default."""
-    gains: Sequence[float] = [
-        speeds[best].median / speeds[BASELINE].median
-        for speeds in cases
-        for best in (_best_torchrun(speeds),)
-        if BASELINE in speeds and _relation(speeds[best], speeds[BASELINE]) == "faster"
-    ]
+    pairs = [(speeds[_best_torchrun(speeds)], speeds[BASELINE]) for speeds in cases if BASELINE in speeds]
+    gains = [best.median / default.median for best, default in pairs if _relation(best, default) == "faster"]
     if not gains:
         return ""
     least, most = f"{min(gains):.2f}", f"{max(gains):.2f}"

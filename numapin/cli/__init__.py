@@ -31,6 +31,7 @@ diagnostics on stderr, an exit status.
     full_screen.py   EDGE  take over a terminal, and give it back
     trace.py         EDGE  numapin trace
     compare.py       EDGE  numapin compare
+    compare_runs.py  EDGE  the runs of compare, and where their report goes
     bench.py         EDGE  numapin bench
     bench_train.py   EDGE  numapin bench train
     bench_offload.py EDGE  numapin bench offload

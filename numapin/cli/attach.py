@@ -28,6 +28,7 @@ from numapin.plan.request import Bind, Memory, Request, parse_gpus
 
 if TYPE_CHECKING:
     from numapin.attach.changes import Attached, Restored
+    from numapin.attach.targets import Aim
 
 _MODES: Final = [mode.value for mode in Bind if mode is not Bind.NONE]
 _NAME_ONE: Final = "name what to bind: numapin attach --pid PID,... or numapin attach --job @last"
@@ -157,15 +158,7 @@ def attach(options: _AttachOptions) -> None:
 
 
 def _attached(options: _AttachOptions) -> Attached:
-    if options.job is not None and options.gpus is not None:
-        raise UsageError("--gpu goes with --pid; the ranks of a run have their GPUs", "leave out --gpu")
-    wish = options.wish()
-    if options.job is not None:
-        aim = aim_at_run(options.job, wish, os.environ)
-    elif options.pids is not None:
-        aim = aim_at_processes(options.pids, wish, os.environ)
-    else:
-        raise UsageError("neither --pid nor --job is given", _NAME_ONE)
+    aim = _aim(options)
     how = How(children=options.children, widen=options.widen, other_users=options.other_users, dry_run=options.dry_run)
     done = Attach(aim=aim, how=how, migrate=options.migrate, environ=os.environ, progress=_show_progress).run()
     if options.migrate:
@@ -182,13 +175,20 @@ def _attached(options: _AttachOptions) -> Attached:
     return done
 
 
+def _aim(options: _AttachOptions) -> Aim:
+    """Return the processes that the options name, each with its plan."""
+    if options.job is not None and options.gpus is not None:
+        raise UsageError("--gpu goes with --pid; the ranks of a run have their GPUs", "leave out --gpu")
+    wish = options.wish()
+    if options.job is not None:
+        return aim_at_run(options.job, wish, os.environ)
+    if options.pids is not None:
+        return aim_at_processes(options.pids, wish, os.environ)
+    raise UsageError("neither --pid nor --job is given", _NAME_ONE)
+
+
 def _restored(options: _AttachOptions) -> Restored:
-    given = [name for name, value in (("--migrate", options.migrate), ("--widen", options.widen)) if value]
-    if given or options.decides or options.gpus is not None:
-        raise UsageError(
-            f"--restore undoes a binding, and takes no {given[0] if given else 'binding options'}",
-            "numapin attach --restore --pid PID,...",
-        )
+    _require_no_binding(options)
     pids = options.pids if options.job is None else tuple(find_run(options.job, os.environ).pids.values())
     done = restore(pids, os.environ, other_users=options.other_users, dry_run=options.dry_run)
     if options.as_json:
@@ -199,6 +199,18 @@ def _restored(options: _AttachOptions) -> Restored:
         warn(done.warnings)
         show(restore_table(done))
     return done
+
+
+def _require_no_binding(options: _AttachOptions) -> None:
+    """Raise UsageError for an option that says how to bind."""
+    given = {"--migrate": options.migrate, "--widen": options.widen}
+    given["binding options"] = options.decides or options.gpus is not None
+    wrong = next((name for name, is_given in given.items() if is_given), None)
+    if wrong is not None:
+        raise UsageError(
+            f"--restore undoes a binding, and takes no {wrong}",
+            "numapin attach --restore --pid PID,...",
+        )
 
 
 def _show_progress(pid: int, done: int, total: int) -> None:

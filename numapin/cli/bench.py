@@ -27,6 +27,7 @@ from numapin.cli.bench_offload import offload
 from numapin.cli.bench_run import SIZES, BenchOptions, names_option, run, shared_options, with_quick
 from numapin.cli.options import FilePath, topology_from, with_values
 from numapin.cli.output import json_text, write
+from numapin.cli.torch_import import require_torch
 from numapin.view import bench_layouts as layouts
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ def transfer(options: _BenchTransferOptions) -> None:
       numapin bench transfer --save measured.json      find the nodes of GPUs that report none
       numapin plan --machine measured.json
     """
+    require_torch("numapin bench transfer")
     options = with_quick(options, seconds=0.02, sizes=transfer_cases.QUICK_SIZES)
     machine, topology = read_machine(), topology_from(gpu_nodes=None)
     chosen = transfer_cases.TransferBenchOptions(
@@ -173,6 +175,7 @@ def alloc(options: _BenchAllocOptions) -> None:
       numapin bench alloc --peers pin-cold,pin-pool    the time of one pin_memory() call
       numapin bench alloc --sizes 1M --repeats 21 --json
     """
+    require_torch("numapin bench alloc")
     options, machine = with_quick(options, samples=3, sizes=alloc_cases.QUICK_SIZES), read_machine()
     benchmark = alloc_cases.alloc_benchmark(
         options.sizes, options.peers, num_samples=options.samples, no_gpu=machine.no_gpu
@@ -209,6 +212,7 @@ def overlap(options: _BenchOverlapOptions) -> None:
       numapin bench overlap --cases transfer-bound,compute-bound
       numapin bench overlap --plot overlap.svg --output overlap.json
     """
+    require_torch("numapin bench overlap")
     options, machine = with_quick(options, seconds=0.1), read_machine()
     benchmark = overlap_cases.overlap_benchmark(
         options.cases, options.peers, seconds=options.seconds, no_gpu=machine.no_gpu
@@ -249,6 +253,8 @@ def launch(options: _BenchLaunchOptions) -> None:
       numapin bench launch --scripts all-reduce --ranks 2
       numapin bench launch --peers torchrun,numapin,numapin-agent
     """
+    if options.peers != ("numapin",) or options.scripts != ("print",):
+        require_torch("numapin bench launch, but for --peers numapin --scripts print,")
     options = with_quick(options)
     benchmark = launch_cases.launch_benchmark(options.scripts, options.peers, num_ranks=options.ranks)
     peers_are = {name: launch_cases.PEERS[name][1:] for name in options.peers}
@@ -341,6 +347,7 @@ def loader(options: _BenchLoaderOptions) -> None:
       numapin bench loader --gpus all --cases 38MB    one process per GPU, all at once
       numapin bench loader --output loader.json       all figures, for later
     """
+    require_torch("numapin bench loader")
     options, machine = with_quick(options, seconds=0.5, warm_up=0.5), read_machine()
     chosen = loader_cases.LoaderBenchOptions(
         cases=options.cases,

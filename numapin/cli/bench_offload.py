@@ -59,7 +59,7 @@ class _BenchOffloadOptions(BenchOptions):
 def offload(options: _BenchOffloadOptions) -> None:
     """Measure a CPU AdamW and FSDP2 with CPU offload: do bindings and roles help, or is it the number of threads?
 
-    Every repeat starts each launcher once, 5 to 20 seconds on GPUs. torchrun also runs with as many threads as numapin.
+    Every repeat starts each launcher once. torchrun also runs with as many threads as numapin.
 
     \b
     Examples:
@@ -93,10 +93,6 @@ def _chosen(
         )
     request = Request(num_ranks=num_ranks)
     cores_for = options.cores_for or _default_cores(topology, request)
-    role_threads = 1
-    if cores_for is not None:
-        roles = make_plan(topology, replace(request, bind=Bind.EXCLUSIVE, cores_for=cores_for))
-        role_threads = roles.ranks[0].num_threads
     size = offload_cases.ON_GPUS if on_gpu else offload_cases.ON_CPUS
     return offload_cases.OffloadBenchOptions(
         cases=options.cases,
@@ -108,8 +104,16 @@ def _chosen(
         on_gpu=on_gpu,
         num_threads=make_plan(topology, request).ranks[0].num_threads,
         cores_for=cores_for,
-        num_role_threads=role_threads,
+        num_role_threads=_num_role_threads(topology, request, cores_for),
     )
+
+
+def _num_role_threads(topology: Topology, request: Request, cores_for: CoresFor | None) -> int:
+    """Return the threads of a rank whose roles have cores of their own; 1 without roles."""
+    if cores_for is None:
+        return 1
+    plan = make_plan(topology, replace(request, bind=Bind.EXCLUSIVE, cores_for=cores_for))
+    return plan.ranks[0].num_threads
 
 
 def _default_cores(topology: Topology, request: Request) -> CoresFor | None:

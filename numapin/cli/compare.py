@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from numapin.base.folders import make_own
-from numapin.base.redact import without_secrets
-from numapin.base.stderr import say
 from numapin.cli.options import FilePath, Parsed, topology_from, with_values
-from numapin.cli.output import clear_status, emit, json_text, require_writable, say_error, show, show_status, write
+from numapin.cli.output import require_writable
+from numapin.cli.torch_import import require_torch
 from numapin.compare.record import MOST_STEPS
-from numapin.compare.schedule import duration
 from numapin.compare.variants import (
     DEFAULT,
     KNOWN,
@@ -33,15 +28,13 @@ from numapin.compare.variants import (
     parse_names,
     require_different_names,
 )
-from numapin.errors import NumapinError, PlanError, UsageError
+from numapin.errors import PlanError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
     from types import FrameType
 
-    from numapin.compare.measure import ComparedRun, RunProgress
-    from numapin.compare.report import CompareReport
     from numapin.compare.variants import Variant
     from numapin.plan.model import Plan
     from numapin.topology.model import Topology
@@ -103,11 +96,14 @@ def _percent(text: str) -> float:
     "--nproc-per-node", type=click.IntRange(1), metavar="N", help="Ranks of every variant (default: one per GPU)."
 )
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a Python module.")
-@click.option("--repeats", type=click.IntRange(1), default=7, help="Runs of each variant, in turn.")
+@click.option("--repeats", type=click.IntRange(1), default=8, help="Runs of each variant, in turn; a verdict takes 5.")
 @click.option("--steps", type=click.IntRange(2, MOST_STEPS), default=100, help="Steps to measure in each run.")
 @click.option("--skip", type=click.IntRange(1, MOST_STEPS), default=10, help="First steps, which are not measured.")
 @click.option(
-    "--seconds", type=click.FloatRange(0, min_open=True), default=10.0, help="Measure no longer than this in each run."
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=10.0,
+    help="Measure fewer steps if they take longer than this in the first run; all runs measure the same number.",
 )
 @click.option(
     "--margin", type=Parsed("PERCENT", _percent), default="5%",
@@ -126,14 +122,15 @@ def _percent(text: str) -> float:
 def compare(options: CompareOptions) -> None:
     """Run an unmodified script under several launchers in turn, and say which is faster, and how certain that is.
 
-    Each run is stopped after --steps steps or --seconds seconds. The outcome for each variant is faster, slower, no
-    difference, or not enough runs to tell. It takes VARIANTS x REPEATS x (start-up + first steps + SECONDS): with the
-    defaults, and a script that starts in 10 s, about 10 minutes. Progress shows the time that is left.
+    Each run is stopped after --steps steps, or fewer if these take longer than --seconds; all runs measure the same
+    number. The outcome for each variant is faster, slower, no difference, not settled (more steps are needed), or not
+    enough runs to tell. It takes VARIANTS x REPEATS x (start-up + first steps + SECONDS): with the defaults, and a
+    script that starts in 10 s, about 12 minutes. Progress shows the time that is left.
 
     \b
     Examples:
-      numapin compare train.py --lr 0.1                   torchrun and numapin: 10 minutes
-      numapin compare --repeats 3 --seconds 5 train.py    a first look: 3 minutes
+      numapin compare train.py --lr 0.1                   torchrun and numapin: 12 minutes
+      numapin compare --repeats 5 --seconds 5 train.py    a first look: 6 minutes
       numapin compare --variants torchrun,numapin --html report.html train.py
       numapin compare --variants torchrun --variant 'numapin --bind exclusive' train.py
       numapin compare --a 'python old.py' --b 'python new.py'
@@ -160,6 +157,12 @@ def _check(options: CompareOptions) -> None:
         from numapin.launcher.command import require_program
 
         require_program(options.command[0], module=options.module, no_python=False, run_path=False)
+        require_torch("numapin compare with a script")
+    _check_files(options)
+
+
+def _check_files(options: CompareOptions) -> None:
+    """Raise UsageError for files that cannot be written, before anything is started."""
     for option, path in (("--output", options.output), ("--html", options.html)):
         require_writable(path, option=option)
     files = [os.path.realpath(path) for path in (options.output, options.html) if path is not None]
@@ -222,148 +225,12 @@ def _exiting_on_sigterm() -> Iterator[None]:
 
 def _compare(options: CompareOptions, variants: list[Variant], topology: Topology, plan: Plan | None) -> None:
     from numapin.bench.machine import read_machine
+    from numapin.cli.compare_runs import RunsSoFar
 
-    comparison = _Comparison(options, variants, machine=read_machine().to_json())
+    comparison = RunsSoFar(options, variants, machine=read_machine().to_json())
     try:
         comparison.run(topology, plan)
     except BaseException:  # Ctrl-C: show what was measured until now
         comparison.finish_early()
         raise
     comparison.finish()
-
-
-class _Comparison:
-    """The runs until now, and where their report goes."""
-
-    def __init__(self, options: CompareOptions, variants: list[Variant], *, machine: dict[str, object]) -> None:
-        self._options, self._variants, self._machine = options, variants, machine
-        self._runs: list[ComparedRun] = []
-        self._failed: set[str] = set()
-
-    def run(self, topology: Topology, plan: Plan | None) -> None:
-        """Make all runs."""
-        from numapin.compare.job import JobOptions
-        from numapin.compare.measure import measure_all
-        from numapin.compare.settings import StepSettings
-        from numapin.topology.sources.nvml import open_loads
-
-        given = self._options
-        nodes = {rank.local_rank: rank.nodes for rank in plan.ranks} if plan else {}
-        uuids = [gpu.uuid for gpu in topology.visible_gpus if gpu.uuid is not None]
-        settings = StepSettings(folder="", skip=given.skip, steps=given.steps, seconds=given.seconds)
-        with open_loads(uuids) as loads:
-            options = JobOptions(
-                settings=settings,
-                timeout_s=given.timeout,
-                grace_s=given.grace,
-                nodes=nodes,
-                loads=loads,
-                logs=_made(given.logs),
-            )
-            for made in measure_all(self._variants, options, num_rounds=given.repeats, progress=_show_progress):
-                self._note(made)
-
-    def _note(self, made: ComparedRun) -> None:
-        clear_status()
-        if made.result.failure is not None:
-            say(f"{made.variant} failed, and is left out: {made.result.failure.partition(chr(10))[0]}")
-        if made.round is not None and made.result.failure is None:
-            step_ms = made.result.figures["step_s"] * 1000
-            left = f"; {duration(made.left_s)} left" if made.left_s else ""
-            say(f"{made.variant}, repeat {made.round + 1}: {step_ms:.2f} ms per step, in {made.took_s:.0f} s{left}")
-        self._runs.append(made)
-        self._write_json(is_complete=False)
-
-    def report(self, *, is_complete: bool) -> CompareReport:
-        """Return the report on the runs until now."""
-        from numapin.compare.report import make_report
-
-        given = self._options
-        settings = {name: getattr(given, name) for name in ("repeats", "steps", "skip", "seconds", "margin", "timeout")}
-        return make_report(
-            self._variants,
-            self._runs,
-            command=("numapin", *without_secrets(sys.argv[1:])),
-            host=os.uname().nodename,
-            date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            machine=self._machine,
-            settings=settings,
-            margin=given.margin,
-            is_complete=is_complete,
-        )
-
-    def _write_json(self, *, is_complete: bool) -> None:
-        """Write the file after every run, so that even a killed comparison leaves what it measured."""
-        if self._options.output is not None:
-            with suppress(NumapinError):  # the last write reports it
-                text = json_text(self.report(is_complete=is_complete).to_json())
-                write(text, self._options.output, option="--output")
-
-    def finish_early(self) -> None:
-        """Show what was measured, and report an error of that only: what ended the comparison decides its status."""
-        clear_status()
-        if not any(run.round is not None for run in self._runs):
-            return
-        try:
-            self._show(self.report(is_complete=False))
-        except NumapinError as error:
-            say_error(error.message, error.hint)
-
-    def finish(self) -> None:
-        """Show the report, and write the files. Raises NumapinError if there was nothing to compare."""
-        report = self.report(is_complete=True)
-        if report.measured:
-            self._show(report)
-        _require_two(report)
-
-    def _show(self, report: CompareReport) -> None:
-        if self._options.as_json:
-            emit(json_text(report.to_json()))
-        else:
-            from numapin.view.compare_table import compare_table
-
-            show(compare_table(report))
-        if self._options.output is not None:
-            write(json_text(report.to_json()), self._options.output, option="--output")
-        if self._options.html is not None:
-            from numapin.view.compare_page import compare_page
-
-            write(compare_page(report), self._options.html, option="--html")
-
-
-def _made(folder: Path | None) -> Path | None:
-    """Make the folder for logs, unless it exists. Raises NumapinError."""
-    if folder is None:
-        return None
-    try:
-        make_own(str(folder.absolute()))
-    except OSError as error:
-        raise NumapinError(f"{folder} cannot be used: {error.strerror}", "choose another with --logs DIR") from None
-    return folder.absolute()
-
-
-def _require_two(report: CompareReport) -> None:
-    """Raise NumapinError if fewer than two variants were measured."""
-    failures = {variant.name: variant.failure for variant in report.variants if variant.failure}
-    if len(report.measured) >= 2:
-        return
-    reasons = dict.fromkeys(failures.values())
-    shown = "; ".join(f"{name}: {reason.partition(chr(10))[0]}" for name, reason in failures.items())
-    detail = next(iter(reasons), "").partition("\n")[2]
-    what = "nothing could be compared" if report.measured else "every variant failed"
-    raise NumapinError(
-        f"{what}: {shown}" + (f"\n{detail}" if detail and not report.measured else ""),
-        "run the script by itself first; keep the output of every run with --logs DIR",
-    )
-
-
-def _show_progress(progress: RunProgress) -> None:
-    show_status(progress_text(progress))
-
-
-def progress_text(progress: RunProgress) -> str:
-    """Return the current run, and how long it and the rest will take."""
-    left_s = progress.left_s
-    when = "" if left_s is None else f"; {duration(left_s)} left"
-    run = "first run, not counted" if progress.round is None else f"run {progress.number}/{progress.total}"
-    return f"{run}: {progress.variant}, {progress.doing}, {duration(progress.elapsed_s)}{when}"

@@ -7,6 +7,9 @@ command, bound, in the same process. With an existing plan and no binding option
 from __future__ import annotations
 
 import os
+import resource
+import signal
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -14,7 +17,7 @@ import click
 from click.core import ParameterSource
 
 from numapin.base.bounds import MAX_RANKS
-from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from, with_values
+from numapin.cli.options import BINDING, BindingOptions, FilePath, Parsed, topology_from, with_values
 from numapin.errors import UsageError
 from numapin.plan.gpus import settle_gpus
 from numapin.tasks.enter import enter, find_slice
@@ -23,12 +26,24 @@ from numapin.tasks.launcher import launcher_cpus
 from numapin.tasks.plan import has_own_cpus, plan_task
 
 if TYPE_CHECKING:
+    from typing import NoReturn
+
     from numapin.tasks.identify import Task
     from numapin.tasks.slice import Slice
 
+_BLANK_GLOB: Final = "is empty; write a pattern such as '*worker*'"
 _RANK: Final = "Number of this rank on its host, from 0 (default: from the launcher's variables)."
 _SIZE: Final = f"Number of ranks on this host, at most {MAX_RANKS} (default: from the launcher's variables)."
 _DECIDED_BY_PLAN: Final = [option.name for option in BINDING if option.name != "strict"]
+
+
+def _parse_glob(text: str) -> str:
+    """Return a pattern for names. Raises ValueError for one that no name can fit."""
+    if not text.strip():
+        raise ValueError(f"{text!r} {_BLANK_GLOB}")
+    if any(ord(char) < 32 for char in text):
+        raise ValueError(f"{text!r} has a control character, which no name has")
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +53,8 @@ class _ExecOptions(BindingOptions):
     plan: str | None
     local_rank: int | None
     local_size: int | None
+    children: bool
+    children_match: str | None
     verbose: bool
     command: tuple[str, ...]
 
@@ -55,6 +72,17 @@ class _ExecOptions(BindingOptions):
 @click.option(
     "--local-size", "--nproc-per-node", "local_size", type=click.IntRange(1, MAX_RANKS), metavar="N", help=_SIZE
 )
+@click.option(
+    "--children",
+    is_flag=True,
+    help="Bind the Python processes that COMMAND starts, each to its own GPU, once that is known: workers of vLLM or "
+    "SGLang, Ray actors, children of multiprocessing. COMMAND itself is bound only if it uses a GPU.",
+)
+@click.option(
+    "--children-match",
+    type=Parsed("GLOB", _parse_glob),
+    help="With --children, bind only processes whose command line or name fits, e.g. '*VLLM::Worker*'.",
+)
 @click.option("--verbose", is_flag=True, help="Report on stderr what was found, planned and bound.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @with_values(_ExecOptions)
@@ -71,8 +99,11 @@ def exec(options: _ExecOptions) -> None:  # noqa: A001 - the command's name
       mpirun --bind-to none -np 8 numapin exec --bind exclusive -- python train.py
       torchrun --nproc-per-node 8 --no-python numapin exec -- python train.py
       numapin plan --json > plan.json; srun numapin exec --plan plan.json -- python train.py
+      numapin exec --children -- vllm serve MODEL -tp 8
       numapin exec --local-rank 1 --local-size 4 --verbose -- true     show what rank 1 of 4 would get
     """
+    if options.children or options.children_match is not None:
+        _bind_children(options)
     task = find_task(os.environ, rank=options.local_rank, size=options.local_size)
     typed = _typed_binding_options()
     if options.plan is not None and typed:
@@ -82,6 +113,50 @@ def exec(options: _ExecOptions) -> None:  # noqa: A001 - the command's name
     part = None if typed else find_slice(task, os.environ, file=options.plan)
     part = part or _plan_here(task, options)
     enter(part, task, options.command, strict=options.strict, verbose=options.verbose)
+
+
+def _bind_children(options: _ExecOptions) -> NoReturn:
+    """Run the command, below which each process with a GPU binds itself; exit with its status."""
+    from numapin.children.command import run_with_children  # a plain `exec` does not need it
+
+    if not options.children:
+        raise UsageError("--children-match chooses among children", "numapin exec --children --children-match GLOB …")
+    of_one_rank = {
+        "--plan": options.plan,
+        "--local-rank": options.local_rank,
+        "--local-size": options.local_size,
+        "--cores-for": options.cores_for,  # its roles take effect while a rank imports torch
+    }
+    given = next((name for name, value in of_one_rank.items() if value is not None), None)
+    if given is not None:
+        raise UsageError(f"--children and {given} contradict each other: {given} is about one rank", "leave one out")
+    topology = topology_from(gpu_nodes=options.gpu_nodes)
+    request, shown = settle_gpus(topology, options.request(num_ranks=None), os.environ)
+    status = run_with_children(
+        topology,
+        request,
+        options.command,
+        {**os.environ, **shown},
+        match=options.children_match,
+        strict=options.strict,
+        verbose=options.verbose,
+    )
+    if status < 0:
+        _die_of(-status)
+    sys.exit(status)
+
+
+def _die_of(number: int) -> None:
+    """End as the command did, so that a shell's loop ends on Ctrl-C; return if this process survives the signal."""
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
+    )  # the command left its own
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    sys.stderr.flush()
+    os.kill(os.getpid(), number)
+    sys.exit(128 + number)
 
 
 def _typed_binding_options() -> list[str]:

@@ -22,7 +22,7 @@ from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from
 from numapin.cli.output import emit, show, warn
 from numapin.cli.run_decisions import decisions
 from numapin.cli.run_hooks import hook_environment
-from numapin.cli.torch_import import importing_torch
+from numapin.cli.torch_import import importing_torch, require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import BindingRefused, UsageError
 from numapin.launcher import preload
@@ -169,16 +169,21 @@ def _start(job: AnyJob, options: RunOptions, mailbox: Mailbox, trace: str) -> No
 
     _announce(plan, topology, quiet=options.quiet and not options.dry_run)
     tell = say if options.verbose else _ignore
-    if options.dry_run or options.verbose:
-        _say_launcher(job)
-    for line in decisions(job, plan, os.environ):
-        tell(line)
+    _explain(job, plan, options, tell)
     if options.dry_run:
         _print_commands(plan, job, environment)
     else:
         observed = partial(run_reports.observed, job=job, num_ranks=len(plan.ranks), watch=watch, options=options)
         looks = _gpu_readings if any(gpu.is_nvidia for gpu in topology.visible_gpus) else tuple
         _launch(plan, job, environment, mailbox=mailbox, observed=observed, looks=looks, tell=tell)
+
+
+def _explain(job: AnyJob, plan: Plan, options: RunOptions, tell: Callable[[str], None]) -> None:
+    """Say who starts the ranks, and what was decided for them."""
+    if options.dry_run or options.verbose:
+        _say_launcher(job)
+    for line in decisions(job, plan, os.environ):
+        tell(line)
 
 
 def _require_one_launcher(*, strict: bool) -> None:
@@ -228,6 +233,7 @@ def parse(
             require_program(direct.program, module=direct.module, no_python=direct.no_python, run_path=False)
             return direct, values
         direct = "--launcher agent"
+    require_torch(f"{program} with torch's agent ({direct})")
     job = _parse_with_torch(arguments, options, **command)
     values = _own_values(job.own, kind, options, program)
     if values.launcher == "direct":
@@ -293,15 +299,16 @@ def _require_gpu_per_rank(num_ranks: int | None, num_gpus: int) -> None:
 
 def _num_ranks(job: AnyJob, topology: Topology) -> int | None:
     """Return the number of ranks. None: one per GPU."""
-    wanted, usable = job.nproc_per_node, topology.has_usable_gpu
+    wanted = job.nproc_per_node
     if wanted is None:
         return default_num_ranks(topology)
-    if wanted == "gpu" and not usable:
-        raise UsageError("--nproc-per-node gpu: CUDA shows no GPU", "see why with: numapin doctor")
-    if wanted in ("gpu", "auto") and usable:
+    if wanted in ("gpu", "auto") and topology.has_usable_gpu:
         return None
+    if wanted == "gpu":
+        raise UsageError("--nproc-per-node gpu: CUDA shows no GPU", "see why with: numapin doctor")
     if wanted.isascii() and wanted.isdecimal():
         return int(wanted)
+    require_torch(f"--nproc-per-node {wanted}")
     from numapin.launcher.torchrun import number_of_ranks  # torch knows other devices, and counts CPUs
 
     return number_of_ranks(wanted)

@@ -1,20 +1,32 @@
-"""Import torch with Ctrl-C deferred and garbage collection off. Edge.
+"""Import torch with Ctrl-C deferred and garbage collection off, or say how to install it. Edge.
 
-Comes in: SIGINT. Goes out: KeyboardInterrupt, once the import is done. Some of torch's modules catch all exceptions
-while they are imported and continue without what failed, so an interrupt could be lost there. The import leaves some
-300,000 objects that live until the end. Collections would take a tenth of the import's time, and a third of a second
-when the process ends.
+Comes in: SIGINT. Goes out: KeyboardInterrupt, once the import is done; UsageError without torch. Some of torch's
+modules catch all exceptions while they are imported and continue without what failed, so an interrupt could be lost
+there. The import leaves some 300,000 objects that live until the end. Collections would take a tenth of the import's
+time, and a third of a second when the process ends.
 """
 
 from __future__ import annotations
 
 import gc
 import signal
+import sys
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from numapin.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+def require_torch(what: str) -> None:
+    """Raise UsageError if torch, which `what` needs, is not installed; does not import it."""
+    if find_spec("torch") is None:
+        raise UsageError(
+            f"{what} needs torch, which is not installed for {sys.executable}", "pip install 'numapin[torch]'"
+        )
 
 
 @contextmanager

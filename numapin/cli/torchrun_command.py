@@ -111,21 +111,25 @@ class TorchrunCommand(click.Command):
         """Return the help option before the script, or ""."""
         left = iter(words)
         for word in left:
-            if word in _HELP or (len(word) > 2 and "--help".startswith(word)):
+            if _asks_help(word):
                 return word
-            if not word.startswith("-") or word in {"-", "--"}:
+            if not _is_option(word):
                 return ""
-            if "=" not in word and self._takes_value(word):
+            if self._takes_value(word):
                 next(left, None)
         return ""
 
     def _takes_value(self, word: str) -> bool:
         """Return whether the next word is this option's value. An unknown option takes none."""
+        meant = self._meant(word)
+        return bool(meant) and not any(option.is_flag for option in meant)
+
+    def _meant(self, word: str) -> list[click.Option]:
+        """Return the options that a word spells, or begins to spell."""
         options = self.options()
         if word in options:
-            return not options[word].is_flag
-        meant = [option for name, option in options.items() if len(word) > 2 and name.startswith(word)]
-        return bool(meant) and not any(option.is_flag for option in meant)
+            return [options[word]]
+        return [option for name, option in options.items() if len(word) > 2 and name.startswith(word)]
 
     def options(self) -> dict[str, click.Option]:
         """Return the options by each of their spellings."""
@@ -152,16 +156,29 @@ class TorchrunCommand(click.Command):
         """Return the options of the page by their headings."""
         page = {**self._sections}
         if shows_all:
-            page.update(self._other_sections)
-            for group in OptionGroup:
-                page[group.value] = self._of(option for option in TORCHRUN_OPTIONS if option.group is group)
+            page |= self._other_sections | self._torchruns_by_group()
         elif not self._other_sections:
             page[_USUAL] = self._of(option for option in TORCHRUN_OPTIONS if option.is_usual)
-        help_option = self.get_help_option(ctx)
-        return {**page, "Help": [*([help_option] if help_option else []), self.options()[_HELP_ALL]]}
+        helps = filter(None, (self.get_help_option(ctx), self.options()[_HELP_ALL]))
+        return {**page, "Help": list(helps)}
+
+    def _torchruns_by_group(self) -> dict[str, list[click.Option]]:
+        return {
+            group.value: self._of(option for option in TORCHRUN_OPTIONS if option.group is group)
+            for group in OptionGroup
+        }
 
     def _of(self, options: Iterable[TorchrunOption]) -> list[click.Option]:
         return [self._torchruns[option.names[-1]] for option in options]
+
+
+def _asks_help(word: str) -> bool:
+    """Return whether a word is a help option, which may be cut short as torchrun's are."""
+    return word in _HELP or (len(word) > 2 and "--help".startswith(word))
+
+
+def _is_option(word: str) -> bool:
+    return word.startswith("-") and word not in {"-", "--"}
 
 
 def _about_all(other_sections: object) -> str:

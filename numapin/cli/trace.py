@@ -30,8 +30,10 @@ from numapin.base.strict_json import decode
 from numapin.cli.options import FilePath
 from numapin.cli.output import emit, json_text, say_error, show
 from numapin.cli.run import RunOptions, parse, sections_of_run, start
+from numapin.cli.torch_import import require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import NumapinError, UsageError
+from numapin.launcher.command import python
 from numapin.rank.signals import open_mailbox
 from numapin.trace.analysis import analyze
 from numapin.trace.reading import read_trace
@@ -144,6 +146,8 @@ def _require_kept(paths: Sequence[Path], output: Path) -> None:
 def _run(arguments: tuple[str, ...]) -> None:
     mailbox = open_mailbox()
     job, options = parse(arguments, TraceOptions, _OPTIONS, command="trace")
+    if job.command[0] == python():
+        require_torch("numapin trace")
     folder = Path(options.output or time.strftime("numapin-trace-%Y%m%d-%H%M%S")).absolute()
     outer = folder
     if job.min_max_nodes[1] > 1:  # hosts may share the folder, join late, and end at different times

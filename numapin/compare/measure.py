@@ -1,30 +1,37 @@
 """All runs of a comparison, in turn. Edge.
 
 Comes in: variants, and what to measure. Goes out: one run after another. A first run that is not counted fills the page
-cache. A variant that fails is left out of the later rounds.
+cache, and finds the number of steps that all others measure. A variant that fails is left out of the later rounds.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from numapin.base.redact import without_secrets
 from numapin.compare.job import JobOptions, JobResult, run_job
 from numapin.compare.schedule import Estimate, turns
+from numapin.compare.window import FEWEST_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from numapin.compare.settings import StepSettings
     from numapin.compare.variants import Variant
+
+_PATIENCE: Final = 4  # times the wanted seconds: a variant may be so much slower than the first one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRun:
-    """One run of a variant in one round. Round None is the one that only fills the page cache."""
+    """One run of a variant in one round. Round None is the first run, which does not count."""
 
     variant: str
     round: int | None
+    order: int  # among all runs
     took_s: float
     result: JobResult
     left_s: float | None = None  # for the rest of the runs
@@ -58,17 +65,17 @@ class _Campaign:
         began_s = time.monotonic()
         result = run_job(
             variant,
-            _options_of(round_number, options),
+            options,
             log_name=_log_name(number, name),
             report=lambda doing: self._report(number, doing, time.monotonic() - began_s),
         )
         took_s = time.monotonic() - began_s
-        if round_number is not None:
+        if result.failure is None:
             self.estimate.note(name, took_s)
-        if result.failure is not None:
+        else:
             self.failed.add(name)
         left_s = self.estimate.left_s(self._later(number))
-        return ComparedRun(variant=name, round=round_number, took_s=took_s, result=result, left_s=left_s)
+        return ComparedRun(variant=name, round=round_number, order=number, took_s=took_s, result=result, left_s=left_s)
 
     def _later(self, number: int) -> list[str]:
         """Return the variants of the runs after run `number`."""
@@ -95,28 +102,43 @@ def measure_all(
 ) -> Iterator[ComparedRun]:
     """Yield each run when it has ended; `progress` is called several times per second.
 
-    It ends early if fewer than two variants are left. A variant that failed in the first run, which is not counted, has
-    its failure in that run.
+    The first run does not count. It finds out how many steps fit into the time; all others measure that number. If it
+    fails, the next variant has the first run. It ends early if fewer than two variants are left.
     """
     by_name = {variant.name: variant for variant in variants}
-    campaign = _Campaign(plan=[(None, variants[0].name), *turns(list(by_name), num_rounds)], progress=progress)
-    for number, (_, name) in enumerate(campaign.plan):
-        if name in campaign.failed or _can_only_fail(len(by_name), campaign.failed, number):
-            continue
-        yield campaign.run(number, by_name[name], options)
+    rounds = list(turns(list(by_name), num_rounds))
+    failed: set[str] = set()
+    for name, variant in by_name.items():
+        campaign = _Campaign(plan=[(None, name), *rounds], progress=progress, failed=failed)
+        first = campaign.run(0, variant, options)
+        yield first
+        if first.result.failure is None:
+            break
+    else:
+        return
+    settings = with_equal_steps(options.settings, first.result.steps_s)
+    yield from _counted_runs(campaign, by_name, replace(options, settings=settings))
 
 
-def _can_only_fail(num_variants: int, failed: Collection[str], number: int) -> bool:
-    """Return whether too few variants are left for a comparison, once each had its first turn."""
-    return num_variants - len(failed) < 2 and number > num_variants
+def _counted_runs(campaign: _Campaign, variants: Mapping[str, Variant], options: JobOptions) -> Iterator[ComparedRun]:
+    for number, (_, name) in enumerate(campaign.plan[1:], 1):
+        is_over = len(variants) - len(campaign.failed) < 2 and number > len(variants)  # each had its first turn
+        if name not in campaign.failed and not is_over:
+            yield campaign.run(number, variants[name], options)
 
 
-def _options_of(round_number: int | None, options: JobOptions) -> JobOptions:
-    """Return the options; the first run needs a few steps only."""
-    if round_number is not None:
-        return options
-    return replace(options, settings=replace(options.settings, skip=1, steps=2))
+def with_equal_steps(settings: StepSettings, first_s: Sequence[float]) -> StepSettings:
+    """Return the settings of the runs that count: each measures as many steps as fit into the time.
+
+    `first_s` are the steps of the first run, the earlier of which may have waited for a cold disk, so the second half
+    counts; their mean, because a few may take most of the time. A run that needs several times as long is cut short.
+    """
+    settled_s = statistics.fmean(first_s[len(first_s) // 2 :])
+    fitting = int(settings.seconds / max(settled_s, 1e-9))
+    steps = min(settings.steps, max(fitting, FEWEST_STEPS))
+    return replace(settings, steps=steps, seconds=settings.seconds * _PATIENCE)
 
 
 def _log_name(number: int, name: str) -> str:
-    return f"{number:03d}-{''.join(char if char.isalnum() or char in '.-_' else '_' for char in name)[:80]}"
+    (shown,) = without_secrets([name])
+    return f"{number:03d}-{''.join(char if char.isalnum() or char in '.-_' else '_' for char in shown)[:80]}"

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Annotated, Final
 
 from numapin.base.records import AtMost
+from numapin.compare.window import FEWEST_STEPS
 
 SCHEMA: Final = "numapin.steps/1"
 MOST_STEPS: Final = 10_000
@@ -47,6 +48,8 @@ class RankSteps:
         phase: How far the rank is.
         unit: What counts as a step.
         num_seen: The number of all steps until now.
+        num_skipped: The number of steps before the window.
+        num_ahead: The most batches that a DataLoader of the loop fetches ahead; 0 without workers.
         first_ns: The end of the first step.
         begin_ns: The begin of the window.
         step_ns: The time of each step in the window.
@@ -64,6 +67,8 @@ class RankSteps:
     phase: Phase
     unit: StepUnit
     num_seen: int
+    num_skipped: int
+    num_ahead: int
     first_ns: int | None
     begin_ns: int | None
     step_ns: Annotated[tuple[int, ...], AtMost(MOST_STEPS)]
@@ -74,13 +79,18 @@ class RankSteps:
 
     @property
     def has_steps(self) -> bool:
-        """Return whether the rank has measured its steps, and measures no more."""
-        return self.phase in (Phase.DONE, Phase.ENDED) and len(self.step_ns) > 0
+        """Return whether the rank has measured enough steps, and measures no more."""
+        return self.phase in (Phase.DONE, Phase.ENDED) and len(self.step_ns) >= FEWEST_STEPS
 
     @property
     def window_s(self) -> float:
         """The length of the window."""
         return sum(self.step_ns) / 1e9
+
+    @property
+    def begin_s(self) -> float:
+        """The begin of the window."""
+        return (self.begin_ns or 0) / 1e9
 
     @property
     def end_ns(self) -> int:

@@ -5,54 +5,24 @@ Comes in: variants, and the runs that were made. Goes out: a `CompareReport` (sc
 
 from __future__ import annotations
 
-import statistics
-from dataclasses import asdict, dataclass
-from itertools import chain
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from numapin.bench.model import Spread
-from numapin.compare.figures import STEP
-from numapin.compare.ratio import CONFIDENCE, StepRatio, Verdict, step_ratio
+from numapin.compare.arms import compare_arms
+from numapin.compare.notes import notes_on
+from numapin.compare.ratio import CONFIDENCE, FEWEST_FOR_VERDICT, StepRatio, Verdict
+from numapin.compare.results import VariantResult, result_of
+from numapin.compare.variants import KNOWN, THREADS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numapin.compare.measure import ComparedRun
+    from numapin.compare.results import MeasuredRound
     from numapin.compare.variants import Variant
 
 SCHEMA: Final = "numapin.compare/1"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredRound:
-    """One run: its figures, and the time of each measured step of the slowest rank."""
-
-    round: int
-    took_s: float
-    figures: Mapping[str, float]
-    steps_s: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VariantResult:
-    """A variant with its figures over the runs. `ratio` is None for the baseline, and without a common round."""
-
-    name: str
-    command: tuple[str, ...]
-    variables: Mapping[str, str]
-    num_runs: int
-    num_ranks: int | None
-    step_unit: str | None
-    figures: Mapping[str, Spread]
-    ratio: StepRatio | None
-    failure: str | None
-    notes: tuple[str, ...]
-    runs: tuple[MeasuredRound, ...]
-
-    @property
-    def step_s(self) -> float | None:
-        """The median step time over the runs."""
-        return self.figures[STEP].median if STEP in self.figures else None
+_WITHOUT_RATIO: Final = "nothing to compare with"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +47,15 @@ class CompareReport:
         """The variants that have figures."""
         return tuple(variant for variant in self.variants if variant.num_runs)
 
+    @property
+    def steps_in_words(self) -> str:
+        """How many runs and steps were measured: "8 runs of 100 steps after the first 10, 1.5 s or longer"."""
+        runs = [run for variant in self.measured for run in variant.runs]
+        if not runs:
+            return "no steps were measured"
+        repeats = _range([variant.num_runs for variant in self.measured])
+        return f"{repeats} runs of each, in turn: {_lengths(runs)}"
+
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
         return {"schema": SCHEMA, "confidence": CONFIDENCE, **asdict(self)}
@@ -96,104 +75,97 @@ def make_report(  # noqa: PLR0913 - what a report is made of
 ) -> CompareReport:
     """Return the report on the runs until now."""
     made = tuple(runs)
-    own = {variant.name: [run for run in made if run.variant == variant.name] for variant in variants}
-    by_round = {name: _step_s(own[name]) for name in own}
-    baseline = next((variant.name for variant in variants if by_round[variant.name]), None)
-
-    def ratio_of(name: str) -> StepRatio | None:
-        if baseline is None or name == baseline:
-            return None
-        return step_ratio(by_round[baseline], by_round[name], against=baseline, margin=margin)
-
-    results = tuple(_variant_result(variant, own[variant.name], ratio_of(variant.name)) for variant in variants)
+    results = [result_of(variant, made) for variant in variants]
+    baseline = next((result for result in results if result.num_runs), None)
+    name = None if baseline is None else baseline.name
+    compared = tuple(_with_ratios(results, baseline, margin))
+    notes = notes_on(compared, baseline=name, num_cpus=_num_cpus(machine))
     return CompareReport(
         command=tuple(command),
         host=host,
         date=date,
         machine=machine,
         settings=settings,
-        baseline=baseline,
+        baseline=name,
         is_complete=is_complete,
-        notes=tuple(_notes(results, baseline, variants[0].name)),
-        variants=results,
+        notes=tuple(notes),
+        variants=compared,
     )
 
 
-def _step_s(runs: Sequence[ComparedRun]) -> dict[int, float]:
-    """Return the step time of each counted round."""
-    figures = {run.round: run.result.figures for run in runs if run.round is not None}
-    return {number: found[STEP] for number, found in figures.items() if found.get(STEP)}
+def _num_cpus(machine: Mapping[str, object]) -> int | None:
+    number = machine.get("num_cpus")
+    return number if isinstance(number, int) else None
 
 
-def _variant_result(variant: Variant, runs: Sequence[ComparedRun], ratio: StepRatio | None) -> VariantResult:
-    rounds = tuple(
-        MeasuredRound(round=run.round, took_s=run.took_s, figures=dict(run.result.figures), steps_s=run.result.steps_s)
-        for run in runs
-        if run.round is not None and STEP in run.result.figures
-    )
-    counted_runs = [run.result for run in runs if run.round is not None and STEP in run.result.figures]
-    names = dict.fromkeys(chain.from_iterable(one.figures for one in rounds))
-    return VariantResult(
-        name=variant.name,
-        command=variant.shown,
-        variables=dict(variant.variables),
-        num_runs=len(rounds),
-        num_ranks=counted_runs[0].num_ranks if counted_runs else None,
-        step_unit=counted_runs[0].unit if counted_runs else None,
-        figures={name: Spread.of([one.figures[name] for one in rounds if name in one.figures]) for name in names},
-        ratio=ratio,
-        failure=next((run.result.failure for run in runs if run.result.failure is not None), None),
-        notes=tuple(dict.fromkeys(chain.from_iterable(result.notes for result in counted_runs))),
-        runs=rounds,
-    )
+def _with_ratios(
+    results: Sequence[VariantResult], baseline: VariantResult | None, margin: float
+) -> Iterator[VariantResult]:
+    """Yield the results with their ratios to the baseline, and those of numapin to torchrun at equal threads."""
+    threads = next(filter(_is_torchrun_with_threads, results), None)
+    for result in results:
+        to_threads = _ratio(threads, result, margin) if _is_numapins(result) else None
+        yield replace(result, ratio=_ratio(baseline, result, margin), ratio_to_threads=to_threads)
 
 
-def _notes(results: Sequence[VariantResult], baseline: str | None, first: str) -> list[str]:
-    """Return what a reader of the ratios has to know."""
-    notes = []
-    if baseline not in (None, first):
-        notes.append(f"{first} was not measured, so {baseline} is what the others are compared with")
-    measured = [result for result in results if result.num_runs]
-    for what, values in (
-        ("ranks", {result.num_ranks for result in measured}),
-        ("steps", {result.step_unit for result in measured}),
-    ):
-        if len(values) > 1:
-            named = ", ".join(f"{r.name}: {r.num_ranks if what == 'ranks' else r.step_unit}" for r in measured)
-            notes.append(f"the variants do not do the same work, because their {what} differ ({named})")
-    notes += _uneven(measured)
-    return notes
+def _is_torchrun_with_threads(result: VariantResult) -> bool:
+    return result.name == THREADS and bool(result.num_runs)
 
 
-def _uneven(results: Sequence[VariantResult]) -> list[str]:
-    """Return a note if the mean of a variant's steps is far above their median."""
-    uneven = [
-        result.name
-        for result in results
-        if statistics.median([run.figures[STEP] / run.figures["step_median_s"] for run in result.runs]) > 1.5
-    ]
-    if not uneven:
-        return []
-    return [f"steps are uneven in {', '.join(uneven)}: a few take most of the time; --steps should span an epoch"]
+def _is_numapins(result: VariantResult) -> bool:
+    return KNOWN.get(result.name, "").startswith("numapin")
 
 
-def verdict_line(result: VariantResult) -> str:
-    """Return the outcome for one variant in words."""
-    ratio = result.ratio
-    if ratio is None:
-        return f"{result.name}: {'nothing to compare with' if result.num_runs else 'not measured'}"
+def _ratio(base: VariantResult | None, own: VariantResult, margin: float) -> StepRatio | None:
+    """Compare two variants; None if they are the same one, or count different things as steps."""
+    if base is None or base.name == own.name or base.step_unit != own.step_unit:
+        return None
+    return compare_arms(base.arm, own.arm, against=base.name, margin=margin)
+
+
+def _range(values: Sequence[int]) -> str:
+    return f"{min(values):,}" if min(values) == max(values) else f"{min(values):,} to {max(values):,}"
+
+
+def _lengths(runs: Sequence[MeasuredRound]) -> str:
+    """Return how many steps the runs measured, after how many others, and how long the shortest run took for them."""
+    steps = _range([len(run.steps_s) for run in runs])
+    skipped = _range([run.num_skipped for run in runs])
+    shortest_s = min(sum(run.steps_s) for run in runs)
+    return f"{steps} steps after the first {skipped}, {shortest_s:.2g} s or longer"
+
+
+def verdict_lines(result: VariantResult) -> list[str]:
+    """Return the outcome for one variant in words: against the baseline, and at equal numbers of threads."""
+    if result.ratio is None:
+        return [f"{result.name}: {_WITHOUT_RATIO if result.num_runs else 'not measured'}"]
+    return [_verdict_line(result.name, ratio) for ratio in _ratios(result.ratio, result.ratio_to_threads)]
+
+
+def _ratios(to_baseline: StepRatio, to_threads: StepRatio | None) -> list[StepRatio]:
+    """Return the ratios to different variants."""
+    if to_threads is None or to_threads.against == to_baseline.against:
+        return [to_baseline]
+    return [to_baseline, to_threads]
+
+
+def _verdict_line(name: str, ratio: StepRatio) -> str:
     if ratio.low is None or ratio.high is None:
-        return f"{result.name}: {Verdict.UNKNOWN}: an interval takes three repeats, and five are few"
-    times = f"{ratio.ratio:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]"
+        return f"{name}: {Verdict.UNKNOWN}: {ratio.ratio:.2f}x as fast as {ratio.against}{_more(ratio)}"
+    return _line_with_interval(name, ratio, ratio.low, ratio.high)
+
+
+def _line_with_interval(name: str, ratio: StepRatio, low: float, high: float) -> str:
+    times = f"{ratio.ratio:.2f}x [{low:.2f}, {high:.2f}]"
     match ratio.verdict:
-        case Verdict.FASTER:
-            return f"{result.name} is faster: {times} as fast as {ratio.against}"
-        case Verdict.SLOWER:
-            return f"{result.name} is slower: {times} as fast as {ratio.against}"
+        case Verdict.FASTER | Verdict.SLOWER:
+            return f"{name} is {ratio.verdict}: {times} as fast as {ratio.against}"
         case Verdict.NO_DIFFERENCE:
-            return f"{result.name}: no difference from {ratio.against}: {times}; {_excluded(ratio.low, ratio.high)}"
+            return f"{name}: no difference from {ratio.against}: {times}; {_excluded(low, high)}"
+        case Verdict.UNSETTLED:
+            return f"{name}: not settled: {times} as fast as {ratio.against}, but {ratio.doubt}"
         case _:
-            return f"{result.name}: not enough runs to tell: {times} as fast as {ratio.against}{_more(ratio)}"
+            return f"{name}: {Verdict.UNKNOWN}: {times} as fast as {ratio.against}{_more(ratio)}"
 
 
 def _excluded(low: float, high: float) -> str:
@@ -203,6 +175,9 @@ def _excluded(low: float, high: float) -> str:
 
 
 def _more(ratio: StepRatio) -> str:
+    """Return how many repeats would tell."""
+    if ratio.num_rounds < FEWEST_FOR_VERDICT:
+        return f"; a verdict takes at least {FEWEST_FOR_VERDICT} repeats"
     if ratio.num_rounds_needed is None:
         return "; the step times vary too much from run to run"
     return f"; about {ratio.num_rounds_needed} repeats would tell"

@@ -36,6 +36,7 @@ _STARTS: Final[dict[str, tuple[str, ...]]] = {
     "numapin": (*running("from numapin.cli.entry import main; main()"), "run", "--quiet"),
 }
 _ASSIGNMENT: Final = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
+_OPERATOR: Final = re.compile(r"&&?|\|\|?|\d?>>?(&\d)?|<|[\w./-]*;")  # of a shell; python -c 'a; b' has none
 _FORM: Final = "write a launcher and its options, such as 'numapin --bind socket' or 'OMP_NUM_THREADS=8 torchrun'"
 
 
@@ -69,8 +70,8 @@ class Script:
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """Parse names of known variants, separated by commas. Raises ValueError."""
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    """Parse names of known variants, separated by commas; a name may come twice. Raises ValueError."""
+    names = tuple(name.strip() for name in text.split(","))
     unknown = [name for name in names if name not in KNOWN]
     if unknown:
         raise ValueError(f"variant {unknown[0]!r} is not one of {', '.join(KNOWN)}")
@@ -96,6 +97,10 @@ def own_variant(text: str, script: Script) -> Variant:
 def own_command(text: str, *, option: str) -> Variant:
     """Return the variant of a whole command that the user wrote. Raises UsageError."""
     variables, words = _split(text, option=option)
+    operator = next((word for word in words if _OPERATOR.fullmatch(word)), None)
+    if operator is not None:
+        problem = f"{option} {text!r}: {operator!r} is for a shell, and no shell runs the command"
+        raise UsageError(problem, f"{option} \"bash -c 'cd folder && python train.py'\"")
     return Variant(name=option.strip("-"), shown=_with(variables, words), command=tuple(words), variables=variables)
 
 
@@ -105,13 +110,19 @@ def _split(text: str, *, option: str) -> tuple[dict[str, str], list[str]]:
         words = shlex.split(text)
     except ValueError as error:
         raise UsageError(f"{option} {text!r}: {error}", "close the quote") from None
+    variables = _taken_off(words)
+    if not words:
+        raise UsageError(f"{option} {text!r} names no command", _FORM)
+    return variables, words
+
+
+def _taken_off(words: list[str]) -> dict[str, str]:
+    """Take the assignments in front of a command off its words, and return them."""
     variables = {}
     while words and (found := _ASSIGNMENT.fullmatch(words[0])):
         variables[found["name"]] = found["value"]
         words.pop(0)
-    if not words:
-        raise UsageError(f"{option} {text!r} names no command", _FORM)
-    return variables, words
+    return variables
 
 
 def _launched(name: str, words: Sequence[str], variables: Mapping[str, str], script: Script) -> Variant:

@@ -6,13 +6,18 @@ Comes in: the times at which steps end. Goes out: when the window begins and end
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
-_FEWEST: int = 2  # steps: one step is no average
+FEWEST_STEPS: Final = 2
+"""The fewest steps of a window: one step is no average."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StepWindow:
-    """The steps of one kind. The window begins with the end of step number `skip`. Times are in nanoseconds."""
+    """The steps of one kind. The window begins with the end of step number `skip`. Times are in nanoseconds.
+
+    Batches that a loader has fetched ahead would hide waiting, so `begin_after` moves the begin behind them.
+    """
 
     skip: int
     steps: int
@@ -22,6 +27,11 @@ class StepWindow:
     begin_ns: int | None = None
     ends_ns: list[int] = field(default_factory=list)
     is_done: bool = False
+
+    def begin_after(self, num_steps: int) -> None:
+        """Skip at least this many steps, at most `steps`; no effect once the window has begun."""
+        if self.begin_ns is None:
+            self.skip = max(self.skip, min(num_steps, self.steps))
 
     def is_border(self, now_ns: int) -> bool:
         """Return whether a step that ends now begins or ends the window, so that the GPU has to catch up first."""
@@ -37,16 +47,20 @@ class StepWindow:
         if self.first_ns is None:
             self.first_ns = now_ns
         if self.begin_ns is None:
-            begins = self.num_seen >= self.skip
-            self.begin_ns = now_ns if begins else None
-            return begins or self.num_seen == 1
+            return self._stepped_before(now_ns)
         self.is_done = self._is_last(self.begin_ns, now_ns)
         self.ends_ns.append(now_ns)
         return self.is_done
 
+    def _stepped_before(self, now_ns: int) -> bool:
+        """Begin the window if enough steps came before. Return whether it begins, or this is the first step."""
+        begins = self.num_seen >= self.skip
+        self.begin_ns = now_ns if begins else None
+        return begins or self.num_seen == 1
+
     def _is_last(self, begin_ns: int, now_ns: int) -> bool:
         num_steps = len(self.ends_ns) + 1
-        is_late = now_ns - begin_ns >= self.limit_ns and num_steps >= _FEWEST
+        is_late = now_ns - begin_ns >= self.limit_ns and num_steps >= FEWEST_STEPS
         return num_steps >= self.steps or is_late
 
     @property

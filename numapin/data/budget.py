@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import sizes
+from numapin.base.not_none import not_none
 from numapin.system.cgroup import memory_cgroups
 from numapin.system.tree import Tree
 
@@ -80,7 +81,7 @@ def _node_bound(tree: Tree, nodes: CpuSet) -> Iterator[tuple[int, str]]:
     if tree.text(f"{_NODES}/online") == tree.text(f"{_NODES}/has_memory") == "0":
         return  # one node: MemAvailable covers it, even in a virtual machine that gets its memory as it uses it
     free = [_node_free(tree, node) for node in nodes]
-    known = [num_bytes for num_bytes in free if num_bytes is not None]
+    known = not_none(free)
     if known and len(known) == len(free):
         yield sum(known), f"free on node {nodes}"
 

@@ -69,7 +69,7 @@ class LaneIterator(_TorchsIterator):
     def __init__(self, loader: DataLoader[Any], path: DataPath, *state: object) -> None:
         """Start the workers. `state` is for torchdata's iterator. Raises what torch's iterator raises."""
         moves = path.options.cuda_device is not None
-        pins = not moves and loader.pin_memory and torch.cuda.is_available()
+        pins = not moves and _pins(loader)
         self._path, self._lane = path, path.lane(loader, pins=pins, result_queue=self.result_queue)
         self._track = track_of(loader, path.notices.warn)
         self._task = 0  # the number of the last result
@@ -179,8 +179,7 @@ class LaneIterator(_TorchsIterator):
                 is_replaced = self._context.start_again(self._workers, number)
             if is_replaced:
                 self._path.notices.warn(self._context.explain(number))
-        _set_worker_pids(id(self), tuple(process.pid or 0 for process in self._workers))
-        self._worker_pids_set = True
+        self._watch()
 
     def end_unstarted(self) -> None:
         """End workers that may hang: torch, and multiprocessing at exit, would wait for them even after SIGTERM."""
@@ -195,6 +194,11 @@ class LaneIterator(_TorchsIterator):
             self._pin_memory_thread_done_event.set()
             self._lane.results.put((None, None))  # wakes it
             thread.join(_PINNING_ENDS_S)
+
+    def _watch(self) -> None:
+        """Let torch's handler of SIGCHLD raise for the workers that run now."""
+        _set_worker_pids(id(self), tuple(process.pid or 0 for process in self._workers))
+        self._worker_pids_set = True
 
     def _unwatch(self) -> None:
         """Keep torch's handler of SIGCHLD from raising for workers that we kill."""
@@ -242,9 +246,12 @@ class LaneIterator(_TorchsIterator):
                 self._end_workers()
         finally:
             if not hasattr(self, "_workers") or self._shutdown:  # torch leaves it False when Python ends
-                are_gone = not any(process.is_alive() for process in getattr(self, "_workers", ()))
-                self._task_info = {}
-                self._lane.end(workers_are_gone=are_gone)
+                self._end_lane()
+
+    def _end_lane(self) -> None:
+        are_gone = not any(process.is_alive() for process in getattr(self, "_workers", ()))
+        self._task_info = {}
+        self._lane.end(workers_are_gone=are_gone)
 
     def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's
         super()._mark_worker_as_unavailable(worker_id, shutdown)
@@ -257,6 +264,10 @@ class LaneIterator(_TorchsIterator):
             self.end_unstarted()
         finally:
             super()._shutdown_workers()
+
+
+def _pins(loader: DataLoader[Any]) -> bool:
+    return loader.pin_memory and torch.cuda.is_available()
 
 
 def _balance_of(loader: DataLoader[Any], path: DataPath, *, has_turns_in_state: bool) -> Balance | None:
@@ -295,6 +306,11 @@ def iterator_of(loader: DataLoader[Any], options: PathOptions) -> _BaseDataLoade
         usage_log.note_path(path)
         return SlotIterator(loader, path)
     usage_log.note_other(loader, usage_log.PINS_ELSEWHERE if loader.num_workers else usage_log.NO_WORKERS)
+    return _other_iterator(loader, options)
+
+
+def _other_iterator(loader: DataLoader[Any], options: PathOptions) -> _BaseDataLoaderIter:
+    """Return an iterator without slots: torch's own, or one in this process."""
     if options.casts:
         collate = CastingCollate(loader.collate_fn, options.casts)
         loader = cast("DataLoader[Any]", Changed(loader, collate_fn=collate))

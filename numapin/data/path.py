@@ -202,7 +202,7 @@ class DataPath:
         self, lane: Lane, loader: DataLoader[Any], *, pins: bool, dataset: DatasetStart | None
     ) -> WorkerStart:
         """Return the first thing that the lane's workers run."""
-        if pins and platform.machine() == "x86_64" and not memory.can_pass_caches():
+        if pins and memory.may_pass_caches(platform.machine()) and not memory.can_pass_caches():
             self.notices.warn(_NO_STORES)
         return WorkerStart(
             arrivals=lane.pool.arrivals if lane.pool else None,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from numapin.base.cpu_set import CpuSet
     from numapin.data.slots.pool import Pool
+    from numapin.data.slots.slot import Slot
     from numapin.data.wire.message import Head, Miss
 
 _WIDTH: Final = 80
@@ -93,12 +94,19 @@ class Stats:
     def _batch_lines(self) -> Iterator[tuple[str, str]]:
         mean = f", {sizes.render(self.bytes // self.batches)} each" if self.batches and self.bytes else ""
         yield "batches", f"{self.batches:,}{mean}"
-        others = "".join(f"; {count:,}: {reason}" for reason, count in self.misses.items())
-        yield "in slots", f"{self.hits:,}{others}" if self.hits or others else ""
-        if self.wait_s_per_batch is not None:
-            share = "" if self.wait_share is None else f", {self.wait_share:.0%} of the loop's time"
-            yield "waiting", f"{_time(self.wait_s_per_batch)} per batch{share}"
+        yield "in slots", self._in_slots()
+        yield "waiting", self._waiting()
         yield "to the GPU", "" if self.transfer_gbps is None else f"{self.transfer_gbps:.1f} GB/s"
+
+    def _in_slots(self) -> str:
+        others = "".join(f"; {count:,}: {reason}" for reason, count in self.misses.items())
+        return f"{self.hits:,}{others}" if self.hits or others else ""
+
+    def _waiting(self) -> str:
+        if self.wait_s_per_batch is None:
+            return ""
+        share = "" if self.wait_share is None else f", {self.wait_share:.0%} of the loop's time"
+        return f"{_time(self.wait_s_per_batch)} per batch{share}"
 
     def _memory_lines(self) -> Iterator[tuple[str, str]]:
         pinned = f", {sizes.render(self.pinned_bytes)} pinned" if self.pinned_bytes else ""
@@ -168,6 +176,10 @@ class Counts:
         return min(1.0, self.wait_in_steps_s / self.total_step_s) if self.total_step_s else None
 
 
+def _is_verified(slot: Slot) -> bool:
+    return slot.pages is not None or not slot.is_settled
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolTotals:
     """The slots of all pools of a loader; `pages` counts pages by node."""
@@ -188,8 +200,8 @@ class PoolTotals:
             slot_bytes=max((slot.num_bytes for slot in slots), default=0),
             num_on_loan=sum(slot.lease is not None for slot in slots),
             pinned_bytes=sum(slot.pinned_bytes for slot in slots),
-            pages=sum((Counter(slot.pages) for slot in slots if slot.pages), start=Counter()),
-            is_verified=all(slot.pages is not None for slot in slots if slot.is_settled),
+            pages=_pages(slots),
+            is_verified=all(map(_is_verified, slots)),
         )
 
     def share_on(self, nodes: CpuSet) -> float | None:
@@ -198,3 +210,9 @@ class PoolTotals:
         if not (num_pages and nodes and self.is_verified):
             return None
         return sum(self.pages[node] for node in nodes) / num_pages
+
+
+def _pages(slots: Iterable[Slot]) -> Counter[int | None]:
+    """Return the known pages of all slots by node."""
+    known = (Counter(slot.pages) for slot in slots if slot.pages)
+    return sum(known, start=Counter())

@@ -12,7 +12,7 @@ from numapin.doctor.model import Check, DoctorSeverity
 from numapin.topology.model import Pcie
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numapin.doctor.model import DoctorFinding, DoctorReadings
     from numapin.topology.model import Gpu, Topology
@@ -78,9 +78,8 @@ def kernel(readings: DoctorReadings, _topology: Topology) -> DoctorFinding:
     missing = [feature for needed, feature in _NEEDS if version < needed]
     if not missing:
         return KERNEL.ok(f"Linux {readings.kernel}")
-    severity = DoctorSeverity.WARNING if version < (5, 3) else DoctorSeverity.NOTE
-    what = f"Linux {readings.kernel} lacks {'; '.join(missing)}"
-    return KERNEL.found(severity, what, "install Linux 5.15 or newer and reboot")
+    what, remedy = f"Linux {readings.kernel} lacks {'; '.join(missing)}", "install Linux 5.15 or newer and reboot"
+    return KERNEL.warning(what, remedy=remedy) if version < (5, 3) else KERNEL.note(what, remedy=remedy)
 
 
 def _version(release: str) -> tuple[int, int] | None:
@@ -125,7 +124,8 @@ def governor(readings: DoctorReadings, _topology: Topology) -> DoctorFinding:
     if not readings.governors:
         return readings.without(GOVERNOR, "no frequency governor: the firmware or the hypervisor sets the clock")
     counts = [f"{name} (CPUs: {count})" for name, count in sorted(readings.governors.items())]
-    what = ", ".join([*counts, *([f"driver {readings.frequency_driver}"] if readings.frequency_driver else [])])
+    driver = f", driver {readings.frequency_driver}" if readings.frequency_driver else ""
+    what = f"{', '.join(counts)}{driver}"
     if set(readings.governors) == {"performance"}:
         return GOVERNOR.ok(what)
     severity = DoctorSeverity.NOTE if _raises_clock_under_load(readings) else DoctorSeverity.WARNING
@@ -177,16 +177,21 @@ def pcie_link(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     known = [gpu for gpu in topology.gpus if gpu.pcie != Pcie()]
     if not known:
         return PCIE.unknown("the links of the GPUs are unknown")
-    slow_slots = list(_slow_slots(readings, known))
+    return _of_links(readings, known)
+
+
+def _of_links(readings: DoctorReadings, gpus: Sequence[Gpu]) -> DoctorFinding:
+    """Judge the links that are known."""
+    slow_slots = list(_slow_slots(readings, gpus))
     if slow_slots:
         return PCIE.warning("; ".join(slow_slots), remedy="move the card to a faster slot (LnkCap in: sudo lspci -vv)")
-    slow_links = list(_slow_links(known))
+    slow_links = list(_slow_links(gpus))
     if slow_links:
         return PCIE.note(
             f"{'; '.join(slow_links)}; idle GPUs lower their link, so check again while a job runs",
             remedy="nvidia-smi --query-gpu=pcie.link.gen.current,pcie.link.width.current --format=csv",
         )
-    return PCIE.ok(", ".join(sorted({str(_Link.best(gpu.pcie)) for gpu in known})))
+    return PCIE.ok(", ".join(sorted({str(_Link.best(gpu.pcie)) for gpu in gpus})))
 
 
 def _slow_slots(readings: DoctorReadings, gpus: Iterable[Gpu]) -> Iterator[str]:

@@ -10,7 +10,6 @@ import errno
 import mmap
 import os
 import sys
-from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from numapin.topology.model import Topology
 
 NCCL_PACKAGES: Final = ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
+_LIBNUMA: Final = "py-libnuma"
 _SHM: Final = "/dev/shm"  # noqa: S108 - only its size is read
 _MOST_CHARS: Final = 60  # of a job's address
 _FORGOTTEN: Final = "accepted, but not kept"
@@ -51,7 +51,9 @@ def read_live(topology: Topology, environ: Mapping[str, str]) -> Live:
         nvml=read_nvml(),
         module_version=read_module_version(Path("/")),
         libnuma=libnuma,
-        streaming_stores=memory.can_pass_caches() if os.uname().machine == "x86_64" else None,
+        streaming_stores=memory.can_pass_caches() if memory.may_pass_caches(os.uname().machine) else None,
+        torch=_version("torch"),
+        strays=_strays(),
         python=sys.version_info[:3],
         nccl=_nccl_versions() or _nccl_library(environ),
         shm_bytes=shm_bytes,
@@ -128,11 +130,26 @@ _CALLS: Final[dict[str, Callable[[int], str | None]]] = {
 
 def _nccl_versions() -> Mapping[str, str]:
     """Return the NCCL packages installed beside torch, from their own metadata."""
-    found: dict[str, str] = {}
-    for package in NCCL_PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package) or "unknown"  # None if the metadata is broken
-    return found
+    versions = {package: _version(package) for package in NCCL_PACKAGES}
+    return {package: version for package, version in versions.items() if version is not None}
+
+
+def _version(package: str) -> str | None:
+    """Return an installed package's version, from its own metadata; None if it is not installed."""
+    try:
+        return metadata.version(package) or "unknown"  # None if the metadata is broken
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _strays() -> tuple[str, ...]:
+    """Return the folders with Python files that py-libnuma owns, other than `numa`."""
+    try:
+        files = metadata.distribution(_LIBNUMA).files or ()
+    except metadata.PackageNotFoundError:
+        return ()
+    owned = [Path(str(file.locate())) for file in files if file.name == "__init__.py" and len(file.parts) == 2]
+    return tuple(str(file.parent) for file in owned if file.parent.name != "numa" and file.is_file())
 
 
 def _nccl_library(environ: Mapping[str, str], folders: Sequence[str] = nccl_files.FOLDERS) -> Mapping[str, str]:
@@ -152,10 +169,13 @@ def _running_jobs() -> Mapping[str, Mapping[int, Mapping[str, str]]]:
         environ = environment_of(pid) or {}
         rank, port = parse_count(environ.get("LOCAL_RANK", "")), environ.get("MASTER_PORT")
         if rank is not None and port is not None:
-            chosen = {name: environ[name] for name in NIC_VARIABLES if name in environ}
             address = printable(f"{environ.get('MASTER_ADDR', '')}:{port}"[:_MOST_CHARS])
-            jobs.setdefault(address, {}).setdefault(rank, chosen)
+            jobs.setdefault(address, {}).setdefault(rank, _nic_variables(environ))
     return jobs
+
+
+def _nic_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: environ[name] for name in NIC_VARIABLES if name in environ}
 
 
 def _size(path: str) -> tuple[int | None, int | None]:

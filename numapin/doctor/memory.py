@@ -97,12 +97,15 @@ def node_memory(_readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     if not shares:
         return NODE_MEMORY.unknown("the free memory of the nodes is unknown")
     lowest, highest = min(shares.values()), max(shares.values())
-    is_uneven = lowest < _LITTLE_FREE and highest >= 2 * _LITTLE_FREE
-    if not is_uneven:
-        return NODE_MEMORY.ok(f"at least {lowest:.0%} free on every node")
+    if lowest < _LITTLE_FREE and highest >= 2 * _LITTLE_FREE:
+        return NODE_MEMORY.warning(_uneven(shares), remedy=_FREE_MEMORY)
+    return NODE_MEMORY.ok(f"at least {lowest:.0%} free on every node")
+
+
+def _uneven(shares: Mapping[int, float]) -> str:
     full = CpuSet(node for node, share in shares.items() if share < _LITTLE_FREE)
     free = ", ".join(f"{share:.1%} of node {node}" for node, share in sorted(shares.items()))
-    return NODE_MEMORY.warning(f"almost full: {listed('node', full)} (free: {free})", remedy=_FREE_MEMORY)
+    return f"almost full: {listed('node', full)} (free: {free})"
 
 
 def _free_shares(topology: Topology) -> Mapping[int, float]:

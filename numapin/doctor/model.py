@@ -104,6 +104,8 @@ class Live:
         module_version: The version of NVIDIA's kernel module. The driver's libraries must have the same.
         libnuma: Why libnuma cannot be used; None if it can.
         streaming_stores: Whether libstores.so is installed; None on machines that it does not support.
+        torch: The version of the installed torch, from its own metadata; None without torch.
+        strays: Top-level packages that py-libnuma has put into site-packages, other than its own, as paths.
         python: The version of this Python.
         nccl: The installed NCCL packages, or the path of the library without a package, with their versions.
         shm_bytes: The size of /dev/shm.
@@ -119,6 +121,8 @@ class Live:
     module_version: str | None
     libnuma: str | None
     streaming_stores: bool | None
+    torch: str | None
+    strays: tuple[str, ...]
     python: tuple[int, ...]
     nccl: Mapping[str, str]
     shm_bytes: int | None

@@ -50,34 +50,45 @@ NO_RDMA: Final = "no RDMA NIC (InfiniBand, RoCE) was found"
 
 def sharing(_readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     """Find GPUs that would share a NIC while another one, equally near by its link, is idle."""
-    nics, near = rdma_adapters(topology), nearest_by_link(topology)
-    if not nics or not topology.gpus:
-        return SHARING.ok(NO_RDMA if topology.gpus else "no GPU")
+    lacking, near = _lacking(topology), nearest_by_link(topology)
+    if lacking:
+        return SHARING.ok(lacking)
     if not near:
         return SHARING.unknown("the links between GPUs and NICs are unknown")
-    first: dict[str, list[int]] = {}
-    for gpu, names in sorted(near.items()):
-        first.setdefault(names[0], []).append(gpu)
-    shared = list(filter(None, (_shared(nic, gpus, near, first) for nic, gpus in first.items())))
+    shared = list(_shared(near))
     if shared:
         return SHARING.note("; ".join(shared), remedy="numapin run --nic-env ucx,nvshmem … (deals the NICs out)")
     return SHARING.ok("no two GPUs share a NIC while another one is as near and idle")
 
 
-def _shared(nic: str, gpus: Sequence[int], near: Mapping[int, Sequence[str]], first: Collection[str]) -> str:
-    """Return which GPUs share a NIC, and the NICs that are as near and no GPU's first; "" if there is no such NIC."""
-    idle = dict.fromkeys(name for gpu in gpus for name in near[gpu] if name not in first)
-    if len(gpus) < 2 or not idle:
-        return ""
-    unused = f"{', '.join(idle)} {'is' if len(idle) == 1 else 'are'} idle"
-    return f"gpu{cpu_set.render(gpus)} share {nic} if each takes the first near one, while {unused}"
+def _lacking(topology: Topology) -> str:
+    """Return what the machine lacks for traffic between GPUs and NICs; "": nothing."""
+    if not topology.gpus:
+        return "no GPU"
+    return "" if rdma_adapters(topology) else NO_RDMA
+
+
+def _shared(near: Mapping[int, Sequence[str]]) -> Iterator[str]:
+    """Yield which GPUs share a NIC, with the NICs that are as near and no GPU's first, if there are such NICs."""
+    first: dict[str, list[int]] = {}
+    for gpu, names in sorted(near.items()):
+        first.setdefault(names[0], []).append(gpu)
+    for nic, gpus in first.items():
+        idle = dict.fromkeys(name for gpu in gpus for name in near[gpu] if name not in first)
+        if len(gpus) > 1 and idle:
+            unused = f"{', '.join(idle)} {_are(len(idle))} idle"
+            yield f"gpu{cpu_set.render(gpus)} share {nic} if each takes the first near one, while {unused}"
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
 def package(_readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     """Find NICs on a package that has no GPU."""
-    nics = rdma_adapters(topology)
-    if not nics or not topology.gpus:
-        return PACKAGE.ok(NO_RDMA if topology.gpus else "no GPU")
+    nics, lacking = rdma_adapters(topology), _lacking(topology)
+    if lacking:
+        return PACKAGE.ok(lacking)
     homes = _packages_of((gpu.node for gpu in topology.gpus), topology)
     if not homes:
         return PACKAGE.unknown("the packages of the GPUs are unknown")
@@ -89,8 +100,8 @@ def package(_readings: DoctorReadings, topology: Topology) -> DoctorFinding:
 
 def _packages_of(nodes: Iterable[int | None], topology: Topology) -> CpuSet:
     """Return the packages of nodes, as far as they are known."""
-    package_of = {node.id: node.package for node in topology.nodes}
-    found = (package_of.get(node) for node in nodes if node is not None)
+    wanted = set(nodes)
+    found = (node.package for node in topology.nodes if node.id in wanted)
     return CpuSet(package for package in found if package is not None)
 
 

@@ -78,8 +78,7 @@ def nodes(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
     if _overlap(cpu_sets):
         remedy = "update the firmware; to see what it reports: numactl -H"
         return NODES.warning("several nodes list the same CPUs: the firmware's tables are wrong", remedy=remedy)
-    by_hypervisor = num_packages == len(topology.cores)  # which made a package of every core
-    if len(cpu_sets) < num_packages and not by_hypervisor:
+    if len(cpu_sets) < num_packages and not _has_packages_by_hypervisor(topology):
         return NODES.warning(
             f"fewer NUMA nodes with CPUs ({len(cpu_sets)}) than packages ({num_packages})",
             remedy="disable node interleaving in the firmware; in a virtual machine: virsh edit (cpu, numa, cell)",
@@ -88,6 +87,11 @@ def nodes(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
         return NODES.ok("one node: all memory is local to all CPUs")
     packages = f"on {counted(num_packages, 'package')}" if num_packages else "on an unknown number of packages"
     return NODES.ok(f"{len(cpu_sets)} nodes with CPUs {packages}")
+
+
+def _has_packages_by_hypervisor(topology: Topology) -> bool:
+    """Return whether every core is a package of its own, as hypervisors report it."""
+    return len(topology.packages) == len(topology.cores)
 
 
 def _overlap(cpu_sets: Collection[CpuSet]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.plural import counted
+from numapin.base.printable import printable
 from numapin.data import forks
 from numapin.doctor.model import Check
 from numapin.system.nccl import IGNORE, MENDED, ignores_affinity, narrows
@@ -43,6 +44,18 @@ PYTHON: Final = Check(
     why=f"Before Python {forks.MENDED}, a forked DataLoader worker can hang at its start if a C++ thread, e.g. one of "
     "gloo, was waiting for the GIL. torch's loader then waits forever; numapin's starts the worker again.",
 )
+TORCH: Final = Check(
+    name="torch",
+    where="the metadata of the package torch",
+    why="topo, plan, job, exec, doctor, verify, top, and `run` on one host without restarts, need no torch. trace, "
+    "compare, most of bench, the DataLoader, and `run` with restarts or several hosts do.",
+)
+STRAYS: Final = Check(
+    name="py-libnuma",
+    where="the list of files of the package py-libnuma",
+    why="py-libnuma 1.2 also installs a package `tests`. `import tests` in a project then finds that one, unless the "
+    "project's own folder comes first on sys.path.",
+)
 NCCL: Final = Check(
     name="nccl",
     where="the metadata of the packages nvidia-nccl-cu*, else the file name of libnccl.so.2",
@@ -70,10 +83,11 @@ DEVICE_ORDER: Final = Check(
 
 def driver(live: Live, topology: Topology) -> DoctorFinding:
     """Find a driver that is missing, or whose libraries and kernel module differ."""
-    libraries, module = live.nvml.driver, live.module_version
     if live.nvml.gpus is None:
         return _no_nvml(live, topology)
-    if libraries and module and libraries != module:
+    libraries, module = live.nvml.driver, live.module_version
+    known = {libraries, module} - {None, ""}
+    if len(known) > 1:
         return DRIVER.error(
             f"the driver's libraries are {libraries}, but the kernel module is {module}",
             remedy="reboot, or unload and reload the nvidia modules (in a container: restart it)",
@@ -103,11 +117,11 @@ def _other_driver(gpus: list[Gpu], topology: Topology) -> DoctorFinding:
 
 def persistence(live: Live, _topology: Topology) -> DoctorFinding:
     """Find GPUs that are shut down while idle."""
-    modes = {gpu.index: gpu.persistence for gpu in live.nvml.gpus or ()}
-    off = ", ".join(f"gpu{index}" for index, mode in modes.items() if mode is False)
+    modes = {f"gpu{gpu.index}": gpu.persistence for gpu in live.nvml.gpus or ()}
+    off = [name for name, mode in modes.items() if mode is False]
     if off:
         remedy = "sudo systemctl enable --now nvidia-persistenced (or: sudo nvidia-smi -pm 1)"
-        return PERSISTENCE.note(f"off for {off}", remedy=remedy)
+        return PERSISTENCE.note(f"off for {', '.join(off)}", remedy=remedy)
     if None in modes.values():
         return PERSISTENCE.unknown("NVML does not report it")
     return PERSISTENCE.ok("on" if modes else "no GPU")
@@ -124,7 +138,7 @@ def libnuma(live: Live, _topology: Topology) -> DoctorFinding:
 def streaming_stores(live: Live, _topology: Topology) -> DoctorFinding:
     """Find a numapin that was installed without a C compiler."""
     if live.streaming_stores is None:
-        return STORES.ok("not needed: for x86-64 only")
+        return STORES.ok("not available: for x86-64 and aarch64 only")
     if live.streaming_stores:
         return STORES.ok("libstores.so is installed")
     reinstall = "in numapin's source folder: pip install --force-reinstall --no-deps ."
@@ -139,6 +153,21 @@ def python(live: Live, _topology: Topology) -> DoctorFinding:
         return PYTHON.ok(version)
     what = f"{version}: forked children can hang ({forks.ISSUE})"
     return PYTHON.warning(what, remedy=f"use Python {forks.MENDED} or newer")
+
+
+def torch(live: Live, _topology: Topology) -> DoctorFinding:
+    """Find an environment without torch."""
+    if live.torch is None:
+        return TORCH.note("not installed", remedy="pip install 'numapin[torch]', if you need what it is for")
+    return TORCH.ok(live.torch)
+
+
+def strays(live: Live, _topology: Topology) -> DoctorFinding:
+    """Find packages that py-libnuma has put beside its own."""
+    if not live.strays:
+        return STRAYS.ok("installs nothing but its own package")
+    what = f"it also installed {', '.join(map(printable, live.strays))}: it may hide the tests of a project"
+    return STRAYS.note(what, remedy="run a project's tests in its folder with: python -m pytest")
 
 
 def nccl(live: Live, _topology: Topology) -> DoctorFinding:
@@ -184,17 +213,16 @@ def openmp(live: Live, _topology: Topology) -> DoctorFinding:
 
 def device_order(live: Live, topology: Topology) -> DoctorFinding:
     """Find GPUs of several models in CUDA's own order."""
-    nvidia = [gpu for gpu in topology.gpus if gpu.is_nvidia]
-    models = _models(nvidia)
     order = live.environ.get("CUDA_DEVICE_ORDER")
     setting = f"CUDA_DEVICE_ORDER={order}" if order else "CUDA_DEVICE_ORDER not set"
+    nvidia = [gpu for gpu in topology.gpus if gpu.is_nvidia]
     if not nvidia:
         return DEVICE_ORDER.ok(f"{setting}; no GPU")
+    models = _models(nvidia)
     what = f"{setting}; GPU models: {', '.join(models) or 'unknown'}"
-    is_certain = len(models) < 2 or order == "PCI_BUS_ID"
-    if is_certain:
-        return DEVICE_ORDER.ok(what)
-    return DEVICE_ORDER.warning(what, remedy="export CUDA_DEVICE_ORDER=PCI_BUS_ID")
+    if len(models) > 1 and order != "PCI_BUS_ID":
+        return DEVICE_ORDER.warning(what, remedy="export CUDA_DEVICE_ORDER=PCI_BUS_ID")
+    return DEVICE_ORDER.ok(what)
 
 
 def _models(gpus: list[Gpu]) -> list[str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from numapin.jobs.manifest import Noted, without_none
+from numapin.base.not_none import without_none
+from numapin.jobs.manifest import Noted
 
 if TYPE_CHECKING:
     from numapin.jobs.pod_options import PodOptions

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from numapin.jobs.manifest import Noted, without_none
+from numapin.base.not_none import without_none
+from numapin.jobs.manifest import Noted
 from numapin.jobs.pod import PodForm, from_pod, named, template
 from numapin.jobs.pod_options import Gang
 

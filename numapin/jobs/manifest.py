@@ -31,11 +31,6 @@ class Noted:
     note: str
 
 
-def without_none(fields: Mapping[str, object]) -> dict[str, object]:
-    """Return the fields that have a value."""
-    return {name: value for name, value in fields.items() if value is not None}
-
-
 def yaml_document(value: Mapping[str, object]) -> str:
     """Return a mapping as a YAML document, starting with `---`, that YAML 1.1 and 1.2 readers read the same way."""
     from ruamel.yaml import YAML  # here: no other command needs it

@@ -10,10 +10,11 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.not_none import without_none
 from numapin.errors import UsageError
 from numapin.jobs import claims, shell
 from numapin.jobs.image import in_registry
-from numapin.jobs.manifest import Noted, without_none
+from numapin.jobs.manifest import Noted
 from numapin.jobs.pod_options import SHM, Gang, VolumeKind
 from numapin.topology.model import GpuVendor
 

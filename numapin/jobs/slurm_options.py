@@ -61,9 +61,7 @@ def _parts(text: str) -> dict[str, str]:
     """Return the value of each key; those of nodes and GPUs are there. Raises ValueError."""
     values: dict[str, str] = {}
     for part in text.split(","):
-        key, equals, value = part.partition("=")
-        if not equals or key not in _KEYS:
-            raise ValueError(f"{part!r} is none of {', '.join(f'{name}=' for name in _KEYS)}; write {_COMPONENT}")
+        key, value = _part(part)
         if key in values:
             raise ValueError(f"{text!r} has {key} twice")
         values[key] = value
@@ -71,6 +69,13 @@ def _parts(text: str) -> dict[str, str]:
     if missing:
         raise ValueError(f"{text!r} lacks {missing[0]}; write {_COMPONENT}")
     return values
+
+
+def _part(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or key not in _KEYS:
+        raise ValueError(f"{text!r} is none of {', '.join(f'{name}=' for name in _KEYS)}; write {_COMPONENT}")
+    return key, value
 
 
 def _number(key: str, text: str, *, least: int) -> int:

@@ -29,10 +29,9 @@ def require_program(program: str, *, module: bool, no_python: bool, run_path: bo
     """Raise UsageError if the script or program does not exist."""
     if module:
         return  # finding a module may run its package; the rank's own message names it
-    runs_python = run_path or not no_python
-    if program == "-" and runs_python and not run_path:
+    if program == "-" and not no_python and not run_path:
         return  # the script is on stdin
-    exists = os.path.exists(program) if runs_python else shutil.which(program)
-    if not exists:
+    exists = shutil.which if no_python and not run_path else os.path.exists
+    if not exists(program):
         where = "" if os.path.isabs(program) else f" in {os.getcwd()}"
         raise UsageError(f"{program} does not exist{where}", "run a module with -m, a program with --no-python")

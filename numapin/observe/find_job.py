@@ -10,12 +10,12 @@ import os
 from collections.abc import Mapping  # noqa: TC003 - the type of a field that is read
 from dataclasses import dataclass, replace
 from itertools import chain
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import quoting
 from numapin.base.bounds import MAX_RANKS
+from numapin.base.not_none import not_none
 from numapin.base.records import Texts, read_record
 from numapin.errors import MachineError, UsageError
 from numapin.launcher import run_folder
@@ -123,8 +123,13 @@ def read_run(folder: Path) -> RunningJob:
 
 
 def _latest(records: Iterable[_Record]) -> dict[int, _Record]:
-    """Return the record of each rank's last restart."""
-    return {record.local_rank: record for record in sorted(records, key=attrgetter("restart"))}
+    """Return the last record of each rank."""
+    return {record.local_rank: record for record in sorted(records, key=_age)}
+
+
+def _age(record: _Record) -> tuple[bool, int, int]:
+    """Order the records of a rank, the last one last. Below `exec --children` several processes may use one GPU."""
+    return record.is_running(), record.restart, record.start or 0
 
 
 def _read_files(folder: Path) -> tuple[Plan, dict[str, _Record]]:
@@ -264,7 +269,7 @@ def _environment(pid: int) -> dict[str, str]:
 def _numbers(environs: Sequence[Mapping[str, str]]) -> list[int]:
     """Return the local rank of each process, or their order if LOCAL_RANK does not distinguish them."""
     found = [_number(environ.get("LOCAL_RANK", "")) for environ in environs]
-    numbers = [number for number in found if number is not None]
+    numbers = not_none(found)
     are_distinct = len(set(numbers)) == len(environs)
     return numbers if are_distinct else list(range(len(environs)))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.files import is_writable
+from numapin.base.not_none import not_none
 from numapin.base.records import read_record
 from numapin.base.strict_json import decode
 from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage
@@ -72,7 +73,7 @@ def read_loaders(run_dir: str) -> JobUsage:
 
 def _started_ranks(run_dir: str) -> frozenset[int]:
     started = map(_rank, handover.records(run_dir))
-    return frozenset(rank for rank in started if rank is not None)
+    return frozenset(not_none(started))
 
 
 def _rank(path: str) -> int | None:

@@ -66,16 +66,19 @@ def observe(pids: Mapping[int, int], *, gone: frozenset[int] = frozenset(), root
     system = Tree(str(root).rstrip("/"))
     nodes = system.numbers(_NODES_ONLINE) or CpuSet({0})  # a kernel without NUMA shows no nodes and has one
     reader = _Reader(root=root, online=system.numbers(_CPUS_ONLINE))
-    children = _children(root)
+    children = _children(root, ranks=frozenset(pids.values()))
     trees = {rank: () if rank in gone else tuple(reader.tree(pid, children)) for rank, pid in sorted(pids.items())}
     ranks = (ObservedRank(local_rank=rank, pid=pids[rank], processes=tree) for rank, tree in trees.items())
     return Observed(nodes=nodes, ranks=tuple(ranks))
 
 
-def _children(root: Path) -> dict[int, list[int]]:
-    """Return each process's children. This process is left out: a rank that starts an observer does not contain it."""
-    observer = os.getpid() if root == LIVE else None
-    return {pid: [child for child in below if child != observer] for pid, below in proc.children_of(root).items()}
+def _children(root: Path, *, ranks: frozenset[int]) -> dict[int, list[int]]:
+    """Return each process's children. Ranks are left out: one that starts another does not contain it.
+
+    So is this process, which a rank may have started.
+    """
+    others = ranks | {os.getpid()} if root == LIVE else ranks
+    return {pid: [child for child in below if child not in others] for pid, below in proc.children_of(root).items()}
 
 
 class _MemoryReading(NamedTuple):

@@ -11,6 +11,7 @@ import time
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.not_none import without_none
 from numapin.data.loop_times import find_waited, read_waited
 from numapin.observe.read import LIVE, observe
 from numapin.observe.top import Sample
@@ -68,7 +69,7 @@ class Sampler:
     def _waited(self) -> dict[int, Waited]:
         """Return the loop times of the ranks that use `numapin.DataLoader`."""
         found = {rank: read_waited(self._pids[rank], descriptor) for rank, descriptor in self._loop_times.items()}
-        return {rank: waited for rank, waited in found.items() if waited is not None}
+        return without_none(found)
 
     def _observe(self) -> Observed:
         """Read processes, pages, and where the loop times are; schedule the next reading by its cost."""
@@ -82,7 +83,7 @@ class Sampler:
     def _find_loop_times(self) -> dict[int, int]:
         """Return the descriptors of the ranks' loop times."""
         found = {rank: find_waited(pid) for rank, pid in self._pids.items() if rank not in self._gone}
-        return {rank: descriptor for rank, descriptor in found.items() if descriptor is not None}
+        return without_none(found)
 
 
 def _cpu_s(found: Activity) -> dict[int, float]:

@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.cpu_set import CpuSet
+from numapin.base.not_none import not_none
 from numapin.base.plural import counted, listed
 from numapin.errors import PlanError, UsageError
 from numapin.plan.doubts import with_doubts
@@ -106,7 +107,7 @@ def _see_allowed(topology: Topology) -> str:
 def _first_threads(cores: Iterable[Core], usable: CpuSet) -> CpuSet:
     """Return the lowest usable CPU of each core that has one."""
     lowest = (min(filter(usable.__contains__, core.cpus), default=None) for core in cores)
-    return CpuSet(cpu for cpu in lowest if cpu is not None)
+    return CpuSet(not_none(lowest))
 
 
 # --- 2. which GPU each rank uses -------------------------------------------------------------------------------------
@@ -116,18 +117,22 @@ def _drafts(machine: UsableMachine, request: Request) -> list[Draft]:
     """Draft each rank at its GPU, or on a node if there are no GPUs, with the reason, and whether it is bound."""
     gpus = rank_gpus(machine.topology, request)
     num_ranks = request.num_ranks or max(1, len(gpus))
-    if request.rank_gpus and num_ranks > len(gpus):
-        raise UsageError(
-            f"rank_gpus names {counted(len(gpus), 'GPU')} for {counted(num_ranks, 'rank')}", "name the GPU of each rank"
-        )
+    _require_gpu_of_each(request, len(gpus), num_ranks)
     drafts = list(map(_unbound, range(num_ranks), cycle(gpus or (None,))))
     if request.bind is Bind.NONE:
         return [draft.because("--bind none: all allowed CPUs") for draft in drafts]
     if not gpus:
         return _spread(machine, drafts)
-    vendors = [gpu.vendor for gpu in machine.topology.vendor_gpus]
-    remedy = support_of(vendors[0] if vendors else None).order_remedy
+    vendor = next((gpu.vendor for gpu in machine.topology.vendor_gpus), None)
+    remedy = support_of(vendor).order_remedy
     return [_near_gpu(draft, draft.gpu, remedy) for draft in drafts]
+
+
+def _require_gpu_of_each(request: Request, num_gpus: int, num_ranks: int) -> None:
+    if request.rank_gpus and num_ranks > num_gpus:
+        raise UsageError(
+            f"rank_gpus names {counted(num_gpus, 'GPU')} for {counted(num_ranks, 'rank')}", "name the GPU of each rank"
+        )
 
 
 def _unbound(rank: int, gpu: Gpu | None) -> Draft:
@@ -236,20 +241,31 @@ _POOLS: Final[dict[Bind, Callable[[UsableMachine, Draft, int], Draft]]] = {
 
 
 def _split(machine: UsableMachine, request: Request, drafts: list[Draft]) -> list[Draft]:
-    if request.bind is Bind.CORE_COMPLEX:
-        drafts = list(chain.from_iterable(_dealt_complexes(machine, group) for group in _groups(drafts)))
-    splits = request.bind is Bind.EXCLUSIVE or request.cpus_per_rank is not None
+    drafts = _with_l3_groups(machine, request, drafts)
     anywhere = [draft.local_rank for draft in drafts if not draft.bound]
     taken: set[int] = set()  # pools overlap only if firmware lists a CPU on two nodes
     done: list[Draft] = []
     for group in _groups(drafts):
-        if splits and group[0].bound:
+        if _is_split(request, group):
             split = _split_group(machine, request, group, taken)
             taken.update(*(draft.cpus for draft in split))
             done += [_beside(draft, anywhere) for draft in split]
         else:
             done += _shared_group(machine, group, len(drafts))
     return sorted(done, key=attrgetter("local_rank"))
+
+
+def _with_l3_groups(machine: UsableMachine, request: Request, drafts: list[Draft]) -> list[Draft]:
+    """Give each rank an L3 group as its pool if the request asks for that."""
+    if request.bind is not Bind.CORE_COMPLEX:
+        return drafts
+    return list(chain.from_iterable(_dealt_complexes(machine, group) for group in _groups(drafts)))
+
+
+def _is_split(request: Request, group: list[Draft]) -> bool:
+    """Return whether each rank of a group gets CPUs of its own."""
+    has_own = request.bind is Bind.EXCLUSIVE or request.cpus_per_rank is not None
+    return has_own and group[0].bound
 
 
 def _beside(draft: Draft, anywhere: list[int]) -> Draft:
@@ -365,7 +381,7 @@ def _overcommitted(machine: UsableMachine, request: Request, group: list[Draft],
 
 
 def _too_few_cores(machine: UsableMachine, group: list[Draft], cores: list[Core]) -> PlanError:
-    homes = listed("node", {draft.home for draft in group if draft.home is not None})
+    homes = listed("node", set(not_none(draft.home for draft in group)))
     usable = f"{counted(len(cores), 'usable core')} (CPUs {machine.usable_cpus(cores) or 'none'})"
     return PlanError(
         f"too few exclusive cores for {counted(len(group), 'rank')} on {homes}: {usable}",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numapin.plan.cpus import Draft
     from numapin.plan.request import Request
     from numapin.plan.usable import UsableMachine
+    from numapin.topology.model import Topology
 
 _OF_HOME: Final = (Memory.PREFERRED, Memory.BIND)
 """Policies that take the memory of a rank's node."""
@@ -26,15 +27,20 @@ def with_doubts(machine: UsableMachine, request: Request, draft: Draft) -> Draft
     """Mark a rank as not exact if the machine's description leaves open what its CPUs or its memory are."""
     topology = machine.topology
     if _depends_on_home(request, draft):
-        if draft.home in topology.doubtful_nodes:
-            draft = draft.because(f"it is uncertain which CPUs belong to node {draft.home}", exact=False)
-        if draft.gpu is not None and not topology.gpu_order_known:
-            draft = draft.because(_ORDER, exact=False)
+        draft = _with_doubts_about_home(topology, draft)
     if not topology.allowed_known:
         draft = draft.because(_ALLOWED, exact=False)
     if topology.siblings_known:
         return draft
     return draft._replace(num_threads=max(1, draft.num_threads // 2)).because(_SIBLINGS, exact=False)
+
+
+def _with_doubts_about_home(topology: Topology, draft: Draft) -> Draft:
+    if draft.home in topology.doubtful_nodes:
+        draft = draft.because(f"it is uncertain which CPUs belong to node {draft.home}", exact=False)
+    if draft.gpu is None or topology.gpu_order_known:
+        return draft
+    return draft.because(_ORDER, exact=False)
 
 
 def _depends_on_home(request: Request, draft: Draft) -> bool:

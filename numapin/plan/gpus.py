@@ -37,12 +37,7 @@ def settle_gpus(topology: Topology, request: Request, environ: Mapping[str, str]
 def rank_gpus(topology: Topology, request: Request) -> tuple[Gpu | None, ...]:
     """Return the GPUs in the order of the ranks; None: unknown. Raises UsageError as `settle_gpus` does."""
     if request.rank_gpus is not None:
-        by_index: dict[int | None, Gpu | None] = {gpu.index: gpu for gpu in topology.gpus}
-        by_index[None] = None
-        unknown = [index for index in request.rank_gpus if index not in by_index]
-        if unknown:
-            raise UsageError(f"rank_gpus names gpu{unknown[0]}, which does not exist", "list them with: numapin topo")
-        return tuple(map(by_index.__getitem__, request.rank_gpus))
+        return _gpus_at(topology, request.rank_gpus)
     if request.gpus is not None:
         return _named_gpus(topology, request.gpus)
     return tuple(None if gpu.cuda_index is None else gpu for gpu in topology.visible_gpus)
@@ -51,6 +46,15 @@ def rank_gpus(topology: Topology, request: Request) -> tuple[Gpu | None, ...]:
 def in_turn(gpus: Sequence[T], num_ranks: int) -> tuple[T, ...]:
     """Return every GPU; if there are more ranks than GPUs, start over, so that rank n uses GPU n mod G."""
     return tuple(gpus[number % len(gpus)] for number in range(max(num_ranks, len(gpus))))
+
+
+def _gpus_at(topology: Topology, indices: Sequence[int | None]) -> tuple[Gpu | None, ...]:
+    by_index: dict[int | None, Gpu | None] = {gpu.index: gpu for gpu in topology.gpus}
+    by_index[None] = None
+    unknown = [index for index in indices if index not in by_index]
+    if unknown:
+        raise UsageError(f"rank_gpus names gpu{unknown[0]}, which does not exist", "list them with: numapin topo")
+    return tuple(map(by_index.__getitem__, indices))
 
 
 def _named_gpus(topology: Topology, keys: Sequence[str]) -> tuple[Gpu, ...]:
@@ -88,17 +92,27 @@ def _require_order(named: Sequence[Gpu]) -> None:
 
 def _require_visible(named: Sequence[Gpu], visible: Sequence[Gpu]) -> None:
     hidden = [gpu for gpu in named if gpu not in visible]
-    if not hidden and named:
-        return
-    names, shown = _labels(hidden) or "nothing", _labels(visible) or "none"
-    of_others = [gpu for gpu in hidden if visible and gpu.vendor != visible[0].vendor]
+    if hidden or not named:
+        raise _not_visible(hidden, visible)
+
+
+def _not_visible(hidden: Sequence[Gpu], visible: Sequence[Gpu]) -> UsageError:
+    """Return the error for GPUs that ranks cannot use; for no GPU at all, too."""
+    shown = _labels(visible) or "none"
+    of_others = _of_other_vendors(hidden, visible)
     if of_others:
         problem = f"--gpus names {_labels(of_others)} ({of_others[0].vendor})"
         why = f"ranks use the GPUs of one vendor, here {visible[0].vendor}"
-        raise UsageError(f"{problem}, but {why}", f"choose from: {shown}")
-    support = support_of((*visible, *hidden)[0].vendor if visible or hidden else None)
-    variable = support.hiding_variables[0]
-    raise UsageError(f"--gpus names {names}; {variable} shows {shown}", f"unset {variable}")
+        return UsageError(f"{problem}, but {why}", f"choose from: {shown}")
+    vendor = next((gpu.vendor for gpu in (*visible, *hidden)), None)
+    variable = support_of(vendor).hiding_variables[0]
+    names = _labels(hidden) or "nothing"
+    return UsageError(f"--gpus names {names}; {variable} shows {shown}", f"unset {variable}")
+
+
+def _of_other_vendors(hidden: Iterable[Gpu], visible: Sequence[Gpu]) -> list[Gpu]:
+    """Return the hidden GPUs that are not of the visible GPUs' vendor."""
+    return [gpu for gpu in hidden if gpu.vendor != visible[0].vendor] if visible else []
 
 
 def _labels(gpus: Iterable[Gpu]) -> str:

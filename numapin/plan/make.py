@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from numapin.base.cpu_set import CpuSet
+from numapin.base.not_none import not_none
 from numapin.base.plural import counted, listed
 from numapin.plan.cpus import assign_cpus
 from numapin.plan.memory import memory_of
@@ -157,7 +158,7 @@ def _remedy(machine: UsableMachine, nodes: CpuSet) -> str:
 
 def _idle_nodes(machine: UsableMachine, ranks: tuple[RankPlan, ...]) -> tuple[CpuSet, CpuSet]:
     """Return the nodes with usable CPUs of which no rank uses any: in packages where ranks are at home, and others."""
-    homes = {rank.node for rank in ranks if rank.node is not None}
+    homes = set(not_none(rank.node for rank in ranks))
     reachable = CpuSet().union(*map(machine.package_nodes, homes))
     used: set[int] = set().union(*(rank.cpus for rank in ranks))
     idle = CpuSet(node.id for node in machine.open_nodes if machine.node_cpus[node.id].isdisjoint(used)) - homes

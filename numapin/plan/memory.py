@@ -102,11 +102,14 @@ def _named_nodes(machine: UsableMachine, named: CpuSet) -> CpuSet:
     unusable = named - usable
     if named and not unusable:
         return named
-    problem = "no node is named"
-    if unusable:
-        has = "has" if len(unusable) == 1 else "have"
-        problem = f"{listed('node', unusable)} {has} no host memory that this process may use"
-    raise UsageError(f"--memory: {problem}; usable: {usable or 'none'}", "see them with: numapin topo")
+    raise UsageError(f"--memory: {_why_refused(unusable)}; usable: {usable or 'none'}", "see them with: numapin topo")
+
+
+def _why_refused(unusable: CpuSet) -> str:
+    if not unusable:
+        return "no node is named"
+    has = "has" if len(unusable) == 1 else "have"
+    return f"{listed('node', unusable)} {has} no host memory that this process may use"
 
 
 def _is_host_memory(node: Node) -> bool:

@@ -94,17 +94,27 @@ def without_users(
     ranks: Iterable[RankPlan], environ: Mapping[str, str]
 ) -> tuple[tuple[RankPlan, ...], tuple[str, ...]]:
     """Return the ranks without libraries for which the user has chosen other NICs, and a message about each choice."""
-    ours = environ.get(_OURS, "").split(":")
-    chosen = {name: value for name, value in environ.items() if name not in ours}
+    chosen = _set_by_user(environ)
     kept: dict[str, list[int]] = {}
     left = []
     for rank in ranks:
-        wanted = nic_variables(rank)
-        users = {library: _differing(library, wanted, chosen) for library in rank.nic_env or ()}
+        users = _users_choices(rank, chosen)
         for name in chain.from_iterable(users.values()):
             kept.setdefault(name, []).append(rank.local_rank)
         left.append(replace(rank, nic_env=tuple(library for library, names in users.items() if not names)))
     return tuple(left), tuple(_kept_message(name, chosen[name], numbers) for name, numbers in kept.items())
+
+
+def _set_by_user(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that numapin has not set."""
+    ours = environ.get(_OURS, "").split(":")
+    return {name: value for name, value in environ.items() if name not in ours}
+
+
+def _users_choices(rank: RankPlan, chosen: Mapping[str, str]) -> dict[NicLibrary, list[str]]:
+    """Return the variables of each of the rank's libraries that the user has set to something else."""
+    wanted = nic_variables(rank)
+    return {library: _differing(library, wanted, chosen) for library in rank.nic_env or ()}
 
 
 def _differing(library: NicLibrary, wanted: Mapping[str, str], chosen: Mapping[str, str]) -> list[str]:

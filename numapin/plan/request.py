@@ -16,7 +16,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Container, Iterable, Sequence
 
 
 class Bind(StrEnum):
@@ -166,12 +166,16 @@ class Request:
         """Check the request as far as that is possible without a machine. Raises UsageError."""
         _require_in_range("--nproc-per-node", self.num_ranks, MAX_RANKS)
         _require_in_range("--cpus-per-rank", self.cpus_per_rank, MAX_CPUS)
-        if self.cpus_per_rank is not None and self.bind is Bind.NONE:
-            raise UsageError("--cpus-per-rank with --bind none binds nothing", "choose a mode, such as: --bind node")
-        if self.cores_for is not None and self.bind is Bind.NONE:
-            raise UsageError("--cores-for with --bind none binds nothing", "choose a mode, such as: --bind node")
+        if self.bind is Bind.NONE:
+            self._require_no_cpus()
         if self.memory_nodes is not None and self.policy in (Memory.NONE, Memory.LOCAL):
             raise UsageError(f"--memory {self.policy} takes no nodes", "name them with bind, preferred or interleave")
+
+    def _require_no_cpus(self) -> None:
+        """Raise UsageError for an option that only a mode that binds can follow."""
+        for option, value in (("--cpus-per-rank", self.cpus_per_rank), ("--cores-for", self.cores_for)):
+            if value is not None:
+                raise UsageError(f"{option} with --bind none binds nothing", "choose a mode, such as: --bind node")
 
     @property
     def policy(self) -> Memory:
@@ -202,19 +206,26 @@ def parse_cores_for(text: str) -> CoresFor:
     """Parse the cores of roles: loader=2,optimizer=4. Raises ValueError."""
     cores: dict[str, int] = {}
     for item in text.split(","):
-        role, equals, number = (part.strip() for part in item.partition("="))
-        if role not in CoresFor._fields:
-            raise ValueError(f"{role!r} is not one of {', '.join(CoresFor._fields)}; {_CORES_FORM}")
-        if role in cores:
-            raise ValueError(f"{role} is given twice; {_CORES_FORM}")
-        if not (equals and number.isascii() and number.isdecimal() and len(number) <= _MAX_DIGITS):
-            raise ValueError(f"{role}: {number[:20]!r} is not a number of cores; {_CORES_FORM}")
-        cores[role] = int(number)
-        if not 1 <= cores[role] <= MAX_CPUS:
-            raise ValueError(
-                f"{role}={cores[role]}: a role gets 1 to {MAX_CPUS} cores; leave out a role that gets none"
-            )
+        role, _, number = (part.strip() for part in item.partition("="))
+        _require_new_role(role, cores)
+        cores[role] = _num_cores(role, number)
     return CoresFor(**cores)
+
+
+def _require_new_role(role: str, given: Container[str]) -> None:
+    if role not in CoresFor._fields:
+        raise ValueError(f"{role!r} is not one of {', '.join(CoresFor._fields)}; {_CORES_FORM}")
+    if role in given:
+        raise ValueError(f"{role} is given twice; {_CORES_FORM}")
+
+
+def _num_cores(role: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
+        raise ValueError(f"{role}: {text[:20]!r} is not a number of cores; {_CORES_FORM}")
+    number = int(text)
+    if not 1 <= number <= MAX_CPUS:
+        raise ValueError(f"{role}={number}: a role gets 1 to {MAX_CPUS} cores; leave out a role that gets none")
+    return number
 
 
 _CORES_FORM: Final = "write e.g. loader=2,optimizer=4"

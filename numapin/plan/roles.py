@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING
 
+from numapin.base.not_none import not_none
 from numapin.base.plural import counted, listed
 from numapin.errors import PlanError
 from numapin.plan.fast import even_shares
@@ -75,7 +76,7 @@ def _alternating(cores: Iterable[Core], home: int | None) -> list[Core]:
         by_node[core.node].append(core)
     nodes = sorted(by_node, key=lambda node: (node != home, -1 if node is None else node))
     turns = zip_longest(*map(by_node.__getitem__, nodes))
-    return [core for core in chain.from_iterable(turns) if core is not None]
+    return not_none(chain.from_iterable(turns))
 
 
 def _taken(machine: UsableMachine, wanted: CoresFor, share: Sequence[Core]) -> tuple[CpuSet, CpuSet]:

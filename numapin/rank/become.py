@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from typing import Final, NoReturn
 
 BINDING: Final = "NUMAPIN_BINDING"
+CHILDREN: Final = "NUMAPIN_CHILDREN"
+"""The plan of `numapin exec --children`, see `children.table`."""
 SIGKILL: Final = _signal.SIGKILL
 FORWARDED: Final = (_signal.SIGUSR1, _signal.SIGUSR2)
 """Signals that the launcher passes on to the ranks; blocked in each rank until `accept`."""
@@ -56,6 +58,12 @@ def become(command: list[str], binding: str, num_threads: int, nic_variables: di
     os.environ[BINDING] = binding
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_threads)))  # a plan that a user wrote may say 0
     os.environ.update(nic_variables)
+    os.environ.pop(CHILDREN, None)  # what this program starts belongs to this rank
+    execute(command)
+
+
+def execute(command: list[str]) -> NoReturn:
+    """Exec the command with this process's environment, with the statuses and signals that `become` describes."""
     for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
         _signal.signal(number, _signal.SIG_DFL)
     try:

@@ -74,7 +74,7 @@ class RankSlice:
         self.json = brace + rest
 
 
-def _slice(rank: RankPlan) -> str:
+def slice_text(rank: RankPlan) -> str:
     """Return the text of a slice: `cpus=0-3 nodes=0 memory=bind within= node=0 num_threads=4 nic= {"local_rank": 0}`.
 
     `nic` are the variables of --nic-env, such as `UCX_NET_DEVICES=mlx5_0:1`, separated by commas. `main` are the CPUs
@@ -108,7 +108,7 @@ def write_json(folder: str, name: str, content: object) -> None:
 def write_text(folder: str, name: str, text: str) -> None:
     """Write a file into the folder, whole or not at all. Raises NumapinError that names it."""
     try:
-        with _opened_to_write(folder) as descriptor:
+        with opened_to_write(folder) as descriptor:
             replace_at(descriptor, name, text, mode=0o600)
     except (OSError, ValueError) as error:
         raise unwritten(os.path.join(folder, name), error, _REMEDY) from None
@@ -140,7 +140,7 @@ def _hand_over_slices(plan: Plan, environ: MutableMapping[str, str]) -> bool:
     whether they fit; else the ranks read plan.json.
     """
     _remove_slices(environ)  # this launcher may be a rank itself and have slices
-    slices = {f"{SLICE_VARIABLE}{rank.local_rank}": _slice(rank) for rank in plan.ranks}
+    slices = {f"{SLICE_VARIABLE}{rank.local_rank}": slice_text(rank) for rank in plan.ranks}
     sizes = [len(name) + len(text) for name, text in slices.items()]
     if not _fit_into_environment(sizes):
         return False
@@ -197,7 +197,7 @@ def _planned_slice(local_rank: int, environ: Mapping[str, str]) -> str | None:
     from numapin.plan.model import Plan
 
     text, path = found
-    return _slice(Plan.from_json(text, source=path).ranks[local_rank])
+    return slice_text(Plan.from_json(text, source=path).ranks[local_rank])
 
 
 def read_text(path: str) -> str:
@@ -217,14 +217,14 @@ def read_text(path: str) -> str:
 def identity(folder: str) -> tuple[int, int] | None:
     """Return device and inode of a run's folder; None if it is gone, or if others can replace it."""
     try:
-        with _opened_to_write(folder) as descriptor:
+        with opened_to_write(folder) as descriptor:
             found = os.fstat(descriptor)
             return found.st_dev, found.st_ino
     except OSError:
         return None
 
 
-def _opened_to_write(folder: str) -> OpenFolder:
+def opened_to_write(folder: str) -> OpenFolder:
     """Open a run's folder. It is not made again: another user may have made the folder around it.
 
     Raises OSError, also if other users may replace it, or what is in it.

@@ -24,14 +24,16 @@ def hand_roles(roles: str, environ: MutableMapping[str, str]) -> None:
     """Put the roles and the hook into the environment; without roles, take those of an outer rank out of it."""
     if not roles and ROLES not in environ:
         return
-    path = environ.get("PYTHONPATH", "")
-    others = [entry for entry in path.split(os.pathsep) if entry != HOOK] if path else []
+    others = _other_entries(environ.get("PYTHONPATH", ""))
     if roles:
-        environ[ROLES] = roles
-    else:
-        del environ[ROLES]
-    entries = [HOOK, *others] if roles else others
-    if entries:
-        environ["PYTHONPATH"] = os.pathsep.join(entries)
-    else:
-        environ.pop("PYTHONPATH", None)
+        environ.update({ROLES: roles, "PYTHONPATH": os.pathsep.join([HOOK, *others])})
+        return
+    del environ[ROLES]
+    environ.pop("PYTHONPATH", None)
+    if others:
+        environ["PYTHONPATH"] = os.pathsep.join(others)
+
+
+def _other_entries(path: str) -> list[str]:
+    """Return the entries of a PYTHONPATH without the hook."""
+    return [entry for entry in path.split(os.pathsep) if entry != HOOK] if path else []

@@ -7,6 +7,7 @@ Comes in: addresses, process ids, modes, paths. Goes out: the kernel's answer, o
     calls.py      EDGE  the ctypes table of all libnuma and libc functions that are called
     numa.py       EDGE  memory policies, and the nodes of pages
     memory.py     EDGE  map, fault in, zero and copy memory
+    whole_process.py  EDGE  all threads of a process: bind them; count its memory by node
     threads.py    EDGE  limit the threads of BLAS, MKL and OpenMP libraries
     process.py    EDGE  how this process ends
     affinity.py   EDGE  the CPUs of the threads of other processes

@@ -14,6 +14,7 @@ import os
 from typing import NamedTuple
 
 from numapin.base.cpu_set import CpuSet
+from numapin.base.not_none import not_none
 from numapin.system.proc import Gone, folder_of, stat
 
 
@@ -39,8 +40,7 @@ def threads_of(pid: int) -> list[ThreadId]:
         tids = sorted(map(int, os.listdir(f"{folder}/task")))
     except (FileNotFoundError, ProcessLookupError):
         raise Gone from None
-    found = (_thread(pid, tid) for tid in tids)
-    return [thread for thread in found if thread is not None]
+    return not_none(_thread(pid, tid) for tid in tids)
 
 
 def cpus_of(thread: ThreadId) -> CpuSet:

@@ -69,9 +69,14 @@ def copy(target: int, source: int, num_bytes: int) -> None:
     ctypes.memmove(target, source, num_bytes)
 
 
+def may_pass_caches(machine: str) -> bool:
+    """Return whether stores.c is written for a kind of machine, as `platform.machine` names it."""
+    return machine in ("x86_64", "aarch64")
+
+
 @cache
 def can_pass_caches() -> bool:
-    """Return whether `stack_past_caches` works: on x86-64, if a C compiler was found when numapin was installed."""
+    """Return whether `stack_past_caches` works: libstores.so was in the wheel, or compiled during the installation."""
     try:
         function("numapin_stack_past_caches")
     except LibraryError:

@@ -261,10 +261,14 @@ def waits_forever(pid: int, machine: str, root: StrPath = LIVE) -> bool | None:
     call = text.split()
     if number is None or not call:
         return None
-    if call[0] != str(number) or num_threads != 1 or len(call) < 5:
-        return False
-    operation, time_out = int(call[2], 16), int(call[4], 16)
-    return bool(operation & _FUTEX_PRIVATE) and (operation & _FUTEX_COMMANDS) in _FUTEX_WAITS and time_out == 0
+    is_futex = call[0] == str(number) and len(call) >= 5
+    return is_futex and num_threads == 1 and _is_endless_wait(operation=int(call[2], 16), time_out=int(call[4], 16))
+
+
+def _is_endless_wait(*, operation: int, time_out: int) -> bool:
+    """Return whether futex(2) with these arguments waits without a time-out for this process's own lock."""
+    is_private = bool(operation & _FUTEX_PRIVATE)
+    return is_private and (operation & _FUTEX_COMMANDS) in _FUTEX_WAITS and time_out == 0
 
 
 def start_time() -> int | None:

@@ -64,6 +64,11 @@ def _find_plan(task: Task, environ: Mapping[str, str], file: str | None) -> Slic
         return _slice(read_plan_file(path), task, environ, source=path)
     if (own := _own_binding(task, environ)) is not None:
         return Slice(rank=own, source=_GIVEN)
+    return _of_run(task, environ)
+
+
+def _of_run(task: Task, environ: Mapping[str, str]) -> Slice | None:
+    """Return this task's part of the plan in the run directory. Raises MachineError if that cannot be read."""
     try:
         there = handover.planned(environ)
     except OSError as error:
@@ -121,7 +126,7 @@ def _one_visible(environ: Mapping[str, str]) -> str | None:
 
     Of several lists, the last one that takes effect counts: HIP's come after ROCr's.
     """
-    visible = next((environ[name].strip() for name in _LISTS if name in environ), "")
+    visible = _listed(environ)
     if not visible or "," in visible:
         return None
     if visible.startswith(GPU_PREFIX):
@@ -129,6 +134,10 @@ def _one_visible(environ: Mapping[str, str]) -> str | None:
     from numapin.topology.visible import hides_all  # here: most tasks see a UUID or several GPUs and do not need it
 
     return None if hides_all(visible) else visible
+
+
+def _listed(environ: Mapping[str, str]) -> str:
+    return next((environ[name].strip() for name in _LISTS if name in environ), "")
 
 
 def _only_gpu(environ: Mapping[str, str]) -> GpuRef | None:
@@ -158,10 +167,7 @@ def enter(part: Slice, task: Task, command: Sequence[str], *, strict: bool, verb
         rank.require_exact(see="numapin exec --verbose")
     if rank.roles is not None:
         _check_role_hook(command, strict=strict)
-    if task.rank == 0:
-        _say_each("warning: ", (*part.warnings, *kept))
-    if not rank.exact:
-        say(f"warning: rank {task.rank}: {rank.reason}")
+    _warn(task, rank, (*part.warnings, *kept))
     if verbose:
         _say_each(f"rank {task.rank}: ", _details(part, task, applied))
     hand_roles("" if rank.roles is None else str(rank.roles), os.environ)
@@ -177,6 +183,14 @@ def _check_role_hook(command: Sequence[str], *, strict: bool) -> None:
         raise BindingRefused(f"--strict: {problem}", preload.ROLES_REMEDY)
     if problem:
         say(f"warning: {problem}; {preload.ROLES_REMEDY}")
+
+
+def _warn(task: Task, rank: RankPlan, of_host: tuple[str, ...]) -> None:
+    """Print the warnings about the whole host, which its first task prints, and about this task's rank."""
+    if task.rank == 0:
+        _say_each("warning: ", of_host)
+    if not rank.exact:
+        say(f"warning: rank {task.rank}: {rank.reason}")
 
 
 def _say_each(prefix: str, texts: tuple[str, ...]) -> None:

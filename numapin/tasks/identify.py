@@ -32,6 +32,9 @@ LAUNCHERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
 Slurm's come last, and only inside a job step: a batch script, and everything it starts, has SLURM_LOCALID=0.
 """
 
+RANK_VARIABLES: Final = tuple(variable for variable, _ in LAUNCHERS)
+"""Each launcher's variable for the local rank, in the order of precedence, without Slurm's."""
+
 _SLURM: Final = "SLURM_LOCALID"
 _SLURM_SIZE: Final = "SLURM_STEP_TASKS_PER_NODE"  # SLURM_NTASKS_PER_NODE is the job's; a step may have other counts
 _SLURM_STEP: Final = "SLURM_STEP_ID"
@@ -92,13 +95,17 @@ def is_wrapper_of(environ: Mapping[str, str], task: Task) -> bool:
     A wrapper has a rank itself, if not always from the variable that counts below it. If that rank is the only one on
     this host and the task is not, the process is a launcher that another launcher started: srun -> torchrun.
     """
-    if not (_in_step(environ) or any(variable in environ for variable, _ in LAUNCHERS)):
+    if not _has_rank(environ):
         return False
     try:
         size = find_task(environ).size
     except UsageError:
         return True  # if variables contradict each other, one of them is the wrapper's rank
     return size != 1 or task.size == 1
+
+
+def _has_rank(environ: Mapping[str, str]) -> bool:
+    return _in_step(environ) or not environ.keys().isdisjoint(RANK_VARIABLES)
 
 
 def cpus_of_job(environ: Mapping[str, str]) -> int | None:
@@ -137,21 +144,22 @@ def _from_environment(environ: Mapping[str, str]) -> Task:
     if not tasks:
         return _slurm_task(environ)
     first, *others = tasks
-    outer = [other for other in others if not _agree(first, other)]
-    for other in outer:
-        _require_one_task(first, other)
+    notes = [_note_of_outer(first, other) for other in others if not _agree(first, other)]
     slurm, slurm_notes = _slurm_beside(environ, first)
-    notes = [f"{_joined(other.settings)} is ignored: set by another launcher, above this rank's own" for other in outer]
     return _with_size_of_others(first, (*others, *slurm))._replace(notes=(*notes, *slurm_notes))
 
 
-def _require_one_task(first: Task, other: Task) -> None:
-    """Raise UsageError unless the other launcher started one task here, which can be the launcher of `first`."""
+def _note_of_outer(first: Task, other: Task) -> str:
+    """Return the note that another launcher's variables are ignored.
+
+    Raises UsageError unless that launcher started one task here, which can be the launcher of `first`.
+    """
     if other.size != 1:
         raise UsageError(
             f"{_joined(first.settings)} contradict {_joined(other.settings)}",
             f"choose one, e.g.: numapin exec --local-rank ${other.variable} --local-size N -- command",
         )
+    return f"{_joined(other.settings)} is ignored: set by another launcher, above this rank's own"
 
 
 def _slurm_beside(environ: Mapping[str, str], first: Task) -> tuple[tuple[Task, ...], tuple[str, ...]]:
@@ -167,10 +175,14 @@ def _with_size_of_others(first: Task, others: Sequence[Task]) -> Task:
 
     A size of 1 is not taken: one task here may have started the ranks, and rank 0 then has its number by chance.
     """
-    known = next((other for other in others if other.rank == first.rank and other.size not in (None, 1)), None)
+    known = next((other for other in others if _gives_size(other, first.rank)), None)
     if first.size is not None or known is None:
         return first
     return first._replace(size=known.size, settings=(*first.settings, *known.settings[1:]))
+
+
+def _gives_size(task: Task, rank: int) -> bool:
+    return task.rank == rank and task.size not in (None, 1)
 
 
 def _agree(first: Task, other: Task) -> bool:
@@ -196,9 +208,9 @@ def _first_size(environ: Mapping[str, str], names: tuple[str, ...]) -> tuple[int
 def _flux_size(environ: Mapping[str, str]) -> tuple[int | None, tuple[str, ...]]:
     """Return the number of tasks per host if all hosts have the same number: Flux reports only the job's totals."""
     names = ("FLUX_JOB_SIZE", "FLUX_JOB_NNODES")
-    if not all(name in environ for name in names):
+    if not environ.keys() >= set(names):
         return None, ()
-    tasks, hosts = (_required_count(environ, name) for name in names)
+    tasks, hosts = _required_count(environ, names[0]), _required_count(environ, names[1])
     return (tasks // hosts, names) if hosts and tasks % hosts == 0 else (None, ())
 
 
@@ -223,7 +235,7 @@ def _slurm_task(environ: Mapping[str, str]) -> Task:
 
 
 def _no_rank(environ: Mapping[str, str]) -> UsageError:
-    variables = ", ".join((*(variable for variable, _ in LAUNCHERS), _SLURM))
+    variables = ", ".join((*RANK_VARIABLES, _SLURM))
     outside = f"; {_SLURM}={environ[_SLURM][:_MAX_SHOWN]} is ignored outside a job step" if _SLURM in environ else ""
     return UsageError(
         f"no local rank: none of {variables} is set{outside}",
@@ -237,8 +249,11 @@ def _slurm_size(environ: Mapping[str, str]) -> int | None:
     sizes = {num_tasks for num_tasks, _ in groups}
     if len(sizes) == 1:
         return sizes.pop()
-    if _SLURM_HOST not in environ:
-        return None
+    return _size_on_this_host(environ, groups) if _SLURM_HOST in environ else None
+
+
+def _size_on_this_host(environ: Mapping[str, str], groups: Sequence[tuple[int, int]]) -> int:
+    """Return the number of tasks on host number SLURM_NODEID. Raises UsageError if the groups have fewer hosts."""
     host = _required_count(environ, _SLURM_HOST)
     ends = accumulate(num_hosts for _, num_hosts in groups)
     for (num_tasks, _), end in zip(groups, ends, strict=True):

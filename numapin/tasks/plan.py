@@ -79,14 +79,18 @@ def plan_task(topology: Topology, request: Request, task: Task, *, own_cpus: boo
 def _with_nic_doubt(rank: RankPlan, topology: Topology, task: Task) -> RankPlan:
     """Mark a rank as not exact if its NIC was chosen among equally near ones without the GPUs of other tasks."""
     num_gpus = len(topology.gpus)
-    has_choice = bool(rank.nic_env) and len(rank.nics or ()) > 1
-    if not has_choice or task.size is None or num_gpus >= task.size:
+    if not _may_share_nic(rank, task, num_gpus):
         return rank
     why = (
         f"--nic-env: this task sees {counted(num_gpus, 'GPU')} of {task.size} tasks, so others may use its NIC; make "
         "one plan for all: numapin plan --nic-env … --json, then numapin exec --plan FILE"
     )
     return replace(rank, exact=False, reason=f"{rank.reason}; {why}")
+
+
+def _may_share_nic(rank: RankPlan, task: Task, num_gpus: int) -> bool:
+    has_choice = bool(rank.nic_env) and len(rank.nics or ()) > 1
+    return has_choice and task.size is not None and num_gpus < task.size
 
 
 def _for_one_task(topology: Topology, request: Request, task: Task) -> Request:
@@ -131,10 +135,14 @@ def _size(topology: Topology, request: Request, task: Task) -> tuple[int, tuple[
         return assumed, (f"assumed: {counted(assumed, 'task')} on this host, one per GPU; {known}",)
     if request.bind is Bind.NONE:
         return task.rank + 1, ()
+    raise _unknown_size(task, assumed)
+
+
+def _unknown_size(task: Task, assumed: int) -> UsageError:
     settings = " and ".join(task.settings)
     gpus = f"this host has {counted(assumed, 'GPU')}" if assumed else "there is no GPU to count by"
     rank = f" --local-rank {task.rank}" if task.variable is None else ""
-    raise UsageError(
+    return UsageError(
         f"the number of tasks on this host is unknown: {settings}, and {gpus}",
         f"give it: numapin exec{rank} --local-size N -- command",
     )

@@ -59,14 +59,21 @@ def slice_of(
         UsageError: The plan has no such rank.
     """
     on_gpu, gpu = ((), None) if visible is None else _ranks_on(plan, visible, ask)
-    if on_gpu:
-        rank = _of_number(on_gpu, task) or on_gpu[task.rank % len(on_gpu)]
-    else:
-        rank = _required_of_number(plan, task, source=source)
-        if visible is not None:
-            rank = _without_its_gpu(rank, source=source, gpu=_name(gpu) or visible)
+    unplanned_gpu = _name(gpu) or visible
+    rank = _in_turn(on_gpu, task) if on_gpu else _by_number(plan, task, source=source, unplanned_gpu=unplanned_gpu)
     rank = replace(rank, local_rank=task.rank, gpu=gpu or rank.gpu)
     return Slice(rank=rank, source=source, warnings=_size_warnings(plan, task, source))
+
+
+def _in_turn(on_gpu: tuple[RankPlan, ...], task: Task) -> RankPlan:
+    """Return the task's rank of those on its GPU: the one of its number, else they take turns."""
+    return _of_number(on_gpu, task) or on_gpu[task.rank % len(on_gpu)]
+
+
+def _by_number(plan: Plan, task: Task, *, source: str, unplanned_gpu: str | None) -> RankPlan:
+    """Return the rank of the task's number; it is not exact if the task sees one GPU, which the plan does not have."""
+    rank = _required_of_number(plan, task, source=source)
+    return rank if unplanned_gpu is None else _without_its_gpu(rank, source=source, gpu=unplanned_gpu)
 
 
 def _of_number(ranks: tuple[RankPlan, ...], task: Task) -> RankPlan | None:
@@ -117,7 +124,11 @@ def _ranks_called(plan: Plan, uuid: str) -> tuple[RankPlan, ...]:
     if not uuid.startswith(GPU_PREFIX) or not digits:
         return ()
     ranks = tuple(rank for rank in plan.ranks if _digits_of(rank).startswith(digits))
-    return ranks if len({rank.gpu for rank in ranks}) == 1 else ()
+    return ranks if _are_on_one_gpu(ranks) else ()
+
+
+def _are_on_one_gpu(ranks: tuple[RankPlan, ...]) -> bool:
+    return len({rank.gpu for rank in ranks}) == 1
 
 
 def _digits_of(rank: RankPlan) -> str:
@@ -145,9 +156,12 @@ def inside(rank: RankPlan, allowed: CpuSet) -> RankPlan:
     if rank.cpus <= allowed and rank.cpus:
         return rank
     cpus = rank.cpus & allowed or allowed
+    reason = f"{rank.reason}; {_why_fewer(rank, allowed)}"
+    num_threads = min(rank.num_threads, len(cpus))
+    return replace(rank, cpus=cpus, num_threads=num_threads, exact=False, reason=reason, roles=None)
+
+
+def _why_fewer(rank: RankPlan, allowed: CpuSet) -> str:
     missing = str(rank.cpus - allowed) or "none"
     why = f"planned CPUs {missing} are not among those that this task was given ({allowed})"
-    if rank.roles is not None:
-        why = f"{why}, so no role has cores of its own"
-    num_threads = min(rank.num_threads, len(cpus))
-    return replace(rank, cpus=cpus, num_threads=num_threads, exact=False, reason=f"{rank.reason}; {why}", roles=None)
+    return why if rank.roles is None else f"{why}, so no role has cores of its own"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from numapin.base import cpu_set
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
+from numapin.base.not_none import not_none
 from numapin.errors import UsageError
 from numapin.topology.fast import speed_notes
 from numapin.topology.gpus import (
@@ -184,8 +185,7 @@ def _nodes(readings: Readings, cpus: Mapping[int, CpuReading]) -> tuple[Node, ..
 
 
 def _gpu_memory_nodes(readings: Readings) -> CpuSet:
-    own = (gpu.own_node for gpu in readings.nvml.gpus or ())
-    return readings.gpu_memory_nodes.union(node for node in own if node is not None)
+    return readings.gpu_memory_nodes.union(not_none(gpu.own_node for gpu in readings.nvml.gpus or ()))
 
 
 def _packages_of(cpus: Mapping[int, CpuReading]) -> Callable[[CpuSet], frozenset[int | None]]:

@@ -17,6 +17,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.cpu_set import CpuSet
+from numapin.base.not_none import not_none
 from numapin.base.plural import listed
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class _Rated(NamedTuple):
 
 def fast_cores(topology: Topology) -> tuple[FastCores, ...]:
     """Return the fast cores of each node that has fast and slow ones."""
-    return tuple(fast for fast, _ in _nodes(topology) if fast is not None)
+    return tuple(not_none(fast for fast, _ in _nodes(topology)))
 
 
 def speed_notes(topology: Topology) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ Comes in: parts that `build` made from the readings, or JSON (schema numapin.top
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
@@ -13,6 +13,7 @@ from typing import Annotated, Final, Self
 
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES, MAX_PACKAGES
 from numapin.base.cpu_set import CpuSet
+from numapin.base.not_none import not_none
 from numapin.base.notebook import drawing
 from numapin.base.plural import counted, listed
 from numapin.base.printable import printable_lines
@@ -121,7 +122,7 @@ class Topology:
         _require_unique("CPU", chain.from_iterable(map(_CPUS, self.cores)))
         _require_unique("GPU", map(attrgetter("index"), self.gpus))
         cuda_indices = map(attrgetter("cuda_index"), self.gpus)
-        _require_unique("CUDA index", (index for index in cuda_indices if index is not None))
+        _require_unique("CUDA index", not_none(cuda_indices))
         self._require_nodes()
 
     def _require_nodes(self) -> None:
@@ -221,13 +222,17 @@ class Topology:
 
     def _node_lines(self) -> Iterator[str]:
         devices = self._devices_by_node()
-        shown = [node for node in self.nodes if node.kind is NodeKind.CPU or node.id in devices]
+        shown = self._shown_nodes(devices)
         yield from (_node_line(node, devices.get(node.id, [])) for node in shown)
         others = CpuSet(map(_ID, self.nodes)) - {node.id for node in shown}
         if others:
             yield f"  without CPUs: {listed('node', others)}"
         if None in devices:
             yield f"  node unknown: {', '.join(devices[None])}"
+
+    def _shown_nodes(self, devices: Container[int | None]) -> list[Node]:
+        """Return the nodes that have a line of their own: those with CPUs or devices."""
+        return [node for node in self.nodes if node.kind is NodeKind.CPU or node.id in devices]
 
     def _devices_by_node(self) -> Mapping[int | None, list[str]]:
         devices: defaultdict[int | None, list[str]] = defaultdict(list)

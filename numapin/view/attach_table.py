@@ -22,23 +22,24 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from numapin.attach.changes import Attached, AttachedRank, BoundProcess, Restored, RestoredProcess
+    from numapin.attach.changes import Attached, AttachedRank, BoundProcess, ProcessPages, Restored, RestoredProcess
 
 _MOST: Final = 512  # rows: more take a second to draw
 _LEFT: Final = ("process", "GPU", "CPUs before", "CPUs")
-_HEADINGS: Final = ("rank", "pid", "process", "GPU", "node", "threads", "CPUs before", "CPUs", "elsewhere")
+_HEADINGS: Final = ("rank", "pid", "process", "GPU", "node", "threads", "CPUs before", "CPUs", "elsewhere", "moved")
 _LEGEND: Final = "threads: changed / seen; elsewhere: memory on other nodes than the planned ones, files not counted"
 
 
 def attach_table(done: Attached) -> RenderableType:
     """Return the table of processes, its legend, what could not be done, and the next commands."""
-    moved = ("moved",) if done.migrate and not done.dry_run else ()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in (*_HEADINGS, *moved):
-        table.add_column(heading, justify="left" if heading in _LEFT else "right", overflow="fold")
+    has_moved = done.migrate and not done.dry_run
     rows = [(rank, process) for rank in done.ranks for process in rank.processes]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in _HEADINGS if has_moved else _HEADINGS[:-1]:
+        table.add_column(heading, justify="left" if heading in _LEFT else "right", overflow="fold")
     for rank, process in rows[:_MOST]:
-        table.add_row(*_cells(rank, process), *([_moved(process)] if moved else []))
+        cells = _cells(rank, process)
+        table.add_row(*(cells if has_moved else cells[:-1]))
     left = [f"{counted(len(rows) - _MOST, 'row')} more: numapin attach --json"] if len(rows) > _MOST else []
     return Group(table, Text(_LEGEND, style="dim"), *map(Text, [*left, *_lines(done)]))
 
@@ -51,10 +52,9 @@ def restore_table(done: Restored) -> RenderableType:
 
 
 def _cells(rank: AttachedRank, process: BoundProcess) -> tuple[str, ...]:
+    """Return the cells of a process, one for each of the headings."""
     is_first = process.pid == rank.pid
     plan = rank.requested
-    pages = process.pages
-    total = 0 if pages is None else sum(pages.before.values())
     return (
         str(plan.local_rank),
         str(process.pid),
@@ -64,12 +64,15 @@ def _cells(rank: AttachedRank, process: BoundProcess) -> tuple[str, ...]:
         f"{process.changed}/{process.threads}",
         str(process.cpus_before),
         str(process.cpus),
-        "?" if pages is None else f"{render(pages.far_bytes)} / {render(total)}",
+        *_memory_cells(process.pages),
     )
 
 
-def _moved(process: BoundProcess) -> str:
-    return "?" if process.pages is None else render(process.pages.moved_bytes)
+def _memory_cells(pages: ProcessPages | None) -> tuple[str, str]:
+    """Return the memory elsewhere, of all, and the part that was moved."""
+    if pages is None:
+        return "?", "?"
+    return f"{render(pages.far_bytes)} / {render(sum(pages.before.values()))}", render(pages.moved_bytes)
 
 
 def _lines(done: Attached) -> Iterator[str]:
@@ -81,9 +84,13 @@ def _lines(done: Attached) -> Iterator[str]:
         yield "interrupted: what was done until then is in the table"
     if done.dry_run:
         yield "dry run: nothing was changed"
-    elif done.records and any(process.changed for rank in done.ranks for process in rank.processes):
+    elif done.records and any(map(_has_changed, done.ranks)):
         pids = ",".join(str(rank.pid) for rank in done.ranks if rank.processes)
         yield f"undo with: numapin attach --restore --pid {pids}"
+
+
+def _has_changed(rank: AttachedRank) -> bool:
+    return any(process.changed for process in rank.processes)
 
 
 def _problems(rank: AttachedRank) -> Iterator[str]:

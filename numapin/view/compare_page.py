@@ -16,7 +16,7 @@ from numapin.base.content_policy import policy_element
 from numapin.base.printable import printable
 from numapin.compare.figures import FIGURES
 from numapin.compare.ratio import Verdict
-from numapin.compare.report import verdict_line
+from numapin.compare.report import verdict_lines
 from numapin.view.bench_table import machine_in_words
 from numapin.view.compare_style import CAVEATS, STYLE
 from numapin.view.compare_table import OTHERS, figure_text, other_figures, step_ms
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from numapin.compare.ratio import StepRatio
-    from numapin.compare.report import CompareReport, VariantResult
+    from numapin.compare.report import CompareReport
+    from numapin.compare.results import VariantResult
 
 _NUM_TICKS: Final = 4
 _SHOWN_STEPS: Final = 400
@@ -34,6 +35,7 @@ _CLASSES: Final = {
     Verdict.SLOWER: "slower",
     Verdict.NO_DIFFERENCE: "same",
     Verdict.UNKNOWN: "unknown",
+    Verdict.UNSETTLED: "unknown",
 }
 _TRACE_HEIGHT: Final = 48
 _MARGIN_DEFAULT: Final = 0.05
@@ -72,6 +74,7 @@ def compare_page(report: CompareReport) -> str:
     body = (
         f"<h1>{_text(script)}</h1>",
         f"<p class=dim>{_text(report.host)}, {_text(report.date)}: {_text(machine_in_words(report.machine))}</p>",
+        f"<p class=dim>{_text(report.steps_in_words)}</p>",
         f"<ul class=outcomes>{''.join(_outcomes(report))}</ul>",
         *_plots(report),
         "<h2>All figures</h2>",
@@ -99,7 +102,8 @@ def _outcomes(report: CompareReport) -> Iterator[str]:
 
 def _outcome(variant: VariantResult) -> Iterator[str]:
     if variant.ratio is not None:
-        yield f'<li class="{_CLASSES[variant.ratio.verdict]}">{_text(verdict_line(variant))}</li>'
+        lines = "<br>".join(map(_text, verdict_lines(variant)))
+        yield f'<li class="{_CLASSES[variant.ratio.verdict]}">{lines}</li>'
     if variant.failure is not None:
         yield f"<li class=slower><b>failed</b> {_text(variant.name)}<pre>{_lines(variant.failure)}</pre></li>"
     yield from (f"<li>{_text(variant.name)}: {_text(note)}</li>" for note in variant.notes)

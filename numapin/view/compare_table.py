@@ -13,7 +13,7 @@ from rich.text import Text
 
 from numapin.base import quoting
 from numapin.compare.ratio import Verdict
-from numapin.compare.report import verdict_line
+from numapin.compare.report import verdict_lines
 from numapin.view.bench_table import machine_in_words
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from numapin.bench.model import Spread
     from numapin.compare.ratio import StepRatio
-    from numapin.compare.report import CompareReport, VariantResult
+    from numapin.compare.report import CompareReport
+    from numapin.compare.results import VariantResult
 
 # Figure -> heading, factor and format.
 OTHERS: Final = {
@@ -31,6 +32,7 @@ OTHERS: Final = {
     "wait_share": ("waits", 1.0, ".1%"),
     "startup_s": ("start s", 1.0, ".1f"),
     "cpu_s_per_step": ("CPU ms/step", 1e3, ".1f"),
+    "other_cpus": ("others", 1.0, ".1f"),
     "memory_bytes": ("MiB", 2.0**-20, ",.0f"),
     "peak_bytes": ("peak", 2.0**-20, ",.0f"),
     "gpu_memory_bytes": ("GPU MiB", 2.0**-20, ",.0f"),
@@ -38,14 +40,16 @@ OTHERS: Final = {
     "gpu_busy_share": ("GPU busy", 1.0, ".0%"),
 }
 LEGEND: Final = (
-    "waits: of the time, for batches; start: until the first step; MiB: of all processes; peak: MiB of a rank; "
-    "remote: memory on other nodes"
+    "waits: of the time, for batches; start: until the first step; others: CPUs that other programs used; "
+    "MiB: of all processes; peak: MiB of a rank; remote: memory on other nodes"
 )
+_MOST_COLUMNS: Final = 6
 _STYLES: Final = {
     Verdict.FASTER: "bold green",
     Verdict.SLOWER: "bold red",
     Verdict.NO_DIFFERENCE: "bold",
     Verdict.UNKNOWN: "bold yellow",
+    Verdict.UNSETTLED: "bold yellow",
 }
 
 
@@ -53,7 +57,7 @@ def compare_table(report: CompareReport) -> RenderableType:
     """Return the machine, the tables, and a line per variant."""
     parts: list[RenderableType] = [Text(machine_in_words(report.machine)), *_commands(report)]
     if report.measured:
-        parts += [Text(), _steps(report), Text(), _others(report), Text(LEGEND, style="dim")]
+        parts += [Text(report.steps_in_words), Text(), _steps(report), *_others(report), Text(LEGEND, style="dim")]
     return Group(*parts, Text(), *_outcomes(report), *_notes(report))
 
 
@@ -95,12 +99,16 @@ def other_figures(report: CompareReport) -> list[str]:
     return [name for name in OTHERS if any(name in variant.figures for variant in report.measured)]
 
 
-def _others(report: CompareReport) -> Table:
+def _others(report: CompareReport) -> Iterator[RenderableType]:
+    """Yield the other figures, in two tables if one would be too wide."""
     shown = other_figures(report)
-    table = _table("variant", *(OTHERS[name][0] for name in shown))
-    for variant in report.measured:
-        table.add_row(variant.name, *(figure_text(variant, name) for name in shown))
-    return table
+    middle = len(shown) if len(shown) <= _MOST_COLUMNS else (len(shown) + 1) // 2
+    for names in (shown[:middle], shown[middle:]):
+        if names:
+            table = _table("variant", *(OTHERS[name][0] for name in names))
+            for variant in report.measured:
+                table.add_row(variant.name, *(figure_text(variant, name) for name in names))
+            yield from (Text(), table)
 
 
 def figure_text(variant: VariantResult, name: str) -> str:
@@ -112,7 +120,9 @@ def figure_text(variant: VariantResult, name: str) -> str:
 def _outcomes(report: CompareReport) -> Iterator[Text]:
     for variant in report.variants:
         if variant.ratio is not None:
-            yield Text(verdict_line(variant), style=_STYLES[variant.ratio.verdict])
+            first, *others = verdict_lines(variant)
+            yield Text(first, style=_STYLES[variant.ratio.verdict])
+            yield from (Text(line) for line in others)
 
 
 def _failure(variant: VariantResult, failure: str) -> Iterator[Text]:

@@ -49,14 +49,28 @@ def doctor_table(report: DoctorReport) -> RenderableType:
 
 def summary_line(report: DoctorReport) -> str:
     """Return the number of findings by severity, and the first thing to do."""
-    counts = Counter(finding.severity for finding in report.findings)
+    to_mend = sorted(filter(_is_to_mend, report.findings), key=_rank)
+    line = f"{report.host or report.source}: {', '.join(_counts(report.findings))}"
+    return f"{line}. Start with: {to_mend[0].check}" if to_mend else line
+
+
+def _is_to_mend(finding: DoctorFinding) -> bool:
+    return finding.severity in _TO_MEND
+
+
+def _rank(finding: DoctorFinding) -> int:
+    """Return the place of a finding's severity, the worst first."""
+    return list(_STYLES).index(finding.severity)
+
+
+def _counts(findings: Iterable[DoctorFinding]) -> Iterator[str]:
+    """Yield the number of findings of each severity that occurs."""
+    counts = Counter(finding.severity for finding in findings)
     found = [counted(counts[severity], severity) for severity in _TO_MEND if counts[severity]]
-    rest = [f"{counted(counts[DoctorSeverity.OK], 'check')} ok"]
+    yield from found or ["nothing to fix"]
+    yield f"{counted(counts[DoctorSeverity.OK], 'check')} ok"
     if counts[None]:
-        rest.append(f"{counts[None]} without an answer")
-    line = f"{report.host or report.source}: {', '.join([*(found or ['nothing to fix']), *rest])}"
-    first = next((f for severity in _TO_MEND for f in report.findings if f.severity is severity), None)
-    return line if first is None else f"{line}. Start with: {first.check}"
+        yield f"{counts[None]} without an answer"
 
 
 def _section(severity: DoctorSeverity | None, all_findings: Iterable[DoctorFinding]) -> tuple[RenderableType, ...]:

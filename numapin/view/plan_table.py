@@ -19,7 +19,8 @@ _MOST: Final = 512  # rows: more take a second to draw
 
 _GAP: Final = 2  # columns between columns
 _LEAST_CPUS: Final = 6  # characters of the CPUs in a line
-_HEADINGS: Final = ("rank", "GPU", "node", "CPUs", "memory", "threads")
+_HEADINGS: Final = ("rank", "GPU", "node", "CPUs", "memory", "threads", "NIC")
+_CPUS: Final = _HEADINGS.index("CPUs")
 _LEFT: Final = ("GPU", "CPUs", "memory", "NIC")
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class _PlanTable(Table):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield what rich yields, with a width for the CPUs if the rest then fits."""
-        cpus = self.columns[_HEADINGS.index("CPUs")]
+        cpus = self.columns[_CPUS]
         left = options.max_width - sum(_width(column) + _GAP for column in self.columns if column is not cpus)
         cpus.width = left if _LEAST_CPUS <= left < _width(cpus) else None
         yield from super().__rich_console__(console, options)
@@ -50,13 +51,13 @@ def plan_table(plan: Plan) -> Table:
     If the nearest NIC of any rank is known, there is a column of these.
     """
     table = _PlanTable(box=None, pad_edge=False, header_style="bold", caption=_legend(plan), caption_justify="left")
-    has_nics = any(rank.nics for rank in plan.ranks)
-    for heading in (*_HEADINGS, *(["NIC"] if has_nics else [])):
+    headings = _HEADINGS if any(rank.nics for rank in plan.ranks) else _HEADINGS[:-1]
+    for heading in headings:
         table.add_column(heading, justify="left" if heading in _LEFT else "right", overflow="fold")
     for rank in plan.ranks[:_MOST]:
-        table.add_row(*_cells(rank), *([own_nic_name(rank)] if has_nics else []))
+        table.add_row(*_cells(rank)[: len(headings)])
         for name, cpus in _by_role(rank).items():
-            table.add_row(*["" if heading != "CPUs" else f"{name} {cpus}" for heading in _HEADINGS])
+            table.add_row(*[""] * _CPUS, f"{name} {cpus}")
     return table
 
 
@@ -146,6 +147,7 @@ def gpu_cell(gpu: GpuRef | None) -> str:
 
 
 def _cells(rank: RankPlan) -> tuple[str, ...]:
+    """Return the cells of a rank, one for each of the headings."""
     return (
         str(rank.local_rank) + ("" if rank.exact else "*"),
         gpu_cell(rank.gpu),
@@ -153,4 +155,5 @@ def _cells(rank: RankPlan) -> tuple[str, ...]:
         str(rank.cpus),
         policy(rank),
         str(rank.num_threads),
+        own_nic_name(rank),
     )

@@ -86,15 +86,21 @@ def spanning_l3s(topology: Topology) -> dict[int, SpanningL3]:
     A cache counts if its nodes are in one package and all of their cores share it. What contradicts that is wrong
     firmware, and stays a group of cores in each node.
     """
-    groups: dict[int, list[Core]] = {}
     l3s_of: dict[int | None, set[int | None]] = {}
     for core in topology.cores:
         l3s_of.setdefault(core.node, set()).add(core.l3)
+    package_of = {node.id: node.package for node in topology.nodes}
+    found = (_spanning(cores, l3s_of, package_of) for cores in _by_l3(topology))
+    return {node: l3 for l3 in found if l3 is not None for node in l3.nodes}
+
+
+def _by_l3(topology: Topology) -> list[list[Core]]:
+    """Return the cores of each known L3 cache."""
+    groups: dict[int, list[Core]] = {}
+    for core in topology.cores:
         if core.l3 is not None:
             groups.setdefault(core.l3, []).append(core)
-    package_of = {node.id: node.package for node in topology.nodes}
-    found = (_spanning(cores, l3s_of, package_of) for _, cores in sorted(groups.items()))
-    return {node: l3 for l3 in found if l3 is not None for node in l3.nodes}
+    return [cores for _, cores in sorted(groups.items())]
 
 
 def _spanning(
@@ -102,11 +108,11 @@ def _spanning(
 ) -> SpanningL3 | None:
     nodes = {core.node for core in cores}
     numbers = CpuSet(node for node in nodes if node is not None)
-    is_known = len(numbers) == len(nodes)
-    is_alone = all(len(l3s_of[node]) == 1 for node in nodes)
-    is_in_one_package = len({package_of[node] for node in numbers}) == 1
-    spans = len(numbers) > 1 and is_known and is_alone and is_in_one_package
-    return SpanningL3(nodes=numbers, cores=tuple(cores)) if spans else None
+    if len(numbers) < 2 or len(numbers) < len(nodes):
+        return None
+    have_others = any(len(l3s_of[node]) > 1 for node in nodes)
+    packages = {package_of[node] for node in numbers}
+    return None if have_others or len(packages) > 1 else SpanningL3(nodes=numbers, cores=tuple(cores))
 
 
 def gpu_of_memory(topology: Topology, node: Node) -> Gpu | None:

@@ -21,17 +21,25 @@ _ON_CPU: Final = "without a GPU, models and workers share the CPUs: this shows t
 
 
 def train_limits(report: BenchReport) -> Iterator[str]:
-    """Yield the limit of each model that numapin's loader keeps below its ceiling."""
-    measured = [(case, ours) for case in report.cases for ours in case.peers if ours.name == OURS and ours.num_runs]
-    if not measured:
-        return
-    if not report.machine.get("gpus"):
-        yield _ON_CPU
-        return
-    for case, ours in measured:
-        share, busy = _median(ours, "of_ceiling"), _median(ours, "workers_busy")
-        if share is not None and busy is not None and share < _AT_CEILING:
-            yield f"{case.name}: numapin reaches {100 * share:.0f} % of the ceiling{_cause(case, busy)}"
+    """Return the limit of each model that numapin's loader keeps below its ceiling."""
+    measured = list(_measured(report))
+    if measured and not report.machine.get("gpus"):
+        return iter([_ON_CPU])
+    return filter(None, (_limit(case, ours) for case, ours in measured))
+
+
+def _measured(report: BenchReport) -> Iterator[tuple[CaseResult, PeerResult]]:
+    """Yield each case with numapin's loader, as far as it ran."""
+    for case in report.cases:
+        yield from ((case, peer) for peer in case.peers if peer.name == OURS and peer.num_runs)
+
+
+def _limit(case: CaseResult, ours: PeerResult) -> str:
+    """Return how far below its ceiling a model stays, and why; "": it does not, or that was not measured."""
+    share, busy = _median(ours, "of_ceiling"), _median(ours, "workers_busy")
+    if share is None or busy is None or share >= _AT_CEILING:
+        return ""
+    return f"{case.name}: numapin reaches {100 * share:.0f} % of the ceiling{_cause(case, busy)}"
 
 
 def _cause(case: CaseResult, busy: float) -> str:

@@ -24,6 +24,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "discover": numapin.discover,
     "make_plan": numapin.make_plan,
     "spawn": numapin.spawn,
+    "bind_this_process": numapin.bind_this_process,
     "launch": launch.launch,
     "pinned.empty": pinned.empty,
     "pinned.pin": pinned.pin,
@@ -33,6 +34,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 RECORDS = (
     *(numapin.Topology, numapin.Package, numapin.Node, numapin.Core, numapin.Gpu, numapin.Nic, numapin.Link),
     *(numapin.Allowed, numapin.Request, numapin.Plan, numapin.RankPlan, pinned.Budget, Stats),
+    numapin.ProcessBinding,
 )
 METHODS = (
     *(numapin.Topology.from_json, numapin.Topology.find_gpu, numapin.Topology.restrict, numapin.Node.distance_to),

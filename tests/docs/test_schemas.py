@@ -34,6 +34,9 @@ from tests.unit.planned import PLANNED
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numapin.compare.ratio import StepRatio
+    from numapin.compare.results import VariantResult
+
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "machines" / "golden" / "2pkg-8node-smt2-8gpu-pairs.json"
 PAGE = (ROOT / "docs" / "schemas.md").read_text()
@@ -176,8 +179,13 @@ def _failed() -> object:
 def _compared() -> object:
     made = report_of({"torchrun-threads": [0.2, 0.3, 0.1], "numapin": [0.1, 0.2, 0.3]}, failed("torchrun", "why"))
     machine = _measured()["machine"]
-    noted = replace(made.variants[0], notes=("a note",))
-    return replace(made, machine=machine, notes=("a note",), variants=(noted, *made.variants[1:])).to_json()
+    doubtful = [ratio and replace(ratio, doubt="why", num_rounds_needed=9) for ratio in _ratios(made.variants[1])]
+    noted = replace(made.variants[1], notes=("a note",), ratio=doubtful[0], ratio_to_threads=doubtful[1])
+    return replace(made, machine=machine, notes=("a note",), variants=(*made.variants, noted)).to_json()
+
+
+def _ratios(variant: VariantResult) -> tuple[StepRatio | None, StepRatio | None]:
+    return variant.ratio, variant.ratio_to_threads
 
 
 def _measured() -> dict[str, Any]:

@@ -31,6 +31,8 @@ def live(**changes: Any) -> Live:
         "module_version": "580.159.04",
         "libnuma": None,
         "streaming_stores": True,
+        "torch": "2.13.0",
+        "strays": (),
         "python": (3, 12, 1),
         "nccl": {"nvidia-nccl-cu12": "2.30.3"},
         "shm_bytes": 64 << 30,

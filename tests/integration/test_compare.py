@@ -45,21 +45,20 @@ class TestJobs:
         """A script whose steps take four times as long is slower; every file is written, and every job is stopped."""
         path = training_script(tmp_path)
         files = ("--output", str(tmp_path / "out.json"), "--html", str(tmp_path / "out.html"))
-        pair = ("--a", command(path, tmp_path, 0.02), "--b", f"X=1 {command(path, tmp_path, 0.08)}")
-        done = compare("--repeats", "3", *files, "--logs", str(tmp_path / "logs"), *pair)
+        pair = ("--a", command(path, tmp_path, 0.02), "--b", f"PYTHONPATH=/nowhere {command(path, tmp_path, 0.08)}")
+        done = compare("--repeats", "5", *files, "--logs", str(tmp_path / "logs"), *pair)
         assert done.status == 0, done.err
         assert "b is slower" in done.out
         assert "stopped early" not in done.out
         report = json.loads((tmp_path / "out.json").read_text())
         first, second = report["variants"]
         assert (first["ratio"], second["ratio"]["verdict"], report["is_complete"]) == (None, "slower", True)
-        assert (first["num_runs"], first["step_unit"], first["num_ranks"]) == (3, "optimizer step", 1)
-        assert second["variables"] == {"X": "1"}
+        assert (first["num_runs"], first["step_unit"], first["num_ranks"]) == (5, "optimizer step", 1)
+        assert second["variables"] == {"PYTHONPATH": "/nowhere"}
         assert first["figures"].keys() >= {
             "samples_per_s",
             "wait_share",
             "startup_s",
-            "cpu_s_per_step",
             "memory_bytes",
             "peak_bytes",
         }
@@ -68,17 +67,22 @@ class TestJobs:
         assert samples == pytest.approx(4 / step_s, rel=0.5)
         assert all(len(run["steps_s"]) == 8 for variant in report["variants"] for run in variant["runs"])
         assert "b is slower" in (tmp_path / "out.html").read_text()
-        assert len(list((tmp_path / "logs").iterdir())) == 7  # one of them is not counted
-        assert len(pids(tmp_path)) == 7
+        assert len(list((tmp_path / "logs").iterdir())) == 11  # one of them is not counted
+        assert len(pids(tmp_path)) == 11
         assert all(map(gone, pids(tmp_path)))
 
     def test_identical_commands_do_not_differ(self, tmp_path: Path) -> None:
         """A command and itself are no different, or there are too few runs to tell on a busy machine."""
         path = training_script(tmp_path)
         same = command(path, tmp_path, 0.05)
-        done = compare("--repeats", "3", "--json", "--a", same, "--b", same)
+        done = compare("--repeats", "5", "--steps", "1000", "--seconds", "0.3", "--json", "--a", same, "--b", same)
         assert done.status == 0, done.err
-        assert json.loads(done.out)["variants"][1]["ratio"]["verdict"] in ("no difference", "not enough runs to tell")
+        variants = json.loads(done.out)["variants"]
+        assert variants[1]["ratio"]["verdict"] in ("no difference", "not enough runs to tell")
+        lengths = {len(one["steps_s"]) for variant in variants for one in variant["runs"]}
+        assert len(lengths) == 1, "all runs measure as many steps"
+        assert max(lengths) <= 6
+        assert sorted(one["order"] for variant in variants for one in variant["runs"]) == list(range(1, 11))
 
     def test_launchers_of_an_unmodified_script(self) -> None:
         """Torchrun and numapin's loader run the example with two ranks, whose steps, samples and waits are measured."""
@@ -176,6 +180,9 @@ class TestFailures:
             (("missing.py",), "missing.py does not exist"),
             (("--variants", "torchrn", "x.py"), "did you mean"),
             (("--variants", "torchrun", "{path}"), "needs two variants"),
+            (("--variants", "numapin,torchrun,numapin", "{path}"), "'numapin' is given twice"),
+            (("--steps", "0", "{path}"), "--steps"),
+            (("--a", "cd x && y", "--b", "y"), "no shell runs"),
             (("--variant", "mpirun -n 2", "{path}"), "begins with neither torchrun nor numapin"),
             (("--a", "python -I x.py", "--b", "python x.py"), "steps cannot be counted"),
             (("--margin", "0", "{path}"), "not between 0 and 100"),

@@ -24,6 +24,7 @@ PURE = (
     *(
         "errors",
         "base.cpu_set",
+        "base.not_none",
         "base.sizes",
         "base.printable",
         "base.records",
@@ -40,7 +41,7 @@ PURE = (
     *("topology.sources.hwloc", "topology.sources.hwloc_devices", "topology.sources.hwloc_objects"),
     *("topology.gpus", "topology.sources.nccl", "topology.sources.xmlfile"),
     *("plan", "tasks.identify", "tasks.slice", "tasks.plan", "launcher.lost_gpus", "data.forks", "data.usage"),
-    *("tasks.repeated", "cli.run_decisions"),
+    *("tasks.repeated", "cli.run_decisions", "children.table", "children.devices"),
     *(f"launcher.{name}" for name in ("variables", "direct_options", "store", "failure")),
     "data.resume.place",
     *(
@@ -72,7 +73,7 @@ PURE = (
     *(f"trace.{name}" for name in ("intervals", "records", "reading", "analysis", "findings", "report", "settings")),
     *("trace.timeline", "trace.pace"),
     *(f"compare.{name}" for name in ("settings", "window", "record", "variants", "schedule")),
-    *(f"compare.{name}" for name in ("figures", "ratio", "report")),
+    *(f"compare.{name}" for name in ("figures", "ratio", "arms", "results", "notes", "report")),
 )
 IMPURE = {"os", "pathlib", "subprocess", "ctypes", "torch", "pynvml", "numa", "click", "socket", "shutil", "tempfile"}
 
@@ -90,7 +91,7 @@ ONLY_IN = {
         "bench.machine",
         "trace.hook",
         "trace.tracer",
-        "compare.hook",
+        "compare.meter",
     ),
     "click": ("cli",),
     "rich": ("cli", "view"),
@@ -106,6 +107,7 @@ LAYERS = (
     ("rank",),
     ("launcher",),
     ("launch", "spawning", "tasks"),
+    ("children",),
     ("data",),
     ("pinned", "observe"),
     ("attach",),
@@ -177,8 +179,8 @@ def test_libraries_have_one_place() -> None:
 
 
 def test_folders_import_downwards() -> None:
-    """A module imports from its own folder and lower ones, for types too; the site hook is a program of its own."""
-    for module in (module for module in MODULES if module != "numapin" and "sitehook" not in module):
+    """A module imports from its own folder and lower ones, for types too; the site hooks are programs of their own."""
+    for module in (module for module in MODULES if module != "numapin" and "sitecustomize" not in module):
         own = module.split(".")[1]
         (layer,) = [number for number, names in enumerate(LAYERS) if own in names]
         lower = {name for names in LAYERS[: layer or 1] for name in names}

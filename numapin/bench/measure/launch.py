@@ -57,12 +57,15 @@ def run(command: Sequence[str]) -> dict[str, float]:
         end = time.time()
         process.returncode = os.waitstatus_to_exitcode(status)
         marks = [float(line.split()[1]) for line in _lines(out) if line.startswith("MARK ")]
-        error_lines = _lines(errors)
+        last = _last_line(errors)
     if process.returncode or not marks:
-        last = next((line for line in reversed(error_lines) if line.strip()), "nothing on stderr")
         raise NumapinError(f"{' '.join(command)} exited with status {process.returncode}: {last}")
     first_s, last_s = min(marks) - start, max(marks) - start
     return {"total_s": end - start, "first_s": first_s, "last_s": last_s, "rss_mb": usage.ru_maxrss / 1024}
+
+
+def _last_line(errors: IO[str]) -> str:
+    return next((line for line in reversed(_lines(errors)) if line.strip()), "nothing on stderr")
 
 
 def _lines(file: IO[str]) -> list[str]:

@@ -68,9 +68,13 @@ def _start(spec: dict[str, Any], answer: Path) -> None:
 
 def _last_error(text: str) -> str:
     """Return the line of stderr that says most: that of an exception, or else the last one."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line.partition(":")[0] or "error:" in line]
-    return (errors or lines or ["nothing on stderr"])[-1 if not errors else 0][:_MOST_CHARS]
+    lines = list(filter(None, map(str.strip, text.splitlines())))
+    last = lines[-1] if lines else "nothing on stderr"
+    return next(filter(_is_error, lines), last)[:_MOST_CHARS]
+
+
+def _is_error(line: str) -> bool:
+    return "Error" in line.partition(":")[0] or "error:" in line
 
 
 if __name__ == "__main__":

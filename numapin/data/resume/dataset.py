@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from numapin.data.resume import randomness
 from numapin.data.resume.place import StreamPlace
-from numapin.data.resume.samplers import is_stateful, state_or_none
+from numapin.data.resume.samplers import is_stateful, load_own, state_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,8 +41,7 @@ def restore_dataset(dataset: Any, place: StreamPlace) -> None:
     """Load the dataset's own state, before `iter(dataset)`."""
     if place.random is not None:
         randomness.set_process(place.random)
-    if place.dataset is not None and is_stateful(dataset):
-        dataset.load_state_dict(place.dataset)
+    load_own(dataset, place.dataset)
 
 
 def restore_iterator(fetcher: _BaseDatasetFetcher, place: StreamPlace, *, batch_size: int | None) -> None:
@@ -53,8 +52,7 @@ def restore_iterator(fetcher: _BaseDatasetFetcher, place: StreamPlace, *, batch_
     if place.has_ended:
         found.ended = True
         return
-    if place.dataset_iter is not None and is_stateful(found.dataset_iter):
-        found.dataset_iter.load_state_dict(place.dataset_iter)
+    load_own(found.dataset_iter, place.dataset_iter)
     wanted = place.skip * (batch_size or 1)
     if _skip(found.dataset_iter, wanted) < wanted:
         found.ended = True

@@ -22,7 +22,7 @@ from numapin.base.plural import counted
 from numapin.data.resume import randomness
 from numapin.data.resume.checksum import extended
 from numapin.data.resume.place import OrderPlace
-from numapin.data.resume.samplers import Draws, Samplers, is_stateful, state_or_none
+from numapin.data.resume.samplers import Draws, Samplers, is_stateful, load_own, state_or_none
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -273,15 +273,12 @@ class Order:
         state = place.sampler_iter
         if _is_plain_with_custom(self._sampler):
             return self._loaded_batches(state)
-        if place.sampler is not None and is_stateful(self._sampler):
-            self._sampler.load_state_dict(place.sampler)
+        load_own(self._sampler, place.sampler)
         if place.sampler is None and state is None:
             return None
         iterator = iter(self._sampler)
-        if state is not None and is_stateful(iterator):
-            iterator.load_state_dict(state)
-            return iterator
-        return iterator if is_stateful(self._sampler) else None
+        continues = load_own(iterator, state) or is_stateful(self._sampler)
+        return iterator if continues else None
 
     def _loaded_batches(self, state: Any) -> Batches | None:
         """Return the batches of a sampler that continues by its own state; None if it has none."""

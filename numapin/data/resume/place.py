@@ -264,7 +264,7 @@ def _earlier(place: Place, num_batches: int) -> Place:
         return place
     order = replace(place.order, yielded=place.order.yielded - num_batches)
     skips, last = _turns_taken_back(place, num_batches)
-    if min(skips) < 0 or place.has_ended_stream or place.order.sampler is not None or place.order.ahead:
+    if min(skips) < 0 or not _can_go_back(place):
         raise UsageError(
             f"load_state_dict(): the state was set {counted(num_batches, 'batch')} back, which cannot be done with a "
             "dataset or sampler that has its own state, nor once a worker's part has ended",
@@ -272,6 +272,12 @@ def _earlier(place: Place, num_batches: int) -> Place:
         )
     streams = _with_skips(place.streams, skips)
     return replace(place, num_yielded=place.num_yielded - num_batches, order=order, streams=streams, last_worker=last)
+
+
+def _can_go_back(place: Place) -> bool:
+    """Return whether an earlier place is known: of its streams and of its sampler."""
+    has_known_order = place.order.sampler is None and not place.order.ahead
+    return has_known_order and not place.has_ended_stream
 
 
 def _with_skips(streams: Sequence[StreamPlace], skips: Sequence[int]) -> tuple[StreamPlace, ...]:
@@ -308,8 +314,8 @@ def _torchdatas(place: Place, *, num_since: int) -> Place:
 
 def _turns_added(place: Place, later: Place, num_since: int, *, is_stateful: bool) -> Place:
     """Return the later place with the batches that each worker skips. Raises UsageError if that is not known."""
-    first = (place.last_worker + 1) % place.num_workers if is_stateful else 0
-    num_skipped = num_since if is_stateful else later.num_yielded
+    after_last = (place.last_worker + 1) % place.num_workers
+    first, num_skipped = (after_last, num_since) if is_stateful else (0, later.num_yielded)
     last = (first + num_skipped - 1) % place.num_workers
     is_regular = is_stateful or (place.num_yielded - 1) % place.num_workers == place.last_worker
     if (num_skipped and place.has_ended_stream) or not is_regular:
@@ -317,9 +323,14 @@ def _turns_added(place: Place, later: Place, num_since: int, *, is_stateful: boo
             "load_state_dict(): torchdata's state does not say how many batches each worker gave, and one had ended",
             "give the dataset state_dict() and load_state_dict(), or start the epoch again",
         )
-    turns = Counter((first + step) % place.num_workers for step in range(num_skipped))
-    streams = _with_skips(place.streams, [turns[worker] for worker in range(place.num_workers)])
+    streams = _with_skips(place.streams, _turns(first, num_skipped, num_workers=place.num_workers))
     return replace(later, streams=streams, last_worker=last)
+
+
+def _turns(first: int, num_turns: int, *, num_workers: int) -> list[int]:
+    """Return how many of the turns each worker has, if worker `first` has the first one."""
+    turns = Counter((first + step) % num_workers for step in range(num_turns))
+    return [turns[worker] for worker in range(num_workers)]
 
 
 def _order(state: Mapping[str, Any], ours: Mapping[str, Any] | None) -> OrderPlace:

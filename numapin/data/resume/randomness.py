@@ -87,9 +87,14 @@ def are_same(one: Any, other: Any) -> bool:
         return isinstance(other, torch.Tensor) and torch.equal(one, other)
     if isinstance(one, dict):
         return isinstance(other, dict) and _are_same_dicts(one, other)
-    if isinstance(one, list) and one and isinstance(one[0], torch.Tensor | dict | list):
+    if _is_nested(one):
         return len(one) == len(other) and all(map(are_same, one, other))
     return bool(one == other)
+
+
+def _is_nested(state: Any) -> bool:
+    """Return whether a state is a list of states."""
+    return isinstance(state, list) and bool(state) and isinstance(state[0], torch.Tensor | dict | list)
 
 
 def _are_same_dicts(one: dict[Any, Any], other: dict[Any, Any]) -> bool:

@@ -73,10 +73,7 @@ class Resumption:
         if not place.is_finished and not place.is_start:
             _require_same_data(loader, place, order)
         with randomness.preserved():
-            if not place.is_finished:
-                order.restore_epochs(place.order)
-            elif not place.order.is_start and not _is_iterable(loader):
-                order.run_out(place.order)
+            _restore_order(loader, place, order)
         self._track, self._loaded = None, place
         self._next = _next_epoch(loader, place) if place.is_finished else place
         self._stop(loader)
@@ -93,6 +90,14 @@ class Resumption:
             return self._loaded
         streams = (StreamPlace(is_iterable=_is_iterable(loader)),) * max(1, loader.num_workers)
         return Place(num_workers=loader.num_workers, streams=streams)
+
+
+def _restore_order(loader: DataLoader[Any], place: Place, order: Order) -> None:
+    """Set the samplers' epochs; leave the samplers of an epoch that is over as that epoch has left them."""
+    if not place.is_finished:
+        order.restore_epochs(place.order)
+    elif not place.order.is_start and not _is_iterable(loader):
+        order.run_out(place.order)
 
 
 def track_of(loader: DataLoader[Any], warn: Callable[[str], None] = _warn) -> Track | None:

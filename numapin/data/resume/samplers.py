@@ -6,6 +6,7 @@ process draws the same indices.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from torch.utils.data import Sampler, SequentialSampler
@@ -32,6 +33,14 @@ def state_or_none(value: Any) -> Any:
     return value.state_dict() if is_stateful(value) else None
 
 
+def load_own(value: Any, state: Any) -> bool:
+    """Load the own state of a stateful value; return whether there was one to load. None: there is none."""
+    if state is None or not is_stateful(value):
+        return False
+    value.load_state_dict(state)
+    return True
+
+
 class Draws(NamedTuple):
     """All that decides the order of a sampler, at one moment.
 
@@ -55,8 +64,8 @@ class Samplers:
         `generator` is the loader's own. `libraries`: whose global generators decide; None: those that the samplers use.
         """
         self.all = tuple(_found_in(outermost))
-        held = [value for sampler in self.all for value in _attributes(sampler) if randomness.is_generator(value)]
-        unique = {id(value): value for value in [*held, *([generator] if randomness.is_generator(generator) else [])]}
+        held = chain(chain.from_iterable(map(_attributes, self.all)), [generator])
+        unique = {id(value): value for value in filter(randomness.is_generator, held)}
         self._generators = list(unique.values())
         self._libraries = self._read_libraries() if libraries is None else libraries
 
@@ -94,8 +103,7 @@ class Samplers:
     def set_states(self, states: list[Any]) -> None:
         """Load the samplers' own states."""
         for sampler, state in zip(self.all[1:], states, strict=False):
-            if state is not None and is_stateful(sampler):
-                sampler.load_state_dict(state)
+            load_own(sampler, state)
 
     @property
     def has_custom(self) -> bool:

@@ -102,9 +102,14 @@ class Track:
         self._len_called = loader._IterableDataset_len_called
         if self._is_resumed:
             self._restore_epochs()
-            if not self._num_workers:
-                self._order.set_early(self._begun.order)
-        if self._place is not None and not self._num_workers:
+        if not self._num_workers:
+            self._restore_here(loader)
+
+    def _restore_here(self, loader: DataLoader[Any]) -> None:
+        """Set the generators and the dataset of a loader without workers."""
+        if self._is_resumed:
+            self._order.set_early(self._begun.order)
+        if self._place is not None:
             restore_dataset(loader.dataset, self._place.streams[0])
 
     def start(self, iterator: Any) -> None:
@@ -207,7 +212,10 @@ class Track:
                 restore_iterator(self._fetcher, place.streams[0], batch_size=self._batch_size)
         elif place is not None and place.num_workers == self._num_workers:
             deque(islice(iterator._worker_queue_idx_cycle, place.last_worker + 1), maxlen=0)
-        if place is not None and place.is_read_again:
+        self._warn_if_read_again()
+
+    def _warn_if_read_again(self) -> None:
+        if self._place is not None and self._place.is_read_again:
             self._warn(
                 "the iterable dataset has no state of its own, so its samples up to the loaded state are read again; "
                 "give it, or its iterator, state_dict() and load_state_dict()"

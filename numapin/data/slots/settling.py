@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numapin.data.slots.slot import Slot
 
 _LONGEST_REST_S: Final = 0.05
-_REST: Final = 0.25  # of the time that a slot took
+_REST: Final = 0.1  # of the time that a slot took
 _AT_ONCE: Final = 2  # slots of one pool; the workers need the others
 
 

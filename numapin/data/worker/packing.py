@@ -128,8 +128,8 @@ class Packer:
         """Hand the new slots among the batch's parts to the rank; parts of which nothing is sent have no bytes."""
         used = {room.part for room in pickler.storages}
         sent = [part for number, part in enumerate(self._parts) if number in used]
-        for part in sent:
-            if self._slots is not None:
+        if self._slots is not None:
+            for part in sent:
                 self._slots.send(part)
         for part in sent:  # only now: if one of them cannot be handed over, nothing is sent
             part.is_sent = True

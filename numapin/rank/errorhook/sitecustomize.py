@@ -38,21 +38,30 @@ _OF_PROGRAMS = ("<module>", "_run_module_as_main")  # the outermost code of a sc
 
 def _start() -> None:
     """Leave the path and the environment as they would be without this; in a rank, watch for its exception."""
-    folder = os.path.dirname(__file__)
-    sys.path[:] = [entry for entry in sys.path if entry != folder]
-    first, _, rest = os.environ.get("PYTHONPATH", "").partition(os.pathsep)
-    if first == folder and rest:
-        os.environ["PYTHONPATH"] = rest
-    elif first == folder:
-        del os.environ["PYTHONPATH"]
-    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    _leave_paths(os.path.dirname(__file__))
     try:
-        if file and os.getsid(0) == os.getpid():  # each rank leads a session; its children do not
-            _watch(file)
+        _watch_if_rank(os.environ.get("TORCHELASTIC_ERROR_FILE"))
     except Exception:  # the program must start, and the next `sitecustomize` be imported
         pass
     del sys.modules[__name__]
     __import__(__name__)
+
+
+def _leave_paths(folder: str) -> None:
+    """Take this file's folder off Python's path and off PYTHONPATH, of which it is the first entry."""
+    sys.path[:] = [entry for entry in sys.path if entry != folder]
+    first, _, rest = os.environ.get("PYTHONPATH", "").partition(os.pathsep)
+    if first != folder:
+        return
+    if rest:
+        os.environ["PYTHONPATH"] = rest
+    else:
+        del os.environ["PYTHONPATH"]
+
+
+def _watch_if_rank(file: str | None) -> None:
+    if file and os.getsid(0) == os.getpid():  # each rank leads a session; its children do not
+        _watch(file)
 
 
 def _watch(file: str) -> None:
@@ -114,14 +123,19 @@ def _texts_of(error: BaseException, library: Sequence[str]) -> tuple[list[str], 
     if traceback is None:
         return _plain_texts_of(error)
     try:
-        # It asks the exception for its text once. A program's own __str__ may do anything.
-        made = traceback.TracebackException(type(error), error, error.__traceback__, limit=-_MOST_FRAMES)
-        last = "".join(made.format_exception_only())
-        if isinstance(error, SyntaxError):  # begins with the place
-            last = type(error).__name__ + ": " + str(error)
-        return list(made.format()), last
+        return _formatted(traceback, error)
     except Exception:  # a module of the program's has the name of one that this needs
         return _plain_texts_of(error)
+
+
+def _formatted(traceback: ModuleType, error: BaseException) -> tuple[list[str], str]:
+    """Return the same as Python's module writes it."""
+    # It asks the exception for its text once. A program's own __str__ may do anything.
+    made = traceback.TracebackException(type(error), error, error.__traceback__, limit=-_MOST_FRAMES)
+    last = "".join(made.format_exception_only())
+    if isinstance(error, SyntaxError):  # begins with the place
+        last = type(error).__name__ + ": " + str(error)
+    return list(made.format()), last
 
 
 def _is_long(error: BaseException) -> bool:
@@ -208,8 +222,12 @@ def _cut(text: str, most: int) -> str:
 
 def _quoted(text: str) -> str:
     """Return a text as JSON has it, in ASCII."""
-    plain = text.isascii() and text.isprintable() and '"' not in text and "\\" not in text
-    return '"' + (text if plain else "".join(map(_escaped, text))) + '"'
+    return '"' + (text if _is_plain(text) else "".join(map(_escaped, text))) + '"'
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether a string of JSON has the text as it is."""
+    return text.isascii() and text.isprintable() and '"' not in text and "\\" not in text
 
 
 def _escaped(char: str) -> str:

@@ -55,12 +55,15 @@ class _Watch:
         """Return the other finders' spec for the modules to patch, and None for every other module."""
         if name not in self._todo:
             return None
-        finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
-        specs = (finder.find_spec(name, path, target) for finder in finders)
-        spec = next((spec for spec in specs if spec is not None), None)
+        spec = self._spec_by_others(name, path, target)
         if spec is not None and spec.loader is not None:
             self._patch(name, spec.loader)  # type: ignore[arg-type] # a method can be replaced
         return spec
+
+    def _spec_by_others(self, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        specs = (finder.find_spec(name, path, target) for finder in finders)
+        return next(filter(None, specs), None)
 
     def _patch(self, name: str, loader: _Loader) -> None:
         """Let the loader run its module as we want. The module keeps its ordinary loader and spec."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
+from numapin.base.not_none import not_none
 from numapin.topology.address import pci_address
 from numapin.topology.readings import DriverReading
 
@@ -48,7 +49,7 @@ def _informed(tree: Tree, gpu: PciReading, name: str | None) -> PciReading:
 def gpu_memory_nodes(tree: Tree) -> CpuSet:
     """Return the nodes that are the memory of a GPU, whether or not the GPU is on the PCI bus here."""
     nodes = (_memory_node(tree, name) for name in tree.names(_DRIVER))
-    return CpuSet(node for node in nodes if node is not None)
+    return CpuSet(not_none(nodes))
 
 
 def _memory_node(tree: Tree, name: str) -> int | None:

@@ -15,6 +15,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from numapin.base import cpu_set
+from numapin.base.not_none import without_none
 from numapin.system import calls
 from numapin.topology.address import pci_address
 from numapin.topology.model import LinkKind, Mig, Pcie
@@ -115,7 +116,7 @@ def open_loads(uuids: Iterable[str]) -> Iterator[Callable[[], dict[str, GpuLoad]
         yield dict
         return
     try:
-        handles = {uuid: _handle(nvml, uuid) for uuid in uuids}
+        handles = without_none({uuid: _handle(nvml, uuid) for uuid in uuids})
         yield lambda: _loads(nvml, handles)
     finally:
         _stop(nvml)
@@ -172,9 +173,8 @@ def _handle(nvml: ModuleType, uuid: str) -> object | None:
         return None
 
 
-def _loads(nvml: ModuleType, handles: Mapping[str, object | None]) -> dict[str, GpuLoad]:
-    loads = {uuid: _load(nvml, handle) for uuid, handle in handles.items() if handle is not None}
-    return {uuid: load for uuid, load in loads.items() if load is not None}
+def _loads(nvml: ModuleType, handles: Mapping[str, object]) -> dict[str, GpuLoad]:
+    return without_none({uuid: _load(nvml, handle) for uuid, handle in handles.items()})
 
 
 def _load(nvml: ModuleType, handle: object) -> GpuLoad | None:

@@ -13,6 +13,7 @@ from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.bounds import MAX_PARENTS
+from numapin.base.not_none import not_none
 from numapin.topology.address import pci_address
 from numapin.topology.model import GpuVendor, NicKind, Pcie
 from numapin.topology.readings import (
@@ -114,7 +115,7 @@ def _device(tree: Tree, at: str, address: str, online: CpuSet) -> PciReading:
 
 def _nodes_of(tree: Tree, bridges: Iterable[str]) -> tuple[int, ...]:
     nodes = (tree.number(f"{path}/numa_node") for path in bridges)
-    return tuple(node for node in nodes if node is not None)
+    return tuple(not_none(nodes))
 
 
 def _above(tree: Tree, at: str) -> tuple[Mapping[str, str], str | None]:

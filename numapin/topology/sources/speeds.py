@@ -12,6 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
+from numapin.base.not_none import without_none
 from numapin.topology.fast import CAPACITY, FILES, PERF
 from numapin.topology.parts import CpuSpeed
 
@@ -39,10 +40,6 @@ def _rating(tree: Tree, cpu: int, name: str) -> int | None:
     return tree.number(f"{_CPU}/cpu{cpu}/{name}")
 
 
-def _known(ratings: Mapping[int, int | None]) -> dict[int, int]:
-    return {cpu: rating for cpu, rating in ratings.items() if rating is not None}
-
-
 def _ratings(tree: Tree, cores: Sequence[CpuSet], name: str) -> Mapping[int, int]:
     """Return the number in a file of each CPU; none if the first CPU has no such file.
 
@@ -54,5 +51,5 @@ def _ratings(tree: Tree, cores: Sequence[CpuSet], name: str) -> Mapping[int, int
     known = {cpu: _rating(tree, cpu, name) for cpu in first}
     all_cpus = set(chain.from_iterable(cores))
     if len(set(known.values())) == 1:
-        return _known(dict.fromkeys(all_cpus, known[first[0]]))
-    return _known(known | {cpu: _rating(tree, cpu, name) for cpu in all_cpus.difference(first)})
+        return without_none(dict.fromkeys(all_cpus, known[first[0]]))
+    return without_none(known | {cpu: _rating(tree, cpu, name) for cpu in all_cpus.difference(first)})

@@ -68,12 +68,12 @@ def _group(drawing: Drawing, cores: list[Core], *, spanned: bool, named: bool) -
     marks, inner = drawing.marks, drawing.width
     ranks = marks.on(_cpus(cores))
     mixed = any(marks.on(core.cpus) != ranks for core in cores)
-    without_cache = spanned or cores[0].l3 is None
-    name, cpus = "cores" if without_cache else "L3", str(_cpus(cores))
+    kind, name = (BoxKind.CORES, "cores") if spanned or cores[0].l3 is None else (BoxKind.L3, "L3")
+    cpus = str(_cpus(cores))
     rank_heading = [Heading(facts=rank_names(ranks))] if named and not mixed else []
     band = [] if mixed else share_band(ranks, width=inner)
     return frame(
-        BoxKind.CORES if without_cache else BoxKind.L3,
+        kind,
         [band, [_core(drawing, core, named=mixed) for core in cores]],
         headings=[Heading(name=name, facts=cpus), *rank_heading],
         width=inner,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from numapin.compare.job import JobResult
 from numapin.compare.measure import ComparedRun
 from numapin.compare.report import CompareReport, make_report
-from numapin.compare.variants import Script, known_variant
+from numapin.compare.variants import Script, Variant, known_variant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 SCRIPT = Script(words=("train.py", "--lr", "0.1"), is_module=False, num_ranks=2, num_threads=8)
 MACHINE = {"num_cpus": 16, "gpus": ["NVIDIA H200"], "versions": {"torch": "2.11.0"}}
-SETTINGS = {"repeats": 7, "steps": 100, "skip": 10, "seconds": 10.0, "margin": 0.05, "timeout": 600.0}
+SETTINGS = {"repeats": 8, "steps": 100, "skip": 10, "seconds": 10.0, "margin": 0.05, "timeout": 600.0}
 
 
 def run(variant: str, number: int | None, step_s: float, **figures: float) -> ComparedRun:
@@ -26,21 +26,29 @@ def run(variant: str, number: int | None, step_s: float, **figures: float) -> Co
     steps_s = tuple(step_s * (1 + 0.1 * (step % 4 == 0)) for step in range(40))
     shared = {"step_s": step_s, "step_median_s": step_s, "step_p95_s": step_s * 1.1}
     result = JobResult(figures={**shared, **figures}, steps_s=steps_s, num_ranks=2, unit="optimizer step")
-    return ComparedRun(variant=variant, round=number, took_s=12.0, result=result)
+    return ComparedRun(variant=variant, round=number, order=1 + (number or 0), took_s=12.0, result=result)
 
 
 def failed(variant: str, why: str, number: int | None = 0) -> ComparedRun:
     """Return a run that failed."""
-    return ComparedRun(variant=variant, round=number, took_s=1.0, result=JobResult(failure=why))
+    return ComparedRun(
+        variant=variant, round=number, order=1 + (number or 0), took_s=1.0, result=JobResult(failure=why)
+    )
 
 
 def report_of(steps_s: Mapping[str, Sequence[float]], *more: ComparedRun, **figures: float) -> CompareReport:
     """Return the report on variants with these step times, round by round, and on more runs."""
     names = dict.fromkeys([*steps_s, *(one.variant for one in more)])
     runs = [run(name, i, value, **figures) for name, values in steps_s.items() for i, value in enumerate(values)]
+    return report_on([*runs, *more], [known_variant(name, SCRIPT) for name in names])
+
+
+def report_on(runs: Sequence[ComparedRun], variants: Sequence[Variant] = ()) -> CompareReport:
+    """Return the report on these runs, by default of known variants."""
+    names = dict.fromkeys(one.variant for one in runs)
     return make_report(
-        [known_variant(name, SCRIPT) for name in names],
-        [*runs, *more],
+        variants or [known_variant(name, SCRIPT) for name in names],
+        runs,
         command=("numapin", "compare", "train.py"),
         host="host",
         date="2026-11-22T12:00:00Z",
@@ -72,7 +80,7 @@ def recorded_on_cpus() -> list[float]:
     return [value / sorted(values)[len(values) // 2] for value in values]
 
 
-def rounds(noise: Sequence[float], *, seed: int, number: int = 7, factor: float = 1.0) -> dict[int, float]:
+def rounds(noise: Sequence[float], *, seed: int, number: int = 8, factor: float = 1.0) -> dict[int, float]:
     """Return step times by round: 20 ms times a factor, with noise."""
     chance = random.Random(seed)  # noqa: S311 - noise, no secret
     return {i: 0.020 * factor * chance.choice(noise) for i in range(number)}

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from dataclasses import replace
 from io import StringIO
+from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 
-from numapin.cli.compare import progress_text
+from numapin.cli.compare_runs import progress_text
 from numapin.compare.figures import FIGURES, STEP, RunReadings, figures_of
 from numapin.compare.measure import RunProgress
 from numapin.compare.ratio import Verdict
 from numapin.compare.record import Phase, RankSteps, StepUnit
-from numapin.compare.report import CompareReport, verdict_line
+from numapin.compare.report import CompareReport, verdict_lines
 from numapin.compare.schedule import Estimate, duration, turns
 from numapin.compare.usage import between
 from numapin.compare.variants import DEFAULT, KNOWN, known_variant, own_command, own_variant, parse_names
@@ -23,7 +25,10 @@ from numapin.compare.variants import require_different_names as require
 from numapin.errors import UsageError
 from numapin.view.compare_page import compare_page
 from numapin.view.compare_table import OTHERS, compare_table
-from tests.unit.compare.made import SCRIPT, failed, report_of
+from tests.unit.compare.made import SCRIPT, failed, report_of, report_on, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MS = 10**6
 FASTER, SAME, UNKNOWN = "numapin", "torchrun-threads", "numapin-loader"
@@ -40,6 +45,8 @@ def rank(number: int, *, step_ms: float = 10, **changes: object) -> RankSteps:
         phase=Phase.DONE,
         unit=StepUnit.OPTIMIZER_STEP,
         num_seen=20,
+        num_skipped=10,
+        num_ahead=0,
         first_ns=5000 * MS,
         begin_ns=6000 * MS,
         step_ns=(int(step_ms * MS),) * 10,
@@ -54,13 +61,27 @@ def rank(number: int, *, step_ms: float = 10, **changes: object) -> RankSteps:
 def readings(**changes: object) -> RunReadings:
     """Return readings of a job that uses two CPUs all the time."""
     none = RunReadings(
-        started_s=2.0, cpu_at=lambda at_s: 2 * at_s, busy=(), memory_bytes=None, peak_bytes=None, remote_share=None
-    )  # fmt: skip
+        started_s=2.0,
+        cpu_at=lambda at_s: 2 * at_s,
+        host_cpu_at=lambda _: None,
+        busy=(),
+        memory_bytes=None,
+        peak_bytes=None,
+        remote_share=None,
+    )
     return replace(none, **changes)  # type: ignore[arg-type]
 
 
-def report() -> CompareReport:
-    """Return a report with every outcome."""
+def report(**figures: float) -> CompareReport:
+    """Return a report with every outcome, and with more figures."""
+    shown = {
+        "samples_per_s": 3200.0,
+        "wait_share": 0.25,
+        "startup_s": 4.0,
+        "memory_bytes": float(1 << 30),
+        "peak_bytes": float(1 << 30),
+        **figures,
+    }
     return report_of(
         {
             "torchrun": (0.0200, 0.0201, 0.0199, 0.0200, 0.0202, 0.0200, 0.0199),
@@ -69,11 +90,7 @@ def report() -> CompareReport:
             UNKNOWN: (0.0150, 0.0250, 0.0200, 0.0260, 0.0190, 0.0310, 0.0170),
         },
         failed("torchrun-node", "it ended with status 1\n    numactl: not found"),
-        samples_per_s=3200.0,
-        wait_share=0.25,
-        startup_s=4.0,
-        memory_bytes=float(1 << 30),
-        peak_bytes=float(1 << 30),
+        **shown,
     )
 
 
@@ -82,12 +99,14 @@ class TestFigures:
 
     def test_the_slowest_rank_counts(self) -> None:
         """The step time is the slowest rank's, samples are those of all ranks, and the wait is their mean."""
-        found = figures_of([rank(0), rank(1, step_ms=20, waited_ns=0)], readings())
-        assert found[STEP] == pytest.approx(0.020)
-        assert found["samples_per_s"] == pytest.approx(6400 + 3200)
+        used = readings(host_cpu_at=lambda at_s: 3 * at_s)
+        found = figures_of([rank(0, step_ms=100), rank(1, step_ms=200, waited_ns=0)], used)
+        assert found[STEP] == pytest.approx(0.200)
+        assert found["samples_per_s"] == pytest.approx(640 + 320)
         assert found["wait_share"] == pytest.approx(0.125)
         assert found["startup_s"] == pytest.approx(3.0)
-        assert found["cpu_s_per_step"] == pytest.approx(0.040)
+        assert found["cpu_s_per_step"] == pytest.approx(0.400)
+        assert found["other_cpus"] == pytest.approx(1.0)
         assert found["gpu_memory_bytes"] == 1 << 30
         assert found.keys() <= FIGURES.keys()
 
@@ -97,6 +116,16 @@ class TestFigures:
         found = figures_of([bare], readings(cpu_at=lambda _: None))
         assert found.keys() == {STEP, "step_median_s", "step_p95_s", "startup_s"}
 
+    @pytest.mark.parametrize(
+        ("step_ms", "cpu_at"), [(50, lambda at_s: 2 * at_s), (500, lambda at_s: -at_s), (500, lambda _: None)]
+    )
+    def test_cpu_time_that_cannot_be_told_is_left_out(
+        self, step_ms: float, cpu_at: Callable[[float], float | None]
+    ) -> None:
+        """Half a second is too short, less CPU time than before means that a process ended, and none is unknown."""
+        found = figures_of([rank(0, step_ms=step_ms)], readings(cpu_at=cpu_at, host_cpu_at=lambda at_s: at_s))
+        assert found.keys().isdisjoint({"cpu_s_per_step", "other_cpus"})
+
     def test_the_mean_counts_not_the_median(self) -> None:
         """A loop that waits in every fourth step is as slow as its mean says."""
         found = figures_of([rank(0, step_ns=(10 * MS, 10 * MS, 10 * MS, 50 * MS))], readings())
@@ -104,8 +133,8 @@ class TestFigures:
         assert found["step_median_s"] == pytest.approx(0.010)
 
     def test_gpus_count_within_the_window_only(self) -> None:
-        """Readings of the GPUs before the first and after the last measured step are left out."""
-        busy = ((5.9, 0.0), (6.05, 0.8), (6.08, 0.6), (6.2, 0.0))
+        """Readings before the first and after the last measured step are left out, and so are GPUs that stay idle."""
+        busy = [(at_s, {"a": share, "idle": 0.0}) for at_s, share in ((5.9, 0.0), (6.05, 0.8), (6.08, 0.6), (6.2, 0.0))]
         assert figures_of([rank(0)], readings(busy=busy))["gpu_busy_share"] == pytest.approx(0.7)
 
     def test_cpu_time_is_read_between_two_readings(self) -> None:
@@ -153,6 +182,10 @@ class TestVariants:
         for variants in ([one], [one, one]):
             with pytest.raises(UsageError):
                 require(variants)
+        for text in ("cd x && python y.py", "cd x; python y.py", "python x.py > log", "python x.py | tee log"):
+            with pytest.raises(UsageError, match="no shell runs"):
+                own_command(text, option="--a")
+        assert own_command("python -c 'import a; a.b()'", option="--a").command[-1] == "import a; a.b()"
         with pytest.raises(ValueError, match="is not one of torchrun"):
             parse_names("torchrun,torchrn")
 
@@ -161,8 +194,14 @@ class TestSchedule:
     """The order of the runs, and the time left."""
 
     def test_every_other_round_runs_backwards(self) -> None:
-        """Each variant runs once a round, and first as often as last."""
-        assert list(turns("ab", 3)) == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
+        """Each variant runs once a round; a pair of rounds mirrors itself, and not all pairs have the same order."""
+        names = ["a", "b", "c", "d"]
+        order = list(turns(names, 8))
+        assert order == list(turns(names, 8)), "it can be repeated"
+        rounds = [[name for number, name in order if number == one] for one in range(8)]
+        assert all(sorted(one) == names for one in rounds)
+        assert all(second == first[::-1] for first, second in zip(rounds[::2], rounds[1::2], strict=True))
+        assert len({tuple(one) for one in rounds[::2]}) > 1
 
     def test_the_time_left_is_what_earlier_runs_took(self) -> None:
         """A variant takes as long as before; one without a run, as long as the others."""
@@ -188,7 +227,7 @@ class TestReport:
 
     def test_outcomes(self) -> None:
         """Each variant is faster, no different or unknown, in words that name the baseline and the interval."""
-        lines = {variant.name: verdict_line(variant) for variant in report().variants}
+        lines = {variant.name: verdict_lines(variant)[0] for variant in report().variants}
         assert re.match(r"numapin is faster: 2\.00x \[1\.9\d, 2\.0\d\] as fast as torchrun$", lines[FASTER])
         assert re.match(r"torchrun-threads: no difference from torchrun: 1\.00x .* [\d.]+% or more", lines[SAME])
         assert "not enough runs to tell" in lines[UNKNOWN]
@@ -208,10 +247,57 @@ class TestReport:
         made = report_of({"torchrun": [0.1] * 3, "numapin": [0.1] * 3}, step_median_s=0.02)
         assert "steps are uneven in torchrun, numapin" in made.notes[0]
 
-    def test_the_table_fits_80_columns(self) -> None:
+    def test_unlike_variants_are_said(self) -> None:
+        """Variants with other numbers of samples per step are noted; with another kind of step they have no ratio."""
+        runs = [run("torchrun", i, 0.1, samples_per_s=320.0) for i in range(5)]
+        more = [run("numapin", i, 0.1, samples_per_s=640.0) for i in range(5)]
+        assert any(
+            "samples per step differ (torchrun: 32, numapin: 64)" in note for note in report_on(runs + more).notes
+        )
+        other = [replace(one, result=replace(one.result, unit="batch")) for one in more]
+        made = report_on(runs + other)
+        assert made.variants[1].ratio is None
+        assert "their steps differ (torchrun: optimizer step, numapin: batch)" in made.notes[0]
+
+    def test_fetched_ahead_batches_and_other_programs_are_noted(self) -> None:
+        """A note says how slow a loader may be unseen, and how much of the CPUs was used by others."""
+        runs = [run(name, i, 0.1, other_cpus=4.0) for name in ("torchrun", "numapin") for i in range(5)]
+        ahead = [replace(one, result=replace(one.result, num_ahead=32)) for one in runs]
+        notes = " ".join(report_on(ahead).notes)
+        assert "numapin fetches 32 batches ahead" in notes
+        assert "up to 80% too slow" in notes
+        assert "other programs used up to 4.0 of 16 CPUs" in notes
+
+    def test_numapin_is_compared_at_equal_numbers_of_threads(self) -> None:
+        """numapin, twice as fast as torchrun with one thread, is no different from torchrun with as many."""
+        quick = (0.0100, 0.0101, 0.0100, 0.0099, 0.0100, 0.0101)
+        made = report_of({"torchrun": [2 * step for step in quick], "torchrun-threads": quick, "numapin": quick[::-1]})
+        first, second = verdict_lines(made.variants[2])
+        assert first.startswith("numapin is faster: 2.00x")
+        assert second.startswith("numapin: no difference from torchrun-threads")
+        assert made.variants[1].ratio_to_threads is None
+
+    def test_no_secret_is_in_a_report(self) -> None:
+        """Tokens in the script's arguments, in variables and in a variant's own text are nowhere in a report."""
+        secret = replace(SCRIPT, words=("train.py", "--api-key", "sesame1"))
+        variants = [
+            known_variant("torchrun", secret),
+            own_variant("HF_TOKEN=sesame2 numapin", secret),
+            own_command("WANDB_API_KEY=sesame3 python x.py --password sesame4", option="--a"),
+        ]
+        runs = [run(variant.name, i, 0.1) for variant in variants for i in range(3)]
+        made = report_on(runs, variants)
+        console = Console(width=200, record=True, file=StringIO())
+        console.print(compare_table(made))
+        for text in (json.dumps(made.to_json()), compare_page(made), console.export_text()):
+            assert "sesame" not in text
+            assert "***" in text
+
+    @pytest.mark.parametrize("figures", [{}, dict.fromkeys(OTHERS, 12345678.9)], ids=["some", "all"])
+    def test_the_table_fits_80_columns(self, figures: dict[str, float]) -> None:
         """No line of the tables is longer than a terminal, and each outcome and failure is there."""
         console = Console(width=80, record=True, file=StringIO())
-        console.print(compare_table(report()))
+        console.print(compare_table(report(**figures)))
         text = console.export_text()
         assert max(map(len, text.splitlines())) <= 80
         words = " ".join(text.split())
@@ -220,7 +306,7 @@ class TestReport:
             "no difference",
             "not enough runs to tell",
             "numactl: not found",
-            "3,200",
+            "99 % interval" if figures else "3,200",
         ):
             assert expected in words
 

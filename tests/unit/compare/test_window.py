@@ -38,6 +38,18 @@ def test_borders_are_known_before_they_are_noted() -> None:
     assert borders == [False, True, False, False, True]
 
 
+def test_the_window_begins_after_what_was_fetched_ahead() -> None:
+    """It begins so many steps later, at most as many as are measured; once it has begun, it stays."""
+    one = window(skip=1, steps=3)
+    one.begin_after(2)
+    assert [one.stepped(time) for time in (10, 20)] == [True, True]
+    one.begin_after(3)
+    assert (one.skip, one.begin_ns) == (2, 20)
+    one = window(skip=1, steps=3)
+    one.begin_after(1000)
+    assert one.skip == 3
+
+
 @given(
     st.integers(1, 5), st.integers(2, 8), st.floats(0.01, 50), st.lists(st.integers(1, 10 * S), min_size=1, max_size=30)
 )

@@ -93,7 +93,7 @@ class TestWithout:
         """A worker without the library does not use it."""
         assert not Packer(None, worker=0, pins=True, moves=True).passes_caches
 
-    @pytest.mark.parametrize(("machine", "is_told"), [("x86_64", True), ("aarch64", False)])
+    @pytest.mark.parametrize(("machine", "is_told"), [("x86_64", True), ("aarch64", True), ("riscv64", False)])
     def test_the_loader_says_so(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], machine: str, *, is_told: bool
     ) -> None:

@@ -17,7 +17,7 @@ from numapin.plan.make import make_plan
 from numapin.plan.model import Plan, RankPlan
 from numapin.plan.request import Bind, Memory, Request
 from numapin.rank import bind
-from numapin.rank.handover import RankSlice, _slice
+from numapin.rank.handover import RankSlice, slice_text
 from numapin.system import numa
 from numapin.topology.model import NodeKind, Topology
 from numapin.view.plan_table import environment_lines
@@ -79,7 +79,7 @@ def test_no_policy_allows_gpu_memory(
     gpu_memory = _gpu_memory(topology) & topology.allowed.nodes
     for request, rank in ((one, rank) for one in REQUESTS for rank in make_plan(topology, one).ranks):
         mode, nodes = policy_of(rank)
-        assert policy_of(RankSlice(_slice(rank))) == (mode, nodes), request
+        assert policy_of(RankSlice(slice_text(rank))) == (mode, nodes), request
         assert not nodes & _gpu_memory(topology), request
         spills = bool(_may_use((mode, nodes), topology) & gpu_memory)
         assert spills == bool(gpu_memory and request.policy in CANNOT), request

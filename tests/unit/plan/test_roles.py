@@ -26,7 +26,7 @@ from tests.pictures import golden_machine
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GOLDEN = Path(__file__).parents[2] / "machines" / "golden" / "roles.txt"
+GOLDEN = Path(__file__).with_name("roles.txt")
 REQUESTS: dict[str, dict[str, Any]] = {
     "--cores-for loader=1,optimizer=2": {"cores_for": "loader=1,optimizer=2"},
     "--bind exclusive --cores-for loader=2": {"bind": Bind.EXCLUSIVE, "cores_for": "loader=2"},

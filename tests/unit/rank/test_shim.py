@@ -164,7 +164,7 @@ class TestSlices:
     )
     def test_they_have_what_binds_a_rank(self, rank: RankPlan) -> None:
         """A slice has everything that `bind.apply` needs of a RankPlan, and its whole JSON."""
-        own = handover.RankSlice(handover._slice(rank))
+        own = handover.RankSlice(handover.slice_text(rank))
         for name in set(handover.RankSlice.__slots__) - {"json", "nic_variables", "roles"}:
             assert getattr(own, name) == getattr(rank, name), name
         assert own.roles == ("" if rank.roles is None else str(rank.roles))

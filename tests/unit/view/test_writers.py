@@ -20,6 +20,7 @@ _PLACES = {
     "cli/top_live.py",  # the live display
     "cli/full_screen.py",  # its frames
     "rank/signals.py",  # names of signals and numbers
+    "children/hook/sitecustomize.py",
     "launcher/sitehook/sitecustomize.py",
     "rank/rolehook/sitecustomize.py",  # names of variables
     "base/stderr.py",

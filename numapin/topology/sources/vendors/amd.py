@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.not_none import not_none
 from numapin.base.plural import listed
 from numapin.topology.model import GpuVendor
 from numapin.topology.readings import ACCELERATOR, DISPLAY
@@ -80,7 +81,7 @@ def _variables_for(gpus: Sequence[Gpu], environ: Environ) -> dict[str, str]:
     torchrun's --virtual-local-rank sets the former only, so that the latter must not appear without need.
     """
     entries = _hip_entries(environ)
-    numbers = (gpu.cuda_index for gpu in gpus if gpu.cuda_index is not None)
+    numbers = not_none(gpu.cuda_index for gpu in gpus)
     text = ",".join(entries[number] if entries else str(number) for number in numbers)
     own, cuda = _HIP
     return {cuda: text} | ({own: text} if own in environ else {})

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.not_none import not_none
 from numapin.errors import UsageError
 from numapin.topology.address import pci_order
 from numapin.topology.model import GpuVendor
@@ -68,7 +69,7 @@ def _mark_visible(gpus: tuple[Gpu, ...], environ: Environ) -> Seen:
 def _masked(environ: Environ) -> list[int] | None:
     """Return the numbers in the mask in ascending order; None if every device is visible."""
     numbers = _mask_numbers(environ)
-    return sorted({number for number in numbers if number is not None}) if numbers else None
+    return sorted(set(not_none(numbers))) if numbers else None
 
 
 def _mask_notes(mask: str, numbers: Sequence[int], num_devices: int) -> tuple[str, ...]:

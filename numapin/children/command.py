@@ -1,0 +1,230 @@
+"""Start the command of `numapin exec --children`, wait for it, and report what was bound. Edge.
+
+Comes in: the machine, the user's request, and the command. Goes out: the command's exit status. The command itself is
+not bound: each process below it binds itself once it has a GPU (`own.py`). This process waits, passes signals on, keeps
+the run's folder alive, which `numapin verify` reads, and removes it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from numapin.base.plural import counted
+from numapin.base.redact import without_secrets
+from numapin.base.stderr import say
+from numapin.children import records
+from numapin.children.made import make_table
+from numapin.children.reporting import REFUSED_STATUS
+from numapin.errors import PlanError, UsageError
+from numapin.launcher.preload import refusal
+from numapin.launcher.rehearse import rehearse
+from numapin.launcher.run_folder import run_directory
+from numapin.plan.make import make_plan
+from numapin.plan.nics import with_users_nics
+from numapin.rank import handover
+from numapin.rank.become import BINDING, CHILDREN, FORWARDED, execute
+from numapin.system import process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+    from typing import NoReturn
+
+    from numapin.children.table import ChildTable
+    from numapin.plan.request import Request
+    from numapin.topology.model import Topology
+
+_FOLDER: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
+_TO_COMMAND: Final = (signal.SIGHUP, signal.SIGCONT)
+"""When a terminal hangs up, the kernel sends these to the leader of its session only."""
+_MAX_VARIABLE_BYTES: Final = 120_000  # Linux allows 128 KiB
+_STOPS: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+
+
+def run_with_children(  # noqa: PLR0913 - what the command line gives
+    topology: Topology,
+    request: Request,
+    command: Sequence[str],
+    environ: MutableMapping[str, str],
+    *,
+    match: str | None,
+    strict: bool,
+    verbose: bool,
+) -> int:
+    """Run the command; every Python process below it that uses a GPU binds itself as planned for that GPU.
+
+    Args:
+        topology: The machine.
+        request: The user's options, with settled GPUs.
+        command: The command.
+        environ: This process's environment, which already shows the GPUs of --gpus.
+        match: Only processes whose names fit this pattern are bound. None: all.
+        strict: End a process that cannot be bound as planned.
+        verbose: Report every binding.
+
+    Returns:
+        The command's exit status, -n after signal n; 5 with `strict` if a process was not bound as planned, and the
+        command succeeded.
+
+    Raises:
+        PlanError: No GPU is visible, or there is no plan for them.
+        BindingRefused: `strict`, and the kernel refuses a binding of the plan.
+        NumapinError: The run's folder cannot be made.
+    """
+    _require_visible_gpu(topology)
+    _require_reachable(command, strict=strict)
+    plan = rehearse(with_users_nics(make_plan(topology, request), environ), strict=strict)
+    _warn_once(plan.warnings)
+    with run_directory(environ, report=say if verbose else _ignore) as folder:
+        handover.write_json(folder, handover.PLAN, plan.to_json())
+        handover.write_json(folder, handover.COMMAND, {"argv": without_secrets(sys.argv), "pid": os.getpid()})
+        table = make_table(plan, topology, environ, run=folder, match=match, strict=strict, verbose=verbose)
+        status = _run(command, _environment(table, environ))
+        report(table, verbose=verbose)
+        falls_short = status == 0 and strict and not _all_as_planned(folder)
+    return REFUSED_STATUS if falls_short else status
+
+
+def _ignore(_: str) -> None:
+    pass
+
+
+def _require_visible_gpu(topology: Topology) -> None:
+    if not topology.visible_gpus:
+        raise PlanError(
+            "--children: no GPU is visible here, so there is nothing to bind to", "see why with: numapin topo"
+        )
+
+
+def _warn_once(texts: Iterable[str]) -> None:
+    for text in dict.fromkeys(texts):
+        say(f"warning: {text}")
+
+
+def _require_reachable(command: Sequence[str], *, strict: bool) -> None:
+    """Warn of a command whose Python ignores PYTHONPATH; with `strict`, raise UsageError."""
+    why = refusal(command) if os.pathsep not in _FOLDER else f"PYTHONPATH cannot name {_FOLDER}"
+    if why is None:
+        return
+    hint = "leave that option out, or call numapin.bind_this_process in the program"
+    if strict:
+        raise UsageError(f"--children --strict: {why}, so its process cannot be bound", hint)
+    say(f"warning: {why}, so that process cannot be bound, if it uses a GPU; {hint}")
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def _environment(table: ChildTable, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the command's environment: with the plan and the hook, and without the binding of an outer run."""
+    kept = {name: value for name, value in environ.items() if name != BINDING}
+    return {**kept, CHILDREN: _rendered(table), "PYTHONPATH": _python_path(environ)}
+
+
+def _rendered(table: ChildTable) -> str:
+    """Return the text of the variable. Raises PlanError if it is too long for one."""
+    text = table.render()
+    if len(text) > _MAX_VARIABLE_BYTES:
+        raise PlanError(
+            f"--children: the plan of {len(table.devices)} GPUs is too long to hand on", "name fewer: --gpus"
+        )
+    return text
+
+
+def _python_path(environ: Mapping[str, str]) -> str:
+    """Return PYTHONPATH with the hook's folder first."""
+    path = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry != _FOLDER]
+    return _FOLDER if path in ([], [""]) else os.pathsep.join((_FOLDER, *path))  # "FOLDER:" adds the current folder
+
+
+def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the command in a child; pass signals on; return its status, or -n after signal n.
+
+    If this process is killed, the kernel kills the command, too.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is inherited as ignored, the exit status is lost
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    parent, child = os.getpid(), os.fork()
+    if child == 0:
+        _become(command, environ, before, parent)
+    try:
+        return _wait(child)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _become(command: Sequence[str], environ: Mapping[str, str], mask: Iterable[int], parent: int) -> NoReturn:
+    try:
+        process.end_with_parent(signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        os.environ.clear()
+        os.environ.update(environ)
+        signal.pthread_sigmask(signal.SIG_SETMASK, (*set(mask) - set(FORWARDED),))
+        execute(list(command))
+    finally:
+        os._exit(126)
+
+
+def _wait(child: int) -> int:
+    """Wait for the command. As process 1 of a container, reap what others leave behind."""
+    while True:
+        received = signal.sigwaitinfo(signal.valid_signals())
+        if received.si_signo == signal.SIGCHLD:
+            status = _reaped(child)
+            if status is not None:
+                return status
+        else:
+            _handle(received, child)
+
+
+def _handle(received: signal.struct_siginfo, child: int) -> None:
+    """Stop this process if the signal stops the command; otherwise pass it on, unless the command gets it anyway."""
+    if received.si_signo in _STOPS:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif received.si_code <= 0 or received.si_signo in _TO_COMMAND:  # a terminal's go to the whole process group
+        with suppress(ProcessLookupError):
+            os.kill(child, received.si_signo)
+
+
+def _reaped(child: int) -> int | None:
+    """Reap the children that have ended; return the command's status if it is among them."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = ended
+            if pid == child:
+                return os.waitstatus_to_exitcode(status)
+    return None
+
+
+# --- the end ---------------------------------------------------------------------------------------------------------
+
+
+def report(table: ChildTable, *, verbose: bool) -> None:
+    """Say that no process was bound, or, with `verbose`, which ones were."""
+    bound = records.read_all(table.run, handover.OBSERVED)
+    if not bound:
+        say(f"warning: {_none_bound(table)}")
+    elif verbose:
+        num_gpus = len({record["local_rank"] for record in bound})
+        say(f"{counted(len(bound), 'process')} used {counted(num_gpus, 'GPU')} and were bound")
+
+
+def _none_bound(table: ChildTable) -> str:
+    others = [record["name"] for record in records.read_all(table.run, records.UNBOUND) if record["why"] == "match"]
+    if others:
+        names = "; ".join(dict.fromkeys(others))[:300]
+        problem = f"no process that uses a GPU matches --children-match {table.match!r}, so none was bound"
+        return f"{problem}; these use one: {names}"
+    return (
+        "no Python process below the command took a GPU, so none was bound; Python's options -I, -E and -S, and "
+        "programs that drop PYTHONPATH, keep numapin out: see docs/guides/frameworks.md"
+    )
+
+
+def _all_as_planned(folder: str) -> bool:
+    bound, unbound = records.read_all(folder, handover.OBSERVED), records.read_all(folder, records.UNBOUND)
+    return not any(record["surprises"] for record in bound) and all(record["why"] == "match" for record in unbound)

@@ -1,0 +1,305 @@
+"""Bind this process, once its GPU is known. Edge.
+
+Comes in: the GPU that this process uses, from its environment (`take_known`), from its own words (`take`) or from its
+first context (`watch.py`). Goes out: the process bound, with all its threads; a record in the run's folder; and one
+line on stderr if memory was allocated before.
+
+Rules:
+
+- What the environment says is a first guess: the first set_device replaces it.
+- A process that takes a second GPU is widened to the CPUs of both; if their nodes differ, its memory becomes local to
+  the CPU that asks for it.
+- Children that have no GPU of their own follow the process: those that come later inherit its binding, and those that
+  are there already (a forkserver, workers) are bound to its CPUs.
+- A child that has a record of its own is never touched.
+
+Errors never reach the program: `hook/sitecustomize.py` reports them. With --strict the process ends with status 5.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from _thread import RLock
+
+from numapin.base.cpu_set import CpuSet
+from numapin.children import records
+from numapin.children.devices import UnknownDevice, device_of, known_device, num_visible
+from numapin.children.reporting import leave_alone, matches, record, report, report_unknown
+from numapin.children.table import ChildTable
+from numapin.rank import bind
+from numapin.rank.become import BINDING, CHILDREN
+from numapin.rank.handover import RankSlice
+from numapin.system import whole_process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Final
+
+    from numapin.children.table import DeviceEntry
+    from numapin.rank.bind import Applied, Bindable
+
+
+class TakenGpus:
+    """The GPUs that this process uses, with their slices of the plan; `had` are the CPUs that it was bound to so far.
+
+    `is_guess`: only its environment says so. `left_alone`: it is not one of the processes that --children-match names.
+    """
+
+    def __init__(self, *, inherited: int | None) -> None:
+        self.pid = os.getpid()
+        self.had = {frozenset(os.sched_getaffinity(0))}
+        self.slices: dict[int, RankSlice] = {}
+        self.names: dict[int, str] = {}
+        self.inherited = inherited
+        self.is_guess = False
+        self.left_alone = False
+        self.allocated: dict[int, int] | None = None
+        self.applied: Applied | None = None
+        self.surprises: list[str] = []
+
+
+class _Process:
+    """What this process knows of itself; a fork starts anew, with the binding that it inherited."""
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+        self.table: ChildTable | None = None
+        self.taken: TakenGpus | None = None
+
+    def current(self) -> TakenGpus:
+        """Return the state of this process, made at its first use."""
+        if self.taken is None:
+            self.taken = TakenGpus(inherited=_inherited(os.environ))
+        return self.taken
+
+    def forked(self) -> None:
+        """Begin anew in a forked child; the lock may be held by a thread that does not exist here."""
+        parent, self.lock, self.taken = self.taken, RLock(), None
+        if parent is not None and parent.slices:
+            self.taken = TakenGpus(inherited=next(reversed(parent.slices)))
+
+
+_own: Final = _Process()
+os.register_at_fork(after_in_child=_own.forked)
+
+
+def table() -> ChildTable | None:
+    """Return the plan that this process inherited; None if there is none. Raises ValueError if it is malformed."""
+    if _own.table is None and CHILDREN in os.environ:
+        try:
+            _own.table = ChildTable.parse(os.environ[CHILDREN])
+        except (ValueError, KeyError, TypeError) as error:
+            msg = f"{CHILDREN} is not what this version of numapin writes: {error}"
+            raise ValueError(msg) from None
+    return _own.table
+
+
+def take_known(moment: str) -> None:
+    """Bind this process if its environment names its GPU; `moment` says when, for messages."""
+    plan = table()
+    if plan is None:
+        return
+    with _own.lock:
+        if _own.current().slices:
+            return
+        try:
+            found = known_device(plan, os.environ)
+            if found is not None:
+                entry, variable = found
+                _take(plan, entry, f"{variable}, {moment}", is_guess=True)
+        except UnknownDevice:  # reported if the process uses it
+            return
+
+
+def take(number: int, how: str, *, is_guess: bool = False) -> None:
+    """Bind this process to the GPU that its runtime numbers so."""
+    plan = table()
+    if plan is None or number < 0:
+        return
+    with _own.lock:
+        try:
+            _take(plan, device_of(plan, os.environ, number), how, is_guess=is_guess)
+        except UnknownDevice as error:
+            report_unknown(plan, str(error))
+
+
+def take_one_of(numbers: Sequence[int], how: str) -> None:
+    """Bind this process to the first of the devices that it has contexts on, unless it is bound to one of them.
+
+    A library may have made another context beside that of the process's own GPU, often on device 0.
+    """
+    plan = table()
+    if plan is None:
+        return
+    with _own.lock:
+        own = [number for number in numbers if _has(plan, number)]
+        take((own or [*numbers])[0], how)
+
+
+def _has(plan: ChildTable, number: int) -> bool:
+    try:
+        return device_of(plan, os.environ, number).number in _own.current().slices
+    except UnknownDevice:
+        return False
+
+
+def only_device() -> bool:
+    """Return whether this process sees one device, so that it can use no other."""
+    plan = table()
+    try:
+        return plan is not None and num_visible(plan, os.environ) == 1
+    except UnknownDevice:
+        return False
+
+
+def is_settled() -> bool:
+    """Return whether this process has named a GPU, or is left alone."""
+    with _own.lock:
+        taken = _own.current()
+        return taken.left_alone or bool(taken.slices and not taken.is_guess)
+
+
+# --- taking a GPU ----------------------------------------------------------------------------------------------------
+
+
+def take_entry(plan: ChildTable, entry: DeviceEntry, how: str) -> TakenGpus:
+    """Bind this process to a GPU instead of those that it uses so far, and return the result. It says nothing."""
+    with _own.lock:
+        taken = _own.current()
+        taken.inherited, taken.is_guess, taken.left_alone = None, False, False
+        taken.slices.clear()
+        _add(taken, entry)
+        _bind(plan, taken, how)
+        return taken
+
+
+def _take(plan: ChildTable, entry: DeviceEntry, how: str, *, is_guess: bool) -> None:
+    taken = _own.current()
+    if _is_taken(taken, entry) or taken.left_alone:
+        taken.is_guess = taken.is_guess and is_guess
+        return
+    if not _is_matched(plan):
+        leave_alone(plan, taken)
+        return
+    if taken.is_guess:
+        taken.slices.clear()
+    taken.is_guess = is_guess
+    _add(taken, entry)
+    _bind(plan, taken, how)
+    report(plan, taken, how)
+
+
+def _is_taken(taken: TakenGpus, entry: DeviceEntry) -> bool:
+    """Return whether this process has the GPU already, by itself or from the process that it follows."""
+    return entry.number in taken.slices or (not taken.slices and entry.number == taken.inherited)
+
+
+def _is_matched(plan: ChildTable) -> bool:
+    return plan.match is None or matches(plan.match)
+
+
+def _add(taken: TakenGpus, entry: DeviceEntry) -> None:
+    if not taken.slices:
+        taken.names.clear()
+        taken.allocated = whole_process.private_bytes(taken.pid)
+    taken.slices[entry.number] = RankSlice(entry.slice)
+    taken.names[entry.number] = entry.name
+
+
+def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
+    """Bind all threads as the slices say, and the processes that follow; record the result."""
+    first = next(iter(taken.slices.values()))
+    wanted, several = _wanted(taken)
+    taken.had.add(frozenset(os.sched_getaffinity(0)))  # the process that it follows may have been bound meanwhile
+    taken.applied = bind.apply(wanted)
+    threads = whole_process.bind_threads(taken.pid, wanted.cpus, before=taken.had)
+    taken.had.add(frozenset(os.sched_getaffinity(0)))
+    shortfalls = (*several, *taken.applied.shortfalls, *threads.refusals)
+    taken.surprises = [text for text in shortfalls if text not in first.json]
+    _set_environment(first, taken.surprises)
+    if plan.run:
+        record(plan, taken, how)
+        _bind_followers(plan, taken.pid, wanted.cpus)
+
+
+def _wanted(taken: TakenGpus) -> tuple[Bindable, tuple[str, ...]]:
+    """Return the binding for all GPUs of this process, and a message if they are on several nodes."""
+    slices = list(taken.slices.values())
+    if len(slices) == 1:
+        return slices[0], ()
+    wanted = _Widened(slices)
+    if len({own.node for own in slices}) == 1:
+        return wanted, ()
+    gpus = ", ".join(taken.names.values())
+    why = (
+        f"process {taken.pid} uses GPUs of several nodes ({gpus}): it may run on the CPUs of all of them, "
+        f"{CpuSet(wanted.cpus)}, and its memory is local to the CPU that asks for it; start one process per GPU"
+    )
+    return wanted, (why,)
+
+
+class _Widened:
+    """The binding of a process with several GPUs: the CPUs of all; their memory policy if they agree on it."""
+
+    def __init__(self, slices: Sequence[RankSlice]) -> None:
+        first = slices[0]
+        self.cpus: frozenset[int] = frozenset().union(*(own.cpus for own in slices))
+        self.main_cpus = self.cpus  # `exec --children` has no roles
+        self.nodes, self.node = first.nodes, first.node
+        self.memory = _common_memory(slices)
+        self.within = _common_limit(slices)
+
+
+def _common_memory(slices: Sequence[RankSlice]) -> str:
+    """Return the memory policy that all slices agree on; "local" if they differ."""
+    first = slices[0].memory
+    agree = len({(own.memory, own.nodes) for own in slices}) == 1
+    return first if agree or first == "none" else "local"
+
+
+def _common_limit(slices: Sequence[RankSlice]) -> frozenset[int] | None:
+    """Return the CPUs of all slices' limits; None if no slice has one."""
+    limited = [own.within for own in slices if own.within]
+    return frozenset().union(*limited) if limited else None
+
+
+def _bind_followers(plan: ChildTable, pid: int, cpus: frozenset[int]) -> None:
+    """Bind the processes that this one has started before, as far as they have no binding of their own.
+
+    A child that binds itself at this moment wins: its record, which may appear meanwhile, has its CPUs.
+    """
+    own = records.bound_pids(plan.run)
+    for child in [child for child in whole_process.descendants_of(pid) if child not in own]:
+        whole_process.bind_threads(child, cpus)
+        _restore_own_cpus(plan, child)
+
+
+def _restore_own_cpus(plan: ChildTable, child: int) -> None:
+    """Give a child that has bound itself meanwhile the CPUs of its record."""
+    path = records.bound_pids(plan.run).get(child)
+    theirs = records.cpus_of(path) if path else None
+    if theirs:
+        whole_process.bind_threads(child, CpuSet.parse(theirs))
+
+
+def _set_environment(own: RankSlice, surprises: list[str]) -> None:
+    """Let this program, and what it starts, find its slice and its number of threads."""
+    binding = own.json
+    if surprises:
+        planned = json.loads(binding)
+        binding = json.dumps({**planned, "exact": False, "reason": "; ".join((planned["reason"], *surprises))})
+    os.environ[BINDING] = binding
+    if "torch" not in sys.modules:  # later it would change only what the process starts
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, own.num_threads)))
+    os.environ.update(own.nic_variables)
+
+
+def _inherited(environ: Mapping[str, str]) -> int | None:
+    """Return the number of the GPU of the process that this one follows."""
+    try:
+        return int(json.loads(environ[BINDING])["local_rank"])
+    except (KeyError, ValueError, TypeError):
+        return None

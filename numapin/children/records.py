@@ -1,0 +1,88 @@
+"""The records of processes below `numapin exec --children`, in the run's folder. Edge.
+
+Comes in: what a process was bound to, or why it was not. Goes out: observed-RANK-PID.json, which `numapin verify` reads
+as it reads a rank's, or unbound-PID.json; and, for the command's end, what all of them say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from contextlib import suppress
+
+from numapin.base.stderr import say
+from numapin.errors import NumapinError
+from numapin.rank import handover
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any, Final
+
+UNBOUND: Final = "unbound-"
+_SAID: Final = "said-"
+_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def write(folder: str, name: str, content: Mapping[str, object]) -> None:
+    """Write a record; a folder that cannot be written is reported, once for all processes that share it.
+
+    If the folder is gone, the command has ended, and the process that outlives it needs no record.
+    """
+    if not os.path.isdir(folder):
+        return
+    try:
+        handover.write_json(folder, name, content)
+    except NumapinError as error:
+        say_once(folder, f"warning: no record of the binding: {error.message}")
+
+
+def remove(folder: str, name: str) -> None:
+    """Remove a record that does not hold any more."""
+    with suppress(OSError), handover.opened_to_write(folder) as descriptor:
+        os.unlink(name, dir_fd=descriptor)
+
+
+def say_once(folder: str, text: str) -> None:
+    """Write a line to stderr, unless another process of this run has written the same."""
+    name = f"{_SAID}{zlib.crc32(text.encode(errors='replace')):08x}"
+    try:
+        with handover.opened_to_write(folder) as descriptor:
+            os.close(os.open(name, _NEW_FILE, 0o600, dir_fd=descriptor))
+    except FileExistsError:
+        return
+    except OSError:  # say it twice rather than never
+        pass
+    say(text)
+
+
+def bound_pids(folder: str) -> dict[int, str]:
+    """Return the processes with a record of their own, and the record's path."""
+    return {_pid(path): path for path in _paths(folder, handover.OBSERVED)}
+
+
+def cpus_of(path: str) -> str | None:
+    """Return the CPUs, as a list, that a process was bound to; None if its record cannot be read."""
+    try:
+        content = json.loads(handover.read_text(path))
+        return str(content["applied"]["cpus"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_all(folder: str, kind: str) -> list[dict[str, Any]]:
+    """Return the records of one kind, ordered by process."""
+    return [json.loads(handover.read_text(path)) for path in sorted(_paths(folder, kind), key=_pid)]
+
+
+def _paths(folder: str, kind: str) -> Iterable[str]:
+    try:
+        return handover.records(folder, kind)
+    except OSError:
+        return []
+
+
+def _pid(path: str) -> int:
+    number = os.path.basename(path).removesuffix(".json").rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0

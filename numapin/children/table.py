@@ -1,0 +1,114 @@
+"""The plan of `numapin exec --children` as each Python below the command finds it: the variable NUMAPIN_CHILDREN. Pure.
+
+Comes in: a `Plan` with one rank per GPU that the command sees, and the command's environment. Goes out: the text of the
+variable; and from that text, in a process below the command, a `ChildTable`.
+
+The text has lines, then JSON in the last line. The lines are read by `hook/sitecustomize.py` in every Python, so they
+take no parser: "1", or "1 strict"; then each variable that may name a device, as the command saw it: NAME if it was
+unset, else NAME=VALUE. A process whose variable differs was given a device of its own.
+"""
+
+from __future__ import annotations
+
+import json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Final
+
+LISTS: Final = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+"""The variables that list a process's devices."""
+SLURM_RANK: Final = "SLURM_LOCALID"
+_FIRST: Final = "1"
+
+
+class DeviceEntry:
+    """A GPU of the plan: its names, and the slice of the plan for processes that use it.
+
+    `number` is its number among the devices that the command sees, which is also its rank in the plan. `bare` is its
+    number if nothing hid devices, which is what an index in CUDA_VISIBLE_DEVICES means; None: unknown.
+    """
+
+    __slots__ = ("bare", "index", "mig", "number", "pci", "slice", "uuid")
+
+    def __init__(  # noqa: PLR0913 - the fields
+        self,
+        *,
+        number: int,
+        bare: int | None,
+        index: int,
+        uuid: str | None,
+        pci: str | None,
+        mig: Sequence[str],
+        slice: str,  # noqa: A002 - the field's name in the JSON
+    ) -> None:
+        self.number, self.bare, self.index = number, bare, index
+        self.uuid, self.pci, self.mig, self.slice = uuid, pci, tuple(mig), slice
+
+    @property
+    def name(self) -> str:
+        """The name that messages use, as in `numapin topo`."""
+        return "an unknown GPU" if self.index < 0 else f"GPU {self.index}"
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class ChildTable:
+    """The contents of NUMAPIN_CHILDREN."""
+
+    __slots__ = ("devices", "match", "run", "saw", "strict", "verbose")
+
+    def __init__(  # noqa: PLR0913 - the fields
+        self,
+        *,
+        devices: Sequence[DeviceEntry],
+        run: str,
+        match: str | None,
+        strict: bool,
+        verbose: bool,
+        saw: Mapping[str, str | None],
+    ) -> None:
+        self.devices, self.run, self.match = tuple(devices), run, match
+        self.strict, self.verbose, self.saw = strict, verbose, dict(saw)
+
+    def render(self) -> str:
+        """Return the text of the variable. A value with a line break is written as if the variable were unset."""
+        first = f"{_FIRST} strict" if self.strict else _FIRST
+        lines = (_line(name, value) for name, value in self.saw.items())
+        content = {
+            "run": self.run,
+            "match": self.match,
+            "verbose": self.verbose,
+            "devices": [entry.to_json() for entry in self.devices],
+        }
+        return "\n".join((first, *lines, json.dumps(content)))
+
+    @classmethod
+    def parse(cls, text: str) -> ChildTable:
+        """Read the text of the variable. Raises ValueError, KeyError or TypeError for anything else."""
+        first, *lines, last = text.split("\n")
+        if first.split()[0] != _FIRST:
+            msg = "it was written by another version of numapin"
+            raise ValueError(msg)
+        content = json.loads(last)
+        return cls(
+            devices=[DeviceEntry(**entry) for entry in content["devices"]],
+            run=content["run"],
+            match=content["match"],
+            strict="strict" in first.split(),
+            verbose=content["verbose"],
+            saw=dict(map(_setting, lines)),
+        )
+
+
+def _line(name: str, value: str | None) -> str:
+    """Return a variable's line, which `_setting` reads."""
+    return name if value is None or "\n" in value else f"{name}={value}"
+
+
+def _setting(line: str) -> tuple[str, str | None]:
+    name, equals, value = line.partition("=")
+    return name, value if equals else None

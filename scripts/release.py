@@ -1,0 +1,286 @@
+"""Install the files of dist/packages into clean environments, and run tests there: `make release`.
+
+Comes in: what `make package` built, the Pythons on PATH (also pyenv's), and names of trials; none: all of them. With
+--all before them, contract and unit tests are complete; with --check, nothing is written into the tree.
+Goes out: docs/tested.md and docs/results/release-tests.txt, which have every trial that was run on these very files.
+Status 1 if one failed. A trial that cannot be had here (no such Python, no torch for it) is noted; it is a failure only
+if it was named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from scripts.package import PACKAGES, ROOT, members, unpack
+from scripts.release_table import Counts, Result, write_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WORK: Final = ROOT / ".cache" / "release"
+RESULTS: Final = WORK / "results"
+LIMIT_S: Final = 1200
+ALL_TESTS: Final = ("tests/contract", "tests/unit", "tests/integration/test_torchrun_parity.py")
+# What depends on the versions of Python and torch, and takes two minutes on two CPUs; --all runs ALL_TESTS.
+TESTS: Final = (
+    *(f"tests/contract/test_{name}.py" for name in ("surface", "values", "errors", "rng", "cast")),
+    *(f"tests/unit/{name}" for name in ("system", "plan", "rank", "tasks", "data", "test_public_api.py")),
+    *(f"tests/unit/launcher/test_{name}.py" for name in ("agent", "direct", "installed_torch", "other_torch", "store")),
+    "tests/integration/test_torchrun_parity.py",
+)
+WITHOUT_TORCH: Final = ("tests/integration/test_without_torch.py",)
+KINDS: Final = {"x86_64": "*x86_64.whl", "pure": "*-none-any.whl", "sdist": "*.tar.gz"}
+
+
+class NotHereError(Exception):
+    """A trial needs what this machine does not have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One clean environment.
+
+    Attributes:
+        python: The version that the program's name ends with, such as "3.14t".
+        torch: The beginning of torch's version; "newest"; or None for an environment without torch.
+        kind: Which file is installed, of KINDS.
+    """
+
+    python: str
+    torch: str | None
+    kind: str = "x86_64"
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the name."""
+        torch = "notorch" if self.torch is None else f"torch{self.torch}"
+        object.__setattr__(self, "name", f"{self.python}-{torch}")
+
+    @property
+    def requirement(self) -> str | None:
+        """What pip is asked for."""
+        return {None: None, "newest": "torch"}.get(self.torch, f"torch=={self.torch}.*")
+
+
+TRIALS: Final = (
+    Trial(python="3.11", torch=None),
+    Trial(python="3.12", torch=None, kind="pure"),
+    Trial(python="3.13", torch=None, kind="sdist"),
+    Trial(python="3.14", torch=None),
+    Trial(python="3.14t", torch=None),
+    Trial(python="3.11", torch="2.13", kind="sdist"),
+    Trial(python="3.11", torch="2.9"),
+    Trial(python="3.12", torch="2.11"),
+    Trial(python="3.12", torch="2.13", kind="pure"),
+    Trial(python="3.13", torch="newest"),
+    Trial(python="3.14", torch="newest"),
+    Trial(python="3.14t", torch="newest"),
+)
+
+
+def main(names: list[str]) -> int:
+    """Run the trials, and write the table of all that were run on these files."""
+    tests = ALL_TESTS if names[:1] == ["--all"] else TESTS
+    keeps = names[:1] != ["--check"]
+    names = [name for name in names if name not in ("--all", "--check")]
+    unknown = set(names) - {trial.name for trial in TRIALS}
+    if unknown:
+        print(f"no such trial: {', '.join(sorted(unknown))}; there are: {' '.join(trial.name for trial in TRIALS)}")
+        return 2
+    files = hash_of_files()
+    results = []
+    for trial in TRIALS:
+        kept = RESULTS / f"{trial.name}.json"
+        if not names or trial.name in names:
+            result = attempt(trial, files, tests)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(asdict(result)))
+            print(f"{trial.name}: {result.outcome}, {result.seconds:.0f} s", flush=True)
+        results.append(known(kept, files) or Result.not_run(trial.name, trial.python, trial.torch, trial.kind))
+        if not keeps and results[-1].counts.failed:
+            print(results[-1].output)
+    if keeps:
+        write_table(results, ROOT)
+    wanted = [result for result in results if result.name in names]
+    return int(any(result.counts.failed for result in results) or any(result.why for result in wanted))
+
+
+def known(path: Path, files: str) -> Result | None:
+    """Return the result of an earlier run on the same files."""
+    if not path.exists():
+        return None
+    fields = json.loads(path.read_text())
+    result = Result(**{**fields, "counts": Counts(**fields["counts"])})
+    return result if result.files == files else None
+
+
+def attempt(trial: Trial, files: str, tests: Sequence[str]) -> Result:
+    """Run a trial in a folder of its own, and remove the folder."""
+    folder = WORK / "trials" / trial.name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    start = time.monotonic()
+    result = Result.not_run(trial.name, trial.python, trial.torch, trial.kind)
+    try:
+        python = make_environment(trial, folder)
+        version, torch = read_versions(python, folder)
+        counts, output = run_tests(python, folder, tests if trial.torch else WITHOUT_TORCH)
+        result = replace(result, python=version, torch=torch, why="", output=output, counts=counts)
+    except NotHereError as error:
+        result = replace(result, why=str(error))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return replace(result, files=files, seconds=time.monotonic() - start)
+
+
+def hash_of_files() -> str:
+    """Return the hash of what is tested, and of its tests: the pure wheel, and the folder tests of the sdist."""
+    found = hashlib.sha256(built("pure").read_bytes())
+    for name, content in members(built("sdist")):
+        if name.split("/")[1] == "tests":
+            found.update(name.encode() + content)
+    return found.hexdigest()
+
+
+def built(kind: str) -> Path:
+    """Return the file of a kind that `make package` built."""
+    found = sorted(PACKAGES.glob(KINDS[kind]))
+    if len(found) != 1:
+        raise SystemExit(f"{PACKAGES} has {len(found)} files {KINDS[kind]}; type: make package")
+    return found[0]
+
+
+def make_environment(trial: Trial, folder: Path) -> Path:
+    """Install the built file, and torch, into a new environment; return its Python. Raises NotHereError."""
+    program, environ = find_python(trial.python)
+    environment = folder / "env"
+    execute([program, "-m", "venv", "--without-pip", str(environment)], environ, why="venv")  # Debian's lack ensurepip
+    python = environment / "bin" / "python"
+    if trial.requirement is not None:
+        pip_install(python, "--no-compile", "--only-binary", "torch", trial.requirement, why=trial.requirement)
+    constraints = folder / "constraints.txt"
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    constraints.write_text("\n".join(line for line in lines if not line.startswith("torch==")))
+    if trial.requirement is not None:
+        file, others = f"{built(trial.kind)}[test]", []
+    else:  # without what needs torch
+        file, others = str(built(trial.kind)), ["hypothesis", "pytest<9.2", "pytest-timeout"]
+    pip_install(python, "--constraint", str(constraints), file, *others, why="numapin")
+    return python
+
+
+def find_python(version: str) -> tuple[str, dict[str, str]]:
+    """Return the program of a Python on PATH, and its environment; pyenv's are chosen by a variable."""
+    program = f"python{version}"
+    bare = dict(os.environ)
+    choices = [bare]
+    if shutil.which("pyenv"):
+        listed = subprocess.run(["pyenv", "versions", "--bare"], capture_output=True, text=True, check=False).stdout
+        choices += [{**bare, "PYENV_VERSION": name} for name in listed.split() if name.startswith(version.rstrip("t"))]
+    for environ in choices:
+        if (
+            shutil.which(program)
+            and not subprocess.run([program, "-c", ""], env=environ, capture_output=True, check=False).returncode
+        ):
+            return program, environ
+    raise NotHereError(f"no {program} on PATH")
+
+
+def pip_install(python: Path, *arguments: str, why: str) -> None:
+    """Install with the pip of this environment, so that the new one needs none."""
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *arguments]
+    execute(command, dict(os.environ), why=why)
+
+
+def execute(command: list[str], environ: dict[str, str], *, why: str) -> None:
+    """Run a program. Raises NotHereError with its last error."""
+    result = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    if result.returncode:
+        errors = [line for line in result.stderr.splitlines() if re.match(r"ERROR|\w*Error", line)]
+        raise NotHereError(f"{why} cannot be installed: {(errors or ['no message'])[-1]}")
+
+
+def read_versions(python: Path, folder: Path) -> tuple[str, str]:
+    """Return the versions of Python and torch, and fail if numapin is not what was built."""
+    code = (
+        "import json, sys, numapin, importlib.util as u; torch = u.find_spec('torch')\n"
+        "torch = torch and __import__('torch').__version__\n"
+        "print(json.dumps([sys.version.split()[0], torch or 'none', numapin.__file__]))"
+    )
+    result = subprocess.run([python, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise NotHereError((result.stderr.strip().splitlines() or ["no message"])[-1])
+    version, torch, file = json.loads(result.stdout.splitlines()[-1])
+    if not Path(file).is_relative_to(folder):
+        raise SystemExit(f"{file} was imported, which is not what was installed into {folder}")
+    is_free = not sys_gil(python)
+    return f"{version}{' free-threaded' if is_free else ''}", torch
+
+
+def sys_gil(python: Path) -> bool:
+    """Return whether a Python has the GIL."""
+    code = "import sys; sys.exit(not getattr(sys, '_is_gil_enabled', lambda: True)())"
+    return not subprocess.run([python, "-c", code], check=False).returncode
+
+
+def run_tests(python: Path, folder: Path, chosen: Sequence[str]) -> tuple[Counts, str]:
+    """Run the sdist's tests against what is installed: the tree beside them has no numapin."""
+    source = unpack(built("sdist"), folder / "sdist")
+    shutil.rmtree(source / "numapin")
+    parallel = () if chosen is WITHOUT_TORCH else ("-n", "2", "--dist=loadgroup")
+    first = pytest(python, source, *parallel, *chosen)
+    counts = count(first)
+    if counts.failed:
+        # A test with a bound on time may fail on a machine with other work. One that fails by itself, too, is wrong.
+        second = pytest(python, source, "--last-failed", *chosen)
+        still = count(second).failed
+        counts = replace(
+            counts, failed=still, passed=counts.passed + counts.failed - still, retried=counts.failed - still
+        )
+        first += f"\nonce more, those that failed:\n{second}"
+    return counts, first
+
+
+def pytest(python: Path, folder: Path, *arguments: str) -> str:
+    """Run pytest, and return the end of its output."""
+    environ = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "NUMAPIN_TEST_INSTALLED": "1"}
+    command = [str(python), "-m", "pytest", "-q", "-rf", "--tb=short", "-m", "not alone", *arguments]
+    try:
+        result = subprocess.run(
+            command,
+            cwd=folder,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        return f"1 failed: no end within {error.timeout:.0f} s"
+    WORK.joinpath("last-output.txt").write_text(result.stdout)
+    lines = result.stdout.splitlines()
+    ends = [line for line in lines if line.startswith(("FAILED", "ERROR"))] + lines[-1:]
+    return "\n".join(line.replace(str(folder), "…") for line in ends)
+
+
+def count(output: str) -> Counts:
+    """Return the numbers in pytest's last line; a run without one failed."""
+    line = output.splitlines()[-1] if output else ""
+    found = {name: int(number) for number, name in re.findall(r"(\d+) (passed|failed|skipped|error)", line)}
+    failed = found.get("failed", 0) + found.get("error", 0) if found else 1
+    return Counts(passed=found.get("passed", 0), skipped=found.get("skipped", 0), failed=failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

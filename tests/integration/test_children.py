@@ -1,0 +1,503 @@
+"""`numapin exec --children`: processes that a command starts are bound once they have a GPU.
+
+torch is a stand-in (tests/children/stand_in) where it does not matter. The GPUs are the fake NVML's. tests/vm checks
+threads, policies and pages on a machine with two nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from tests.integration.launching import NUMAPIN, Done, call, environment, script
+from tests.needs import needs_accelerate, needs_ray, needs_two_cpus
+from tests.nvml.fake import FakeGpu, render
+from tests.waiting import gone, wait_until
+
+if TYPE_CHECKING:
+    from tests.nvml.fake import FakeNvml
+
+STAND_IN: Final = Path(__file__).resolve().parents[1] / "children" / "stand_in"
+CPUS: Final = sorted(os.sched_getaffinity(0))
+GPUS: Final = [
+    FakeGpu(
+        uuid=f"GPU-0000000{i}-0000-0000-0000-000000000000", pci=f"00000000:{0x41 + i:02x}:00.0", cpus=frozenset(CPUS)
+    )
+    for i in range(2)
+]
+LIMIT_S: Final = 60
+
+# Prints a line in one piece: processes share the pipe.
+SHOW: Final = """
+import json, os, sys
+def show(name, **more):
+    tasks = sorted({tuple(os.sched_getaffinity(int(tid))) for tid in os.listdir("/proc/self/task")})
+    found = {"name": name, "RANK": "0", "cpus": tasks, "pid": os.getpid(), "bound": "NUMAPIN_BINDING" in os.environ}
+    os.write(1, (json.dumps({**found, **more}) + "\\n").encode())
+"""
+
+
+@pytest.fixture
+def gpus(fake_nvml: FakeNvml, tmp_path: Path) -> dict[str, Any]:
+    """Return an environment with two GPUs, and with the stand-in for torch."""
+    environ = fake_nvml.environment(tmp_path, render(GPUS))
+    return {
+        "LD_LIBRARY_PATH": environ["LD_LIBRARY_PATH"],
+        "FAKE_NVML_DATA": environ["FAKE_NVML_DATA"],
+        "PYTHONPATH": str(STAND_IN),
+        "TMPDIR": str(tmp_path),
+    }
+
+
+def start(*command: str, options: tuple[str, ...] = (), cwd: Path | None = None, **environ: str) -> Done:
+    """Run a command under `numapin exec --children --bind exclusive`."""
+    return call(*NUMAPIN, "exec", "--children", "--bind", "exclusive", *options, "--", *command, cwd=cwd, **environ)
+
+
+def python(folder: Path, text: str, *arguments: str, options: tuple[str, ...] = (), **environ: Any) -> Done:
+    """Run a script so; it may call `show`."""
+    return start(sys.executable, script(folder, SHOW + text, "program.py"), *arguments, options=options, **environ)
+
+
+def shown(done: Done) -> dict[str, dict[str, Any]]:
+    """Return what processes have shown, by name; the command must have succeeded."""
+    assert done.status == 0, done.err
+    return {line["name"]: line for line in map(json.loads, done.out.splitlines())}
+
+
+def own_cpu(number: int) -> list[list[int]]:
+    """Return the CPUs of all threads of a process that is bound to a GPU."""
+    return [[CPUS[number]]]
+
+
+WORKERS: Final = """
+import multiprocessing as mp, threading
+def work(way, rank):
+    end = threading.Event()
+    threading.Thread(target=end.wait).start()  # before torch, and before the device is known
+    import torch
+    show(f"{way}-{rank}-before")
+    torch.cuda.set_device(f"cuda:{rank}")
+    show(f"{way}-{rank}")
+    helper = mp.get_context("fork").Process(target=show, args=(f"{way}-{rank}-helper",))
+    helper.start()
+    helper.join()
+    end.set()
+if __name__ == "__main__":
+    for way in ("spawn", "fork", "forkserver"):
+        workers = [mp.get_context(way).Process(target=work, args=(way, rank)) for rank in range(2)]
+        [worker.start() for worker in workers]
+        [worker.join() for worker in workers]
+    show("driver")
+"""
+
+
+@needs_two_cpus
+class TestWorkers:
+    """Programs that start processes by themselves."""
+
+    def test_multiprocessing(self, gpus: dict[str, Any], tmp_path: Path) -> None:
+        """Spawned, forked and fork server's workers are bound at set_device; the driver never; helpers follow."""
+        done = python(tmp_path, WORKERS, **gpus)
+        found = shown(done)
+        for way in ("spawn", "fork", "forkserver"):
+            for rank in range(2):
+                assert found[f"{way}-{rank}-before"]["cpus"] == [CPUS]
+                assert found[f"{way}-{rank}"]["cpus"] == found[f"{way}-{rank}-helper"]["cpus"] == own_cpu(rank)
+        assert (found["driver"]["cpus"], found["driver"]["bound"]) == ([CPUS], False)
+        lines = [line for line in done.err.splitlines() if "MiB before" in line]
+        assert len(lines) == 6, done.err
+        assert f"is bound to GPU 1 (torch.cuda.set_device(1)): CPUs {CPUS[1]}, memory none" in done.err
+
+    def test_real_torch(self, gpus: dict[str, Any], tmp_path: Path) -> None:
+        """torch.multiprocessing.spawn with the installed torch, in which the driver's calls do nothing."""
+        text = """
+import torch
+torch._C._cuda_setDevice = lambda device: None
+def work(rank):
+    torch.set_num_threads(2)
+    torch.ones(512, 512).mm(torch.ones(512, 512))  # its threads are there before the device is set
+    torch.cuda.set_device(rank)
+    show(str(rank), name_of_function=torch.cuda.set_device.__name__)
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, nprocs=2)
+"""
+        found = shown(python(tmp_path, text, **{**gpus, "PYTHONPATH": ""}))
+        assert [found[str(rank)]["cpus"] for rank in range(2)] == [own_cpu(0), own_cpu(1)]
+        assert found["0"]["name_of_function"] == "set_device"
+
+    @needs_accelerate
+    def test_accelerate(self, gpus: dict[str, Any], tmp_path: Path) -> None:
+        """`accelerate launch` starts ranks with LOCAL_RANK: they are bound when they start, before torch."""
+        text = "show(os.environ['LOCAL_RANK'], torch='torch' in sys.modules)"
+        options = (
+            "--multi_gpu",
+            "--num_processes=2",
+            "--num_machines=1",
+            "--mixed_precision=no",
+            "--dynamo_backend=no",
+        )
+        launch = (sys.executable, "-m", "accelerate.commands.launch", *options)
+        found = shown(start(*launch, script(tmp_path, SHOW + text), **{**gpus, "PYTHONPATH": ""}))
+        assert [found[rank]["cpus"] for rank in ("0", "1")] == [own_cpu(0), own_cpu(1)]
+        assert not found["0"]["torch"]
+
+    @needs_ray
+    def test_ray_actors(self, gpus: dict[str, Any], tmp_path: Path) -> None:
+        """An actor gets CUDA_VISIBLE_DEVICES while its process runs; it is bound when it imports torch."""
+        text = """
+import ray
+ray.init(num_gpus=2, num_cpus=4, include_dashboard=False, logging_level="error")
+@ray.remote(num_gpus=1)
+class Actor:
+    def where(self):
+        import torch
+        return os.environ["CUDA_VISIBLE_DEVICES"], sorted(os.sched_getaffinity(0))
+@ray.remote
+def without():
+    import torch
+    return sorted(os.sched_getaffinity(0))
+actors = [Actor.remote() for _ in range(2)]
+where = dict(ray.get([actor.where.remote() for actor in actors]))
+show("driver", where=where, without=ray.get(without.remote()))
+"""
+        found = shown(python(tmp_path, text, **gpus))["driver"]
+        assert found["where"] == {"0": [CPUS[0]], "1": [CPUS[1]]}
+        assert (found["without"], found["cpus"]) == (CPUS, [CPUS])
+
+
+@needs_two_cpus
+class TestRules:
+    """Which GPU counts."""
+
+    def test_what_the_environment_says(self, gpus: dict[str, Any], tmp_path: Path) -> None:
+        """One visible GPU, by index or UUID, and a local rank, bind at the start; what the command had does not."""
+        text = """
+import subprocess
+if sys.argv[1:]:
+    show(sys.argv[1], torch="torch" in sys.modules, threads=os.environ.get("OMP_NUM_THREADS"))
+else:
+    for name, value in (("CUDA_VISIBLE_DEVICES", "1"), ("CUDA_VISIBLE_DEVICES", "GPU-00000001"), ("LOCAL_RANK", "1"),
+                        ("MPI_LOCALRANKID", "3"), ("SLURM_LOCALID", "1"), ("CUDA_VISIBLE_DEVICES", "")):
+        environ = {**os.environ, name: value}
+        subprocess.run([sys.executable, __file__, f"{name}={value}"], env=environ, check=True)
+"""
+        found = shown(python(tmp_path, text, SLURM_LOCALID="1", PALS_LOCAL_RANKID="1", **gpus))
+        for name in (
+            "CUDA_VISIBLE_DEVICES=1",
+            "CUDA_VISIBLE_DEVICES=GPU-00000001",
+            "LOCAL_RANK=1",
+            "MPI_LOCALRANKID=3",
+        ):
+            assert (found[name]["cpus"], found[name]["threads"]) == (own_cpu(1), "1"), name
+        for name in ("SLURM_LOCALID=1", "CUDA_VISIBLE_DEVICES="):
+            assert (found[name]["cpus"], found[name]["bound"]) == ([CPUS], False), name
+
+    def test_indices_of_a_child_are_not_those_of_the_command(self, gpus: dict[str, Any], tmp_path: Path) -> None:
+        """If the command sees only GPU 1, its device 0 is GPU 1; a child's own list counts all GPUs, as CUDA does."""
+        text = """
+import subprocess, torch
+if sys.argv[1:]:
+    torch.cuda.set_device(0)
+    show("child")
+else:
+    subprocess.run([sys.executable, __file__, "child"], env={**os.environ, "CUDA_VISIBLE_DEVICES": "0"}, check=True)
+    torch.cuda.set_device(0)
+    show("parent")
+"""
+        done = python(tmp_path, text, CUDA_VISIBLE_DEVICES="1", **gpus)
+        assert (
+            "is not bound: CUDA_VISIBLE_DEVICES names 0, which is not one of the GPUs that the command saw" in done.err
+        )
+        assert "is bound to GPU 1 (torch.cuda.set_device(0))" in done.err
+        assert shown(done)["child"]["bound"] is False
+
+    def test_only_device(self, gpus: dict[str, Any], tmp_path: Path) -> None:
+        """A process that sees one device is bound when CUDA is initialized, without set_device."""
+        done = python(tmp_path, "import torch\ntorch.cuda.init()\nshow('only')", CUDA_VISIBLE_DEVICES="1", **gpus)
+        assert "(CUDA was initialized)" in done.err
+        assert shown(done)["only"]["bound"]
+
+    def test_first_context(self, gpus: dict[str, Any], tmp_path: Path, fake_driver_folder: str) -> None:
+        """A process that sees several devices and names none is bound to the one where its first context is."""
+        text = """
+import ctypes, time, torch
+torch.cuda.init()
+show("initialized")
+ctypes.CDLL("libcuda.so.1").fake_cuda_set(b"active", 2)  # a context on device 1
+while os.sched_getaffinity(0) != {int(sys.argv[1])}:
+    time.sleep(0.01)
+show("context")
+"""
+        gpus["LD_LIBRARY_PATH"] = f"{fake_driver_folder}:{gpus['LD_LIBRARY_PATH']}"
+        done = python(tmp_path, text, str(CPUS[1]), FAKE_CUDA_DEVICES="2", FAKE_CUDA_ACTIVE="0", **gpus)
+        found = shown(done)
+        assert (found["initialized"]["cpus"], found["context"]["cpus"]) == ([CPUS], own_cpu(1))
+        assert "(its first CUDA context)" in done.err
+
+    def test_context_beside_the_own_one(self, gpus: dict[str, Any], tmp_path: Path, fake_driver_folder: str) -> None:
+        """A rank that never sets its device, with a context on device 0 beside its own, stays with its local rank."""
+        text = """
+import threading, torch
+torch.cuda.init()
+for thread in threading.enumerate():
+    if thread.name == "numapin-context":
+        thread.join()
+show("rank")
+"""
+        gpus["LD_LIBRARY_PATH"] = f"{fake_driver_folder}:{gpus['LD_LIBRARY_PATH']}"
+        program = script(tmp_path, SHOW + text)
+        gpus |= {"FAKE_CUDA_DEVICES": "2", "FAKE_CUDA_ACTIVE": "3"}
+        done = start("env", "LOCAL_RANK=1", sys.executable, program, **gpus)
+        assert shown(done)["rank"]["cpus"] == own_cpu(1)
+        assert "GPU 0" not in done.err
+
+    def test_set_device_replaces_a_guess(self, gpus: dict[str, Any], tmp_path: Path) -> None:
+        """The local rank is a guess: the first set_device counts instead. A second one widens, with one message."""
+        text = """
+import torch
+torch.cuda.set_device(0)
+show("own")
+torch.cuda.set_device(0)
+torch.cuda.set_device(1)
+show("both")
+"""
+        done = start("env", "LOCAL_RANK=1", sys.executable, script(tmp_path, SHOW + text), **gpus)
+        found = shown(done)
+        assert (found["own"]["cpus"], found["both"]["cpus"]) == (own_cpu(0), [CPUS])
+        assert done.err.count("is bound to") == 2
+
+    def test_match(self, gpus: dict[str, Any], tmp_path: Path) -> None:
+        """--children-match chooses by command line or by multiprocessing's name; the others are left alone."""
+        text = """
+import multiprocessing as mp, torch
+def work(rank):
+    torch.cuda.set_device(rank)
+    show(str(rank))
+if __name__ == "__main__":
+    for rank in range(2):
+        worker = mp.get_context("fork").Process(target=work, args=(rank,), name=f"Worker_{rank}")
+        worker.start()
+        worker.join()
+"""
+        found = shown(python(tmp_path, text, options=("--children-match", "Worker_1"), **gpus))
+        assert (found["0"]["cpus"], found["1"]["cpus"]) == ([CPUS], own_cpu(1))
+        none = python(tmp_path, text, options=("--children-match", "*nothing*"), **gpus)
+        assert none.status == 0
+        assert none.err.count("no process that uses a GPU matches --children-match '*nothing*'") == 1
+        assert "program.py" in none.err
+
+
+class TestProgramsGoOn:
+    """What must not change for the program."""
+
+    @pytest.mark.parametrize("path", [":", "", "/nonexistent:"])
+    def test_path_and_modules_at_start(self, gpus: dict[str, Any], tmp_path: Path, path: str) -> None:
+        """A Python without torch has the path, the modules and the sitecustomize that it would have without numapin."""
+        text = """
+import json, sys, os
+ours = [name for name in sys.modules if name.partition(".")[0] in ("numapin", "typing", "ctypes", "json.decoder")]
+module = sys.modules.get("sitecustomize")
+print(sys.path[1:], [name for name in ours if name != "json.decoder"], getattr(module, "__file__", None))
+"""
+        (tmp_path / "own").mkdir()
+        script(tmp_path / "own", "seen = True", "sitecustomize.py")
+        program = script(tmp_path, text)
+        for entries in (path, f"{tmp_path / 'own'}{os.pathsep}{path}"):
+            plain = call(sys.executable, program, cwd=tmp_path, PYTHONPATH=entries)
+            done = start(sys.executable, program, cwd=tmp_path, **{**gpus, "PYTHONPATH": entries})
+            assert (done.status, done.out) == (plain.status, plain.out) == (0, plain.out)
+
+    def test_statuses(self, gpus: dict[str, Any], tmp_path: Path) -> None:
+        """The exit status is the command's, a signal ends both, and 127 means that there is no such command."""
+        assert start("sh", "-c", "exit 7", **gpus).status == 7
+        assert start("sh", "-c", "kill -TERM $$", **gpus).status == -signal.SIGTERM
+        missing = start("no-such-command", **gpus)
+        assert missing.status == 127
+        assert "no-such-command: command not found" in missing.err
+        assert list(tmp_path.glob("numapin-*/*")) == []  # no run folder is left
+
+    def test_signals(self, gpus: dict[str, Any], tmp_path: Path) -> None:
+        """SIGTERM and SIGUSR1 reach the command; if numapin is killed, the command ends, too."""
+        text = """
+import signal, time
+def on(number, frame):
+    show(signal.Signals(number).name)
+    if number == signal.SIGTERM: sys.exit(3)
+signal.signal(signal.SIGTERM, on); signal.signal(signal.SIGUSR1, on)
+show("ready")
+while True: time.sleep(1)
+"""
+        command = [*NUMAPIN, "exec", "--children", "--", sys.executable, script(tmp_path, SHOW + text)]
+        for last in (signal.SIGTERM, signal.SIGKILL):
+            with subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(**gpus)
+            ) as run:
+                assert run.stdout is not None
+                ready = json.loads(run.stdout.readline())
+                assert ready["name"] == "ready"
+                run.send_signal(signal.SIGUSR1)
+                assert json.loads(run.stdout.readline())["name"] == "SIGUSR1"
+                run.send_signal(last)
+                assert run.wait(LIMIT_S) == (3 if last == signal.SIGTERM else -last)
+                assert wait_until(partial(gone, ready["pid"]), limit_s=LIMIT_S)
+
+    def test_ranks_of_numapin_run_are_its_own(self, gpus: dict[str, Any], tmp_path: Path) -> None:
+        """`numapin run` below the command binds its ranks as always, and they do not bind themselves again."""
+        text = "show(os.environ['LOCAL_RANK'], children='NUMAPIN_CHILDREN' in os.environ)"
+        run = (*NUMAPIN, "run", "--quiet", "--nproc-per-node", "2", "--bind", "exclusive")
+        done = start(*run, script(tmp_path, SHOW + text), **{**gpus, "PYTHONPATH": ""})
+        found = shown(done)
+        assert [found[rank]["cpus"] for rank in ("0", "1")] == [own_cpu(0), own_cpu(1)]
+        assert not any(each["children"] for each in found.values())
+        assert "no Python process below the command took a GPU" in done.err
+
+    def test_errors_of_the_hook_are_reported_once(self, gpus: dict[str, Any], tmp_path: Path) -> None:
+        """Whatever is wrong in the hook, the program goes on, and one line says so."""
+        text = """
+os.environ["NUMAPIN_CHILDREN"] = "rubbish\\nLOCAL_RANK\\nmore"
+import torch
+torch.cuda.set_device(0)
+torch.cuda.set_device(1)
+show("end")
+"""
+        done = python(tmp_path, text, **gpus)
+        assert shown(done)["end"]["cpus"] == [CPUS]
+        assert done.err.count("this process is not bound") == 1
+        assert "Traceback" not in done.err
+
+    def test_run_folder_that_is_gone(self, gpus: dict[str, Any], tmp_path: Path) -> None:
+        """A process that outlives the command is bound all the same; there is nobody to leave a record to."""
+        text = """
+import glob, shutil, torch
+shutil.rmtree(glob.glob(sys.argv[1])[0])
+torch.cuda.set_device(0)
+show("end")
+"""
+        done = python(tmp_path, text, f"{tmp_path}/numapin-*/run-*", **gpus)
+        assert shown(done)["end"]["cpus"] == own_cpu(0)
+        assert "warning: no" not in done.err.replace("warning: no Python process below", "")
+
+    def test_other_numapin_beside_the_script(self, gpus: dict[str, Any], tmp_path: Path) -> None:
+        """A module of the program's that is called numapin is not taken for numapin."""
+        script(tmp_path, "raise SystemExit('the wrong one')", "numapin.py")
+        done = python(tmp_path, "import torch\ntorch.cuda.set_device(1)\nshow('end')", **gpus)
+        assert shown(done)["end"]["cpus"] == own_cpu(1)
+
+    def test_names_cannot_control_a_terminal(self, gpus: dict[str, Any], tmp_path: Path) -> None:
+        """Control characters in what a process is called, or in its variables, do not reach stderr."""
+        text = "import torch\nos.environ['CUDA_VISIBLE_DEVICES'] = sys.argv[1]\ntorch.cuda.set_device(0)"
+        for options in ((), ("--children-match", "*nothing*")):
+            done = python(tmp_path, text, "GPU-\33[31m", options=options, **gpus)
+            assert "[31m" in done.err
+            assert "\33" not in done.err
+
+
+class TestRefusals:
+    """Inputs that make no sense, and --strict."""
+
+    @pytest.mark.parametrize(
+        ("options", "status", "problem"),
+        [
+            (("--children-match", " "), 2, "is empty"),
+            (("--children-match", "a\nb"), 2, "control character"),
+            (("--local-rank", "0"), 2, "--children and --local-rank contradict each other"),
+            (("--plan", "plan.json"), 2, "--children and --plan contradict each other"),
+            (("--cores-for", "loader=1"), 2, "--children and --cores-for contradict each other"),
+            (("--gpus", "9"), 2, "--gpus"),
+        ],
+    )
+    def test_options(self, gpus: dict[str, Any], options: tuple[str, ...], status: int, problem: str) -> None:
+        """One error, and the command does not start."""
+        done = start("echo", "started", options=options, **gpus)
+        assert (done.status, done.out) == (status, "")
+        assert problem in done.err
+
+    def test_match_without_children(self) -> None:
+        """--children-match alone chooses among nothing."""
+        done = call(*NUMAPIN, "exec", "--children-match", "*", "--", "echo", "started")
+        assert (done.status, done.out) == (2, "")
+
+    def test_no_gpu(self, gpus: dict[str, Any]) -> None:
+        """Without a GPU there is nothing to bind to: status 4, and the command does not start."""
+        done = start("echo", "started", **{**gpus, "CUDA_VISIBLE_DEVICES": ""})
+        assert (done.status, done.out) == (4, "")
+        assert "no GPU is visible" in done.err
+
+    def test_no_child_took_one(self, gpus: dict[str, Any]) -> None:
+        """If no process took a GPU, a line at the end says so, and names what keeps numapin out."""
+        done = start(sys.executable, "-I", "-c", "print('ran')", **gpus)
+        assert (done.status, done.out) == (0, "ran\n")
+        assert "-I ignores PYTHONPATH, so that process cannot be bound" in done.err
+        assert done.err.count("no Python process below the command took a GPU") == 1
+        assert start(sys.executable, "-I", "-c", "", options=("--strict",), **gpus).status == 2
+
+    def test_strict_ends_a_process(self, gpus: dict[str, Any], tmp_path: Path) -> None:
+        """A process whose GPU is unknown ends with status 5 under --strict, and the command's success becomes 5."""
+        text = """
+import subprocess
+if sys.argv[1:]:
+    import torch
+    torch.cuda.set_device(7)
+    show("went on")
+else:
+    show("child", status=subprocess.run([sys.executable, __file__, "child"]).returncode)
+"""
+        done = python(tmp_path, text, options=("--strict",), **gpus)
+        assert done.status == 5
+        assert [json.loads(line)["status"] for line in done.out.splitlines()] == [5]
+        assert "there is no device 7: the command sees 2" in done.err
+        plain = python(tmp_path, text, **gpus)
+        assert [json.loads(line)["name"] for line in plain.out.splitlines()] == ["went on", "child"]
+        assert plain.err.count("there is no device 7") == 1
+
+
+def test_bind_this_process(gpus: dict[str, Any], tmp_path: Path) -> None:
+    """The call binds all threads, returns why, and a second call replaces the first."""
+    if len(CPUS) < 2:
+        pytest.skip("fewer than two CPUs may be used here")
+    text = """
+import threading, numapin
+end = threading.Event()
+threading.Thread(target=end.wait).start()
+first = numapin.bind_this_process(1, bind="exclusive")
+show("first", reason=first.reason, gpu=first.gpu.uuid, before=sum(first.allocated_before.values()))
+second = numapin.bind_this_process("cuda:0", bind="exclusive", strict=True)
+show("second", reason=second.reason, away=second.away_bytes)
+third = numapin.bind_this_process("GPU-00000001-0000-0000-0000-000000000000")
+show("third")
+end.set()
+for device in (5, -1, "cpu", None, "GPU-77", 1.5):
+    try:
+        numapin.bind_this_process(device)
+    except numapin.UsageError as error:
+        assert error.hint
+    else:
+        raise AssertionError(device)
+"""
+    done = call(sys.executable, script(tmp_path, SHOW + text), **gpus)
+    found = shown(done)
+    assert (found["first"]["cpus"], found["second"]["cpus"], found["third"]["cpus"]) == (own_cpu(1), own_cpu(0), [CPUS])
+    assert found["first"]["gpu"] == GPUS[1].uuid
+    assert found["first"]["before"] > 1 << 20
+    assert "exclusive core" in found["first"]["reason"]
+    assert done.err == ""
+
+
+@pytest.fixture
+def fake_driver_folder() -> str:
+    """Return a folder with the fake CUDA driver."""
+    from tests.cuda import fake
+
+    if fake.compiler() is None or find_spec("ctypes") is None:
+        pytest.skip("no C compiler on PATH to build the stand-in CUDA driver with")
+    return str(fake.build(Path(__file__).resolve().parents[2] / ".cache" / "fake-cuda").parent)

@@ -1,0 +1,122 @@
+"""All threads of a process: bound until none is left out; and a process's memory by node."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.system import proc, whole_process
+from tests.needs import needs_two_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CPUS = frozenset(os.sched_getaffinity(0))
+LAST = {max(CPUS)}
+NARROW = {min(CPUS)}
+
+# Starts threads that start threads, as fast as it can, until a line comes; says so when the first ones are there.
+BREEDING = """
+import os, sys, threading, time
+done = threading.Event()
+def breed():
+    if not done.is_set():
+        time.sleep(0.001)
+        threading.Thread(target=breed).start()
+for _ in range(8):
+    threading.Thread(target=breed).start()
+print("ready", flush=True)
+sys.stdin.readline()
+done.set()
+"""
+NARROWED = """
+import os, sys, threading
+end = threading.Event()
+def narrow():
+    os.sched_setaffinity(0, {int(sys.argv[1])})
+    print(threading.get_native_id(), flush=True)
+    end.wait()
+threading.Thread(target=narrow).start()
+sys.stdin.readline()
+end.set()
+"""
+
+
+@pytest.fixture
+def program(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    """Start a program with several threads, and end it."""
+    command = [sys.executable, "-c", request.param, str(min(CPUS))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
+        yield started
+        started.kill()
+
+
+@needs_two_cpus
+@pytest.mark.parametrize("program", [BREEDING], indirect=True, ids=["program"])
+def test_threads_that_start_meanwhile(program: subprocess.Popen[str]) -> None:
+    """Threads that are started while others are bound are bound, too."""
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
+    found = whole_process.bind_threads(program.pid, frozenset(LAST))
+    assert found.refusals == ()
+    for _ in range(3):
+        assert set(proc.thread_cpus(program.pid)) == {frozenset(LAST)}
+    program.communicate("go\n", timeout=60)
+
+
+@needs_two_cpus
+@pytest.mark.parametrize("program", [NARROWED], indirect=True, ids=["program"])
+def test_threads_that_the_program_placed(program: subprocess.Popen[str]) -> None:
+    """A thread that the program has placed on some of the new CPUs stays there, unless `before` is not given."""
+    assert program.stdout is not None
+    thread = int(program.stdout.readline())
+    found = whole_process.bind_threads(program.pid, CPUS, before=[CPUS])
+    assert (found.num_threads, found.kept, os.sched_getaffinity(thread)) == (1, 1, NARROW)
+    found = whole_process.bind_threads(program.pid, frozenset(LAST), before=[CPUS])
+    assert (found.num_threads, found.kept, os.sched_getaffinity(thread)) == (2, 0, LAST)
+    found = whole_process.bind_threads(program.pid, CPUS)
+    assert (found.num_threads, found.kept, os.sched_getaffinity(thread)) == (2, 0, set(CPUS))
+
+
+def test_refusals_and_ended_processes() -> None:
+    """CPUs that do not exist are refused with a reason; a process that has ended has no threads."""
+    found = whole_process.bind_threads(os.getpid(), frozenset({8190}))
+    assert found.num_threads == 0
+    assert "CPUs 8190 were refused (Invalid argument)" in found.refusals[0]
+    assert os.sched_getaffinity(0) == CPUS
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert whole_process.bind_threads(ended.pid, CPUS).num_threads == 0
+    assert whole_process.private_bytes(ended.pid) is None
+
+
+def test_private_bytes() -> None:
+    """Memory that is touched is counted on some node; files are not."""
+    before = sum((whole_process.private_bytes(os.getpid()) or {0: 0}).values())
+    block = mmap.mmap(
+        -1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    )  # not from the heap, which may have that much to spare
+    block.write(b"1" * len(block))
+    after = whole_process.private_bytes(os.getpid())
+    if after is None:
+        pytest.skip("this kernel has no numa_maps")
+    assert 24 << 20 < sum(after.values()) - before < 64 << 20
+    assert len(block) == 32 << 20
+
+
+def test_descendants() -> None:
+    """Children and their children are found, nearest first."""
+    with subprocess.Popen(["sh", "-c", "cat; true"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as shell:
+        assert shell.stdin is not None
+        assert shell.stdout is not None
+        shell.stdin.write(b"x\n")
+        shell.stdin.flush()
+        assert shell.stdout.readline() == b"x\n"
+        found = list(whole_process.descendants_of(os.getpid()))
+        assert shell.pid in found
+        assert found.index(shell.pid) < len(found) - 1
