@@ -44,7 +44,15 @@ PURE = (
     *("tasks.repeated", "cli.run_decisions", "children.table", "children.devices"),
     *(f"launcher.{name}" for name in ("variables", "direct_options", "store", "failure")),
     "data.resume.place",
-    *("observe.model", "observe.report", "observe.verify", "observe.top", "attach.changes", "attach.gpus"),
+    *(
+        "observe.model",
+        "observe.report",
+        "observe.verify",
+        "observe.top",
+        "observe.history",
+        "attach.changes",
+        "attach.gpus",
+    ),
     *(
         "view",
         "jobs",
