@@ -18,7 +18,7 @@ from numapin.observe.top import Sample
 from numapin.system.proc import activity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from numapin.base.cpu_set import CpuSet
@@ -47,13 +47,11 @@ class Sampler:
             self._observed = self._observe()
         ranks = self._observed.ranks
         now = {rank.local_rank: self._activity_of(rank) for rank in ranks}
-        alive = [rank for rank in ranks if now[rank.local_rank].get(rank.pid, (None, ()))[1]]
+        alive = [rank for rank in ranks if _has_threads(rank, now)]
         return Sample(
             at_s=time.monotonic(),
-            threads={
-                rank: tuple(chain.from_iterable(cpus for _, cpus in found.values())) for rank, found in now.items()
-            },
-            gone=frozenset(rank.local_rank for rank in ranks).difference(rank.local_rank for rank in alive),
+            threads={rank: _cpus_of_threads(found) for rank, found in now.items()},
+            gone=_numbers(ranks) - _numbers(alive),
             memory={rank.local_rank: rank for rank in ranks},
             loads=self._loads(),
             swapped=read_swapped(),
@@ -84,6 +82,20 @@ class Sampler:
         """Return the descriptors of the ranks' loop times."""
         found = {rank: find_waited(pid) for rank, pid in self._pids.items() if rank not in self._gone}
         return without_none(found)
+
+
+def _has_threads(rank: ObservedRank, now: Mapping[int, Activity]) -> bool:
+    """Return whether a rank's own process is alive."""
+    return bool(now[rank.local_rank].get(rank.pid, (None, ()))[1])
+
+
+def _numbers(ranks: Iterable[ObservedRank]) -> frozenset[int]:
+    return frozenset(rank.local_rank for rank in ranks)
+
+
+def _cpus_of_threads(found: Activity) -> tuple[CpuSet, ...]:
+    """Return the CPUs of each thread of a rank's processes."""
+    return tuple(chain.from_iterable(cpus for _, cpus in found.values()))
 
 
 def _cpu_s(found: Activity) -> dict[int, float]:

@@ -54,8 +54,8 @@ def _updating_us(analysis: Analysis) -> float:
 def idle(analysis: Analysis, uneven: Uneven | None) -> TraceFinding | None:
     """Find time in which the host did something else, and name it."""
     explained = uneven if uneven is not None and uneven.part == "other" else None
-    left_us = analysis.parts_us["other"] - (explained.excess_us if explained else 0.0) - _updating_us(analysis)
-    usual = union(step.pair for i, step in enumerate(analysis.trace.steps) if not explained or i not in explained.slow)
+    left_us = analysis.parts_us["other"] - _explained_us(explained) - _updating_us(analysis)
+    usual = union(_usual_steps(analysis, explained))
     costs, place = _share(analysis, left_us), place_within(analysis, usual)
     if costs < _IDLE or (not analysis.trace.on_gpu and place is None):
         return None
@@ -68,6 +68,16 @@ def idle(analysis: Analysis, uneven: Uneven | None) -> TraceFinding | None:
         f"data{seen}",
         remedy=_remedy(analysis, place),
     )
+
+
+def _explained_us(explained: Uneven | None) -> float:
+    return 0.0 if explained is None else explained.excess_us
+
+
+def _usual_steps(analysis: Analysis, explained: Uneven | None) -> list[tuple[float, float]]:
+    """Return the beginnings and ends of the steps, without those that are slow for a reason that is known."""
+    slow = () if explained is None else explained.slow
+    return [step.pair for i, step in enumerate(analysis.trace.steps) if i not in slow]
 
 
 def _name(analysis: Analysis, place: CodePlace | None) -> str:

@@ -83,16 +83,20 @@ def _title(report: TraceReport) -> str:
     """Return the script, host, date and ranks, as far as they are known."""
     origins = [analysis.trace.noted.origin for analysis in report.analyses]
     scripts, hosts = (_names([getattr(one, name) for one in origins]) for name in ("script", "host"))
-    date = min((origin.date for origin in origins if origin.date), default="")
+    date = min(filter(None, (origin.date for origin in origins)), default="")
+    parts = (scripts, f"on {hosts}" if hosts else "", date, _ranks(report))
+    return _text(f"numapin trace: {', '.join(filter(None, parts))}")
+
+
+def _ranks(report: TraceReport) -> str:
     names = [name_of(analysis) for analysis in report.analyses]
-    ranks = f"{'rank' if len(names) == 1 else 'ranks'} {', '.join(names[:_MOST_RANKS])}"
+    word = "rank" if len(names) == 1 else "ranks"
     more = f" and {len(names) - _MOST_RANKS} more" if len(names) > _MOST_RANKS else ""
-    parts = (scripts, f"on {hosts}" if hosts else "", date, f"{ranks}{more}")
-    return _text(f"numapin trace: {', '.join(part for part in parts if part)}")
+    return f"{word} {', '.join(names[:_MOST_RANKS])}{more}"
 
 
 def _names(names: Sequence[str]) -> str:
-    return ", ".join(dict.fromkeys(name for name in names if name))
+    return ", ".join(dict.fromkeys(filter(None, names)))
 
 
 def _begin(analysis: Analysis) -> float:

@@ -137,11 +137,22 @@ def openmetrics(top: Top) -> str:
     lines = [*_ACTIVE.head(), _ACTIVE.sample(run, int(not top.has_ended))]
     for metric in _RANK:
         lines += _family(metric, ((_rank_labels(metric, run, rank), rank) for rank in top.ranks))
-    alive = [rank for rank in top.ranks if not rank.is_gone]
-    gpus = {rank.plan.gpu.uuid: rank for rank in alive if rank.plan.gpu and rank.plan.gpu.uuid}  # ranks may share one
+    gpus = _by_gpu(top)
     for metric in _GPU:
         lines += _family(metric, (({**run, "uuid": uuid}, rank) for uuid, rank in gpus.items()))
     return "".join(f"{line}\n" for line in [*lines, "# EOF"])
+
+
+def _by_gpu(top: Top) -> dict[str, TopRank]:
+    """Return a living rank for each GPU's UUID; ranks may share a GPU."""
+    uuids = ((_uuid(rank), rank) for rank in top.ranks if not rank.is_gone)
+    return {uuid: rank for uuid, rank in uuids if uuid}
+
+
+def _uuid(rank: TopRank) -> str:
+    """Return the UUID of a rank's GPU; empty if it is unknown."""
+    gpu = rank.plan.gpu
+    return (gpu.uuid if gpu else None) or ""
 
 
 def ended(run: str) -> str:
@@ -160,13 +171,13 @@ def _rank_labels(metric: Metric, run: dict[str, str], rank: TopRank) -> dict[str
     labels = {**run, "local_rank": str(rank.plan.local_rank)}
     if metric.name != "numapin_rank_info":
         return labels
-    gpu, node = rank.plan.gpu, rank.plan.node
+    node = rank.plan.node
     return {
         **labels,
         "pid": str(rank.pid),
         "cpus": str(rank.plan.cpus),
         "node": "" if node is None else str(node),
-        "uuid": (gpu.uuid if gpu else None) or "",
+        "uuid": _uuid(rank),
     }
 
 
