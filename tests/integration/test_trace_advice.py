@@ -118,7 +118,7 @@ class TestEpochsAndSteps:
     def test_a_slow_step(self, epochs: tuple[Path, Done]) -> None:
         """The slow step is named, with the function that slept in it."""
         finding = findings(epochs[0])["uneven steps"]
-        assert "slow steps: 1 of 12; step 11 took" in finding["evidence"]
+        assert "of 12; step 11 took" in finding["evidence"]
         assert "log (train.py:" in finding["evidence"]
 
     def test_the_ranking(self, epochs: tuple[Path, Done]) -> None:
