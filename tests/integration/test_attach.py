@@ -230,10 +230,10 @@ class TestWrongInput:
             (["--pid", "{pid}", "--gpu", "7"], 2, "no GPU matches '7'"),
             (["--pid", "{pid}", "--job", "x"], 2, "both name a job"),
             (["--job", "x"], 2, "no active run is named x"),
-            (["--job", "x", "--gpu", "0"], 2, "--gpu goes with --pid"),
+            (["--job", "x", "--gpu", "0"], 2, "--gpu works only with --pid"),
             (["--restore", "--pid", "{pid}"], 2, "nothing to restore for process {pid}"),
             (["--restore"], 2, "nothing to restore"),
-            (["--restore", "--migrate"], 2, "--restore undoes a binding"),
+            (["--restore", "--migrate"], 2, "--restore cannot be combined with --migrate"),
             (["--pid", "{pid}", "--bind", "none"], 2, "none"),
         ],
     )

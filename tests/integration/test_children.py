@@ -408,11 +408,11 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "status", "problem"),
         [
-            (("--children-match", " "), 2, "is empty"),
+            (("--children-match", " "), 2, "is blank"),
             (("--children-match", "a\nb"), 2, "control character"),
-            (("--local-rank", "0"), 2, "--children and --local-rank contradict each other"),
-            (("--plan", "plan.json"), 2, "--children and --plan contradict each other"),
-            (("--cores-for", "loader=1"), 2, "--children and --cores-for contradict each other"),
+            (("--local-rank", "0"), 2, "--children and --local-rank cannot be combined"),
+            (("--plan", "plan.json"), 2, "--children and --plan cannot be combined"),
+            (("--cores-for", "loader=1"), 2, "--children and --cores-for cannot be combined"),
             (("--gpus", "9"), 2, "--gpus"),
         ],
     )
@@ -423,7 +423,7 @@ class TestRefusals:
         assert problem in done.err
 
     def test_match_without_children(self) -> None:
-        """--children-match alone chooses among nothing."""
+        """--children-match without --children is an error."""
         done = call(*NUMAPIN, "exec", "--children-match", "*", "--", "echo", "started")
         assert (done.status, done.out) == (2, "")
 
