@@ -113,7 +113,7 @@ def bind_this_process(
 def _result(rank: RankPlan, taken: TakenGpus) -> ProcessBinding:
     applied, before = taken.applied, taken.allocated
     if applied is None:
-        raise BindingRefused("the process was not bound", "report this")
+        raise BindingRefused("the process was not bound", "report this as a bug")
     away = None if before is None else sum(size for node, size in before.items() if node not in rank.nodes)
     return ProcessBinding(
         gpu=rank.gpu,
@@ -133,7 +133,7 @@ def _entry_of_command(table: ChildTable, device: object) -> DeviceEntry:
     if number is None:
         found = [entry for entry in table.devices if _goes_by(entry, str(device))]
         if len(found) != 1:
-            raise UsageError(f"{device!r} is not one of the GPUs that the command sees", _DEVICES)
+            raise UsageError(f"{device!r} is not one of the GPUs that are visible to the command", _DEVICES)
         return found[0]
     try:
         return device_of(table, os.environ, number)

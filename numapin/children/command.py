@@ -75,9 +75,7 @@ def run_with_children(  # noqa: PLR0913 - what the command line gives
         NumapinError: The run's folder cannot be made.
     """
     if not topology.visible_gpus:
-        raise PlanError(
-            "--children: no GPU is visible here, so there is nothing to bind to", "see why with: numapin topo"
-        )
+        raise PlanError("--children: no GPU is visible, so there is nothing to bind to", "see why with: numapin topo")
     _require_reachable(command, strict=strict)
     plan = rehearse(with_users_nics(make_plan(topology, request), environ), strict=strict)
     for text in dict.fromkeys(plan.warnings):
@@ -105,7 +103,7 @@ def _require_reachable(command: Sequence[str], *, strict: bool) -> None:
     hint = "leave that option out, or call numapin.bind_this_process in the program"
     if strict:
         raise UsageError(f"--children --strict: {why}, so its process cannot be bound", hint)
-    say(f"warning: {why}, so that process cannot be bound, if it uses a GPU; {hint}")
+    say(f"warning: {why}, so that process cannot be bound if it uses a GPU; {hint}")
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -119,7 +117,7 @@ def _environment(table: ChildTable, environ: Mapping[str, str]) -> dict[str, str
     text = table.render()
     if len(text) > _MAX_VARIABLE_BYTES:
         raise PlanError(
-            f"--children: the plan of {len(table.devices)} GPUs is too long to hand on", "name fewer: --gpus"
+            f"--children: the plan of {len(table.devices)} GPUs is too long to pass on", "select fewer GPUs with --gpus"
         )
     return {**kept, CHILDREN: text, "PYTHONPATH": joined}
 
@@ -196,10 +194,10 @@ def _none_bound(table: ChildTable) -> str:
     if others:
         names = "; ".join(dict.fromkeys(others))[:300]
         problem = f"no process that uses a GPU matches --children-match {table.match!r}, so none was bound"
-        return f"{problem}; these use one: {names}"
+        return f"{problem}; these use a GPU: {names}"
     return (
-        "no Python process below the command took a GPU, so none was bound; Python's options -I, -E and -S, and "
-        "programs that drop PYTHONPATH, keep numapin out: see docs/guides/frameworks.md"
+        "no Python process below the command was seen to use a GPU, so none was bound; numapin cannot see Python with "
+        "-I, -E or -S, or without PYTHONPATH: see docs/guides/frameworks.md"
     )
 
 

@@ -74,8 +74,8 @@ _NO_MACHINE: Final = click.Option(["--machine"], hidden=True, expose_value=False
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (schema numapin.doctor/1).")
 @click.option(
-    "--script", is_flag=True, help="Print all remedies as a shell script to review and run. Remedies that are not commands "
-    "become comments."
+    "--script", is_flag=True, help="Print all remedies as a shell script to review and run. Remedies that are not "
+    "commands become comments."
 )  # fmt: skip
 @with_values(_DoctorOptions)
 def doctor(options: _DoctorOptions) -> None:

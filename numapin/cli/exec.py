@@ -147,7 +147,7 @@ def _bind_children(options: _ExecOptions) -> NoReturn:
 
 
 def _die_of(number: int) -> None:
-    """End by the same signal as the command, so that a shell loop stops on Ctrl-C; exit with 128 + `number` otherwise."""
+    """End by the command's signal, so that a shell loop stops on Ctrl-C; if that fails, exit with 128 + `number`."""
     resource.setrlimit(
         resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
     )  # the command left its own
