@@ -51,8 +51,8 @@ class _BenchOffloadOptions(BenchOptions):
 @click.option(
     "--cores-for",
     type=Parsed("ROLE=N,...", parse_cores_for, words=[f"{role}=" for role in CoresFor._fields], many=True),
-    help="Cores of each role in the peer `roles` (default: a quarter of a rank's cores for the loader, an eighth for the "
-    "main thread, the rest for the optimizer).",
+    help="Cores of each role in the peer `roles` (default: a quarter of a rank's cores for the loader, an eighth for "
+    "the main thread, the rest for the optimizer).",
 )
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=0.5, help="Length of a measuring window in seconds."

@@ -47,8 +47,8 @@ PYTHON: Final = Check(
 TORCH: Final = Check(
     name="torch",
     where="the metadata of the package torch",
-    why="topo, plan, job, exec, doctor, verify, top, and `run` on one host without restarts, work without torch. trace, "
-    "compare, most of bench, the DataLoader, and `run` with restarts or several hosts need it.",
+    why="topo, plan, job, exec, doctor, verify, top, and `run` on one host without restarts, work without torch. "
+    "trace, compare, most of bench, the DataLoader, and `run` with restarts or several hosts need it.",
 )
 STRAYS: Final = Check(
     name="py-libnuma",

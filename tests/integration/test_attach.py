@@ -112,7 +112,7 @@ class TestBind:
             done = _attach(tmp_path, "--pid", pid, *EXCLUSIVE, "--strict")
             assert (done.status, worker.cpus()) == (0, {SECOND}), done.err
             assert f"undo with: numapin attach --restore --pid {pid}" in done.out
-            assert "cannot be set from outside" in done.out
+            assert "cannot be changed" in done.out
             (record,) = _records(tmp_path)
             assert (record.stat().st_mode & 0o777, record.parent.stat().st_mode & 0o777) == (0o600, 0o700)
             worker.start_more()
