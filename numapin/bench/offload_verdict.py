@@ -101,7 +101,7 @@ def _gain(case: str, speeds: Mapping[str, Spread]) -> str:
 
 
 def _of_threads(cases: Iterable[Mapping[str, Spread]]) -> str:
-    """Return what the number of threads alone gives over torchrun's default."""
+    """Return the gain over torchrun's default from the number of threads alone."""
     pairs = [(speeds[_best_torchrun(speeds)], speeds[BASELINE]) for speeds in cases if BASELINE in speeds]
     gains = [best.median / default.median for best, default in pairs if _relation(best, default) == "faster"]
     if not gains:

@@ -124,7 +124,7 @@ def _num_role_threads(topology: Topology, request: Request, cores_for: CoresFor 
 
 
 def _default_cores(topology: Topology, request: Request) -> CoresFor | None:
-    """Return the default cores of roles; None if an exclusive rank has only one core, or none."""
+    """Return the default cores of roles; None if an exclusive rank has fewer than two cores."""
     try:
         ranks = make_plan(topology, replace(request, bind=Bind.EXCLUSIVE)).ranks
     except PlanError:

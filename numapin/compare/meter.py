@@ -116,7 +116,7 @@ class StepMeter:
                 self.write(Phase.DONE if window.is_done else _phase(window))
 
     def _is_loop(self, unit: StepUnit) -> bool:
-        """Return whether this thread's steps count: those of the first that stepped, until it has ended."""
+        """Return whether this thread's steps count. Only the first thread that steps counts, until it ends."""
         thread = threading.get_ident()
         first = self.threads.setdefault(unit, thread)
         if first != thread and all(other.ident != first for other in threading.enumerate()):
@@ -208,7 +208,7 @@ def claim() -> StepMeter | None:
 
 
 def _place() -> _Place:
-    """Return the rank: that of the process group if there is one, because a script may start its ranks by itself."""
+    """Return the rank of the process group if there is one, because a script may start its ranks itself."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
     rank, local_rank, num_ranks, restart = (int(os.environ.get(name) or "0") for name in names)
     distributed = sys.modules.get("torch.distributed")

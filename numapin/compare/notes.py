@@ -33,7 +33,7 @@ def _other_baseline(first: str, baseline: str | None) -> str:
 
 
 def _unequal(results: Sequence[VariantResult]) -> Iterator[str]:
-    """Yield what is not the same work in all variants."""
+    """Yield the differences between the variants' work."""
     work = "the variants do not do the same work, because their {} differ ({})"
     ranks = {result.name: str(result.num_ranks) for result in results}
     units = {result.name: str(result.step_unit) for result in results}

@@ -86,7 +86,7 @@ def _cause(readings: DoctorReadings, whole: int) -> str:
 
 
 def _sum_of_nodes(topology: Topology) -> int | None:
-    """Return the memory of all nodes together; None if that of a node is unknown."""
+    """Return the total memory of all nodes; None if the memory of any node is unknown."""
     known = [node.memory_bytes for node in topology.nodes if node.memory_bytes is not None]
     return sum(known) if len(known) == len(topology.nodes) else None
 

@@ -96,7 +96,7 @@ def _has_changed(rank: AttachedRank) -> bool:
 
 
 def _problems(rank: AttachedRank) -> Iterator[str]:
-    """Yield what is not as requested."""
+    """Yield the deviations from the request."""
     number = rank.requested.local_rank
     if rank.problem is not None:
         yield f"rank {number}: process {rank.pid} was not bound: {rank.problem}"
