@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 SCHEMA: Final = "numapin.attach/1"
 RESTORE_SCHEMA: Final = "numapin.restore/1"
 FUTURE_MEMORY: Final = (
-    "the memory policy of a running process cannot be set from outside: new pages go to the node of the CPU that first "
+    "the memory policy of a running process cannot be changed: new pages go to the node of the CPU that first "
     "touches them"
 )
 STAYS: Final = {
     "shared": "shared with other processes",
     "locked": "page-locked, or held by a driver",
-    "full": "no room on the node",
+    "full": "no free memory on the node",
     "forbidden": "the cpuset of the process does not allow the node",
-    "refused": "the kernel refuses to move pages (seccomp, or the process may not be examined)",
-    "fixed": "memory of a device",
+    "refused": "the kernel refuses to move pages (seccomp, or you may not trace the process)",
+    "fixed": "device memory",
     "policy": "the program placed them there itself",
     "unseen": "hidden from move_pages: Linux 6.1 to 6.4 hides what automatic NUMA balancing watches, and moves it "
     "itself when the process touches it",

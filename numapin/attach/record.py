@@ -288,7 +288,7 @@ def _lock(folder: int) -> None:
     except OSError as error:
         if error.errno == errno.EWOULDBLOCK:
             raise NumapinError(
-                "another numapin attach of this user is at work", "try again when it has ended"
+                "another numapin attach of this user is running", "try again when it has finished"
             ) from None
 
 

@@ -112,7 +112,7 @@ def _require_reachable(command: Sequence[str], *, strict: bool) -> None:
     hint = "leave that option out, or call numapin.bind_this_process in the program"
     if strict:
         raise UsageError(f"--children --strict: {why}, so its process cannot be bound", hint)
-    say(f"warning: {why}, so that process cannot be bound, if it uses a GPU; {hint}")
+    say(f"warning: {why}, so that process cannot be bound if it uses a GPU; {hint}")
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def _rendered(table: ChildTable) -> str:
     text = table.render()
     if len(text) > _MAX_VARIABLE_BYTES:
         raise PlanError(
-            f"--children: the plan of {len(table.devices)} GPUs is too long to hand on", "name fewer: --gpus"
+            f"--children: the plan of {len(table.devices)} GPUs is too long to pass on", "select fewer GPUs with --gpus"
         )
     return text
 
@@ -218,10 +218,10 @@ def _none_bound(table: ChildTable) -> str:
     if others:
         names = "; ".join(dict.fromkeys(others))[:300]
         problem = f"no process that uses a GPU matches --children-match {table.match!r}, so none was bound"
-        return f"{problem}; these use one: {names}"
+        return f"{problem}; these use a GPU: {names}"
     return (
-        "no Python process below the command took a GPU, so none was bound; Python's options -I, -E and -S, and "
-        "programs that drop PYTHONPATH, keep numapin out: see docs/guides/frameworks.md"
+        "no Python process below the command was seen to use a GPU, so none was bound; numapin cannot see Python with "
+        "-I, -E or -S, or without PYTHONPATH: see docs/guides/frameworks.md"
     )
 
 

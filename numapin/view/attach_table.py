@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 _MOST: Final = 512  # rows: more take a second to draw
 _LEFT: Final = ("process", "GPU", "CPUs before", "CPUs")
 _HEADINGS: Final = ("rank", "pid", "process", "GPU", "node", "threads", "CPUs before", "CPUs", "elsewhere", "moved")
-_LEGEND: Final = "threads: changed / seen; elsewhere: memory on other nodes than the planned ones, files not counted"
+_LEGEND: Final = (
+    "threads: changed / found; elsewhere: memory outside the planned nodes / all memory, without file pages"
+)
 
 
 def attach_table(done: Attached, *, place: str | None = None) -> RenderableType:
@@ -85,7 +87,7 @@ def _lines(done: Attached, place: str | None) -> Iterator[str]:
         yield from _problems(rank)
     yield f"memory: {FUTURE_MEMORY}"
     if done.interrupted:
-        yield "interrupted: what was done until then is in the table"
+        yield "interrupted: the table shows what was done so far"
     if done.dry_run:
         yield "dry run: nothing was changed"
     elif done.records and any(map(_has_changed, done.ranks)):
@@ -99,7 +101,7 @@ def _has_changed(rank: AttachedRank) -> bool:
 
 
 def _problems(rank: AttachedRank) -> Iterator[str]:
-    """Yield what is not as requested."""
+    """Yield the deviations from the request."""
     number = rank.requested.local_rank
     if rank.problem is not None:
         yield f"rank {number}: process {rank.pid} was not bound: {rank.problem}"

@@ -112,7 +112,7 @@ class TestBind:
             done = _attach(tmp_path, "--pid", pid, *EXCLUSIVE, "--strict")
             assert (done.status, worker.cpus()) == (0, {SECOND}), done.err
             assert f"undo with: TMPDIR={tmp_path} numapin attach --restore --pid {pid}" in done.out.replace("\n", " ")
-            assert "cannot be set from outside" in done.out
+            assert "cannot be changed" in done.out
             (record,) = _records(tmp_path)
             assert (record.stat().st_mode & 0o777, record.parent.stat().st_mode & 0o777) == (0o600, 0o700)
             worker.start_more()
@@ -239,10 +239,10 @@ class TestWrongInput:
             (["--pid", "{pid}", "--gpu", "7"], 2, "no GPU matches '7'"),
             (["--pid", "{pid}", "--job", "x"], 2, "both name a job"),
             (["--job", "x"], 2, "no active run is named x"),
-            (["--job", "x", "--gpu", "0"], 2, "--gpu goes with --pid"),
+            (["--job", "x", "--gpu", "0"], 2, "--gpu works only with --pid"),
             (["--restore", "--pid", "{pid}"], 2, "nothing to restore for process {pid}; searched numapin-"),
             (["--restore"], 2, "nothing to restore"),
-            (["--restore", "--migrate"], 2, "--restore undoes a binding"),
+            (["--restore", "--migrate"], 2, "--restore cannot be combined with --migrate"),
             (["--pid", "{pid}", "--bind", "none"], 2, "none"),
         ],
     )

@@ -61,7 +61,7 @@ def test_row() -> None:
 def test_ends() -> None:
     """A dry run, Ctrl-C, and a process that ended are reported; without a change there is nothing to undo."""
     assert _text(attach_table(replace(DONE, dry_run=True))).endswith("dry run: nothing was changed\n")
-    assert "interrupted: what was done until then" in _text(attach_table(replace(DONE, interrupted=True)))
+    assert "interrupted: the table shows" in _text(attach_table(replace(DONE, interrupted=True)))
     gone = replace(RANK, processes=(), problem="it ended before")
     text = _text(attach_table(replace(DONE, ranks=(gone,))))
     assert "rank 0: process 4711 was not bound: it ended before" in text
