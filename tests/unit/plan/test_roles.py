@@ -241,7 +241,7 @@ def test_a_task_with_fewer_cpus_has_no_roles() -> None:
     """A task that may not use all planned CPUs gives up its roles, and is not exact."""
     rank = inside(_ranks(cores_for="loader=1")[0], CpuSet.parse("0-1"))
     assert (rank.roles, rank.cpus, rank.exact) == (None, CpuSet({0, 1}), False)
-    assert "roles have no effect" in rank.reason
+    assert "no role has cores of its own" in rank.reason
 
 
 def test_cpus_of_threads_without_roles() -> None:
