@@ -11,7 +11,7 @@ Rules:
   the CPU that asks for it.
 - Children that have no GPU of their own follow the process: those that come later inherit its binding, and those that
   are there already (a forkserver, workers) are bound to its CPUs.
-- A child that has a record of its own is never touched.
+- A child that has a record of its own, and what is below it, is never touched.
 
 Errors never reach the program: `hook/sitecustomize.py` reports them. With --strict the process ends with status 5.
 """
@@ -267,12 +267,12 @@ def _common_limit(slices: Sequence[RankSlice]) -> frozenset[int] | None:
 
 
 def _bind_followers(plan: ChildTable, pid: int, cpus: frozenset[int]) -> None:
-    """Bind the processes that this one has started before, as far as they have no binding of their own.
+    """Bind the processes that this one has started before, as far as they have no GPU of their own.
 
+    Those that have one are left out, with all that is below them, also if --children-match does not name them.
     A child that binds itself at this moment wins: its record, which may appear meanwhile, has its CPUs.
     """
-    own = records.bound_pids(plan.run)
-    for child in [child for child in whole_process.descendants_of(pid) if child not in own]:
+    for child in [*whole_process.descendants_of(pid, without=records.pids_apart(plan.run))]:
         whole_process.bind_threads(child, cpus)
         _restore_own_cpus(plan, child)
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from numapin.base.stderr import say
 from numapin.errors import NumapinError
 from numapin.rank import handover
+from numapin.system import proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,9 +45,9 @@ def remove(folder: str, name: str) -> None:
         os.unlink(name, dir_fd=descriptor)
 
 
-def say_once(folder: str, text: str) -> None:
-    """Write a line to stderr, unless another process of this run has written the same."""
-    name = f"{_SAID}{zlib.crc32(text.encode(errors='replace')):08x}"
+def say_once(folder: str, text: str, *, once_for: str | None = None) -> None:
+    """Write a line to stderr, unless another process of this run has written the same, or another text `once_for` it."""
+    name = f"{_SAID}{zlib.crc32((once_for or text).encode(errors='replace')):08x}"
     try:
         with handover.opened_to_write(folder) as descriptor:
             os.close(os.open(name, _NEW_FILE, 0o600, dir_fd=descriptor))
@@ -58,8 +59,23 @@ def say_once(folder: str, text: str) -> None:
 
 
 def bound_pids(folder: str) -> dict[int, str]:
-    """Return the processes with a record of their own, and the record's path."""
-    return {_pid(path): path for path in _paths(folder, handover.OBSERVED)}
+    """Return the running processes that have bound themselves, and the path of their record."""
+    return {_pid(path): path for path in _paths(folder, handover.OBSERVED) if _is_of_running(path)}
+
+
+def pids_apart(folder: str) -> set[int]:
+    """Return the running processes with a record of their own: bound, or with a GPU and not bound."""
+    unbound = {_pid(path) for path in _paths(folder, UNBOUND) if _is_of_running(path)}
+    return unbound | bound_pids(folder).keys()
+
+
+def _is_of_running(path: str) -> bool:
+    """Return whether the process of a record still runs, and no other one has its id now."""
+    try:
+        start = json.loads(handover.read_text(path))["start"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return proc.is_running(_pid(path), start)
 
 
 def cpus_of(path: str) -> str | None:
