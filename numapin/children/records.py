@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import zlib
 from contextlib import suppress
 
@@ -25,18 +26,31 @@ UNBOUND: Final = "unbound-"
 _SAID: Final = "said-"
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
+_unwritable: Final[set[str]] = set()
+"""Folders that this process could not write and has said so; nothing can be noted there for other processes."""
+
 
 def write(folder: str, name: str, content: Mapping[str, object]) -> None:
     """Write a record; a folder that cannot be written is reported, once for all processes that share it.
 
     If the folder is gone, the command has ended, and the process that outlives it needs no record.
     """
-    if not os.path.isdir(folder):
+    if _is_gone(folder):
         return
     try:
         handover.write_json(folder, name, content)
     except NumapinError as error:
-        say_once(folder, f"warning: no record of the binding: {error.message}")
+        if folder not in _unwritable:
+            _unwritable.add(folder)
+            say_once(folder, f"warning: no record of the binding: {error.message}")
+
+
+def _is_gone(folder: str) -> bool:
+    """Return whether there is no such folder; another user's, which may not be looked at, is there."""
+    try:
+        return not stat.S_ISDIR(os.stat(folder).st_mode)
+    except OSError as error:
+        return not isinstance(error, PermissionError)
 
 
 def remove(folder: str, name: str) -> None:
@@ -46,7 +60,7 @@ def remove(folder: str, name: str) -> None:
 
 
 def say_once(folder: str, text: str, *, once_for: str | None = None) -> None:
-    """Write a line to stderr, unless another process of this run has written the same, or another text `once_for` it."""
+    """Write a line to stderr, unless a process of this run has written the same, or a text `once_for` the same."""
     name = f"{_SAID}{zlib.crc32((once_for or text).encode(errors='replace')):08x}"
     try:
         with handover.opened_to_write(folder) as descriptor:

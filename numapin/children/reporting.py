@@ -112,9 +112,8 @@ def _names() -> list[str]:
     return found
 
 
-def leave_alone(plan: ChildTable, taken: TakenGpus) -> None:
+def note_other(plan: ChildTable) -> None:
     """Note that this process uses a GPU and is not one of those that --children-match names."""
-    taken.left_alone = True
     _write_unbound(plan, "match")
 
 
