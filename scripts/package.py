@@ -252,7 +252,7 @@ def write_recipe(sdist: Path) -> str:
 
 
 def lint_workflows() -> str:
-    """Lint the workflow of GitHub Actions for what attackers use."""
+    """Lint the GitHub Actions workflow for security problems."""
     run(Path(sys.executable).with_name("zizmor"), "--offline", "--quiet", "--min-severity", "low", ".github/workflows")
     return "no finding; it has never run"
 

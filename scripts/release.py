@@ -197,7 +197,7 @@ def find_python(version: str) -> tuple[str, dict[str, str]]:
 
 
 def pip_install(python: Path, *arguments: str, why: str) -> None:
-    """Install with the pip of this environment, so that the new one needs none."""
+    """Install with the pip of this environment, so that the new one needs no pip."""
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *arguments]
     execute(command, dict(os.environ), why=why)
 
@@ -211,7 +211,7 @@ def execute(command: list[str], environ: dict[str, str], *, why: str) -> None:
 
 
 def read_versions(python: Path, folder: Path) -> tuple[str, str]:
-    """Return the versions of Python and torch, and fail if numapin is not what was built."""
+    """Return the versions of Python and torch; fail if the installed numapin is not the built one."""
     code = (
         "import json, sys, numapin, importlib.util as u; torch = u.find_spec('torch')\n"
         "torch = torch and __import__('torch').__version__\n"

@@ -33,8 +33,8 @@ HOSTILE = (
 
 # Colors and weights that rich and click write for us; 38, 48, 7, 8 and all other sequences are not ours.
 _STYLE = re.compile(r"\x1b\[(?:(?:0|1|2|22|3[0-79]|9[0-7])(?:;(?=\d)|(?=m)))*m")
-_LIVE = re.compile(r"\x1b\[(?:\?25[lh]|1A|2K)|\r(?=\x1b)")
-"""The sequences by which rich redraws its lines: cursor off and on, up one line, erase the line."""
+_LIVE = re.compile(r"\x1b\[(?:\?25[lh]|\?1049[lh]|1A|2[JK]|[0-9]{1,2};1H|J)|\r(?=\x1b)")
+"""The sequences by which rich and `numapin top` redraw: cursor off and on, the other screen, move, erase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ Comes in: process ids, or a run. Goes out: bound threads, moved pages, and a rep
 
     processes.py  EDGE  the processes that may be changed, and their descendants
     gpus.py       PURE  the GPU of a process
+    cpuset.py     EDGE  the CPUs that can be planned with
     targets.py    EDGE  the processes to bind, each with its plan
     changes.py    PURE  what was done, as data, and its JSON
     bind.py       EDGE  bind all threads

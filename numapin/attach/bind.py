@@ -1,6 +1,7 @@
 """Bind all threads of a process and of its descendants to CPUs. Edge.
 
-Comes in: a `Target`, and a function that records the CPUs before they are changed. Goes out: `BoundProcess`es.
+Comes in: a `Target`, and a function that records the CPUs of threads, and those that some get, before they are changed.
+Goes out: `BoundProcess`es.
 
 A thread inherits its CPUs from the one that starts it. So processes and threads are listed again until all that are new
 have inherited the planned CPUs: then everything that starts later is started by a bound thread.
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from numapin.attach.targets import Target
     from numapin.system.affinity import ThreadId
+
+    _Recorder = Callable[[Mapping[ThreadId, CpuSet], Mapping[ThreadId, CpuSet]], None]
 
 _MOST_LOOKS: Final = 100
 _RESTLESS: Final = "it starts processes or threads faster than they can be bound; some may have started unbound"
@@ -66,11 +69,11 @@ class _Tally:
 class Binder:
     """Binds one target. `interrupted` is set if Ctrl-C ended it early; what was done by then is in the results."""
 
-    def __init__(self, target: Target, how: How, record: Callable[[Mapping[ThreadId, CpuSet]], None]) -> None:
+    def __init__(self, target: Target, how: How, record: _Recorder) -> None:
         self._target, self._how, self._record = target, how, record
         self._seen: set[ThreadId] = set()
         self._tallies: dict[int, _Tally] = {}
-        self._notes: list[str] = []
+        self._notes = list(target.shortfalls)
         self.interrupted = False
 
     def run(self) -> tuple[BoundProcess, ...]:
@@ -131,19 +134,30 @@ class Binder:
     def _bind_some(self, threads: Collection[ThreadId]) -> bool:
         """Record the CPUs of new threads, then bind them; return whether there was anything to bind."""
         before = dict(self._read(threads))
-        has_work = any(self._is_to_change(cpus) for cpus in before.values())
-        if has_work and not self._how.dry_run:
-            self._record(before)
+        new = {thread: self._planned(thread) for thread, cpus in before.items() if self._is_to_change(thread, cpus)}
+        if new and not self._how.dry_run:
+            self._record(before, new)
         self._seen.update(threads)
-        for thread, cpus in before.items():
-            self._bind_one(thread, cpus)
-        return has_work
+        cut = {thread: found for thread, cpus in before.items() if (found := self._bind_one(thread, cpus)) is not None}
+        if cut:
+            self._record({}, cut)
+        return bool(new)
+
+    def _planned(self, thread: ThreadId) -> CpuSet:
+        """Return the CPUs that a thread gets. The roles of descendants are unknown, so these get all of the rank's."""
+        plan = self._target.plan
+        return plan.main_cpus if thread.pid == self._target.subject.pid else plan.cpus
 
     def _is_narrower(self, before: CpuSet) -> bool:
         return before < self._target.plan.cpus and not self._how.widen
 
-    def _is_to_change(self, before: CpuSet) -> bool:
-        return before != self._target.plan.cpus and not self._is_narrower(before)
+    def _has_role(self, cpus: CpuSet) -> bool:
+        """Return whether a thread on these CPUs is on those of a role."""
+        roles = self._target.plan.roles
+        return roles is not None and any(cpus <= each for each in roles.by_name.values())
+
+    def _is_to_change(self, thread: ThreadId, before: CpuSet) -> bool:
+        return before != self._planned(thread) and not self._is_narrower(before)
 
     def _read(self, threads: Collection[ThreadId]) -> Iterator[tuple[ThreadId, CpuSet]]:
         for thread in threads:
@@ -156,13 +170,14 @@ class Binder:
             except OSError as error:
                 tally.refusals[f"cannot be examined ({error.strerror})"] += 1
 
-    def _bind_one(self, thread: ThreadId, before: CpuSet) -> None:
-        tally, planned = self._tallies[thread.pid], self._target.plan.cpus
+    def _bind_one(self, thread: ThreadId, before: CpuSet) -> CpuSet | None:
+        """Bind a thread if it is to be changed; return its CPUs if the kernel gave it fewer than planned."""
+        tally, planned = self._tallies[thread.pid], self._planned(thread)
         tally.before |= before
-        if not self._is_to_change(before):
-            tally.narrower += self._is_narrower(before)
+        if not self._is_to_change(thread, before):
+            tally.narrower += self._is_narrower(before) and not self._has_role(before)
             tally.after |= before
-            return
+            return None
         try:
             found = planned if self._how.dry_run else affinity.set_cpus(thread, planned)
         except proc.Gone:
@@ -175,6 +190,8 @@ class Binder:
             tally.after |= found
             if found != planned:
                 tally.refusals[_exclusion(planned - found, thread.pid)] += 1
+                return found
+        return None
 
     def _result(self, pid: int, tally: _Tally) -> BoundProcess:
         refused = [f"{counted(number, 'thread')} {text}" for text, number in tally.refusals.items()]

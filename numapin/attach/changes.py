@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 SCHEMA: Final = "numapin.attach/1"
 RESTORE_SCHEMA: Final = "numapin.restore/1"
 FUTURE_MEMORY: Final = (
-    "the memory policy of a running process cannot be set from outside: new pages go to the node of the CPU that first "
+    "the memory policy of a running process cannot be changed: new pages go to the node of the CPU that first "
     "touches them"
 )
 STAYS: Final = {
     "shared": "shared with other processes",
     "locked": "page-locked, or held by a driver",
-    "full": "no room on the node",
+    "full": "no free memory on the node",
     "forbidden": "the cpuset of the process does not allow the node",
-    "refused": "the kernel refuses to move pages (seccomp, or the process may not be examined)",
-    "fixed": "memory of a device",
+    "refused": "the kernel refuses to move pages (seccomp, or you may not trace the process)",
+    "fixed": "device memory",
     "policy": "the program placed them there itself",
     "unseen": "hidden from move_pages: Linux 6.1 to 6.4 hides what automatic NUMA balancing watches, and moves it "
     "itself when the process touches it",
@@ -151,7 +151,7 @@ class RestoredProcess:
         threads: How many threads have their former CPUs.
         started_since: How many of these started after the change; they got the CPUs of their process.
         ended: How many threads have ended since.
-        left: How many started after the change and chose other CPUs themselves; they were left alone.
+        left: How many the program has moved to other CPUs since; they were left alone.
         shortfalls: What could not be done.
     """
 
@@ -166,7 +166,7 @@ class RestoredProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """All that `attach --restore` did; `warnings` name the processes that have ended."""
+    """All that `attach --restore` did; `warnings` name processes that have ended, and malformed records."""
 
     dry_run: bool
     warnings: tuple[str, ...]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numapin.base.cpu_set import CpuSet
     from numapin.plan.model import RankPlan
 
-    _Recorder = Callable[[Mapping[ThreadId, CpuSet]], None]
+    _Recorder = Callable[[Mapping[ThreadId, CpuSet], Mapping[ThreadId, CpuSet]], None]
 
 _ENDED: Final = "it ended before"
 _INTERRUPTED: Final = "interrupted"
@@ -55,7 +55,12 @@ class Attach:
     _interrupted: bool = False
 
     def run(self) -> Attached:
-        """Do it. Raises UsageError if every target ended first, and NumapinError if nothing can be recorded."""
+        """Do it.
+
+        Raises UsageError if every target ended first, or if roles forbid to widen, and NumapinError if nothing can be
+        recorded.
+        """
+        self._require_no_roles_to_widen()
         bound, paths = self._bind_all()
         if not any(rank.processes for rank in bound):
             if self._interrupted:
@@ -71,6 +76,11 @@ class Attach:
             warnings=self.aim.warnings,
             ranks=ranks,
         )
+
+    def _require_no_roles_to_widen(self) -> None:
+        """Raise UsageError if threads with CPUs for their role would get all of the rank's."""
+        if self.how.widen and any(target.plan.roles for target in self.aim.targets):
+            raise UsageError("--widen undoes the run's --cores-for: roles have CPUs of their own", "leave out --widen")
 
     def _bind_all(self) -> tuple[list[AttachedRank], tuple[str, ...]]:
         """Bind all targets; return them and the records' files."""
@@ -148,7 +158,7 @@ def _words(error: MachineError | OSError) -> str:
     return error.message if isinstance(error, MachineError) else str(error)
 
 
-def _nothing(before: Mapping[ThreadId, CpuSet]) -> None:
+def _nothing(before: Mapping[ThreadId, CpuSet], new: Mapping[ThreadId, CpuSet]) -> None:
     """Record nothing, because nothing is changed."""
 
 

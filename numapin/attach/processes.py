@@ -64,7 +64,7 @@ def examine(pid: int, *, other_users: bool) -> Subject:
     Raises UsageError for a process that does not exist or must not be touched, and MachineError for another user's.
     """
     if pid == os.getpid():
-        raise UsageError(f"process {pid} is this numapin", _LIST)
+        raise UsageError(f"process {pid} is numapin itself", _LIST)
     try:
         subject = _read(pid)
     except proc.Gone:
@@ -126,5 +126,5 @@ def _uid(folder: str) -> int | None:
 
 def _of_another_user(pid: int, whose: str) -> MachineError:
     if os.geteuid() == 0:
-        return MachineError(f"process {pid} belongs to {whose}", f"to change it all the same, add {_OTHER_USERS}")
+        return MachineError(f"process {pid} belongs to {whose}", f"to change it anyway, add {_OTHER_USERS}")
     return MachineError(f"process {pid} belongs to {whose}", "run this as that user")

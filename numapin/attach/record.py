@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Final
@@ -18,21 +19,26 @@ from typing import TYPE_CHECKING, Annotated, Final
 from numapin.base.cpu_set import CpuSet  # noqa: TC001 - the type of a field that is read
 from numapin.base.files import replace_at
 from numapin.base.folders import open_file, opened
+from numapin.base.not_none import not_none
 from numapin.base.records import AtMost, read_record, to_json
 from numapin.base.strict_json import encode
 from numapin.errors import MachineError, NumapinError
-from numapin.launcher.run_places import open_own_base, own_bases, temporary_directories
+from numapin.launcher.run_places import DEFAULT_PLACES, open_own_base, own_bases, temporary_directories
 from numapin.system.affinity import ThreadId
 from numapin.system.proc import is_running, pid_namespace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from numapin.attach.targets import Target
 
+    _Record = tuple[str, "Attachment"]
+
 SCHEMA: Final = "numapin.attached/1"
 _PREFIX: Final = "attached-"
+_NAME: Final = re.compile(rf"{_PREFIX}\d{{1,18}}-\d+\.json", re.ASCII)
 _MOST_THREADS: Final = 1 << 18
+_MOST_SETS: Final = 1 << 12
 _MAX_BYTES: Final = 64 << 20
 _BOOT: Final = "/proc/sys/kernel/random/boot_id"
 _REMEDY: Final = "name a folder of yours with TMPDIR=DIR"
@@ -40,12 +46,16 @@ _REMEDY: Final = "name a folder of yours with TMPDIR=DIR"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormerThread:
-    """A thread and its CPUs before the change. `start` is its start time in clock ticks since boot."""
+    """A thread and its CPUs before the change. `start` is its start time in clock ticks since boot.
+
+    `changed`: whether it got other CPUs, or inherited them.
+    """
 
     pid: int
     tid: int
     start: int
     cpus: CpuSet
+    changed: bool
 
     @property
     def thread(self) -> ThreadId:
@@ -64,7 +74,7 @@ class Attachment:
         pid: The process.
         start: Its start time in clock ticks since boot.
         name: Its name.
-        cpus: The CPUs that its threads got.
+        given: The sets of CPUs that its threads got.
         threads: The threads before the change.
     """
 
@@ -74,7 +84,7 @@ class Attachment:
     pid: int
     start: int
     name: str
-    cpus: CpuSet
+    given: Annotated[tuple[CpuSet, ...], AtMost(_MOST_SETS)]
     threads: Annotated[tuple[FormerThread, ...], AtMost(_MOST_THREADS)]
 
     @property
@@ -83,18 +93,14 @@ class Attachment:
         return (self.host, self.boot, self.namespace) == _here()
 
     @property
-    def former(self) -> dict[ThreadId, CpuSet]:
-        """The CPUs of each thread before the change."""
-        return {each.thread: each.cpus for each in self.threads}
+    def known(self) -> dict[ThreadId, FormerThread]:
+        """The recorded threads."""
+        return {each.thread: each for each in self.threads}
 
     def former_of(self, thread: ThreadId) -> CpuSet | None:
         """Return the former CPUs of a thread that started since: those of its process, or else of the bound one."""
-        mains = {each.pid: cpus for each, cpus in self.former.items() if each.is_main}
+        mains = {each.pid: each.cpus for each in self.threads if each.thread.is_main}
         return mains.get(thread.pid, mains.get(self.pid))
-
-    def inherited(self, now: Mapping[ThreadId, CpuSet]) -> set[CpuSet]:
-        """Return the CPUs that new threads inherit from bound ones, given the CPUs of threads now."""
-        return {self.cpus, *(cpus for each, cpus in now.items() if each.is_main and each in self.former)}
 
     @property
     def file_name(self) -> str:
@@ -114,16 +120,16 @@ class Records:
         known = self._known.get(pid)
         return None if known is None else os.path.join(self._path, known.file_name)
 
-    def add(self, target: Target, before: Mapping[ThreadId, CpuSet]) -> None:
-        """Record threads before they are changed. What was recorded first stays. Raises NumapinError."""
+    def add(self, target: Target, before: Mapping[ThreadId, CpuSet], new: Mapping[ThreadId, CpuSet]) -> None:
+        """Record threads and the CPUs that some of them get, before that. Raises NumapinError.
+
+        A thread that was changed before keeps what was recorded first.
+        """
         subject = target.subject
         known = self._known.get(subject.pid) or self._of_earlier(target)
-        first = known.former
-        former = first | dict(_original(known, before)) | first
-        threads = (
-            FormerThread(pid=each.pid, tid=each.tid, start=each.start, cpus=cpus) for each, cpus in former.items()
-        )
-        self._known[subject.pid] = grown = replace(known, cpus=target.plan.cpus, threads=tuple(threads))
+        threads = known.known | {each.thread: each for each in _grown(known, before, new)}
+        given = dict.fromkeys((*known.given, *new.values()))
+        self._known[subject.pid] = grown = replace(known, given=tuple(given), threads=tuple(threads.values()))
         try:
             replace_at(self._folder, grown.file_name, _text(grown), mode=0o600)
         except OSError as error:
@@ -142,7 +148,7 @@ class Records:
             pid=subject.pid,
             start=subject.start,
             name=subject.name,
-            cpus=target.plan.cpus,
+            given=(),
             threads=(),
         )
         found = _read(self._folder, empty.file_name, self._path)
@@ -165,9 +171,32 @@ def open_records(environ: Mapping[str, str], *, tidy: bool) -> Iterator[Records]
         os.close(folder)
 
 
-def read_records(environ: Mapping[str, str]) -> list[tuple[str, Attachment]]:
-    """Return this user's records that hold here, each with its path. Raises MachineError for a malformed one."""
-    return [found for base in own_bases(environ) for found in _records_in(base)]
+def read_records(environ: Mapping[str, str], pids: Collection[int]) -> list[_Record]:
+    """Return this user's records of these processes that hold here. Raises MachineError for a malformed one."""
+    wanted = (path for path in _paths(environ) if _pid_of(path) in pids)
+    return [found for path in wanted if (found := _read_path(path)) is not None]
+
+
+def read_all_records(environ: Mapping[str, str]) -> tuple[list[_Record], tuple[str, ...]]:
+    """Return this user's records that hold here, and warnings about malformed ones."""
+    found, warnings = [], []
+    for path in _paths(environ):
+        try:
+            found.append(_read_path(path))
+        except MachineError as error:
+            warnings.append(f"{error.message}; {error.hint}")
+    return not_none(found), tuple(warnings)
+
+
+def searched_places(environ: Mapping[str, str]) -> str:
+    """Return the folders in which records are looked for, as text."""
+    return f"numapin-{os.geteuid()} in {', '.join(temporary_directories(environ))}"
+
+
+def place_to_name(records: Sequence[str]) -> str | None:
+    """Return the temporary directory of these records; None if a command without TMPDIR looks there, too."""
+    place = os.path.dirname(os.path.dirname(records[0])) if records else None
+    return None if place in DEFAULT_PLACES else place
 
 
 def remove(path: str) -> None:
@@ -177,31 +206,54 @@ def remove(path: str) -> None:
         os.unlink(name, dir_fd=descriptor)
 
 
-def _records_in(base: str) -> Iterator[tuple[str, Attachment]]:
+def _paths(environ: Mapping[str, str]) -> Iterator[str]:
+    return (path for base in own_bases(environ) for path in _paths_in(base))
+
+
+def _paths_in(base: str) -> list[str]:
+    """Return the records in a folder."""
+    names: list[str] = []
     with suppress(FileNotFoundError, PermissionError), opened(base) as folder:
-        for name in sorted(filter(_is_record, os.listdir(folder))):
-            found = _read(folder, name, base)
-            if found is not None and found.is_of_here:
-                yield os.path.join(base, name), found
+        names = os.listdir(folder)
+    return [os.path.join(base, name) for name in sorted(names) if _NAME.fullmatch(name)]
 
 
-def _is_record(name: str) -> bool:
-    return name.startswith(_PREFIX) and name.endswith(".json")
+def _pid_of(path: str) -> int:
+    """Return the process that the name of a record says."""
+    return int(os.path.basename(path).split("-")[1])
 
 
-def _original(known: Attachment, now: Mapping[ThreadId, CpuSet]) -> Iterator[tuple[ThreadId, CpuSet]]:
-    """Yield the CPUs of threads before any change: a thread may have started since, and inherited the change."""
-    inherited = known.inherited(now) if known.threads else set()
-    for thread, cpus in now.items():
-        before = known.former_of(thread) if cpus in inherited else None
-        yield thread, cpus if before is None else before
+def _read_path(path: str) -> _Record | None:
+    """Read a record; None: it is gone, or does not hold here. Raises MachineError that names it."""
+    base, name = os.path.split(path)
+    with suppress(FileNotFoundError, PermissionError), opened(base) as folder:
+        found = _read(folder, name, base)
+        if found is not None and found.is_of_here:
+            return path, found
+    return None
+
+
+def _grown(
+    known: Attachment, before: Mapping[ThreadId, CpuSet], new: Mapping[ThreadId, CpuSet]
+) -> Iterator[FormerThread]:
+    """Yield what is to be recorded of threads. One that has started since the first change may have inherited it."""
+    recorded = known.known
+    for thread, cpus in before.items():
+        earlier = recorded.get(thread)
+        if earlier is not None and earlier.changed:
+            continue
+        has_inherited = earlier is None and cpus in known.given
+        former = known.former_of(thread) if has_inherited else None
+        is_changed = thread in new or former is not None
+        yield FormerThread(pid=thread.pid, tid=thread.tid, start=thread.start, cpus=former or cpus, changed=is_changed)
 
 
 def _remove_ended(base: str) -> None:
     """Remove the records of processes that have ended."""
-    with suppress(MachineError):
-        for path, found in list(_records_in(base)):
-            if not is_running(found.pid, found.start):
+    for path in _paths_in(base):
+        with suppress(MachineError):
+            found = _read_path(path)
+            if found is not None and not is_running(found[1].pid, found[1].start):
                 remove(path)
 
 
@@ -236,7 +288,7 @@ def _lock(folder: int) -> None:
     except OSError as error:
         if error.errno == errno.EWOULDBLOCK:
             raise NumapinError(
-                "another numapin attach of this user is at work", "try again when it has ended"
+                "another numapin attach of this user is running", "try again when it has finished"
             ) from None
 
 

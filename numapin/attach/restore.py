@@ -1,8 +1,8 @@
 """Set threads back to the CPUs that they had before `attach`. Edge.
 
 Comes in: this user's records, and the processes to restore; by default all. Goes out: `Restored`. Pages stay where they
-are. Threads that have ended are left out. Those that started since inherited the change, and get the former CPUs of
-their process's main thread; if they have chosen CPUs themselves, they are left alone.
+are. Only threads that `attach` changed, and that have still the CPUs it gave them, are set. Threads that started since
+inherited the change, and get the former CPUs of their process's main thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     _Record = tuple[str, Attachment]
 
 _MOST_LOOKS: Final = 100
-_RECORDED: Final = "numapin attach --pid PID records what it changes"
+_RECORDED: Final = (
+    "numapin attach --pid PID records what it changes; if TMPDIR was DIR then: TMPDIR=DIR numapin attach --restore"
+)
 
 
 def restore(pids: Collection[int] | None, environ: Mapping[str, str], *, other_users: bool, dry_run: bool) -> Restored:
@@ -42,17 +44,19 @@ def restore(pids: Collection[int] | None, environ: Mapping[str, str], *, other_u
 
 
 def _restore(pids: Collection[int] | None, environ: Mapping[str, str], *, other_users: bool, dry_run: bool) -> Restored:
-    alive, ended = _parted(_chosen(record.read_records(environ), pids))
+    records, warnings = _chosen(pids, environ)
+    alive, ended = _parted(records)
     if not dry_run:
         _remove(ended)
-    names = tuple(f"process {each.pid} ({each.name}) has ended" for _, each in ended)
+    warnings += tuple(f"process {each.pid} ({each.name}) has ended" for _, each in ended)
     if not alive:
         what = "" if pids is None else f" for process {', '.join(map(str, pids))}"
-        raise UsageError("; ".join((f"nothing to restore{what}", *names)), _RECORDED)
+        searched = () if ended else (f"searched {record.searched_places(environ)}",)
+        raise UsageError("; ".join((f"nothing to restore{what}", *warnings, *searched)), _RECORDED)
     for _, each in alive:
         examine(each.pid, other_users=other_users)
     processes = tuple(_restored(each, other_users=other_users, dry_run=dry_run) for each in alive)
-    return Restored(dry_run=dry_run, warnings=names, processes=processes)
+    return Restored(dry_run=dry_run, warnings=warnings, processes=processes)
 
 
 def _restored(found: _Record, *, other_users: bool, dry_run: bool) -> RestoredProcess:
@@ -79,12 +83,13 @@ def _remove(records: list[_Record]) -> None:
         record.remove(path)
 
 
-def _chosen(records: list[_Record], pids: Collection[int] | None) -> list[_Record]:
+def _chosen(pids: Collection[int] | None, environ: Mapping[str, str]) -> tuple[list[_Record], tuple[str, ...]]:
+    """Return the records of these processes and those below them, or all, and warnings about malformed ones."""
     if pids is None:
-        return records
+        return record.read_all_records(environ)
     family = read_family()
     wanted = {*pids, *(below for pid in pids for below in family.below(pid))}
-    return [each for each in records if each[1].pid in wanted]
+    return [each for each in record.read_records(environ, wanted) if each[1].pid in wanted], ()
 
 
 @dataclass(slots=True)
@@ -101,13 +106,12 @@ class _Restorer:
 
     def run(self) -> RestoredProcess:
         """Restore; return what was done."""
-        former = self.attachment.former
-        now = {thread: cpus for thread in former if thread.is_main and (cpus := _cpus_now(thread)) is not None}
-        inherited = self.attachment.inherited(now)
-        ended = sum(not affinity.is_same(thread) for thread in former)
-        for thread, cpus in former.items():
-            self._set(thread, cpus)
-        self._restore_new(former, inherited)
+        known = self.attachment.known
+        changed = {thread: each.cpus for thread, each in known.items() if each.changed}
+        ended = sum(not affinity.is_same(thread) for thread in changed)
+        for thread, cpus in changed.items():
+            self._restore_one(thread, cpus)
+        self._restore_new(known)
         return RestoredProcess(
             pid=self.attachment.pid,
             name=self.attachment.name,
@@ -118,25 +122,30 @@ class _Restorer:
             shortfalls=tuple(f"{counted(number, 'thread')} {text}" for text, number in self._refusals.items()),
         )
 
-    def _restore_new(self, former: Mapping[ThreadId, CpuSet], inherited: Collection[CpuSet]) -> None:
+    def _restore_one(self, thread: ThreadId, cpus: CpuSet) -> bool:
+        """Set a thread back unless the program has moved it since; return whether that was done."""
+        now = _cpus_now(thread)
+        if now is not None and now != cpus and now not in self.attachment.given:
+            self._left += 1
+            return False
+        return self._set(thread, cpus)
+
+    def _restore_new(self, known: Collection[ThreadId]) -> None:
         """Restore threads that started after the change, until a look finds none that is to be set."""
-        seen = set(former)
+        seen = set(known)
         for _ in range(_MOST_LOOKS):
             new = [thread for thread in self._now() if thread not in seen]
             seen.update(new)
-            has_changed = [self._restore_one_new(thread, inherited) for thread in new]
+            has_changed = [self._restore_one_new(thread) for thread in new]
             if self.dry_run or not any(has_changed):
                 return
 
-    def _restore_one_new(self, thread: ThreadId, inherited: Collection[CpuSet]) -> bool:
+    def _restore_one_new(self, thread: ThreadId) -> bool:
         """Set a thread back that inherited the change; return whether that was done."""
         cpus, now = self.attachment.former_of(thread), _cpus_now(thread)
-        if now is None or now == cpus:
+        if cpus is None or now is None or now == cpus:
             return False
-        if cpus is None or now not in inherited:
-            self._left += 1
-            return False
-        was_set = self._set(thread, cpus)
+        was_set = self._restore_one(thread, cpus)
         self._since += was_set
         return was_set
 

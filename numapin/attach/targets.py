@@ -12,6 +12,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from numapin.attach.cpuset import in_whole_cpuset, shortfalls_of
 from numapin.attach.gpus import KnownGpu, gpu_of, local_rank, local_size, visible_gpus
 from numapin.attach.processes import Family, Subject, examine, read_family
 from numapin.errors import UsageError
@@ -45,11 +46,13 @@ class Target:
         subject: The process.
         plan: The CPUs and nodes that it gets.
         gpu_source: How its GPU is known.
+        shortfalls: What the plan lacks.
     """
 
     subject: Subject
     plan: RankPlan
     gpu_source: str
+    shortfalls: tuple[str, ...] = ()
 
 
 class Aim(NamedTuple):
@@ -107,10 +110,11 @@ def aim_at_run(named: str, wish: Wish, environ: Mapping[str, str]) -> Aim:
 
 
 def _machine(wish: Wish, environ: Mapping[str, str]) -> Topology:
-    """Read the machine with all of its GPUs: what hides GPUs from this process need not hide them from others."""
+    """Read the machine with all of its GPUs and all CPUs of this cpuset: other processes may not be limited as this."""
     hiding = hiding_variables()
     shown = {name: value for name, value in environ.items() if name not in hiding}
-    return discover(environ=shown, gpu_nodes=wish.gpu_nodes)
+    with in_whole_cpuset():
+        return discover(environ=shown, gpu_nodes=wish.gpu_nodes)
 
 
 # --- which processes -------------------------------------------------------------------------------------------------
@@ -288,7 +292,7 @@ def _planned(
     gpus = _rank_gpus(topology, owners, places, num_ranks) if has_gpus else None
     plan, warnings = plan_and_rank_warnings(topology, replace(request, num_ranks=num_ranks, rank_gpus=gpus))
     targets = tuple(
-        _target(owner, replace(plan.ranks[place], local_rank=number))
+        _target(owner, replace(plan.ranks[place], local_rank=number), topology)
         for owner, place, number in zip(owners, places, numbers, strict=True)
     )
     return targets, warnings
@@ -299,9 +303,10 @@ def _is_split(request: Request) -> bool:
     return request.bind not in _SHARED_MODES or request.cpus_per_rank is not None
 
 
-def _target(owner: _Owner, plan: RankPlan) -> Target:
+def _target(owner: _Owner, plan: RankPlan, topology: Topology) -> Target:
     source = owner.gpu.source if owner.gpu.gpu else "a rank of a host without GPUs"
-    return Target(subject=owner.subject, plan=plan, gpu_source=source)
+    shortfalls = shortfalls_of(owner.subject.pid, topology.allowed.cpus)
+    return Target(subject=owner.subject, plan=plan, gpu_source=source, shortfalls=shortfalls)
 
 
 def _rank_gpus(

@@ -2,9 +2,9 @@
 
 Comes in: the results of its cases. Goes out: a line for each case, and the verdict.
 
-Each of numapin's ways is compared with the fastest torchrun that was measured, which a user could have tuned. Two
-peers differ if the ranges of their repeats are at least 2 % apart; if they overlap, there is no difference. Of two
-equal peers with three repeats each, noise alone separates the ranges in 2 of 20 orders, with four in 2 of 70.
+Each numapin peer is compared with the fastest torchrun that was measured, because a user could have tuned torchrun the
+same way. Two peers differ if the ranges of their repeats are at least 2 % apart; otherwise there is no difference. For
+two equal peers, noise alone separates the ranges with a probability of 2/20 at three repeats and 2/70 at four.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _best_torchrun(speeds: Mapping[str, Spread]) -> str:
 
 
 def _line(case: str, speeds: Mapping[str, Spread], *, judge: bool) -> str:
-    """Return how fast numapin's ways are in a case, each compared with the best torchrun."""
+    """Return how fast each numapin peer is in a case, compared with the best torchrun."""
     best = _best_torchrun(speeds)
     compared = [f"{name} {_in_words(speeds[name], speeds[best], judge=judge)}" for name in _own_ways(speeds)]
     tuned = ""
@@ -101,7 +101,7 @@ def _gain(case: str, speeds: Mapping[str, Spread]) -> str:
 
 
 def _of_threads(cases: Iterable[Mapping[str, Spread]]) -> str:
-    """Return what the number of threads alone gives over torchrun's default."""
+    """Return the gain over torchrun's default from the number of threads alone."""
     pairs = [(speeds[_best_torchrun(speeds)], speeds[BASELINE]) for speeds in cases if BASELINE in speeds]
     gains = [best.median / default.median for best, default in pairs if _relation(best, default) == "faster"]
     if not gains:

@@ -169,7 +169,7 @@ _RATIOS: Final[dict[_Outcome, Callable[[float], float]]] = {
     _Outcome.FASTER: lambda times: times,
     _Outcome.SLOWER: lambda times: 1 / times,
 }
-"""The outcomes that have a ratio, as it is told."""
+"""The outcomes that have a ratio, in words."""
 
 
 def _part(
@@ -179,7 +179,7 @@ def _part(
     found: Mapping[str, _Contrast],
     where: Callable[[Sequence[str], Sequence[str]], str],
 ) -> str:
-    """Return what one outcome says, and in which cases or at which sizes."""
+    """Return one outcome in words, with its cases or sizes."""
     is_ratio, is_everywhere = outcome in _RATIOS, len(names) == len(found)
     says_where = len(found) > 1 and (is_ratio or not is_everywhere)
     place = where(names, list(found)) if says_where else ""

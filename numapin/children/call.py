@@ -111,7 +111,7 @@ def bind_this_process(
 def _result(rank: RankPlan, taken: TakenGpus) -> ProcessBinding:
     applied, before = taken.applied, taken.allocated
     if applied is None:
-        raise BindingRefused("the process was not bound", "report this")
+        raise BindingRefused("the process was not bound", "report this as a bug")
     away = None if before is None or not rank.nodes else bytes_away(before, rank.nodes)
     return ProcessBinding(
         gpu=rank.gpu,

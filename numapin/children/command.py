@@ -114,7 +114,7 @@ def _require_reachable(command: Sequence[str], *, strict: bool) -> None:
     hint = "leave that option out, or call numapin.bind_this_process in the program"
     if strict:
         raise UsageError(f"--children --strict: {why}, so its process cannot be bound", hint)
-    say(f"warning: {why}, so that process cannot be bound, if it uses a GPU; {hint}")
+    say(f"warning: {why}, so that process cannot be bound if it uses a GPU; {hint}")
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def _rendered(table: ChildTable) -> str:
     text = table.render()
     if len(text) > _MAX_VARIABLE_BYTES:
         raise PlanError(
-            f"--children: the plan of {len(table.devices)} GPUs is too long to hand on", "name fewer: --gpus"
+            f"--children: the plan of {len(table.devices)} GPUs is too long to pass on", "select fewer GPUs with --gpus"
         )
     return text
 

@@ -76,7 +76,7 @@ def _problem(table: ChildTable, found: _Records, status: int) -> str | None:
 def _none_matches(table: ChildTable, found: _Records) -> str:
     names = "; ".join(dict.fromkeys(found.others))[:300]
     problem = f"no process that uses a GPU matches --children-match {table.match!r}, so none was bound"
-    return f"{problem}; these use one: {names}"
+    return f"{problem}; these use a GPU: {names}"
 
 
 def _none_bound(status: int) -> str | None:
@@ -84,7 +84,6 @@ def _none_bound(status: int) -> str | None:
     if status != 0:
         return None
     return (
-        "no Python process below the command took a GPU, so none was bound; Python's options -I, -E and -S, and "
-        "programs that drop PYTHONPATH, keep numapin out, and other users' processes leave no record: "
-        "see docs/guides/frameworks.md"
+        "no Python process below the command was seen to use a GPU, so none was bound; numapin cannot see Python with "
+        "-I, -E or -S, or without PYTHONPATH, or of another user: see docs/guides/frameworks.md"
     )

@@ -116,7 +116,7 @@ def table() -> ChildTable | None:
         try:
             _own.table = ChildTable.parse(os.environ[CHILDREN])
         except (ValueError, KeyError, TypeError) as error:
-            msg = f"{CHILDREN} is not what this version of numapin writes: {error}"
+            msg = f"{CHILDREN} was not written by this version of numapin: {error}"
             raise ValueError(msg) from None
     return _own.table
 
@@ -276,8 +276,8 @@ def _wanted(taken: TakenGpus) -> tuple[Bindable, tuple[str, ...]]:
         return wanted, ()
     gpus = ", ".join(taken.names.values())
     why = (
-        f"process {taken.pid} uses GPUs of several nodes ({gpus}): it may run on the CPUs of all of them, "
-        f"{CpuSet(wanted.cpus)}, and its memory is local to the CPU that asks for it; start one process per GPU"
+        f"process {taken.pid} uses GPUs of several nodes ({gpus}): it may run on the CPUs of all these nodes, "
+        f"{CpuSet(wanted.cpus)}, and its memory policy is local; start one process per GPU"
     )
     return wanted, (why,)
 

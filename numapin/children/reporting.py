@@ -82,11 +82,11 @@ def _report_surprises(plan: ChildTable, taken: TakenGpus) -> None:
 def allocated_text(allocated: Mapping[int, int] | None, nodes: frozenset[int]) -> str:
     """Return how much memory was allocated before the binding, and which part of it is on other nodes."""
     if allocated is None:
-        return "how much memory it had allocated before is unknown (no numa_maps)"
+        return "memory allocated before: unknown (no numa_maps)"
     total = sum(allocated.values())
     away = bytes_away(allocated, nodes) if nodes else 0
     where = f", {away / total:.0%} of it on other nodes" if total else ""
-    return f"it had allocated {total / _MIB:.1f} MiB before{where}"
+    return f"{total / _MIB:.1f} MiB were allocated before{where}"
 
 
 def bytes_away(allocated: Mapping[int, int], nodes: Container[int]) -> int:

@@ -1,4 +1,4 @@
-"""`numapin attach`: bind processes that run already. Edge.
+"""`numapin attach`: bind running processes. Edge.
 
 Comes in: process ids or a run, and binding options. Goes out: a table or JSON (schemas numapin.attach/1 and
 numapin.restore/1). Status 0; 2: no such process, or its GPU is unknown; 3: it is another user's, or cannot be read; 4:
@@ -15,6 +15,7 @@ import click
 
 from numapin.attach.bind import How
 from numapin.attach.perform import Attach
+from numapin.attach.record import place_to_name
 from numapin.attach.restore import restore
 from numapin.attach.targets import Wish, aim_at_processes, aim_at_run
 from numapin.base.cpu_set import CpuSet
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 _MODES: Final = [mode.value for mode in Bind if mode is not Bind.NONE]
 _NAME_ONE: Final = "name what to bind: numapin attach --pid PID,... or numapin attach --job @last"
-_SEE: Final = "the report says what; without --strict this is status 0"
+_SEE: Final = "the report lists the differences; without --strict, the status is 0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,15 +86,15 @@ class _AttachOptions:
     "--job",
     metavar="RUN",
     shell_complete=live_run_names,
-    help="An active run of numapin: its folder, its "
-    "name, an end of the name, or @last. Its own plan is applied again, unless options give another.",
+    help="An active numapin run: its folder, its "
+    "name, the end of its name, or @last. Its own plan is applied again, unless binding options ask for another.",
 )
 @click.option(
     "--gpu",
     "gpus",
     type=Parsed("LIST", parse_gpus),
     help="The GPU of the processes given by --pid: index as "
-    "in numapin topo, UUID or PCI address; one for all, or one for each.",
+    "in numapin topo, UUID or PCI address. Give one for all processes, or one for each.",
 )
 @click.option(
     "--bind",
@@ -117,37 +118,39 @@ class _AttachOptions:
 @click.option(
     "--widen",
     is_flag=True,
-    help="Bind threads that already run on a part of the planned CPUs to all of them. "
-    "By default they stay: a library may have pinned them.",
+    help="Also widen threads that are bound to only some of the planned CPUs. "
+    "By default these are left alone: a library may have pinned them.",
 )
 @click.option(
     "--migrate",
     is_flag=True,
-    help="Move memory to the planned node, except files, and what other processes share or a driver holds.",
+    help="Move memory to the planned node, except file pages, shared memory and memory that a driver has pinned.",
 )
-@click.option("--restore", is_flag=True, help="Undo: set threads back to the CPUs they had before. Pages stay.")
-@click.option("--other-users", is_flag=True, help="As root, change other users' processes, too.")
-@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
-@click.option("--strict", is_flag=True, help="Status 5 if something could not be done exactly.")
+@click.option(
+    "--restore", is_flag=True, help="Undo: give threads the CPUs that they had before. Pages stay where they are."
+)
+@click.option("--other-users", is_flag=True, help="As root, also change processes of other users.")
+@click.option("--dry-run", is_flag=True, help="Show what would change, without changing anything.")
+@click.option("--strict", is_flag=True, help="Exit with status 5 if something could not be done exactly.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (schema numapin.attach/1 or numapin.restore/1).")
 @with_values(_AttachOptions)
 def attach(options: _AttachOptions) -> None:
-    """Bind processes that run already to the CPUs of their GPU's node.
+    """Bind running processes to the CPUs of their GPU's node.
 
-    All threads are bound, and those that start later inherit it. The GPU of a process is the one on which the driver
-    sees it compute, else the one that LOCAL_RANK and CUDA_VISIBLE_DEVICES in its environment name. A launcher's process
-    id stands for the ranks below it. Only your own processes are changed.
+    All threads are bound, and threads that start later inherit the binding. numapin asks the driver on which GPU a
+    process computes; if the driver does not know, it uses LOCAL_RANK and CUDA_VISIBLE_DEVICES from the environment of
+    the process. The process id of a launcher stands for the ranks that it started. Only your own processes are changed.
 
-    The memory policy of a running process cannot be set from outside: new pages go to the node of the CPU that first
-    touches them, and existing ones move with --migrate.
+    The memory policy of a running process cannot be changed. By default, new pages go to the node of the CPU that first
+    touches them. Existing pages move only with --migrate.
 
     \b
     Examples:
-      numapin attach --pid 4711 --dry-run        what would change
-      numapin attach --pid 4711                  a rank, or a launcher such as torchrun, vllm or ray
-      numapin attach --pid 4711 --migrate        and move its memory
-      numapin attach --pid 4711,4712 --gpu 0,1   processes whose GPUs are not known
-      numapin attach --job @last                 bind threads that strayed in the newest run
+      numapin attach --pid 4711 --dry-run        show what would change
+      numapin attach --pid 4711                  bind a rank, or all ranks of torchrun, vllm or ray
+      numapin attach --pid 4711 --migrate        also move its memory
+      numapin attach --pid 4711,4712 --gpu 0,1   give the GPUs, if numapin cannot find them
+      numapin attach --job @last                 bind threads of the newest run again
       numapin attach --restore --pid 4711        undo
     """
     if options.pids is not None and options.job is not None:
@@ -169,7 +172,7 @@ def _attached(options: _AttachOptions) -> Attached:
         from numapin.view.attach_table import attach_table
 
         warn(done.warnings)
-        show(attach_table(done))
+        show(attach_table(done, place=place_to_name(done.records)))
     if done.interrupted:
         raise click.Abort
     return done
@@ -178,7 +181,7 @@ def _attached(options: _AttachOptions) -> Attached:
 def _aim(options: _AttachOptions) -> Aim:
     """Return the processes that the options name, each with its plan."""
     if options.job is not None and options.gpus is not None:
-        raise UsageError("--gpu goes with --pid; the ranks of a run have their GPUs", "leave out --gpu")
+        raise UsageError("--gpu works only with --pid; a run has a plan of its GPUs", "leave out --gpu")
     wish = options.wish()
     if options.job is not None:
         return aim_at_run(options.job, wish, os.environ)
@@ -208,7 +211,7 @@ def _require_no_binding(options: _AttachOptions) -> None:
     wrong = next((name for name, is_given in given.items() if is_given), None)
     if wrong is not None:
         raise UsageError(
-            f"--restore undoes a binding, and takes no {wrong}",
+            f"--restore cannot be combined with {wrong}",
             "numapin attach --restore --pid PID,...",
         )
 

@@ -37,25 +37,25 @@ if TYPE_CHECKING:
 
 @click.group(context_settings={"show_default": True})
 def bench() -> None:
-    """Measure this machine, and answer one question about it. Each benchmark ends with its verdict in one line.
+    """Measure this machine. Each benchmark answers one question and ends with a one-line verdict.
 
     \b
     Command   Question                                              Typical duration
-    alloc     Does reusing memory, or pinning it once, pay?         10 s without a GPU
-    transfer  Does pinned memory copy faster, and from which size?  at least 36 s per GPU and NUMA node
+    alloc     Is it worth reusing memory, or pinning it once?         10 s without a GPU
+    transfer  Is copying pinned memory faster, and from what size?  at least 36 s per GPU and NUMA node
     overlap   Does pinning make a loop faster, and which loop?      at least 98 s
     loader    Is another DataLoader faster?                         1 to 2 min per case with two peers
     train     Does another DataLoader make training faster?         at least 45 s per model
-    offload   Are CPU optimizers faster when bound?                 at least 60 s
+    offload   Does binding make CPU optimizers faster?                 at least 60 s
     launch    Does `numapin run` start faster than torchrun?        24 s
     exec      Does a plan made once speed up `numapin exec`?        33 s
 
     Start with `numapin bench transfer --quick` on a machine with a GPU, and with `numapin bench alloc` on others.
-    --quick measures once, which shows that everything runs; a verdict takes four repeats.
+    --quick measures once, which only shows that everything runs. A verdict needs at least four repeats.
 
-    The variants (peers) take turns, so that all see the same conditions. On a terminal, the last line shows the
-    progress and the time that is left. Ctrl-C, SIGTERM and SIGHUP end a benchmark early: what was measured is shown
-    and written, marked as partial.
+    The variants (peers) take turns, so that all run under the same conditions. On a terminal, the last line shows the
+    progress and the remaining time. Ctrl-C, SIGTERM and SIGHUP end a benchmark early: the results so far are shown and
+    written, marked as partial.
 
     \b
     Examples:
@@ -90,7 +90,7 @@ class _BenchTransferOptions(BenchOptions):
     help="Sizes of the copies, e.g. 4K,64M,1G.",
 )
 @names_option("--peers", transfer_cases.MEMORIES, about="Kinds of memory")
-@names_option("--directions", list(transfer_cases.Direction), about="To the GPU (h2d), back (d2h), or at once")
+@names_option("--directions", list(transfer_cases.Direction), about="To the GPU (h2d), back (d2h), or both at once")
 @click.option("--gpus", type=click.Choice(["one", "all"]), default="all", help="all: also all GPUs at once.")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=0.1, help="Length of a measuring window in seconds."

@@ -42,14 +42,17 @@ class _BenchOffloadOptions(BenchOptions):
 
 
 @click.command(short_help="CPU optimizers and FSDP2 with CPU offload.")
-@names_option("--cases", offload_cases.CASES, about="adamw, fsdp, and each beside a busy loader (default: all).")
-@names_option("--peers", offload_cases.PEERS, about="Launchers with options (default: all).")
+@names_option("--cases", offload_cases.CASES, about="Optimizers, each alone and beside a busy loader")
+@names_option("--peers", offload_cases.PEERS, about="Launchers and settings")
 @click.option("--ranks", type=click.IntRange(1, MAX_RANKS), help="Number of ranks (default: one per GPU, or 1).")
-@click.option("--workers", type=click.IntRange(1), help="Workers of a rank's loader (default: its cores under roles).")
+@click.option(
+    "--workers", type=click.IntRange(1), help="Loader workers per rank (default: the loader's cores in --cores-for)."
+)
 @click.option(
     "--cores-for",
     type=Parsed("ROLE=N,...", parse_cores_for, words=[f"{role}=" for role in CoresFor._fields], many=True),
-    help="Cores of the roles (default: a quarter of a rank's for the loader, an eighth for the main thread).",
+    help="Cores of each role in the peer `roles` (default: a quarter of a rank's cores for the loader, an eighth for "
+    "the main thread, the rest for the optimizer).",
 )
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=0.5, help="Length of a measuring window in seconds."
@@ -57,9 +60,12 @@ class _BenchOffloadOptions(BenchOptions):
 @shared_options(repeats=3, timeout_s=120)
 @with_values(_BenchOffloadOptions)
 def offload(options: _BenchOffloadOptions) -> None:
-    """Measure a CPU AdamW and FSDP2 with CPU offload: do bindings and roles help, or is it the number of threads?
+    """Measure optimizers on the CPU under several launchers: does binding help, or only the number of threads?
 
-    Every repeat starts each launcher once. torchrun also runs with as many threads as numapin.
+    adamw is a fused AdamW step on the CPU. fsdp is a training step of FSDP2 with CPU offload. The -loader cases run
+    the same beside a busy DataLoader. The peer `roles` is `numapin run --cores-for`. To tell the effect of binding from
+    the effect of threads, torchrun also runs with the same number of threads as numapin (torchrun-threads,
+    torchrun-fewer). Every repeat starts each launcher once.
 
     \b
     Examples:
@@ -89,7 +95,8 @@ def _chosen(
     on_gpu = num_gpus > 0
     if on_gpu and num_ranks > num_gpus:
         raise UsageError(
-            f"--ranks {num_ranks}: this machine has {counted(num_gpus, 'GPU')}", "to use none: CUDA_VISIBLE_DEVICES="
+            f"--ranks {num_ranks}: this machine has {counted(num_gpus, 'GPU')}",
+            "to measure without GPUs, set CUDA_VISIBLE_DEVICES=",
         )
     request = Request(num_ranks=num_ranks)
     cores_for = options.cores_for or _default_cores(topology, request)
@@ -109,7 +116,7 @@ def _chosen(
 
 
 def _num_role_threads(topology: Topology, request: Request, cores_for: CoresFor | None) -> int:
-    """Return the threads of a rank whose roles have cores of their own; 1 without roles."""
+    """Return the number of threads of a rank with roles; 1 without roles."""
     if cores_for is None:
         return 1
     plan = make_plan(topology, replace(request, bind=Bind.EXCLUSIVE, cores_for=cores_for))
@@ -117,7 +124,7 @@ def _num_role_threads(topology: Topology, request: Request, cores_for: CoresFor 
 
 
 def _default_cores(topology: Topology, request: Request) -> CoresFor | None:
-    """Return the default cores of roles; None if an exclusive rank has only one core, or none."""
+    """Return the default cores of roles; None if an exclusive rank has fewer than two cores."""
     try:
         ranks = make_plan(topology, replace(request, bind=Bind.EXCLUSIVE)).ranks
     except PlanError:

@@ -1,4 +1,4 @@
-"""`numapin bench train`: models in training, fed by one loader after another. Edge.
+"""`numapin bench train`: train models with each loader in turn. Edge.
 
 Comes in: options. Goes out: a table or JSON (schema numapin.bench/1) and a verdict on stdout, and files.
 """
@@ -44,8 +44,10 @@ class _BenchTrainOptions(BenchOptions):
 @click.command(short_help="Models in training, fed by DataLoaders.")
 @names_option("--cases", train_cases.CASES, about="Models to train")
 @names_option("--peers", train_cases.PEERS, about="Loaders to compare")
-@click.option("--gpus", type=click.IntRange(1), metavar="N", help="Ranks, one per GPU (default: all GPUs).")
-@click.option("--workers", type=click.IntRange(1), help="Workers per rank (default: its CPUs, at most 12).")
+@click.option("--gpus", type=click.IntRange(1), metavar="N", help="Number of ranks, one per GPU (default: all GPUs).")
+@click.option(
+    "--workers", type=click.IntRange(1), help="Workers per rank (default: one per CPU of the rank, at most 12)."
+)
 @click.option(
     "--prefetch", type=click.IntRange(1), default=train_cases.PREFETCH, help="Batches that each worker prepares ahead."
 )
@@ -56,7 +58,7 @@ class _BenchTrainOptions(BenchOptions):
     "--seconds",
     type=click.FloatRange(0, min_open=True),
     default=4.0,
-    help="Length of a model's first window in seconds; its other windows have as many steps.",
+    help="Length of a model's first measuring window in seconds; its other windows have the same number of steps.",
 )
 @click.option("--steps", type=click.IntRange(1), help="Steps per window, instead of --seconds.")
 @click.option(
@@ -66,25 +68,25 @@ class _BenchTrainOptions(BenchOptions):
     "--launcher",
     type=click.Choice(["torchrun", "numapin"]),
     default="torchrun",
-    help="Starts the ranks of all loaders.",
+    help="Launcher that starts the ranks.",
 )
 @shared_options(repeats=4, timeout_s=180)
 @with_values(_BenchTrainOptions)
 def train(options: _BenchTrainOptions) -> None:
-    """Train models with numapin.DataLoader, torch's and other loaders, and with the data on the GPU already.
+    """Train models with numapin's DataLoader, torch's and others, and compare their speed.
 
     \b
     Models:
       resnet18, cnn3d, resnet50  float32 samples in memory
       vit-jpeg                   JPEG files that workers decode (needs Pillow or torchvision)
-      lm                         sequences of tokens, padded in collate_fn
+      lm                         token sequences, padded in collate_fn
       fsdp-offload               the same with FSDP2, and AdamW on the CPU
 
-    Samples are random and made here; nothing is downloaded. The ranks start once, under one launcher, and train with
-    each loader in turn, with equal numbers of workers and steps. The ceiling is the speed with the data on the GPU.
+    The samples are random; nothing is downloaded. The ranks start once and train with each loader in turn, with the
+    same number of workers and steps. The ceiling is the speed with all data already on the GPU.
 
-    Duration: with the defaults at least 45 s per model; --quick: half a minute on two CPUs for all models. If the GPU
-    has too little memory, choose a smaller --batch-size.
+    Duration: at least 45 s per model with the defaults; --quick takes half a minute for all models on two CPUs. If the
+    GPU runs out of memory, choose a smaller --batch-size.
 
     \b
     Examples:
@@ -118,10 +120,10 @@ def train(options: _BenchTrainOptions) -> None:
 
 
 def _num_ranks(gpus: int | None, machine: BenchMachine) -> int:
-    """Return the number of ranks. Without a GPU, any number may share the CPUs, one by default."""
+    """Return the number of ranks: one per GPU. Without a GPU, any number is allowed; the default is one."""
     found = len(machine.gpus)
     if gpus is not None and 0 < found < gpus:
-        raise UsageError(f"--gpus {gpus}: torch sees {found}", f"ask for at most {found}, or leave out --gpus")
+        raise UsageError(f"--gpus {gpus}: torch sees only {found}", f"ask for at most {found}, or leave out --gpus")
     return gpus or found or 1
 
 

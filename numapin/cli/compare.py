@@ -79,8 +79,8 @@ def _percent(text: str) -> float:
     context_settings={"allow_interspersed_args": False, "show_default": True},
 )
 @click.option(
-    "--variants", type=_NAMES, default=",".join(DEFAULT), help=f"Launchers to compare, the first one with each of the "
-    f"others: {', '.join(KNOWN)}."
+    "--variants", type=_NAMES, default=",".join(DEFAULT), help=f"Launchers to compare; each is compared with the first "
+    f"one: {', '.join(KNOWN)}."
 )  # fmt: skip
 @click.option(
     "--variant",
@@ -90,24 +90,36 @@ def _percent(text: str) -> float:
     help="Also compare a launcher with options, such as 'numapin --bind socket --no-smt' or "
     "'OMP_NUM_THREADS=8 torchrun'. May be repeated.",
 )
-@click.option("--a", metavar="COMMAND", help="Compare two whole commands instead: the first one.")
-@click.option("--b", metavar="COMMAND", help="The second one. No shell runs them; VAR=value may precede them.")
+@click.option("--a", metavar="COMMAND", help="Compare two complete commands instead of launchers: the first command.")
 @click.option(
-    "--nproc-per-node", type=click.IntRange(1), metavar="N", help="Ranks of every variant (default: one per GPU)."
+    "--b", metavar="COMMAND", help="The second command. Both run without a shell; VAR=value may precede them."
+)
+@click.option(
+    "--nproc-per-node",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of ranks in every variant (default: one per GPU).",
 )
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a Python module.")
-@click.option("--repeats", type=click.IntRange(1), default=8, help="Runs of each variant, in turn; a verdict takes 5.")
+@click.option(
+    "--repeats",
+    type=click.IntRange(1),
+    default=8,
+    help="Runs of each variant; variants take turns. A verdict needs at least 5.",
+)
 @click.option("--steps", type=click.IntRange(2, MOST_STEPS), default=100, help="Steps to measure in each run.")
-@click.option("--skip", type=click.IntRange(1, MOST_STEPS), default=10, help="First steps, which are not measured.")
+@click.option(
+    "--skip", type=click.IntRange(1, MOST_STEPS), default=10, help="Number of steps at the start that are not measured."
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),
     default=10.0,
-    help="Measure fewer steps if they take longer than this in the first run; all runs measure the same number.",
+    help="Measure fewer steps if --steps steps would take longer than this. The first run decides for all runs.",
 )
 @click.option(
     "--margin", type=Parsed("PERCENT", _percent), default="5%",
-    help="An interval within this distance from 1 is narrow enough to say: no difference.",
+    help="The outcome is 'no difference' if the whole interval is within this distance of 1.",
 )  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(1), default=600.0, help="Time limit of one run in seconds.")
 @click.option(
@@ -120,12 +132,14 @@ def _percent(text: str) -> float:
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] SCRIPT [ARGUMENTS]...")
 @with_values(CompareOptions)
 def compare(options: CompareOptions) -> None:
-    """Run an unmodified script under several launchers in turn, and say which is faster, and how certain that is.
+    """Run an unmodified script under several launchers in turn, and report which is faster and how certain that is.
 
-    Each run is stopped after --steps steps, or fewer if these take longer than --seconds; all runs measure the same
-    number. The outcome for each variant is faster, slower, no difference, not settled (more steps are needed), or not
-    enough runs to tell. It takes VARIANTS x REPEATS x (start-up + first steps + SECONDS): with the defaults, and a
-    script that starts in 10 s, about 12 minutes. Progress shows the time that is left.
+    Each run is stopped after --steps steps, or after fewer if --steps steps would take longer than --seconds; all runs
+    measure the same number of steps. The outcome for each variant is one of: faster, slower, no difference, not settled
+    (more steps are needed), not enough runs to tell.
+
+    Duration: VARIANTS x REPEATS x (start-up + first steps + SECONDS). With the defaults and a script that starts in
+    10 s, this is about 12 minutes. Progress shows the remaining time.
 
     \b
     Examples:
@@ -148,9 +162,11 @@ def compare(options: CompareOptions) -> None:
 def _check(options: CompareOptions) -> None:
     """Raise UsageError for options that contradict each other, before anything is started."""
     if (options.a is None) != (options.b is None):
-        raise UsageError("--a and --b belong together", "numapin compare --a 'python old.py' --b 'python new.py'")
+        raise UsageError(
+            "--a and --b must be given together", "numapin compare --a 'python old.py' --b 'python new.py'"
+        )
     if options.a is not None and options.command:
-        raise UsageError(f"--a and --b are whole commands; {options.command[0]} belongs to neither", _help())
+        raise UsageError(f"--a and --b are complete commands; {options.command[0]} belongs to neither", _help())
     if options.a is None and not options.command:
         raise UsageError("there is no script to run", _help())
     if options.a is None:

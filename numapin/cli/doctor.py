@@ -74,8 +74,8 @@ _NO_MACHINE: Final = click.Option(["--machine"], hidden=True, expose_value=False
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (schema numapin.doctor/1).")
 @click.option(
-    "--script", is_flag=True, help="Print all remedies as a shell script to review and run; those that are no commands "
-    "are comments."
+    "--script", is_flag=True, help="Print all remedies as a shell script to review and run. Remedies that are not "
+    "commands become comments."
 )  # fmt: skip
 @with_values(_DoctorOptions)
 def doctor(options: _DoctorOptions) -> None:
@@ -91,7 +91,7 @@ def doctor(options: _DoctorOptions) -> None:
     Exit status: 1 if an error is found, else 0.
     """
     if options.script and options.as_json:
-        raise UsageError("--script and --json are two outputs", "numapin doctor --script > remedies.sh")
+        raise UsageError("--script and --json cannot be combined", "numapin doctor --script > remedies.sh")
     report = _report(options, _topology(options))
     _print(report, options)
     click.get_current_context().exit(1 if report.has_errors else 0)

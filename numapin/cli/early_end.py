@@ -23,7 +23,7 @@ class _Signaled(BaseException):
 
 
 class EarlyEnd:
-    """Lets the first Ctrl-C, SIGTERM or SIGHUP end its block, so that the caller can report what it measured.
+    """Ends its block at the first Ctrl-C, SIGTERM or SIGHUP, so that the caller can report the results so far.
 
     The block cleans up as for any exception. From the first signal to `leave`, later ones are ignored: the block cleans
     up, and the caller writes its report. Without a signal, the former handlers are back at the end of the block.
@@ -47,7 +47,7 @@ class EarlyEnd:
         return self._number is not None
 
     def leave(self, kept: str) -> None:
-        """End the command as the signal would have, if one came; `kept` says what became of the measurement.
+        """End the command as the signal would have, if one came; `kept` describes what was kept of the measurement.
 
         Raises:
             Stopped: A signal ended the measurement. Its status is 128 plus the signal's number.

@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from numapin.tasks.identify import Task
     from numapin.tasks.slice import Slice
 
-_BLANK_GLOB: Final = "is empty; write a pattern such as '*worker*'"
+_BLANK_GLOB: Final = "is blank; write a pattern such as '*worker*'"
 _RANK: Final = "Number of this rank on its host, from 0 (default: from the launcher's variables)."
 _SIZE: Final = f"Number of ranks on this host, at most {MAX_RANKS} (default: from the launcher's variables)."
 _DECIDED_BY_PLAN: Final = [option.name for option in BINDING if option.name != "strict"]
 
 
 def _parse_glob(text: str) -> str:
-    """Return a pattern for names. Raises ValueError for one that no name can fit."""
+    """Return a pattern for names. Raises ValueError for a pattern that cannot match any name."""
     if not text.strip():
         raise ValueError(f"{text!r} {_BLANK_GLOB}")
     if any(ord(char) < 32 for char in text):
-        raise ValueError(f"{text!r} has a control character, which no name has")
+        raise ValueError(f"{text!r} has a control character, which cannot occur in a name")
     return text
 
 
@@ -75,13 +75,13 @@ class _ExecOptions(BindingOptions):
 @click.option(
     "--children",
     is_flag=True,
-    help="Bind the Python processes that COMMAND starts, each to its own GPU, once that is known: workers of vLLM or "
-    "SGLang, Ray actors, children of multiprocessing. COMMAND itself is bound only if it uses a GPU.",
+    help="Bind the Python processes that COMMAND starts, such as workers of vLLM or SGLang, Ray actors or "
+    "multiprocessing children, each as soon as its GPU is known. COMMAND itself is bound only if it uses a GPU.",
 )
 @click.option(
     "--children-match",
     type=Parsed("GLOB", _parse_glob),
-    help="With --children, bind only processes whose command line or name fits, e.g. '*VLLM::Worker*'.",
+    help="With --children, bind only processes whose command line or name matches, e.g. '*VLLM::Worker*'.",
 )
 @click.option("--verbose", is_flag=True, help="Report on stderr what was found, planned and bound.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -116,11 +116,11 @@ def exec(options: _ExecOptions) -> None:  # noqa: A001 - the command's name
 
 
 def _bind_children(options: _ExecOptions) -> NoReturn:
-    """Run the command, below which each process with a GPU binds itself; exit with its status."""
+    """Run the command, have each GPU process below it bind itself, and exit with the command's status."""
     from numapin.children.command import run_with_children  # a plain `exec` does not need it
 
     if not options.children:
-        raise UsageError("--children-match chooses among children", "numapin exec --children --children-match GLOB …")
+        raise UsageError("--children-match needs --children", "numapin exec --children --children-match GLOB …")
     of_one_rank = {
         "--plan": options.plan,
         "--local-rank": options.local_rank,
@@ -129,7 +129,7 @@ def _bind_children(options: _ExecOptions) -> NoReturn:
     }
     given = next((name for name, value in of_one_rank.items() if value is not None), None)
     if given is not None:
-        raise UsageError(f"--children and {given} contradict each other: {given} is about one rank", "leave one out")
+        raise UsageError(f"--children and {given} cannot be combined: {given} applies to one rank", "leave one out")
     topology = topology_from(gpu_nodes=options.gpu_nodes)
     request, shown = settle_gpus(topology, options.request(num_ranks=None), os.environ)
     status = run_with_children(
@@ -147,7 +147,7 @@ def _bind_children(options: _ExecOptions) -> NoReturn:
 
 
 def _die_of(number: int) -> None:
-    """End as the command did, so that a shell's loop ends on Ctrl-C; return if this process survives the signal."""
+    """End by the command's signal, so that a shell loop stops on Ctrl-C; if that fails, exit with 128 + `number`."""
     resource.setrlimit(
         resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
     )  # the command left its own

@@ -39,7 +39,7 @@ _GARBAGE_THRESHOLD: Final = 200_000  # Python's own is 700 or 2000
 _COMMANDS: Final = {
     "run": "Run a training script, one bound rank per GPU. Replaces torchrun.",
     "exec": "Bind a rank that srun, mpirun or torchrun started, and exec its command.",
-    "attach": "Bind processes that run already, and undo that.",
+    "attach": "Bind running processes, or undo that.",
     "topo": "Show the machine: packages, NUMA nodes, caches, cores, GPUs, NICs.",
     "plan": "Show what `run` would bind, and why.",
     "verify": "Compare a running job's threads and pages with its plan.",

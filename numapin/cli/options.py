@@ -176,7 +176,7 @@ BINDING: tuple[click.Option, ...] = (
     click.Option(
         ["--cores-for"],
         type=Parsed("ROLE=N,...", parse_cores_for, words=[f"{role}=" for role in CoresFor._fields], many=True),
-        help="Cores within each rank's CPUs that no other thread of the rank uses: loader=N for DataLoader workers, "
+        help="Dedicated cores within each rank's CPUs: loader=N for DataLoader workers, "
         "optimizer=M for the threads of torch's CPU operators. The main thread keeps the rest.",
     ),
     click.Option(["--smt/--no-smt"], default=True, help="Use all hardware threads of each core (default), or one."),

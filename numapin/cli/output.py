@@ -161,7 +161,7 @@ def _print_line(text: str) -> None:
 
 
 def show_status(text: str) -> None:
-    """Show what is going on, in a line of a terminal that the next call or `clear_status` overwrites.
+    """Show the current activity in a line of a terminal that the next call or `clear_status` overwrites.
 
     The line is cut to the width of the terminal, because only its last row could be overwritten.
     """

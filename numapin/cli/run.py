@@ -179,7 +179,7 @@ def _start(job: AnyJob, options: RunOptions, mailbox: Mailbox, trace: str) -> No
 
 
 def _explain(job: AnyJob, plan: Plan, options: RunOptions, tell: Callable[[str], None]) -> None:
-    """Say who starts the ranks, and what was decided for them."""
+    """Report the launcher of the ranks and the decisions made for them."""
     if options.dry_run or options.verbose:
         _say_launcher(job)
     for line in decisions(job, plan, os.environ):

@@ -1,26 +1,27 @@
 """`numapin top`: show a running job live. Edge.
 
-Comes in: a run, or the processes of a job. Goes out: a table that is redrawn every second, or one sample as a table or
-JSON (schema numapin.top/1). Status 0, even if the job ends meanwhile; 2: no such job; 3: it cannot be read.
+Comes in: a run, or the processes of a job. Goes out: a screen that is redrawn every second, one sample as a table or
+JSON (schema numapin.top/1), or metrics. Status 0, even if the job ends meanwhile; 2: no such job; 3: it cannot be read.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-import select
-import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from numapin.base.stderr import say
-from numapin.cli.options import JOB
+from numapin.cli.full_screen import ended_by_signals
+from numapin.cli.options import JOB, with_values
 from numapin.cli.output import emit, json_text, show
-from numapin.errors import NumapinError, UsageError
+from numapin.cli.top_live import ONCE, terminal, watch
+from numapin.cli.top_metrics import OPTION, STDOUT, Address, export, target_of
+from numapin.errors import UsageError
 from numapin.launcher.named_run import LAST
 from numapin.observe.find_job import find_job
 from numapin.observe.sample import Sampler
@@ -29,15 +30,27 @@ from numapin.topology.sources.nvml import open_loads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    from rich.console import Console
+    from pathlib import Path
 
     from numapin.observe.find_job import RunningJob
     from numapin.observe.top import Top
     from numapin.topology.readings import GpuLoad
 
-_ONCE: Final = "numapin top --once"
+    Follow = Callable[[Callable[[], object]], Iterator[Top]]
+
 _SEARCH_EVERY_S: Final = 2.0  # with --pid, finding the job again queries NVML
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TopOptions:
+    """The options of `numapin top`."""
+
+    run: str | None
+    pids: tuple[int, ...] | None
+    interval_s: float
+    once: bool
+    as_json: bool
+    metrics: str | None
 
 
 @click.command(params=[*JOB])
@@ -51,8 +64,22 @@ _SEARCH_EVERY_S: Final = 2.0  # with --pid, finding the job again queries NVML
 )
 @click.option("--once", is_flag=True, help="Show one sample and exit.")
 @click.option("--json", "as_json", is_flag=True, help="With --once: print JSON (schema numapin.top/1).")
-def top(run: str | None, pids: tuple[int, ...] | None, *, interval_s: float, once: bool, as_json: bool) -> None:
-    """Show the threads, memory and GPU of each rank live; press q or Ctrl-C to quit.
+@click.option(
+    OPTION,
+    "metrics",
+    metavar="[FILE|HOST:PORT]",
+    is_flag=False,
+    flag_value=STDOUT,
+    help="Write metrics in OpenMetrics format: one sample to stdout (also with -); to a file that is replaced every "
+    "interval, for node_exporter's textfile collector; or over HTTP at a loopback address, e.g. localhost:9836.",
+)
+@with_values(_TopOptions)
+def top(options: _TopOptions) -> None:
+    """Show the steps, CPUs, memory and GPU of each rank live.
+
+    Keys: q or Ctrl-C quits, s sorts, p pauses, up and down select a rank, d shows its details. A bar divides the time
+    of a step into computation, the part of it beside a copy to the GPU, and waiting for a batch; it needs
+    numapin.DataLoader or run --dataloader=numapin. Red is off plan.
 
     RUN is a run's folder, its name, an end of the name, or @last, the newest run; by default it is this user's only
     active run. Threads and GPUs are read every interval. New processes are found and pages counted every 10 seconds,
@@ -64,20 +91,47 @@ def top(run: str | None, pids: tuple[int, ...] | None, *, interval_s: float, onc
       numapin top @last                the newest run, if several are active
       numapin top --pid 4711           a job that torchrun, srun or python started
       numapin top --once --json        one sample for scripts
+      numapin top --openmetrics        one sample for a monitoring system
+      numapin top --openmetrics localhost:9836
+                                       serve http://localhost:9836/metrics until the job ends
     """
-    if as_json and not once:
-        raise UsageError("--json prints one sample", f"type: {_ONCE} --json")
-    console = None if once else _terminal()
-    find = partial(find_job, pids=pids, environ=os.environ, again="numapin top")
-    job = find(run)
-    is_fixed = run not in (None, LAST) or pids is not None  # the last run may soon be another one
-    run_name = run if is_fixed else job.name
+    output = _output(options)
+    find = partial(find_job, pids=options.pids, environ=os.environ, again="numapin top")
+    job = find(options.run)
+    is_fixed = options.run not in (None, LAST) or options.pids is not None  # the last run may soon be another one
+    run_name = options.run if is_fixed else job.name
     with open_loads(_gpu_uuids(job)) as loads, suppress(KeyboardInterrupt):  # the usual end
-        follow = partial(_follow, job, lambda: find(run_name), loads)
-        if console is None:
-            _print(next(follow(lambda: time.sleep(interval_s))), as_json=as_json)
-        else:
-            _watch(console, follow, interval_s)
+        output(job, partial(_follow, job, lambda: find(run_name), loads))
+
+
+def _output(options: _TopOptions) -> Callable[[RunningJob, Follow], None]:
+    """Return the function that shows the job as requested. Raises UsageError if that cannot be done."""
+    interval_s = options.interval_s
+    pause = partial(time.sleep, interval_s)
+    if options.metrics is not None:
+        target = _target(options, options.metrics)
+        return lambda job, follow: _export(follow(pause), job.name, target, once=options.once)
+    if options.as_json and not options.once:
+        raise UsageError("--json prints one sample", f"type: {ONCE} --json")
+    if options.once:
+        return lambda _job, follow: _print(next(follow(pause)), as_json=options.as_json)
+    console = terminal()
+    return lambda _job, follow: watch(console, follow, interval_s)
+
+
+def _target(options: _TopOptions, named: str) -> Path | Address | None:
+    """Return where the metrics go. Raises UsageError for options that ask for another output."""
+    target = target_of(named)
+    if options.as_json:
+        raise UsageError(f"--json and {OPTION} are two outputs", "give one of them")
+    if options.once and isinstance(target, Address):
+        raise UsageError(f"--once and {OPTION} {target}: a server answers more than once", "leave --once out")
+    return target
+
+
+def _export(seen: Iterator[Top], run: str, target: Path | Address | None, *, once: bool) -> None:
+    with ended_by_signals():
+        export(seen, run, target, once=once)
 
 
 def _gpu_uuids(job: RunningJob) -> list[str]:
@@ -128,58 +182,3 @@ def _print(seen: Top, *, as_json: bool) -> None:
         show(top_table(seen))
     if seen.has_ended:
         say(f"{seen.run}: the job ended")
-
-
-def _watch(console: Console, follow: Callable[[Callable[[], object]], Iterator[Top]], interval_s: float) -> None:
-    from rich.live import Live
-
-    from numapin.view.top_table import top_table
-    from numapin.view.visible import visible
-
-    try:
-        with _keyboard() as wait, Live(console=console, auto_refresh=False) as live:
-            for seen in follow(lambda: wait(interval_s)):
-                live.update(visible(top_table(seen)), refresh=True)
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        raise NumapinError("the terminal is gone", f"without a terminal, type: {_ONCE}") from None
-    say("the job ended")
-
-
-def _terminal() -> Console:
-    """Return stdout as a terminal whose lines can be redrawn. Raises UsageError if it is not."""
-    from rich.console import Console
-
-    if sys.stdout is None or not sys.stdout.isatty():
-        raise UsageError("stdout is not a terminal", f"type: {_ONCE}")
-    console = Console(highlight=False, emoji=False, markup=False)
-    if console.is_dumb_terminal:
-        raise UsageError(f"TERM={os.environ['TERM']}: this terminal cannot redraw lines", f"type: {_ONCE}")
-    return console
-
-
-@contextmanager
-def _keyboard() -> Iterator[Callable[[float], None]]:
-    """Yield a function that waits some seconds and meanwhile takes q as Ctrl-C; without a keyboard it only waits."""
-    if sys.stdin is None or not sys.stdin.isatty():
-        yield time.sleep
-        return
-    import termios
-    import tty
-
-    before = termios.tcgetattr(sys.stdin)
-    tty.setcbreak(sys.stdin)
-    try:
-        yield _wait
-    finally:
-        with suppress(termios.error):  # the terminal is gone
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-
-
-def _wait(wait_s: float) -> None:
-    end_s = time.monotonic() + wait_s
-    while (left_s := end_s - time.monotonic()) > 0:
-        has_input = select.select([sys.stdin], [], [], left_s)[0]
-        if has_input and os.read(sys.stdin.fileno(), 1) in (b"q", b""):
-            raise KeyboardInterrupt

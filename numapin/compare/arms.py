@@ -87,7 +87,7 @@ def _ratio(pairs: _Pairs, *, against: str, margin: float) -> StepRatio | None:
 
 
 def _drift(ratio: StepRatio, late: StepRatio, pairs: _Pairs, margin: float) -> str | None:
-    """Return the doubt if the second half of the steps gives less of a difference, or one where there is none."""
+    """Return the doubt if the second half of the steps shows a smaller difference, or a new one."""
     if ratio.verdict is Verdict.UNKNOWN:
         return None
     change = step_ratio(_speedups(_second_halves(pairs)), _speedups(pairs), against="", margin=margin)

@@ -119,7 +119,7 @@ class StepMeter:
         return self.windows[unit]
 
     def _is_loop(self, unit: StepUnit) -> bool:
-        """Return whether this thread's steps count: those of the first that stepped, until it has ended."""
+        """Return whether this thread's steps count. Only the first thread that steps counts, until it ends."""
         thread = threading.get_ident()
         first = self.threads.setdefault(unit, thread)
         if first != thread and all(other.ident != first for other in threading.enumerate()):
@@ -229,7 +229,7 @@ def claim() -> StepMeter | None:
 
 
 def _place() -> _Place:
-    """Return the rank: that of the process group if there is one, because a script may start its ranks by itself."""
+    """Return the rank of the process group if there is one, because a script may start its ranks itself."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
     rank, local_rank, num_ranks, restart = map(_number, names)
     distributed = _process_group()

@@ -29,11 +29,11 @@ def notes_on(results: Sequence[VariantResult], *, baseline: str | None, num_cpus
 
 
 def _other_baseline(first: str, baseline: str | None) -> str:
-    return f"{first} was not measured, so {baseline} is what the others are compared with"
+    return f"{first} was not measured, so the others are compared with {baseline}"
 
 
 def _unequal(results: Sequence[VariantResult]) -> Iterator[str]:
-    """Yield what is not the same work in all variants."""
+    """Yield the differences between the variants' work."""
     work = "the variants do not do the same work, because their {} differ ({})"
     ranks = {result.name: str(result.num_ranks) for result in results}
     units = {result.name: str(result.step_unit) for result in results}
@@ -41,7 +41,7 @@ def _unequal(results: Sequence[VariantResult]) -> Iterator[str]:
     yield from _differ(ranks, work.format("ranks", "{}"))
     yield from _differ(units, work.format("steps", "{}"))
     yield from _differ(_sample_counts(results), work.format("samples per step", "{}"))
-    yield from _differ(lengths, "the numbers of steps differ ({}); each ratio is over as many steps of both")
+    yield from _differ(lengths, "the numbers of steps differ ({}); each ratio uses the same number of steps from both")
 
 
 def _differ(values: Mapping[str, str], sentence: str) -> Iterator[str]:
@@ -61,7 +61,7 @@ def _uneven(results: Sequence[VariantResult]) -> Iterator[str]:
     """Yield a note if the mean of a variant's steps is far above their median."""
     uneven = [result.name for result in results if _is_uneven(result)]
     if uneven:
-        yield f"steps are uneven in {', '.join(uneven)}: a few take most of the time; --steps should span an epoch"
+        yield f"steps are uneven in {', '.join(uneven)}: a few take most of the time; choose --steps to span an epoch"
 
 
 def _is_uneven(result: VariantResult) -> bool:

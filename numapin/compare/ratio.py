@@ -31,7 +31,7 @@ _SEED: Final = 17  # the same runs give the same interval
 _FEWEST_ROUNDS: Final = 3  # two rounds that happen to agree would give a narrow interval
 FEWEST_FOR_VERDICT: Final = 5
 """Rounds that a verdict takes. If each run falls on one of two speeds by chance, as when nothing binds a job to a node,
-three rounds agree on a difference that is none in 3 % of comparisons, and five in 0.2 %."""
+three rounds show a difference that does not exist in 3 % of comparisons, and five in 0.2 %."""
 _MOST_ROUNDS: Final = 50
 
 # Student's t for a two-sided interval of 99 %, by degrees of freedom; the last one is the normal distribution's.

@@ -37,7 +37,7 @@ def stop(process: subprocess.Popen[bytes], left: Callable[[], Collection[int]], 
 
 
 def _kill_all(left: Callable[[], Collection[int]]) -> set[int]:
-    """Kill what is left until nothing is, because a process may start others until it is gone. Return all of it."""
+    """Kill remaining processes until there are no more, because a dying one may start others. Return all of them."""
     killed: set[int] = set()
     deadline_s = time.monotonic() + _KILL_S
     while (pids := left()) and time.monotonic() < deadline_s:

@@ -1,4 +1,4 @@
-"""The time that a process's loops wait for batches, published for other processes. Edge.
+"""The steps of a process's loops, and the time they wait for batches, published for other processes. Edge.
 
 Comes in: the steps of every `numapin.DataLoader` of this process. Goes out: `Waited`, which `numapin top` reads.
 
@@ -18,15 +18,26 @@ from typing import Final
 
 _NAME: Final = "numapin-steps"
 _LINK: Final = f"/memfd:{_NAME} (deleted)"
-_LAYOUT: Final = struct.Struct("=dd")
+_LAYOUT: Final = struct.Struct("=ddQQd")  # an older numapin wrote the first two; the rest of its page is zeros
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waited:
-    """The totals of a process since it started: the time from batch to batch, and the part of it inside next()."""
+    """The totals of a process since it started.
+
+    Attributes:
+        waited_s: The part of `stepped_s` inside next().
+        stepped_s: The time from batch to batch.
+        num_steps: The number of steps. 0: none, or an older numapin counts none.
+        num_bytes: The bytes of slot memory that the batches needed.
+        copy_gbps: The speed of the copies to the GPU in 1e9 bytes per second. 0: none was measured.
+    """
 
     waited_s: float
     stepped_s: float
+    num_steps: int = 0
+    num_bytes: int = 0
+    copy_gbps: float = 0.0
 
 
 class Totals:
@@ -35,6 +46,7 @@ class Totals:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # loaders may be used in several threads
         self._waited_s = self._stepped_s = 0.0
+        self._num_steps = self._num_bytes = 0
         self._page: mmap.mmap | None = None
         try:
             self._descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
@@ -50,13 +62,16 @@ class Totals:
             os.close(self._descriptor)
             self._page = None
 
-    def add(self, *, waited_s: float, stepped_s: float) -> None:
-        """Add a step."""
+    def add(self, *, waited_s: float, stepped_s: float, num_bytes: int = 0, copy_gbps: float = 0.0) -> None:
+        """Add a step, and the bytes that arrived since the step before it."""
         with self._lock:
             self._waited_s += waited_s
             self._stepped_s += stepped_s
+            self._num_steps += 1
+            self._num_bytes += num_bytes
             if self._page is not None:
-                _LAYOUT.pack_into(self._page, 0, self._waited_s, self._stepped_s)
+                values = (self._waited_s, self._stepped_s, self._num_steps, self._num_bytes, copy_gbps)
+                _LAYOUT.pack_into(self._page, 0, *values)
 
 
 _totals: dict[int, Totals] = {}
@@ -86,10 +101,10 @@ def read_waited(pid: int, descriptor: int) -> Waited | None:
         return None
     try:
         with path.open("rb") as file:
-            waited_s, stepped_s = _LAYOUT.unpack(file.read(_LAYOUT.size))
+            waited_s, stepped_s, num_steps, num_bytes, copy_gbps = _LAYOUT.unpack(file.read(_LAYOUT.size))
     except (OSError, struct.error):
         return None
-    return Waited(waited_s=waited_s, stepped_s=stepped_s)
+    return Waited(waited_s=waited_s, stepped_s=stepped_s, num_steps=num_steps, num_bytes=num_bytes, copy_gbps=copy_gbps)
 
 
 def _is_totals(path: Path) -> bool:

@@ -185,6 +185,7 @@ class DataPath:
         self.notices = Notices(is_strict=options.strict)
         self.home = Home(device=options.cuda_device, node=options.node, notices=self.notices)
         self.counts, self._totals = Counts(), totals_of(self.pid)
+        self._num_bytes_told = 0
         self._idle: list[Pool] = []
         self._references: list[weakref.ref[Pool]] = []  # the settling thread reads it, too
         self._mover: Mover | None = None
@@ -226,8 +227,13 @@ class DataPath:
     def note_step(self, *, waited_s: float, stepped_s: float | None) -> None:
         """Count a batch that was yielded, for `stats()` and for `numapin top`."""
         self.counts.note_step(waited_s=waited_s, stepped_s=stepped_s)
-        if stepped_s is not None:
-            self._totals.add(waited_s=waited_s, stepped_s=stepped_s)
+        if stepped_s is None:
+            return
+        num_bytes = self.counts.num_bytes
+        gbps = 0.0 if self._mover is None else self._mover.gbps or 0.0
+        new_bytes = num_bytes - self._num_bytes_told
+        self._totals.add(waited_s=waited_s, stepped_s=stepped_s, num_bytes=new_bytes, copy_gbps=gbps)
+        self._num_bytes_told = num_bytes
 
     def take_back(self, pool: Pool, *, is_usable: bool) -> None:
         """Keep a pool for the next iterator, or close it."""

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 HOST_MEMORY: Final = Check(
     name="host-memory",
     where="MemTotal in /proc/meminfo and /sys/devices/system/node/node*/meminfo, memory.max of the cgroups",
-    why="Jobs and loaders are sized by one of these. If another one is smaller, the kernel kills a rank while the "
-    "first still promises memory.",
+    why="Jobs and loaders are sized by one of these. If another one is smaller, the kernel may kill a rank while "
+    "the first still shows free memory.",
 )
 NODE_MEMORY: Final = Check(
     name="node-memory",
@@ -36,12 +36,12 @@ SWAP: Final = Check(
 )
 
 _TOLERANCE: Final = 0.05
-"""Linux counts the same pages in the nodes and in /proc/meminfo, so they agree to the page on a real machine. But they
+"""Linux counts the same pages in the nodes and in /proc/meminfo, so they agree exactly on a physical machine. But they
 are read one after the other, and in a virtual machine a balloon may move pages in between. Limits of cgroups are
 usually round numbers somewhat below the memory of the host."""
 _LITTLE_FREE: Final = 0.05
 _MUCH_SWAP: Final = 0.01
-_COMPARE: Final = "compare, twice, because a balloon moves: numactl -H; grep MemTotal /proc/meminfo"
+_COMPARE: Final = "compare twice, because a balloon changes size: numactl -H; grep MemTotal /proc/meminfo"
 _SIZE_FOR_LIMIT: Final = (
     "size jobs by the limit, or raise it (docker run --memory …; srun --mem=0; systemd: MemoryMax=)"
 )
@@ -86,7 +86,7 @@ def _cause(readings: DoctorReadings, whole: int) -> str:
 
 
 def _sum_of_nodes(topology: Topology) -> int | None:
-    """Return the memory of all nodes together; None if that of a node is unknown."""
+    """Return the total memory of all nodes; None if the memory of any node is unknown."""
     known = [node.memory_bytes for node in topology.nodes if node.memory_bytes is not None]
     return sum(known) if len(known) == len(topology.nodes) else None
 

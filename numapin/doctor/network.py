@@ -99,7 +99,7 @@ def package(_readings: DoctorReadings, topology: Topology) -> DoctorFinding:
 
 
 def _packages_of(nodes: Iterable[int | None], topology: Topology) -> CpuSet:
-    """Return the packages of nodes, as far as they are known."""
+    """Return the known packages of nodes."""
     wanted = set(nodes)
     found = (node.package for node in topology.nodes if node.id in wanted)
     return CpuSet(package for package in found if package is not None)

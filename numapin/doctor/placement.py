@@ -90,7 +90,7 @@ def nodes(readings: DoctorReadings, topology: Topology) -> DoctorFinding:
 
 
 def _has_packages_by_hypervisor(topology: Topology) -> bool:
-    """Return whether every core is a package of its own, as hypervisors report it."""
+    """Return whether every core is reported as a separate package, as by some hypervisors."""
     return len(topology.packages) == len(topology.cores)
 
 

@@ -152,5 +152,5 @@ def _block(number: int, finding: DoctorFinding) -> Iterator[str]:
 
 
 def _comment(text: str) -> Iterable[str]:
-    """Return comment lines. No character of the text can end a line, so none of it is ever run."""
+    """Return comment lines. The text cannot contain a line break, so it is never run as a command."""
     return textwrap.wrap(printable(text), _WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False)

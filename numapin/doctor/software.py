@@ -47,8 +47,8 @@ PYTHON: Final = Check(
 TORCH: Final = Check(
     name="torch",
     where="the metadata of the package torch",
-    why="topo, plan, job, exec, doctor, verify, top, and `run` on one host without restarts, need no torch. trace, "
-    "compare, most of bench, the DataLoader, and `run` with restarts or several hosts do.",
+    why="topo, plan, job, exec, doctor, verify, top, and `run` on one host without restarts, work without torch. "
+    "trace, compare, most of bench, the DataLoader, and `run` with restarts or several hosts need it.",
 )
 STRAYS: Final = Check(
     name="py-libnuma",
@@ -158,7 +158,7 @@ def python(live: Live, _topology: Topology) -> DoctorFinding:
 def torch(live: Live, _topology: Topology) -> DoctorFinding:
     """Find an environment without torch."""
     if live.torch is None:
-        return TORCH.note("not installed", remedy="pip install 'numapin[torch]', if you need what it is for")
+        return TORCH.note("not installed", remedy="pip install 'numapin[torch]', if you need one of these")
     return TORCH.ok(live.torch)
 
 

@@ -17,6 +17,8 @@ from numapin.base.folders import FOLDER, OTHERS_WRITE, PLACE, is_own, opened, re
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+DEFAULT_PLACES: Final = ("/tmp", "/var/tmp", "/usr/tmp")  # noqa: S108 - our folder has mode 0700
+"""The temporary directories that are looked at whatever the environment names."""
 _OLD_BASE: Final = "numapin"  # in $XDG_RUNTIME_DIR
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
@@ -24,7 +26,7 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 def temporary_directories(environ: Mapping[str, str]) -> list[str]:
     """Return the directories that Python's tempfile tries, in its order, then one that is in memory."""
     named = filter(None, map(environ.get, ("TMPDIR", "TEMP", "TMP")))
-    places = [*map(os.path.abspath, named), "/tmp", "/var/tmp", "/usr/tmp"]  # noqa: S108 - our folder has mode 0700
+    places = [*map(os.path.abspath, named), *DEFAULT_PLACES]
     with suppress(FileNotFoundError):  # the current directory may have been removed
         places.append(os.getcwd())
     places.append("/dev/shm")  # noqa: S108 - writable in containers whose other file systems are not

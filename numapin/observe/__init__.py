@@ -13,4 +13,5 @@ Comes in: process ids, or the folder of a run. Goes out: `Observed`, and a `Veri
     loaders.py     EDGE  report which loaders took numapin's data path
     sample.py      EDGE  read again and again at little cost
     top.py         PURE  the activity between two samples
+    history.py     PURE  the recent activity: rates and curves
 """

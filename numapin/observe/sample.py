@@ -6,6 +6,7 @@ pages, for which the kernel walks page tables, are read less often; the interval
 
 from __future__ import annotations
 
+import os
 import time
 from itertools import chain
 from typing import TYPE_CHECKING, Final
@@ -14,17 +15,20 @@ from numapin.base.not_none import without_none
 from numapin.data.loop_times import find_waited, read_waited
 from numapin.observe.read import LIVE, observe
 from numapin.observe.top import Sample
-from numapin.system.proc import thread_cpus
+from numapin.system.proc import activity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from numapin.base.cpu_set import CpuSet
     from numapin.data.loop_times import Waited
     from numapin.observe.find_job import RunningJob
     from numapin.observe.model import Observed, ObservedRank
+    from numapin.system.proc import Stat
     from numapin.topology.readings import GpuLoad
+
+    Activity = Mapping[int, tuple[Stat | None, tuple[CpuSet, ...]]]
 
 _PAGES_EVERY_S: Final = 10.0
 _REST: Final = 250  # seconds between readings of the pages per second of CPU that one took: 0.4 % of a core
@@ -42,20 +46,23 @@ class Sampler:
         if time.monotonic() >= self._next_pages_s:
             self._observed = self._observe()
         ranks = self._observed.ranks
-        threads = {rank.local_rank: self._threads_of(rank) for rank in ranks}
+        now = {rank.local_rank: self._activity_of(rank) for rank in ranks}
+        alive = [rank for rank in ranks if _has_threads(rank, now)]
         return Sample(
             at_s=time.monotonic(),
-            threads={rank: tuple(chain.from_iterable(by_process.values())) for rank, by_process in threads.items()},
-            gone=frozenset(rank.local_rank for rank in ranks if not threads[rank.local_rank].get(rank.pid)),
+            threads={rank: _cpus_of_threads(found) for rank, found in now.items()},
+            gone=_numbers(ranks) - _numbers(alive),
             memory={rank.local_rank: rank for rank in ranks},
             loads=self._loads(),
             swapped=read_swapped(),
             waited=self._waited(),
+            cpu_s={rank: _cpu_s(found) for rank, found in now.items()},
+            up_s={rank.local_rank: _up_s(now[rank.local_rank][rank.pid][0]) for rank in alive},
         )
 
-    def _threads_of(self, rank: ObservedRank) -> dict[int, tuple[CpuSet, ...]]:
-        """Return the CPUs of a rank's threads by process id; nothing for a rank that is known to be gone."""
-        return {} if rank.local_rank in self._gone else {pid: thread_cpus(pid) for pid in rank.pids}
+    def _activity_of(self, rank: ObservedRank) -> Activity:
+        """Return the activity of a rank's processes by their ids; nothing for a rank that is known to be gone."""
+        return {} if rank.local_rank in self._gone else {pid: activity(pid) for pid in rank.pids}
 
     def _waited(self) -> dict[int, Waited]:
         """Return the loop times of the ranks that use `numapin.DataLoader`."""
@@ -75,6 +82,32 @@ class Sampler:
         """Return the descriptors of the ranks' loop times."""
         found = {rank: find_waited(pid) for rank, pid in self._pids.items() if rank not in self._gone}
         return without_none(found)
+
+
+def _has_threads(rank: ObservedRank, now: Mapping[int, Activity]) -> bool:
+    """Return whether a rank's own process is alive."""
+    return bool(now[rank.local_rank].get(rank.pid, (None, ()))[1])
+
+
+def _numbers(ranks: Iterable[ObservedRank]) -> frozenset[int]:
+    return frozenset(rank.local_rank for rank in ranks)
+
+
+def _cpus_of_threads(found: Activity) -> tuple[CpuSet, ...]:
+    """Return the CPUs of each thread of a rank's processes."""
+    return tuple(chain.from_iterable(cpus for _, cpus in found.values()))
+
+
+def _cpu_s(found: Activity) -> dict[int, float]:
+    """Return the CPU time that each process used itself."""
+    ticks_per_s = os.sysconf("SC_CLK_TCK")
+    return {pid: stat.own_ticks / ticks_per_s for pid, (stat, _) in found.items() if stat is not None}
+
+
+def _up_s(stat: Stat | None) -> float:
+    """Return the time since a process started."""
+    started_s = 0.0 if stat is None else stat.start / os.sysconf("SC_CLK_TCK")
+    return max(time.clock_gettime(time.CLOCK_BOOTTIME) - started_s, 0.0)
 
 
 def read_swapped(*, root: Path = LIVE) -> tuple[int, int] | None:

@@ -34,6 +34,8 @@ class Sample:
         loads: The GPUs' loads, by UUID.
         swapped: Pages swapped in and out since the machine started. None: unknown.
         waited: The loop times of the ranks that use `numapin.DataLoader`.
+        cpu_s: The CPU time that each process of a rank has used, by process id.
+        up_s: The time since each rank's process started.
     """
 
     at_s: float
@@ -43,6 +45,8 @@ class Sample:
     loads: Mapping[str, GpuLoad]
     swapped: tuple[int, int] | None
     waited: Mapping[int, Waited] = field(default_factory=dict)
+    cpu_s: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
+    up_s: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +63,9 @@ class TopRank:
         pinned_bytes: Its page-locked memory.
         wait_share: The share of its loops' time spent waiting for the next batch.
         load: The load of its GPU.
+        cpu_share: The CPU time of its processes per second; 1.0 is one CPU that is never idle.
+        up_s: The time since its process started.
+        loop: The totals of its loops. None: it uses no `numapin.DataLoader`.
     """
 
     plan: RankPlan
@@ -70,6 +77,9 @@ class TopRank:
     pinned_bytes: int | None
     wait_share: float | None
     load: GpuLoad
+    cpu_share: float | None = None
+    up_s: float | None = None
+    loop: Waited | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -144,7 +154,19 @@ def _rank(plan: RankPlan, memory: ObservedRank, before: Sample, now: Sample) -> 
         pinned_bytes=memory.bytes_by_node(LOCKED).total() if memory.has_memory else None,
         wait_share=_wait_share(before.waited.get(plan.local_rank), now.waited.get(plan.local_rank)),
         load=_load(plan, now.loads),
+        cpu_share=_cpu_share(plan.local_rank, before, now),
+        up_s=now.up_s.get(plan.local_rank),
+        loop=now.waited.get(plan.local_rank),
     )
+
+
+def _cpu_share(rank: int, before: Sample, now: Sample) -> float | None:
+    """Return the CPU time per second of the processes that are in both samples; None if the rank is in one only."""
+    used, used_before = now.cpu_s.get(rank), before.cpu_s.get(rank)
+    interval_s = now.at_s - before.at_s
+    if not used or not used_before or interval_s <= 0:
+        return None
+    return sum(max(cpu_s - used_before[pid], 0.0) for pid, cpu_s in used.items() if pid in used_before) / interval_s
 
 
 def _remote_share(plan: RankPlan, memory: ObservedRank) -> float | None:

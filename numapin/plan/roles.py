@@ -35,7 +35,7 @@ def with_roles(machine: UsableMachine, wanted: CoresFor, drafts: Sequence[Draft]
     1. Ranks that share CPUs split the cores evenly, as exclusive ranks do; each takes its roles' cores from its own
        share, in the order in which the ranks come. So no core has the workers or the optimizer threads of two ranks.
     2. In a share, fast cores come first, and the cores of several nodes alternate. The main thread takes from the
-       beginning, the loader from the end: each role has as many cores of one node as of another, within one.
+       beginning, the loader from the end: each role gets the same number of cores from each node, give or take one.
     3. The main threads of ranks that share CPUs share what is left.
 
     Raises PlanError if no core is left for a rank's main thread.
@@ -51,7 +51,7 @@ def _of_group(machine: UsableMachine, wanted: CoresFor, group: Sequence[Draft]) 
     """Give roles to the ranks that have the same CPUs."""
     first = group[0]
     if not first.bound:
-        why = "--cores-for: no role has cores of its own, because the rank is not bound"
+        why = "--cores-for: roles have no effect, because the rank is not bound"
         return [draft.because(why, exact=False) for draft in group]
     cores = _alternating(machine.cores(first.cpus), first.home)
     if len(cores) < len(group) * (wanted.total + 1):
@@ -131,4 +131,4 @@ def without_users_openmp(rank: RankPlan, environ: Mapping[str, str]) -> RankPlan
 
 def _why_not(environ: Mapping[str, str]) -> str:
     set_by_user = " ".join(f"{name}={value[:60]}" for name, value in placing_variables(environ).items())
-    return f"--cores-for: {set_by_user} places OpenMP's threads, so the optimizer has no cores of its own; unset it"
+    return f"--cores-for: {set_by_user} places OpenMP's threads, so the optimizer gets no dedicated cores; unset it"

@@ -62,14 +62,25 @@ def memory_cgroups(tree: Tree) -> Iterator[tuple[str, Controller]]:
                 yield from ((directory, files) for directory in _upwards(mount.at, path))
 
 
-def own_cgroups(tree: Tree, controller: str) -> list[str]:
-    """Return the paths of this process's cgroups with a controller of version 1; "" selects version 2."""
-    lines = (line.split(":", 2) for line in (tree.text("proc/self/cgroup") or "").splitlines()[:MAX_CGROUPS])
+def own_cgroups(tree: Tree, controller: str, process: int | str = "self") -> list[str]:
+    """Return the paths of a process's cgroups with a controller of version 1; "" selects version 2."""
+    text = tree.text(f"proc/{process}/cgroup") or ""
+    lines = (line.split(":", 2) for line in text.splitlines()[:MAX_CGROUPS])
     return [
         line[2]
         for line in lines
         if len(line) == 3 and controller in line[1].split(",") and line[2].count("/") <= MAX_CGROUP_DEPTH
     ]
+
+
+def cpuset_directories(tree: Tree, process: int) -> Iterator[str]:
+    """Yield the directories that may have a process's cpuset, nearest first, as far as the mounts show them."""
+    for mount in mounts(tree):
+        if mount.holds("cpuset"):
+            controller = "" if mount.kind == "cgroup2" else "cpuset"
+            for path in own_cgroups(tree, controller, process):
+                if ".." not in path.split("/"):  # it is outside this cgroup namespace
+                    yield from _upwards(mount.at, path)
 
 
 def mounts(tree: Tree) -> Iterator[Mount]:

@@ -40,7 +40,18 @@ class Gone(Exception):  # noqa: N818 - not an error: processes end
 class Stat:
     """A process's or thread's `stat` file; field numbers are those of proc_pid_stat(5)."""
 
-    __slots__ = ("_flags", "cpu_ticks", "last_cpu", "name", "num_threads", "parent", "session", "start", "state")
+    __slots__ = (
+        "_flags",
+        "cpu_ticks",
+        "last_cpu",
+        "name",
+        "num_threads",
+        "own_ticks",
+        "parent",
+        "session",
+        "start",
+        "state",
+    )
 
     def __init__(self, text: str) -> None:
         """Parse the file's text; the name may hold blanks and brackets. Raises ValueError."""
@@ -56,6 +67,8 @@ class Stat:
         self._flags = int(fields[6])
         self.cpu_ticks = sum(map(int, fields[11:15]))
         """Clock ticks of CPU time that it used, and the children that ended and that it waited for."""
+        self.own_ticks = sum(map(int, fields[11:13]))
+        """Clock ticks of CPU time that it used itself."""
         self.num_threads = int(fields[17])
         self.start = int(fields[19])
         """Clock ticks since boot; the process id and this time identify a process uniquely."""
@@ -189,14 +202,20 @@ def thread_cpus(pid: int) -> tuple[CpuSet, ...]:
 
     Takes microseconds per thread, because it uses system calls instead of text.
     """
+    return activity(pid)[1]
+
+
+def activity(pid: int) -> tuple[Stat | None, tuple[CpuSet, ...]]:
+    """Return the `stat` of a process and the CPUs that each of its threads may use; None and nothing if it ended."""
     folder = folder_of(pid)
     try:
-        if stat(folder).has_ended:
-            return ()
+        found = stat(folder)
+        if found.has_ended:
+            return None, ()
         tids = [int(name) for name in os.listdir(f"{folder}/task")]
     except (Gone, *_GONE_ERRORS):
-        return ()
-    return tuple(filter(None, map(_affinity, tids)))
+        return None, ()
+    return found, tuple(filter(None, map(_affinity, tids)))
 
 
 def _affinity(tid: int) -> CpuSet:

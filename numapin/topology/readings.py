@@ -281,10 +281,21 @@ class NvmlReadings(NamedTuple):
 
 
 class GpuLoad(NamedTuple):
-    """A GPU's load now: the share of time in which a kernel ran, and the rate received over PCIe in 1e9 bytes/s."""
+    """A GPU's load now; None is unknown.
+
+    Attributes:
+        busy_share: The share of time in which a kernel ran.
+        h2d_gbps: The rate received over PCIe in 1e9 bytes/s.
+        used_bytes: The part of its memory that is in use.
+        memory_bytes: Its memory.
+        power_w: The power that it draws.
+    """
 
     busy_share: float | None = None
     h2d_gbps: float | None = None
+    used_bytes: int | None = None
+    memory_bytes: int | None = None
+    power_w: float | None = None
 
 
 class Readings(NamedTuple):

@@ -8,13 +8,23 @@ change, and a timeline.
     settings.py   PURE  which steps the ranks record, and where
     watch.py      EDGE  periodic calls in the main thread, to end a trace whose next step does not come
     hook.py       EDGE  the hook in a rank: batches and steps of an unmodified script
+    notes.py      EDGE  the rank's notes about its script: loaders, epochs, optimizer, CPUs
+    sampling.py   EDGE  stack samples of the loop's thread
     tracer.py     EDGE  torch's profiler around the recorded steps
     reading.py    EDGE  read a Chrome trace
+    noted.py      PURE  the notes and samples in it
     records.py    PURE  its events as data
     intervals.py  PURE  unions and overlaps of time intervals
     analysis.py   PURE  where the time of each step went
     pace.py       PURE  which steps count, and when the next one is overdue
-    findings.py   PURE  what costs time, and what to change
+    places.py     PURE  where the loop's thread was while nothing else explains the time
+    finding.py    PURE  a finding
+    findings.py   PURE  what costs time, and what to change: copies, and all other findings
+    loading.py    PURE  findings about loading and epochs
+    host.py       PURE  findings about Python, sleeping, and optimizers on the CPU
+    uneven.py     PURE  steps that take much longer than the others
+    straggler.py  PURE  a rank that is slower than the others
+    difference.py PURE  the difference between two runs, by part
     report.py     PURE  the ranks' analyses and findings as data and JSON
     timeline.py   PURE  the picture, as an HTML file
 """

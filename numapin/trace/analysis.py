@@ -4,15 +4,18 @@ Comes in: a `Trace`. Goes out: an `Analysis`: shares of the step time that add u
 
 Each moment of a step counts once, for the first of these that applies. With a GPU: a kernel ran ("compute", or
 "communication" if only NCCL's ran); a copy ran or blocked the host ("copy"); the loop pinned a batch ("pin"); the loop
-waited for its DataLoader ("wait"); anything else ("other": Python, kernel launches, an idle GPU). So what compute hides
-costs nothing. On the CPU, waiting comes first, because operators inside the wait make the batch.
+waited for its DataLoader, at the border of an epoch ("epoch", with the start and end of the workers) or within one
+("wait"); anything else ("other": Python, kernel launches, an idle GPU). So what compute hides costs nothing. On the
+CPU, waiting comes first, because operators inside the wait make the batch; "communication" are collective operations.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from numapin.trace.intervals import Intervals, Lengths, common, length, union, without
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     _Busy: TypeAlias = Mapping[int | None, Lengths]  # when kernels ran, by device
     _Streams: TypeAlias = set[tuple[int | None, int | None]]  # device and stream of each kernel
 
-PARTS: Final = ("compute", "communication", "copy", "pin", "wait", "other")
+PARTS: Final = ("compute", "communication", "copy", "pin", "epoch", "wait", "other")
 _NEVER: Final = Lengths(())
 
 
@@ -55,7 +58,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """The use of one rank's step time. `waited_us` is all of the loop's waiting, including what compute hid."""
+    """The use of one rank's step time. `waited_us` is all of the loop's waiting, including what compute hid.
+
+    `other` are the moments of the part of that name. `updating_us` is the time within it in which the optimizer ran.
+    `num_epochs` is the number of epochs that began within the steps.
+    """
 
     trace: Trace
     step_us: float
@@ -64,6 +71,9 @@ class Analysis:
     num_batches: int
     waited_us: float
     groups: tuple[Group, ...]
+    other: Intervals
+    updating_us: float
+    num_epochs: int
 
     @property
     def window_us(self) -> float:
@@ -79,7 +89,11 @@ def analyze(trace: Trace) -> Analysis:
     """Attribute the time of the trace's steps to their parts."""
     window = _moments(trace.steps)
     in_window = Lengths(window)
-    parts = _exclusive(_gpu_parts(trace) if trace.on_gpu else _cpu_parts(trace))
+    starts = _epoch_starts(trace)
+    borders = _epoch_borders(trace, starts)
+    moments = _gpu_parts(trace, borders) if trace.on_gpu else _cpu_parts(trace, borders)
+    parts = _exclusive(moments)
+    other = without(window, union(chain.from_iterable(moments.values())))
     inside = [wait for wait in trace.waits if in_window.between(*wait.pair)]
     return Analysis(
         trace=trace,
@@ -89,19 +103,45 @@ def analyze(trace: Trace) -> Analysis:
         num_batches=len(inside),
         waited_us=length(common(_moments(inside), window)),
         groups=_groups(trace, in_window),
+        other=other,
+        updating_us=length(common(_moments(trace.updates), other)),
+        num_epochs=sum(in_window.between(*start) > 0 for start in starts),
     )
+
+
+def _epoch_starts(trace: Trace) -> Intervals:
+    """Return when epochs began: from the start of the workers to the end of the first wait, one for each epoch."""
+    starts = []
+    for epoch in trace.noted.epochs:
+        if epoch.end < trace.steps[0].start:  # its first wait is not in the trace
+            continue
+        first = bisect_left(trace.waits, epoch.end, key=attrgetter("start"))
+        end = trace.waits[first].end if first < len(trace.waits) else epoch.end
+        starts.append((epoch.start, end))
+    return union(starts)
+
+
+def _epoch_borders(trace: Trace, starts: Intervals) -> Intervals:
+    """Return the starts of epochs and their ends, when workers are ended that would be started again."""
+    return union((*starts, *(end.pair for end in trace.noted.ends)))
 
 
 def _moments(spans: Iterable[Span | Copy]) -> Intervals:
     return union(span.pair for span in spans)
 
 
-def _cpu_parts(trace: Trace) -> dict[str, Intervals]:
+def _cpu_parts(trace: Trace, borders: Intervals) -> dict[str, Intervals]:
     """Return the moments of each part, the first to count first."""
-    return {"wait": _moments(trace.waits), "pin": _moments(trace.loop_pins), "compute": _moments(trace.operators)}
+    return {
+        "epoch": borders,
+        "wait": _moments(trace.waits),
+        "pin": _moments(trace.loop_pins),
+        "compute": _moments(trace.operators),
+        "communication": _moments(trace.exchanges),
+    }
 
 
-def _gpu_parts(trace: Trace) -> dict[str, Intervals]:
+def _gpu_parts(trace: Trace, borders: Intervals) -> dict[str, Intervals]:
     """Return the moments of each part, the first to count first. Copies within GPUs count as compute."""
     computing = (kernel for kernel in trace.kernels if not kernel.communicates)
     communicating = (kernel for kernel in trace.kernels if kernel.communicates)
@@ -111,6 +151,7 @@ def _gpu_parts(trace: Trace) -> dict[str, Intervals]:
         "communication": _moments(communicating),
         "copy": union(chain.from_iterable(copy.occupied for copy in trace.copies if copy.crosses)),
         "pin": _moments(trace.loop_pins),
+        "epoch": borders,
         "wait": _moments(trace.waits),
     }
 

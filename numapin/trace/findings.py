@@ -12,18 +12,22 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
+from numapin.trace.finding import FLOOR, TraceFinding, ms_per_step
+from numapin.trace.host import idle, updating
+from numapin.trace.loading import WAITING, epochs, pins, waits
 from numapin.trace.records import HOST_TO_DEVICE
+from numapin.trace.uneven import uneven_finding, uneven_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numapin.trace.analysis import Analysis, Group
+    from numapin.trace.noted import ScriptNotes
 
 # Shares of the step time.
-_FLOOR: Final = 0.01
-_WAITING: Final = 0.05
-_IDLE: Final = 0.2  # launching small kernels leaves gaps in any program
 _BUSY: Final = 0.9
+_COMMUNICATING: Final = 0.1
+WAITING_FOR_RANKS: Final = "waiting for other ranks"
 _OVERLAPPED: Final = 0.5  # of the time of the copies
 
 _BUSY_US: Final = attrgetter("busy_us")
@@ -32,22 +36,14 @@ _EXPOSED_US: Final = attrgetter("exposed_us")
 _BLOCKED_US: Final = attrgetter("blocked_us")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceFinding:
-    """Something that costs time, or the statement that nothing does.
-
-    `costs` is the share of the step time that the remedy can save at most; 0 if nothing can be gained.
-    """
-
-    what: str
-    costs: float
-    evidence: str
-    remedy: str
-
-
 def find(analysis: Analysis) -> tuple[TraceFinding, ...]:
     """Return the findings about a rank's steps; the most costly comes first."""
-    checked = (check(analysis) for check in _CHECKS)
+    uneven = uneven_steps(analysis)
+    checked = (
+        *(check(analysis) for check in _CHECKS),
+        idle(analysis, uneven),
+        uneven_finding(analysis, uneven) if uneven else None,
+    )
     found = [finding for finding in checked if finding is not None]
     return tuple(sorted(found, key=attrgetter("costs"), reverse=True))
 
@@ -91,9 +87,9 @@ class _Copies:
     def described(self) -> str:
         """Return the number, size, time and origin of the copies."""
         count = sum(group.count for group in self.groups)
-        busy = f"{_ms(self.analysis, self._total(_BUSY_US))} per step"
+        busy = f"{ms_per_step(self.analysis, self._total(_BUSY_US))} per step"
         blocked_us = self._total(_BLOCKED_US)
-        blocked = f"; host blocked for {_ms(self.analysis, blocked_us)} per step" if blocked_us else ""
+        blocked = f"; host blocked for {ms_per_step(self.analysis, blocked_us)} per step" if blocked_us else ""
         return f"{count} copies from {self.memory.lower()} memory ({self._size()}{busy}{self._origin()}{blocked})"
 
     def _size(self) -> str:
@@ -111,20 +107,38 @@ class _Copies:
 
 def _pageable(analysis: Analysis) -> TraceFinding | None:
     copies = _Copies.of(analysis, "Pageable")
-    if copies.costs < _FLOOR:
+    if copies.costs < FLOOR:
         return None
     return TraceFinding(
         what="pageable copies",
         costs=copies.costs,
         evidence=f"{copies.described()}: the driver stages each copy and blocks the host",
-        remedy="use DataLoader(…, pin_memory=True) and .to(device, non_blocking=True), or numapin.DataLoader(…, "
-        'device="cuda"); without changing the script: numapin run --dataloader=numapin',
+        remedy=_pageable_remedy(analysis.trace.noted),
+    )
+
+
+def _pageable_remedy(noted: ScriptNotes) -> str:
+    """Return how to copy from pinned memory, with the loader that is in use."""
+    loader = noted.loader
+    if loader is not None and loader.delivers_on_gpu:
+        return (
+            "these copies are the script's own, beside numapin's loader: pin that memory (numapin.pinned), and copy "
+            "with non_blocking=True"
+        )
+    if noted.uses_numapin:
+        return (
+            'numapin\'s loader is in use: let it deliver on the GPU, numapin.DataLoader(…, device="cuda"), or pin, '
+            "pin_memory=True with .to(device, non_blocking=True)"
+        )
+    return (
+        "use DataLoader(…, pin_memory=True) and .to(device, non_blocking=True), or numapin.DataLoader(…, "
+        'device="cuda"); without changing the script: numapin run --dataloader=numapin'
     )
 
 
 def _blocking(analysis: Analysis) -> TraceFinding | None:
     copies = _Copies.of(analysis, "Pinned").blocking
-    if copies.costs < _FLOOR:
+    if copies.costs < FLOOR:
         return None
     return TraceFinding(
         what="pinned, but blocking",
@@ -137,69 +151,50 @@ def _blocking(analysis: Analysis) -> TraceFinding | None:
 def _not_overlapped(analysis: Analysis) -> TraceFinding | None:
     """Find asynchronous copies that are issued too late: the next kernel on their stream needs them."""
     copies = _Copies.of(analysis, "Pinned").asynchronous
-    if copies.overlapped >= _OVERLAPPED or copies.costs < _FLOOR:
+    if copies.overlapped >= _OVERLAPPED or copies.costs < FLOOR:
         return None
     stream = " on the stream of the kernels" if any(group.same_stream for group in copies.groups) else ""
     return TraceFinding(
         what="asynchronous, but not overlapped",
         costs=copies.costs,
         evidence=f"{copies.described()}{stream}: kernels ran during {copies.overlapped:.0%} of that time",
-        remedy='copy one batch ahead on a separate stream, as numapin.DataLoader(…, device="cuda") does',
+        remedy=_ahead_remedy(analysis.trace.noted),
     )
 
 
-def _waits(analysis: Analysis) -> TraceFinding | None:
-    costs = analysis.share("wait")
-    if costs < _WAITING:
-        return None
-    loop_loads = any("SingleProcess" in wait.name for wait in analysis.trace.waits)
-    return TraceFinding(
-        what="waiting for data",
-        costs=costs,
-        evidence=f"the loop waited in next() on its DataLoader for {_ms(analysis, analysis.waited_us)} per step, "
-        f"{_ms(analysis, analysis.parts_us['wait'])} of it while nothing computed",
-        remedy="the loop loads its own batches: use worker processes, DataLoader(…, num_workers=N)"
-        if loop_loads
-        else "use more workers, a cheaper __getitem__, or numapin.DataLoader: numapin run --dataloader=numapin",
-    )
-
-
-def _pins(analysis: Analysis) -> TraceFinding | None:
-    costs = analysis.share("pin")
-    if costs < _FLOOR:
-        return None
-    return TraceFinding(
-        what="pinning in the loop",
-        costs=costs,
-        evidence=f".pin_memory() takes {_ms(analysis, analysis.parts_us['pin'])} per step in the loop's own thread",
-        remedy="use DataLoader(…, pin_memory=True), which pins in a separate thread, or numapin.DataLoader",
-    )
+def _ahead_remedy(noted: ScriptNotes) -> str:
+    loader = noted.loader
+    if loader is not None and loader.delivers_on_gpu:
+        return "copy what is not the loader's one step ahead, on a separate stream"
+    return 'copy one batch ahead on a separate stream, as numapin.DataLoader(…, device="cuda") does'
 
 
 def _busy(analysis: Analysis) -> TraceFinding | None:
+    """Report that only the computing itself is left. Waiting for data or for other ranks contradicts that."""
     busy = analysis.share("compute") + analysis.share("communication")
-    if busy < _BUSY:
+    waits_for_data = analysis.share("wait") + analysis.share("epoch") >= WAITING
+    if busy < _BUSY or waits_for_data or analysis.share("communication") >= _COMMUNICATING:
         return None
     device = "GPU" if analysis.trace.on_gpu else "CPU"
     return TraceFinding(
         what="bound by compute",
         costs=0.0,
         evidence=f"the {device} computed or communicated for {busy:.0%} of the time",
-        remedy="nothing: loading and copying are already hidden",
+        remedy="nothing in loading or copying: a faster model, or more or faster devices",
     )
 
 
-def _idle(analysis: Analysis) -> TraceFinding | None:
-    costs = analysis.share("other")
-    if not analysis.trace.on_gpu or costs < _IDLE:
+def _communicating(analysis: Analysis) -> TraceFinding | None:
+    costs = analysis.share("communication")
+    if costs < _COMMUNICATING:
         return None
     return TraceFinding(
-        what="GPU idle",
+        what=WAITING_FOR_RANKS,
         costs=costs,
-        evidence=f"for {_ms(analysis, analysis.parts_us['other'])} per step no kernel and no copy ran, and the loop "
-        "was not waiting for data",
-        remedy="find what the host does in these gaps in the Chrome trace: .item(), logging, or launching small "
-        "kernels (larger batches, torch.compile or CUDA graphs help)",
+        evidence=f"for {ms_per_step(analysis, analysis.parts_us['communication'])} per step only collective operations "
+        "ran, which wait for the slowest rank and then transfer",
+        remedy="make ranks equally fast; transfer less (bfloat16, no_sync() while accumulating) or beside the compute "
+        "(DDP's buckets, FSDP's prefetch)",
     )
 
 
@@ -207,13 +202,10 @@ _CHECKS: Final[tuple[Callable[[Analysis], TraceFinding | None], ...]] = (
     _pageable,
     _blocking,
     _not_overlapped,
-    _waits,
-    _pins,
+    waits,
+    epochs,
+    pins,
     _busy,
-    _idle,
+    _communicating,
+    updating,
 )
-
-
-def _ms(analysis: Analysis, time_us: float) -> str:
-    """Return a time of all steps as milliseconds per step."""
-    return f"{time_us / len(analysis.trace.steps) / 1000:.2f} ms"

@@ -18,18 +18,21 @@ import warnings
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from numapin.base.folders import FILE, opened, require_own
 from numapin.base.stderr import say
 from numapin.launcher.preload import TRACE_VARIABLE
 from numapin.system import process
+from numapin.trace.notes import Notes
 from numapin.trace.settings import Settings
 from numapin.trace.tracer import Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
+
+    from torch.utils.data import DataLoader
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -45,6 +48,7 @@ class _Traced:
     closed: bool = False
     in_tracer: bool = False  # the profiler is in use by our tracer
     script_profiles: bool = False
+    notes: Final = Notes()
     lock: Final = threading.RLock()  # a signal handler may enter again
 
 
@@ -81,6 +85,7 @@ def _attach_to_loaders(module: ModuleType, settings: Settings) -> None:
     loads = _Loads(settings)
     for cls in iterators:
         _wrap(cls, "_next_data", _counting_batches)  # not __next__: numapin's own iterators replace it
+    module.DataLoader.__iter__ = _noting_epochs(module.DataLoader.__iter__)
     for cls in fetchers:
         _wrap(cls, "fetch", partial(_timed, record=loads.record))
     _wrap(pinning, "pin_memory", partial(_timed, record=_record_pin))
@@ -121,11 +126,33 @@ def _counting_batches(next_data: Callable[_P, _T]) -> Callable[_P, _T]:
     """Count each batch that a DataLoader's iterator returns."""
 
     def _next_data(*arguments: _P.args, **named: _P.kwargs) -> _T:
-        data = next_data(*arguments, **named)
+        start_ns = time.time_ns()
+        try:
+            data = next_data(*arguments, **named)
+        except StopIteration:  # torch ends workers that do not stay before it raises this
+            if not _Traced.closed:
+                _Traced.notes.ended(start_ns, time.time_ns())
+            raise
         _count(Tracer.batch)
         return data
 
     return _next_data
+
+
+def _noting_epochs(iterate: Callable[[DataLoader[Any]], object]) -> Callable[[DataLoader[Any]], object]:
+    """Note when `iter()` of a DataLoader ran, which starts its workers."""
+
+    def __iter__(self: DataLoader[Any]) -> object:
+        start_ns = time.time_ns()
+        iterator = iterate(self)
+        if not _Traced.closed:
+            try:
+                _Traced.notes.iterated(self, iterator, start_ns, time.time_ns())
+            except Exception as error:  # reported; the script continues
+                say(f"warning: an epoch is not noted: {error}")
+        return iterator
+
+    return __iter__
 
 
 def _require_no_other() -> None:
@@ -185,6 +212,8 @@ def _claim() -> Tracer | None:
         claim=claim,
         check=lambda: _act(Tracer.end_if_overdue),
         require_no_other=_require_no_other,
+        notes=_Traced.notes,
+        num_local_ranks=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
     )
     tracer.record(trace=None, num_steps=0, reason="the process was killed, or is still running")
     atexit.register(tracer.at_exit)

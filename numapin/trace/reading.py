@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from numapin.base.printable import printable
 from numapin.errors import NumapinError
+from numapin.trace.noted import read_noted
 from numapin.trace.records import Copy, Kernel, Span, Trace
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ _LOADER: Final = "enumerate(DataLoader)#"
 _MARKED_STEP: Final = "ProfilerStep#"
 _OPTIMIZER_STEP: Final = "Optimizer.step#"
 _PINNING: Final = ("aten::pin_memory", "aten::_pin_memory")
-_NOT_COMPUTE: Final = (_MARKED_STEP, "Optimizer.", _LOADER)
+_EXCHANGES: Final = ("gloo:", "mpi:", "c10d::")
+_NOT_COMPUTE: Final = (_MARKED_STEP, "Optimizer.", _LOADER, *_EXCHANGES)
 _CORRELATION: Final = ("correlation",)
 _EXTERNAL_ID: Final = ("External id", "external id")
 
@@ -135,6 +137,7 @@ def _trace(events: Sequence[_Event], metadata: dict[str, Any], *, base_ns: float
     host = sorted((*by_kind["range"], *by_kind["operator"]), key=_start)
     waits = _named(host, _LOADER)
     steps, step_unit = _steps(events, host, waits, metadata)
+    updates = _named(host, _OPTIMIZER_STEP)
     loop_pins = tuple(event.span for event in by_kind["operator"] if event.name in _PINNING)
     return Trace(
         source=source,
@@ -149,6 +152,10 @@ def _trace(events: Sequence[_Event], metadata: dict[str, Any], *, base_ns: float
         copies=tuple(_copies(by_kind)),
         kernels=tuple(map(_kernel, by_kind["kernel"])),
         operators=_computing(by_kind),
+        exchanges=() if _on_gpu(by_kind) else _named(host, _EXCHANGES),
+        updates=updates,
+        updates_launch=_launch(by_kind["call"], updates),
+        noted=read_noted(metadata.get("noted"), base_ns),
         notes=tuple(_notes(by_kind, waits)),
     )
 
@@ -160,8 +167,8 @@ def _by_kind(events: Iterable[_Event]) -> _Events:
     return by_kind
 
 
-def _named(events: Iterable[_Event], prefix: str) -> tuple[Span, ...]:
-    """Return the spans of the events whose names start with the prefix."""
+def _named(events: Iterable[_Event], prefix: str | tuple[str, ...]) -> tuple[Span, ...]:
+    """Return the spans of the events whose names start with the prefix, or with one of them."""
     return tuple(event.span for event in events if event.name.startswith(prefix))
 
 
@@ -203,6 +210,12 @@ def _computing(by_kind: _Events) -> tuple[Span, ...]:
         return ()
     named = (event.span for event in by_kind["operator"] if not event.name.startswith(_NOT_COMPUTE))
     return tuple(span for span in named if span.name not in _PINNING)
+
+
+def _launch(calls: Iterable[_Event], updates: Sequence[Span]) -> bool:
+    """Return whether a call that launches a kernel began during one of the updates."""
+    launches = tuple(event.span for event in calls if "Launch" in event.name)
+    return any(_within(launches, update.start, update.end) for update in updates)
 
 
 def _kernel(event: _Event) -> Kernel:
@@ -335,6 +348,9 @@ def _from_first_step(trace: Trace) -> Trace:
         copies=_earlier(trace.copies, zero),
         kernels=_earlier(trace.kernels, zero),
         operators=_earlier(trace.operators, zero),
+        exchanges=_earlier(trace.exchanges, zero),
+        updates=_earlier(trace.updates, zero),
+        noted=trace.noted.earlier(zero),
     )
 
 

@@ -7,7 +7,10 @@ first step; what the trace does not say is None.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from numapin.trace.noted import ScriptNotes
 
 HOST_TO_DEVICE: Final = "HtoD"
 _DEVICE_TO_HOST: Final = "DtoH"
@@ -122,7 +125,8 @@ class Trace:
 
     `waits` are the loop's calls of `next()` on a DataLoader. `loads` are the batches being made, in whichever process,
     and `pins` the batches being pinned; `loop_pins` are those that the loop's own thread pinned. `operators` ran on the
-    CPU. `notes` say what the trace does not.
+    CPU, and `exchanges` are collective operations there. `updates` are the optimizer's steps; `updates_launch` is true
+    if they launched kernels. `noted` is what the hook saw of the script. `notes` say what the trace does not.
     """
 
     source: str
@@ -137,6 +141,10 @@ class Trace:
     copies: tuple[Copy, ...]
     kernels: tuple[Kernel, ...]
     operators: tuple[Span, ...]
+    exchanges: tuple[Span, ...]
+    updates: tuple[Span, ...]
+    updates_launch: bool
+    noted: ScriptNotes
     notes: tuple[str, ...]
 
     @property

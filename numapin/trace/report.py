@@ -13,21 +13,26 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from numapin.trace.analysis import PARTS
-from numapin.trace.findings import find
+from numapin.trace.findings import WAITING_FOR_RANKS, find
+from numapin.trace.straggler import find_straggler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numapin.trace.analysis import Analysis, Group
-    from numapin.trace.findings import TraceFinding
+    from numapin.trace.finding import TraceFinding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """A finding and the names of the ranks that have it. Costs and evidence are from the rank where it costs most."""
+    """A finding and the names of the ranks that have it. Costs and evidence are from the rank where it costs most.
+
+    `saves_s` is the time of a step there that the remedy can save at most.
+    """
 
     finding: TraceFinding
     ranks: tuple[str, ...]
+    saves_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +48,10 @@ class TraceReport:
         return {
             "schema": "numapin.trace/1",
             "ranks": [_rank_json(analysis) for analysis in self.analyses],
-            "findings": [asdict(shared.finding) | {"ranks": shared.ranks} for shared in self.findings],
+            "findings": [
+                asdict(shared.finding) | {"saves_s": round(shared.saves_s, 6), "ranks": shared.ranks}
+                for shared in self.findings
+            ],
             "notes": self.notes,
         }
 
@@ -51,15 +59,19 @@ class TraceReport:
 def make_report(analyses: Sequence[Analysis], notes: Sequence[str] = ()) -> TraceReport:
     """Merge the ranks' findings, the most costly first; a note that several traces share appears once."""
     ordered = sorted(analyses, key=_order)
-    found: dict[str, list[tuple[str, TraceFinding]]] = defaultdict(list)
+    found: dict[str, list[tuple[Analysis, TraceFinding]]] = defaultdict(list)
+    straggler = find_straggler(ordered)
     for analysis in analyses:
         for finding in find(analysis):
-            found[finding.what].append((name_of(analysis), finding))
+            if straggler is None or finding.what != WAITING_FOR_RANKS:  # said once, by the straggler's finding
+                found[finding.what].append((analysis, finding))
+    if straggler is not None:
+        found[straggler.finding.what].append((straggler.analysis, straggler.finding))
     shared = [_shared(own) for own in found.values()]
     of_traces = chain.from_iterable(analysis.trace.notes for analysis in ordered)
     return TraceReport(
         analyses=tuple(ordered),
-        findings=tuple(sorted(shared, key=attrgetter("finding.costs"), reverse=True)),
+        findings=tuple(sorted(shared, key=attrgetter("saves_s"), reverse=True)),
         notes=tuple(dict.fromkeys((*notes, *of_traces))),
     )
 
@@ -68,12 +80,17 @@ def _order(analysis: Analysis) -> tuple[int, int, str]:
     return analysis.trace.rank or 0, analysis.trace.restart, analysis.trace.source
 
 
-def _shared(found: Sequence[tuple[str, TraceFinding]]) -> Shared:
+def _shared(found: Sequence[tuple[Analysis, TraceFinding]]) -> Shared:
     """Merge the findings of several ranks; with more than one, the evidence names its rank."""
-    rank, worst = max(found, key=lambda pair: pair[1].costs)
+    analysis, worst = max(found, key=lambda pair: _saved_s(*pair))
+    saves_s = _saved_s(analysis, worst)
     if len(found) > 1:
-        worst = replace(worst, evidence=f"on rank {rank}, {worst.evidence}")
-    return Shared(finding=worst, ranks=tuple(name for name, _ in found))
+        worst = replace(worst, evidence=f"on rank {name_of(analysis)}, {worst.evidence}")
+    return Shared(finding=worst, ranks=tuple(name_of(one) for one, _ in found), saves_s=saves_s)
+
+
+def _saved_s(analysis: Analysis, finding: TraceFinding) -> float:
+    return finding.costs * analysis.step_us / 1e6
 
 
 def name_of(analysis: Analysis) -> str:

@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numapin.trace.analysis import Analysis
-    from numapin.trace.records import Copy, Kernel, Span
+    from numapin.trace.records import Copy, Kernel, Span, Trace
     from numapin.trace.report import TraceReport
 
 _MOST_BARS: Final = 4000
 _LANE: Final = 26  # pixels
 _BAR: Final = 20
 _FAINTEST: Final = 0.2
+_MOST_RANKS: Final = 8
 _NAMES: Final = {
     "load": "load",
     "wait": "wait",
@@ -64,6 +65,7 @@ def timeline(report: TraceReport, template: str) -> str:
     charts = (_chart(*rank, start, end, budget) for rank in zip(report.analyses, lanes, strict=True))
     return (
         template.replace("<!--policy-->", _policy(template))
+        .replace("<!--title-->", _title(report))
         .replace("<!--view-->", encode([round(start, 3), round(end, 3)], indent=None))
         .replace("<!--findings-->", "".join(_findings(report)))
         .replace("<!--charts-->", "".join(charts))
@@ -77,6 +79,26 @@ def _policy(template: str) -> str:
     return policy_element(style=style, script=script, images="data:")
 
 
+def _title(report: TraceReport) -> str:
+    """Return the script, host, date and ranks, as far as they are known."""
+    origins = [analysis.trace.noted.origin for analysis in report.analyses]
+    scripts, hosts = (_names([getattr(one, name) for one in origins]) for name in ("script", "host"))
+    date = min(filter(None, (origin.date for origin in origins)), default="")
+    parts = (scripts, f"on {hosts}" if hosts else "", date, _ranks(report))
+    return _text(f"numapin trace: {', '.join(filter(None, parts))}")
+
+
+def _ranks(report: TraceReport) -> str:
+    names = [name_of(analysis) for analysis in report.analyses]
+    word = "rank" if len(names) == 1 else "ranks"
+    more = f" and {len(names) - _MOST_RANKS} more" if len(names) > _MOST_RANKS else ""
+    return f"{word} {', '.join(names[:_MOST_RANKS])}{more}"
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(filter(None, names)))
+
+
 def _begin(analysis: Analysis) -> float:
     """Return where the chart begins: with the first load, but at most two steps before the first step."""
     return max(min((load.start for load in analysis.trace.loads), default=0.0), -2 * analysis.step_us)
@@ -87,12 +109,13 @@ def _lanes(analysis: Analysis) -> dict[str, list[Bar]]:
     trace = analysis.trace
     return {
         "load": _rows(trace.loads, "load"),
-        "wait": [_bar(wait, "wait", f"batch {i}: the loop waits") for i, wait in enumerate(trace.waits)],
+        "wait": [
+            *(_bar(one, "epoch", "border of an epoch") for one in (*trace.noted.ends, *trace.noted.epochs)),
+            *(_bar(wait, "wait", f"batch {i}: the loop waits") for i, wait in enumerate(trace.waits)),
+        ],
         "pin": _rows(trace.pins, "pin"),
         "copy": [_copy_bar(copy) for copy in trace.copies],
-        "compute": _kernel_bars(trace.kernels)
-        if trace.on_gpu
-        else [_bar(one, "compute", one.name) for one in trace.operators],
+        "compute": _kernel_bars(trace.kernels) if trace.on_gpu else _operator_bars(trace),
     }
 
 
@@ -109,6 +132,17 @@ def _kernel_bars(kernels: Sequence[Kernel]) -> list[Bar]:
             num_rows=num_rows,
         )
         for kernel in kernels
+    ]
+
+
+def _operator_bars(trace: Trace) -> list[Bar]:
+    """Return the operators' bars, with collective operations in a row of their own."""
+    num_rows = 2 if trace.exchanges else 1
+    kinds = (("compute", trace.operators), ("communication", trace.exchanges))
+    return [
+        Bar(start=span.start, end=span.end, kind=kind, tip=span.name, row=min(row, num_rows - 1), num_rows=num_rows)
+        for row, (kind, spans) in enumerate(kinds)
+        for span in spans
     ]
 
 
@@ -220,7 +254,11 @@ def _summary(analysis: Analysis) -> str:
 def _findings(report: TraceReport) -> Iterator[str]:
     for shared in report.findings:
         finding = shared.finding
-        cost = f"up to {finding.costs:.0%} of the step time" if finding.costs else "nothing to gain"
+        cost = (
+            f"up to {finding.costs:.0%} of the step time, {shared.saves_s:.4f} s a step"
+            if finding.costs
+            else "nothing to gain"
+        )
         yield (
             f"<li><b>{_text(finding.what)}</b> ({cost}; rank {_text(', '.join(shared.ranks))}): "
             f"{_text(finding.evidence)}. <br>Change: {_text(finding.remedy)}</li>"

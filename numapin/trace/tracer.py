@@ -24,7 +24,9 @@ from numapin.base.folders import FOLDER, open_file, opened
 from numapin.base.plural import counted
 from numapin.base.stderr import say
 from numapin.base.strict_json import encode
+from numapin.trace.notes import Notes
 from numapin.trace.pace import FollowedOptimizer, Pace
+from numapin.trace.sampling import StackSampler
 from numapin.trace.watch import PeriodicCall
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ class Tracer:
     claim: Path
     check: Callable[[], None]
     require_no_other: Callable[[], None]
+    notes: Notes = field(default_factory=Notes)
+    num_local_ranks: int = 1
     pid: int = field(default_factory=os.getpid)
     num_batches: int = 0
     num_optimizer_steps: int = 0
@@ -63,6 +67,7 @@ class Tracer:
     profiler: profile | None = None
     step: record_function | None = None
     watch: PeriodicCall | None = None
+    sampler: StackSampler | None = None
     has_profiled: bool = False
     pins: list[tuple[int, int, int]] = field(default_factory=list)
     done: bool = False
@@ -81,6 +86,7 @@ class Tracer:
             self.end_if_overdue()
             return
         self.num_optimizer_steps += 1
+        self.notes.stepped(optimizer)
         if self.step is None:
             self.step_unit = "optimizer step"
         if self.step_unit == "optimizer step":
@@ -121,6 +127,7 @@ class Tracer:
         _wait_for_gpu()
         profiler.start_trace()
         self._next_step()
+        self.sampler = StackSampler.start()
         self.watch = PeriodicCall.start(self.check)
 
     def _next_step(self) -> None:
@@ -158,13 +165,20 @@ class Tracer:
         """Write the trace, if it has a complete step, and the record."""
         num_steps = max(self.begun - bool(reason), 0)  # an early end cuts the last one short
         own = {"rank": self.rank, "restart": self.restart, "step_unit": self.step_unit, "num_steps": num_steps}
-        profiler, name = self._stop(encode(own | {"pins": self.pins, "loads": self._loads()}, indent=None)), None
+        metadata = own | {"pins": self.pins, "loads": self._loads(), "noted": self._noted()}
+        profiler, name = self._stop(encode(metadata, indent=None)), None
         if profiler is not None and num_steps:
             name = self.claim.stem + ".trace.json"
             _export(profiler, self.claim.with_name(name))
         self.record(trace=name, num_steps=num_steps, reason=reason)
         if name is not None:
             say(f"rank {self.rank}: traced {counted(num_steps, 'step')} into {self.claim.with_name(name)}")
+
+    def _noted(self) -> dict[str, object]:
+        import torch
+
+        samples = self.sampler.stop() if self.sampler else {}
+        return self.notes.to_json(num_threads=torch.get_num_threads()) | samples
 
     def give_up(self, reason: str) -> None:
         """Stop tracing for good, and report why."""
@@ -177,6 +191,8 @@ class Tracer:
         """Stop the profiler for good; return it if it recorded. A prepared profiler must start first, as in torch."""
         profiler, step, watch, self.done = self.profiler, self.step, self.watch, True
         self.profiler = self.step = self.watch = None
+        if self.sampler is not None:
+            self.sampler.stop()
         if watch is not None:
             watch.stop()
         if profiler is None:
@@ -195,7 +211,9 @@ class Tracer:
         record = {
             "schema": "numapin.traced/1",
             "rank": self.rank,
+            "num_local_ranks": self.num_local_ranks,
             "pid": self.pid,
+            "done": self.done,
             "trace": trace,
             "num_steps": num_steps,
             "step_unit": self.step_unit,

@@ -5,6 +5,7 @@ Comes in: `Attached` or `Restored`. Goes out: one row per process, then what cou
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
@@ -27,11 +28,16 @@ if TYPE_CHECKING:
 _MOST: Final = 512  # rows: more take a second to draw
 _LEFT: Final = ("process", "GPU", "CPUs before", "CPUs")
 _HEADINGS: Final = ("rank", "pid", "process", "GPU", "node", "threads", "CPUs before", "CPUs", "elsewhere", "moved")
-_LEGEND: Final = "threads: changed / seen; elsewhere: memory on other nodes than the planned ones, files not counted"
+_LEGEND: Final = (
+    "threads: changed / found; elsewhere: memory outside the planned nodes / all memory, without file pages"
+)
 
 
-def attach_table(done: Attached) -> RenderableType:
-    """Return the table of processes, its legend, what could not be done, and the next commands."""
+def attach_table(done: Attached, *, place: str | None = None) -> RenderableType:
+    """Return the table of processes, its legend, what could not be done, and the next commands.
+
+    `place` is the temporary directory that `--restore` has to be given. None: it looks there anyway.
+    """
     has_moved = done.migrate and not done.dry_run
     rows = [(rank, process) for rank in done.ranks for process in rank.processes]
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -41,7 +47,7 @@ def attach_table(done: Attached) -> RenderableType:
         cells = _cells(rank, process)
         table.add_row(*(cells if has_moved else cells[:-1]))
     left = [f"{counted(len(rows) - _MOST, 'row')} more: numapin attach --json"] if len(rows) > _MOST else []
-    return Group(table, Text(_LEGEND, style="dim"), *map(Text, [*left, *_lines(done)]))
+    return Group(table, Text(_LEGEND, style="dim"), *map(Text, [*left, *_lines(done, place)]))
 
 
 def restore_table(done: Restored) -> RenderableType:
@@ -75,18 +81,19 @@ def _memory_cells(pages: ProcessPages | None) -> tuple[str, str]:
     return f"{render(pages.far_bytes)} / {render(sum(pages.before.values()))}", render(pages.moved_bytes)
 
 
-def _lines(done: Attached) -> Iterator[str]:
+def _lines(done: Attached, place: str | None) -> Iterator[str]:
     yield from (f"rank {rank.requested.local_rank}: GPU known by: {rank.gpu_source}" for rank in done.ranks)
     for rank in done.ranks:
         yield from _problems(rank)
     yield f"memory: {FUTURE_MEMORY}"
     if done.interrupted:
-        yield "interrupted: what was done until then is in the table"
+        yield "interrupted: the table shows what was done so far"
     if done.dry_run:
         yield "dry run: nothing was changed"
     elif done.records and any(map(_has_changed, done.ranks)):
         pids = ",".join(str(rank.pid) for rank in done.ranks if rank.processes)
-        yield f"undo with: numapin attach --restore --pid {pids}"
+        variable = "" if place is None else f"TMPDIR={quote(place)} "
+        yield f"undo with: {variable}numapin attach --restore --pid {pids}"
 
 
 def _has_changed(rank: AttachedRank) -> bool:
@@ -94,7 +101,7 @@ def _has_changed(rank: AttachedRank) -> bool:
 
 
 def _problems(rank: AttachedRank) -> Iterator[str]:
-    """Yield what is not as requested."""
+    """Yield the deviations from the request."""
     number = rank.requested.local_rank
     if rank.problem is not None:
         yield f"rank {number}: process {rank.pid} was not bound: {rank.problem}"
@@ -104,7 +111,8 @@ def _problems(rank: AttachedRank) -> Iterator[str]:
         yield from (f"rank {number}: process {process.pid}: {text}" for text in process.shortfalls)
     narrower = sum(process.narrower for process in rank.processes)
     if narrower:
-        yield f"rank {number}: {counted(narrower, 'thread')} left on fewer CPUs than planned; --widen binds them to all"
+        hint = "; --widen binds them to all" if rank.requested.roles is None else ""
+        yield f"rank {number}: {counted(narrower, 'thread')} left on fewer CPUs than planned{hint}"
 
 
 def _restored(process: RestoredProcess, would: str) -> Iterator[str]:
@@ -112,5 +120,5 @@ def _restored(process: RestoredProcess, would: str) -> Iterator[str]:
     ended = f"; {process.ended} ended since" if process.ended else ""
     yield f"process {process.pid} ({process.name}): {counted(process.threads, 'thread')} {would}{since}{ended}"
     if process.left:
-        yield f"  {counted(process.left, 'thread')} started since and chose other CPUs; they are left as they are"
+        yield f"  {counted(process.left, 'thread')} moved to other CPUs by the program since, and left there"
     yield from (f"  {text}" for text in process.shortfalls)

@@ -112,9 +112,9 @@ _SAMPLES: Final = Column(figure="samples_per_s", heading="samples/s", form=",.0f
 _SPEEDUP: Final = Column(figure="ratio", heading="x torch", form=".2f", spread=True, axis="speed relative to torch")
 _OF_CEILING: Final = Column(figure="of_ceiling", heading="of ceiling", form=".0%", axis="share of the ceiling")
 TRAIN: Final = Layout(
-    legend="median [lowest, highest]; of ceiling: of the speed with the data on the GPU already; "
+    legend="median [lowest, highest]; of ceiling: share of the speed with all data already on the GPU; "
     "wait: share of the time in next(); CPU s: of ranks and workers per 1,000 samples; "
-    "GB: their memory, each page once (PSS)",
+    "GB: their memory, each page counted once (PSS)",
     columns=(
         _SAMPLES,
         _SPEEDUP,
@@ -130,8 +130,8 @@ TRAIN: Final = Layout(
 _STEP: Final = Column(figure="step_ms", heading="step ms", form=".1f", spread=True)
 _BATCHES: Final = Column(figure="loader_per_s", heading="batches/s", form=",.0f", spread=True)
 OFFLOAD: Final = Layout(
-    legend="median [lowest, highest] of starts; step ms: mean of a window, of the slowest rank; batches/s: of the busy "
-    "loader, all ranks; threads: torch's in a rank; x: times as fast as torchrun, and as torchrun-threads",
+    legend="median [lowest, highest] over starts; step ms: mean of a window on the slowest rank; batches/s: busy "
+    "loaders of all ranks; threads: torch's per rank; x: speed relative to torchrun, and to torchrun-threads",
     columns=(
         _STEP,
         Column(figure="ratio", heading="x torchrun", form=".2f", spread=True),

@@ -78,7 +78,7 @@ def head(report: BenchReport, layout: Layout) -> Iterator[Text]:
     yield Text(machine_line(report))
     yield Text(layout.legend)
     if not report.is_complete:
-        yield Text("partial: the benchmark was stopped early; the figures cover what it had measured", style="bold")
+        yield Text("partial: the benchmark was stopped early; the figures cover the runs so far", style="bold")
 
 
 def foot(report: BenchReport, layout: Layout) -> Iterator[RenderableType]:

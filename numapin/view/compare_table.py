@@ -40,8 +40,8 @@ OTHERS: Final = {
     "gpu_busy_share": ("GPU busy", 1.0, ".0%"),
 }
 LEGEND: Final = (
-    "waits: of the time, for batches; start: until the first step; others: CPUs that other programs used; "
-    "MiB: of all processes; peak: MiB of a rank; remote: memory on other nodes"
+    "waits: share of time waiting for batches; start: until the first step; others: CPUs used by other programs; "
+    "MiB: memory of all processes; peak: MiB of one rank; remote: memory on other nodes"
 )
 _MOST_COLUMNS: Final = 6
 _STYLES: Final = {

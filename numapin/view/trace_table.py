@@ -34,7 +34,24 @@ def trace_table(report: TraceReport) -> RenderableType:
         parts += [Text(), _copies(report)]
     for shared in report.findings:
         parts += _finding(shared, ranks=_rank_names(report, shared.ranks))
-    return Group(*parts, *_notes(report))
+    return Group(*parts, *_ranking(report), *_notes(report))
+
+
+def _ranking(report: TraceReport) -> list[Text]:
+    """Return what to change first, with the time that it saves at most."""
+    gains = [shared for shared in report.findings if shared.saves_s > 0]
+    if not gains:
+        return []
+    lines = [
+        Text(),
+        Text("most to gain first, in seconds a step (estimated, at most; gains may overlap):", style="bold"),
+    ]
+    for number, shared in enumerate(gains, 1):
+        ranks = _rank_names(report, shared.ranks)
+        where = f" ({ranks})" if ranks else ""
+        share = f"{shared.finding.costs:.0%}"
+        lines.append(Text(f"  {number}. {shared.saves_s:.4f} s  {share:>4}  {shared.finding.what}{where}"))
+    return lines
 
 
 def _notes(report: TraceReport) -> list[Text]:

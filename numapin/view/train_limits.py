@@ -1,4 +1,4 @@
-"""What limits the models of `numapin bench train` that stay below their ceiling, and what would help. Pure.
+"""Limits of the models of `numapin bench train` that stay below their ceiling, and what would help. Pure.
 
 Comes in: a `BenchReport`. Goes out: a line for each such model.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _AT_CEILING: Final = 0.95  # of the speed without loading
 _ARE_BUSY: Final = 0.75  # of the CPU time that workers could have had; waiting for tasks and for room is the rest
 _HELP: Final = "more CPU cores per rank, more workers if cores are idle, or a decoder on the GPU such as DALI"
-_ON_CPU: Final = "without a GPU, models and workers share the CPUs: this shows that everything runs, not what is gained"
+_ON_CPU: Final = "without a GPU, models and workers share the CPUs: this shows only that everything runs, not any gain"
 
 
 def train_limits(report: BenchReport) -> Iterator[str]:
@@ -35,7 +35,7 @@ def _measured(report: BenchReport) -> Iterator[tuple[CaseResult, PeerResult]]:
 
 
 def _limit(case: CaseResult, ours: PeerResult) -> str:
-    """Return how far below its ceiling a model stays, and why; "": it does not, or that was not measured."""
+    """Return how close a model comes to its ceiling, and why not closer; "" if it reaches it or was not measured."""
     share, busy = _median(ours, "of_ceiling"), _median(ours, "workers_busy")
     if share is None or busy is None or share >= _AT_CEILING:
         return ""
@@ -48,7 +48,7 @@ def _cause(case: CaseResult, busy: float) -> str:
         return f"; its workers are {percent}, so memory or the loop's own thread is the limit"
     if CASES[case.name].material is not Material.JPEG:
         return f": the workers' own work is the limit ({percent}); more CPU cores per rank help"
-    return f": decoding is the limit (workers {percent}), whatever the loader; what helps: {_HELP}"
+    return f": decoding is the limit for any loader (workers {percent}); what helps: {_HELP}"
 
 
 def _median(peer: PeerResult, name: str) -> float | None:

@@ -31,11 +31,24 @@ while not os.path.exists(sys.argv[2]) or '"holds": null' in open(sys.argv[2]).re
 end.set()
 """
 
+# Like a rank whose loop over numapin.DataLoader makes 50 steps/s and waits half of the time.
+STEPPING_JOB = """
+import os, sys, time
+from numapin.data.loop_times import totals_of
+loops = totals_of(os.getpid())
+open(sys.argv[1] + os.environ["LOCAL_RANK"], "w").close()
+while not os.path.exists(sys.argv[2]):
+    time.sleep(0.02)
+    loops.add(waited_s=0.01, stepped_s=0.02, num_bytes=10**6)
+"""
+
 
 @contextmanager
-def staying_job(folder: Path, *command: str, moved_to: int | None = None, num_ranks: int = 0) -> Iterator[int]:
+def staying_job(
+    folder: Path, *command: str, moved_to: int | None = None, num_ranks: int = 0, job_script: str = JOB
+) -> Iterator[int]:
     """Run the job, yield the process id of the command once all ranks are running, and end the job after the body."""
-    arguments = [script(folder, JOB), str(folder / "ready"), str(folder / "end")]
+    arguments = [script(folder, job_script), str(folder / "ready"), str(folder / "end")]
     moved = [] if moved_to is None else [str(moved_to)]
     with subprocess.Popen(
         [*command, *arguments, *moved], env=environment(NUMAPIN_RUN_DIR=str(folder / "runs")), stderr=subprocess.PIPE

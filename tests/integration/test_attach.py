@@ -111,8 +111,8 @@ class TestBind:
             assert (dry.status, worker.cpus(), _records(tmp_path)) == (0, {ALL}, []), dry.err
             done = _attach(tmp_path, "--pid", pid, *EXCLUSIVE, "--strict")
             assert (done.status, worker.cpus()) == (0, {SECOND}), done.err
-            assert f"undo with: numapin attach --restore --pid {pid}" in done.out
-            assert "cannot be set from outside" in done.out
+            assert f"undo with: TMPDIR={tmp_path} numapin attach --restore --pid {pid}" in done.out.replace("\n", " ")
+            assert "cannot be changed" in done.out
             (record,) = _records(tmp_path)
             assert (record.stat().st_mode & 0o777, record.parent.stat().st_mode & 0o777) == (0o600, 0o700)
             worker.start_more()
@@ -136,6 +136,15 @@ class TestBind:
             assert {frozenset(cpus) for cpus in thread_cpus(worker.children[0])} == {ALL}
             wide = _attach(tmp_path, "--pid", str(worker.pid), "--widen")
             assert (wide.status, worker.cpus()) == (0, {ALL}), wide.err
+
+    def test_started_on_fewer_cpus(self, tmp_path: Path) -> None:
+        """The CPUs that this command was started on do not limit the processes; its cpuset does."""
+        bound = ("taskset", "-c", str(CPUS[0]), *NUMAPIN, "attach")
+        with _worker(**RANK) as worker:
+            done = call(*bound, "--pid", str(worker.pid), *EXCLUSIVE, "--strict", TMPDIR=str(tmp_path))
+            assert (done.status, worker.cpus(), done.err) == (0, {SECOND}, "")
+            wide = call(*bound, "--pid", str(worker.pid), "--widen", "--strict", TMPDIR=str(tmp_path))
+            assert (wide.status, worker.cpus(), wide.err) == (0, {ALL}, "")
 
     def test_start_up_without_torch(self, tmp_path: Path) -> None:
         """A whole command, restoring included, does not import torch."""
@@ -230,10 +239,10 @@ class TestWrongInput:
             (["--pid", "{pid}", "--gpu", "7"], 2, "no GPU matches '7'"),
             (["--pid", "{pid}", "--job", "x"], 2, "both name a job"),
             (["--job", "x"], 2, "no active run is named x"),
-            (["--job", "x", "--gpu", "0"], 2, "--gpu goes with --pid"),
-            (["--restore", "--pid", "{pid}"], 2, "nothing to restore for process {pid}"),
+            (["--job", "x", "--gpu", "0"], 2, "--gpu works only with --pid"),
+            (["--restore", "--pid", "{pid}"], 2, "nothing to restore for process {pid}; searched numapin-"),
             (["--restore"], 2, "nothing to restore"),
-            (["--restore", "--migrate"], 2, "--restore undoes a binding"),
+            (["--restore", "--migrate"], 2, "--restore cannot be combined with --migrate"),
             (["--pid", "{pid}", "--bind", "none"], 2, "none"),
         ],
     )
@@ -301,7 +310,7 @@ class TestRecords:
             record = json.loads(path.read_text())
             for thread in (record, *record["threads"]):
                 thread["pid"] = sleeper
-            path.write_text(json.dumps(record))
+            path.with_name(path.name.replace(str(worker.pid), str(sleeper), 1)).write_text(json.dumps(record))
             back = _attach(tmp_path, "--restore", "--pid", str(sleeper))
         assert back.status == 2
         assert {frozenset(cpus) for cpus in thread_cpus(sleeper)} == {ALL}

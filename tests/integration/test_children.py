@@ -114,7 +114,7 @@ class TestWorkers:
                 assert found[f"{way}-{rank}-before"]["cpus"] == [CPUS]
                 assert found[f"{way}-{rank}"]["cpus"] == found[f"{way}-{rank}-helper"]["cpus"] == own_cpu(rank)
         assert (found["driver"]["cpus"], found["driver"]["bound"]) == ([CPUS], False)
-        lines = [line for line in done.err.splitlines() if "MiB before" in line]
+        lines = [line for line in done.err.splitlines() if "MiB were allocated before" in line]
         assert len(lines) == 6, done.err
         assert f"is bound to GPU 1 (torch.cuda.set_device(1)): CPUs {CPUS[1]}, memory none" in done.err
 
@@ -414,7 +414,7 @@ while True: time.sleep(1)
         found = shown(done)
         assert [found[rank]["cpus"] for rank in ("0", "1")] == [own_cpu(0), own_cpu(1)]
         assert not any(each["children"] for each in found.values())
-        assert "no Python process below the command took a GPU" not in done.err
+        assert "no Python process below the command was seen to use a GPU" not in done.err
         outer = start(
             *NUMAPIN,
             "exec",
@@ -478,11 +478,11 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "status", "problem"),
         [
-            (("--children-match", " "), 2, "is empty"),
+            (("--children-match", " "), 2, "is blank"),
             (("--children-match", "a\nb"), 2, "control character"),
-            (("--local-rank", "0"), 2, "--children and --local-rank contradict each other"),
-            (("--plan", "plan.json"), 2, "--children and --plan contradict each other"),
-            (("--cores-for", "loader=1"), 2, "--children and --cores-for contradict each other"),
+            (("--local-rank", "0"), 2, "--children and --local-rank cannot be combined"),
+            (("--plan", "plan.json"), 2, "--children and --plan cannot be combined"),
+            (("--cores-for", "loader=1"), 2, "--children and --cores-for cannot be combined"),
             (("--gpus", "9"), 2, "--gpus"),
             (("--", ""), 2, "the command is empty"),
         ],
@@ -494,7 +494,7 @@ class TestRefusals:
         assert problem in done.err
 
     def test_match_without_children(self) -> None:
-        """--children-match alone chooses among nothing."""
+        """--children-match without --children is an error."""
         done = call(*NUMAPIN, "exec", "--children-match", "*", "--", "echo", "started")
         assert (done.status, done.out) == (2, "")
 
@@ -509,11 +509,11 @@ class TestRefusals:
         done = start(sys.executable, "-I", "-c", "print('ran')", **gpus)
         assert (done.status, done.out) == (0, "ran\n")
         assert "-I ignores PYTHONPATH, so that process cannot be bound" in done.err
-        assert done.err.count("no Python process below the command took a GPU") == 1
+        assert done.err.count("no Python process below the command was seen to use a GPU") == 1
         assert start(sys.executable, "-I", "-c", "", options=("--strict",), **gpus).status == 2
         strict = start("true", options=("--strict", "--children-match", "worker-*"), **gpus)
         assert strict.status == 5
-        assert "error: --strict: no Python process below the command took a GPU" in strict.err
+        assert "error: --strict: no Python process below the command was seen to use a GPU" in strict.err
 
     def test_strict_ends_a_process(self, gpus: dict[str, Any], tmp_path: Path) -> None:
         """A process whose GPU is unknown ends with status 5 under --strict, and the command's success becomes 5."""

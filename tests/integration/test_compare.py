@@ -175,7 +175,7 @@ class TestFailures:
         ("arguments", "words"),
         [
             ((), "there is no script to run"),
-            (("--a", "x"), "--a and --b belong together"),
+            (("--a", "x"), "--a and --b must be given together"),
             (("--a", "x", "--b", "y", "train.py"), "train.py belongs to neither"),
             (("missing.py",), "missing.py does not exist"),
             (("--variants", "torchrn", "x.py"), "did you mean"),

@@ -106,7 +106,7 @@ def test_script() -> None:
     subprocess.run(["sh", "-n"], input=done.out, text=True, check=True)
     both = numapin("doctor", "--script", "--json")
     assert both.status == 2
-    assert "--script and --json are two outputs" in both.err
+    assert "--script and --json cannot be combined" in both.err
 
 
 class TestDriver:

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import http.client
 import json
 import os
 import pty
+import re
 import select
+import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.integration.launching import NUMAPIN, Done, environment, numapin
-from tests.integration.staying import staying_job
+from tests.integration.staying import STEPPING_JOB, staying_job
 from tests.needs import needs_two_cpus
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 CPUS = sorted(os.sched_getaffinity(0))
@@ -32,6 +42,8 @@ class _Terminal:
 
     def __init__(self, folder: Path, *options: str, **environ: str) -> None:
         self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.settings = termios.tcgetattr(self.master)
         changes = {"TERM": "xterm", "COLUMNS": "80", **environ}
         self.process = subprocess.Popen(
             [*NUMAPIN, "top", "--interval", "0.1", *options],
@@ -48,6 +60,31 @@ class _Terminal:
         while seen.count(text) < times:
             assert select.select([self.master], [], [], 30)[0], seen
             seen += os.read(self.master, 65536)
+
+    def read_all(self) -> bytes:
+        """Return the rest of the output, until the program has closed the terminal."""
+        seen = b""
+        with contextlib.suppress(OSError):  # it was closed
+            while select.select([self.master], [], [], 30)[0]:
+                seen += os.read(self.master, 65536)
+        return seen
+
+    def press(self, keys: bytes, *, until: bytes) -> None:
+        """Type keys, and read until the screen shows this text."""
+        os.write(self.master, keys)
+        self.read_until(until)
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether the terminal has its settings, its cursor and its former contents back, and whether all was read."""
+        output = b""
+        while select.select([self.master], [], [], 0)[0]:
+            try:
+                output += os.read(self.master, 65536)
+            except OSError:  # all processes have closed it
+                break
+        ends = b"\x1b[?25h\x1b[?1049l"
+        return ends in output and termios.tcgetattr(self.master) == self.settings
 
     def end(self) -> tuple[int, str]:
         """Wait for the end; return the status and stderr."""
@@ -101,7 +138,7 @@ class TestTerminal:
         """Frames are drawn until q is typed; then the status is 0."""
         with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
             terminal = _Terminal(tmp_path)
-            terminal.read_until(b"whole machine", times=3)
+            terminal.read_until(b"  up 0:00:", times=3)
             os.write(terminal.master, b"xq")
             assert terminal.end() == (0, "")
         os.close(terminal.master)
@@ -134,6 +171,100 @@ class TestTerminal:
         assert status == 1
         assert "the terminal is gone" in err
         assert "Traceback" not in err
+
+    def test_keys_and_every_end(self, tmp_path: Path) -> None:
+        """Keys sort, pause and show details; after q, Ctrl-C and SIGTERM the terminal is as it was before."""
+        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "2", num_ranks=2, job_script=STEPPING_JOB):
+            terminal = _Terminal(tmp_path, NO_COLOR="1")
+            terminal.read_until("█░".encode())  # half of each step is waiting
+            terminal.press(b"s", until=b"s sort by: steps/s")
+            terminal.press(b"p", until=b"PAUSED")
+            terminal.press(b"p\x1b[B", until=b"  up 0:00:")
+            terminal.press(b"d", until=b"process   ")
+            os.write(terminal.master, b"q")
+            assert terminal.end() == (0, "")
+            assert terminal.is_restored
+            os.close(terminal.master)
+            for number, expected in (
+                (signal.SIGINT, (0, "")),
+                (signal.SIGTERM, (143, "numapin: stopped by SIGTERM; the job goes on\n")),
+            ):
+                terminal = _Terminal(tmp_path)
+                terminal.read_until(b"steps/s")
+                terminal.process.send_signal(number)
+                assert terminal.end() == expected
+                assert terminal.is_restored
+                os.close(terminal.master)
+
+    def test_last_figures_stay(self, tmp_path: Path) -> None:
+        """When the job ends, the last figures are left on the normal screen."""
+        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1, job_script=STEPPING_JOB):
+            terminal = _Terminal(tmp_path)
+            terminal.read_until(b"50.")
+        assert b"steps/s" in terminal.read_all().rpartition(b"\x1b[?1049l")[2]
+        assert terminal.end() == (0, "numapin: the job ended\n")
+        os.close(terminal.master)
+
+
+class TestMetrics:
+    """`numapin top --openmetrics`."""
+
+    def test_stdout_file_and_server(self, tmp_path: Path) -> None:
+        """One sample goes to stdout; the file and the server follow the job; at the end, the file says so only."""
+        path = tmp_path / "numapin.prom"
+        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "2", num_ranks=2, job_script=STEPPING_JOB):
+            once = _top(tmp_path, "--openmetrics", "--interval", "0.1")
+            assert once.status == 0, once.err
+            assert len(re.findall(r"^numapin_rank_steps_total{.*} [1-9]", once.out, re.MULTILINE)) == 2
+            assert once.out.endswith("# EOF\n")
+            with _exporting(tmp_path, str(path)) as writer, _exporting(tmp_path, "localhost:0") as server:
+                assert server.stderr is not None
+                port = int(server.stderr.readline().rpartition(b":")[2].partition(b"/")[0])
+                assert wait_until(lambda: b"numapin_rank_steps_total" in _get(port)[1], limit_s=60)
+                assert _get(port, Host="example.org")[0] == 403
+                assert _get(port, "/")[0] == 404
+                assert wait_until(lambda: path.exists() and "_steps_total" in path.read_text(), limit_s=60)
+                (tmp_path / "end").touch()
+                assert (writer.wait(60), server.wait(60)) == (0, 0)
+        assert "numapin_rank" not in path.read_text()
+        assert "numapin_run_active" in path.read_text()
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            (["--openmetrics", "0.0.0.0:9836"], "not a port of a loopback address"),
+            (["--openmetrics", "example.org:80"], "not a port of a loopback address"),
+            (["--openmetrics", "localhost:70000"], "not a port of a loopback address"),
+            (["--openmetrics", "localhost:0", "--once"], "answers more than once"),
+            (["--openmetrics", "x.prom", "--json"], "two outputs"),
+        ],
+    )
+    def test_wrong_input(self, tmp_path: Path, options: list[str], told: str) -> None:
+        """Another host's address and contradictions are errors, before a job is looked for."""
+        done = _top(tmp_path, *options)
+        assert (done.status, done.out) == (2, "")
+        assert told in done.err
+
+
+@contextmanager
+def _exporting(folder: Path, target: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [*NUMAPIN, "top", "--interval", "0.1", "--openmetrics", target]
+    environ = environment(NUMAPIN_RUN_DIR=str(folder / "runs"))
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _get(port: int, path: str = "/metrics", **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
 
 
 class TestWrongInput:

@@ -67,7 +67,7 @@ class TestTracing:
         path = script(tmp_path, TRAIN.format(sleep=0.01, workers=workers))
         done = numapin(*TRACE, "--steps", "4", "--skip", "3", "--output", "out", path, cwd=tmp_path)
         assert done.status == 0, done.err
-        assert done.out.startswith("trained\n")
+        assert "trained\n" in done.out
         assert "waiting for data" in done.out
         (rank,) = report(tmp_path / "out")["ranks"]
         assert (rank["num_steps"], rank["num_batches"], rank["step_unit"]) == (4, 4, "optimizer step")
@@ -175,7 +175,7 @@ class TestTracing:
         """A script that turns warnings into errors is traced, and warnings of the profiler do not stop it."""
         text = "import warnings; warnings.simplefilter('error')\n" + TRAIN.format(sleep=0, workers=0)
         done = numapin(*TRACE, "--steps", "2", "--skip", "2", "--output", "out", script(tmp_path, text), cwd=tmp_path)
-        assert (done.status, done.out.split()[0]) == (0, "trained"), done.err
+        assert (done.status, "trained\n" in done.out) == (0, True), done.err
 
 
 class TestWhatGoesWrong:
@@ -246,7 +246,7 @@ class TestWhatGoesWrong:
         )
         options = ("--steps", "30", "--skip", str(skip), "--output", "out")
         done = numapin(*TRACE, *options, script(tmp_path, text), cwd=tmp_path)
-        assert done.out.startswith("trained"), done.err
+        assert "trained\n" in done.out, done.err
         assert "the script profiles itself" in done.out + done.err
         record = json.loads((tmp_path / "out" / "rank-0.json").read_text())
         assert record["num_steps"] == num_steps
@@ -260,7 +260,7 @@ class TestWhatGoesWrong:
             "print('trace there:', os.path.exists('out/rank-0.trace.json'))\n"
         )
         done = numapin(*TRACE, "--steps", "30", "--skip", "2", "--output", "out", script(tmp_path, text), cwd=tmp_path)
-        assert done.out.startswith("trace there: True"), done.err
+        assert "trace there: True" in done.out, done.err
         assert "rank 0: no optimizer step for 2 s, 3 steps traced" in done.out
 
     def test_a_second_optimizer(self, tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ class TestWhatGoesWrong:
             "print('trained', flush=True)\n"
         )
         done = numapin(*TRACE, "--steps", "2", "--skip", "2", "--output", "out", script(tmp_path, text), cwd=tmp_path)
-        assert done.out.startswith("trained\n"), done.err
+        assert "trained\n" in done.out, done.err
         assert "Traceback" not in done.err
 
     def test_one_step_cut_short(self, tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ class TestWhatGoesWrong:
             "print('child', os.waitpid(child, 0)[1])\n"
         )
         done = numapin(*TRACE, "--steps", "30", "--skip", "2", "--output", "out", script(tmp_path, text), cwd=tmp_path)
-        assert done.out.startswith("child 0\n"), done.err
+        assert "child 0\n" in done.out, done.err
         assert "rank 0: the script forked, 3 steps traced" in done.out
 
     def test_full_disk(self, tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ class TestWhatGoesWrong:
         done = numapin(
             *TRACE, "--steps", "2", "--skip", "2", "--output", "out", script(tmp_path, limit + text), cwd=tmp_path
         )
-        assert done.out.startswith("trained"), done.err
+        assert "trained\n" in done.out, done.err
         assert done.status == 1
         assert "rank 0 is not traced" in done.err
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["rank-0.json"]

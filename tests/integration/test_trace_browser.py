@@ -40,8 +40,10 @@ press("+"); press("+"); seen.zoomed = box();
 press("ArrowRight"); seen.moved = box();
 press("-"); press("0"); seen.back = box();
 const rect = one.getBoundingClientRect();
-one.dispatchEvent(new WheelEvent("wheel", { deltaY: -1, clientX: rect.left, bubbles: true, cancelable: true }));
-seen.wheeled = box();
+const wheel = (ctrlKey) => one.dispatchEvent(
+  new WheelEvent("wheel", { deltaY: -1, clientX: rect.left, ctrlKey, bubbles: true, cancelable: true }));
+seen.scrolls = wheel(false); seen.scrolled = box();
+seen.zooms = !wheel(true); seen.wheeled = box();
 press("0");
 for (let i = 0; i < 100; i += 1) press("+");
 seen.deepest = box();
@@ -87,7 +89,7 @@ def test_it_loads(seen: Any) -> None:
     assert seen["lanes"] == ["load", "wait", "pin", "transfer", "compute"]
     assert (seen["batches"], seen["steps"], seen["rows"]) == (6, 6, 9)
     assert seen["marks"] > 4
-    assert len(set(seen["legend"])) == 7
+    assert len(set(seen["legend"])) == 9
 
 
 def test_a_bar_is_as_wide_as_what_it_shows(seen: Any) -> None:
@@ -107,7 +109,9 @@ def test_keyboard(seen: Any) -> None:
 
 
 def test_wheel(seen: Any) -> None:
-    """The wheel zooms in at the pointer, here at the left end."""
+    """The wheel alone is left to the page; with Ctrl it zooms in at the pointer, here at the left end."""
+    assert (seen["scrolls"], seen["zooms"]) == (True, True)
+    assert seen["scrolled"] == pytest.approx(seen["whole"])
     assert seen["wheeled"][2] == pytest.approx(seen["whole"][2] / 1.25)
     assert seen["wheeled"][0] == pytest.approx(seen["whole"][0], abs=1)
 

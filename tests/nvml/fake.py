@@ -27,7 +27,8 @@ class FakeGpu:
 
     `pcie` is generation and width now, then at most. `mig` are (number, UUID, name). `nvlinks` are far ends, one a
     link: "switch", "npu", "off", or the PCI address of a GPU. `load` is how busy, in percent, and what is received
-    over PCIe in kB/s. `ancestors` maps later GPUs to nvmlGpuTopologyLevel_t.
+    over PCIe in kB/s. `vram` is memory in use and in all, in MiB; `power` is in milliwatts. `ancestors` maps later GPUs
+    to nvmlGpuTopologyLevel_t.
     `fails` maps questions (the words of the data file) to the nvmlReturn_t that refuses them.
     """
 
@@ -41,6 +42,8 @@ class FakeGpu:
     mig_mode: bool | None = False
     persistence: bool | None = None
     load: tuple[int, int] | None = None
+    vram: tuple[int, int] | None = None
+    power: int | None = None
     processes: tuple[int, ...] = ()
     mig: tuple[tuple[int, str, str], ...] = ()
     nvlinks: tuple[str, ...] = ()
@@ -60,6 +63,8 @@ class FakeGpu:
             "mig_mode": None if self.mig_mode is None else int(self.mig_mode),
             "persistence": None if self.persistence is None else int(self.persistence),
             "load": None if self.load is None else " ".join(map(str, self.load)),
+            "vram": None if self.vram is None else " ".join(map(str, self.vram)),
+            "power": self.power,
         }
         return [
             "gpu",

@@ -22,6 +22,8 @@
  *   mig_mode 1
  *   persistence 1                  persistence mode
  *   load 87 24000000               GPU utilisation in percent, and what it receives over PCIe in kB/s
+ *   vram 12 80                     memory in use and in all, in MiB
+ *   power 350000                   the power that it draws, in milliwatts
  *   process 4711                   a process that computes on it
  *   mig 0 MIG-... NAME             one MIG instance: number, UUID, name
  *   nvlink 0 gpu 00000000:1C:00.0  one NVLink: number, far end (gpu, switch, npu or off), the far end's PCI address
@@ -65,6 +67,8 @@ typedef struct {
     int mig_mode;     /* -1: likewise */
     int persistence;  /* -1: likewise */
     int load[2];      /* -1: likewise */
+    unsigned vram[2]; /* 0: likewise */
+    unsigned power;   /* 0: likewise */
     unsigned pcie[4]; /* 0: likewise */
     int far_end[MAX_LINKS];
     char far_pci[MAX_LINKS][TEXT];
@@ -83,6 +87,10 @@ typedef struct {
 typedef struct {
     unsigned gpu, memory;
 } Utilization;
+
+typedef struct {
+    unsigned long long total, free, used;
+} Memory;
 
 typedef struct {
     unsigned pid;
@@ -190,6 +198,8 @@ static int read_statement(Device *device, const char *word, const char *rest) {
     if (strcmp(word, "mig_mode") == 0) return sscanf(rest, "%d", &device->mig_mode) == 1;
     if (strcmp(word, "persistence") == 0) return sscanf(rest, "%d", &device->persistence) == 1;
     if (strcmp(word, "load") == 0) return sscanf(rest, "%d %d", &device->load[0], &device->load[1]) == 2;
+    if (strcmp(word, "vram") == 0) return sscanf(rest, "%u %u", &device->vram[0], &device->vram[1]) == 2;
+    if (strcmp(word, "power") == 0) return sscanf(rest, "%u", &device->power) == 1;
     if (strcmp(word, "process") == 0) return read_process(device, rest);
     if (strcmp(word, "mig") == 0) return read_mig(device, rest);
     if (strcmp(word, "nvlink") == 0) return read_link(device, rest);
@@ -416,6 +426,20 @@ int nvmlDeviceGetPcieThroughput(Device *device, int counter, unsigned *kilobytes
     if (device->load[1] < 0) return NOT_SUPPORTED;
     *kilobytes = counter == PCIE_RECEIVED ? (unsigned)device->load[1] : 1; /* 1: what was not asked for */
     return SUCCESS;
+}
+
+int nvmlDeviceGetMemoryInfo(Device *device, Memory *memory) {
+    BEGIN(device, "vram");
+    if (device->vram[1] == 0) return NOT_SUPPORTED;
+    memory->total = (unsigned long long)device->vram[1] << 20;
+    memory->used = (unsigned long long)device->vram[0] << 20;
+    memory->free = memory->total - memory->used;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPowerUsage(Device *device, unsigned *milliwatts) {
+    BEGIN(device, "power");
+    return give_number(milliwatts, device->power);
 }
 
 int nvmlDeviceGetComputeRunningProcesses_v3(Device *device, unsigned *count, ProcessInfo *infos) {

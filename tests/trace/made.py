@@ -17,6 +17,7 @@ class Made:
     events: list[dict[str, Any]] = field(default_factory=list)
     loads: list[list[int]] = field(default_factory=list)
     pins: list[list[int]] = field(default_factory=list)
+    noted: dict[str, Any] = field(default_factory=dict)
     number: int = 0
 
     def event(self, cat: str, name: str, start: float, duration: float, tid: object = LOOP, **args: object) -> None:
@@ -36,6 +37,17 @@ class Made:
         """Let a worker make a batch."""
         begin_ns = BASE_NS + round((ZERO_US + start) * 1000)
         self.loads.append([worker, begin_ns, begin_ns + round(duration * 1000)])
+
+    def noted_at(self, name: str, start: float, duration: float = 0.0) -> None:
+        """Note an epoch ("epochs") or the end of one ("ends")."""
+        begin_ns = BASE_NS + round((ZERO_US + start) * 1000)
+        self.noted.setdefault(name, []).append([0, begin_ns, begin_ns + round(duration * 1000)])
+
+    def samples(self, start: float, duration: float, *, stack: int = 0, running: bool = True, every: float = 5) -> None:
+        """Sample the loop's thread in one place for some time."""
+        for i in range(round(duration / every)):
+            at_ns = BASE_NS + round((ZERO_US + start + i * every) * 1000)
+            self.noted.setdefault("samples", []).append([at_ns, stack, int(running)])
 
     def kernel(self, start: float, duration: float, name: str = "sgemm", device: int = 0) -> None:
         """Let a GPU compute."""
@@ -72,7 +84,13 @@ class Made:
 
     def content(self, **ours: object) -> dict[str, Any]:
         """Return the file's content."""
-        own = {"rank": 0, "step_unit": "optimizer step", "loads": self.loads, "pins": self.pins} | ours
+        own = {
+            "rank": 0,
+            "step_unit": "optimizer step",
+            "loads": self.loads,
+            "pins": self.pins,
+            "noted": self.noted,
+        } | ours
         return {"schemaVersion": 1, "baseTimeNanoseconds": BASE_NS, "numapin": own, "traceEvents": self.events}
 
 

@@ -44,7 +44,15 @@ PURE = (
     *("tasks.repeated", "cli.run_decisions", "children.table", "children.devices"),
     *(f"launcher.{name}" for name in ("variables", "direct_options", "store", "failure")),
     "data.resume.place",
-    *("observe.model", "observe.report", "observe.verify", "observe.top", "attach.changes", "attach.gpus"),
+    *(
+        "observe.model",
+        "observe.report",
+        "observe.verify",
+        "observe.top",
+        "observe.history",
+        "attach.changes",
+        "attach.gpus",
+    ),
     *(
         "view",
         "jobs",
@@ -64,6 +72,10 @@ PURE = (
     ),
     *(f"trace.{name}" for name in ("intervals", "records", "reading", "analysis", "findings", "report", "settings")),
     *("trace.timeline", "trace.pace"),
+    *(
+        f"trace.{name}"
+        for name in ("noted", "places", "finding", "loading", "host", "uneven", "straggler", "difference")
+    ),
     *(f"compare.{name}" for name in ("settings", "window", "record", "variants", "schedule")),
     *(f"compare.{name}" for name in ("figures", "ratio", "arms", "results", "notes", "report")),
 )
@@ -82,6 +94,7 @@ ONLY_IN = {
         "bench.measure",
         "bench.machine",
         "trace.hook",
+        "trace.notes",
         "trace.tracer",
         "compare.meter",
     ),

@@ -116,7 +116,7 @@ def test_memory_from_before_is_reported(two_nodes: VmResult) -> None:
     pid = _found(two_nodes, "spawn-1")["pid"]
     (line,) = [line for line in two_nodes.jobs["children"].stderr.splitlines() if f"process {pid} " in line]
     assert "is bound to GPU 1 (torch.cuda.set_device(1)): CPUs 4-7, memory preferred 1" in line
-    amount = float(line.partition("it had allocated ")[2].split()[0])
+    amount = float(line.partition(" MiB were allocated before")[0].split()[-1])
     assert BEFORE_MIB < amount < 4 * BEFORE_MIB
     assert line.endswith("100% of it on other nodes")
 

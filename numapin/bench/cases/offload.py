@@ -26,9 +26,9 @@ ROLES: Final = "roles"
 _TORCHRUN: Final = (*PYTHON, "-m", "torch.distributed.run", "--standalone")
 _RUN: Final = (*running("from numapin.cli.entry import main; main()"), "run", "--quiet")
 PEERS: Final = {
-    BASELINE: "torchrun as installed; its default is one thread a rank if there are several ranks",
-    EQUAL: "torchrun with OMP_NUM_THREADS as `node` has it",
-    FEWER: "torchrun with OMP_NUM_THREADS as `roles` has it",
+    BASELINE: "torchrun as installed: one thread per rank if there are several ranks",
+    EQUAL: "torchrun with the OMP_NUM_THREADS of `node`",
+    FEWER: "torchrun with the OMP_NUM_THREADS of `roles`",
     "node": "numapin run --bind node",
     "exclusive": "numapin run --bind exclusive",
     ROLES: "numapin run --bind exclusive --cores-for …",
@@ -94,7 +94,7 @@ class OffloadBenchOptions:
 
 
 def default_cores(num_cores: int) -> CoresFor | None:
-    """Return roles for a rank of so many cores: a quarter for the loader, an eighth for the main thread.
+    """Return the roles of a rank with `num_cores` cores: a quarter for the loader, an eighth for the main thread.
 
     With two cores the loader gets one; with one there are no roles.
     """

@@ -67,7 +67,7 @@ def _start(spec: dict[str, Any], answer: Path) -> None:
 
 
 def _last_error(text: str) -> str:
-    """Return the line of stderr that says most: that of an exception, or else the last one."""
+    """Return the most useful line of stderr: the exception's, or else the last one."""
     lines = list(filter(None, map(str.strip, text.splitlines())))
     last = lines[-1] if lines else "nothing on stderr"
     return next(filter(_is_error, lines), last)[:_MOST_CHARS]

@@ -104,7 +104,7 @@ def _reduced(value: float, operation: dist.ReduceOp.RedOpType) -> float:
 
 
 def _adamw(size: dict[str, int]) -> Callable[[], None]:
-    """Return a step of a fused AdamW over parameters on the CPU, as many tensors as a model of that size has."""
+    """Return a fused AdamW step over CPU parameters, split into tensors as in a model of that size."""
     parameters = [nn.Parameter(torch.zeros(size["num_parameters"] // 16)) for _ in range(16)]
     for parameter in parameters:
         parameter.grad = torch.full_like(parameter, 1e-3)

@@ -67,7 +67,7 @@ class TrainSet(Dataset[Any]):
         return self.collate([self[index] for index in range(first, first + self.case.batch_size)])
 
     def require_intact(self, batch: TrainBatch) -> None:
-        """Require samples at both ends of a batch to be those of the dataset.
+        """Require the first and last samples of a batch to match the dataset.
 
         Raises:
             ValueError: They are not.
@@ -104,7 +104,7 @@ def to_device(batch: TrainBatch, device: torch.device) -> TrainBatch:
 
 
 def inputs_and_targets(batch: TrainBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what a model reads and what it must predict."""
+    """Return the inputs and targets of a model."""
     if isinstance(batch, dict):
         return batch["input_ids"], batch["labels"].masked_fill(batch["attention_mask"] == 0, IGNORED)
     images, numbers = batch
@@ -112,7 +112,7 @@ def inputs_and_targets(batch: TrainBatch) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pad(sequences: Sequence[torch.Tensor]) -> TrainBatch:
-    """Pad sequences to the longest one. The next token is what a place must predict."""
+    """Pad sequences to the longest one. The target of each position is the next token."""
     ids = torch.nn.utils.rnn.pad_sequence(list(sequences), batch_first=True)
     lengths = torch.tensor([len(sequence) for sequence in sequences])
     mask = (torch.arange(ids.shape[1]) < lengths[:, None] - 1).long()

@@ -114,7 +114,7 @@ class TrainingRank:
         return self._trainer
 
     def _steps(self, trainer: Trainer, warm: TrainWindow, options: Mapping[str, Any]) -> int:
-        """Return the number of steps for every loader: what the first one needs for `seconds`.
+        """Return the number of steps for every loader: as many as the first one does in `seconds`.
 
         It is a multiple of the distinct batches, so that all loaders train on the same ones.
         """

@@ -182,10 +182,16 @@ def _load(nvml: ModuleType, handle: object) -> GpuLoad | None:
         rates = _ask(nvml, nvml.nvmlDeviceGetUtilizationRates, handle)
         # The GPU receives what the host sends; NVML's unit is 1000 bytes/s.
         received = _ask(nvml, nvml.nvmlDeviceGetPcieThroughput, handle, nvml.NVML_PCIE_UTIL_RX_BYTES)
+        memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+        milliwatts = _ask(nvml, nvml.nvmlDeviceGetPowerUsage, handle)
     except nvml.NVMLError:
         return None
     return GpuLoad(
-        busy_share=None if rates is None else rates.gpu / 100, h2d_gbps=None if received is None else received / 1e6
+        busy_share=None if rates is None else rates.gpu / 100,
+        h2d_gbps=None if received is None else received / 1e6,
+        used_bytes=None if memory is None else memory.used,
+        memory_bytes=None if memory is None else memory.total,
+        power_w=None if milliwatts is None else milliwatts / 1e3,
     )
 
 

@@ -11,10 +11,12 @@ import pytest
 
 from numapin.attach.bind import Binder, How
 from numapin.attach.pages import Move, ProcessMemory, Region
+from numapin.attach.perform import Attach
 from numapin.attach.processes import examine
-from numapin.attach.targets import Target
+from numapin.attach.targets import Aim, Target
 from numapin.base.cpu_set import CpuSet
-from numapin.errors import NumapinError
+from numapin.errors import NumapinError, UsageError
+from numapin.plan.model import RoleCpus
 from numapin.system.affinity import ThreadId, cpus_of, set_cpus, threads_of
 from numapin.system.proc import Gone
 from tests.needs import needs_two_cpus
@@ -36,6 +38,10 @@ def target() -> Iterator[Target]:
         process.kill()
 
 
+def _nothing(before: Mapping[ThreadId, CpuSet], new: Mapping[ThreadId, CpuSet]) -> None:
+    """Record nothing."""
+
+
 def _cpus(target: Target) -> list[CpuSet]:
     return [cpus_of(thread) for thread in threads_of(target.subject.pid)]
 
@@ -44,7 +50,8 @@ def _cpus(target: Target) -> list[CpuSet]:
 def test_interrupted(target: Target) -> None:
     """Ctrl-C before the first change leaves everything as it was, and is reported."""
 
-    def interrupt(before: Mapping[ThreadId, CpuSet]) -> None:
+    def interrupt(before: Mapping[ThreadId, CpuSet], new: Mapping[ThreadId, CpuSet]) -> None:
+        assert set(new) == set(before)
         assert list(before.values()) == [ALL]
         raise KeyboardInterrupt
 
@@ -57,8 +64,8 @@ def test_interrupted(target: Target) -> None:
 def test_record_that_cannot_be_written(target: Target) -> None:
     """Without a record nothing is changed."""
 
-    def fail(before: Mapping[ThreadId, CpuSet]) -> None:
-        del before
+    def fail(before: Mapping[ThreadId, CpuSet], new: Mapping[ThreadId, CpuSet]) -> None:
+        del before, new
         raise NumapinError("the disk is full")
 
     with pytest.raises(NumapinError, match="the disk is full"):
@@ -66,11 +73,34 @@ def test_record_that_cannot_be_written(target: Target) -> None:
     assert _cpus(target) == [ALL]
 
 
+def test_plan_that_lacks_cpus(target: Target) -> None:
+    """What the plan lacks is reported with the target, so that it does not count as exact."""
+    binder = Binder(replace(target, shortfalls=("the plan leaves out CPUs 9",)), HOW, _nothing)
+    (process,) = binder.run()
+    assert process.shortfalls == ("the plan leaves out CPUs 9",)
+
+
+@needs_two_cpus
+def test_roles(target: Target) -> None:
+    """A thread on a role's CPUs stays and is not narrower; one on those of all roles goes to the main thread's."""
+    main, loader = CpuSet({max(ALL)}), ALL - {max(ALL)}
+    plan = replace(PLANNED, cpus=ALL, roles=RoleCpus(main=main, loader=loader, optimizer=None))
+    (thread,) = threads_of(target.subject.pid)
+    for before, after in ((loader, loader), (ALL, main), (main, main)):
+        set_cpus(thread, before)
+        (process,) = Binder(replace(target, plan=plan), HOW, _nothing).run()
+        assert (cpus_of(thread), process.changed, process.narrower) == (after, before != after, 0)
+    aim = Aim((replace(target, plan=plan),), ())
+    wide = Attach(aim=aim, how=replace(HOW, widen=True), migrate=False, environ={}, progress=lambda *_: None)
+    with pytest.raises(UsageError, match="--widen undoes"):
+        wide.run()
+
+
 @needs_two_cpus
 def test_another_process_with_the_same_id(target: Target) -> None:
     """A process that started at another time is not touched, and neither is its thread."""
     other = replace(target, subject=target.subject._replace(start=target.subject.start + 1))
-    assert Binder(other, HOW, lambda _: None).run() == ()
+    assert Binder(other, HOW, _nothing).run() == ()
     (thread,) = threads_of(target.subject.pid)
     with pytest.raises(Gone):
         set_cpus(thread._replace(start=thread.start + 1), CpuSet({max(ALL)}))

@@ -12,7 +12,7 @@ from numapin.errors import UsageError
 
 def test_own_process() -> None:
     """This process itself is refused, and is not in the family: it is about to end."""
-    with pytest.raises(UsageError, match="is this numapin"):
+    with pytest.raises(UsageError, match="is numapin itself"):
         examine(os.getpid(), other_users=True)
     assert os.getpid() not in read_family().starts
 

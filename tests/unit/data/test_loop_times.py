@@ -44,7 +44,7 @@ def test_another_process_reads_the_totals(loop: int) -> None:
     """The totals of a process, without its parent's, can be read while it runs."""
     descriptor = find_waited(loop)
     assert descriptor is not None
-    assert read_waited(loop, descriptor) == Waited(waited_s=0.5, stepped_s=3.0)
+    assert read_waited(loop, descriptor) == Waited(waited_s=0.5, stepped_s=3.0, num_steps=2)
 
 
 def test_process_without_loader() -> None:

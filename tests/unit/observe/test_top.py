@@ -128,6 +128,13 @@ class TestRows:
         assert _top(now).ranks[0].wait_share is None
         assert _top(SAMPLE, before=before).ranks[0].wait_share is None
 
+    def test_cpu_share(self) -> None:
+        """CPU time is counted for processes in both samples: a worker that was just noticed has used it before."""
+        before = replace(SAMPLE, cpu_s={0: {10: 5.0, 11: 2.0}})
+        now = replace(SAMPLE, at_s=102.0, cpu_s={0: {10: 7.0, 11: 3.0, 12: 50.0}})
+        assert _top(now, before=before).ranks[0].cpu_share == 1.5
+        assert _top(now).ranks[0].cpu_share is None
+
     def test_job_that_ended(self) -> None:
         """A job has ended when all of its ranks are gone."""
         assert not _top(SAMPLE).has_ended
@@ -267,7 +274,7 @@ import sys
 from numapin.topology.sources.nvml import open_loads
 with open_loads(sys.argv[1:]) as loads:
     loads()
-    print({uuid: (load.busy_share, load.h2d_gbps) for uuid, load in loads().items()})
+    print({uuid: tuple(load) for uuid, load in loads().items()})
 """
 
 
@@ -283,17 +290,30 @@ class TestLoads:
     """Utilisation and PCIe traffic from NVML, each unknown by itself."""
 
     def test_answers_and_refusals(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
-        """Received kB/s are GB/s to the device; one refused question, or a lost or foreign GPU, costs only itself."""
+        """kB/s are GB/s to the device, mW are W; a refused question, or a lost or foreign GPU, costs only itself."""
         gpus = [
-            FakeGpu(uuid="GPU-a", pci="00000000:1B:00.0", load=(87, 24_500_000)),
-            FakeGpu(uuid="GPU-b", pci="00000000:1C:00.0", load=(0, 0), fails={"throughput": 3}),
+            FakeGpu(uuid="GPU-a", pci="00000000:1B:00.0", load=(87, 24_500_000), vram=(30, 80), power=612_300),
+            FakeGpu(
+                uuid="GPU-b",
+                pci="00000000:1C:00.0",
+                load=(0, 0),
+                vram=(1, 2),
+                power=1,
+                fails={"throughput": 3, "vram": 3, "power": 999},
+            ),
             FakeGpu(uuid="GPU-c", pci="00000000:1D:00.0"),
             FakeGpu(uuid="GPU-d", pci="00000000:1E:00.0", load=(1, 1), fails={"any": 15}),
             FakeGpu(uuid="GPU-e", pci="00000000:1F:00.0", load=(1, 1), fails={"handle": 15}),
         ]
         environ = fake_nvml.environment(tmp_path, render(gpus))
         told = _loads(environ, "GPU-a", "GPU-b", "GPU-c", "GPU-d", "GPU-e", "GPU-none")
-        assert told == "{'GPU-a': (0.87, 24.5), 'GPU-b': (0.0, None), 'GPU-c': (None, None)}"
+        assert told == str(
+            {
+                "GPU-a": (0.87, 24.5, 30 * MIB, 80 * MIB, 612.3),
+                "GPU-b": (0.0, None, None, None, None),
+                "GPU-c": (None,) * 5,
+            }
+        )
         calls = (tmp_path / "calls").read_text().split()
         assert (calls.count("nvmlInitWithFlags"), calls[-1]) == (1, "nvmlShutdown")
 

@@ -151,7 +151,7 @@ def test_an_unbound_rank_has_no_roles_and_is_not_exact() -> None:
     """The rank of a GPU on an unknown node has no roles, and the reason says why."""
     (rank,) = make_plan(grid(gpus=(None,)), Request(cores_for="loader=1")).ranks
     assert (rank.roles, rank.exact) == (None, False)
-    assert "--cores-for: no role has cores of its own, because the rank is not bound" in rank.reason
+    assert "--cores-for: roles have no effect, because the rank is not bound" in rank.reason
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_task_with_fewer_cpus_has_no_roles() -> None:
     """A task that may not use all planned CPUs gives up its roles, and is not exact."""
     rank = inside(_ranks(cores_for="loader=1")[0], CpuSet.parse("0-1"))
     assert (rank.roles, rank.cpus, rank.exact) == (None, CpuSet({0, 1}), False)
-    assert "no role has cores of its own" in rank.reason
+    assert "roles have no effect" in rank.reason
 
 
 def test_cpus_of_threads_without_roles() -> None:

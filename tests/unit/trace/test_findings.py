@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from numapin.trace.analysis import PARTS, Analysis, analyze
-from numapin.trace.findings import TraceFinding, find
+from numapin.trace.findings import find
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
 from numapin.view.trace_table import trace_table
@@ -20,6 +20,8 @@ from tests.trace.made import Made, loop
 
 if TYPE_CHECKING:
     from typing import Any
+
+    from numapin.trace.finding import TraceFinding
 
 Started: TypeAlias = tuple[int, int]  # a start and a duration
 STARTED = st.tuples(st.integers(0, 40), st.integers(0, 40))

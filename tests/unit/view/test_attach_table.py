@@ -54,12 +54,14 @@ def test_row() -> None:
     assert "rank 0: process 4711: 1.0 MiB stay" in lines
     assert "rank 0: 2 threads left on fewer CPUs than planned; --widen binds them to all" in lines
     assert lines[-1] == "undo with: numapin attach --restore --pid 4711"
+    elsewhere = _text(attach_table(DONE, place="/a b"))
+    assert elsewhere.endswith("undo with: TMPDIR='/a b' numapin attach --restore --pid 4711\n")
 
 
 def test_ends() -> None:
     """A dry run, Ctrl-C, and a process that ended are reported; without a change there is nothing to undo."""
     assert _text(attach_table(replace(DONE, dry_run=True))).endswith("dry run: nothing was changed\n")
-    assert "interrupted: what was done until then" in _text(attach_table(replace(DONE, interrupted=True)))
+    assert "interrupted: the table shows" in _text(attach_table(replace(DONE, interrupted=True)))
     gone = replace(RANK, processes=(), problem="it ended before")
     text = _text(attach_table(replace(DONE, ranks=(gone,))))
     assert "rank 0: process 4711 was not bound: it ended before" in text
@@ -73,5 +75,5 @@ def test_restored() -> None:
     )
     text = _text(restore_table(Restored(dry_run=False, warnings=(), processes=(process,))))
     assert "5 threads have their former CPUs again, 2 of them started since; 1 ended since" in text
-    assert "  1 thread started since and chose other CPUs" in text
+    assert "  1 thread moved to other CPUs by the program since, and left there" in text
     assert "pages stay where they are" in text

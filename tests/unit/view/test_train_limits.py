@@ -35,7 +35,7 @@ def report(name: str, *, share: float, busy: float, gpus: Sequence[str] = ("GPU"
             "vit-jpeg",
             0.4,
             0.9,
-            ": decoding is the limit (workers 90 % busy), whatever the loader; what helps: more CPU",
+            ": decoding is the limit for any loader (workers 90 % busy); what helps: more CPU",
         ),
         ("resnet18", 0.4, 0.9, ": the workers' own work is the limit (90 % busy); more CPU cores per rank help"),
         ("vit-jpeg", 0.4, 0.3, "; its workers are 30 % busy, so memory or the loop's own thread is the limit"),

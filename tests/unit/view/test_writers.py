@@ -17,7 +17,8 @@ _PLACES = {
     "bench/machine.py",  # JSON for its parent, in ASCII
     "cli/main.py",  # tracebacks
     "cli/output.py",
-    "cli/top.py",  # the live display
+    "cli/top_live.py",  # the live display
+    "cli/full_screen.py",  # its frames
     "rank/signals.py",  # names of signals and numbers
     "children/hook/sitecustomize.py",
     "launcher/sitehook/sitecustomize.py",

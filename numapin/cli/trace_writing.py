@@ -1,0 +1,100 @@
+"""Writer of what `numapin trace` makes: its folder, the report and the timeline. Edge.
+
+Comes in: a `TraceReport`. Goes out: report.json and timeline.html in a folder of this user, and tables or JSON on
+stdout.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final
+
+from numapin.base.files import unwritten, write_text_to
+from numapin.base.folders import make_own
+from numapin.base.stderr import say
+from numapin.cli.output import emit, json_text, show
+from numapin.errors import NumapinError, UsageError
+from numapin.trace.timeline import timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numapin.trace.report import TraceReport
+    from numapin.trace.settings import Settings
+
+REPORT: Final = "report.json"
+TIMELINE: Final = "timeline.html"
+
+
+def make_folders(outer: Path, folder: Path, settings: Settings) -> None:
+    """Make the folder, which only this user may enter. Raises UsageError if it holds traces of an earlier run.
+
+    Raises NumapinError if it, its parent or its contents belong to another user.
+    """
+    try:
+        for made in (outer, folder, settings.loads):
+            make_own(str(made))
+        old = next(folder.glob("rank-*"), None)
+    except OSError as error:
+        raise NumapinError(f"{folder} cannot be used: {error.strerror}", "choose another with --output DIR") from None
+    if old is not None:
+        raise UsageError(f"--output {folder} holds {old.name} of an earlier run", "choose another folder")
+
+
+@contextmanager
+def stdout_to_stderr(*, wanted: bool) -> Iterator[int | None]:
+    """Send the ranks' output to stderr during the block, which gets the descriptor for JSON."""
+    if not wanted:
+        yield None
+        return
+    try:
+        kept = os.dup(1)
+    except OSError as error:
+        raise UsageError(
+            f"--json: stdout cannot be written: {error.strerror}", "see report.json in --output DIR"
+        ) from None
+    try:
+        os.dup2(2, 1)
+        yield kept
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def write_report(report: TraceReport, folder: Path) -> None:
+    """Write the report and the timeline. Raises NumapinError, also if the folder belongs to another user."""
+    template = files("numapin.trace").joinpath("timeline.html").read_text(encoding="utf-8")
+    texts = {
+        REPORT: json_text(report.to_json()),
+        TIMELINE: timeline(report, template),
+    }
+    remedy = f"see the tables with: numapin trace --read {folder}"
+    try:
+        make_own(str(folder.absolute()))
+    except OSError as error:
+        raise unwritten(str(folder), error, "choose another with --output DIR") from None
+    for name, text in texts.items():
+        write_text_to(str(folder / name), text.encode(errors="replace").decode(), remedy=remedy)
+    say(f"timeline and Chrome traces: {folder}")
+
+
+def show_report(report: TraceReport, *, as_json: bool, to: int | None = None) -> None:
+    """Print the report; JSON to the descriptor `to`, if there is one. Raises NumapinError."""
+    if as_json and to is not None:
+        with os.fdopen(os.dup(to), "w", encoding="utf-8", errors="replace") as file:
+            file.write(json_text(report.to_json()))
+    elif as_json:
+        try:
+            emit(json_text(report.to_json()))
+        except OSError as error:
+            hint = "write it elsewhere: numapin trace --read DIR --json > FILE"
+            raise NumapinError(f"the report cannot be written to stdout: {error.strerror}", hint) from None
+    else:
+        from numapin.view.trace_table import trace_table
+
+        show(trace_table(report))

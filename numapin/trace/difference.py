@@ -1,0 +1,121 @@
+"""The difference between two traced runs, by part of a step. Pure.
+
+Comes in: two reports. Goes out: a `TraceDifference` with the mean over ranks of each part, in seconds a step, and its
+JSON (schema numapin.tracediff/1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from math import sqrt
+from statistics import fmean, variance
+from typing import TYPE_CHECKING, Any, Final
+
+from numapin.trace.analysis import PARTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numapin.trace.report import TraceReport
+
+_WIDTH: Final = 2.0  # standard errors: about 95 %
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartDifference:
+    """One part of a step, or "step" for all of it, in seconds a step.
+
+    `margin_s` is the half width of the difference's interval of about 95 %, from the spread of the steps; None if a
+    run has one step only.
+    """
+
+    part: str
+    a_s: float
+    b_s: float
+    margin_s: float | None
+
+    @property
+    def change_s(self) -> float:
+        """The time that B takes more."""
+        return self.b_s - self.a_s
+
+    @property
+    def differs(self) -> bool | None:
+        """Whether the difference is beyond the spread of the steps; None if that is unknown."""
+        return None if self.margin_s is None else abs(self.change_s) > self.margin_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceDifference:
+    """Two runs: the whole step first, then its parts by the size of their change."""
+
+    names: tuple[str, str]
+    parts: tuple[PartDifference, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """One line on the whole step."""
+        step = self.parts[0]
+        if step.differs is None:
+            return "one step only: its spread is unknown"
+        if not step.differs:
+            return "no difference in the time of a step, beyond the spread of the steps"
+        word = "slower" if step.change_s > 0 else "faster"
+        return f"B is {word}: {abs(step.change_s):.4f} s a step ({step.change_s / step.a_s:+.0%})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the difference as JSON."""
+        return {
+            "schema": "numapin.tracediff/1",
+            "a": self.names[0],
+            "b": self.names[1],
+            "parts": [
+                {
+                    "part": part.part,
+                    "a_s": round(part.a_s, 7),
+                    "b_s": round(part.b_s, 7),
+                    "change_s": round(part.change_s, 7),
+                    "margin_s": None if part.margin_s is None else round(part.margin_s, 7),
+                }
+                for part in self.parts
+            ],
+            "verdict": self.verdict,
+            "notes": self.notes,
+        }
+
+
+def difference(a: TraceReport, b: TraceReport, *, names: tuple[str, str]) -> TraceDifference:
+    """Compare the steps of all ranks of A with those of B."""
+    steps = [_steps(report) for report in (a, b)]
+    parts = [_part(part, [[step[part] for step in own] for own in steps]) for part in ("step", *PARTS)]
+    taking_time = [part for part in parts[1:] if max(part.a_s, part.b_s) > 0]
+    by_change = sorted(taking_time, key=lambda part: abs(part.change_s), reverse=True)
+    return TraceDifference(names=names, parts=(parts[0], *by_change), notes=tuple(_notes(a, b)))
+
+
+def _steps(report: TraceReport) -> list[dict[str, float]]:
+    """Return the parts of every step of every rank in seconds, and the whole step."""
+    in_us = chain.from_iterable(analysis.steps_us for analysis in report.analyses)
+    in_s = [{part: time_us / 1e6 for part, time_us in step.items()} for step in in_us]
+    return [{"step": sum(step.values()), **step} for step in in_s]
+
+
+def _part(part: str, both: Sequence[Sequence[float]]) -> PartDifference:
+    a, b = both
+    margin = _WIDTH * sqrt(sum(variance(own) / len(own) for own in both)) if min(len(a), len(b)) > 1 else None
+    return PartDifference(part=part, a_s=fmean(a), b_s=fmean(b), margin_s=margin)
+
+
+def _notes(a: TraceReport, b: TraceReport) -> list[str]:
+    """Return what makes the two hard to compare."""
+    notes = []
+    for what, values in {
+        "ranks": (len(a.analyses), len(b.analyses)),
+        "definition of a step": tuple(", ".join(sorted({one.trace.step_unit for one in r.analyses})) for r in (a, b)),
+        "GPU used": tuple(any(one.trace.on_gpu for one in r.analyses) for r in (a, b)),
+    }.items():
+        if values[0] != values[1]:
+            notes.append(f"the runs differ in more than time: {what}: {values[0]} and {values[1]}")
+    return notes

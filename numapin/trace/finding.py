@@ -1,0 +1,38 @@
+"""A finding about a trace, and what all findings share. Pure.
+
+Comes in: what a check found in an `Analysis`. Goes out: a `TraceFinding`, with times in its evidence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from numapin.trace.analysis import Analysis
+
+FLOOR: Final = 0.01
+"""The share of the step time below which nothing is reported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFinding:
+    """Something that costs time, or the statement that nothing does.
+
+    `costs` is the share of the step time that the remedy can save at most; 0 if nothing can be gained.
+    """
+
+    what: str
+    costs: float
+    evidence: str
+    remedy: str
+
+
+def ms_per_step(analysis: Analysis, time_us: float) -> str:
+    """Return a time of all steps as milliseconds per step."""
+    return f"{time_us / len(analysis.trace.steps) / 1000:.2f} ms"
+
+
+def ms(time_us: float) -> str:
+    """Return a time as milliseconds."""
+    return f"{time_us / 1000:.1f} ms"

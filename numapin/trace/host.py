@@ -1,0 +1,102 @@
+"""Findings about the host: the time in which nothing was loaded, copied or computed. Pure.
+
+Comes in: an `Analysis`, and its uneven steps, whose extra time has a finding of its own. Goes out: findings.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from numapin.trace.finding import TraceFinding, ms_per_step
+from numapin.trace.intervals import union
+from numapin.trace.places import place_within
+
+if TYPE_CHECKING:
+    from numapin.trace.analysis import Analysis
+    from numapin.trace.places import CodePlace
+    from numapin.trace.uneven import Uneven
+
+_IDLE: Final = 0.2  # launching small kernels leaves gaps in any program
+_UPDATING: Final = 0.05
+_ASLEEP: Final = 0.5  # of the samples
+
+
+def updating(analysis: Analysis) -> TraceFinding | None:
+    """Find an optimizer that steps on the CPU while the GPU is idle."""
+    costs = _share(analysis, _updating_us(analysis))
+    if costs < _UPDATING:
+        return None
+    noted = analysis.trace.noted
+    origin = noted.origin
+    threads = f" with {origin.num_threads} threads" if origin.num_threads else ""
+    cpus = f" on {noted.place}" if noted.place else ""
+    few_threads = bool(origin.num_threads and origin.num_cpus and origin.num_threads < origin.num_cpus / 2)
+    more = f"set OMP_NUM_THREADS={origin.num_cpus // 2 if origin.num_cpus else 'N'}; " if few_threads else ""
+    return TraceFinding(
+        what="optimizer on the CPU",
+        costs=costs,
+        evidence=f"{noted.optimizer or 'the optimizer'} steps{threads}{cpus} for "
+        f"{ms_per_step(analysis, analysis.updating_us)} per step, and the GPU is idle meanwhile",
+        remedy=f"{more}keep parameters and optimizer state on the GPU if they fit (no CPU offload); else use "
+        "fused=True, and give each rank more cores of its own: numapin run --bind exclusive",
+    )
+
+
+def _updating_us(analysis: Analysis) -> float:
+    """Return the time of an optimizer on the CPU during which the GPU was idle."""
+    trace = analysis.trace
+    on_cpu = trace.noted.updates_on_cpu
+    if on_cpu is None:
+        on_cpu = not trace.updates_launch
+    return analysis.updating_us if trace.on_gpu and on_cpu else 0.0
+
+
+def idle(analysis: Analysis, uneven: Uneven | None) -> TraceFinding | None:
+    """Find time in which the host did something else, and name it."""
+    explained = uneven if uneven is not None and uneven.part == "other" else None
+    left_us = analysis.parts_us["other"] - _explained_us(explained) - _updating_us(analysis)
+    usual = union(_usual_steps(analysis, explained))
+    costs, place = _share(analysis, left_us), place_within(analysis, usual)
+    if costs < _IDLE or (not analysis.trace.on_gpu and place is None):
+        return None
+    seen = "" if place is None else f"; the loop's thread was mostly in {place}"
+    happened = "no kernel and no copy ran" if analysis.trace.on_gpu else "no operator of torch ran"
+    return TraceFinding(
+        what=_name(analysis, place),
+        costs=costs,
+        evidence=f"for {ms_per_step(analysis, left_us)} per step {happened}, and the loop was not waiting for "
+        f"data{seen}",
+        remedy=_remedy(analysis, place),
+    )
+
+
+def _explained_us(explained: Uneven | None) -> float:
+    return 0.0 if explained is None else explained.excess_us
+
+
+def _usual_steps(analysis: Analysis, explained: Uneven | None) -> list[tuple[float, float]]:
+    """Return the beginnings and ends of the steps, without those that are slow for a reason that is known."""
+    slow = () if explained is None else explained.slow
+    return [step.pair for i, step in enumerate(analysis.trace.steps) if i not in slow]
+
+
+def _name(analysis: Analysis, place: CodePlace | None) -> str:
+    if place is not None and place.slept >= _ASLEEP:
+        return "the script sleeps or waits"
+    return "GPU idle" if analysis.trace.on_gpu else "Python between operators"
+
+
+def _remedy(analysis: Analysis, place: CodePlace | None) -> str:
+    if place is None:
+        return (
+            "find what the host does in these gaps in the Chrome trace: .item(), logging, or launching small kernels "
+            "(larger batches, torch.compile or CUDA graphs help)"
+        )
+    if place.slept >= _ASLEEP:
+        return f"take what blocks out of the loop, or into another thread: {place.own}"
+    kernels = "; if it launches many small kernels, larger batches, torch.compile or CUDA graphs help"
+    return f"make {place.own} cheaper, or call it less often{kernels if analysis.trace.on_gpu else ''}"
+
+
+def _share(analysis: Analysis, time_us: float) -> float:
+    return max(time_us, 0.0) / analysis.window_us if analysis.window_us else 0.0

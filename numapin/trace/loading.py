@@ -1,0 +1,103 @@
+"""Findings about loading: waiting for data, the start of epochs, pinning in the loop. Pure.
+
+Comes in: an `Analysis`. Goes out: findings, with remedies that fit the loader that the script uses already.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from numapin.trace.finding import FLOOR, TraceFinding, ms, ms_per_step
+
+if TYPE_CHECKING:
+    from numapin.trace.analysis import Analysis
+    from numapin.trace.noted import ScriptNotes
+
+WAITING: Final = 0.05
+"""The share of the step time from which on waiting is reported."""
+
+
+def waits(analysis: Analysis) -> TraceFinding | None:
+    """Find waiting for data, without the first batches of epochs."""
+    costs = analysis.share("wait")
+    if costs < WAITING:
+        return None
+    loop_loads = any("SingleProcess" in wait.name for wait in analysis.trace.waits)
+    return TraceFinding(
+        what="waiting for data",
+        costs=costs,
+        evidence="the loop waited in next() on its DataLoader for "
+        f"{ms_per_step(analysis, analysis.waited_us)} per step, "
+        f"{ms_per_step(analysis, analysis.parts_us['wait'])} of it while nothing computed",
+        remedy=_loading_remedy(analysis.trace.noted, loop_loads=loop_loads),
+    )
+
+
+def _loading_remedy(noted: ScriptNotes, *, loop_loads: bool) -> str:
+    if loop_loads:
+        own = "numapin.DataLoader" if noted.uses_numapin else "DataLoader"
+        return f"the loop loads its own batches: use worker processes, {own}(…, num_workers=N)"
+    more = _more_workers(noted)
+    if noted.uses_numapin:
+        return f"numapin's loader is in use: {more}, a cheaper __getitem__, or balance=True if samples are unequal"
+    return f"{more}, a cheaper __getitem__, or numapin.DataLoader: numapin run --dataloader=numapin"
+
+
+def _more_workers(noted: ScriptNotes) -> str:
+    """Return the advice on the number of workers: more of them only help while CPUs are left."""
+    workers, cpus = noted.loader.num_workers if noted.loader else 0, noted.origin.num_cpus
+    if not workers or not cpus:
+        return "use more workers"
+    if workers >= cpus:
+        return f"give each rank more CPUs (--cpus-per-rank, --bind; {workers} workers share {cpus} CPUs)"
+    return f"use more workers (num_workers={workers} now, and the rank has {cpus} CPUs)"
+
+
+def epochs(analysis: Analysis) -> TraceFinding | None:
+    """Find workers that start again at each epoch."""
+    noted, time_us = analysis.trace.noted, analysis.parts_us["epoch"]
+    costs = _epoch_costs(analysis)
+    if costs < FLOOR:
+        return None
+    each = ms(time_us / max(analysis.num_epochs, 1))
+    return TraceFinding(
+        what="start of an epoch",
+        costs=costs,
+        evidence=f"{analysis.num_epochs} of the traced steps began an epoch; ending the last one and starting "
+        f"the next, to its first batch, took {each}",
+        remedy=_epoch_remedy(noted),
+    )
+
+
+def _epoch_costs(analysis: Analysis) -> float:
+    """Return the share of the step time that starts of epochs take over a whole epoch, if its length is known."""
+    share, loader = analysis.share("epoch"), analysis.trace.noted.loader
+    if not share or loader is None or not loader.num_batches or not analysis.num_batches:
+        return share
+    batches_per_start = analysis.num_batches / max(analysis.num_epochs, 1)
+    return share * min(batches_per_start / loader.num_batches, 1.0)
+
+
+def _epoch_remedy(noted: ScriptNotes) -> str:
+    if noted.loader is not None and noted.loader.is_persistent:
+        return (
+            "the workers stay already (persistent_workers=True): make the dataset's __iter__ and first samples cheaper"
+        )
+    return "keep the workers between epochs: DataLoader(…, persistent_workers=True)"
+
+
+def pins(analysis: Analysis) -> TraceFinding | None:
+    """Find pinning in the loop's own thread."""
+    costs = analysis.share("pin")
+    if costs < FLOOR:
+        return None
+    uses_numapin = analysis.trace.noted.uses_numapin
+    return TraceFinding(
+        what="pinning in the loop",
+        costs=costs,
+        evidence=f".pin_memory() takes {ms_per_step(analysis, analysis.parts_us['pin'])} per step in the loop's own "
+        "thread",
+        remedy="remove .pin_memory(): batches of numapin's loader with pin_memory=True or device= are pinned"
+        if uses_numapin
+        else "use DataLoader(…, pin_memory=True), which pins in a separate thread, or numapin.DataLoader",
+    )

@@ -1,0 +1,103 @@
+"""The notes of a traced rank about its script: its loaders and epochs, its optimizer, and where it runs. Edge.
+
+Comes in: calls of `iter()` on loaders and the first step of the optimizer, from the hook. Goes out: the object "noted"
+of the trace's metadata, which `noted.py` reads.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from numapin.base.cpu_set import CpuSet
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+_MOST_EPOCHS: Final = 1000
+_MOST_LOADERS: Final = 20
+
+
+@dataclass(slots=True)
+class Notes:
+    """What this process noted until now."""
+
+    loaders: list[tuple[int, dict[str, object]]] = field(default_factory=list)  # with the loader's id
+    epochs: list[tuple[int, int, int]] = field(default_factory=list)
+    ends: list[tuple[int, int, int]] = field(default_factory=list)
+    optimizer: str = ""
+    updates_on_cpu: bool | None = None
+
+    def iterated(self, loader: DataLoader[Any], iterator: object, start_ns: int, end_ns: int) -> None:
+        """Note a call of `iter()` on a loader. Only starting workers takes time."""
+        known = next((i for i, (one, _) in enumerate(self.loaders) if one == id(loader)), None)
+        if known is None:
+            known = len(self.loaders)
+            if known == _MOST_LOADERS:
+                return
+            self.loaders.append((id(loader), _described(loader, iterator)))
+        if loader.num_workers and len(self.epochs) < _MOST_EPOCHS:
+            self.epochs.append((known, start_ns, end_ns))
+
+    def ended(self, start_ns: int, end_ns: int) -> None:
+        """Note a call of `next()` that ended an epoch; most of its time is the end of the workers."""
+        if len(self.ends) < _MOST_EPOCHS:
+            self.ends.append((0, start_ns, end_ns))
+
+    def stepped(self, optimizer: object) -> None:
+        """Note the optimizer whose steps count."""
+        if not self.optimizer:
+            self.optimizer = type(optimizer).__name__
+            devices = {
+                getattr(getattr(parameter, "device", None), "type", "")
+                for group in getattr(optimizer, "param_groups", ())
+                for parameter in group.get("params", ())
+            }
+            self.updates_on_cpu = devices == {"cpu"}
+
+    def to_json(self, *, num_threads: int) -> dict[str, object]:
+        """Return the notes and the rank's surroundings; torch computes with `num_threads` threads on the CPU."""
+        cpus = CpuSet(os.sched_getaffinity(0))
+        return {
+            "script": Path(sys.argv[0]).name if sys.argv else "",
+            "host": os.uname().nodename,
+            "date": time.strftime("%Y-%m-%d %H:%M"),
+            "cpus": str(cpus),
+            "nodes": _nodes_of(cpus),
+            "num_cpus": len(cpus),
+            "num_threads": num_threads,
+            "optimizer": self.optimizer,
+            "updates_on_cpu": self.updates_on_cpu,
+            "loaders": [described for _, described in self.loaders],
+            "epochs": self.epochs,
+            "ends": self.ends,
+        }
+
+
+def _described(loader: DataLoader[Any], iterator: object) -> dict[str, object]:
+    num_batches = None
+    with suppress(Exception):  # a loader of an iterable dataset may have no length
+        num_batches = len(loader)
+    device = getattr(getattr(loader, "_numapin_options", None), "device", None)
+    return {
+        "is_numapin": type(iterator).__module__.startswith("numapin."),
+        "num_workers": loader.num_workers,
+        "is_persistent": bool(getattr(loader, "persistent_workers", False)),
+        "delivers_on_gpu": "cuda" in str(device),
+        "num_batches": num_batches,
+    }
+
+
+def _nodes_of(cpus: CpuSet) -> str:
+    """Return the NUMA nodes that these CPUs belong to, "" if the kernel does not say."""
+    nodes = set()
+    for path in Path("/sys/devices/system/node").glob("node[0-9]*"):
+        with suppress(OSError, ValueError):
+            if cpus & CpuSet.parse((path / "cpulist").read_text().strip()):
+                nodes.add(int(path.name.removeprefix("node")))
+    return str(CpuSet(nodes))

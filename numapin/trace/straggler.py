@@ -1,0 +1,98 @@
+"""A rank that is slower than the others. Pure.
+
+Comes in: the ranks' analyses. Goes out: a finding that names the rank, its CPUs and node, and the part of a step in
+which it falls behind. Ranks that wait for each other have equal steps; so what counts is a rank's own time, without
+communication.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Final
+
+from numapin.trace.analysis import PARTS
+from numapin.trace.finding import TraceFinding, ms
+from numapin.trace.places import place_within
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numapin.trace.analysis import Analysis
+
+_SLOWER: Final = 1.15  # times the median of the other ranks
+_FLOOR: Final = 0.05  # of the step time
+_COMMUNICATION: Final = "communication"
+_REMEDIES: Final = {
+    "compute": "compare its device and its CPUs with the others': numapin doctor; numapin top shows clocks and load",
+    "wait": "compare its data with the others': larger samples, slower storage, fewer CPUs for its workers",
+    "epoch": "compare its data with the others': its workers start more slowly",
+    "copy": "see whether its memory is on its GPU's node: numapin verify @last",
+    "pin": "see whether its memory is on its own node: numapin verify @last",
+    "other": "see what else runs on its CPUs, and whether only this rank logs or saves: numapin verify @last",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """The slow rank, and what the finding about it says."""
+
+    analysis: Analysis
+    finding: TraceFinding
+
+
+def find_straggler(analyses: Sequence[Analysis]) -> Straggler | None:
+    """Return the rank that is slower than all others, None if there is none."""
+    latest = list({analysis.trace.rank: analysis for analysis in analyses if analysis.trace.rank is not None}.values())
+    if len(latest) < 2:
+        return None
+    slowest = max(latest, key=_own_us)
+    others = [analysis for analysis in latest if analysis is not slowest]
+    usual_us = median(map(_own_us, others))
+    late_us = _own_us(slowest) - usual_us
+    costs = late_us / slowest.step_us if slowest.step_us else 0.0
+    if costs < _FLOOR or _own_us(slowest) < _SLOWER * usual_us:
+        return None
+    return Straggler(analysis=slowest, finding=_finding(slowest, others, costs))
+
+
+def _own_us(analysis: Analysis) -> float:
+    """Return the time of a step without communication."""
+    return analysis.step_us - _part_us(analysis, _COMMUNICATION)
+
+
+def _part_us(analysis: Analysis, part: str) -> float:
+    return analysis.parts_us[part] / len(analysis.trace.steps)
+
+
+def _finding(slowest: Analysis, others: Sequence[Analysis], costs: float) -> TraceFinding:
+    late_us = {part: _part_us(slowest, part) - median(_part_us(o, part) for o in others) for part in _REMEDIES}
+    part = max((part for part in PARTS if part in late_us), key=lambda name: late_us[name])
+    usual = ms(median(map(_own_us, others)))
+    return TraceFinding(
+        what="one slow rank",
+        costs=costs,
+        evidence=f"rank {slowest.trace.rank}{_where(slowest)} needs {ms(_own_us(slowest))} per step of its own, the "
+        f"others {usual} (median); most of the difference is {part}{_doing(slowest, part)}; "
+        f"{_effect(slowest, others)}",
+        remedy=_REMEDIES[part],
+    )
+
+
+def _effect(slowest: Analysis, others: Sequence[Analysis]) -> str:
+    """Return whether the other ranks wait: then their steps are as long."""
+    if median(other.step_us for other in others) * _SLOWER < slowest.step_us:
+        return "the others do not wait for it in these steps, but finish earlier"
+    return "the others wait for it"
+
+
+def _doing(analysis: Analysis, part: str) -> str:
+    """Return where the rank's loop is, if the part has no other name."""
+    place = place_within(analysis, analysis.other) if part == "other" else None
+    return f", where its loop is mostly in {place}" if place else ""
+
+
+def _where(analysis: Analysis) -> str:
+    host, place = analysis.trace.noted.origin.host, analysis.trace.noted.place
+    known = ", ".join(word for word in (f"host {host}" if host else "", place) if word)
+    return f" ({known})" if known else ""

@@ -1,0 +1,192 @@
+"""The advice of `numapin trace`, each provoked by a script on the CPU. One run serves several assertions."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from numapin.trace.reading import read_trace
+from tests.integration.launching import WITHOUT_COMPILER, Done, numapin, script
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EPOCHS = (
+    WITHOUT_COMPILER
+    + """
+import sys, time, torch
+import numapin
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 12
+    def __getitem__(self, i):
+        time.sleep(0.02)
+        return torch.ones(8)
+def log(step):
+    if step == 14: time.sleep(0.6)
+def start(worker):
+    time.sleep(0.3)
+if __name__ == "__main__":
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = numapin.DataLoader(Data(), batch_size=2, num_workers=1, worker_init_fn=start)
+    step = 0
+    for epoch in range(3):
+        for x in loader:
+            optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()
+            step += 1
+            log(step)
+    print("trained")
+"""
+)
+RANKS = (
+    WITHOUT_COMPILER
+    + """
+import os, time, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+weight = torch.nn.Parameter(torch.ones(64))
+optimizer = torch.optim.SGD([weight], 0.1)
+def augment():
+    end = time.thread_time() + 0.05
+    while time.thread_time() < end: pass
+def fetch():
+    time.sleep(0.05)
+for _ in range(12):
+    if dist.get_rank() == 1: augment(); fetch(); fetch()
+    weight.grad = torch.ones(64)
+    dist.all_reduce(weight.grad)
+    optimizer.step()
+dist.destroy_process_group()
+"""
+)
+
+
+ENDLESS = (
+    WITHOUT_COMPILER
+    + """
+import os, sys, time, torch
+weight = torch.nn.Parameter(torch.ones(8))
+optimizer = torch.optim.SGD([weight], 0.1)
+end = time.monotonic() + 60
+while time.monotonic() < end and not os.path.exists(sys.argv[1]):
+    weight.grad = torch.ones(8)
+    optimizer.step()
+    time.sleep(0.002)
+print("saw it:", os.path.exists(sys.argv[1]))
+"""
+)
+
+
+def traced(folder: Path, text: str, *options: str, arguments: tuple[str, ...] = ()) -> Done:
+    """Trace a script into the folder "out"."""
+    done = numapin("trace", "--quiet", *options, "--output", "out", script(folder, text), *arguments, cwd=folder)
+    assert done.status == 0, done.err
+    return done
+
+
+def findings(folder: Path) -> dict[str, Any]:
+    """Return the findings of the report by name."""
+    report = json.loads((folder / "out" / "report.json").read_text())
+    return {finding["what"]: finding for finding in report["findings"]}
+
+
+@pytest.fixture(scope="module")
+def epochs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
+    """Trace a script whose workers start slowly in each epoch, whose data is late, and in which one step is slow."""
+    folder = tmp_path_factory.mktemp("epochs")
+    return folder, traced(folder, EPOCHS, "--nproc-per-node", "1", "--steps", "12", "--skip", "3")
+
+
+class TestEpochsAndSteps:
+    """A script with several causes."""
+
+    def test_borders_of_epochs(self, epochs: tuple[Path, Done]) -> None:
+        """Two epochs began: their workers are to stay."""
+        finding = findings(epochs[0])["start of an epoch"]
+        assert finding["evidence"].startswith("2 of the traced steps began an epoch")
+        assert "persistent_workers=True" in finding["remedy"]
+
+    def test_waiting_with_numapins_loader(self, epochs: tuple[Path, Done]) -> None:
+        """A script that uses numapin's loader is not told to use it, nor that it is bound by compute."""
+        found = findings(epochs[0])
+        assert "numapin's loader is in use" in found["waiting for data"]["remedy"]
+        assert "--dataloader" not in epochs[1].out
+        assert "bound by compute" not in found
+
+    def test_a_slow_step(self, epochs: tuple[Path, Done]) -> None:
+        """The slow step is named, with the function that slept in it."""
+        finding = findings(epochs[0])["uneven steps"]
+        assert "of 12; step 11 took" in finding["evidence"]
+        assert "log (train.py:" in finding["evidence"]
+
+    def test_the_ranking(self, epochs: tuple[Path, Done]) -> None:
+        """The report ends with the findings in the order of the seconds that they save."""
+        _, _, ranking = epochs[1].out.partition("most to gain first")
+        saved = [float(line.split()[1]) for line in ranking.splitlines() if line.startswith("  ")]
+        assert len(saved) == 3
+        assert saved == sorted(saved, reverse=True)
+        assert all(0 < one < 2 for one in saved)
+
+    def test_the_notes(self, epochs: tuple[Path, Done]) -> None:
+        """The trace names its script and CPUs; samples are few, and most of them are in the script's own code."""
+        content = json.loads((epochs[0] / "out" / "rank-0.trace.json").read_text())
+        noted = read_trace(content, source="x").noted
+        assert (noted.origin.script, noted.optimizer, noted.updates_on_cpu) == ("train.py", "SGD", True)
+        assert noted.origin.cpus
+        assert 10 < len(noted.samples) < 4000
+        assert {sample.own for sample in noted.samples if "(train.py:" not in sample.own} == set()
+
+
+def test_a_slow_rank_that_sleeps(tmp_path: Path) -> None:
+    """The rank that the other waits for is named with its CPUs, and the function that it sleeps in."""
+    traced(tmp_path, RANKS, "--nproc-per-node", "2", "--steps", "6", "--skip", "3")
+    found = findings(tmp_path)
+    slow = found["one slow rank"]
+    assert slow["ranks"] == ["1"]
+    assert "CPUs " in slow["evidence"]
+    assert "fetch (train.py:" in slow["evidence"]
+    assert found["the script sleeps or waits"]["ranks"] == ["1"]
+    assert "waiting for other ranks" not in found
+
+
+def test_the_report_comes_while_the_job_goes_on_and_stop_ends_it(tmp_path: Path) -> None:
+    """The report is there before the script ends, and is printed once. With --stop all ranks end, with status 0.
+
+    The two runs can be compared.
+    """
+    done = traced(tmp_path, ENDLESS, "--nproc-per-node", "1", "--steps", "5", "--json", arguments=("out/report.json",))
+    assert json.loads(done.out)["schema"] == "numapin.trace/1"
+    assert "saw it: True" in done.err
+    (tmp_path / "out").rename(tmp_path / "before")
+    done = traced(tmp_path, ENDLESS, "--nproc-per-node", "2", "--steps", "60", "--stop", arguments=("never",))
+    assert "the job was ended after the traced steps (--stop)" in done.err
+    assert "saw it" not in done.out
+    assert done.out.count("most to gain first") == 1
+    assert "the script sleeps or waits" in done.out
+    ranks = json.loads((tmp_path / "out" / "report.json").read_text())["ranks"]
+    assert [rank["num_steps"] for rank in ranks] == [60, 60]
+    compared = numapin("trace", "--compare", "before", "out", "--json", cwd=tmp_path)
+    assert compared.status == 0, compared.err
+    content = json.loads(compared.out)
+    assert (content["schema"], content["a"], content["b"]) == ("numapin.tracediff/1", "before", "out")
+    assert {part["part"] for part in content["parts"]} >= {"step", "compute", "other"}
+    assert content["notes"] == ["the runs differ in more than time: ranks: 1 and 2"]
+    table = numapin("trace", "--compare", "before", "out", cwd=tmp_path).out
+    assert "A: before" in table
+    assert "note: the runs differ" in table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--compare", "a"), "missing argument 'B'"),
+        (("--compare", "a", "b", "c"), "unexpected"),
+        (("--read",), "--read"),
+    ],
+)
+def test_a_command_line_that_is_incomplete(arguments: tuple[str, ...], said: str) -> None:
+    """--compare takes two traces, --read at least one."""
+    done = numapin("trace", *arguments)
+    assert (done.status, said in done.err) == (2, True), done.err

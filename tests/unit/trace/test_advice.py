@@ -1,0 +1,271 @@
+"""The advice of `numapin trace` that needs the hook's notes: loaders in use, epochs, Python, optimizers, slow ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from numapin.trace.analysis import analyze
+from numapin.trace.findings import find
+from numapin.trace.noted import ScriptNotes, read_noted
+from numapin.trace.reading import read_trace
+from numapin.trace.report import make_report
+from tests.trace.made import Made, loop
+
+if TYPE_CHECKING:
+    from numapin.trace.analysis import Analysis
+    from numapin.trace.finding import TraceFinding
+
+STACKS = [["augment (train.py:7)", "augment (train.py:7)"], ["log (train.py:9)", "send (sockets.py:1)"]]
+
+
+def analyzed(made: Made, **ours: object) -> Analysis:
+    """Return the analysis of a synthetic trace."""
+    return analyze(read_trace(made.content(**ours), source="x"))
+
+
+def found(made: Made) -> dict[str, TraceFinding]:
+    """Return the findings by name."""
+    return {finding.what: finding for finding in find(analyzed(made))}
+
+
+def with_loader(made: Made, **loader: object) -> Made:
+    """Return the trace, with a loader of numapin in its notes."""
+    made.noted["loaders"] = [{"is_numapin": True, "num_workers": 2} | loader]
+    return made
+
+
+def on_cpu(*steps: tuple[float, float]) -> Made:
+    """Return a trace without a GPU, of steps that compute and then do something else."""
+    made, now = Made(), 0.0
+    for i, (compute, idle) in enumerate(steps):
+        made.step(i, now, compute + idle)
+        made.event("cpu_op", "aten::mm", now, compute)
+        now += compute + idle
+    made.noted["stacks"] = STACKS
+    return made
+
+
+class TestLoadersInUse:
+    """A script that already uses numapin's loader is not told to use it."""
+
+    @pytest.mark.parametrize(
+        ("made", "what"),
+        [
+            (loop(copy=200, compute=800, memory="Pageable", called=220), "pageable copies"),
+            (loop(wait=300, compute=700), "waiting for data"),
+        ],
+        ids=["pageable", "waiting"],
+    )
+    def test_numapins(self, made: Made, what: str) -> None:
+        """The remedy names the next step instead, and no other launcher option."""
+        assert "numapin run --dataloader=numapin" in found(made)[what].remedy
+        remedy = found(with_loader(made))[what].remedy
+        assert "--dataloader" not in remedy
+        assert "numapin's loader is in use" in remedy
+
+    def test_batches_on_the_gpu(self) -> None:
+        """Copies beside a loader that delivers on the GPU are the script's own."""
+        made = with_loader(loop(copy=200, compute=800), delivers_on_gpu=True)
+        assert "numapin.DataLoader" not in found(made)["asynchronous, but not overlapped"].remedy
+        made = with_loader(loop(copy=200, compute=800, memory="Pageable", called=220), delivers_on_gpu=True)
+        assert "the script's own" in found(made)["pageable copies"].remedy
+
+    def test_pinning(self) -> None:
+        """A script that pins batches of numapin's loader is told to leave that out."""
+        made = with_loader(loop(steps=1, compute=800, idle=200))
+        made.event("cpu_op", "aten::pin_memory", 800, 200)
+        assert found(made)["pinning in the loop"].remedy.startswith("remove .pin_memory()")
+
+    @pytest.mark.parametrize(("num_cpus", "said"), [(2, "2 workers share 2 CPUs"), (8, "num_workers=2 now")])
+    def test_workers_and_cpus(self, num_cpus: int, said: str) -> None:
+        """More workers are advised only while the rank has CPUs left."""
+        made = with_loader(loop(wait=300, compute=700))
+        made.noted["num_cpus"] = num_cpus
+        assert said in found(made)["waiting for data"].remedy
+
+
+class TestNoContradiction:
+    """Time has one cause."""
+
+    def test_waiting_or_compute(self) -> None:
+        """A loop that waits for a twentieth of its time is not called bound by compute."""
+        assert set(found(loop(wait=60, compute=940))) == {"waiting for data"}
+        assert set(found(loop(wait=40, compute=960))) == {"bound by compute"}
+
+    def test_waiting_for_ranks_is_not_compute(self) -> None:
+        """Communication that nothing hides is waiting for other ranks."""
+        made = loop(steps=2, compute=500, idle=500)
+        for i in range(2):
+            made.kernel(i * 1000 + 500, 500, name="ncclDevKernel_AllReduce")
+        assert set(found(made)) == {"waiting for other ranks"}
+
+    def test_ranked_by_seconds(self) -> None:
+        """Findings are in the order of the seconds that they save; those are shares of the rank's own step."""
+        report = make_report([analyzed(loop(wait=200, copy=500, compute=300))])
+        saved = [shared.saves_s for shared in report.findings]
+        assert saved == [pytest.approx(0.0005), pytest.approx(0.0002)]
+
+
+class TestEpochs:
+    """The borders of epochs."""
+
+    @staticmethod
+    def _made() -> Made:
+        """Return 8 steps of which the fifth begins an epoch: the old workers end, new ones start, a batch comes."""
+        made, now = Made(), 0
+        for i in range(8):
+            extra = 3000 if i == 4 else 0
+            made.step(i, now, 1000 + extra)
+            if extra:
+                made.wait(now, 500)
+                made.noted_at("ends", now, 500)
+                made.noted_at("epochs", now + 500, 1500)
+                made.wait(now + 2000, 1000)
+            made.kernel(now + extra, 1000)
+            now += 1000 + extra
+        return made
+
+    def test_workers_that_start_again(self) -> None:
+        """From the end of the old workers to the first batch, time is the epoch's, and the remedy keeps the workers."""
+        analysis = analyzed(self._made())
+        assert (analysis.parts_us["epoch"], analysis.parts_us["wait"], analysis.num_epochs) == (3000, 0, 1)
+        finding = found(self._made())["start of an epoch"]
+        assert "persistent_workers=True" in finding.remedy
+        assert "took 3.0 ms" in finding.evidence
+        assert finding.costs == pytest.approx(3000 / 11000)
+        assert "waiting for data" not in found(self._made())
+
+    def test_long_epochs(self) -> None:
+        """If epochs are longer than what was traced, the cost is that of a whole epoch."""
+        made = with_loader(self._made(), is_numapin=False, num_batches=20)
+        assert found(made)["start of an epoch"].costs == pytest.approx(3000 / 11000 * 2 / 20)
+
+    def test_workers_that_stay(self) -> None:
+        """Workers that stay already are not advised."""
+        made = with_loader(self._made(), is_persistent=True)
+        assert "persistent_workers=True)" in found(made)["start of an epoch"].remedy
+        assert "keep the workers" not in found(made)["start of an epoch"].remedy
+
+
+class TestHost:
+    """Time in which nothing was loaded, copied or computed."""
+
+    @pytest.mark.parametrize(
+        ("stack", "running", "what", "said"),
+        [
+            (0, True, "Python between operators", "augment (train.py:7) (100% of the samples)"),
+            (1, False, "the script sleeps or waits", "log (train.py:9), in send (sockets.py:1) (100% of the samples)"),
+        ],
+    )
+    def test_on_the_cpu(self, stack: int, running: bool, what: str, said: str) -> None:  # noqa: FBT001 - a parameter
+        """The function where the loop's thread was is named, and whether it slept."""
+        made = on_cpu(*[(100, 900)] * 4)
+        for i in range(4):
+            made.samples(i * 1000 + 100, 900, stack=stack, running=running, every=50)
+            made.samples(i * 1000, 100, stack=1 - stack, every=20)  # while operators run: explained by them
+        (finding,) = find(analyzed(made))
+        assert finding.what == what
+        assert finding.costs == pytest.approx(0.9)
+        assert said in finding.evidence
+        assert STACKS[stack][0] in finding.remedy
+
+    def test_an_idle_gpu(self) -> None:
+        """What the host does while the GPU is idle is named."""
+        made = loop(compute=500, idle=500)
+        made.noted["stacks"] = STACKS
+        for i in range(4):
+            made.samples(i * 1000 + 500, 500, every=50)
+        assert "augment (train.py:7)" in found(made)["GPU idle"].evidence
+
+    def test_an_optimizer_on_the_cpu(self) -> None:
+        """An optimizer that steps without kernels while the GPU is idle is named, with its threads."""
+        made = loop(steps=2, compute=400, idle=600)
+        for i in range(2):
+            made.event("user_annotation", "Optimizer.step#AdamW.step", i * 1000 + 450, 500)
+        made.noted |= {"optimizer": "AdamW", "num_threads": 1, "num_cpus": 8, "cpus": "0-7", "nodes": "0"}
+        finding = found(made)["optimizer on the CPU"]
+        assert finding.costs == pytest.approx(0.5)
+        assert "AdamW steps with 1 threads on CPUs 0-7, node 0 for 0.50 ms per step" in finding.evidence
+        assert "OMP_NUM_THREADS=4" in finding.remedy
+        assert "GPU idle" not in found(made)  # the rest is too short
+        made.event("cuda_runtime", "cudaLaunchKernel", 500, 5)
+        assert "optimizer on the CPU" not in found(made)
+        made.noted["updates_on_cpu"] = True
+        assert "optimizer on the CPU" in found(made)
+
+
+class TestUnevenSteps:
+    """Steps that take much longer than the others."""
+
+    def test_python(self) -> None:
+        """The slow steps' function is named; what all steps do is a finding of its own."""
+        made = on_cpu(*[(300, 700)] * 5, (300, 5700))
+        made.samples(300, 4700, every=100)
+        made.samples(5300, 5700, stack=1, running=False, every=100)
+        uneven, usual = found(made)["uneven steps"], found(made)["Python between operators"]
+        assert "slow steps: 1 of 6; step 5 took 6.0 ms, the median step 1.0 ms" in uneven.evidence
+        assert "log (train.py:9)" in uneven.evidence
+        assert uneven.costs == pytest.approx(5000 / 11000)
+        assert "augment (train.py:7)" in usual.evidence
+        assert usual.costs == pytest.approx(6 * 700 / 11000)
+
+    def test_python_that_no_sample_saw(self) -> None:
+        """Without samples there, the remedy says where to look."""
+        finding = found(on_cpu(*[(300, 200)] * 5, (300, 5700)))["uneven steps"]
+        assert "there, the loop" not in finding.evidence
+        assert "Chrome trace" in finding.remedy
+
+    def test_compute(self) -> None:
+        """Steps that compute longer are told to even out their inputs."""
+        finding = found(on_cpu(*[(1000, 0)] * 6, (4000, 0)))["uneven steps"]
+        assert "most of the difference is compute" in finding.evidence
+        assert "bucket" in finding.remedy
+
+    def test_even(self) -> None:
+        """Steps that differ a little, and those that wait for data, are not uneven."""
+        assert "uneven steps" not in found(on_cpu(*[(1000, 0)] * 6, (1400, 0)))
+        assert "uneven steps" not in found(loop(steps=6, wait=900, compute=100))
+
+
+class TestOneSlowRank:
+    """Ranks that wait for each other."""
+
+    @staticmethod
+    def _rank(rank: int, own: float) -> Analysis:
+        made = Made()
+        for i in range(3):
+            made.step(i, i * 1000, 1000)
+            made.kernel(i * 1000, own)
+            made.kernel(i * 1000 + own, 1000 - own, name="ncclDevKernel_AllReduce")
+        made.noted |= {"host": "node7", "cpus": "8-15", "nodes": "1"}
+        return analyzed(made, rank=rank)
+
+    def test_named_with_its_place(self) -> None:
+        """The slow rank is named with host, CPUs, node and part; the others' waiting is not a second finding."""
+        report = make_report([self._rank(0, 600), self._rank(1, 950), self._rank(2, 600)])
+        (shared,) = (one for one in report.findings if one.saves_s)
+        assert (shared.finding.what, shared.ranks) == ("one slow rank", ("1",))
+        assert shared.saves_s == pytest.approx(350e-6)
+        assert "rank 1 (host node7, CPUs 8-15, node 1) needs" in shared.finding.evidence
+        assert "most of the difference is compute" in shared.finding.evidence
+
+    def test_equal_ranks(self) -> None:
+        """Equal ranks have no slow one; their communication is a finding."""
+        report = make_report([self._rank(i, 600) for i in range(3)])
+        assert [shared.finding.what for shared in report.findings] == ["waiting for other ranks"]
+
+
+@pytest.mark.parametrize(
+    "noted",
+    [
+        7,
+        {"loaders": 3, "epochs": [1, [1], ["a", 2, 3]], "samples": [[1, 5, 0], [1, -1, 0], [1.5, 0, 0]], "stacks": 4},
+        {"loaders": [{"num_workers": -1, "num_batches": True}], "stacks": [[1, 2], []], "cpus": 5, "num_cpus": "x"},
+    ],
+)
+def test_notes_that_are_malformed(noted: Any) -> None:
+    """Anything may be in the place of the notes; what is malformed is left out."""
+    read = read_noted(noted, 0)
+    assert (read.epochs, read.samples, read.origin) == ((), (), ScriptNotes().origin)

@@ -1,0 +1,58 @@
+"""Running jobs as data, for the tests of the live screen and of the metrics.
+
+Comes in: facts on ranks. Goes out: `TopRank` and `Top`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from numapin.base.cpu_set import CpuSet
+from numapin.data.loop_times import Waited
+from numapin.observe.top import Top, TopRank
+from numapin.plan.model import GpuRef
+from numapin.topology.readings import GpuLoad
+from tests.unit.planned import PLANNED
+
+if TYPE_CHECKING:
+    from numapin.plan.model import RankPlan
+
+_LOAD = GpuLoad(busy_share=0.87, h2d_gbps=12.4, used_bytes=40 << 30, memory_bytes=80 << 30, power_w=612.3)
+
+
+def loop(waited_s: float, stepped_s: float, num_steps: int) -> Waited:
+    """Return totals, with batches of 1 MB and copies of 20 GB/s."""
+    return Waited(
+        waited_s=waited_s, stepped_s=stepped_s, num_steps=num_steps, num_bytes=num_steps * 10**6, copy_gbps=20.0
+    )
+
+
+def planned(number: int) -> RankPlan:
+    """Return the plan of a rank, with a GPU and eight CPUs of its own."""
+    gpu = GpuRef(index=number, uuid=f"GPU-{number}", pci=f"0000:{number:02x}:00.0")
+    return replace(PLANNED, local_rank=number, gpu=gpu, cpus=CpuSet(range(number * 8, number * 8 + 8)))
+
+
+def rank(number: int = 0, **facts: object) -> TopRank:
+    """Return a rank that is busy, with some facts changed."""
+    usual = TopRank(
+        plan=planned(number),
+        pid=40000 + number,
+        is_gone=False,
+        num_threads=120,
+        num_off_plan=0,
+        remote_share=0.001,
+        pinned_bytes=3 << 30,
+        wait_share=0.1,
+        load=_LOAD,
+        cpu_share=4.25,
+        up_s=3723.0,
+        loop=loop(10.0, 100.0, 1000),
+    )
+    return replace(usual, **facts)  # type: ignore[arg-type] # the fields by name
+
+
+def job(*ranks: TopRank, interval_s: float = 1.0) -> Top:
+    """Return a job that does not swap."""
+    return Top(run="run-20261123-101500-host-8e8e0dd1", interval_s=interval_s, ranks=ranks, swap_per_s=(0.0, 0.0))
