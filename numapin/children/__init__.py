@@ -9,6 +9,7 @@ children of multiprocessing. Goes out: each of these processes bound to its GPU 
     made.py     EDGE  make the table of a command or of a process
     devices.py  PURE  the GPU that a process uses, from its environment and its number of a device
     command.py  EDGE  start the command, wait for it, and report what was bound
+    ending.py   EDGE  what the end says, and the status under --strict
     own.py      EDGE  bind this process, with all its threads, once its GPU is known
     reporting.py EDGE the record that a process leaves, and what it says
     records.py  EDGE  the files of bound processes in the run's folder

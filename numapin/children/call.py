@@ -6,6 +6,7 @@ Below `numapin exec --children` the plan is the command's; anywhere else the mac
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from contextlib import suppress
@@ -138,7 +139,7 @@ def _entry_of_command(table: ChildTable, device: object) -> DeviceEntry:
     if number is None:
         return _entry_of_name(table, device)
     try:
-        return device_of(table, os.environ, number)
+        return device_of(table, own.environ(), number)
     except UnknownDevice as error:
         raise UsageError(str(error), _DEVICES) from None
 
@@ -162,7 +163,7 @@ def _planned_here(given: ChildTable | None, device: object, request: Request) ->
     gpus = _gpus_of_vendor(topology, index)
     plan = make_plan(topology, Request(bind=request.bind, memory=request.memory, rank_gpus=gpus))
     run = given.run if given is not None else ""
-    table = make_table(plan, topology, os.environ, run=run, match=None, strict=False, verbose=False)
+    table = make_table(plan, topology, own.environ(), run=run, match=None, strict=False, verbose=False)
     return table, {entry.index: entry for entry in table.devices}[index]
 
 
@@ -175,14 +176,22 @@ def _gpus_of_vendor(topology: Topology, index: int) -> list[int]:
 def _read_machine() -> Topology:
     """Read the machine with the CPUs that this process had before it, or the process that it follows, was bound."""
     current = os.sched_getaffinity(0)
-    if BINDING not in os.environ:
+    if not _has_cpus_of_binding(current):
         os.environ[_BEFORE] = str(CpuSet(current))
     with suppress(OSError, ValueError):
         os.sched_setaffinity(0, CpuSet.parse(os.environ.get(_BEFORE) or str(CpuSet(current))))
     try:
-        return discover(environ=os.environ)
+        return discover(environ=own.environ())
     finally:
         os.sched_setaffinity(0, current)
+
+
+def _has_cpus_of_binding(current: set[int]) -> bool:
+    """Return whether this process has the CPUs of the binding that it inherited; taskset may have changed them."""
+    try:
+        return CpuSet.parse(str(json.loads(os.environ[BINDING])["cpus"])) == CpuSet(current)
+    except (KeyError, ValueError, TypeError):
+        return False
 
 
 def _index(topology: Topology, device: object) -> int:

@@ -13,12 +13,10 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.plural import counted
 from numapin.base.redact import without_secrets
 from numapin.base.stderr import say
-from numapin.children import records
+from numapin.children.ending import conclude
 from numapin.children.made import make_table
-from numapin.children.reporting import REFUSED_STATUS
 from numapin.errors import PlanError, UsageError
 from numapin.launcher.preload import refusal
 from numapin.launcher.rehearse import rehearse
@@ -66,14 +64,15 @@ def run_with_children(  # noqa: PLR0913 - what the command line gives
         verbose: Report every binding.
 
     Returns:
-        The command's exit status, -n after signal n; 5 with `strict` if a process was not bound as planned, and the
-        command succeeded.
+        The command's exit status, -n after signal n; 5 with `strict` if no process was bound, or one not as planned,
+        and the command succeeded.
 
     Raises:
         PlanError: No GPU is visible, or there is no plan for them.
         BindingRefused: `strict`, and the kernel refuses a binding of the plan.
         NumapinError: The run's folder cannot be made.
     """
+    _require_command(command)
     _require_visible_gpu(topology)
     _require_reachable(command, strict=strict)
     plan = rehearse(with_users_nics(make_plan(topology, request), environ), strict=strict)
@@ -83,13 +82,16 @@ def run_with_children(  # noqa: PLR0913 - what the command line gives
         handover.write_json(folder, handover.COMMAND, {"argv": without_secrets(sys.argv), "pid": os.getpid()})
         table = make_table(plan, topology, environ, run=folder, match=match, strict=strict, verbose=verbose)
         status = _run(command, _environment(table, environ))
-        report(table, verbose=verbose)
-        falls_short = status == 0 and strict and not _all_as_planned(folder)
-    return REFUSED_STATUS if falls_short else status
+        return conclude(table, status, environ, verbose=verbose)
 
 
 def _ignore(_: str) -> None:
     pass
+
+
+def _require_command(command: Sequence[str]) -> None:
+    if not command[0]:
+        raise UsageError("the command is empty", "numapin exec --children -- COMMAND…")
 
 
 def _require_visible_gpu(topology: Topology) -> None:
@@ -198,33 +200,3 @@ def _reaped(child: int) -> int | None:
             if pid == child:
                 return os.waitstatus_to_exitcode(status)
     return None
-
-
-# --- the end ---------------------------------------------------------------------------------------------------------
-
-
-def report(table: ChildTable, *, verbose: bool) -> None:
-    """Say that no process was bound, or, with `verbose`, which ones were."""
-    bound = records.read_all(table.run, handover.OBSERVED)
-    if not bound:
-        say(f"warning: {_none_bound(table)}")
-    elif verbose:
-        num_gpus = len({record["local_rank"] for record in bound})
-        say(f"{counted(len(bound), 'process')} used {counted(num_gpus, 'GPU')} and were bound")
-
-
-def _none_bound(table: ChildTable) -> str:
-    others = [record["name"] for record in records.read_all(table.run, records.UNBOUND) if record["why"] == "match"]
-    if others:
-        names = "; ".join(dict.fromkeys(others))[:300]
-        problem = f"no process that uses a GPU matches --children-match {table.match!r}, so none was bound"
-        return f"{problem}; these use a GPU: {names}"
-    return (
-        "no Python process below the command was seen to use a GPU, so none was bound; numapin cannot see Python with "
-        "-I, -E or -S, or without PYTHONPATH: see docs/guides/frameworks.md"
-    )
-
-
-def _all_as_planned(folder: str) -> bool:
-    bound, unbound = records.read_all(folder, handover.OBSERVED), records.read_all(folder, records.UNBOUND)
-    return not any(record["surprises"] for record in bound) and all(record["why"] == "match" for record in unbound)

@@ -85,9 +85,12 @@ def _changed_list(table: ChildTable, environ: Mapping[str, str]) -> str | None:
 
 
 def _require_same_value(environ: Mapping[str, str], names: Sequence[str]) -> None:
-    values = {environ.get(name) for name in names}
-    if None in values or len(values) > 1:
-        settings = ", ".join(f"{name}={environ.get(name, '')[:60]}" for name in names)
+    removed = [name for name in names if name not in environ]
+    if removed:
+        hint = "leave it set, or give the process a list of its own"
+        raise UnknownDevice(f"it may see GPUs that the plan does not have, because {removed[0]} was unset; {hint}")
+    if len({environ[name] for name in names}) > 1:
+        settings = ", ".join(f"{name}={environ[name][:60]}" for name in names)
         raise UnknownDevice(f"numapin cannot combine the lists of devices {settings}; set only one of them")
 
 

@@ -11,7 +11,7 @@ Rules:
   the CPU that asks for it.
 - Children that have no GPU of their own follow the process: those that come later inherit its binding, and those that
   are there already (a forkserver, workers) are bound to its CPUs.
-- A child that has a record of its own is never touched.
+- A child that has a record of its own, and what is below it, is never touched.
 
 Errors never reach the program: `hook/sitecustomize.py` reports them. With --strict the process ends with status 5.
 """
@@ -26,8 +26,8 @@ from _thread import RLock
 from numapin.base.cpu_set import CpuSet
 from numapin.children import records
 from numapin.children.devices import UnknownDevice, device_of, known_device, num_visible
-from numapin.children.reporting import leave_alone, matches, record, report, report_unknown
-from numapin.children.table import ChildTable
+from numapin.children.reporting import matches, note_other, record, report, report_unknown
+from numapin.children.table import LISTS, ChildTable
 from numapin.rank import bind
 from numapin.rank.become import BINDING, CHILDREN
 from numapin.rank.handover import RankSlice
@@ -35,7 +35,7 @@ from numapin.system import whole_process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from typing import Final
 
     from numapin.children.table import DeviceEntry
@@ -68,6 +68,8 @@ class _Process:
         self.lock = RLock()
         self.table: ChildTable | None = None
         self.taken: TakenGpus | None = None
+        self.lists: dict[str, str] | None = None
+        """The lists of devices as they were when CUDA read them; None: it has not done so yet."""
 
     def current(self) -> TakenGpus:
         """Return the state of this process, made at its first use."""
@@ -77,13 +79,35 @@ class _Process:
 
     def forked(self) -> None:
         """Begin anew in a forked child; the lock may be held by a thread that does not exist here."""
-        parent, self.lock, self.taken = self.taken, RLock(), None
+        parent, self.lock, self.taken, self.lists = self.taken, RLock(), None, None
         if parent is not None and parent.slices:
-            self.taken = TakenGpus(inherited=next(reversed(parent.slices)))
+            self.taken = TakenGpus(inherited=_only(parent.slices))
 
 
+_SEVERAL: Final = "several_gpus"
+"""In NUMAPIN_BINDING: the process uses other GPUs, too, so a child that names one does not have it yet."""
+_AT_START: Final = "at its start"
+"""The end of the text that says how a GPU became known, if Python is just starting; as in `hook/sitecustomize.py`."""
 _own: Final = _Process()
 os.register_at_fork(after_in_child=_own.forked)
+
+
+def _only(numbers: Collection[int]) -> int | None:
+    """Return the number of the GPU that a child follows; None if its parent has several, so that it follows none."""
+    return next(iter(numbers)) if len(numbers) == 1 else None
+
+
+def fix_devices() -> None:
+    """Note that the runtime has read the lists of devices: later changes are for processes that this one starts."""
+    if _own.lists is None:
+        _own.lists = {name: os.environ[name] for name in LISTS if name in os.environ}
+
+
+def environ() -> Mapping[str, str]:
+    """Return this process's environment, with the lists of devices that its runtime has read."""
+    if _own.lists is None:
+        return os.environ
+    return {**{name: value for name, value in os.environ.items() if name not in LISTS}, **_own.lists}
 
 
 def table() -> ChildTable | None:
@@ -106,7 +130,7 @@ def take_known(moment: str) -> None:
         if _own.current().slices:
             return
         try:
-            found = known_device(plan, os.environ)
+            found = known_device(plan, environ())
             if found is not None:
                 entry, variable = found
                 _take(plan, entry, f"{variable}, {moment}", is_guess=True)
@@ -120,8 +144,10 @@ def take(number: int, how: str, *, is_guess: bool = False) -> None:
     if plan is None or number < 0:
         return
     with _own.lock:
+        if not is_guess:
+            fix_devices()
         try:
-            _take(plan, device_of(plan, os.environ, number), how, is_guess=is_guess)
+            _take(plan, device_of(plan, environ(), number), how, is_guess=is_guess)
         except UnknownDevice as error:
             report_unknown(plan, str(error))
 
@@ -141,7 +167,7 @@ def take_one_of(numbers: Sequence[int], how: str) -> None:
 
 def _has(plan: ChildTable, number: int) -> bool:
     try:
-        return device_of(plan, os.environ, number).number in _own.current().slices
+        return device_of(plan, environ(), number).number in _own.current().slices
     except UnknownDevice:
         return False
 
@@ -150,7 +176,7 @@ def only_device() -> bool:
     """Return whether this process sees one device, so that it can use no other."""
     plan = table()
     try:
-        return plan is not None and num_visible(plan, os.environ) == 1
+        return plan is not None and num_visible(plan, environ()) == 1
     except UnknownDevice:
         return False
 
@@ -170,9 +196,7 @@ def take_entry(plan: ChildTable, entry: DeviceEntry, how: str) -> TakenGpus:
     with _own.lock:
         taken = _own.current()
         taken.inherited, taken.is_guess, taken.left_alone = None, False, False
-        taken.slices.clear()
-        _add(taken, entry)
-        _bind(plan, taken, how)
+        _bind_to(plan, taken, {}, entry, how)
         return taken
 
 
@@ -182,14 +206,31 @@ def _take(plan: ChildTable, entry: DeviceEntry, how: str, *, is_guess: bool) -> 
         taken.is_guess = taken.is_guess and is_guess
         return
     if not _is_matched(plan):
-        leave_alone(plan, taken)
+        _leave_alone(plan, taken, how, is_guess=is_guess)
         return
-    if taken.is_guess:
-        taken.slices.clear()
+    others = {} if taken.is_guess else taken.slices
     taken.is_guess = is_guess
-    _add(taken, entry)
-    _bind(plan, taken, how)
+    _bind_to(plan, taken, others, entry, how)
     report(plan, taken, how)
+
+
+def _leave_alone(plan: ChildTable, taken: TakenGpus, how: str, *, is_guess: bool) -> None:
+    """Leave this process as it is: for good once it names its GPU; at its start it may not have its name yet."""
+    taken.left_alone = not is_guess
+    if not how.endswith(_AT_START):
+        note_other(plan)
+
+
+def _bind_to(plan: ChildTable, taken: TakenGpus, others: Mapping[int, RankSlice], entry: DeviceEntry, how: str) -> None:
+    """Bind this process to a GPU beside the others that it keeps. Interrupted, it is not taken to be bound."""
+    taken.slices = dict(others)
+    try:
+        _add(taken, entry)
+        _bind(plan, taken, how)
+    except BaseException:  # Ctrl-C, too: the next set_device binds it
+        taken.slices.pop(entry.number, None)
+        taken.names.pop(entry.number, None)
+        raise
 
 
 def _is_taken(taken: TakenGpus, entry: DeviceEntry) -> bool:
@@ -219,7 +260,7 @@ def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     taken.had.add(frozenset(os.sched_getaffinity(0)))
     shortfalls = (*several, *taken.applied.shortfalls, *threads.refusals)
     taken.surprises = [text for text in shortfalls if text not in first.json]
-    _set_environment(first, taken.surprises)
+    _set_environment(first, taken)
     if plan.run:
         record(plan, taken, how)
         _bind_followers(plan, taken.pid, wanted.cpus)
@@ -267,12 +308,12 @@ def _common_limit(slices: Sequence[RankSlice]) -> frozenset[int] | None:
 
 
 def _bind_followers(plan: ChildTable, pid: int, cpus: frozenset[int]) -> None:
-    """Bind the processes that this one has started before, as far as they have no binding of their own.
+    """Bind the processes that this one has started before, as far as they have no GPU of their own.
 
+    Those that have one are left out, with all that is below them, also if --children-match does not name them.
     A child that binds itself at this moment wins: its record, which may appear meanwhile, has its CPUs.
     """
-    own = records.bound_pids(plan.run)
-    for child in [child for child in whole_process.descendants_of(pid) if child not in own]:
+    for child in [*whole_process.descendants_of(pid, without=records.pids_apart(plan.run))]:
         whole_process.bind_threads(child, cpus)
         _restore_own_cpus(plan, child)
 
@@ -285,21 +326,27 @@ def _restore_own_cpus(plan: ChildTable, child: int) -> None:
         whole_process.bind_threads(child, CpuSet.parse(theirs))
 
 
-def _set_environment(own: RankSlice, surprises: list[str]) -> None:
+def _set_environment(own: RankSlice, taken: TakenGpus) -> None:
     """Let this program, and what it starts, find its slice and its number of threads."""
-    binding = own.json
-    if surprises:
-        planned = json.loads(binding)
-        binding = json.dumps({**planned, "exact": False, "reason": "; ".join((planned["reason"], *surprises))})
-    os.environ[BINDING] = binding
+    os.environ[BINDING] = _binding(own, taken)
     if "torch" not in sys.modules:  # later it would change only what the process starts
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, own.num_threads)))
     os.environ.update(own.nic_variables)
 
 
+def _binding(own: RankSlice, taken: TakenGpus) -> str:
+    """Return the slice as JSON, with what differs from the plan."""
+    changes: dict[str, object] = {_SEVERAL: True} if len(taken.slices) > 1 else {}
+    planned = json.loads(own.json)
+    if taken.surprises:
+        changes |= {"exact": False, "reason": "; ".join((planned["reason"], *taken.surprises))}
+    return json.dumps({**planned, **changes}) if changes else own.json
+
+
 def _inherited(environ: Mapping[str, str]) -> int | None:
-    """Return the number of the GPU of the process that this one follows."""
+    """Return the number of the GPU of the process that this one follows; None if that process has several."""
     try:
-        return int(json.loads(environ[BINDING])["local_rank"])
+        binding = json.loads(environ[BINDING])
+        return None if _SEVERAL in binding else int(binding["local_rank"])
     except (KeyError, ValueError, TypeError):
         return None

@@ -35,6 +35,7 @@ def record(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     former = os.path.basename(records.bound_pids(plan.run).get(taken.pid, name))
     if former != name:  # of a guess that was wrong
         records.remove(plan.run, former)
+    records.remove(plan.run, _unbound(taken.pid))  # it has found its GPU, or its name, since
     content = {
         "schema": "numapin.observed/1",
         "local_rank": number,
@@ -111,20 +112,29 @@ def _names() -> list[str]:
     return found
 
 
-def leave_alone(plan: ChildTable, taken: TakenGpus) -> None:
+def note_other(plan: ChildTable) -> None:
     """Note that this process uses a GPU and is not one of those that --children-match names."""
-    taken.left_alone = True
-    content = {"pid": taken.pid, "name": _names()[0][:200], "why": "match"}
-    records.write(plan.run, f"{records.UNBOUND}{taken.pid}.json", content)
+    _write_unbound(plan, "match")
 
 
 def report_unknown(plan: ChildTable, problem: str) -> None:
     """Report that this process's GPU is unknown."""
-    content = {"pid": os.getpid(), "name": _names()[0][:200], "why": problem}
-    records.write(plan.run, f"{records.UNBOUND}{os.getpid()}.json", content)
+    _write_unbound(plan, problem)
     if plan.strict:
         end_strictly(f"is not bound: {problem}")
-    records.say_once(plan.run, f"warning: a process is not bound: {problem}")
+    command = (_names()[0].split() or ["?"])[0][:100]
+    text = f"warning: process {os.getpid()} ({command}) is not bound: {problem}"
+    records.say_once(plan.run, text, once_for=problem)
+
+
+def _write_unbound(plan: ChildTable, why: str) -> None:
+    pid = os.getpid()
+    content = {"pid": pid, "start": proc.start_time(), "name": _names()[0][:200], "why": why}
+    records.write(plan.run, _unbound(pid), content)
+
+
+def _unbound(pid: int) -> str:
+    return f"{records.UNBOUND}{pid}.json"
 
 
 def end_strictly(problem: str) -> None:

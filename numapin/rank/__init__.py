@@ -8,6 +8,7 @@ Comes in: the rank's slice of the plan, from its environment. Goes out: the user
     bind.py        EDGE  apply a binding and read it back
     become.py      EDGE  let signals through and exec the user's program
     binding.py     EDGE  read the slice that the user's program finds in NUMAPIN_BINDING
+    outer.py       EDGE  the note for an `exec --children` above
     signals.py     EDGE  SIGUSR1 and SIGUSR2 from the launcher to the ranks
     handover.py    EDGE  the plan in the run folder, each rank's slice in its environment, one record per rank
     roles.py       EDGE  the CPUs of roles, in the environment of the rank's program

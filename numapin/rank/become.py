@@ -58,8 +58,16 @@ def become(command: list[str], binding: str, num_threads: int, nic_variables: di
     os.environ[BINDING] = binding
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_threads)))  # a plan that a user wrote may say 0
     os.environ.update(nic_variables)
-    os.environ.pop(CHILDREN, None)  # what this program starts belongs to this rank
+    _leave(os.environ.pop(CHILDREN, None))  # what this program starts belongs to this rank
     execute(command)
+
+
+def _leave(children: str | None) -> None:
+    """Tell the `exec --children` that this rank runs below, if there is one, that it is bound."""
+    if children is not None:
+        from numapin.rank import outer  # here, because it imports json
+
+        outer.note(children)
 
 
 def execute(command: list[str]) -> NoReturn:

@@ -15,7 +15,7 @@ from numapin.system import proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Container, Iterator
     from typing import Final
 
 _MOST_PASSES: Final = 100
@@ -81,12 +81,16 @@ def _threads(pid: int) -> list[int]:
         return []
 
 
-def descendants_of(pid: int) -> Iterator[int]:
-    """Yield the descendants of a process, nearest first, as the kernel lists them."""
-    found = proc.children_in(pid)
-    for child in found:
-        yield child
-        found += proc.children_in(child)
+def descendants_of(pid: int, *, without: Container[int] = ()) -> Iterator[int]:
+    """Yield the descendants of a process, nearest first, as the kernel lists them.
+
+    Those in `without` are left out, and so is what is below them.
+    """
+    parents = [pid]
+    for parent in parents:
+        children = [child for child in proc.children_in(parent) if child not in without]
+        yield from children
+        parents += children
 
 
 def private_bytes(pid: int) -> dict[int, int] | None:

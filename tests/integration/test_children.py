@@ -135,6 +135,53 @@ if __name__ == "__main__":
         assert [found[str(rank)]["cpus"] for rank in range(2)] == [own_cpu(0), own_cpu(1)]
         assert found["0"]["name_of_function"] == "set_device"
 
+    def test_what_a_driver_with_both_gpus_starts(self, gpus: dict[str, Any], tmp_path: Path) -> None:
+        """Its workers are bound to the GPU that they name; those bound before it, and their helpers, stay as they are.
+
+        So is a process that --children-match leaves out. Changes of the list after set_device are for children only.
+        """
+        text = """
+import multiprocessing as mp, subprocess, time, torch
+HELPER = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+def work(rank, name, ready=None, end=None):
+    torch.cuda.set_device(rank)
+    if ready is not None:
+        helper = subprocess.Popen(HELPER, stdin=subprocess.PIPE)
+        ready.set()
+        end.wait()
+        show(name + "-helper", helper=sorted(os.sched_getaffinity(helper.pid)))
+        helper.communicate(b"")
+    show(name)
+if __name__ == "__main__":
+    early = {}
+    for name in sys.argv[1:]:
+        ready, end = mp.Event(), mp.Event()
+        early[name] = mp.get_context("fork").Process(target=work, args=(1, name, ready, end), name=name), end
+        early[name][0].start()
+        ready.wait()
+    torch.cuda.set_device(0)
+    for worker, end in early.values():
+        end.set()
+        worker.join()
+    os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+    torch.cuda.set_device(0)
+    del os.environ["CUDA_VISIBLE_DEVICES"]
+    show("one")
+    torch.cuda.set_device(1)
+    for way in ("spawn", "fork"):
+        worker = mp.get_context(way).Process(target=work, args=(1, way))
+        worker.start()
+        worker.join()
+"""
+        found = shown(python(tmp_path, text, "early", **gpus))
+        assert (found["early"]["cpus"], found["early-helper"]["helper"]) == (own_cpu(1), [CPUS[1]])
+        assert found["one"]["cpus"] == own_cpu(0)
+        assert (found["spawn"]["cpus"], found["fork"]["cpus"]) == (own_cpu(1), own_cpu(1))
+        # MainProcess is the driver's name, and that of no worker of it
+        found = shown(python(tmp_path, text, "other", options=("--children-match", "MainProcess"), **gpus))
+        assert (found["other"]["cpus"], found["other-helper"]["helper"]) == ([CPUS], CPUS)
+        assert found["one"]["cpus"] == own_cpu(0)
+
     @needs_accelerate
     def test_accelerate(self, gpus: dict[str, Any], tmp_path: Path) -> None:
         """`accelerate launch` starts ranks with LOCAL_RANK: they are bound when they start, before torch."""
@@ -230,16 +277,15 @@ else:
     def test_first_context(self, gpus: dict[str, Any], tmp_path: Path, fake_driver_folder: str) -> None:
         """A process that sees several devices and names none is bound to the one where its first context is."""
         text = """
-import ctypes, time, torch
+import ctypes, threading, torch
 torch.cuda.init()
 show("initialized")
 ctypes.CDLL("libcuda.so.1").fake_cuda_set(b"active", 2)  # a context on device 1
-while os.sched_getaffinity(0) != {int(sys.argv[1])}:
-    time.sleep(0.01)
+[thread.join() for thread in threading.enumerate() if thread.name == "numapin-context"]
 show("context")
 """
         gpus["LD_LIBRARY_PATH"] = f"{fake_driver_folder}:{gpus['LD_LIBRARY_PATH']}"
-        done = python(tmp_path, text, str(CPUS[1]), FAKE_CUDA_DEVICES="2", FAKE_CUDA_ACTIVE="0", **gpus)
+        done = python(tmp_path, text, FAKE_CUDA_DEVICES="2", FAKE_CUDA_ACTIVE="0", **gpus)
         found = shown(done)
         assert (found["initialized"]["cpus"], found["context"]["cpus"]) == ([CPUS], own_cpu(1))
         assert "(its first CUDA context)" in done.err
@@ -291,6 +337,14 @@ if __name__ == "__main__":
 """
         found = shown(python(tmp_path, text, options=("--children-match", "Worker_1"), **gpus))
         assert (found["0"]["cpus"], found["1"]["cpus"]) == ([CPUS], own_cpu(1))
+        spawned = text.replace("fork", "spawn").replace("rank in", "rank in [os.environ.update(LOCAL_RANK='1')] and")
+        found = shown(python(tmp_path, spawned, options=("--children-match", "Worker_1"), **gpus))
+        assert (found["0"]["cpus"], found["1"]["cpus"]) == ([CPUS], own_cpu(1))
+        at_import = "import multiprocessing as mp\ndef work():\n import torch\n show('at import')\n"
+        at_import += "if __name__ == '__main__':\n os.environ['LOCAL_RANK'] = '1'\n"
+        at_import += " mp.get_context('spawn').Process(target=work, name='Worker_1').start()"
+        found = shown(python(tmp_path, at_import, options=("--children-match", "Worker_1"), **gpus))
+        assert found["at import"]["cpus"] == own_cpu(1)
         none = python(tmp_path, text, options=("--children-match", "*nothing*"), **gpus)
         assert none.status == 0
         assert none.err.count("no process that uses a GPU matches --children-match '*nothing*'") == 1
@@ -324,6 +378,7 @@ print(sys.path[1:], [name for name in ours if name != "json.decoder"], getattr(m
         missing = start("no-such-command", **gpus)
         assert missing.status == 127
         assert "no-such-command: command not found" in missing.err
+        assert "no Python process" not in missing.err
         assert list(tmp_path.glob("numapin-*/*")) == []  # no run folder is left
 
     def test_signals(self, gpus: dict[str, Any], tmp_path: Path) -> None:
@@ -359,7 +414,19 @@ while True: time.sleep(1)
         found = shown(done)
         assert [found[rank]["cpus"] for rank in ("0", "1")] == [own_cpu(0), own_cpu(1)]
         assert not any(each["children"] for each in found.values())
-        assert "no Python process below the command was seen to use a GPU" in done.err
+        assert "no Python process below the command was seen to use a GPU" not in done.err
+        outer = start(
+            *NUMAPIN,
+            "exec",
+            "--children",
+            "--",
+            *run,
+            "--no-python",
+            "true",
+            options=("--strict",),
+            **{**gpus, "PYTHONPATH": ""},
+        )
+        assert (outer.status, outer.err) == (0, "")
 
     def test_errors_of_the_hook_are_reported_once(self, gpus: dict[str, Any], tmp_path: Path) -> None:
         """Whatever is wrong in the hook, the program goes on, and one line says so."""
@@ -385,7 +452,10 @@ show("end")
 """
         done = python(tmp_path, text, f"{tmp_path}/numapin-*/run-*", **gpus)
         assert shown(done)["end"]["cpus"] == own_cpu(0)
-        assert "warning: no" not in done.err.replace("warning: no Python process below", "")
+        assert "warning: no" not in done.err
+        strict = python(tmp_path, text, f"{tmp_path}/numapin-*/run-*", options=("--strict",), **gpus)
+        assert strict.status == 5
+        assert "is gone, so it is unknown which processes were bound" in strict.err
 
     def test_other_numapin_beside_the_script(self, gpus: dict[str, Any], tmp_path: Path) -> None:
         """A module of the program's that is called numapin is not taken for numapin."""
@@ -414,6 +484,7 @@ class TestRefusals:
             (("--plan", "plan.json"), 2, "--children and --plan cannot be combined"),
             (("--cores-for", "loader=1"), 2, "--children and --cores-for cannot be combined"),
             (("--gpus", "9"), 2, "--gpus"),
+            (("--", ""), 2, "the command is empty"),
         ],
     )
     def test_options(self, gpus: dict[str, Any], options: tuple[str, ...], status: int, problem: str) -> None:
@@ -440,6 +511,9 @@ class TestRefusals:
         assert "-I ignores PYTHONPATH, so that process cannot be bound" in done.err
         assert done.err.count("no Python process below the command was seen to use a GPU") == 1
         assert start(sys.executable, "-I", "-c", "", options=("--strict",), **gpus).status == 2
+        strict = start("true", options=("--strict", "--children-match", "worker-*"), **gpus)
+        assert strict.status == 5
+        assert "error: --strict: no Python process below the command was seen to use a GPU" in strict.err
 
     def test_strict_ends_a_process(self, gpus: dict[str, Any], tmp_path: Path) -> None:
         """A process whose GPU is unknown ends with status 5 under --strict, and the command's success becomes 5."""
@@ -458,7 +532,9 @@ else:
         assert "there is no device 7: the command sees 2" in done.err
         plain = python(tmp_path, text, **gpus)
         assert [json.loads(line)["name"] for line in plain.out.splitlines()] == ["went on", "child"]
+        assert f"({sys.executable}) is not bound: there is no device 7" in plain.err
         assert plain.err.count("there is no device 7") == 1
+        assert "no Python process" not in plain.err
 
 
 def test_bind_this_process(gpus: dict[str, Any], tmp_path: Path) -> None:
@@ -475,6 +551,9 @@ second = numapin.bind_this_process("cuda:0", bind="exclusive", strict=True)
 show("second", reason=second.reason, away=second.away_bytes)
 third = numapin.bind_this_process("GPU-00000001-0000-0000-0000-000000000000")
 show("third")
+os.sched_setaffinity(0, {int(sys.argv[1])})  # as taskset does
+numapin.bind_this_process(0)
+show("taskset")
 end.set()
 for device in (5, -1, "cpu", None, "GPU-77", 1.5):
     try:
@@ -484,8 +563,9 @@ for device in (5, -1, "cpu", None, "GPU-77", 1.5):
     else:
         raise AssertionError(device)
 """
-    done = call(sys.executable, script(tmp_path, SHOW + text), **gpus)
+    done = call(sys.executable, script(tmp_path, SHOW + text), str(CPUS[1]), **gpus)
     found = shown(done)
+    assert found["taskset"]["cpus"] == own_cpu(1)
     assert (found["first"]["cpus"], found["second"]["cpus"], found["third"]["cpus"]) == (own_cpu(1), own_cpu(0), [CPUS])
     assert found["first"]["gpu"] == GPUS[1].uuid
     assert found["first"]["before"] > 1 << 20

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _TORCH = "torch"
 _WORKERS = ("torch.utils.data._utils.worker", "torchdata.stateful_dataloader.worker")
 _PLACING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+_MAX_VARIABLE_BYTES = 120_000  # Linux allows 128 KiB
 _MOST_THREADS = 256  # with more, OpenMP gives several threads to each place, those of the main thread included
 
 
@@ -94,7 +95,7 @@ def _placing(main: set[int], optimizer: set[int]) -> Execute:
         before = _threads()
         os.sched_setaffinity(0, main | optimizer)
         os.environ["OMP_PROC_BIND"] = "close"
-        os.environ["OMP_PLACES"] = ",".join([_place(main)] + [_place(optimizer)] * _MOST_THREADS)
+        os.environ["OMP_PLACES"] = _places(main, optimizer)
         try:
             run(module)
             is_placed = os.sched_getaffinity(0) == main  # OpenMP binds the thread that loads it to the first place
@@ -107,8 +108,22 @@ def _placing(main: set[int], optimizer: set[int]) -> Execute:
     return execute
 
 
+def _places(main: set[int], optimizer: set[int]) -> str:
+    """Return the list of places: as many for the optimizer's threads as fit into a variable."""
+    first, other = _place(main), _place(optimizer)
+    count = min(_MOST_THREADS, (_MAX_VARIABLE_BYTES - len(first)) // (len(other) + 1))
+    return ",".join([first] + [other] * count)
+
+
 def _place(cpus: set[int]) -> str:
-    return "{" + ",".join(map(str, sorted(cpus))) + "}"
+    """Return a place of OpenMP, with intervals as FIRST:LENGTH."""
+    starts = [cpu for cpu in sorted(cpus) if cpu - 1 not in cpus]
+    ends = [cpu + 1 for cpu in sorted(cpus) if cpu + 1 not in cpus]
+    return "{" + ",".join(map(_interval, starts, ends)) + "}"
+
+
+def _interval(start: int, end: int) -> str:
+    return f"{start}:{end - start}"
 
 
 def _threads() -> set[int]:

@@ -101,8 +101,10 @@ def test_unknown_devices(environ: Mapping[str, str], number: int, problem: str) 
 
 def test_a_list_that_is_taken_away() -> None:
     """A child that unsets the command's list may see GPUs that the plan does not have."""
-    with pytest.raises(UnknownDevice, match="cannot combine"):
-        device_of(table({"CUDA_VISIBLE_DEVICES": "1,2"}, shown=(1, 2)), {}, 0)
+    plan = table({"CUDA_VISIBLE_DEVICES": "1,2"}, shown=(1, 2))
+    for environ in ({}, {"HIP_VISIBLE_DEVICES": "1"}):
+        with pytest.raises(UnknownDevice, match="because CUDA_VISIBLE_DEVICES was unset"):
+            device_of(plan, environ, 0)
 
 
 def test_text_of_the_variable() -> None:

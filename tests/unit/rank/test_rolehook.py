@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -226,3 +227,14 @@ class TestEnvironment:
         (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.seen = 1")
         found, err = _run("print(json.dumps(seen))", tmp_path, roles=roles, PYTHONPATH=str(tmp_path))
         assert (found, err) == (1, "")
+
+
+def test_places_fit_into_a_variable() -> None:
+    """Places are intervals; of CPUs that have none, the list has as many places as Linux lets into a variable."""
+    hook = runpy.run_path(f"{HOOK}/sitecustomize.py")
+    assert hook["_place"]({0, 1, 2, 8, 10, 11}) == "{0:3,8:1,10:2}"
+    large = hook["_places"](set(range(128)), set(range(128, 1024)))
+    assert large == ",".join(["{0:128}"] + ["{128:896}"] * 256)
+    scattered = hook["_places"]({0}, set(range(1, 2048, 2)))
+    assert 100_000 < len(scattered) < 128 << 10
+    assert scattered.endswith(":1}")

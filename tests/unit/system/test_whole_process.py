@@ -110,7 +110,7 @@ def test_private_bytes() -> None:
 
 
 def test_descendants() -> None:
-    """Children and their children are found, nearest first."""
+    """Children and their children are found, nearest first; whoever is left out is left out with its children."""
     with subprocess.Popen(["sh", "-c", "cat; true"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as shell:
         assert shell.stdin is not None
         assert shell.stdout is not None
@@ -119,4 +119,7 @@ def test_descendants() -> None:
         assert shell.stdout.readline() == b"x\n"
         found = list(whole_process.descendants_of(os.getpid()))
         assert shell.pid in found
-        assert found.index(shell.pid) < len(found) - 1
+        below = found[found.index(shell.pid) + 1 :]
+        assert below
+        rest = set(whole_process.descendants_of(os.getpid(), without={shell.pid}))
+        assert rest.isdisjoint({shell.pid, *proc.children_in(shell.pid)})
