@@ -159,8 +159,8 @@ BINDING: tuple[click.Option, ...] = (
     click.Option(
         ["--bind"],
         type=click.Choice([mode.value for mode in Bind]),
-        help="CPUs of each rank: all of its GPU's node (default), all of the socket, an exclusive share of the node, "
-        "or one L3 group of the node.",
+        help="CPUs of each rank: all of its GPU's node (default), all of the socket, an exclusive share of the node "
+        "or one L3 group.",
     ),
     click.Option(
         ["--memory"],
@@ -176,8 +176,7 @@ BINDING: tuple[click.Option, ...] = (
     click.Option(
         ["--cores-for"],
         type=Parsed("ROLE=N,...", parse_cores_for, words=[f"{role}=" for role in CoresFor._fields], many=True),
-        help="Dedicated cores within each rank's CPUs: loader=N for DataLoader workers, "
-        "optimizer=M for the threads of torch's CPU operators. The main thread keeps the rest.",
+        help="Dedicated cores of each rank: loader=N for DataLoader workers, optimizer=M for torch's CPU operators.",
     ),
     click.Option(["--smt/--no-smt"], default=True, help="Use all hardware threads of each core (default), or one."),
     click.Option(
@@ -193,8 +192,7 @@ BINDING: tuple[click.Option, ...] = (
     click.Option(
         ["--nic-env"],
         type=Parsed("LIST", parse_nic_env),
-        help="Name each rank's nearest NIC to these libraries, unless you have: ucx (UCX_NET_DEVICES), nvshmem "
-        "(NVSHMEM_HCA_LIST), or ucx,nvshmem. Never NCCL_IB_HCA.",
+        help="Name each rank's nearest NIC to ucx (UCX_NET_DEVICES) or nvshmem (NVSHMEM_HCA_LIST), unless you have.",
     ),
     click.Option(["--strict"], is_flag=True, help="Fail with status 5 if a binding cannot be applied as requested."),
 )

@@ -82,8 +82,8 @@ OPTIONS = (
         ["--launcher"],
         type=click.Choice(_LAUNCHERS),
         default="auto",
-        help="What starts and watches the ranks: numapin itself, without importing torch (direct: one host, no "
-        "restarts), or torch's elastic agent (agent). auto (default) is direct where that is possible.",
+        help="What starts and watches the ranks: numapin, without importing torch (direct: one host, no restarts), or "
+        "torch's elastic agent (agent). auto (default): direct where possible.",
     ),
     click.Option(["--verbose"], is_flag=True, help="Say also where this run's files are, and why it is started so."),
     click.Option(["--dry-run"], is_flag=True, help="Show the plan and the command of each rank. Starts nothing."),

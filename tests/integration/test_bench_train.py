@@ -35,7 +35,7 @@ def test_two_ranks_train_with_every_loader(tmp_path: Path) -> None:
         rates = [figures[name]["samples_per_s"]["median"] for name in ("numapin", "torch")]
         assert ratio == pytest.approx(rates[0] / rates[1])
         assert figures["numapin"]["pss_gb"]["median"] > 0.1
-        assert figures["numapin"]["workers_busy"]["median"] > 0
+        assert 0 <= figures["numapin"]["workers_busy"]["median"] < 2  # ticks of 10 ms, in a run of some 50
     last = done.out.splitlines()[-1]
     assert last == report["verdict"]["text"]
     assert last.startswith("numapin instead of torch's loader: cannot tell")

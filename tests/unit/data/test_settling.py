@@ -332,10 +332,10 @@ class TestThread:
         sleep = time.sleep
         monkeypatch.setattr(time, "sleep", rests.append)
         settler = _Settler()
-        for pause_s in (0.0, 0.02, 0.4):
+        for pause_s in (0.0, 0.04, 0.6):
             assert settler.submit(lambda pause_s=pause_s: sleep(pause_s))  # type: ignore[misc]
         assert wait_until_ended(settler)
-        assert rests[0] < 0.005 <= rests[1] < 0.05
+        assert rests[0] < 0.004 <= rests[1] < 0.05
         assert rests[2] == 0.05
 
     def test_it_ends_when_there_is_nothing_to_do(self) -> None:
