@@ -89,8 +89,8 @@ def main() -> None:  # noqa: C901, PLR0912 - one job from start to end, on one p
             print(f"epoch {seen / sampler.total_size:.2f}: loss {loss.item():.4f}, saved", flush=True)
     if stop and dist.get_rank() == 0:
         subprocess.run(arguments.requeue, shell=True, check=True)  # noqa: S602
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()  # after the model is gone, which uses the group to its end

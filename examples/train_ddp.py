@@ -82,8 +82,8 @@ def main() -> None:
             print(f"epoch {epoch}: loss {losses[-1]:.4f}", flush=True)
     if dist.get_rank() == 0:
         print(f"loss went from {losses[0]:.4f} to {losses[-1]:.4f} on {dist.get_world_size()} ranks ({device.type})")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()  # after the model is gone, which uses the group to its end

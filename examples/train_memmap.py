@@ -78,8 +78,8 @@ def main() -> None:
             dist.all_reduce(total)
             if dist.get_rank() == 0:
                 print(f"epoch {epoch}: loss {total.item() / len(loader) / dist.get_world_size():.4f}", flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    dist.destroy_process_group()  # after the model is gone, which uses the group to its end

@@ -90,8 +90,8 @@ def main(args: argparse.Namespace) -> None:
         dist.all_reduce(loss)
         if dist.get_rank() == 0:
             print(f"epoch {epoch}: loss {loss.item() / dist.get_world_size():.4f}", flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main(get_args())
+    dist.destroy_process_group()  # after the model is gone, which uses the group to its end

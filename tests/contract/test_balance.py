@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +15,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker
 
 import numapin
 from tests.contract.datasets import At, CountingSampler, ListedRows, Raise, Rows, Stream, kill_worker, sleep_long
-from tests.contract.watching import assert_as_torch, assert_same_seen, watch
+from tests.contract.describe import Described
+from tests.contract.watching import TORCH, Failure, Seen, assert_as_torch, assert_same_seen, watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,7 +102,6 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "distributed": {"dataset": UNEVEN, "batch_size": 4, "num_workers": 2, "sampler": DistributedSampler(UNEVEN, 2, 1)},
     "few-batches": {"dataset": Rows(2), "batch_size": 2, "num_workers": 3},
     "empty": {"dataset": Rows(0), "batch_size": 2, "num_workers": 2},
-    "an-error": {"dataset": At(index=9, act=Raise(ValueError)), "batch_size": 2, "num_workers": 3},
     "timeout-not-reached": {"dataset": UNEVEN, "batch_size": 4, "num_workers": 2, "timeout": 30},
     "persistent": {"dataset": UNEVEN, "batch_size": 3, "num_workers": 2, "shuffle": True, "persistent_workers": True},
 }
@@ -109,6 +111,23 @@ CASES: Final[dict[str, dict[str, Any]]] = {
 def test_the_same_batches_as_torch(name: str) -> None:
     """Batches, their order, errors and the rank's own random draws equal torch's, over epochs that end early, too."""
     assert_as_torch(BALANCED, lambda: CASES[name], (None, 3, None))
+
+
+def test_the_same_errors_as_torch() -> None:
+    """An error is raised in its batch's place. Its text names the worker, which may be another than torch's."""
+    arguments: dict[str, Any] = {"dataset": At(index=9, act=Raise(ValueError)), "batch_size": 2, "num_workers": 3}
+    ours, theirs = (watch(partial(made, **arguments), (None, 3, None)) for made in (BALANCED, TORCH))
+    assert_same_seen(_of_any_worker(ours), _of_any_worker(theirs))
+    assert sum(isinstance(event, Failure) for events in theirs.epochs for event in events) == 2
+
+
+def _of_any_worker(seen: Seen) -> Seen:
+    def without_number(event: Described | Failure) -> Described | Failure:
+        if isinstance(event, Described):
+            return event
+        return replace(event, text=re.sub(r"worker process \d+", "worker process", event.text))
+
+    return replace(seen, epochs=tuple(tuple(without_number(event) for event in events) for events in seen.epochs))
 
 
 def test_two_iterators_at_once() -> None:

@@ -247,14 +247,19 @@ def main() -> None:
     """Measure each spec that arrives, until the connection ends."""
     with Line.connected(SOCKET) as line:
         line.send({"rank": int(os.environ["RANK"])})
-        rank = TrainingRank()
-        while (spec := line.receive()) is not None:
-            try:
-                line.send(rank.measure(spec))
-            except BaseException as error:
-                line.send({"failed": _in_words(error)})
-                raise
+        _measure_all(line)
+    # Only now, when no model uses the group: gloo's threads and the last user's end could wait for each other.
     dist.destroy_process_group()
+
+
+def _measure_all(line: Line) -> None:
+    rank = TrainingRank()
+    while (spec := line.receive()) is not None:
+        try:
+            line.send(rank.measure(spec))
+        except BaseException as error:
+            line.send({"failed": _in_words(error)})
+            raise
 
 
 def _in_words(error: BaseException) -> str:

@@ -104,6 +104,7 @@ print(json.dumps(steps))
     return found
 
 
+@pytest.mark.xdist_group("rolehook")
 class TestOpenMp:
     """The threads of torch's CPU operators."""
 
@@ -177,7 +178,7 @@ class TestWorkers:
     """The workers of torch's DataLoader and of numapin's."""
 
     def test_every_way_to_start_them(self, tmp_path: Path) -> None:
-        """Forked, spawned and persistent workers, in the second epoch too, run on the loader's CPUs."""
+        """Forked and persistent workers, in the second epoch too, and spawned ones run on the loader's CPUs."""
         script = f"""{WITHOUT_COMPILER}
 from torch.utils.data import DataLoader, Dataset
 class Masks(Dataset):
@@ -189,9 +190,11 @@ if __name__ == "__main__":
     import torch
     {WORK}
     found = {{}}
-    for context, persistent in (("fork", False), ("fork", True), ("spawn", False)):
-        loader = DataLoader(Masks(), num_workers=2, multiprocessing_context=context, persistent_workers=persistent)
-        found[context + str(persistent)] = sorted({{text for _ in range(2) for (text,) in loader}})
+    for context, persistent, number in (("fork", False, 2), ("fork", True, 2), ("spawn", False, 1)):
+        loader = DataLoader(
+            Masks(), num_workers=number, multiprocessing_context=context, persistent_workers=persistent
+        )
+        found[context + str(persistent)] = sorted({{text for _ in range(number) for (text,) in loader}})
     found["main"] = masks()[0]
     print(json.dumps(found))
 """
