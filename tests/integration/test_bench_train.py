@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.launching import numapin
+from tests.integration.launching import no_compiler, numapin
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,8 @@ def test_two_ranks_train_with_every_loader(tmp_path: Path) -> None:
     path = tmp_path / "train.json"
     options = ("--quick", "--cases", "cnn3d,lm", "--peers", "torch,numapin,ceiling", "--gpus", "2", "--steps", "5")
     started = ("--launcher", "numapin", "--output", str(path))
-    done = numapin("bench", "train", *options, *started, CUDA_VISIBLE_DEVICES="", TMPDIR=str(tmp_path))
+    variables = {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(tmp_path), "PYTHONPATH": no_compiler(tmp_path)}
+    done = numapin("bench", "train", *options, *started, **variables)
     assert done.status == 0, done.err
     assert list(tmp_path.glob("numapin-bench-*")) == []
     report = json.loads(path.read_text())
@@ -55,6 +56,7 @@ def test_a_rank_that_fails_is_reported(tmp_path: Path) -> None:
     (folder / "__init__.py").touch()
     (folder / "pipeline.py").write_text("raise RuntimeError('no pipeline today')\n")
     options = ("--quick", "--cases", "cnn3d", "--peers", "spdl", "--launcher", "numapin")
-    done = numapin("bench", "train", *options, CUDA_VISIBLE_DEVICES="", PYTHONPATH=str(tmp_path))
+    path = f"{tmp_path}:{no_compiler(tmp_path)}"
+    done = numapin("bench", "train", *options, CUDA_VISIBLE_DEVICES="", PYTHONPATH=path)
     assert done.status == 1
     assert "nothing was measured: failed: RankFailedError: RuntimeError: no pipeline today" in done.err

@@ -16,16 +16,17 @@ from numapin.base.records import read_record
 from numapin.compare.record import SCHEMA, Phase, RankSteps, StepUnit
 from numapin.compare.settings import StepSettings
 from numapin.launcher.preload import steps_environment
-from tests.integration.launching import NUMAPIN, Done, call, environment, script
+from tests.integration.launching import NUMAPIN, WITHOUT_COMPILER, Done, call, environment, no_compiler, script
 from tests.integration.stepping import script_with_stand_in, training_script
 from tests.waiting import gone, wait_until
 
 QUICK = ("--skip", "2", "--steps", "8", "--grace", "20", "--timeout", "100")
 
 
-def compare(*arguments: str) -> Done:
+def compare(*arguments: str, **variables: str) -> Done:
     """Run the command."""
-    return call(*NUMAPIN, "compare", *QUICK, *arguments, TMPDIR=os.environ.get("TMPDIR", "/tmp"))  # noqa: S108
+    folder = os.environ.get("TMPDIR", "/tmp")  # noqa: S108
+    return call(*NUMAPIN, "compare", *QUICK, *arguments, TMPDIR=folder, **variables)
 
 
 def command(path: str, *arguments: object) -> str:
@@ -84,11 +85,12 @@ class TestJobs:
         assert max(lengths) <= 6
         assert sorted(one["order"] for variant in variants for one in variant["runs"]) == list(range(1, 11))
 
-    def test_launchers_of_an_unmodified_script(self) -> None:
+    def test_launchers_of_an_unmodified_script(self, tmp_path: Path) -> None:
         """Torchrun and numapin's loader run the example with two ranks, whose steps, samples and waits are measured."""
         example = str(Path(__file__).resolve().parents[2] / "examples" / "train_unmodified.py")
         launchers = ("--variants", "numapin-loader,torchrun-threads", "--nproc-per-node", "2")
-        done = compare("--repeats", "1", "--json", *launchers, "--", example, "--epochs", "50", "--batch-size", "16")
+        words = ("--repeats", "1", "--json", *launchers, "--", example, "--epochs", "50", "--batch-size", "16")
+        done = compare(*words, PYTHONPATH=no_compiler(tmp_path))
         assert done.status == 0, done.err
         report = json.loads(done.out)
         assert [variant["num_ranks"] for variant in report["variants"]] == [2, 2]
@@ -232,7 +234,9 @@ took_us = (time.process_time() - began) * 1000
 assert took_us < 100, took_us
 """),
 }  # fmt: skip
-FORKS = """
+FORKS = (
+    f"{WITHOUT_COMPILER}\n"
+    """
 import json, os, sys, threading, time, torch
 from torch.utils.data import DataLoader
 data = torch.ones(40, 8)
@@ -245,6 +249,7 @@ for settings, program in json.loads(sys.argv[1]):
     if os.waitpid(pid, 0)[1]:
         sys.exit(program)
 """
+)
 
 
 @pytest.fixture(scope="module")

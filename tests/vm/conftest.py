@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HERE: Final = Path(__file__).resolve().parent
-MACHINES: Final = ("two_nodes", "four_nodes", "memory_only")
+MACHINES: Final = ("two_nodes", "two_nodes_again", "four_nodes", "memory_only")
 PRELOAD: Final = ("torch.distributed.run", "torch.distributed.launcher.api", "numapin.data.loader")
 
 
@@ -36,6 +36,12 @@ def _machine(item: pytest.Item) -> str:
 def two_nodes(request: pytest.FixtureRequest) -> VmResult:
     """Return the results of all jobs on the two-node machine."""
     return _booted("two-nodes", request)
+
+
+@pytest.fixture(scope="session")
+def two_nodes_again(request: pytest.FixtureRequest) -> VmResult:
+    """Return the results of the other jobs on a second machine of that kind, which runs at the same time."""
+    return _booted("two-nodes-again", request)
 
 
 @pytest.fixture(scope="session")

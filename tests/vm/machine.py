@@ -66,8 +66,8 @@ class VmMachine:
 
     @classmethod
     def load(cls, name: str) -> VmMachine:
-        """Read machines/NAME.toml."""
-        values = tomllib.loads((HERE / "machines" / f"{name}.toml").read_text())
+        """Read machines/NAME.toml; NAME-again is a second machine of that kind."""
+        values = tomllib.loads((HERE / "machines" / f"{name.removesuffix('-again')}.toml").read_text())
         return cls(
             name=name,
             sockets=values["sockets"],

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import time
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 _DROPPED: Final = ("OMP_", "KMP_", "GOMP_", "NUMAPIN_")
 _MOST_CHARS: Final = 300
+_RANK: Final = re.compile(r"^(\[rank\d+\]: |\s*failed  )")  # what torch and numapin put before an exception
+_EXCEPTION: Final = re.compile(r"[\w.]*(Error|Exception)\b")
 
 
 def measure(spec: dict[str, Any], harness: Harness) -> None:
@@ -67,14 +71,10 @@ def _start(spec: dict[str, Any], answer: Path) -> None:
 
 
 def _last_error(text: str) -> str:
-    """Return the most useful line of stderr: the exception's, or else the last one."""
-    lines = list(filter(None, map(str.strip, text.splitlines())))
-    last = lines[-1] if lines else "nothing on stderr"
-    return next(filter(_is_error, lines), last)[:_MOST_CHARS]
-
-
-def _is_error(line: str) -> bool:
-    return "Error" in line.partition(":")[0] or "error:" in line
+    """Return the most useful line of stderr: an exception's, or else an error message, or else the last one."""
+    lines = [_RANK.sub("", line).strip() for line in text.splitlines() if line.strip()] or ["nothing on stderr"]
+    exceptions, messages = filter(_EXCEPTION.match, lines), (line for line in lines if "error:" in line)
+    return next(chain(exceptions, messages, lines[-1:]))[:_MOST_CHARS]
 
 
 if __name__ == "__main__":

@@ -133,6 +133,7 @@ class TestJobs:
             ("", "nothing on stderr"),
             ("a\nb\n", "b"),
             ("Traceback:\nValueError: x\nlast", "ValueError: x"),
+            ("[rank0]: Traceback:\n[rank0]: ValueError: x\nnumapin: error: it failed", "ValueError: x"),
             ("numapin: error: too few\n  hint: less", "numapin: error: too few"),
         ],
     )
