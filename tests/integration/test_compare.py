@@ -26,7 +26,7 @@ QUICK = ("--skip", "2", "--steps", "8", "--grace", "20", "--timeout", "100")
 def compare(*arguments: str, **variables: str) -> Done:
     """Run the command."""
     folder = os.environ.get("TMPDIR", "/tmp")  # noqa: S108
-    return call(*NUMAPIN, "compare", *QUICK, *arguments, TMPDIR=folder, **variables)
+    return call(*NUMAPIN, "compare", *QUICK, *arguments, cwd=None, TMPDIR=folder, **variables)
 
 
 def command(path: str, *arguments: object) -> str:
