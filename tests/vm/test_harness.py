@@ -39,7 +39,9 @@ FACTS = (
 
 def jobs(machine: str, nvml: Path) -> list[Job]:
     """Return the jobs for each machine."""
-    del machine, nvml
+    del nvml
+    if machine == "two-nodes-again":
+        return []
     return [
         Job(name="facts", argv=["bash", "-c", FACTS]),
         Job(name="numactl", argv=["numactl", "-H"]),
