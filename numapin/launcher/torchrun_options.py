@@ -1,6 +1,6 @@
 """torchrun's options, for help and completion without torch. Pure.
 
-Comes in: nothing. Goes out: a table of the options of torch 2.13, which has all those of 2.9 and newer. A test compares
+Comes in: nothing. Goes out: a table of the options of torch 2.15, which has all those of 2.9 and newer. A test compares
 it with the parser of the installed torch, which parses the command lines that need it.
 """
 
@@ -32,6 +32,7 @@ class TorchrunOption:
         words: Values that completion offers.
         is_file: Whether its value is a file or folder.
         is_usual: Whether the short help page shows it.
+        since: The first torch that has it.
     """
 
     names: tuple[str, ...]
@@ -41,6 +42,7 @@ class TorchrunOption:
     words: tuple[str, ...] = ()
     is_file: bool = False
     is_usual: bool = False
+    since: tuple[int, int] = (2, 9)
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -238,6 +240,21 @@ TORCHRUN_OPTIONS: Final = (
         group=OptionGroup.LOGS,
         value="NAME",
         help="Registered handler of torch's elastic events (default: null).",
+    ),
+    TorchrunOption(
+        names=("--log-line-prefix-template",),
+        group=OptionGroup.LOGS,
+        value="TEXT",
+        since=(2, 14),
+        help="Begin each line that --tee shows with this text, e.g. '${hostname}:${rank}: ' (torch 2.14 and newer).",
+    ),
+    TorchrunOption(
+        names=("--print-completion",),
+        group=OptionGroup.LOGS,
+        value="SHELL",
+        words=("bash", "zsh", "tcsh"),
+        since=(2, 14),
+        help="Print torchrun's own shell completion (torch 2.14 and newer). For numapin's: numapin completion.",
     ),
 )
 """Each option of torchrun except --help, in the order of the help page."""

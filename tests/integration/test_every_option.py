@@ -15,7 +15,7 @@ import pytest
 
 from numapin.launcher.direct_options import DirectJob, read_line
 from tests.integration.launching import numapin, script, torchrun
-from tests.integration.test_torchrun_parity import DIFFERENT, torch_parser
+from tests.integration.test_torchrun_parity import DIFFERENT, options_of_the_installed_torch, torch_parser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -54,9 +54,11 @@ ALONE: Final[Mapping[str, Sequence[str]]] = {
     "signals_to_handle": ("--signals-to-handle", "SIGTERM,SIGUSR2"),
     "shutdown_timeout": ("--shutdown-timeout", "5"),
     "virtual_local_rank": ("--virtual-local-rank",),
+    "log_line_prefix_template": ("--tee", "3", "--log-line-prefix-template", "${{local_rank}}> "),
 }
 ELSEWHERE: Final = {
     "help": "test_torchrun_parity.py",
+    "print_completion": "starts nothing",
     "numa_binding": "torchrun needs the numactl program for it; tests/unit/cli compares what numapin makes of it",
 }
 PAIRS: Final = (
@@ -134,7 +136,7 @@ def outcome(folder: Path, way: str, options: Sequence[str], status: int) -> Outc
 
 def lines() -> list[tuple[tuple[str, ...], int]]:
     """Return all command lines, without the script, and the status of their ranks."""
-    alone = [(name,) for name in ALONE]
+    alone = [(option.key,) for option in options_of_the_installed_torch() if option.key in ALONE]
     given = [((*names,), 0) for names in ((), *alone, *PAIRS)] + [(names, 3) for names in FAILING]
     told = [(tuple(word for name in in_order(names) for word in ALONE[name]), status) for names, status in given]
     return told + [(C10D + tuple(word for name in names for word in ALONE[name]), 0) for names in WITH_C10D]

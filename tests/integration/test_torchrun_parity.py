@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import json
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +20,8 @@ from tests.integration.launching import NUMAPIN, call, numapin, script, torchrun
 if TYPE_CHECKING:
     import argparse
     from pathlib import Path
+
+    from numapin.launcher.torchrun_options import TorchrunOption
 
 DUMP_ENVIRONMENT = """
 import json, os, sys
@@ -54,6 +57,12 @@ def parsed(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, o
     return {key: str(value) for key, value in values.items() if key not in ("numapin_own", "nproc_per_node")}
 
 
+def options_of_the_installed_torch() -> list[TorchrunOption]:
+    """Return the table without what only newer torches have."""
+    major, minor, *_ = metadata.version("torch").split(".")
+    return [option for option in TORCHRUN_OPTIONS if option.since <= (int(major), int(minor))]
+
+
 def test_every_option_of_torchrun_is_ours() -> None:
     """Each action of torch's parser is in ours, with the same spellings, default, choices and destination."""
     ours = {action.dest: action for action in our_parser()._actions}
@@ -68,8 +77,9 @@ def test_the_table_of_options_is_torchruns() -> None:
     """Help and completion know the installed torch's options: spellings, whether they take a value, and choices."""
     actions = [action for action in torch_parser()._actions if action.option_strings and action.dest != "help"]
     theirs = {action.dest: (action.option_strings, action.nargs != 0) for action in actions}
-    assert {each.key: ([*each.spellings], bool(each.value)) for each in TORCHRUN_OPTIONS} == theirs
-    words = {each.key: each.words for each in TORCHRUN_OPTIONS}
+    ours = options_of_the_installed_torch()
+    assert {each.key: ([*each.spellings], bool(each.value)) for each in ours} == theirs
+    words = {each.key: each.words for each in ours}
     assert [action.dest for action in actions if action.choices and words[action.dest] != tuple(action.choices)] == []
 
 

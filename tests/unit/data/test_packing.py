@@ -80,7 +80,7 @@ class TestBatches:
         """Containers of any type may be nested; objects that are not tensors stay in the pickle."""
         in_slot(loop, batch)
 
-    @pytest.mark.filterwarnings("ignore:ComplexHalf")
+    @pytest.mark.filterwarnings("ignore:ComplexHalf", "ignore:BComplex32")
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     def test_dtypes(self, loop: Loopback, dtype: torch.dtype) -> None:
         """Every byte is kept, alone and after a tensor of an odd length."""

@@ -84,7 +84,7 @@ def test_the_rest_of_the_protocol(tmp_path: Path, ours: str, theirs: str) -> Non
 
 @pytest.mark.parametrize(
     ("version", "is_served"),
-    [("2.9.0+cu128", True), ("2.13.1", True), ("2.14.0a0", False), ("3.0", False), ("", False)],
+    [("2.9.0+cu128", True), ("2.15.1", True), ("2.16.0a0", False), ("3.0", False), ("", False)],
 )
 def test_version_without_header(tmp_path: Path, version: str, is_served: bool) -> None:  # noqa: FBT001
     """Where the headers were left out, the version decides."""
