@@ -30,7 +30,7 @@ _NEGLIGIBLE: Final = 1.05
 _MOST_NAMES: Final = 4
 
 
-class _Outcome(StrEnum):
+class BenchOutcome(StrEnum):
     """The outcome of one contrast, in the order in which a verdict names them."""
 
     FASTER = "faster"
@@ -40,12 +40,12 @@ class _Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Contrast:
+class Contrast:
     """Two peers in one case: `times` is how many times as fast the first one is. `doubt` explains UNKNOWN."""
 
     own: str
     times: float
-    outcome: _Outcome
+    outcome: BenchOutcome
     doubt: str = ""
 
 
@@ -54,7 +54,7 @@ def verdict_of(questions: Sequence[Question], cases: Sequence[CaseResult]) -> Be
     for question in questions:
         found = _contrasts(question, cases)
         if found:
-            return _answer(question, cases, found)
+            return answer(question, cases, found)
     return _not_measured(questions[0]) if questions else None
 
 
@@ -68,7 +68,7 @@ def _subject(question: Question, own: str) -> str:
     return question.subject.replace("{own}", own)
 
 
-def _contrasts(question: Question, cases: Sequence[CaseResult]) -> dict[str, _Contrast]:
+def _contrasts(question: Question, cases: Sequence[CaseResult]) -> dict[str, Contrast]:
     """Return the contrasts by the name of their case, or by their size if the cases are a sweep."""
     sweep = _first_kind(cases)
     if sweep:
@@ -77,9 +77,9 @@ def _contrasts(question: Question, cases: Sequence[CaseResult]) -> dict[str, _Co
     return {name: contrast for name, contrast in found.items() if contrast is not None}
 
 
-def _by_size(question: Question, sweep: Sequence[CaseResult]) -> dict[str, _Contrast]:
+def _by_size(question: Question, sweep: Sequence[CaseResult]) -> dict[str, Contrast]:
     """Return a contrast for each size, in rising order."""
-    by_size: dict[int, list[_Contrast]] = defaultdict(list)
+    by_size: dict[int, list[Contrast]] = defaultdict(list)
     for case in sweep:
         contrast = _contrast(question, case)
         if contrast is not None:
@@ -94,16 +94,16 @@ def _first_kind(cases: Iterable[CaseResult]) -> list[CaseResult]:
     return [case for case, kind in zip(sweeps, kinds, strict=True) if kind == kinds[0]]
 
 
-def _joined(contrasts: Sequence[_Contrast]) -> _Contrast:
+def _joined(contrasts: Sequence[Contrast]) -> Contrast:
     """Return one contrast for a size that several GPUs or nodes have."""
     first = contrasts[0]
     times = statistics.median(contrast.times for contrast in contrasts)
     if len({contrast.outcome for contrast in contrasts}) == 1:
-        return _Contrast(own=first.own, times=times, outcome=first.outcome, doubt=first.doubt)
-    return _Contrast(own=first.own, times=times, outcome=_Outcome.UNKNOWN, doubt="GPUs or nodes differ")
+        return Contrast(own=first.own, times=times, outcome=first.outcome, doubt=first.doubt)
+    return Contrast(own=first.own, times=times, outcome=BenchOutcome.UNKNOWN, doubt="GPUs or nodes differ")
 
 
-def _contrast(question: Question, case: CaseResult) -> _Contrast | None:
+def _contrast(question: Question, case: CaseResult) -> Contrast | None:
     """Compare the first of the question's own peers that was measured; None if one side is missing."""
     spreads = _comparable(case, question.figure)
     own = next(filter(spreads.__contains__, question.own), None)
@@ -111,8 +111,8 @@ def _contrast(question: Question, case: CaseResult) -> _Contrast | None:
         return None
     pair = spreads[own], spreads[question.against]
     more, less = reversed(pair) if question.less_is_better else pair
-    outcome, doubt = _judge(more, less)
-    return _Contrast(own=own, times=more.median / less.median, outcome=outcome, doubt=doubt)
+    outcome, doubt = judge(more, less)
+    return Contrast(own=own, times=more.median / less.median, outcome=outcome, doubt=doubt)
 
 
 def _comparable(case: CaseResult, figure: str) -> dict[str, Spread]:
@@ -121,39 +121,40 @@ def _comparable(case: CaseResult, figure: str) -> dict[str, Spread]:
     return {name: spread for name, spread in spreads.items() if spread.low > 0}
 
 
-def _judge(a: Spread, b: Spread) -> tuple[_Outcome, str]:
-    """Return whether `a` is higher than `b`, and why that is unknown."""
+def judge(a: Spread, b: Spread) -> tuple[BenchOutcome, str]:
+    """Return whether `a` is higher than `b`, and why if that is unknown."""
     num_repeats = min(len(a.values), len(b.values))
     if num_repeats < FEWEST_REPEATS:
         verb = "is" if num_repeats == 1 else "are"
         few = f"{counted(num_repeats, 'repeat')} {verb} too few; use --repeats {FEWEST_REPEATS} or more"
-        return _Outcome.UNKNOWN, few
+        return BenchOutcome.UNKNOWN, few
     if a.low > _MIN_GAIN * b.high:
-        return _Outcome.FASTER, ""
+        return BenchOutcome.FASTER, ""
     if b.low > _MIN_GAIN * a.high:
-        return _Outcome.SLOWER, ""
+        return BenchOutcome.SLOWER, ""
     if max(a.high / b.low, b.high / a.low) <= _NEGLIGIBLE:
-        return _Outcome.SAME, ""
-    return _Outcome.UNKNOWN, "the ranges of the repeats overlap"
+        return BenchOutcome.SAME, ""
+    return BenchOutcome.UNKNOWN, "the ranges of the repeats overlap"
 
 
-def _answer(question: Question, cases: Sequence[CaseResult], found: Mapping[str, _Contrast]) -> BenchVerdict:
+def answer(question: Question, cases: Sequence[CaseResult], found: Mapping[str, Contrast]) -> BenchVerdict:
+    """Answer a question from at least one contrast, each with the name of its case or its size."""
     own = next(iter(found.values())).own
     where = _sizes_in_words if _first_kind(cases) else _cases_in_words
     parts = {
         outcome: _part(question, outcome, names, found, where)
-        for outcome in _Outcome
+        for outcome in BenchOutcome
         if (names := [name for name, contrast in found.items() if contrast.outcome is outcome])
     }
-    answer = _ANSWERS[frozenset(parts)]
+    short = _ANSWERS[frozenset(parts)]
     begins_with_answer = not parts.keys() & _RATIOS.keys()  # "no difference", "cannot tell"
-    between = "" if begins_with_answer else f"{answer}, "
-    return BenchVerdict(answer=answer, text=f"{_subject(question, own)}: {between}{'; '.join(parts.values())}")
+    between = "" if begins_with_answer else f"{short}, "
+    return BenchVerdict(answer=short, text=f"{_subject(question, own)}: {between}{'; '.join(parts.values())}")
 
 
-def _answers() -> dict[frozenset[_Outcome], BenchAnswer]:
+def _answers() -> dict[frozenset[BenchOutcome], BenchAnswer]:
     """Return the answer for each set of outcomes."""
-    faster, slower, same, unknown = _Outcome
+    faster, slower, same, unknown = BenchOutcome
     rest = [frozenset(outcomes) for outcomes in ((), (same,), (unknown,), (same, unknown))]
     return {
         **{others | {faster}: BenchAnswer.YES for others in rest},
@@ -165,18 +166,18 @@ def _answers() -> dict[frozenset[_Outcome], BenchAnswer]:
 
 
 _ANSWERS: Final = _answers()
-_RATIOS: Final[dict[_Outcome, Callable[[float], float]]] = {
-    _Outcome.FASTER: lambda times: times,
-    _Outcome.SLOWER: lambda times: 1 / times,
+_RATIOS: Final[dict[BenchOutcome, Callable[[float], float]]] = {
+    BenchOutcome.FASTER: lambda times: times,
+    BenchOutcome.SLOWER: lambda times: 1 / times,
 }
 """The outcomes that have a ratio, in words."""
 
 
 def _part(
     question: Question,
-    outcome: _Outcome,
+    outcome: BenchOutcome,
     names: Sequence[str],
-    found: Mapping[str, _Contrast],
+    found: Mapping[str, Contrast],
     where: Callable[[Sequence[str], Sequence[str]], str],
 ) -> str:
     """Return one outcome in words, with its cases or sizes."""
@@ -192,8 +193,15 @@ def _part(
 
 def _times(times: Sequence[float]) -> str:
     """Return "6.4x", or "2.1 to 6.4x"."""
-    low, high = (f"{value:.1f}" if value < 10 else f"{value:,.0f}" for value in (min(times), max(times)))
+    low, high = _ratio(min(times)), _ratio(max(times))
     return f"{high}x" if low == high else f"{low} to {high}x"
+
+
+def _ratio(times: float) -> str:
+    """Return a ratio; below 2 with two digits, so that a small difference does not read "1.0x faster"."""
+    if times < 1.995:
+        return f"{times:.2f}"
+    return f"{times:.1f}" if times < 10 else f"{times:,.0f}"
 
 
 def _sizes_in_words(names: Sequence[str], all_sizes: Sequence[str]) -> str:

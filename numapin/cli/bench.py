@@ -46,7 +46,7 @@ def bench() -> None:
     overlap   Does pinning make a loop faster, and which loop?      at least 98 s
     loader    Is another DataLoader faster?                         1 to 2 min per case with two peers
     train     Does another DataLoader make training faster?         at least 45 s per model
-    offload   Does binding make CPU optimizers faster?              at least 60 s
+    offload   Does binding make CPU optimizers faster?              at least 80 s
     launch    Does `numapin run` start faster than torchrun?        24 s
     exec      Does a plan made once speed up `numapin exec`?        33 s
 

@@ -1,6 +1,6 @@
 """`numapin bench offload`: measure CPU optimizers and FSDP2 with CPU offload under launchers. Edge.
 
-Comes in: parsed options. Goes out: a table or JSON on stdout, and the verdict.
+Comes in: parsed options. Goes out: a table or JSON on stdout, with the verdict.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from numapin.bench.machine import read_machine
 from numapin.bench.offload_verdict import offload_verdict
 from numapin.cli.bench_run import BenchOptions, names_option, run, shared_options, with_quick
 from numapin.cli.options import Parsed, topology_from, with_values
-from numapin.cli.output import emit
 from numapin.errors import PlanError, UsageError
 from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, CoresFor, Request, parse_cores_for
@@ -57,7 +56,7 @@ class _BenchOffloadOptions(BenchOptions):
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=0.5, help="Length of a measuring window in seconds."
 )
-@shared_options(repeats=3, timeout_s=120)
+@shared_options(repeats=4, timeout_s=120)
 @with_values(_BenchOffloadOptions)
 def offload(options: _BenchOffloadOptions) -> None:
     """Measure optimizers on the CPU under several launchers: does binding help, or only the number of threads?
@@ -81,9 +80,8 @@ def offload(options: _BenchOffloadOptions) -> None:
     settings = {**asdict(chosen), "cores_for": str(chosen.cores_for or ""), "peers_are": peers_are}
     with TemporaryDirectory(prefix="numapin-bench-") as folder:
         benchmark = offload_cases.offload_benchmark(chosen, folder=folder)
-        report = run(benchmark, machine, settings, options=options, layout=layouts.OFFLOAD)
-    if not options.as_json:
-        emit("\n" + "".join(f"{line}\n" for line in offload_verdict(report.cases)))
+        judged = replace(benchmark, judge=offload_verdict)
+        run(judged, machine, settings, options=options, layout=layouts.OFFLOAD)
 
 
 def _chosen(

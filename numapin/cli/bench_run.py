@@ -236,6 +236,7 @@ class _Measuring:
     def report(self, *, is_complete: bool) -> BenchReport:
         """Return the report on the runs until now."""
         cases = summarize(self._benchmark, self._runs)
+        judge = self._benchmark.judge or partial(verdict_of, self._benchmark.questions)
         return BenchReport(
             benchmark=self._benchmark.name,
             command=("numapin", *without_secrets(sys.argv[1:])),
@@ -243,7 +244,7 @@ class _Measuring:
             settings=self._settings,
             cases=cases,
             is_complete=is_complete,
-            verdict=verdict_of(self._benchmark.questions, cases),
+            verdict=judge(cases),
         )
 
     def progress_in_words(self) -> str:

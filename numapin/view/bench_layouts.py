@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from numapin.bench.offload_verdict import offload_lines
 from numapin.view.bench_table import Column, Layout
 from numapin.view.train_limits import train_limits
 
@@ -140,4 +141,5 @@ OFFLOAD: Final = Layout(
         Column(figure="threads", heading="threads", form=".0f"),
     ),
     plotted=(_STEP, _BATCHES),
+    remarks=lambda report: offload_lines(report.cases),
 )

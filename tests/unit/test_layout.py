@@ -58,6 +58,7 @@ PURE = (
         "jobs",
         "bench.model",
         "bench.verdict",
+        "bench.offload_verdict",
         "bench.cases",
         "bench.python",
         "base.redact",

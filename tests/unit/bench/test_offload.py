@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.console import Console
 
 from numapin.bench.cases import offload
 from numapin.bench.measure.offload import _last_error, _start, _times_asked
-from numapin.bench.model import CaseResult, PeerResult, Spread
-from numapin.bench.offload_verdict import offload_verdict
+from numapin.bench.model import BenchReport, CaseResult, PeerResult, Spread
+from numapin.bench.offload_verdict import offload_lines, offload_verdict
+from numapin.bench.verdict import FEWEST_REPEATS
+from numapin.cli.bench_offload import offload as offload_command
 from numapin.plan.request import CoresFor
+from numapin.view.bench_layouts import OFFLOAD
+from numapin.view.bench_table import bench_table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,52 +163,108 @@ def _case(name: str = "fsdp", **speeds: tuple[float, ...]) -> CaseResult:
     return CaseResult(name=name, about="", peers=peers, skipped=None)
 
 
-DEFAULT, EQUAL = (1.0, 1.1, 0.9), (1.9, 2.0, 2.1)
+DEFAULT, EQUAL = (1.0, 1.02, 0.98, 1.0), (1.98, 2.0, 2.02, 2.0)
+NOISY = (5.0, 10.0, 16.0, 9.0)
+
+
+def _verdict(*cases: CaseResult) -> tuple[str, str]:
+    """Return the answer, and the text after the subject."""
+    found = offload_verdict(cases)
+    return found.answer, found.text.removeprefix("numapin instead of the best torchrun: ")
 
 
 class TestVerdict:
-    """The last lines."""
+    """The line of each case, and the verdict."""
 
     def test_equal_threads_are_as_good(self) -> None:
-        """Where ranges overlap there is no difference, and what threads alone give is said."""
-        lines = offload_verdict([_case(torchrun=DEFAULT, torchrun_threads=EQUAL, node=(2.0, 2.05, 2.15))])
-        assert lines == [
-            "fsdp: against torchrun-threads (itself 2.00x (faster): torchrun): node no difference",
-            "verdict: no difference between numapin and the best torchrun in any case; threads alone "
-            "(OMP_NUM_THREADS) make torchrun 2.00x as fast",
+        """Where repeats are alike there is no difference, and the gain from threads alone is reported."""
+        case = _case(torchrun=DEFAULT, torchrun_threads=EQUAL, node=(2.0, 2.01, 2.04, 2.03))
+        assert offload_lines([case]) == [
+            "fsdp: against torchrun-threads (itself 2.00x (faster): torchrun): node no difference"
         ]
+        assert _verdict(case) == (
+            "no difference",
+            "no difference; threads alone (OMP_NUM_THREADS) make torchrun 2.00x as fast",
+        )
 
     def test_a_gain_is_against_the_best_torchrun(self) -> None:
-        """Only a way that is faster than every torchrun counts, and only in the cases where it is."""
-        lines = offload_verdict(
-            [
-                _case("adamw", torchrun=DEFAULT, torchrun_threads=EQUAL, node=EQUAL, roles=(1.5, 1.5, 1.5)),
-                _case("fsdp-loader", torchrun=DEFAULT, torchrun_threads=EQUAL, node=EQUAL, roles=(3.0, 3.1, 2.9)),
-            ]
+        """Only a peer that is faster than every torchrun counts, and only in the cases where it is."""
+        cases = [
+            _case("adamw", torchrun=DEFAULT, torchrun_threads=EQUAL, node=EQUAL, roles=(1.5, 1.5, 1.5, 1.5)),
+            _case("fsdp-loader", torchrun=DEFAULT, torchrun_threads=EQUAL, node=EQUAL, roles=(3.0, 3.1, 2.9, 3.0)),
+        ]
+        assert offload_lines(cases)[0].endswith("node no difference, roles 0.75x (slower)")
+        answer, text = _verdict(*cases)
+        assert answer == "yes"
+        assert text.startswith(
+            "yes, steps are 1.50x faster in fsdp-loader (roles); no difference in adamw (node); threads"
         )
-        assert lines[0].endswith("node no difference, roles 0.75x (slower)")
-        assert lines[2].startswith(
-            "verdict: numapin is faster than the best torchrun: fsdp-loader 1.50x (roles); threads"
+
+    def test_a_loss(self) -> None:
+        """A numapin that is slower everywhere is reported as slower; gains elsewhere make it depend on the case."""
+        slower = _case("adamw", torchrun=(10.0, 10.1, 10.2, 10.0), node=(5.0, 5.1, 5.2, 5.0))
+        faster = _case("fsdp", torchrun=DEFAULT, node=EQUAL)
+        assert offload_lines([slower]) == ["adamw: against torchrun: node 0.50x (slower)"]
+        assert _verdict(slower) == ("no", "no, steps are 1.99x slower")
+        assert _verdict(slower, faster) == (
+            "depends",
+            "depends, steps are 2.0x faster in fsdp (node); steps are 1.99x slower in adamw (node)",
         )
 
     @pytest.mark.parametrize(
-        ("own", "relation"),
-        [((2.15, 2.2, 2.3), "(faster)"), ((2.14, 2.2, 2.3), "no difference"), ((1.0, 1.2, 1.86), "(slower)")],
+        ("own", "words"),
+        [
+            ((2.07, 2.1, 2.1, 2.2), "1.05x (faster)"),
+            ((2.05, 2.1, 2.1, 2.2), "1.05x"),
+            ((2.0, 2.0, 2.01, 2.02), "no difference"),
+            ((1.0, 1.2, 1.2, 1.8), "0.60x (slower)"),
+        ],
     )
-    def test_ranges_must_be_apart(self, own: tuple[float, ...], relation: str) -> None:
-        """Ranges that are less than 2 % apart are no difference."""
-        (line, _) = offload_verdict([_case(torchrun_threads=EQUAL, node=own)])
-        assert line.endswith(relation)
+    def test_ranges_must_be_apart(self, own: tuple[float, ...], words: str) -> None:
+        """Ranges that are less than 2 % apart are a ratio without a judgement, unless all repeats are alike."""
+        assert offload_lines([_case(torchrun_threads=EQUAL, node=own)])[0].endswith(f": node {words}")
+
+    def test_noise_tells_nothing(self) -> None:
+        """Wide ranges that overlap leave it open; they are not called equal."""
+        case = _case(torchrun=NOISY, node=(4.0, 13.0, 20.0, 11.0))
+        assert _verdict(case) == ("cannot tell", "cannot tell: the ranges of the repeats overlap")
 
     def test_few_repeats_tell_nothing(self) -> None:
-        """With fewer than three repeats there are ratios, but no verdict."""
-        lines = offload_verdict([_case(torchrun=(1.0, 1.0), node=(9.0, 9.0))])
-        assert lines == [
-            "fsdp: against torchrun: node 9.00x",
-            "verdict: cannot tell: 2 repeats are too few; use --repeats 3 or more",
-        ]
+        """With fewer than four repeats there are ratios, but no verdict."""
+        case = _case(torchrun=(1.0, 1.0, 1.0), node=(9.0, 9.0, 9.0))
+        assert offload_lines([case]) == ["fsdp: against torchrun: node 9.00x"]
+        assert _verdict(case)[1] == "cannot tell: 3 repeats are too few; use --repeats 4 or more"
 
     def test_one_side_only(self) -> None:
-        """Without a torchrun, or without numapin, nothing can be said."""
-        cannot = ["verdict: cannot tell: torchrun and numapin were not both measured in any case"]
-        assert offload_verdict([_case(node=EQUAL, roles=EQUAL), _case(torchrun=EQUAL, node=())]) == cannot
+        """Without a torchrun, or without numapin, there is no comparison."""
+        cases = [_case(node=EQUAL, roles=EQUAL), _case(torchrun=EQUAL, node=())]
+        assert offload_lines(cases) == []
+        assert _verdict(*cases) == (
+            "cannot tell",
+            "cannot tell: torchrun and numapin were not both measured in any case",
+        )
+
+    def test_the_table_has_the_lines_and_the_verdict(self) -> None:
+        """Partial reports have them, too."""
+        case = _case(torchrun=DEFAULT, node=EQUAL)
+        report = BenchReport(
+            benchmark="offload",
+            command=(),
+            machine={},
+            settings={},
+            cases=(case,),
+            is_complete=False,
+            verdict=offload_verdict([case]),
+        )
+        console = Console(width=200, file=io.StringIO(), record=True)
+        console.print(bench_table(report, OFFLOAD))
+        lines = [line.rstrip() for line in console.export_text().splitlines() if line.strip()]
+        assert lines[-2:] == [
+            "fsdp: against torchrun: node 2.00x (faster)",
+            "numapin instead of the best torchrun: yes, steps are 2.0x faster",
+        ]
+
+    def test_enough_repeats_by_default(self) -> None:
+        """The command measures as often as a verdict needs."""
+        (repeats,) = (option.default for option in offload_command.params if option.name == "repeats")
+        assert repeats == FEWEST_REPEATS

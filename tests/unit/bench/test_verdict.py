@@ -124,6 +124,20 @@ def test_equal_peers_are_never_told_apart_by_small_noise() -> None:
     assert verdict(START, figures).answer is BenchAnswer.SAME
 
 
+@pytest.mark.parametrize(
+    ("factor", "text"),
+    [
+        (1.09, "pin: yes, copies are 1.09x faster"),
+        (1 / 1.09, "pin: no, copies are 1.09x slower"),
+        (1.999, "pin: yes, copies are 2.0x faster"),
+        (12.0, "pin: yes, copies are 12x faster"),
+    ],
+)
+def test_small_ratios_have_two_digits(factor: float, text: str) -> None:
+    """A difference of a few percent does not read "1.0x faster"."""
+    assert verdict(PIN, {"h2d gpu0 4096": pair(factor)}, sizes=True).text == text
+
+
 def test_zero_is_not_compared() -> None:
     """A figure of zero has no ratio."""
     figures = {"print": {"torchrun": (1.0,) * 4, "numapin": (0.0,) * 4}}
