@@ -2,6 +2,7 @@
 
 Comes in: lines, and keys that a person presses. Goes out: the lines on the terminal's other screen, and names of keys.
 On any end the terminal gets its settings, its cursor and its former contents back; Ctrl-Z gives it back until `fg`.
+Handlers of signals never write, because a signal may come in the middle of a write.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ RESIZED: Final = "resized"
 END_OF_INPUT: Final = "end of input"
 _ENTER: Final = "\x1b[?1049h\x1b[?25l\x1b[2J"  # the other screen, cursor off, clear
 _LEAVE: Final = "\x1b[?25h\x1b[?1049l"
-_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _REDRAWING: Final = (signal.SIGWINCH, signal.SIGTSTP)
 _HELD: Final = {*_ENDING, signal.SIGINT, signal.SIGTSTP}
 _GOES_ON: Final = "the job goes on"
@@ -48,7 +49,7 @@ _KEY: Final = re.compile(rb"\x1b(?:[\[O][0-9;]*[A-Za-z~])?|[^\x1b]", re.DOTALL)
 class FullScreen:
     """A terminal that this process has for itself, as a context.
 
-    SIGTERM and SIGHUP end the context with `Stopped`. Without a keyboard, no keys are read.
+    SIGTERM, SIGHUP and SIGQUIT end the context with `Stopped`. Without a keyboard, no keys are read.
     """
 
     def __init__(self, console: Console) -> None:
@@ -103,9 +104,7 @@ class FullScreen:
         sources = [self._woken, sys.stdin.fileno()] if self._has_keys else [self._woken]
         ready = select.select(sources, [], [], max(wait_s, 0.0))[0]
         if self._woken in ready:
-            os.read(self._woken, 4096)
-            self._drawn = []
-            _write("\x1b[2J")
+            self._wake_up(signals=os.read(self._woken, 4096))
             return RESIZED
         if not ready:
             return None
@@ -126,6 +125,34 @@ class FullScreen:
             self._console.print(line, end="", no_wrap=True, overflow="crop", soft_wrap=True)
         return captured.get()
 
+    def _wake_up(self, signals: bytes) -> None:
+        """Do what the signals with these numbers ask for, and clear the screen."""
+        if signal.SIGTSTP in signals:
+            self._suspend()
+        self._measure()
+        self._drawn = []
+        _write("\x1b[2J")
+
+    def _suspend(self) -> None:
+        """Give the terminal back and stop until `fg`.
+
+        The kernel ignores SIGTSTP in an orphaned process group (ssh -t, kubectl exec), where no shell could continue
+        this process. SIGSTOP would stop it for good.
+        """
+        with _held_signals():
+            self._give_back()
+            handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTSTP)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTSTP})  # stops here
+            signal.signal(signal.SIGTSTP, handler)
+            self._take()
+
+    def _measure(self) -> None:
+        """Read the size of the terminal: rich prefers COLUMNS and LINES, which do not follow the window."""
+        columns, rows = os.get_terminal_size(sys.stdout.fileno())
+        known = self._console.size
+        self._console.size = known._replace(width=columns or known.width, height=rows or known.height)
+
     def _take(self) -> None:
         if self._has_keys:
             import termios
@@ -133,6 +160,7 @@ class FullScreen:
 
             self._settings = termios.tcgetattr(sys.stdin)
             tty.setcbreak(sys.stdin)
+        self._measure()
         self._drawn = []
         _write(_ENTER)
 
@@ -144,13 +172,11 @@ class FullScreen:
                 termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._settings)
         _write(_LEAVE)
 
-    def _signaled(self, number: int, _frame: FrameType | None) -> None:
+    @staticmethod
+    def _signaled(number: int, _frame: FrameType | None) -> None:
+        """End the context, or let `key` find the signal in its pipe."""
         if number in _ENDING:
             _end(number, _frame)
-        if number == signal.SIGTSTP:
-            self._give_back()
-            os.kill(os.getpid(), signal.SIGSTOP)  # SIGTSTP's default, after the screen is the shell's again
-            self._take()
 
 
 def _is_same(line: Text, drawn: Text | None) -> bool:
@@ -166,7 +192,7 @@ def _write(text: str) -> None:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """End the block with `Stopped` on SIGTERM or SIGHUP, unless the parent process ignores the signal."""
+    """End the block with `Stopped` on SIGTERM, SIGHUP or SIGQUIT, unless the parent process ignores the signal."""
     watched = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
     former = {number: signal.signal(number, _end) for number in watched}
     try:
