@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from numapin.base.stderr import say
 from numapin.cli.output import emit, require_writable, write
 from numapin.errors import NumapinError, UsageError
-from numapin.view.openmetrics import CONTENT_TYPE, ended, openmetrics
+from numapin.view.openmetrics import CONTENT_TYPE, UNKNOWN, ended, openmetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -74,7 +74,7 @@ def export(seen: Iterable[Top], run: str, target: Path | Address | None, *, once
     if target is None:
         emit(openmetrics(next(iter(seen))))
     elif isinstance(target, Address):
-        _serve(seen, run, target)
+        _serve(seen, target)
     else:
         _write(seen, run, target, once=once)
 
@@ -92,8 +92,8 @@ def _write(seen: Iterable[Top], run: str, path: Path, *, once: bool) -> None:
     say("the job ended")
 
 
-def _serve(seen: Iterable[Top], run: str, address: Address) -> None:
-    latest = [ended(run)]
+def _serve(seen: Iterable[Top], address: Address) -> None:
+    latest = [UNKNOWN]
     with _server(address, lambda: latest[0]) as port:
         say(f"metrics: http://{Address(address.host, port)}/metrics")
         for top in seen:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from numapin.observe.top import Top, TopRank
 
 CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+UNKNOWN: Final = "# EOF\n"
+"""No metrics: before the first sample, nothing is known about the job."""
 _UNITS: Final = ("bytes_per_second", "bytes", "seconds", "ratio", "watts")
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
@@ -61,7 +63,10 @@ def _gbps(rank: TopRank) -> float | None:
 
 
 _ACTIVE: Final = Metric(
-    name="numapin_run_active", help="Whether a rank of the run is alive.", value=lambda _: None, of_gone=True
+    name="numapin_run_active",
+    help="Whether a rank of the run is alive and watched.",
+    value=lambda _: None,
+    of_gone=True,
 )
 _RANK: Final = (
     Metric(name="numapin_rank_info", help="The process and the binding of a rank.", value=lambda _: 1, of_gone=True),
