@@ -24,6 +24,6 @@ Comes in: one case. Goes out: its figures, to the harness.
     train_models.py    EDGE  the networks
     train_data.py      EDGE  the samples: float32, JPEG files, tokens
     train_feeds.py     EDGE  torch, numapin, SPDL, DALI, and the ceiling
-    train_usage.py     EDGE  CPU time and memory of a rank and its workers
+    train_usage.py     EDGE  CPU time, memory and CPUs of a rank and its workers
     buffers.py         EDGE  host memory of every kind, on a chosen node
 """

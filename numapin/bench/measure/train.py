@@ -159,7 +159,9 @@ def _why_not(peer: str, case: TrainCase, options: TrainBenchOptions) -> str | No
     if peer != BASELINE or needed <= free:
         return None
     room = f"its batches need {sizes.render(needed)} in /dev/shm, where {sizes.render(free)} are free"
-    return f"{room}: mount -o remount,size={2 * needed >> 30 or 1}G /dev/shm, or use fewer --workers"
+    wanted = f"{2 * needed >> 30 or 1}"
+    mount = f"sudo mount -o remount,size={wanted}G /dev/shm (docker run --shm-size {wanted}g …)"
+    return f"{room}: {mount}, or use fewer --workers"
 
 
 def _pause() -> None:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from numapin.bench.cases.train import CEILING, case_of
 from numapin.bench.measure.train_feeds import FEEDS, Workers
 from numapin.bench.measure.train_step import Trainer
-from numapin.bench.measure.train_usage import RankUsage, memory_bytes
+from numapin.bench.measure.train_usage import RankUsage, cpus_per_rank, memory_bytes
 from numapin.bench.measure.train_wire import SOCKET, Line
 
 if TYPE_CHECKING:
@@ -185,8 +185,7 @@ def _speeds(trainer: Trainer, window: TrainWindow) -> dict[str, float]:
 
 def _costs(trainer: Trainer, window: TrainWindow, used: RankUsage, workers: Workers) -> dict[str, float]:
     """Return the CPU time per 1,000 samples, and how busy the workers' CPUs were."""
-    cpus_per_rank = len(os.sched_getaffinity(0)) / int(os.environ["LOCAL_WORLD_SIZE"])
-    usable_s = used.at_s * min(workers.number, cpus_per_rank)
+    usable_s = used.at_s * min(workers.number, cpus_per_rank())
     num_samples = window.num_steps * trainer.case.batch_size
     return {
         "cpu_s_per_1000": _mean(trainer.device, used.cpu_s / num_samples * 1000),

@@ -5,7 +5,6 @@ Comes in: a `TrainCase` and the rank's device. Goes out: a `Trainer`, the same f
 
 from __future__ import annotations
 
-import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from numapin.bench.measure.train_data import TrainSet, inputs_and_targets, to_device
 from numapin.bench.measure.train_models import Lossy
+from numapin.bench.measure.train_usage import cpus_per_rank
 
 if TYPE_CHECKING:
     from torch import nn
@@ -86,4 +86,4 @@ def _num_threads(case: TrainCase, device: torch.device) -> int:
     """
     if not case.is_offloaded or device.type == "cpu":
         return 1
-    return max(1, len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"]))
+    return max(1, int(cpus_per_rank()))

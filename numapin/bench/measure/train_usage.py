@@ -1,6 +1,7 @@
-"""CPU time and memory of a rank and its workers. Edge.
+"""CPU time and memory of a rank and its workers, and the rank's share of the CPUs. Edge.
 
-Comes in: this process. Goes out: CPU seconds, and memory in which each page counts once (PSS).
+Comes in: this process, and the CPUs of the other ranks. Goes out: CPU seconds, memory in which each page counts once
+(PSS), and a number of CPUs.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import os
 import time
 from dataclasses import dataclass
 from typing import Self
+
+import torch.distributed as dist
 
 from numapin.system import proc
 
@@ -47,6 +50,18 @@ def memory_bytes() -> int:
     own = os.getpid()
     sizes = [proc.size_bytes(pid, "smaps_rollup", "Pss:") for pid in (own, *_workers(own))]
     return sum(size for size in sizes if size is not None)
+
+
+def cpus_per_rank() -> float:
+    """Return this rank's share of its CPUs: their number, divided by the number of ranks that may use some of them.
+
+    Without binding, all ranks share all CPUs. Bound ranks share those of a node, or have their own. Every rank must
+    call this at the same time.
+    """
+    own = os.sched_getaffinity(0)
+    of_ranks: list[set[int]] = [set()] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, own)
+    return len(own) / sum(not own.isdisjoint(cpus) for cpus in of_ranks)
 
 
 def _workers(own: int) -> list[int]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.data import default_collate
 
+from numapin.base.cpu_set import CpuSet
 from numapin.bench.cases.train import (
     CASES,
     NO_GPU,
@@ -23,8 +26,11 @@ from numapin.bench.cases.train import (
     sized,
     train_benchmark,
 )
+from numapin.bench.measure.train import _why_not
 from numapin.bench.measure.train_data import IGNORED, TrainSet, inputs_and_targets, make_images, pad
 from numapin.bench.measure.train_models import Lossy
+from numapin.bench.measure.train_step import _num_threads
+from numapin.bench.measure.train_usage import cpus_per_rank
 from numapin.bench.measure.train_wire import Line
 
 if TYPE_CHECKING:
@@ -69,6 +75,36 @@ class TestCases:
     def test_room_for_torchs_batches(self) -> None:
         """12 workers with 2 batches of 154 MB each, in 2 ranks: 7.4 GB of /dev/shm."""
         assert needed_shm_bytes(CASES["resnet18"], replace(OPTIONS, num_ranks=2)) == 12 * 2 * 2 * 256 * 3 * 224**2 * 4
+
+
+@pytest.mark.parametrize(
+    ("others", "share"),
+    [
+        ("0-7 0-7 0-7", 2.0),  # not bound: all ranks share all CPUs
+        ("0-7 8-15 8-15", 4.0),  # two ranks on each node
+        ("8-9 10-11 12-13", 8.0),  # exclusive
+    ],
+)
+def test_cpus_of_a_rank(others: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank shares its CPUs with the ranks that may use them, not with those of other nodes."""
+
+    def gather(found: list[set[int]], own: set[int]) -> None:
+        found[:] = [own, *(set(CpuSet.parse(text)) for text in others.split())]
+
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(8)))
+    offloaded = next(case for case in CASES.values() if case.is_offloaded)
+    assert cpus_per_rank() == share
+    assert _num_threads(offloaded, torch.device("cuda")) == share
+    assert _num_threads(offloaded, torch.device("cpu")) == 1
+
+
+def test_a_small_shm_has_a_remedy() -> None:
+    """The command that makes room can be typed as it is; in a container it is an option of its start."""
+    reason = _why_not("torch", CASES["resnet18"], replace(OPTIONS, num_workers=10_000_000))
+    assert reason is not None
+    assert re.search(r": sudo mount -o remount,size=(\d+)G /dev/shm \(docker run --shm-size \1g …\), or use", reason)
 
 
 @pytest.mark.parametrize(("name", "num_parameters"), [("resnet18", 11_689_512), ("resnet50", 25_557_032)])
