@@ -20,6 +20,7 @@ from numapin.doctor.model import DoctorSeverity
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from numapin.doctor.advice import Advice
     from numapin.doctor.model import DoctorFinding, DoctorReport
 
 _WIDTH: Final = 100
@@ -52,16 +53,26 @@ _FIXES: Final = {
             "done",
         )
     ),
-    "persistence": _Fix(lines=("try nvidia-smi -pm 1",), undo="sudo nvidia-smi -pm 0"),
+    "persistence": _Fix(
+        lines=(
+            "modes=$(nvidia-smi --query-gpu=index,persistence_mode --format=csv,noheader) || failed=1",
+            "for gpu in $(printf '%s\\n' \"$modes\" | sed -n 's/^\\([0-9]*\\), Disabled$/\\1/p'); do",
+            '    try nvidia-smi -i "$gpu" -pm 1 && echo "to undo: ${root:+$root }nvidia-smi -i $gpu -pm 0"',
+            "done",
+        ),
+        undo="the command prints it, for the GPUs that it changes",
+    ),
     "libnuma": _Fix(
         lines=(
-            "if command -v apt-get >/dev/null; then",
-            "    try apt-get install --yes libnuma1",
+            "if dpkg -s libnuma1 >/dev/null 2>&1 || rpm -q numactl-libs >/dev/null 2>&1; then",
+            "    echo 'not changed: the package of libnuma is installed; the failure has another cause'",
+            "elif command -v apt-get >/dev/null; then",
+            '    try apt-get install --yes libnuma1 && echo "to undo: ${root:+$root }apt-get remove libnuma1"',
             "else",
-            "    try dnf install --assumeyes numactl-libs",
+            '    try dnf install --assumeyes numactl-libs && echo "to undo: ${root:+$root }dnf remove numactl-libs"',
             "fi",
         ),
-        undo="sudo apt-get remove libnuma1 (or: sudo dnf remove numactl-libs)",
+        undo="the command prints it, if the package was not installed before",
         lasts="for good",
     ),
 }
@@ -77,9 +88,9 @@ fi
 """
 _FUNCTIONS: Final = {
     "try": """\
-# Run a command as root; go on if it fails.
+# Run a command as root, and return whether it succeeded.
 try() {
-    ${root:+"$root"} "$@" || { echo "failed: $*" >&2; failed=1; }
+    ${root:+"$root"} "$@" || { echo "failed: $*" >&2; failed=1; return 1; }
 }
 """,
     "set_kernel": """\
@@ -101,8 +112,9 @@ set_kernel() {
 def remedy_script(report: DoctorReport) -> str:
     """Return the script: each remedy with the reason, worst first; it exits with 1 if a command failed."""
     found = _with_remedy(report)
-    blocks = ["\n".join(_block(number, finding)) for number, finding in enumerate(found, start=1)]
-    head = "\n".join(_title(report, found))
+    remedies = [*(_block(finding) for finding in found), *_of_loader(report.advice)]
+    blocks = ["\n".join([*_comment(f"{number}. {first}"), *rest]) for number, (first, *rest) in enumerate(remedies, 1)]
+    head = "\n".join(_title(report, found, num_remedies=len(blocks)))
     needed = [text for name, text in _FUNCTIONS.items() if _calls(name, blocks)]
     if not needed:
         return "\n\n".join([head, *blocks, "echo 'There is no command to run: all remedies are comments.'\n"])
@@ -123,10 +135,10 @@ def _calls(function: str, blocks: Iterable[str]) -> bool:
     return any(line.split()[:1] == [function] for line in lines)
 
 
-def _title(report: DoctorReport, found: Sequence[DoctorFinding]) -> Iterator[str]:
+def _title(report: DoctorReport, found: Sequence[DoctorFinding], *, num_remedies: int) -> Iterator[str]:
     num_commands = sum(finding.check in _FIXES for finding in found)
     yield "#!/bin/sh"
-    yield from _comment(f"{counted(len(found), 'remedy')} that `numapin doctor` has for {_machine(report)}.")
+    yield from _comment(f"{counted(num_remedies, 'remedy')} that `numapin doctor` has for {_machine(report)}.")
     yield from _comment(
         f"Commands to run: {num_commands}. Review them first. Those marked root run with sudo unless you are root. "
         "Nothing is deleted, stopped or restarted. The other remedies are comments: they belong in the job, the "
@@ -138,17 +150,34 @@ def _machine(report: DoctorReport) -> str:
     return f"{report.host or 'a host without a name'} ({report.source})"
 
 
-def _block(number: int, finding: DoctorFinding) -> Iterator[str]:
-    """Yield one remedy: what was found, why it matters, how to undo it, and the command."""
-    yield from _comment(f"{number}. {finding.severity}: {finding.check}: {finding.what}")
+def _block(finding: DoctorFinding) -> Iterator[str]:
+    """Yield one remedy: what was found as text, then the lines why it matters, how to undo it, and the command."""
+    yield f"{finding.severity}: {finding.check}: {finding.what}"
     yield from _comment(f"Why: {finding.why}")
     fix = _FIXES.get(finding.check)
     if fix is None:
-        yield from _comment(f"Not run here: {finding.remedy}")
+        yield from _not_run(finding.remedy)
         return
-    yield from _comment(f"Remedy (root, lasts {fix.lasts}): {finding.remedy}")
+    yield f"# Remedy (root, lasts {fix.lasts}):"
+    yield _whole(finding.remedy)
     yield from _comment(f"Undo: {fix.undo}")
     yield from fix.lines
+
+
+def _of_loader(advice: Advice) -> Iterator[Iterator[str]]:
+    """Yield the remedy for the loader that the user described, if there is one."""
+    if advice.verdict is not None and advice.remedy is not None:
+        yield chain([f"pinned memory: {advice.verdict}: {advice.reason}"], _not_run(advice.remedy))
+
+
+def _not_run(remedy: str | None) -> Iterator[str]:
+    yield "# Not run here:"
+    yield _whole(remedy)
+
+
+def _whole(remedy: str | None) -> str:
+    """Return a remedy as one comment line, so that a command in it can be copied."""
+    return f"#   {printable(remedy or '')}"
 
 
 def _comment(text: str) -> Iterable[str]:

@@ -102,7 +102,7 @@ def test_script() -> None:
     """The remedies are printed as a script that a shell can read; it is not a second form of --json."""
     done = numapin("doctor", "--script", OMP_PROC_BIND="spread")
     assert done.out.startswith("#!/bin/sh\n")
-    assert "# Not run here: unset OMP_PROC_BIND" in done.out
+    assert "# Not run here:\n#   unset OMP_PROC_BIND\n" in done.out
     subprocess.run(["sh", "-n"], input=done.out, text=True, check=True)
     both = numapin("doctor", "--script", "--json")
     assert both.status == 2
