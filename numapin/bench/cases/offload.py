@@ -139,6 +139,7 @@ def offload_benchmark(options: OffloadBenchOptions, *, folder: str) -> Benchmark
             Comparison(name="ratio", figure="steps_per_s", against=BASELINE),
             Comparison(name="ratio_threads", figure="steps_per_s", against=EQUAL),
         ),
+        shares_starts=True,
     )
 
 

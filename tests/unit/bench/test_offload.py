@@ -47,6 +47,7 @@ class TestCases:
     def test_each_case_has_each_peer(self, tmp_path: Path) -> None:
         """Every peer starts the same job, and names the case that is asked for."""
         benchmark = offload.offload_benchmark(_options(), folder=str(tmp_path))
+        assert benchmark.shares_starts
         assert [case.name for case in benchmark.cases] == ["adamw", "adamw-loader", "fsdp", "fsdp-loader"]
         for case in benchmark.cases:
             assert [peer.name for peer in case.peers] == [*offload.PEERS]
