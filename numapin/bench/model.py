@@ -81,8 +81,8 @@ class Benchmark:
     If several processes measure at once, figures in `summed` are added; of all others, the highest counts. The verdict
     answers the first of `questions` whose peers were measured; `judge` returns it where the peers are not fixed.
 
-    If `shares_starts`, one start of a peer measures all cases, which must have the same peers. Then the cases follow each
-    other within a repeat, so that a benchmark that ends early has all figures of the starts that it made.
+    If `shares_starts`, one start of a peer measures all cases, which must have the same peers. Then the cases follow
+    each other within a repeat, so that a benchmark that ends early has all figures of the starts that it made.
     """
 
     name: str
