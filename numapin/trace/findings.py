@@ -19,7 +19,7 @@ from numapin.trace.records import HOST_TO_DEVICE
 from numapin.trace.uneven import uneven_finding, uneven_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numapin.trace.analysis import Analysis, Group
     from numapin.trace.noted import ScriptNotes
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 # Shares of the step time.
 _BUSY: Final = 0.9
 _COMMUNICATING: Final = 0.1
-WAITING_FOR_RANKS: Final = "waiting for other ranks"
+_WAITING_FOR_RANKS: Final = "waiting for other ranks"
+_THEY_WAIT: Final = ", which wait for the slowest rank and then transfer"
+_COMMUNICATION: Final = "communication"
+_TRANSFER_LESS: Final = "transfer less (bfloat16, no_sync() while accumulating), or overlap it with compute (DDP's buckets, FSDP's prefetch)"
 _OVERLAPPED: Final = 0.5  # of the time of the copies
 
 _BUSY_US: Final = attrgetter("busy_us")
@@ -46,6 +49,19 @@ def find(analysis: Analysis) -> tuple[TraceFinding, ...]:
     )
     found = [finding for finding in checked if finding is not None]
     return tuple(sorted(found, key=attrgetter("costs"), reverse=True))
+
+
+def without_waiting(found: Iterable[TraceFinding], *, is_slowest: bool) -> tuple[TraceFinding, ...]:
+    """Return a rank's findings without its waiting for the slowest rank. That rank's own communication is transfer."""
+    kept = (_as_transfer(finding) if is_slowest else finding for finding in found)
+    return tuple(finding for finding in kept if finding.what != _WAITING_FOR_RANKS)
+
+
+def _as_transfer(finding: TraceFinding) -> TraceFinding:
+    if finding.what != _WAITING_FOR_RANKS:
+        return finding
+    evidence = f"{finding.evidence.removesuffix(_THEY_WAIT)} on the slowest rank, too; it waits for no other"
+    return replace(finding, what=_COMMUNICATION, evidence=evidence, remedy=_TRANSFER_LESS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,16 +201,15 @@ def _busy(analysis: Analysis) -> TraceFinding | None:
 
 
 def _communicating(analysis: Analysis) -> TraceFinding | None:
-    costs = analysis.share("communication")
+    costs = analysis.share(_COMMUNICATION)
     if costs < _COMMUNICATING:
         return None
+    time = ms_per_step(analysis, analysis.parts_us[_COMMUNICATION])
     return TraceFinding(
-        what=WAITING_FOR_RANKS,
+        what=_WAITING_FOR_RANKS,
         costs=costs,
-        evidence=f"for {ms_per_step(analysis, analysis.parts_us['communication'])} per step only collective operations "
-        "ran, which wait for the slowest rank and then transfer",
-        remedy="make ranks equally fast; transfer less (bfloat16, no_sync() while accumulating) or beside the compute "
-        "(DDP's buckets, FSDP's prefetch)",
+        evidence=f"for {time} per step only collective operations ran{_THEY_WAIT}",
+        remedy=f"make ranks equally fast; {_TRANSFER_LESS}",
     )
 
 

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from numapin.trace.analysis import PARTS
-from numapin.trace.findings import WAITING_FOR_RANKS, find
+from numapin.trace.findings import find, without_waiting
 from numapin.trace.straggler import find_straggler
 
 if TYPE_CHECKING:
@@ -62,9 +62,11 @@ def make_report(analyses: Sequence[Analysis], notes: Sequence[str] = ()) -> Trac
     found: dict[str, list[tuple[Analysis, TraceFinding]]] = defaultdict(list)
     straggler = find_straggler(ordered)
     for analysis in analyses:
-        for finding in find(analysis):
-            if straggler is None or finding.what != WAITING_FOR_RANKS:  # said once, by the straggler's finding
-                found[finding.what].append((analysis, finding))
+        of_rank = find(analysis)
+        if straggler is not None:  # its finding explains the waiting of the other ranks
+            of_rank = without_waiting(of_rank, is_slowest=analysis is straggler.analysis)
+        for finding in of_rank:
+            found[finding.what].append((analysis, finding))
     if straggler is not None:
         found[straggler.finding.what].append((straggler.analysis, straggler.finding))
     shared = [_shared(own) for own in found.values()]

@@ -235,7 +235,7 @@ class TestOneSlowRank:
     @staticmethod
     def _rank(rank: int, own: float) -> Analysis:
         made = Made()
-        for i in range(3):
+        for i in range(6):
             made.step(i, i * 1000, 1000)
             made.kernel(i * 1000, own)
             made.kernel(i * 1000 + own, 1000 - own, name="ncclDevKernel_AllReduce")
@@ -250,6 +250,16 @@ class TestOneSlowRank:
         assert shared.saves_s == pytest.approx(350e-6)
         assert "rank 1 (host node7, CPUs 8-15, node 1) needs" in shared.finding.evidence
         assert "most of the difference is compute" in shared.finding.evidence
+
+    def test_communication_of_the_slow_rank(self) -> None:
+        """Communication that even the slow rank has is transfer, and stays the larger finding."""
+        report = make_report([self._rank(0, 200), self._rank(1, 260)])
+        transfer, slow = (shared for shared in report.findings if shared.saves_s)
+        assert (transfer.finding.what, transfer.ranks) == ("communication", ("1",))
+        assert transfer.finding.costs == pytest.approx(0.74)
+        assert "0.74 ms per step only collective operations ran on the slowest rank" in transfer.finding.evidence
+        assert "equally fast" not in transfer.finding.remedy
+        assert (slow.finding.what, slow.saves_s) == ("one slow rank", pytest.approx(60e-6))
 
     def test_equal_ranks(self) -> None:
         """Equal ranks have no slow one; their communication is a finding."""
