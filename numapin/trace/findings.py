@@ -30,7 +30,10 @@ _COMMUNICATING: Final = 0.1
 _WAITING_FOR_RANKS: Final = "waiting for other ranks"
 _THEY_WAIT: Final = ", which wait for the slowest rank and then transfer"
 _COMMUNICATION: Final = "communication"
-_TRANSFER_LESS: Final = "transfer less (bfloat16, no_sync() while accumulating), or overlap it with compute (DDP's buckets, FSDP's prefetch)"
+_TRANSFER_LESS: Final = (
+    "transfer less (bfloat16, no_sync() while accumulating), or overlap it with compute (DDP's buckets, FSDP's "
+    "prefetch)"
+)
 _OVERLAPPED: Final = 0.5  # of the time of the copies
 
 _BUSY_US: Final = attrgetter("busy_us")

@@ -38,10 +38,10 @@ class Made:
         begin_ns = BASE_NS + round((ZERO_US + start) * 1000)
         self.loads.append([worker, begin_ns, begin_ns + round(duration * 1000)])
 
-    def noted_at(self, name: str, start: float, duration: float = 0.0) -> None:
-        """Note an epoch ("epochs") or the end of one ("ends")."""
+    def noted_at(self, name: str, start: float, duration: float = 0.0, *, loader: int = 0) -> None:
+        """Note an epoch of a loader ("epochs") or the end of one ("ends")."""
         begin_ns = BASE_NS + round((ZERO_US + start) * 1000)
-        self.noted.setdefault(name, []).append([0, begin_ns, begin_ns + round(duration * 1000)])
+        self.noted.setdefault(name, []).append([loader, begin_ns, begin_ns + round(duration * 1000)])
 
     def samples(self, start: float, duration: float, *, stack: int = 0, running: bool = True, every: float = 5) -> None:
         """Sample the loop's thread in one place for some time."""

@@ -143,10 +143,40 @@ class TestEpochs:
         assert found(made)["start of an epoch"].costs == pytest.approx(3000 / 11000 * 2 / 20)
 
     def test_workers_that_stay(self) -> None:
-        """Workers that stay already are not advised."""
+        """Workers that are already persistent are not advised."""
         made = with_loader(self._made(), is_persistent=True)
         assert "persistent_workers=True)" in found(made)["start of an epoch"].remedy
         assert "keep the workers" not in found(made)["start of an epoch"].remedy
+
+    def test_an_iterator_that_is_used_later(self) -> None:
+        """What the script does between iter() and the first next() is not the epoch's; each start counts once."""
+        made = Made()
+        made.step(0, 0, 1000)
+        made.noted_at("epochs", 0, 100)
+        made.noted_at("epochs", 100, 50, loader=1)
+        made.event("cpu_op", "aten::mm", 150, 750)
+        made.wait(900, 100)
+        analysis = analyzed(made)
+        assert (analysis.parts_us["epoch"], analysis.parts_us["compute"]) == (pytest.approx(250), pytest.approx(750))
+        assert analysis.num_epochs == 2
+
+    def test_of_two_loaders(self) -> None:
+        """The remedy is for the loader whose epoch began slowly, and the cost is spread over the longest epoch."""
+        made = loop(steps=8, wait=10, compute=990)
+        made.noted_at("epochs", 2000, 0.5, loader=0)  # its workers stay
+        made.noted_at("epochs", 5990, 8, loader=1)
+        training = {"num_workers": 4, "is_persistent": True, "num_batches": 10}
+        validation = {"num_workers": 2, "num_batches": 5}
+        made.event("user_annotation", "ProfilerStep#8", 8000, 700)
+        made.noted_at("epochs", 8000, 700, loader=1)
+        made.noted["loaders"] = [training, validation]
+        finding = found(made)["start of an epoch"]
+        assert finding.remedy.startswith("keep the workers of the loader with 5 batches and 2 workers between epochs")
+        assert finding.costs == pytest.approx(analyzed(made).share("epoch") * 8 / 2 / 10)
+        made.noted["loaders"] = [validation, training]
+        assert "the loader with 10 batches and 4 workers are already persistent" in (
+            found(made)["start of an epoch"].remedy
+        )
 
 
 class TestHost:
@@ -259,7 +289,8 @@ class TestOneSlowRank:
         assert transfer.finding.costs == pytest.approx(0.74)
         assert "0.74 ms per step only collective operations ran on the slowest rank" in transfer.finding.evidence
         assert "equally fast" not in transfer.finding.remedy
-        assert (slow.finding.what, slow.saves_s) == ("one slow rank", pytest.approx(60e-6))
+        assert slow.finding.what == "one slow rank"
+        assert slow.saves_s == pytest.approx(60e-6)
 
     def test_equal_ranks(self) -> None:
         """Equal ranks have no slow one; their communication is a finding."""
