@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     _Busy: TypeAlias = Mapping[int | None, Lengths]  # when kernels ran, by device
     _Streams: TypeAlias = set[tuple[int | None, int | None]]  # device and stream of each kernel
 
-PARTS: Final = ("compute", "communication", "copy", "pin", "epoch", "wait", "other")
+COMMUNICATION: Final = "communication"
+PARTS: Final = ("compute", COMMUNICATION, "copy", "pin", "epoch", "wait", "other")
 _NEVER: Final = Lengths(())
 
 
@@ -73,7 +74,8 @@ class EpochStart:
 class Analysis:
     """The use of one rank's step time. `waited_us` is all of the loop's waiting, including what compute hid.
 
-    `other` are the moments of the part of that name. `updating_us` is the time within it in which the optimizer ran.
+    `other` are the moments of the part of that name. `updating` are those of them in which the optimizer ran on the CPU
+    of a script that uses a GPU.
     """
 
     trace: Trace
@@ -84,8 +86,13 @@ class Analysis:
     waited_us: float
     groups: tuple[Group, ...]
     other: Intervals
-    updating_us: float
+    updating: Intervals
     epoch_starts: tuple[EpochStart, ...]
+
+    @property
+    def updating_us(self) -> float:
+        """The time of all steps in which the optimizer ran on the CPU while the GPU was idle."""
+        return length(self.updating)
 
     @property
     def num_epochs(self) -> int:
@@ -128,9 +135,15 @@ def analyze(trace: Trace) -> Analysis:
         waited_us=length(common(_moments(inside), window)),
         groups=_groups(trace, in_window),
         other=other,
-        updating_us=length(common(_moments(trace.updates), other)),
+        updating=common(_moments(trace.updates), other) if _updates_on_cpu(trace) else (),
         epoch_starts=starts,
     )
+
+
+def _updates_on_cpu(trace: Trace) -> bool:
+    """Return whether a script that uses a GPU has its optimizer on the CPU."""
+    on_cpu = trace.noted.updates_on_cpu
+    return trace.on_gpu and (not trace.updates_launch if on_cpu is None else on_cpu)
 
 
 def _epoch_starts(trace: Trace, in_window: Lengths) -> tuple[EpochStart, ...]:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
+from numapin.trace.analysis import COMMUNICATION
 from numapin.trace.finding import FLOOR, TraceFinding, ms_per_step
 from numapin.trace.host import idle, updating
 from numapin.trace.loading import WAITING, epochs, pins, waits
 from numapin.trace.records import HOST_TO_DEVICE
-from numapin.trace.uneven import uneven_finding, uneven_steps
+from numapin.trace.uneven import uneven_finding, uneven_steps, without_excess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +30,6 @@ _BUSY: Final = 0.9
 _COMMUNICATING: Final = 0.1
 _WAITING_FOR_RANKS: Final = "waiting for other ranks"
 _THEY_WAIT: Final = ", which wait for the slowest rank and then transfer"
-_COMMUNICATION: Final = "communication"
 _TRANSFER_LESS: Final = (
     "transfer less (bfloat16, no_sync() while accumulating), or overlap it with compute (DDP's buckets, FSDP's "
     "prefetch)"
@@ -45,13 +45,22 @@ _BLOCKED_US: Final = attrgetter("blocked_us")
 def find(analysis: Analysis) -> tuple[TraceFinding, ...]:
     """Return the findings about a rank's steps; the most costly comes first."""
     uneven = uneven_steps(analysis)
+    usual = without_excess(analysis, uneven)
     checked = (
-        *(check(analysis) for check in _CHECKS),
-        idle(analysis, uneven),
-        uneven_finding(analysis, uneven) if uneven else None,
+        *(check(usual) for check in _CHECKS),
+        idle(usual, uneven),
     )
     found = [finding for finding in checked if finding is not None]
+    if uneven is not None:
+        found = [*_without_part(found, usual, uneven.part), uneven_finding(analysis, uneven)]
     return tuple(sorted(found, key=attrgetter("costs"), reverse=True))
+
+
+def _without_part(found: Iterable[TraceFinding], usual: Analysis, part: str) -> list[TraceFinding]:
+    """Return the findings; one about the part that makes steps slow costs at most what is left of that part."""
+    left = usual.share(part)
+    capped = (replace(one, costs=min(one.costs, left)) if one.part == part else one for one in found)
+    return [one for one in capped if one.part != part or one.costs >= FLOOR]
 
 
 def without_waiting(found: Iterable[TraceFinding], *, is_slowest: bool) -> tuple[TraceFinding, ...]:
@@ -64,7 +73,7 @@ def _as_transfer(finding: TraceFinding) -> TraceFinding:
     if finding.what != _WAITING_FOR_RANKS:
         return finding
     evidence = f"{finding.evidence.removesuffix(_THEY_WAIT)} on the slowest rank, too; it waits for no other"
-    return replace(finding, what=_COMMUNICATION, evidence=evidence, remedy=_TRANSFER_LESS)
+    return replace(finding, what=COMMUNICATION, evidence=evidence, remedy=_TRANSFER_LESS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +142,7 @@ def _pageable(analysis: Analysis) -> TraceFinding | None:
         costs=copies.costs,
         evidence=f"{copies.described()}: the driver stages each copy and blocks the host",
         remedy=_pageable_remedy(analysis.trace.noted),
+        part="copy",
     )
 
 
@@ -164,6 +174,7 @@ def _blocking(analysis: Analysis) -> TraceFinding | None:
         costs=copies.costs,
         evidence=f"{copies.described()}: the host waited for each copy to finish",
         remedy="use .to(device, non_blocking=True)",
+        part="copy",
     )
 
 
@@ -178,6 +189,7 @@ def _not_overlapped(analysis: Analysis) -> TraceFinding | None:
         costs=copies.costs,
         evidence=f"{copies.described()}{stream}: kernels ran during {copies.overlapped:.0%} of that time",
         remedy=_ahead_remedy(analysis.trace.noted),
+        part="copy",
     )
 
 
@@ -204,10 +216,10 @@ def _busy(analysis: Analysis) -> TraceFinding | None:
 
 
 def _communicating(analysis: Analysis) -> TraceFinding | None:
-    costs = analysis.share(_COMMUNICATION)
+    costs = analysis.share(COMMUNICATION)
     if costs < _COMMUNICATING:
         return None
-    time = ms_per_step(analysis, analysis.parts_us[_COMMUNICATION])
+    time = ms_per_step(analysis, analysis.parts_us[COMMUNICATION])
     return TraceFinding(
         what=_WAITING_FOR_RANKS,
         costs=costs,

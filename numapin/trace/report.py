@@ -7,12 +7,12 @@ numapin.trace/1).
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from numapin.trace.analysis import PARTS
+from numapin.trace.analysis import COMMUNICATION, PARTS
 from numapin.trace.findings import find, without_waiting
 from numapin.trace.straggler import find_straggler
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """A finding and the names of the ranks that have it. Costs and evidence are from the rank where it costs most.
+    """A finding and the names of the ranks that have it. Costs and evidence are from one rank, usually the costliest.
 
     `saves_s` is the time of a step there that the remedy can save at most.
     """
@@ -48,10 +48,7 @@ class TraceReport:
         return {
             "schema": "numapin.trace/1",
             "ranks": [_rank_json(analysis) for analysis in self.analyses],
-            "findings": [
-                asdict(shared.finding) | {"saves_s": round(shared.saves_s, 6), "ranks": shared.ranks}
-                for shared in self.findings
-            ],
+            "findings": [_shared_json(shared) for shared in self.findings],
             "notes": self.notes,
         }
 
@@ -83,8 +80,11 @@ def _order(analysis: Analysis) -> tuple[int, int, str]:
 
 
 def _shared(found: Sequence[tuple[Analysis, TraceFinding]]) -> Shared:
-    """Merge the findings of several ranks; with more than one, the evidence names its rank."""
-    analysis, worst = max(found, key=lambda pair: _saved_s(*pair))
+    """Merge the findings of several ranks; with more than one, the evidence names its rank.
+
+    A rank that loses the time in communication only waited for one that lost it otherwise, so the latter comes first.
+    """
+    analysis, worst = max(found, key=lambda pair: (pair[1].part != COMMUNICATION, _saved_s(*pair)))
     saves_s = _saved_s(analysis, worst)
     if len(found) > 1:
         worst = replace(worst, evidence=f"on rank {name_of(analysis)}, {worst.evidence}")
@@ -106,6 +106,18 @@ def name_of(analysis: Analysis) -> str:
 def shown_parts(analyses: Sequence[Analysis]) -> list[str]:
     """Return the parts that take at least a thousandth of any rank's time."""
     return [part for part in PARTS if any(analysis.share(part) >= 0.001 for analysis in analyses)]
+
+
+def _shared_json(shared: Shared) -> dict[str, Any]:
+    finding = shared.finding
+    return {
+        "what": finding.what,
+        "costs": finding.costs,
+        "evidence": finding.evidence,
+        "remedy": finding.remedy,
+        "saves_s": round(shared.saves_s, 6),
+        "ranks": shared.ranks,
+    }
 
 
 def _rank_json(analysis: Analysis) -> dict[str, Any]:
