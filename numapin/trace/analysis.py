@@ -74,6 +74,7 @@ class EpochStart:
 class Analysis:
     """The use of one rank's step time. `waited_us` is all of the loop's waiting, including what compute hid.
 
+    `waited_within_us` is the part of it that is not at the border of an epoch.
     `other` are the moments of the part of that name. `updating` are those of them in which the optimizer ran on the CPU
     of a script that uses a GPU.
     """
@@ -84,6 +85,7 @@ class Analysis:
     steps_us: tuple[Mapping[str, float], ...]
     num_batches: int
     waited_us: float
+    waited_within_us: float
     groups: tuple[Group, ...]
     other: Intervals
     updating: Intervals
@@ -126,13 +128,15 @@ def analyze(trace: Trace) -> Analysis:
     parts = _exclusive(moments)
     other = without(window, union(chain.from_iterable(moments.values())))
     inside = [wait for wait in trace.waits if in_window.between(*wait.pair)]
+    waited = common(_moments(inside), window)
     return Analysis(
         trace=trace,
         step_us=length(window) / len(trace.steps),
         parts_us=_lengths(parts, window),
         steps_us=tuple(_lengths(parts, (step.pair,)) for step in trace.steps),
         num_batches=len(inside),
-        waited_us=length(common(_moments(inside), window)),
+        waited_us=length(waited),
+        waited_within_us=length(without(waited, borders)),
         groups=_groups(trace, in_window),
         other=other,
         updating=common(_moments(trace.updates), other) if _updates_on_cpu(trace) else (),
@@ -189,7 +193,7 @@ def _gpu_parts(trace: Trace, borders: Intervals) -> dict[str, Intervals]:
         "compute": _moments(chain(computing, within_gpus)),
         "communication": _moments(communicating),
         "copy": union(chain.from_iterable(copy.occupied for copy in trace.copies if copy.crosses)),
-        "pin": _moments(trace.loop_pins),
+        "pin": without(_moments(trace.loop_pins), _moments(trace.waits)),  # a loader without workers pins in next()
         "epoch": borders,
         "wait": _moments(trace.waits),
     }

@@ -122,15 +122,15 @@ def _resume_after_script(end: Callable[_P, _T]) -> Callable[_P, _T]:
     return ends
 
 
-def _counting_batches(next_data: Callable[_P, _T]) -> Callable[_P, _T]:
+def _counting_batches(next_data: Callable[[Any], object]) -> Callable[[Any], object]:
     """Count each batch that a DataLoader's iterator returns."""
 
-    def _next_data(*arguments: _P.args, **named: _P.kwargs) -> _T:
+    def _next_data(self: object) -> object:
         start_ns = time.time_ns()
         try:
-            data = next_data(*arguments, **named)
+            data = next_data(self)
         except StopIteration:  # torch ends workers that do not stay before it raises this
-            if not _Traced.closed:
+            if getattr(self, "_num_workers", 0) and not _Traced.closed:
                 _Traced.notes.ended(start_ns, time.time_ns())
             raise
         _count(Tracer.batch)

@@ -5,7 +5,7 @@ Comes in: an `Analysis`. Goes out: findings, with remedies that fit the loader t
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.plural import counted
@@ -24,15 +24,22 @@ def waits(analysis: Analysis) -> TraceFinding | None:
     costs = analysis.share("wait")
     if costs < WAITING:
         return None
-    loop_loads = any("SingleProcess" in wait.name for wait in analysis.trace.waits)
     return TraceFinding(
         what="waiting for data",
         costs=costs,
         evidence="the loop waited in next() on its DataLoader for "
-        f"{ms_per_step(analysis, analysis.waited_us)} per step, "
+        f"{ms_per_step(analysis, analysis.waited_within_us)} per step, "
         f"{ms_per_step(analysis, analysis.parts_us['wait'])} of it while nothing computed",
-        remedy=_loading_remedy(analysis.trace.noted, loop_loads=loop_loads),
+        remedy=_loading_remedy(analysis.trace.noted, loop_loads=_loop_loads(analysis)),
     )
+
+
+def _loop_loads(analysis: Analysis) -> bool:
+    """Return whether the loop waited longest for a loader without workers."""
+    waited_us: dict[str, float] = defaultdict(float)
+    for wait in analysis.trace.waits:
+        waited_us[wait.name] += wait.end - wait.start
+    return "SingleProcess" in max(waited_us, key=lambda name: waited_us[name], default="")
 
 
 def _loading_remedy(noted: ScriptNotes, *, loop_loads: bool) -> str:
@@ -57,20 +64,23 @@ def _more_workers(noted: ScriptNotes) -> str:
 
 def epochs(analysis: Analysis) -> TraceFinding | None:
     """Find workers that start again at each epoch."""
-    costs, time_us = _epoch_costs(analysis), analysis.parts_us["epoch"]
+    costs, time_us = epoch_costs(analysis), analysis.parts_us["epoch"]
     if costs < FLOOR:
         return None
     each = ms(time_us / max(analysis.num_epochs, 1))
+    began = (
+        f"{analysis.num_epochs} of the traced steps began an epoch; ending the last one and starting the next, to its "
+        f"first batch, took {each}"
+    )
     return TraceFinding(
         what="start of an epoch",
         costs=costs,
-        evidence=f"{analysis.num_epochs} of the traced steps began an epoch; ending the last one and starting "
-        f"the next, to its first batch, took {each}",
+        evidence=began if analysis.num_epochs else f"an epoch ended, and ending its workers took {each}",
         remedy=_epoch_remedy(analysis),
     )
 
 
-def _epoch_costs(analysis: Analysis) -> float:
+def epoch_costs(analysis: Analysis) -> float:
     """Return the share of the step time that starts of epochs take over a whole epoch, if its length is known.
 
     A training epoch is as long as the longest loader; a validation in between is a part of it.

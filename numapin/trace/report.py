@@ -43,6 +43,15 @@ class TraceReport:
     findings: tuple[Shared, ...]
     notes: tuple[str, ...]
 
+    @property
+    def nothing_found(self) -> str:
+        """One line in place of findings, if there are none; else ""."""
+        if self.findings:
+            return ""
+        largest = max((_largest_part(analysis) for analysis in self.analyses), default=(0.0, ""))
+        besides = f"; the largest part besides compute is {largest[1]}, with {largest[0]:.0%}" if largest[0] else ""
+        return f"no finding: nothing costs enough time to advise a change{besides}"
+
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON: times in ms per step, shares of the step time; what is unknown is null."""
         return {
@@ -106,6 +115,11 @@ def name_of(analysis: Analysis) -> str:
 def shown_parts(analyses: Sequence[Analysis]) -> list[str]:
     """Return the parts that take at least a thousandth of any rank's time."""
     return [part for part in PARTS if any(analysis.share(part) >= 0.001 for analysis in analyses)]
+
+
+def _largest_part(analysis: Analysis) -> tuple[float, str]:
+    """Return the share and the name of the part that takes most time besides compute."""
+    return max((analysis.share(part), part) for part in PARTS if part != "compute")
 
 
 def _shared_json(shared: Shared) -> dict[str, Any]:

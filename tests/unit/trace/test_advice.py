@@ -72,6 +72,13 @@ class TestLoadersInUse:
         made = with_loader(loop(copy=200, compute=800, memory="Pageable", called=220), delivers_on_gpu=True)
         assert "the script's own" in found(made)["pageable copies"].remedy
 
+    def test_without_workers(self) -> None:
+        """A launcher option that changes nothing for a loader without workers is not advised."""
+        made = with_loader(loop(copy=200, compute=800, memory="Pageable", called=220), is_numapin=False, num_workers=0)
+        remedy = found(made)["pageable copies"].remedy
+        assert "pin_memory=True" in remedy
+        assert "--dataloader" not in remedy
+
     def test_pinning(self) -> None:
         """A script that pins batches of numapin's loader is told to leave that out."""
         made = with_loader(loop(steps=1, compute=800, idle=200))
@@ -93,6 +100,19 @@ class TestNoContradiction:
         """A loop that waits for a twentieth of its time is not called bound by compute."""
         assert set(found(loop(wait=60, compute=940))) == {"waiting for data"}
         assert set(found(loop(wait=40, compute=960))) == {"bound by compute"}
+
+    def test_bound_by_compute_or_a_copy(self) -> None:
+        """A loop with exposed copies is not called bound by compute, too."""
+        assert set(found(loop(copy=80, compute=920))) == {"asynchronous, but not overlapped"}
+
+    def test_waiting_at_the_border_of_an_epoch(self) -> None:
+        """The time in next() at the border of an epoch is not in the evidence of waiting for data."""
+        made = loop(steps=4, wait=200, compute=800)
+        made.event("user_annotation", "ProfilerStep#4", 4000, 5000)
+        made.noted_at("epochs", 4000, 1000)
+        made.wait(5000, 4000)
+        finding = found(made)["waiting for data"]
+        assert "for 0.16 ms per step, 0.16 ms of it while nothing computed" in finding.evidence
 
     def test_waiting_for_ranks_is_not_compute(self) -> None:
         """Communication that nothing hides is waiting for other ranks."""
@@ -147,6 +167,22 @@ class TestEpochs:
         made = with_loader(self._made(), is_persistent=True)
         assert "persistent_workers=True)" in found(made)["start of an epoch"].remedy
         assert "keep the workers" not in found(made)["start of an epoch"].remedy
+
+    def test_rare_borders(self) -> None:
+        """A border that costs little over its long epoch does not keep the loop from being bound by compute."""
+        made = with_loader(loop(steps=10, wait=3, compute=997), is_numapin=False, num_batches=1000)
+        made.event("user_annotation", "ProfilerStep#10", 10_000, 700)
+        made.noted_at("epochs", 10_000, 700)
+        assert analyzed(made).share("epoch") > 0.06
+        assert set(found(made)) == {"bound by compute"}
+
+    def test_an_end_without_a_start(self) -> None:
+        """If an epoch only ended in the traced steps, the evidence says that."""
+        made = loop(steps=4, compute=1000)
+        made.event("user_annotation", "ProfilerStep#4", 4000, 800)
+        made.noted_at("ends", 4000, 800)
+        finding = found(made)["start of an epoch"]
+        assert finding.evidence == "an epoch ended, and ending its workers took 0.8 ms"
 
     def test_an_iterator_that_is_used_later(self) -> None:
         """What the script does between iter() and the first next() is not the epoch's; each start counts once."""
