@@ -44,9 +44,10 @@ class Region(NamedTuple):
 
     @property
     def pieces(self) -> Iterator[range]:
-        """The addresses of its pages, in pieces for one call each."""
-        addresses = range(self.start, self.end, self.page_bytes)
-        return (addresses[at : at + _PAGES_PER_CALL] for at in range(0, len(addresses), _PAGES_PER_CALL))
+        """The addresses of its pages, in pieces for one call each. No huge page is in two: it would be counted once."""
+        size = _PAGES_PER_CALL * self.page_bytes
+        begins = range(self.start - self.start % size, self.end, size)
+        return (range(max(at, self.start), min(at + size, self.end), self.page_bytes) for at in begins)
 
 
 class ProcessMemory(NamedTuple):

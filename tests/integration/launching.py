@@ -5,13 +5,18 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from numapin.system import proc
 from tests.integration.forking import CommandLine, Forked, Forker
 
 NUMAPIN = (sys.executable, "-m", "numapin")
@@ -71,11 +76,24 @@ def no_compiler(folder: Path) -> str:
 
 
 def call(*command: str, cwd: Path | None = None, **changes: str) -> Done:
-    """Run a command and wait for its end."""
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=_LIMIT_S, check=False, cwd=cwd, env=environment(**changes)
-    )
-    return Done(status=done.returncode, out=done.stdout, err=done.stderr)
+    """Run a command and wait for its end. If it takes too long, fail with what its processes were doing.
+
+    They say so if they have PYTHONFAULTHANDLER.
+    """
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=environment(**changes)) as process:
+        try:
+            out, err = process.communicate(timeout=_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            for pid in [*proc.descendants(process.pid, proc.children_of()), process.pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGABRT)
+            out, err = process.communicate(timeout=_LIMIT_S)
+            pytest.fail(f"{' '.join(command)} took longer than {_LIMIT_S} s\n{out[-2000:]}\n{err[-20000:]}")
+        except BaseException:
+            process.kill()
+            raise
+    return Done(status=process.returncode, out=out, err=err)
 
 
 def numapin(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:

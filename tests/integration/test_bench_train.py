@@ -19,6 +19,7 @@ def test_two_ranks_train_with_every_loader(tmp_path: Path) -> None:
     options = ("--quick", "--cases", "cnn3d,lm", "--peers", "torch,numapin,ceiling", "--gpus", "2", "--steps", "5")
     started = ("--launcher", "numapin", "--output", str(path))
     variables = {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(tmp_path), "PYTHONPATH": no_compiler(tmp_path)}
+    variables["PYTHONFAULTHANDLER"] = "1"
     done = numapin("bench", "train", *options, *started, cwd=None, **variables)
     assert done.status == 0, done.err
     assert list(tmp_path.glob("numapin-bench-*")) == []

@@ -63,11 +63,12 @@ def test_policies_that_agree_with_the_plan(policy: str) -> None:
 
 
 def test_pieces_cover_the_region() -> None:
-    """Each page's address is in one piece; a piece has at most 32 MiB of small pages."""
+    """Each page's address is in one piece, a huge page's too; a piece has at most 32 MiB of small pages."""
     region = pages.Region(0x10000, 0x10000 + (100 << 20), 4096, 0)
     found = list(region.pieces)
     assert [address for piece in found for address in piece] == list(range(region.start, region.end, 4096))
     assert max(map(len, found)) * 4096 == 32 << 20
+    assert [piece.start % (2 << 20) for piece in found[1:]] == [0] * 3
 
 
 def test_planned_nodes() -> None:
