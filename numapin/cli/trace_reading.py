@@ -12,6 +12,7 @@ import zlib
 from collections import Counter
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from numapin.base.plural import counted
 from numapin.base.printable import printable
 from numapin.base.regular_file import open_file
 from numapin.base.strict_json import decode
@@ -83,7 +84,7 @@ def _require_one_run(folder: Path, analyses: Sequence[Analysis]) -> None:
     twice = [name for name, number in num_traces.items() if number > 1]
     if twice:
         raise UsageError(
-            f"{folder} holds the traces of several runs: rank {min(twice)} is there more than once",
+            f"{folder} holds the traces of several runs: rank {min(twice)} occurs more than once",
             f"name the folders of one run: numapin trace --read {folder}/HOST-PID …",
         )
 
@@ -110,9 +111,20 @@ def _missing(folder: Path, settings: Settings | None) -> Iterator[str]:
         yield f"{folder} has no rank-*{_TRACE}"
     if settings is not None and not paths:
         yield f"{folder}: no rank took a batch from a torch DataLoader or stepped a torch optimizer"
-    for record in map(_load_record, paths):
+    records = [_load_record(path) for path in paths]
+    for record in records:
         if record.get("reason"):
             yield printable(_shortfall(record, settings))
+    yield from _silent(folder, records)
+
+
+def _silent(folder: Path, records: Sequence[Mapping[str, object]]) -> Iterator[str]:
+    """Yield the number of the host's ranks that left no record, because they did nothing that is traced."""
+    numbers = (record.get("num_local_ranks") for record in records)
+    num_ranks = max((number for number in numbers if isinstance(number, int)), default=0)
+    num_silent = num_ranks - len({str(record.get("rank")) for record in records})
+    if num_silent > 0:
+        yield printable(f"{folder}: {num_silent} of {counted(num_ranks, 'rank')} took no batch and made no step")
 
 
 def _shortfall(record: Mapping[str, object], settings: Settings | None) -> str:

@@ -23,12 +23,14 @@ from numapin.trace.intervals import Intervals, Lengths, common, length, union, w
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from numapin.trace.noted import LoaderUse
     from numapin.trace.records import Copy, Kernel, Span, Trace
 
     _Busy: TypeAlias = Mapping[int | None, Lengths]  # when kernels ran, by device
     _Streams: TypeAlias = set[tuple[int | None, int | None]]  # device and stream of each kernel
 
-PARTS: Final = ("compute", "communication", "copy", "pin", "epoch", "wait", "other")
+COMMUNICATION: Final = "communication"
+PARTS: Final = ("compute", COMMUNICATION, "copy", "pin", "epoch", "wait", "other")
 _NEVER: Final = Lengths(())
 
 
@@ -57,11 +59,24 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EpochStart:
+    """The start of an epoch within the steps: the start of the workers and the first wait, but nothing between them.
+
+    `loader` is the number of the script's loader.
+    """
+
+    loader: int | None
+    moments: Intervals
+    time_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
     """The use of one rank's step time. `waited_us` is all of the loop's waiting, including what compute hid.
 
-    `other` are the moments of the part of that name. `updating_us` is the time within it in which the optimizer ran.
-    `num_epochs` is the number of epochs that began within the steps.
+    `waited_within_us` is the part of it that is not at the border of an epoch.
+    `other` are the moments of the part of that name. `updating` are those of them in which the optimizer ran on the CPU
+    of a script that uses a GPU.
     """
 
     trace: Trace
@@ -70,10 +85,28 @@ class Analysis:
     steps_us: tuple[Mapping[str, float], ...]
     num_batches: int
     waited_us: float
+    waited_within_us: float
     groups: tuple[Group, ...]
     other: Intervals
-    updating_us: float
-    num_epochs: int
+    updating: Intervals
+    epoch_starts: tuple[EpochStart, ...]
+
+    @property
+    def updating_us(self) -> float:
+        """The time of all steps in which the optimizer ran on the CPU while the GPU was idle."""
+        return length(self.updating)
+
+    @property
+    def num_epochs(self) -> int:
+        """The number of epochs that began within the steps."""
+        return len(self.epoch_starts)
+
+    @property
+    def slowest_loader(self) -> LoaderUse | None:
+        """The loader whose epoch began most slowly; None if no epoch began, or its loader is unknown."""
+        slowest = max(self.epoch_starts, key=attrgetter("time_us"), default=None)
+        loaders, number = self.trace.noted.loaders, slowest.loader if slowest else None
+        return None if number is None or not 0 <= number < len(loaders) else loaders[number]
 
     @property
     def window_us(self) -> float:
@@ -89,41 +122,51 @@ def analyze(trace: Trace) -> Analysis:
     """Attribute the time of the trace's steps to their parts."""
     window = _moments(trace.steps)
     in_window = Lengths(window)
-    starts = _epoch_starts(trace)
+    starts = _epoch_starts(trace, in_window)
     borders = _epoch_borders(trace, starts)
     moments = _gpu_parts(trace, borders) if trace.on_gpu else _cpu_parts(trace, borders)
     parts = _exclusive(moments)
     other = without(window, union(chain.from_iterable(moments.values())))
     inside = [wait for wait in trace.waits if in_window.between(*wait.pair)]
+    waited = common(_moments(inside), window)
     return Analysis(
         trace=trace,
         step_us=length(window) / len(trace.steps),
         parts_us=_lengths(parts, window),
         steps_us=tuple(_lengths(parts, (step.pair,)) for step in trace.steps),
         num_batches=len(inside),
-        waited_us=length(common(_moments(inside), window)),
+        waited_us=length(waited),
+        waited_within_us=length(without(waited, borders)),
         groups=_groups(trace, in_window),
         other=other,
-        updating_us=length(common(_moments(trace.updates), other)),
-        num_epochs=sum(in_window.between(*start) > 0 for start in starts),
+        updating=common(_moments(trace.updates), other) if _updates_on_cpu(trace) else (),
+        epoch_starts=starts,
     )
 
 
-def _epoch_starts(trace: Trace) -> Intervals:
-    """Return when epochs began: from the start of the workers to the end of the first wait, one for each epoch."""
-    starts = []
-    for epoch in trace.noted.epochs:
-        if epoch.end < trace.steps[0].start:  # its first wait is not in the trace
-            continue
-        first = bisect_left(trace.waits, epoch.end, key=attrgetter("start"))
-        end = trace.waits[first].end if first < len(trace.waits) else epoch.end
-        starts.append((epoch.start, end))
-    return union(starts)
+def _updates_on_cpu(trace: Trace) -> bool:
+    """Return whether a script that uses a GPU has its optimizer on the CPU."""
+    on_cpu = trace.noted.updates_on_cpu
+    return trace.on_gpu and (not trace.updates_launch if on_cpu is None else on_cpu)
 
 
-def _epoch_borders(trace: Trace, starts: Intervals) -> Intervals:
+def _epoch_starts(trace: Trace, in_window: Lengths) -> tuple[EpochStart, ...]:
+    """Return the starts of epochs within the steps. The first wait of one that began earlier is not in the trace."""
+    first_us = trace.steps[0].start
+    starts = (_epoch_start(trace, epoch, in_window) for epoch in trace.noted.epochs if epoch.end >= first_us)
+    return tuple(start for start in starts if start.time_us > 0)
+
+
+def _epoch_start(trace: Trace, epoch: Span, in_window: Lengths) -> EpochStart:
+    first = bisect_left(trace.waits, epoch.end, key=attrgetter("start"))
+    moments = union((epoch.pair, *(wait.pair for wait in trace.waits[first : first + 1])))
+    return EpochStart(loader=epoch.row, moments=moments, time_us=in_window.within(moments))
+
+
+def _epoch_borders(trace: Trace, starts: Iterable[EpochStart]) -> Intervals:
     """Return the starts of epochs and their ends, when workers are ended that would be started again."""
-    return union((*starts, *(end.pair for end in trace.noted.ends)))
+    starting = chain.from_iterable(start.moments for start in starts)
+    return union((*starting, *(end.pair for end in trace.noted.ends)))
 
 
 def _moments(spans: Iterable[Span | Copy]) -> Intervals:
@@ -150,7 +193,7 @@ def _gpu_parts(trace: Trace, borders: Intervals) -> dict[str, Intervals]:
         "compute": _moments(chain(computing, within_gpus)),
         "communication": _moments(communicating),
         "copy": union(chain.from_iterable(copy.occupied for copy in trace.copies if copy.crosses)),
-        "pin": _moments(trace.loop_pins),
+        "pin": without(_moments(trace.loop_pins), _moments(trace.waits)),  # a loader without workers pins in next()
         "epoch": borders,
         "wait": _moments(trace.waits),
     }

@@ -2,12 +2,13 @@
 
 Comes in: two reports. Goes out: a `TraceDifference` with the mean over ranks of each part, in seconds a step, and its
 JSON (schema numapin.tracediff/1).
+
+Ranks wait for each other, so their steps are not independent: 8 ranks with 20 equal steps are 20 samples, and not 160.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
 from math import sqrt
 from statistics import fmean, variance
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
     from numapin.trace.report import TraceReport
 
-_WIDTH: Final = 2.0  # standard errors: about 95 %
+# 97.5 % quantiles of Student's t distribution with 1, 2, … degrees of freedom, and of the normal distribution.
+_STUDENT: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+_NORMAL: Final = 1.960
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +90,7 @@ class TraceDifference:
 
 
 def difference(a: TraceReport, b: TraceReport, *, names: tuple[str, str]) -> TraceDifference:
-    """Compare the steps of all ranks of A with those of B."""
+    """Compare the steps of A with those of B, each step as the mean over ranks."""
     steps = [_steps(report) for report in (a, b)]
     parts = [_part(part, [[step[part] for step in own] for own in steps]) for part in ("step", *PARTS)]
     taking_time = [part for part in parts[1:] if max(part.a_s, part.b_s) > 0]
@@ -96,16 +99,34 @@ def difference(a: TraceReport, b: TraceReport, *, names: tuple[str, str]) -> Tra
 
 
 def _steps(report: TraceReport) -> list[dict[str, float]]:
-    """Return the parts of every step of every rank in seconds, and the whole step."""
-    in_us = chain.from_iterable(analysis.steps_us for analysis in report.analyses)
-    in_s = [{part: time_us / 1e6 for part, time_us in step.items()} for step in in_us]
+    """Return the parts of every step that all ranks have, and the whole step, in seconds, as means over ranks."""
+    by_step = zip(*(analysis.steps_us for analysis in report.analyses), strict=False)  # up to the shortest trace's end
+    in_s = [{part: fmean(rank[part] for rank in ranks) / 1e6 for part in PARTS} for ranks in by_step]
     return [{"step": sum(step.values()), **step} for step in in_s]
 
 
 def _part(part: str, both: Sequence[Sequence[float]]) -> PartDifference:
     a, b = both
-    margin = _WIDTH * sqrt(sum(variance(own) / len(own) for own in both)) if min(len(a), len(b)) > 1 else None
+    margin = _margin(both) if min(len(a), len(b)) > 1 else None
     return PartDifference(part=part, a_s=fmean(a), b_s=fmean(b), margin_s=margin)
+
+
+def _margin(both: Sequence[Sequence[float]]) -> float:
+    """Return the half width of Welch's interval of 95 % for a difference of means."""
+    squares = [variance(own) / len(own) for own in both]  # of the standard errors
+    if not any(squares):
+        return 0.0
+    spread = sum((square**2) / (len(own) - 1) for square, own in zip(squares, both, strict=True))
+    freedom = sum(squares) ** 2 / spread if spread else 1.0  # squares of tiny numbers may be 0
+    return _student(freedom) * sqrt(sum(squares))
+
+
+def _student(freedom: float) -> float:
+    """Return how many standard errors an interval of 95 % reaches to each side."""
+    whole = max(int(freedom + 1e-9), 1)
+    if whole <= len(_STUDENT):
+        return _STUDENT[whole - 1]
+    return _NORMAL + (_NORMAL**3 + _NORMAL) / (4 * whole)  # the first term of Cornish and Fisher's series
 
 
 def _notes(a: TraceReport, b: TraceReport) -> list[str]:

@@ -19,13 +19,15 @@ FLOOR: Final = 0.01
 class TraceFinding:
     """Something that costs time, or the statement that nothing does.
 
-    `costs` is the share of the step time that the remedy can save at most; 0 if nothing can be gained.
+    `costs` is the share of the step time that the remedy can save at most; 0 if nothing can be gained. `part` is the
+    part of a step that it is about, None if there is no single one.
     """
 
     what: str
     costs: float
     evidence: str
     remedy: str
+    part: str | None = None
 
 
 def ms_per_step(analysis: Analysis, time_us: float) -> str:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from numapin.trace.tracer import Tracer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from types import ModuleType
 
     from torch.utils.data import DataLoader
@@ -122,15 +124,17 @@ def _resume_after_script(end: Callable[_P, _T]) -> Callable[_P, _T]:
     return ends
 
 
-def _counting_batches(next_data: Callable[_P, _T]) -> Callable[_P, _T]:
+def _counting_batches(next_data: Callable[[Any], object]) -> Callable[[Any], object]:
     """Count each batch that a DataLoader's iterator returns."""
 
-    def _next_data(*arguments: _P.args, **named: _P.kwargs) -> _T:
+    def _next_data(self: object) -> object:
         start_ns = time.time_ns()
+        num_workers = getattr(self, "_num_workers", 0)
         try:
-            data = next_data(*arguments, **named)
+            with _during_loading(num_workers):
+                data = next_data(self)
         except StopIteration:  # torch ends workers that do not stay before it raises this
-            if not _Traced.closed:
+            if num_workers and not _Traced.closed:
                 _Traced.notes.ended(start_ns, time.time_ns())
             raise
         _count(Tracer.batch)
@@ -144,7 +148,8 @@ def _noting_epochs(iterate: Callable[[DataLoader[Any]], object]) -> Callable[[Da
 
     def __iter__(self: DataLoader[Any]) -> object:
         start_ns = time.time_ns()
-        iterator = iterate(self)
+        with _during_loading(self.num_workers):
+            iterator = iterate(self)
         if not _Traced.closed:
             try:
                 _Traced.notes.iterated(self, iterator, start_ns, time.time_ns())
@@ -153,6 +158,11 @@ def _noting_epochs(iterate: Callable[[DataLoader[Any]], object]) -> Callable[[Da
         return iterator
 
     return __iter__
+
+
+def _during_loading(num_workers: int) -> AbstractContextManager[None]:
+    tracer = None if _Traced.closed else _Traced.tracer
+    return tracer.during_loading(num_workers) if tracer else nullcontext()
 
 
 def _require_no_other() -> None:

@@ -1,6 +1,6 @@
 """Findings about the host: the time in which nothing was loaded, copied or computed. Pure.
 
-Comes in: an `Analysis`, and its uneven steps, whose extra time has a finding of its own. Goes out: findings.
+Comes in: an `Analysis` without the extra time of slow steps, and these steps. Goes out: findings.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ASLEEP: Final = 0.5  # of the samples
 
 def updating(analysis: Analysis) -> TraceFinding | None:
     """Find an optimizer that steps on the CPU while the GPU is idle."""
-    costs = _share(analysis, _updating_us(analysis))
+    costs = _share(analysis, analysis.updating_us)
     if costs < _UPDATING:
         return None
     noted = analysis.trace.noted
@@ -42,19 +42,10 @@ def updating(analysis: Analysis) -> TraceFinding | None:
     )
 
 
-def _updating_us(analysis: Analysis) -> float:
-    """Return the time of an optimizer on the CPU during which the GPU was idle."""
-    trace = analysis.trace
-    on_cpu = trace.noted.updates_on_cpu
-    if on_cpu is None:
-        on_cpu = not trace.updates_launch
-    return analysis.updating_us if trace.on_gpu and on_cpu else 0.0
-
-
 def idle(analysis: Analysis, uneven: Uneven | None) -> TraceFinding | None:
-    """Find time in which the host did something else, and name it."""
+    """Find time in which the host did something else, and name it. The extra time of slow steps is left out."""
     explained = uneven if uneven is not None and uneven.part == "other" else None
-    left_us = analysis.parts_us["other"] - _explained_us(explained) - _updating_us(analysis)
+    left_us = analysis.parts_us["other"] - analysis.updating_us
     usual = union(_usual_steps(analysis, explained))
     costs, place = _share(analysis, left_us), place_within(analysis, usual)
     if costs < _IDLE or (not analysis.trace.on_gpu and place is None):
@@ -68,10 +59,6 @@ def idle(analysis: Analysis, uneven: Uneven | None) -> TraceFinding | None:
         f"data{seen}",
         remedy=_remedy(analysis, place),
     )
-
-
-def _explained_us(explained: Uneven | None) -> float:
-    return 0.0 if explained is None else explained.excess_us
 
 
 def _usual_steps(analysis: Analysis, explained: Uneven | None) -> list[tuple[float, float]]:

@@ -5,13 +5,15 @@ Comes in: an `Analysis`. Goes out: findings, with remedies that fit the loader t
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.plural import counted
 from numapin.trace.finding import FLOOR, TraceFinding, ms, ms_per_step
 
 if TYPE_CHECKING:
     from numapin.trace.analysis import Analysis
-    from numapin.trace.noted import ScriptNotes
+    from numapin.trace.noted import LoaderUse, ScriptNotes
 
 WAITING: Final = 0.05
 """The share of the step time from which on waiting is reported."""
@@ -22,15 +24,22 @@ def waits(analysis: Analysis) -> TraceFinding | None:
     costs = analysis.share("wait")
     if costs < WAITING:
         return None
-    loop_loads = any("SingleProcess" in wait.name for wait in analysis.trace.waits)
     return TraceFinding(
         what="waiting for data",
         costs=costs,
         evidence="the loop waited in next() on its DataLoader for "
-        f"{ms_per_step(analysis, analysis.waited_us)} per step, "
+        f"{ms_per_step(analysis, analysis.waited_within_us)} per step, "
         f"{ms_per_step(analysis, analysis.parts_us['wait'])} of it while nothing computed",
-        remedy=_loading_remedy(analysis.trace.noted, loop_loads=loop_loads),
+        remedy=_loading_remedy(analysis.trace.noted, loop_loads=_loop_loads(analysis)),
     )
+
+
+def _loop_loads(analysis: Analysis) -> bool:
+    """Return whether the loop waited longest for a loader without workers."""
+    waited_us: dict[str, float] = defaultdict(float)
+    for wait in analysis.trace.waits:
+        waited_us[wait.name] += wait.end - wait.start
+    return "SingleProcess" in max(waited_us, key=lambda name: waited_us[name], default="")
 
 
 def _loading_remedy(noted: ScriptNotes, *, loop_loads: bool) -> str:
@@ -55,35 +64,50 @@ def _more_workers(noted: ScriptNotes) -> str:
 
 def epochs(analysis: Analysis) -> TraceFinding | None:
     """Find workers that start again at each epoch."""
-    noted, time_us = analysis.trace.noted, analysis.parts_us["epoch"]
-    costs = _epoch_costs(analysis)
+    costs, time_us = epoch_costs(analysis), analysis.parts_us["epoch"]
     if costs < FLOOR:
         return None
     each = ms(time_us / max(analysis.num_epochs, 1))
+    began = (
+        f"{analysis.num_epochs} of the traced steps began an epoch; ending the last one and starting the next, to its "
+        f"first batch, took {each}"
+    )
     return TraceFinding(
         what="start of an epoch",
         costs=costs,
-        evidence=f"{analysis.num_epochs} of the traced steps began an epoch; ending the last one and starting "
-        f"the next, to its first batch, took {each}",
-        remedy=_epoch_remedy(noted),
+        evidence=began if analysis.num_epochs else f"an epoch ended, and ending its workers took {each}",
+        remedy=_epoch_remedy(analysis),
     )
 
 
-def _epoch_costs(analysis: Analysis) -> float:
-    """Return the share of the step time that starts of epochs take over a whole epoch, if its length is known."""
+def epoch_costs(analysis: Analysis) -> float:
+    """Return the share of the step time that starts of epochs take over a whole epoch, if its length is known.
+
+    A training epoch is as long as the longest loader; a validation in between is a part of it.
+    """
     share, loader = analysis.share("epoch"), analysis.trace.noted.loader
     if not share or loader is None or not loader.num_batches or not analysis.num_batches:
         return share
-    batches_per_start = analysis.num_batches / max(analysis.num_epochs, 1)
+    num_starts = Counter(start.loader for start in analysis.epoch_starts)
+    batches_per_start = analysis.num_batches / max(num_starts.values(), default=1)
     return share * min(batches_per_start / loader.num_batches, 1.0)
 
 
-def _epoch_remedy(noted: ScriptNotes) -> str:
-    if noted.loader is not None and noted.loader.is_persistent:
+def _epoch_remedy(analysis: Analysis) -> str:
+    loader = analysis.slowest_loader
+    which = _which(loader) if loader is not None and len(analysis.trace.noted.loaders) > 1 else ""
+    if loader is not None and loader.is_persistent:
         return (
-            "the workers stay already (persistent_workers=True): make the dataset's __iter__ and first samples cheaper"
+            f"the workers{which} are already persistent (persistent_workers=True): make the dataset's __iter__ and "
+            "first samples cheaper"
         )
-    return "keep the workers between epochs: DataLoader(…, persistent_workers=True)"
+    return f"keep the workers{which} between epochs: DataLoader(…, persistent_workers=True)"
+
+
+def _which(loader: LoaderUse) -> str:
+    """Return how to tell a loader from the others of the script."""
+    length = "no length" if loader.num_batches is None else counted(loader.num_batches, "batch")
+    return f" of the loader with {length} and {counted(loader.num_workers, 'worker')}"
 
 
 def pins(analysis: Analysis) -> TraceFinding | None:

@@ -7,6 +7,7 @@ traces that other programs wrote. Times are in microseconds on the trace's clock
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Final
 
 from numapin.base.printable import printable
@@ -82,8 +83,8 @@ class ScriptNotes:
 
     @property
     def loader(self) -> LoaderUse | None:
-        """The loader that the script iterated first, which is usually the one of the training."""
-        return self.loaders[0] if self.loaders else None
+        """The longest loader, which is usually the one of the training: a stream, else the one with most batches."""
+        return max(self.loaders, key=_length, default=None)
 
     @property
     def uses_numapin(self) -> bool:
@@ -95,6 +96,10 @@ class ScriptNotes:
         """The rank's CPUs and nodes in words; "" if unknown."""
         nodes = f", node {self.origin.nodes}" if self.origin.nodes else ""
         return f"CPUs {self.origin.cpus}{nodes}" if self.origin.cpus else ""
+
+
+def _length(loader: LoaderUse) -> float:
+    return inf if loader.num_batches is None else loader.num_batches
 
 
 def read_noted(value: object, base_ns: float) -> ScriptNotes:

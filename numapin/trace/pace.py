@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 _MANY: Final = 20  # steps of another optimizer; GANs train a critic five times per step of the generator
 _RECENT: Final = 16
 _SLOW: Final = 10
 _SHORTEST_LIMIT_S: Final = 2.0  # a loop of small operators makes 250 MB of records per second
 _FIRST_LIMIT_S: Final = 60.0  # before any step's time is known; the first steps compile and allocate
+_LONGEST_PAUSE_S: Final = 300.0  # then the loader hangs
+_NAMED_S: Final = 0.5
 
 
 @dataclass(slots=True)
@@ -51,16 +57,39 @@ def _target(reference: weakref.ref[object] | None) -> object | None:
 
 @dataclass(slots=True)
 class Pace:
-    """The end of the last step, and the time between recent ones."""
+    """The end of the last step, and the time between recent ones.
+
+    Time in a loader with workers does not make a step overdue: it is what the trace is to show, and only the workers
+    are busy then, which are not recorded. `paused_s` is when the loop entered it; `in_loader_s` sums up earlier times.
+    """
 
     last_s: float | None = None
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    paused_s: float | None = None
+    in_loader_s: float = 0.0
 
     def stepped(self, now_s: float) -> None:
         """Note that a step has ended."""
         if self.last_s is not None:
             self.recent_s.append(now_s - self.last_s)
-        self.last_s = now_s
+        self.last_s, self.in_loader_s = now_s, 0.0
+
+    @contextmanager
+    def paused(self, clock: Callable[[], float]) -> Iterator[None]:
+        """Do not count the time of this block, in which the loop waits for a loader with workers."""
+        if self.paused_s is not None:  # one loader's batches are made from another's
+            yield
+            return
+        self.paused_s = clock()
+        try:
+            yield
+        finally:
+            self.in_loader_s += clock() - self.paused_s
+            self.paused_s = None
+
+    def _not_counted_s(self, now_s: float) -> float:
+        now = 0.0 if self.paused_s is None else now_s - self.paused_s
+        return min(self.in_loader_s + now, _LONGEST_PAUSE_S)
 
     @property
     def limit_s(self) -> float:
@@ -68,5 +97,11 @@ class Pace:
         return max(_SLOW * median(self.recent_s), _SHORTEST_LIMIT_S) if self.recent_s else _FIRST_LIMIT_S
 
     def is_overdue(self, now_s: float) -> bool:
-        """Return whether the next step takes longer than that limit."""
-        return self.last_s is not None and now_s - self.last_s > self.limit_s
+        """Return whether the next step takes longer than that limit, besides the time in loaders."""
+        return self.last_s is not None and now_s - self.last_s - self._not_counted_s(now_s) > self.limit_s
+
+    def overdue_reason(self, step_unit: str, now_s: float) -> str:
+        """Return why the trace ends, with the time in loaders if there was any."""
+        in_loader_s = self._not_counted_s(now_s)
+        besides = f", besides {in_loader_s:.0f} s in DataLoaders" if in_loader_s >= _NAMED_S else ""
+        return f"no {step_unit} for {self.limit_s:.0f} s{besides}"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numapin.trace.noted import ScriptNotes
 
 HOST_TO_DEVICE: Final = "HtoD"
-_DEVICE_TO_HOST: Final = "DtoH"
+DEVICE_TO_HOST: Final = "DtoH"
 _LONG_CALL_US: Final = 50.0  # starting an asynchronous copy takes 5 to 20 us under the profiler
 
 
@@ -88,7 +88,7 @@ class Copy:
     @property
     def crosses(self) -> bool:
         """False for a copy that is known not to go between host and GPU."""
-        return self.direction in (None, HOST_TO_DEVICE, _DEVICE_TO_HOST)
+        return self.direction in (None, HOST_TO_DEVICE, DEVICE_TO_HOST)
 
     @property
     def blocking(self) -> bool | None:

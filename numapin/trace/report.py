@@ -7,13 +7,13 @@ numapin.trace/1).
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from numapin.trace.analysis import PARTS
-from numapin.trace.findings import WAITING_FOR_RANKS, find
+from numapin.trace.analysis import COMMUNICATION, PARTS
+from numapin.trace.findings import find, without_waiting
 from numapin.trace.straggler import find_straggler
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """A finding and the names of the ranks that have it. Costs and evidence are from the rank where it costs most.
+    """A finding and the names of the ranks that have it. Costs and evidence are from one rank, usually the costliest.
 
     `saves_s` is the time of a step there that the remedy can save at most.
     """
@@ -43,15 +43,21 @@ class TraceReport:
     findings: tuple[Shared, ...]
     notes: tuple[str, ...]
 
+    @property
+    def nothing_found(self) -> str:
+        """One line in place of findings, if there are none; else ""."""
+        if self.findings:
+            return ""
+        largest = max((_largest_part(analysis) for analysis in self.analyses), default=(0.0, ""))
+        besides = f"; the largest part besides compute is {largest[1]}, with {largest[0]:.0%}" if largest[0] else ""
+        return f"no finding: nothing costs enough time to advise a change{besides}"
+
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON: times in ms per step, shares of the step time; what is unknown is null."""
         return {
             "schema": "numapin.trace/1",
             "ranks": [_rank_json(analysis) for analysis in self.analyses],
-            "findings": [
-                asdict(shared.finding) | {"saves_s": round(shared.saves_s, 6), "ranks": shared.ranks}
-                for shared in self.findings
-            ],
+            "findings": [_shared_json(shared) for shared in self.findings],
             "notes": self.notes,
         }
 
@@ -62,9 +68,11 @@ def make_report(analyses: Sequence[Analysis], notes: Sequence[str] = ()) -> Trac
     found: dict[str, list[tuple[Analysis, TraceFinding]]] = defaultdict(list)
     straggler = find_straggler(ordered)
     for analysis in analyses:
-        for finding in find(analysis):
-            if straggler is None or finding.what != WAITING_FOR_RANKS:  # said once, by the straggler's finding
-                found[finding.what].append((analysis, finding))
+        of_rank = find(analysis)
+        if straggler is not None:  # its finding explains the waiting of the other ranks
+            of_rank = without_waiting(of_rank, is_slowest=analysis is straggler.analysis)
+        for finding in of_rank:
+            found[finding.what].append((analysis, finding))
     if straggler is not None:
         found[straggler.finding.what].append((straggler.analysis, straggler.finding))
     shared = [_shared(own) for own in found.values()]
@@ -81,8 +89,11 @@ def _order(analysis: Analysis) -> tuple[int, int, str]:
 
 
 def _shared(found: Sequence[tuple[Analysis, TraceFinding]]) -> Shared:
-    """Merge the findings of several ranks; with more than one, the evidence names its rank."""
-    analysis, worst = max(found, key=lambda pair: _saved_s(*pair))
+    """Merge the findings of several ranks; with more than one, the evidence names its rank.
+
+    A rank that loses the time in communication only waited for one that lost it otherwise, so the latter comes first.
+    """
+    analysis, worst = max(found, key=lambda pair: (pair[1].part != COMMUNICATION, _saved_s(*pair)))
     saves_s = _saved_s(analysis, worst)
     if len(found) > 1:
         worst = replace(worst, evidence=f"on rank {name_of(analysis)}, {worst.evidence}")
@@ -104,6 +115,23 @@ def name_of(analysis: Analysis) -> str:
 def shown_parts(analyses: Sequence[Analysis]) -> list[str]:
     """Return the parts that take at least a thousandth of any rank's time."""
     return [part for part in PARTS if any(analysis.share(part) >= 0.001 for analysis in analyses)]
+
+
+def _largest_part(analysis: Analysis) -> tuple[float, str]:
+    """Return the share and the name of the part that takes most time besides compute."""
+    return max((analysis.share(part), part) for part in PARTS if part != "compute")
+
+
+def _shared_json(shared: Shared) -> dict[str, Any]:
+    finding = shared.finding
+    return {
+        "what": finding.what,
+        "costs": finding.costs,
+        "evidence": finding.evidence,
+        "remedy": finding.remedy,
+        "saves_s": round(shared.saves_s, 6),
+        "ranks": shared.ranks,
+    }
 
 
 def _rank_json(analysis: Analysis) -> dict[str, Any]:

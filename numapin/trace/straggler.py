@@ -2,7 +2,7 @@
 
 Comes in: the ranks' analyses. Goes out: a finding that names the rank, its CPUs and node, and the part of a step in
 which it falls behind. Ranks that wait for each other have equal steps; so what counts is a rank's own time, without
-communication.
+communication. It has to be late in most steps: a single slow one is uneven, and no property of the rank.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from numapin.trace.analysis import PARTS
+from numapin.trace.analysis import COMMUNICATION, PARTS
 from numapin.trace.finding import TraceFinding, ms
 from numapin.trace.places import place_within
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from numapin.trace.analysis import Analysis
 
+_FEWEST: Final = 5  # steps
 _SLOWER: Final = 1.15  # times the median of the other ranks
 _FLOOR: Final = 0.05  # of the step time
-_COMMUNICATION: Final = "communication"
 _REMEDIES: Final = {
     "compute": "compare its device and its CPUs with the others': numapin doctor; numapin top shows clocks and load",
     "wait": "compare its data with the others': larger samples, slower storage, fewer CPUs for its workers",
@@ -43,26 +43,40 @@ class Straggler:
 
 def find_straggler(analyses: Sequence[Analysis]) -> Straggler | None:
     """Return the rank that is slower than all others, None if there is none."""
-    latest = list({analysis.trace.rank: analysis for analysis in analyses if analysis.trace.rank is not None}.values())
-    if len(latest) < 2:
+    latest = {analysis.trace.rank: analysis for analysis in analyses if analysis.trace.rank is not None}
+    long_enough = [analysis for analysis in latest.values() if len(analysis.steps_us) >= _FEWEST]
+    if len(long_enough) < 2:
         return None
-    slowest = max(latest, key=_own_us)
-    others = [analysis for analysis in latest if analysis is not slowest]
-    usual_us = median(map(_own_us, others))
-    late_us = _own_us(slowest) - usual_us
-    costs = late_us / slowest.step_us if slowest.step_us else 0.0
-    if costs < _FLOOR or _own_us(slowest) < _SLOWER * usual_us:
+    slowest = max(long_enough, key=_own_us)
+    others = [analysis for analysis in long_enough if analysis is not slowest]
+    costs = _late_us(slowest, others) / slowest.step_us if slowest.step_us else 0.0
+    if costs < _FLOOR or not _is_mostly_late(slowest, others):
         return None
     return Straggler(analysis=slowest, finding=_finding(slowest, others, costs))
 
 
+def _own_times_us(analysis: Analysis) -> list[float]:
+    """Return the time of each step without communication."""
+    return [sum(step.values()) - step[COMMUNICATION] for step in analysis.steps_us]
+
+
 def _own_us(analysis: Analysis) -> float:
-    """Return the time of a step without communication."""
-    return analysis.step_us - _part_us(analysis, _COMMUNICATION)
+    return median(_own_times_us(analysis))
+
+
+def _late_us(slowest: Analysis, others: Sequence[Analysis]) -> float:
+    return _own_us(slowest) - median(map(_own_us, others))
+
+
+def _is_mostly_late(slowest: Analysis, others: Sequence[Analysis]) -> bool:
+    """Return whether the rank takes much longer than the others in more than half of its steps."""
+    late_from_us = _SLOWER * median(map(_own_us, others))
+    own_us = _own_times_us(slowest)
+    return sum(time_us >= late_from_us for time_us in own_us) > len(own_us) / 2
 
 
 def _part_us(analysis: Analysis, part: str) -> float:
-    return analysis.parts_us[part] / len(analysis.trace.steps)
+    return median(step[part] for step in analysis.steps_us)
 
 
 def _finding(slowest: Analysis, others: Sequence[Analysis], costs: float) -> TraceFinding:
@@ -72,8 +86,8 @@ def _finding(slowest: Analysis, others: Sequence[Analysis], costs: float) -> Tra
     return TraceFinding(
         what="one slow rank",
         costs=costs,
-        evidence=f"rank {slowest.trace.rank}{_where(slowest)} needs {ms(_own_us(slowest))} per step of its own, the "
-        f"others {usual} (median); most of the difference is {part}{_doing(slowest, part)}; "
+        evidence=f"rank {slowest.trace.rank}{_where(slowest)} spends {ms(_own_us(slowest))} per step outside "
+        f"communication, the others {usual} (medians); most of the difference is {part}{_doing(slowest, part)}; "
         f"{_effect(slowest, others)}",
         remedy=_REMEDIES[part],
     )

@@ -263,6 +263,8 @@ def _findings(report: TraceReport) -> Iterator[str]:
             f"<li><b>{_text(finding.what)}</b> ({cost}; rank {_text(', '.join(shared.ranks))}): "
             f"{_text(finding.evidence)}. <br>Change: {_text(finding.remedy)}</li>"
         )
+    if report.nothing_found:
+        yield f"<li>{_text(report.nothing_found)}</li>"
     for note in report.notes:
         yield f"<li>Note: {_text(note)}</li>"
 

@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 import warnings
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -31,6 +31,7 @@ from numapin.trace.watch import PeriodicCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from torch.autograd.profiler import record_function
     from torch.profiler import profile
@@ -141,8 +142,13 @@ class Tracer:
 
     def end_if_overdue(self) -> None:
         """End the trace if the next step is overdue: what the script does instead would fill the memory."""
-        if self.recording and self.pace.is_overdue(time.monotonic()):
-            self.finish(f"no {self.step_unit} for {self.pace.limit_s:.0f} s")
+        now_s = time.monotonic()
+        if self.recording and self.pace.is_overdue(now_s):
+            self.finish(self.pace.overdue_reason(self.step_unit, now_s))
+
+    def during_loading(self, num_workers: int) -> AbstractContextManager[None]:
+        """Return a context for the loop's `iter()` or `next()` of a loader, which may take long if it has workers."""
+        return self.pace.paused(time.monotonic) if num_workers and self.recording else nullcontext()
 
     def end_at_fork(self) -> None:
         """End a trace that has begun."""

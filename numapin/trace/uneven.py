@@ -2,22 +2,22 @@
 
 Comes in: an `Analysis`. Goes out: an `Uneven`: which steps are slow, and which part of their time makes them so.
 
-The start of an epoch and the waiting for data have findings of their own, so they do not make a step slow here.
+The start of an epoch, waiting for data and an optimizer on the CPU have findings of their own, so they do not make a
+step slow here. The extra time of slow steps belongs to this finding only: `without_excess`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from numapin.trace.analysis import PARTS
 from numapin.trace.finding import TraceFinding, ms
+from numapin.trace.intervals import Lengths
 from numapin.trace.places import place_within
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numapin.trace.analysis import Analysis
 
 _FEWEST: Final = 5  # steps
@@ -51,7 +51,7 @@ class Uneven:
 
 def uneven_steps(analysis: Analysis) -> Uneven | None:
     """Return the slow steps, None if they cost little."""
-    steps = [{part: step[part] for part in PARTS if part not in _OTHERS} for step in analysis.steps_us]
+    steps = _steps(analysis)
     if len(steps) < _FEWEST:
         return None
     totals = [sum(step.values()) for step in steps]
@@ -61,6 +61,24 @@ def uneven_steps(analysis: Analysis) -> Uneven | None:
     excess = {part: _excess(steps, slow, part) for part in _REMEDIES}
     part = max(excess, key=lambda name: excess[name])
     return Uneven(slow=slow, part=part, excess_us=excess[part]) if _costs(analysis, excess[part]) >= _FLOOR else None
+
+
+def without_excess(analysis: Analysis, uneven: Uneven | None) -> Analysis:
+    """Return the analysis without the extra time of slow steps, which is not the other findings' as well."""
+    if uneven is None:
+        return analysis
+    left_us = analysis.parts_us[uneven.part] - uneven.excess_us
+    return replace(analysis, parts_us={**analysis.parts_us, uneven.part: max(left_us, 0.0)})
+
+
+def _steps(analysis: Analysis) -> list[dict[str, float]]:
+    """Return the parts of each step that have no finding of their own."""
+    updating = Lengths(analysis.updating)
+    parts = [part for part in PARTS if part not in _OTHERS]
+    return [
+        {part: step[part] for part in parts} | {"other": step["other"] - updating.between(*span.pair)}
+        for step, span in zip(analysis.steps_us, analysis.trace.steps, strict=True)
+    ]
 
 
 def _excess(steps: list[dict[str, float]], slow: tuple[int, ...], part: str) -> float:
@@ -74,7 +92,7 @@ def _costs(analysis: Analysis, time_us: float) -> float:
 
 def uneven_finding(analysis: Analysis, uneven: Uneven) -> TraceFinding:
     """Return what is uneven, with the slowest step."""
-    totals = [_total(step) for step in analysis.steps_us]
+    totals = [sum(step.values()) for step in _steps(analysis)]
     slowest = max(uneven.slow, key=lambda i: totals[i])
     place = place_within(analysis, (analysis.trace.steps[slowest].pair,)) if uneven.part == "other" else None
     seen = f"; there, the loop was mostly in {place}" if place else ""
@@ -84,8 +102,5 @@ def uneven_finding(analysis: Analysis, uneven: Uneven) -> TraceFinding:
         evidence=f"slow steps: {len(uneven.slow)} of {len(totals)}; step {slowest} took {ms(totals[slowest])}, the "
         f"median step {ms(median(totals))}, without waiting for data; most of the difference is {uneven.part}{seen}",
         remedy=_UNSEEN if uneven.part == "other" and place is None else _REMEDIES[uneven.part],
+        part=uneven.part,
     )
-
-
-def _total(step: Mapping[str, float]) -> float:
-    return sum(time_us for part, time_us in step.items() if part not in _OTHERS)

@@ -32,6 +32,8 @@ def trace_table(report: TraceReport) -> RenderableType:
     parts: list[RenderableType] = [_times(report)]
     if any(analysis.groups for analysis in report.analyses):
         parts += [Text(), _copies(report)]
+    if report.nothing_found:
+        parts += [Text(), Text(report.nothing_found)]
     for shared in report.findings:
         parts += _finding(shared, ranks=_rank_names(report, shared.ranks))
     return Group(*parts, *_ranking(report), *_notes(report))

@@ -38,10 +38,10 @@ class Made:
         begin_ns = BASE_NS + round((ZERO_US + start) * 1000)
         self.loads.append([worker, begin_ns, begin_ns + round(duration * 1000)])
 
-    def noted_at(self, name: str, start: float, duration: float = 0.0) -> None:
-        """Note an epoch ("epochs") or the end of one ("ends")."""
+    def noted_at(self, name: str, start: float, duration: float = 0.0, *, loader: int = 0) -> None:
+        """Note an epoch of a loader ("epochs") or the end of one ("ends")."""
         begin_ns = BASE_NS + round((ZERO_US + start) * 1000)
-        self.noted.setdefault(name, []).append([0, begin_ns, begin_ns + round(duration * 1000)])
+        self.noted.setdefault(name, []).append([loader, begin_ns, begin_ns + round(duration * 1000)])
 
     def samples(self, start: float, duration: float, *, stack: int = 0, running: bool = True, every: float = 5) -> None:
         """Sample the loop's thread in one place for some time."""
@@ -64,8 +64,12 @@ class Made:
         stream: int = LAUNCHER,
         device: int = 0,
         num_bytes: int = 1_000_000,
+        to_host: bool = False,
     ) -> None:
-        """Copy a batch to the GPU. The host's call starts 5 us before, and lasts `called`; then it waits `waited`."""
+        """Copy a batch to the GPU, or to the host.
+
+        The host's call starts 5 us before, and lasts `called`; then it waits `waited`.
+        """
         self.number += 1
         link = {"correlation": self.number, "External id": self.number}
         self.event(
@@ -74,7 +78,7 @@ class Made:
         self.event("cuda_runtime", "cudaMemcpyAsync", start - 5, called, **link)
         if waited:
             self.event("cuda_runtime", "cudaStreamSynchronize", start - 5 + called, waited, correlation=0)
-        name = f"Memcpy HtoD ({memory} -> Device)"
+        name = f"Memcpy DtoH (Device -> {memory})" if to_host else f"Memcpy HtoD ({memory} -> Device)"
         self.event("gpu_memcpy", name, start, duration, stream, bytes=num_bytes, device=device, stream=stream, **link)
 
     @property

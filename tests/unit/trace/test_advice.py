@@ -72,6 +72,13 @@ class TestLoadersInUse:
         made = with_loader(loop(copy=200, compute=800, memory="Pageable", called=220), delivers_on_gpu=True)
         assert "the script's own" in found(made)["pageable copies"].remedy
 
+    def test_without_workers(self) -> None:
+        """A launcher option that changes nothing for a loader without workers is not advised."""
+        made = with_loader(loop(copy=200, compute=800, memory="Pageable", called=220), is_numapin=False, num_workers=0)
+        remedy = found(made)["pageable copies"].remedy
+        assert "pin_memory=True" in remedy
+        assert "--dataloader" not in remedy
+
     def test_pinning(self) -> None:
         """A script that pins batches of numapin's loader is told to leave that out."""
         made = with_loader(loop(steps=1, compute=800, idle=200))
@@ -93,6 +100,19 @@ class TestNoContradiction:
         """A loop that waits for a twentieth of its time is not called bound by compute."""
         assert set(found(loop(wait=60, compute=940))) == {"waiting for data"}
         assert set(found(loop(wait=40, compute=960))) == {"bound by compute"}
+
+    def test_bound_by_compute_or_a_copy(self) -> None:
+        """A loop with exposed copies is not called bound by compute, too."""
+        assert set(found(loop(copy=80, compute=920))) == {"asynchronous, but not overlapped"}
+
+    def test_waiting_at_the_border_of_an_epoch(self) -> None:
+        """The time in next() at the border of an epoch is not in the evidence of waiting for data."""
+        made = loop(steps=4, wait=200, compute=800)
+        made.event("user_annotation", "ProfilerStep#4", 4000, 5000)
+        made.noted_at("epochs", 4000, 1000)
+        made.wait(5000, 4000)
+        finding = found(made)["waiting for data"]
+        assert "for 0.16 ms per step, 0.16 ms of it while nothing computed" in finding.evidence
 
     def test_waiting_for_ranks_is_not_compute(self) -> None:
         """Communication that nothing hides is waiting for other ranks."""
@@ -143,10 +163,57 @@ class TestEpochs:
         assert found(made)["start of an epoch"].costs == pytest.approx(3000 / 11000 * 2 / 20)
 
     def test_workers_that_stay(self) -> None:
-        """Workers that stay already are not advised."""
+        """Workers that are already persistent are not advised."""
         made = with_loader(self._made(), is_persistent=True)
         assert "persistent_workers=True)" in found(made)["start of an epoch"].remedy
         assert "keep the workers" not in found(made)["start of an epoch"].remedy
+
+    def test_rare_borders(self) -> None:
+        """A border that costs little over its long epoch does not keep the loop from being bound by compute."""
+        made = with_loader(loop(steps=10, wait=3, compute=997), is_numapin=False, num_batches=1000)
+        made.event("user_annotation", "ProfilerStep#10", 10_000, 700)
+        made.noted_at("epochs", 10_000, 700)
+        assert analyzed(made).share("epoch") > 0.06
+        assert set(found(made)) == {"bound by compute"}
+
+    def test_an_end_without_a_start(self) -> None:
+        """If an epoch only ended in the traced steps, the evidence says that."""
+        made = loop(steps=4, compute=1000)
+        made.event("user_annotation", "ProfilerStep#4", 4000, 800)
+        made.noted_at("ends", 4000, 800)
+        finding = found(made)["start of an epoch"]
+        assert finding.evidence == "an epoch ended, and ending its workers took 0.8 ms"
+
+    def test_an_iterator_that_is_used_later(self) -> None:
+        """What the script does between iter() and the first next() is not the epoch's; each start counts once."""
+        made = Made()
+        made.step(0, 0, 1000)
+        made.noted_at("epochs", 0, 100)
+        made.noted_at("epochs", 100, 50, loader=1)
+        made.event("cpu_op", "aten::mm", 150, 750)
+        made.wait(900, 100)
+        analysis = analyzed(made)
+        assert analysis.parts_us["epoch"] == pytest.approx(250)
+        assert analysis.parts_us["compute"] == pytest.approx(750)
+        assert analysis.num_epochs == 2
+
+    def test_of_two_loaders(self) -> None:
+        """The remedy is for the loader whose epoch began slowly, and the cost is spread over the longest epoch."""
+        made = loop(steps=8, wait=10, compute=990)
+        made.noted_at("epochs", 2000, 0.5, loader=0)  # its workers stay
+        made.noted_at("epochs", 5990, 8, loader=1)
+        training = {"num_workers": 4, "is_persistent": True, "num_batches": 10}
+        validation = {"num_workers": 2, "num_batches": 5}
+        made.event("user_annotation", "ProfilerStep#8", 8000, 700)
+        made.noted_at("epochs", 8000, 700, loader=1)
+        made.noted["loaders"] = [training, validation]
+        finding = found(made)["start of an epoch"]
+        assert finding.remedy.startswith("keep the workers of the loader with 5 batches and 2 workers between epochs")
+        assert finding.costs == pytest.approx(analyzed(made).share("epoch") * 8 / 2 / 10)
+        made.noted["loaders"] = [validation, training]
+        assert "the loader with 10 batches and 4 workers are already persistent" in (
+            found(made)["start of an epoch"].remedy
+        )
 
 
 class TestHost:
@@ -223,6 +290,24 @@ class TestUnevenSteps:
         assert "most of the difference is compute" in finding.evidence
         assert "bucket" in finding.remedy
 
+    def test_communication(self) -> None:
+        """A single long collective is one finding, and not waiting for other ranks as well; so is a single copy."""
+        made = loop(steps=8, compute=1000)
+        made.event("user_annotation", "ProfilerStep#8", 8000, 5000)
+        made.kernel(8000, 5000, name="ncclDevKernel_AllReduce")
+        assert set(found(made)) == {"uneven steps"}
+        made = loop(steps=8, compute=1000)
+        made.event("user_annotation", "ProfilerStep#8", 8000, 5000)
+        made.copy(8000, 5000, memory="Pageable")
+        assert set(found(made)) == {"uneven steps"}
+
+    def test_an_optimizer_that_steps_rarely(self) -> None:
+        """An optimizer on the CPU that steps in one of several batches is not what makes steps uneven."""
+        made = loop(steps=7, compute=1000)
+        made.event("user_annotation", "ProfilerStep#7", 7000, 4000)
+        made.event("user_annotation", "Optimizer.step#AdamW.step", 7000, 4000)
+        assert set(found(made)) == {"optimizer on the CPU"}
+
     def test_even(self) -> None:
         """Steps that differ a little, and those that wait for data, are not uneven."""
         assert "uneven steps" not in found(on_cpu(*[(1000, 0)] * 6, (1400, 0)))
@@ -233,12 +318,13 @@ class TestOneSlowRank:
     """Ranks that wait for each other."""
 
     @staticmethod
-    def _rank(rank: int, own: float) -> Analysis:
+    def _rank(rank: int, *own: float, step: float = 1000) -> Analysis:
+        """Return a rank that computes for these times, or the same time in each of 6 steps, and then communicates."""
         made = Made()
-        for i in range(3):
-            made.step(i, i * 1000, 1000)
-            made.kernel(i * 1000, own)
-            made.kernel(i * 1000 + own, 1000 - own, name="ncclDevKernel_AllReduce")
+        for i, computing in enumerate(own if len(own) > 1 else own * 6):
+            made.step(i, i * step, step)
+            made.kernel(i * step, computing)
+            made.kernel(i * step + computing, step - computing, name="ncclDevKernel_AllReduce")
         made.noted |= {"host": "node7", "cpus": "8-15", "nodes": "1"}
         return analyzed(made, rank=rank)
 
@@ -248,8 +334,41 @@ class TestOneSlowRank:
         (shared,) = (one for one in report.findings if one.saves_s)
         assert (shared.finding.what, shared.ranks) == ("one slow rank", ("1",))
         assert shared.saves_s == pytest.approx(350e-6)
-        assert "rank 1 (host node7, CPUs 8-15, node 1) needs" in shared.finding.evidence
+        assert "rank 1 (host node7, CPUs 8-15, node 1) spends 0.9 ms per step outside" in shared.finding.evidence
         assert "most of the difference is compute" in shared.finding.evidence
+
+    def test_communication_of_the_slow_rank(self) -> None:
+        """Communication that even the slow rank has is transfer, and stays the larger finding."""
+        report = make_report([self._rank(0, 200), self._rank(1, 260)])
+        transfer, slow = (shared for shared in report.findings if shared.saves_s)
+        assert (transfer.finding.what, transfer.ranks) == ("communication", ("1",))
+        assert transfer.finding.costs == pytest.approx(0.74)
+        assert "0.74 ms per step only collective operations ran on the slowest rank" in transfer.finding.evidence
+        assert "equally fast" not in transfer.finding.remedy
+        assert slow.finding.what == "one slow rank"
+        assert slow.saves_s == pytest.approx(60e-6)
+
+    @pytest.mark.parametrize("late", [(950, *[600] * 5), (950, 950, 950, 600, 600, 600), (950,) * 4])
+    def test_not_late_in_most_steps(self, late: tuple[float, ...]) -> None:
+        """A rank that is late in half of its steps, or in few steps, is not called slow."""
+        report = make_report([self._rank(0, *[600] * len(late)), self._rank(1, *late), self._rank(2, 600)])
+        assert "one slow rank" not in {shared.finding.what for shared in report.findings}
+
+    def test_a_rank_that_saves_in_one_step(self) -> None:
+        """Time that a rank loses in one step, and others waiting for it, are one finding, with that rank's evidence."""
+        made, now = [Made(), Made()], 0
+        for i in range(8):
+            extra = 9000 if i == 5 else 0
+            for rank, one in enumerate(made):
+                one.step(i, now, 1000 + extra)
+                one.kernel(now, 950)
+                one.kernel(now + 950 + (extra - 10) * rank * bool(extra), 50 + extra * (1 - rank), name="ncclAllReduce")
+            now += 1000 + extra
+        report = make_report([analyzed(one, rank=rank) for rank, one in enumerate(made)])
+        (uneven,) = (shared for shared in report.findings if shared.saves_s)
+        assert (uneven.finding.what, set(uneven.ranks)) == ("uneven steps", {"0", "1"})
+        assert "on rank 1, slow steps: 1 of 8" in uneven.finding.evidence
+        assert "most of the difference is other" in uneven.finding.evidence
 
     def test_equal_ranks(self) -> None:
         """Equal ranks have no slow one; their communication is a finding."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 import pytest
 
 from numapin.trace.analysis import analyze
@@ -14,6 +16,16 @@ from tests.trace.made import Made, loop
 def report(made: Made) -> TraceReport:
     """Return the report on one synthetic rank."""
     return make_report([analyze(read_trace(made.content(), source="x"))])
+
+
+def computing(lengths: list[float], *, ranks: int = 1) -> TraceReport:
+    """Return the report on ranks that wait for each other: their steps are equal."""
+    made, now = Made(), 0.0
+    for i, length in enumerate(lengths):
+        made.step(i, now, length)
+        made.kernel(now, length)
+        now += length
+    return make_report([analyze(read_trace(made.content(rank=rank), source="x")) for rank in range(ranks)])
 
 
 def test_what_changed() -> None:
@@ -30,14 +42,28 @@ def test_what_changed() -> None:
 
 def test_equal_runs() -> None:
     """Two runs whose means differ by less than the spread of their steps do not differ."""
-    a, b = Made(), Made()
-    for made, lengths in ((a, (90, 110, 100, 95)), (b, (112, 92, 99, 101))):
-        now = 0
-        for i, length in enumerate(lengths):
-            made.step(i, now, length)
-            made.kernel(now, length)
-            now += length
-    assert difference(report(a), report(b), names=("a", "b")).verdict.startswith("no difference")
+    a, b = computing([90, 110, 100, 95]), computing([112, 92, 99, 101])
+    assert difference(a, b, names=("a", "b")).verdict.startswith("no difference")
+
+
+def test_ranks_that_wait_for_each_other() -> None:
+    """Eight ranks with equal steps count as one sample per step: equal runs differ in about 5 % of all cases."""
+    num_differ, num_runs = 0, 60
+    for i in range(num_runs):
+        a, b = (computing(NormalDist(1000, 100).samples(8, seed=name + str(i)), ranks=8) for name in "ab")
+        step, *_ = difference(a, b, names=("a", "b")).parts
+        num_differ += bool(step.differs)
+    assert num_differ <= 0.12 * num_runs
+
+
+@pytest.mark.parametrize(("num_steps", "width"), [(2, 4.303), (6, 2.228), (21, 2.021)])
+def test_few_steps(num_steps: int, width: float) -> None:
+    """The interval is as wide as Student's t distribution says: few steps say little about their spread."""
+    lengths = [900.0 + 200.0 * (i % 2) for i in range(num_steps)]
+    step, *_ = difference(computing(lengths), computing(lengths), names=("a", "b")).parts
+    mean = sum(lengths) / num_steps
+    variance = sum((length - mean) ** 2 for length in lengths) / (num_steps - 1)
+    assert step.margin_s == pytest.approx(width * (2 * variance / num_steps) ** 0.5 / 1e6, rel=0.002)
 
 
 def test_one_step() -> None:

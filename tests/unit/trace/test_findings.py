@@ -167,7 +167,9 @@ class TestFindings:
                 loop(copy=20, compute=1000, ahead=True, called=10, waited=15),
                 {"bound by compute"},
             ),
-            (loop(copy=100, compute=1000, memory="Pageable", waited=800), {"bound by compute", "pageable copies"}),
+            (loop(copy=100, compute=1000, memory="Pageable", waited=800), {"pageable copies"}),
+            (loop(copy=500, compute=500, memory="Pageable", waited=490, to_host=True), {"copies to the host"}),
+            (loop(copy=5, compute=995, memory="Pageable", to_host=True), {"bound by compute"}),
             (loop(wait=300, compute=700), {"waiting for data"}),
             (loop(wait=30, compute=970), {"bound by compute"}),
             (loop(compute=500, idle=500), {"GPU idle"}),
@@ -182,6 +184,8 @@ class TestFindings:
                 "overlapped",
                 "hidden but blocking",
                 "behind kernels",
+                "to the host",
+                "few to the host",
             ),
             *("waiting", "hardly waiting", "idle", "hardly idle"),
         ],
@@ -218,6 +222,10 @@ class TestFindings:
             made.wait(i * 100, 50, "_SingleProcessDataLoaderIter")
             made.kernel(i * 100 + 50, 50)
         assert "num_workers=N" in found(made)["waiting for data"].remedy
+        for i in range(4):  # most of the waiting is for a loader with workers now
+            made.wait(i * 50 + 200, 49)
+        made.event("user_annotation", "ProfilerStep#2", 200, 200)
+        assert "more workers" in found(made)["waiting for data"].remedy
         assert "more workers" in found(loop(wait=300, compute=700))["waiting for data"].remedy
 
     def test_pinning_in_the_loop(self) -> None:
@@ -225,6 +233,28 @@ class TestFindings:
         made = loop(steps=1, compute=800, idle=200)
         made.event("cpu_op", "aten::pin_memory", 800, 200)
         assert "pinning in the loop" in found(made)
+
+    @pytest.mark.parametrize("on_gpu", [True, False])
+    def test_pinning_inside_next(self, *, on_gpu: bool) -> None:
+        """A loader without workers pins in the loop's thread, in next(): that is waiting, and workers remove it."""
+        made = Made()
+        made.step(0, 0, 1000)
+        made.wait(0, 500, "_SingleProcessDataLoaderIter")
+        made.event("cpu_op", "aten::pin_memory", 100, 400)
+        if on_gpu:
+            made.kernel(500, 500)
+        else:
+            made.event("cpu_op", "aten::mm", 500, 500)
+        assert set(found(made)) == {"waiting for data"}
+        assert "num_workers=N" in found(made)["waiting for data"].remedy
+
+    def test_copies_to_the_host(self) -> None:
+        """The evidence has where the copies go and what issued them; the remedy has what to do about it."""
+        finding = found(loop(copy=500, compute=500, memory="Pageable", waited=490, to_host=True))["copies to the host"]
+        assert finding.costs == pytest.approx(0.5, abs=0.01)
+        assert "4 copies to the host (4.0 MB in total" in finding.evidence
+        assert "kernels ran during 0% of that time" in finding.evidence
+        assert "copy less often" in finding.remedy
 
     def test_pinning_in_another_thread(self) -> None:
         """Pinning in torch's pin thread is not a finding."""
@@ -262,6 +292,16 @@ class TestReport:
         assert content["findings"][0]["costs"] == pytest.approx(0.5)
         assert content["findings"][0]["evidence"].startswith("on rank 1, the loop waited")
         assert content["notes"] == ["rank 2: killed"]
+
+    def test_no_finding(self) -> None:
+        """A report without findings says so, and which part takes most time besides compute."""
+        report = make_report([analyzed(loop(compute=850, idle=150))])
+        assert report.nothing_found.endswith("; the largest part besides compute is other, with 15%")
+        console = Console(width=150)
+        with console.capture() as capture:
+            console.print(trace_table(report))
+        assert report.nothing_found in capture.get()
+        assert self._report().nothing_found == ""
 
     def test_unknown_is_null(self) -> None:
         """A copy without a size or a call has null in the fields that depend on them."""

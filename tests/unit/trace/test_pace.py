@@ -51,6 +51,22 @@ class TestPace:
         assert pace.limit_s == 10
         assert (pace.is_overdue(311.0), pace.is_overdue(313.0)) == (False, True)
 
+    def test_time_in_a_loader(self) -> None:
+        """The start of an epoch's workers does not make a step overdue; a loader that hangs does."""
+        now = iter((2.5, 100.0, 100.5, 800.0))
+        pace = Pace()
+        for n in range(3):
+            pace.stepped(float(n))
+        with pace.paused(lambda: next(now)), pace.paused(lambda: 1e9):
+            assert not pace.is_overdue(99.0)
+        assert (pace.limit_s, pace.is_overdue(108.0), pace.is_overdue(110.0)) == (10, False, True)
+        assert pace.overdue_reason("batch", 110.0) == "no batch for 10 s, besides 98 s in DataLoaders"
+        with pace.paused(lambda: next(now)):
+            assert (pace.is_overdue(300.0), pace.is_overdue(315.0)) == (False, True)
+        pace.stepped(801.0)
+        assert pace.is_overdue(815.0)
+        assert pace.overdue_reason("batch", 815.0) == "no batch for 10 s"
+
     def test_short_steps(self) -> None:
         """The limit is at least two seconds, even for steps of a millisecond."""
         pace = Pace()

@@ -1,0 +1,24 @@
+"""What `numapin trace --read` reports about ranks without a trace."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.cli.trace_reading import read_report
+from tests.trace.made import loop
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(("num_ranks", "said"), [(4, "3 of 4 ranks took no batch and made no step"), (1, "")])
+def test_ranks_without_any_step(tmp_path: Path, num_ranks: int, said: str) -> None:
+    """Ranks that left no record are counted in a note: the hook records a rank at its first batch or step."""
+    (tmp_path / "rank-0.trace.json").write_text(json.dumps(loop(compute=100).content()))
+    record = {"rank": 0, "num_local_ranks": num_ranks, "trace": "rank-0.trace.json", "num_steps": 4, "reason": ""}
+    (tmp_path / "rank-0.json").write_text(json.dumps(record))
+    notes = [note for note in read_report((tmp_path,)).notes if "took no batch" in note]
+    assert notes == ([f"{tmp_path}: {said}"] if said else [])
