@@ -1,7 +1,8 @@
 """Build the files of a release into dist/, and check them: `make package`.
 
 Comes in: the tree. Goes out: dist/packages (an sdist and three wheels), dist/sboms (a list of parts beside each wheel),
-dist/conda-forge/recipe.yaml, dist/SHA256SUMS, and a table of the checks. Status 1 if a check fails.
+dist/conda-forge/recipe.yaml, dist/SHA256SUMS, and a table of the checks. Status 1 if a check fails. A check that needs
+a program that is not installed is counted apart, with what to install.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tarfile
 import tempfile
 import zipfile
 from contextlib import ExitStack
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -32,11 +34,24 @@ MACHINES: Final = {"x86_64": 62, "aarch64": 183}
 IN_SDIST: Final = ("numapin/__init__.py", "tests/conftest.py", "docs/index.md", "examples/README.md", "LICENSE")
 LIBRARY: Final = "numapin/system/libstores.so"
 EXAMPLE_URL: Final = "https://example.org/owner/numapin"  # of the index page that is checked, in no file of a release
+CROSS_PACKAGES: Final = "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
 CHECK: Final = "tests/unit/system/stores_check.c"
 
 
 class CheckError(Exception):
     """A built file is not as it must be."""
+
+
+class NotRunError(Exception):
+    """A check needs a program that is not installed."""
+
+
+class Outcome(StrEnum):
+    """What came of a check, as its line begins."""
+
+    HOLDS = "ok"
+    FAILED = "FAILED"
+    NOT_RUN = "NOT RUN"
 
 
 def main() -> int:
@@ -64,20 +79,29 @@ def main() -> int:
             "conda-forge recipe": partial(write_recipe, sdist),
             ".github/workflows (zizmor)": lint_workflows,
         }
-        failed = sum(not passes(name, check) for name, check in checks.items())
+        outcomes = [attempt(name, check) for name, check in checks.items()]
     write_sums([sdist, *wheels])
-    print(f"\n{len(checks) - failed} of {len(checks)} checks hold; the files are in {PACKAGES.relative_to(ROOT)}")
-    return min(failed, 1)
+    print(f"\n{summary(outcomes)}; the files are in {PACKAGES.relative_to(ROOT)}")
+    return int(Outcome.FAILED in outcomes)
 
 
-def passes(name: str, check: Callable[[], str]) -> bool:
+def attempt(name: str, check: Callable[[], str]) -> Outcome:
     """Run a check and print its result."""
     try:
-        result, is_right = check(), True
+        result, outcome = check(), Outcome.HOLDS
+    except NotRunError as error:
+        result, outcome = str(error), Outcome.NOT_RUN
     except (CheckError, OSError, subprocess.CalledProcessError) as error:
-        result, is_right = str(error), False
-    print(f"{'ok    ' if is_right else 'FAILED'}  {name}: {result}", flush=True)
-    return is_right
+        result, outcome = str(error), Outcome.FAILED
+    print(f"{outcome:7}  {name}: {result}", flush=True)
+    return outcome
+
+
+def summary(outcomes: list[Outcome]) -> str:
+    """Return how many checks hold; those that were not run are named apart."""
+    num_not_run = outcomes.count(Outcome.NOT_RUN)
+    apart = f", {num_not_run} not run" if num_not_run else ""
+    return f"{outcomes.count(Outcome.HOLDS)} of {len(outcomes)} checks hold{apart}"
 
 
 def run(*command: str | Path, folder: Path = ROOT, **environ: str) -> str:
@@ -207,13 +231,13 @@ def audit(wheel: Path) -> str:
 
 
 def run_library(wheel: Path, machine: str) -> str:
-    """Copy with the library in the wheel; that of another machine under QEMU, if it is installed."""
+    """Copy with the library in the wheel; that of another machine under QEMU. Raises NotRunError without it."""
     is_here = machine == platform.machine()
     compiler = "cc" if is_here else f"{machine}-linux-gnu-gcc"
     emulator = [] if is_here else [f"qemu-{machine}", "-L", f"/usr/{machine}-linux-gnu"]
     missing = [program for program in (compiler, *emulator[:1]) if shutil.which(program) is None]
     if missing:
-        return f"NOT RUN: no {' and no '.join(missing)}; as root: apt-get install qemu-user"
+        raise NotRunError(f"no {' and no '.join(missing)}; as root: apt-get install {CROSS_PACKAGES}")
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(wheel) as archive:
         library, program = Path(archive.extract(LIBRARY, folder)), Path(folder, "check")
         run(compiler, "-O1", "-o", program, ROOT / CHECK, "-ldl")

@@ -3,8 +3,8 @@
 Comes in: what `make package` built, the Pythons on PATH (also pyenv's), and names of trials; none: all of them. With
 --all before them, contract and unit tests are complete; with --check, nothing is written into the tree.
 Goes out: docs/tested.md and docs/results/release-tests.txt, which have every trial that was run on these very files.
-Status 1 if one failed. A trial that cannot be had here (no such Python, no torch for it) is noted; it is a failure only
-if it was named.
+Status 1 if one failed; built files that cannot be installed or imported are a failure. A trial that cannot be had here
+(no such Python, no torch for it) is noted; it is a failure only if it was named.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -39,11 +40,16 @@ TESTS: Final = (
     "tests/integration/test_torchrun_parity.py",
 )
 WITHOUT_TORCH: Final = ("tests/integration/test_without_torch.py",)
-KINDS: Final = {"x86_64": "*x86_64.whl", "pure": "*-none-any.whl", "sdist": "*.tar.gz"}
+KINDS: Final = {"x86_64": "*x86_64.whl", "aarch64": "*aarch64.whl", "pure": "*-none-any.whl", "sdist": "*.tar.gz"}
+WHEEL_HERE: Final = platform.machine() if platform.machine() in KINDS else "pure"
 
 
 class NotHereError(Exception):
-    """A trial needs what this machine does not have."""
+    """A trial needs a Python or a torch that this machine does not have."""
+
+
+class BrokenError(Exception):
+    """The built files cannot be installed or imported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +64,7 @@ class Trial:
 
     python: str
     torch: str | None
-    kind: str = "x86_64"
+    kind: str = WHEEL_HERE
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -138,6 +144,8 @@ def attempt(trial: Trial, files: str, tests: Sequence[str]) -> Result:
         result = replace(result, python=version, torch=torch, why="", output=output, counts=counts)
     except NotHereError as error:
         result = replace(result, why=str(error))
+    except BrokenError as error:
+        result = replace(result, why="", output=str(error), counts=Counts(failed=1))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return replace(result, files=files, seconds=time.monotonic() - start)
@@ -161,13 +169,18 @@ def built(kind: str) -> Path:
 
 
 def make_environment(trial: Trial, folder: Path) -> Path:
-    """Install the built file, and torch, into a new environment; return its Python. Raises NotHereError."""
+    """Install the built file, and torch, into a new environment; return its Python.
+
+    Raises NotHereError if there is no such Python or torch, and BrokenError if the built file cannot be installed.
+    """
     program, environ = find_python(trial.python)
     environment = folder / "env"
-    execute([program, "-m", "venv", "--without-pip", str(environment)], environ, why="venv")  # Debian's lack ensurepip
+    make = [program, "-m", "venv", "--without-pip", str(environment)]  # Debian's lack ensurepip
+    execute(make, environ, what="venv", error=NotHereError)
     python = environment / "bin" / "python"
     if trial.requirement is not None:
-        pip_install(python, "--no-compile", "--only-binary", "torch", trial.requirement, why=trial.requirement)
+        wanted = ("--no-compile", "--only-binary", "torch", trial.requirement)
+        pip_install(python, *wanted, what=trial.requirement, error=NotHereError)
     constraints = folder / "constraints.txt"
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     constraints.write_text("\n".join(line for line in lines if not line.startswith("torch==")))
@@ -175,7 +188,7 @@ def make_environment(trial: Trial, folder: Path) -> Path:
         file, others = f"{built(trial.kind)}[test]", []
     else:  # without what needs torch
         file, others = str(built(trial.kind)), ["hypothesis", "pytest<9.2", "pytest-timeout"]
-    pip_install(python, "--constraint", str(constraints), file, *others, why="numapin")
+    pip_install(python, "--constraint", str(constraints), file, *others, what="numapin", error=BrokenError)
     return python
 
 
@@ -196,35 +209,41 @@ def find_python(version: str) -> tuple[str, dict[str, str]]:
     raise NotHereError(f"no {program} on PATH")
 
 
-def pip_install(python: Path, *arguments: str, why: str) -> None:
-    """Install with the pip of this environment, so that the new one needs no pip."""
+def pip_install(python: Path, *arguments: str, what: str, error: type[Exception]) -> None:
+    """Install with the pip of this environment, so that the new one needs no pip. Raises `error`."""
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *arguments]
-    execute(command, dict(os.environ), why=why)
+    execute(command, dict(os.environ), what=what, error=error)
 
 
-def execute(command: list[str], environ: dict[str, str], *, why: str) -> None:
-    """Run a program. Raises NotHereError with its last error."""
+def execute(command: list[str], environ: dict[str, str], *, what: str, error: type[Exception]) -> None:
+    """Run a program. Raises `error` with the last error that it printed."""
     result = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     if result.returncode:
         errors = [line for line in result.stderr.splitlines() if re.match(r"ERROR|\w*Error", line)]
-        raise NotHereError(f"{why} cannot be installed: {(errors or ['no message'])[-1]}")
+        raise error(f"{what} cannot be installed: {(errors or ['no message'])[-1]}")
 
 
 def read_versions(python: Path, folder: Path) -> tuple[str, str]:
-    """Return the versions of Python and torch; fail if the installed numapin is not the built one."""
-    code = (
-        "import json, sys, numapin, importlib.util as u; torch = u.find_spec('torch')\n"
-        "torch = torch and __import__('torch').__version__\n"
-        "print(json.dumps([sys.version.split()[0], torch or 'none', numapin.__file__]))"
-    )
-    result = subprocess.run([python, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
-    if result.returncode:
-        raise NotHereError((result.stderr.strip().splitlines() or ["no message"])[-1])
-    version, torch, file = json.loads(result.stdout.splitlines()[-1])
+    """Return the versions of Python and torch.
+
+    Raises BrokenError if the built numapin cannot be imported, NotHereError if torch cannot.
+    """
+    code = "import sys, numapin; print(sys.version.split()[0]); print(numapin.__file__)"
+    version, file = imported(python, code, folder, error=BrokenError)
     if not Path(file).is_relative_to(folder):
         raise SystemExit(f"{file} was imported, which is not what was installed into {folder}")
+    code = "from importlib.util import find_spec as f; print(f('torch') and __import__('torch').__version__ or 'none')"
+    (torch,) = imported(python, code, folder, error=NotHereError)
     is_free = not sys_gil(python)
     return f"{version}{' free-threaded' if is_free else ''}", torch
+
+
+def imported(python: Path, code: str, folder: Path, *, error: type[Exception]) -> list[str]:
+    """Return the lines that a program prints; raise `error` with its last line on stderr if it fails."""
+    result = subprocess.run([python, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise error((result.stderr.strip().splitlines() or ["no message"])[-1])
+    return result.stdout.splitlines()
 
 
 def sys_gil(python: Path) -> bool:

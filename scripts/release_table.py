@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 PAGE: Final = "docs/tested.md"
 RAW: Final = "docs/results/release-tests.txt"
-FILES: Final = {"x86_64": "wheel for x86-64", "pure": "pure wheel", "sdist": "sdist"}
+FILES: Final = {"x86_64": "wheel for x86-64", "aarch64": "wheel for aarch64", "pure": "pure wheel", "sdist": "sdist"}
 HEAD: Final = """# Tested with
 
 `make release` wrote this page on {date}, on {system}: do not edit it.

@@ -1,16 +1,15 @@
-"""The table of `make release`: what pytest's last line says, and what the page says about it."""
+"""`make package` and `make release`: what counts as a failure, and what the page says about it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import platform
+import sys
+from pathlib import Path
 
 import pytest
 
-from scripts import release
-from scripts.release_table import PAGE, RAW, Counts, Result, write_table
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from scripts import package, release
+from scripts.release_table import FILES, PAGE, RAW, Counts, Result, write_table
 
 
 @pytest.mark.parametrize(
@@ -65,3 +64,76 @@ def test_a_python_that_is_not_there() -> None:
     """A Python that is on no PATH is named; the trial is then not tried."""
     with pytest.raises(release.NotHereError, match=r"no python3\.99 on PATH"):
         release.find_python("3.99")
+
+
+@pytest.mark.parametrize(
+    ("torch", "outcome", "num_failed"),
+    [(None, "1 failed", 1), ("2.13", "not tried: torch==2.13.* cannot be installed: no message", 0)],
+)
+def test_what_pip_cannot_install(
+    torch: str | None, outcome: str, num_failed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A built file that pip refuses has failed; only a torch that pip does not find was not tried."""
+    (tmp_path / "numapin-0.1.0-py3-none-any.whl").write_bytes(b"not a wheel")
+    monkeypatch.setattr(release, "WORK", tmp_path / "work")
+    monkeypatch.setattr(release, "PACKAGES", tmp_path)
+    monkeypatch.setattr(release, "find_python", lambda _: ("true", {}))  # makes any environment
+    monkeypatch.setattr(sys, "executable", "false")  # the pip that refuses everything
+    made = release.attempt(release.Trial(python="3.13", torch=torch, kind="pure"), "hash", ())
+    assert (made.outcome, made.counts) == (outcome, Counts(failed=num_failed))
+    assert made.output == ("numapin cannot be installed: no message" if num_failed else "")
+
+
+@pytest.mark.parametrize(
+    ("numapin", "torch", "error"),
+    [
+        ("raise RuntimeError('ours')", "raise RuntimeError('theirs')", release.BrokenError),
+        ("", "raise RuntimeError('theirs')", release.NotHereError),
+    ],
+)
+def test_a_numapin_that_cannot_be_imported(numapin: str, torch: str, error: type[Exception], tmp_path: Path) -> None:
+    """An installed numapin that cannot be imported has failed, also if torch cannot be imported either."""
+    (tmp_path / "numapin.py").write_text(numapin)
+    (tmp_path / "torch.py").write_text(torch)
+    with pytest.raises(error, match=r"^RuntimeError: (ours|theirs)$"):
+        release.read_versions(Path(sys.executable), tmp_path)
+
+
+def test_the_wheel_of_this_machine() -> None:
+    """A trial installs the wheel that this kind of machine would get."""
+    assert release.Trial(python="3.13", torch=None).kind == (
+        platform.machine() if platform.machine() in package.MACHINES else "pure"
+    )
+    assert set(package.MACHINES) < set(release.KINDS) == set(FILES)
+
+
+def test_a_check_that_was_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check whose programs are not installed neither holds nor fails; it says what to install."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        package.NotRunError, match=r"apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
+    ):
+        package.run_library(tmp_path / "numapin.whl", "aarch64")
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "words"),
+    [
+        (None, package.Outcome.HOLDS, "1 of 1 checks hold"),
+        (package.NotRunError("no qemu"), package.Outcome.NOT_RUN, "0 of 1 checks hold, 1 not run"),
+        (package.CheckError("bytes"), package.Outcome.FAILED, "0 of 1 checks hold"),
+    ],
+)
+def test_how_checks_are_counted(
+    error: Exception | None, outcome: package.Outcome, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A check that was not run is not counted among those that hold."""
+
+    def check() -> str:
+        if error:
+            raise error
+        return "fine"
+
+    assert package.attempt("a check", check) is outcome
+    assert package.summary([outcome]) == words
+    assert capsys.readouterr().out == f"{outcome:7}  a check: {error or 'fine'}\n"
