@@ -6,7 +6,7 @@ line on stderr if memory was allocated before.
 
 Rules:
 
-- What the environment says is a first guess: the first set_device replaces it.
+- What the environment says is a first guess: the first set_device replaces it, also for what the process starts later.
 - A process that takes a second GPU is widened to the CPUs of both; if their nodes differ, its memory becomes local to
   the CPU that asks for it.
 - Children that have no GPU of their own follow the process: those that come later inherit its binding, and those that
@@ -261,6 +261,8 @@ def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     shortfalls = (*several, *taken.applied.shortfalls, *threads.refusals)
     taken.surprises = [text for text in shortfalls if text not in first.json]
     _set_environment(first, taken)
+    if not taken.is_guess:
+        _keep_rank_from_children()
     if plan.run:
         record(plan, taken, how)
         _bind_followers(plan, taken.pid, wanted.cpus)
@@ -332,6 +334,20 @@ def _set_environment(own: RankSlice, taken: TakenGpus) -> None:
     if "torch" not in sys.modules:  # later it would change only what the process starts
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, own.num_threads)))
     os.environ.update(own.nic_variables)
+
+
+def _keep_rank_from_children() -> None:
+    """Let processes that this one starts follow it, although they inherit its local rank, which may be wrong.
+
+    In the plan that they find, its variables have the values of this process, so only others name a GPU.
+    """
+    plan = table()
+    if plan is None:
+        return
+    ranks = {name: os.environ.get(name) for name in plan.saw if name not in LISTS}
+    if any(plan.saw[name] != value for name, value in ranks.items()):
+        plan.saw.update(ranks)
+        os.environ[CHILDREN] = plan.render()
 
 
 def _binding(own: RankSlice, taken: TakenGpus) -> str:
