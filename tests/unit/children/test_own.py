@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from numapin.plan.request import Memory
 from tests.needs import needs_two_cpus
 from tests.unit.children.below import CPUS, run
 
@@ -26,3 +27,48 @@ subprocess.run(HELPER, env={**os.environ, "LOCAL_RANK": "2"})
 """
     ran = run(tmp_path, text, LOCAL_RANK=rank)
     assert ran.lines == [f"[{CPUS[number]}]" for number in (int(rank), 1, of_helper, 0)], ran.err
+
+
+@pytest.mark.parametrize(
+    ("memory", "strict", "status", "is_told"),
+    [
+        (Memory.BIND, False, 0, True),
+        (Memory.BIND, True, 5, True),
+        (Memory.PREFERRED, True, 0, False),
+    ],
+)
+def test_a_policy_that_only_another_thread_has(
+    memory: Memory, tmp_path: Path, *, strict: bool, status: int, is_told: bool
+) -> None:
+    """The main thread's policy is reported if another thread took the GPU; `bind` is then not in force."""
+    text = """
+import threading
+thread = threading.Thread(target=torch.cuda.set_device, args=(0,))
+thread.start()
+thread.join()
+"""
+    ran = run(tmp_path, text, memory=memory, strict=strict)
+    assert ran.status == status, ran.err
+    (record,) = ran.records
+    assert (record["applied"]["memory"], record["applied"]["nodes"]) == ("none", "")
+    assert ("memory policy 'bind' holds only for the thread" in ran.err) == bool(record["surprises"]) == is_told
+    assert "memory none;" in ran.err
+
+
+def test_the_policy_of_the_main_thread(tmp_path: Path) -> None:
+    """A process that takes its GPU in the main thread has the policy, also if a fork of another thread does."""
+    text = """
+import threading
+def fork():
+    if os.fork() == 0:
+        torch.cuda.set_device(0)
+        os._exit(0)
+    os.wait()
+thread = threading.Thread(target=fork)
+thread.start()
+thread.join()
+torch.cuda.set_device(1)
+"""
+    ran = run(tmp_path, text, memory=Memory.BIND, strict=True)
+    assert ran.status == 0, ran.err
+    assert [(each["applied"]["memory"], each["applied"]["nodes"]) for each in ran.records] == [("bind", "0")] * 2
