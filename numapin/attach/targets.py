@@ -57,10 +57,11 @@ class Target:
 
 
 class Aim(NamedTuple):
-    """All processes to bind, and warnings about them and the machine."""
+    """All processes to bind, and warnings about them and the machine. `apart` are processes that follow no target."""
 
     targets: tuple[Target, ...]
     warnings: tuple[str, ...]
+    apart: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +103,13 @@ def aim_at_run(named: str, wish: Wish, environ: Mapping[str, str]) -> Aim:
     gone = tuple(f"rank {rank} of {job.name} has ended" for rank in sorted(job.gone))
     subjects = {rank: _subject(job, rank, pid, wish) for rank, pid in _alive(job)}
     if wish.is_default:
-        return Aim(_with_own_plans(job, subjects), gone)
+        return Aim(_with_own_plans(job, subjects), gone, job.bound)
+    _require_one_gpu_each(job, subjects)
     topology = _machine(wish, environ)
     owners = _ranks_of(job, subjects, topology)
     _require_gpus(owners, topology)
     targets, warnings = _planned(topology, owners, wish.request)
-    return Aim(targets, (*topology.warnings, *warnings, *gone))
+    return Aim(targets, (*topology.warnings, *warnings, *gone), job.bound)
 
 
 def find_run_to_change(named: str, environ: Mapping[str, str], *, other_users: bool) -> RunningJob:
@@ -160,8 +162,30 @@ def _subject(job: RunningJob, rank: int, pid: int, wish: Wish) -> Subject:
 
 def _with_own_plans(job: RunningJob, subjects: Mapping[int, Subject]) -> tuple[Target, ...]:
     """Return the ranks of a run with the plan that it was started with."""
-    plans, source = _plans(job), _source(job)
-    return tuple(Target(subject=subject, plan=plans[rank], gpu_source=source) for rank, subject in subjects.items())
+    source = _source(job)
+    return tuple(Target(subject=each, plan=_own_plan(job, rank), gpu_source=source) for rank, each in subjects.items())
+
+
+def _own_plan(job: RunningJob, rank: int) -> RankPlan:
+    """Return the plan of a rank; that of a process with several GPUs has the CPUs and the nodes of all."""
+    own, names = _plans(job)[rank], job.gpus.get(rank, ())
+    if len(names) < 2:
+        return own
+    used = [plan for plan in job.plan.ranks if plan.gpu is not None and f"GPU {plan.gpu.index}" in names]
+    cpus = own.cpus.union(*(plan.cpus for plan in used))
+    nodes = own.nodes.union(*(plan.nodes for plan in used))
+    return replace(own, cpus=cpus, nodes=nodes)
+
+
+def _require_one_gpu_each(job: RunningJob, subjects: Mapping[int, Subject]) -> None:
+    """Raise UsageError for a process with several GPUs: a new plan has one for each."""
+    for rank, subject in subjects.items():
+        names = job.gpus.get(rank, ())
+        if len(names) > 1:
+            raise UsageError(
+                f"process {subject.pid} of {job.name} uses {', '.join(names)}, and a new plan has one GPU each",
+                f"apply the run's own plan: numapin attach --job {job.name}",
+            )
 
 
 def _ranks_of(job: RunningJob, subjects: Mapping[int, Subject], topology: Topology) -> list[_Owner]:

@@ -51,6 +51,8 @@ class RunningJob:
         gone: Ranks whose recorded process has ended or is on another host. Other processes may have their ids now.
         owner: The user of the run's folder. None: there is no folder.
         starts: The start time of each rank's process, as far as it was recorded; in clock ticks since boot.
+        gpus: The names of the GPUs of a rank's process, if it recorded them, as processes below `exec --children` do.
+        bound: All processes that have bound themselves and still run; several may use the GPU of a rank.
     """
 
     name: str
@@ -60,6 +62,8 @@ class RunningJob:
     gone: frozenset[int] = frozenset()
     owner: int | None = None
     starts: Mapping[int, int | None] = field(default_factory=dict)
+    gpus: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    bound: frozenset[int] = frozenset()
 
 
 def find_job(named: str | None, pids: Sequence[int] | None, environ: Mapping[str, str], *, again: str) -> RunningJob:
@@ -126,6 +130,8 @@ def read_run(folder: Path) -> RunningJob:
         gone=frozenset(rank for rank, record in latest.items() if not record.is_running()),
         owner=owner,
         starts={rank: record.start for rank, record in latest.items()},
+        gpus={rank: record.gpus for rank, record in latest.items()},
+        bound=frozenset(record.pid for record in records.values() if record.is_running()),
     )
 
 
@@ -214,12 +220,13 @@ class _Record:
     start: int | None  # None: there was no /proc
     host: str | None
     applied: Mapping[str, object]
+    gpus: Texts
 
     @classmethod
     def read(cls, path: str, text: str) -> _Record:
         """Read the JSON form. Raises MachineFileError that names the file."""
         hint = "numapin run writes it; start the job again"
-        return read_record(cls, text, source=path, hint=hint, schema="numapin.observed/1")
+        return read_record(cls, text, source=path, hint=hint, schema="numapin.observed/1", gpus=[])
 
     def is_running(self) -> bool:
         """Return whether this very process is running on this host: several hosts may share a run directory."""

@@ -11,6 +11,7 @@ import pytest
 
 from numapin.attach import targets
 from numapin.attach.targets import Wish, aim_at_run
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError, UsageError
 from numapin.launcher import run_folder
 from numapin.observe.find_job import RunningJob, find_run
@@ -72,3 +73,37 @@ def test_a_process_id_that_is_used_again() -> None:
     assert targets._subject(replace(job, starts={0: _start(PARENT)}), 0, PARENT, WISH).pid == PARENT
     with pytest.raises(UsageError, match="rank 0 of run-x has ended"):
         targets._subject(replace(job, starts={0: 1}), 0, PARENT, WISH)
+
+
+def _job(gpus: tuple[str, ...], bound: frozenset[int] = frozenset()) -> RunningJob:
+    """Return a run of which this process's parent is rank 0; there are two GPUs, on two nodes."""
+    assert PLANNED.gpu is not None
+    other = replace(
+        PLANNED, local_rank=1, gpu=replace(PLANNED.gpu, index=2), cpus=CpuSet({9}), node=2, nodes=CpuSet({2})
+    )
+    plan = Plan(bind=Bind.NODE, memory=PLANNED.memory, ranks=(PLANNED, other), warnings=())
+    return RunningJob(
+        name="run-x", plan=plan, pids={0: PARENT}, applied={}, owner=os.geteuid(), gpus={0: gpus}, bound=bound
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cpus", "nodes"),
+    [((), "4-7", "1"), (("GPU 1",), "4-7", "1"), (("GPU 1", "GPU 2"), "4-7,9", "1-2")],
+)
+def test_a_process_with_several_gpus(
+    gpus: tuple[str, ...], cpus: str, nodes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps the CPUs and the nodes of all of its GPUs, and processes that have bound themselves are left out."""
+    monkeypatch.setattr(targets, "find_run", lambda *_: _job(gpus, frozenset({PARENT, 7})))
+    aim = aim_at_run("run-x", WISH, {})
+    (target,) = aim.targets
+    assert (str(target.plan.cpus), str(target.plan.nodes), aim.apart) == (cpus, nodes, frozenset({PARENT, 7}))
+
+
+def test_another_plan_for_a_process_with_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new plan would narrow it to one of its GPUs, so it is refused; the hint applies the run's own."""
+    monkeypatch.setattr(targets, "find_run", lambda *_: _job(("GPU 1", "GPU 2")))
+    with pytest.raises(UsageError, match=r"uses GPU 1, GPU 2, and a new plan has one GPU each") as caught:
+        aim_at_run("run-x", replace(WISH, is_default=False), {})
+    assert "numapin attach --job run-x" in caught.value.hint
