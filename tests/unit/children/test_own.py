@@ -72,3 +72,22 @@ torch.cuda.set_device(1)
     ran = run(tmp_path, text, memory=Memory.BIND, strict=True)
     assert ran.status == 0, ran.err
     assert [(each["applied"]["memory"], each["applied"]["nodes"]) for each in ran.records] == [("bind", "0")] * 2
+
+
+@needs_two_cpus
+@pytest.mark.parametrize(
+    ("device", "number"), [("0", 1), ("'0'", 1), ("'1'", 0), ("'cuda:1'", 0), ("-1", None), ("'9' * 5000", None)]
+)
+def test_numbers_of_devices_count_in_the_own_list(device: str, number: int | None, tmp_path: Path) -> None:
+    """`bind_this_process` takes a number as CUDA counts in this process, also as text; others are errors."""
+    text = f"""
+import numapin
+try:
+    numapin.bind_this_process({device})
+except numapin.UsageError:
+    print("error")
+else:
+    print(cpus())
+"""
+    ran = run(tmp_path, text, CUDA_VISIBLE_DEVICES="1,0")
+    assert ran.lines == ["error" if number is None else f"[{CPUS[number]}]"], ran.err
