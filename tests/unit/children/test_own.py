@@ -91,3 +91,15 @@ else:
 """
     ran = run(tmp_path, text, CUDA_VISIBLE_DEVICES="1,0")
     assert ran.lines == ["error" if number is None else f"[{CPUS[number]}]"], ran.err
+
+
+def test_a_device_without_a_number(tmp_path: Path) -> None:
+    """set_device("cuda") fails as in torch without numapin, and initializes nothing."""
+    text = """
+try:
+    torch.cuda.set_device("cuda")
+except ValueError:
+    print(torch.cuda.is_initialized())
+"""
+    ran = run(tmp_path, text)
+    assert (ran.lines, ran.err, ran.records) == (["False"], "", [])
