@@ -106,7 +106,8 @@ class Attach:
     def _bound(self, target: Target, record: _Recorder) -> AttachedRank:
         if self._interrupted:
             return _unreached(target, _INTERRUPTED)
-        others = frozenset(each.subject.pid for each in self.aim.targets) - {target.subject.pid}
+        targets = {each.subject.pid for each in self.aim.targets}
+        others = (self.aim.apart | targets) - {target.subject.pid}
         binder = Binder(target, replace(self.how, without=others), record)
         processes = binder.run()
         self._interrupted |= binder.interrupted

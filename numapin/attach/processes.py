@@ -70,10 +70,10 @@ def examine(pid: int, *, other_users: bool) -> Subject:
     except proc.Gone:
         raise UsageError(f"there is no process {pid}", _LIST) from None
     except PermissionError:
-        raise _of_another_user(pid, "another user") from None
+        raise of_another_user(f"process {pid}", "another user") from None
     problem = why_untouchable(subject.uid, other_users=other_users)
     if problem:
-        raise _of_another_user(pid, problem)
+        raise of_another_user(f"process {pid}", problem)
     return subject
 
 
@@ -124,7 +124,8 @@ def _uid(folder: str) -> int | None:
     return real if real == effective else None
 
 
-def _of_another_user(pid: int, whose: str) -> MachineError:
+def of_another_user(what: str, whose: str) -> MachineError:
+    """Return the error for what belongs to another user."""
     if os.geteuid() == 0:
-        return MachineError(f"process {pid} belongs to {whose}", f"to change it anyway, add {_OTHER_USERS}")
-    return MachineError(f"process {pid} belongs to {whose}", "run this as that user")
+        return MachineError(f"{what} belongs to {whose}", f"to change it anyway, add {_OTHER_USERS}")
+    return MachineError(f"{what} belongs to {whose}", "run this as that user")

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Final
 
-from numapin.base.cpu_set import CpuSet  # noqa: TC001 - the type of a field that is read
+from numapin.base.cpu_set import CpuSet
 from numapin.base.files import replace_at
 from numapin.base.folders import open_file, opened
 from numapin.base.not_none import not_none
@@ -98,9 +98,16 @@ class Attachment:
         return {each.thread: each for each in self.threads}
 
     def former_of(self, thread: ThreadId) -> CpuSet | None:
-        """Return the former CPUs of a thread that started since: those of its process, or else of the bound one."""
-        mains = {each.pid: each.cpus for each in self.threads if each.thread.is_main}
-        return mains.get(thread.pid, mains.get(self.pid))
+        """Return the former CPUs of a thread that started since: those of its process, or else of the bound one.
+
+        It has inherited the change, so a changed thread started it: the main thread, or if that was not changed,
+        another one. None: no thread of that process was changed.
+        """
+        of_process = [each for each in self.threads if each.pid == thread.pid]
+        known = of_process or [each for each in self.threads if each.pid == self.pid]
+        changed = [each for each in known if each.changed]
+        chosen = [each for each in changed if each.thread.is_main] or changed
+        return CpuSet().union(*(each.cpus for each in chosen)) or None
 
     @property
     def file_name(self) -> str:

@@ -2,7 +2,8 @@
 
 Comes in: this user's records, and the processes to restore; by default all. Goes out: `Restored`. Pages stay where they
 are. Only threads that `attach` changed, and that have still the CPUs it gave them, are set. Threads that started since
-inherited the change, and get the former CPUs of their process's main thread.
+inherited the change, and get the former CPUs of their process's main thread, or if that was not changed, those of its
+changed threads.
 """
 
 from __future__ import annotations

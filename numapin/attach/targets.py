@@ -7,6 +7,7 @@ process, such as a launcher, stands for the nearest targets below it.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.attach.cpuset import in_whole_cpuset, shortfalls_of
 from numapin.attach.gpus import KnownGpu, gpu_of, local_rank, local_size, visible_gpus
-from numapin.attach.processes import Family, Subject, examine, read_family
-from numapin.errors import UsageError
+from numapin.attach.processes import Family, Subject, examine, of_another_user, read_family, why_untouchable
+from numapin.errors import MachineError, UsageError
 from numapin.launcher import run_folder
 from numapin.observe.find_job import find_run
 from numapin.plan.make import plan_and_rank_warnings
@@ -56,10 +57,11 @@ class Target:
 
 
 class Aim(NamedTuple):
-    """All processes to bind, and warnings about them and the machine."""
+    """All processes to bind, and warnings about them and the machine. `apart` are processes that follow no target."""
 
     targets: tuple[Target, ...]
     warnings: tuple[str, ...]
+    apart: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,16 +99,29 @@ def aim_at_processes(pids: Sequence[int], wish: Wish, environ: Mapping[str, str]
 
 def aim_at_run(named: str, wish: Wish, environ: Mapping[str, str]) -> Aim:
     """Return the ranks of a run, with its plan, or with another one if options were given. Raises as the other."""
-    job = find_run(named, environ)
+    job = find_run_to_change(named, environ, other_users=wish.other_users)
     gone = tuple(f"rank {rank} of {job.name} has ended" for rank in sorted(job.gone))
-    subjects = {rank: examine(pid, other_users=wish.other_users) for rank, pid in _alive(job)}
+    subjects = {rank: _subject(job, rank, pid, wish) for rank, pid in _alive(job)}
     if wish.is_default:
-        return Aim(_with_own_plans(job, subjects), gone)
+        return Aim(_with_own_plans(job, subjects), gone, job.bound)
+    _require_one_gpu_each(job, subjects)
     topology = _machine(wish, environ)
     owners = _ranks_of(job, subjects, topology)
     _require_gpus(owners, topology)
     targets, warnings = _planned(topology, owners, wish.request)
-    return Aim(targets, (*topology.warnings, *warnings, *gone))
+    return Aim(targets, (*topology.warnings, *warnings, *gone), job.bound)
+
+
+def find_run_to_change(named: str, environ: Mapping[str, str], *, other_users: bool) -> RunningJob:
+    """Return the run with this folder or name. Raises as `find_run`, and MachineError for another user's folder.
+
+    The files in the folder say which processes are changed, so its user could choose any process of yours.
+    """
+    job = find_run(named, environ)
+    problem = why_untouchable(job.owner, other_users=other_users)
+    if problem:
+        raise of_another_user(f"the folder of {job.name}", problem)
+    return job
 
 
 def _machine(wish: Wish, environ: Mapping[str, str]) -> Topology:
@@ -129,10 +144,48 @@ def _alive(job: RunningJob) -> list[tuple[int, int]]:
     return alive
 
 
+def _subject(job: RunningJob, rank: int, pid: int, wish: Wish) -> Subject:
+    """Return the process of a rank. Another user's folder can name processes of that user only.
+
+    Raises as `examine`, also for another process that has the id by now.
+    """
+    subject = examine(pid, other_users=wish.other_users)
+    if job.starts.get(rank) not in (None, subject.start):
+        raise UsageError(f"rank {rank} of {job.name} has ended", "see: numapin top")
+    if job.owner not in (os.geteuid(), subject.uid):
+        raise MachineError(
+            f"{job.name}, which belongs to uid {job.owner}, names process {pid}, which does not",
+            f"if you mean that process: numapin attach --pid {pid}",
+        )
+    return subject
+
+
 def _with_own_plans(job: RunningJob, subjects: Mapping[int, Subject]) -> tuple[Target, ...]:
     """Return the ranks of a run with the plan that it was started with."""
-    plans, source = _plans(job), _source(job)
-    return tuple(Target(subject=subject, plan=plans[rank], gpu_source=source) for rank, subject in subjects.items())
+    source = _source(job)
+    return tuple(Target(subject=each, plan=_own_plan(job, rank), gpu_source=source) for rank, each in subjects.items())
+
+
+def _own_plan(job: RunningJob, rank: int) -> RankPlan:
+    """Return the plan of a rank; that of a process with several GPUs has the CPUs and the nodes of all."""
+    own, names = _plans(job)[rank], job.gpus.get(rank, ())
+    if len(names) < 2:
+        return own
+    used = [plan for plan in job.plan.ranks if plan.gpu is not None and f"GPU {plan.gpu.index}" in names]
+    cpus = own.cpus.union(*(plan.cpus for plan in used))
+    nodes = own.nodes.union(*(plan.nodes for plan in used))
+    return replace(own, cpus=cpus, nodes=nodes)
+
+
+def _require_one_gpu_each(job: RunningJob, subjects: Mapping[int, Subject]) -> None:
+    """Raise UsageError for a process with several GPUs: a new plan has one for each."""
+    for rank, subject in subjects.items():
+        names = job.gpus.get(rank, ())
+        if len(names) > 1:
+            raise UsageError(
+                f"process {subject.pid} of {job.name} uses {', '.join(names)}, and a new plan has one GPU each",
+                f"apply the run's own plan: numapin attach --job {job.name}",
+            )
 
 
 def _ranks_of(job: RunningJob, subjects: Mapping[int, Subject], topology: Topology) -> list[_Owner]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _BEFORE: Final = "NUMAPIN_CPUS_BEFORE"
 """The CPUs of a process before it bound itself; a child that inherited its binding may plan with them."""
+_NUMBER: Final = re.compile(r"\d{1,9}", re.ASCII)
 _DEVICES: Final = "name a device as 1, 'cuda:1', torch.device('cuda', 1), by UUID or by PCI address; see: numapin topo"
 
 
@@ -152,7 +154,7 @@ def _entry_of_name(table: ChildTable, device: object) -> DeviceEntry:
 
 
 def _goes_by(entry: DeviceEntry, key: str) -> bool:
-    names = {name.lower() for name in (str(entry.index), entry.uuid, entry.pci, *entry.mig) if name}
+    names = {name.lower() for name in (entry.uuid, entry.pci, *entry.mig) if name}
     return key.lower() in names
 
 
@@ -223,7 +225,9 @@ def _number(device: object) -> int | None:
 
 
 def _number_in(device: object) -> int | None:
-    """Return the number in a device's text: 1 for cuda:1, the current device's for cuda, None for a UUID."""
+    """Return the number in a device's text: 1 for 1 and cuda:1, the current device's for cuda, None for a UUID."""
+    if isinstance(device, str) and _NUMBER.fullmatch(device):
+        return int(device)
     kind, _, number = str(device).partition(":")
     if _is_runtimes(kind, number):
         return int(number) if number else _current()

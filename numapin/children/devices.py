@@ -59,7 +59,7 @@ def device_of(table: ChildTable, environ: Mapping[str, str], number: int) -> Dev
     if changed is None:
         return _numbered(table, number)
     entries = _entries(environ[changed])
-    if number >= len(entries):
+    if not 0 <= number < len(entries):
         raise UnknownDevice(f"there is no device {number}: {changed}={environ[changed][:60]}")
     return _named(table, changed, entries[number])
 

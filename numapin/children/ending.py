@@ -7,7 +7,7 @@ stderr if no process was bound, or with --verbose how many were; and with --stri
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from numapin.base.plural import counted
 from numapin.base.stderr import say
@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 
     from numapin.children.table import ChildTable
 
+_KEYS: Final = ("gpus", "surprises")
+
 
 class _Records:
     """The records of a run. `others`: processes with a GPU that --children-match leaves out."""
 
     def __init__(self, folder: str) -> None:
-        unbound = records.read_all(folder, records.UNBOUND)
+        unbound = records.read_all(folder, records.UNBOUND, with_keys=("name", "why"))
         self.is_gone = not os.path.isdir(folder)
-        self.bound: list[dict[str, Any]] = records.read_all(folder, handover.OBSERVED)
+        self.bound: list[dict[str, Any]] = records.read_all(folder, handover.OBSERVED, with_keys=_KEYS)
         self.has_nested = bool(records.read_all(folder, outer.NESTED))
         self.others = [record["name"] for record in unbound if record["why"] == "match"]
         self.has_unknown = len(self.others) < len(unbound)
@@ -64,9 +66,10 @@ def conclude(table: ChildTable, status: int, environ: Mapping[str, str], *, verb
 
 
 def _say_what_was_bound(found: _Records) -> None:
-    num_gpus = len({record["local_rank"] for record in found.bound})
+    num_gpus = len({gpu for record in found.bound for gpu in record["gpus"]})
     if found.bound:
-        say(f"{counted(len(found.bound), 'process')} used {counted(num_gpus, 'GPU')} and were bound")
+        were = "was" if len(found.bound) == 1 else "were"
+        say(f"{counted(len(found.bound), 'process')} used {counted(num_gpus, 'GPU')} and {were} bound")
 
 
 def _problem(table: ChildTable, found: _Records, status: int) -> str | None:

@@ -6,7 +6,7 @@ line on stderr if memory was allocated before.
 
 Rules:
 
-- What the environment says is a first guess: the first set_device replaces it.
+- What the environment says is a first guess: the first set_device replaces it, also for what the process starts later.
 - A process that takes a second GPU is widened to the CPUs of both; if their nodes differ, its memory becomes local to
   the CPU that asks for it.
 - Children that have no GPU of their own follow the process: those that come later inherit its binding, and those that
@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from _thread import RLock
+from _thread import RLock, get_native_id
 
 from numapin.base.cpu_set import CpuSet
 from numapin.children import records
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 class TakenGpus:
     """The GPUs that this process uses, with their slices of the plan; `had` are the CPUs that it was bound to so far.
 
-    `is_guess`: only its environment says so. `left_alone`: it is not one of the processes that --children-match names.
+    `is_guess`: only its environment says so. `is_asked`: the program called `bind_this_process`.
+    `left_alone`: it is not one of the processes that --children-match names.
     """
 
     def __init__(self, *, inherited: int | None) -> None:
@@ -55,6 +56,7 @@ class TakenGpus:
         self.names: dict[int, str] = {}
         self.inherited = inherited
         self.is_guess = False
+        self.is_asked = False
         self.left_alone = False
         self.allocated: dict[int, int] | None = None
         self.applied: Applied | None = None
@@ -196,6 +198,7 @@ def take_entry(plan: ChildTable, entry: DeviceEntry, how: str) -> TakenGpus:
     with _own.lock:
         taken = _own.current()
         taken.inherited, taken.is_guess, taken.left_alone = None, False, False
+        taken.is_asked = True
         _bind_to(plan, taken, {}, entry, how)
         return taken
 
@@ -209,7 +212,7 @@ def _take(plan: ChildTable, entry: DeviceEntry, how: str, *, is_guess: bool) -> 
         _leave_alone(plan, taken, how, is_guess=is_guess)
         return
     others = {} if taken.is_guess else taken.slices
-    taken.is_guess = is_guess
+    taken.is_guess, taken.is_asked = is_guess, False
     _bind_to(plan, taken, others, entry, how)
     report(plan, taken, how)
 
@@ -255,15 +258,25 @@ def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     first = next(iter(taken.slices.values()))
     wanted, several = _wanted(taken)
     taken.had.add(frozenset(os.sched_getaffinity(0)))  # the process that it follows may have been bound meanwhile
-    taken.applied = bind.apply(wanted)
+    taken.applied = _applied(taken, wanted)
     threads = whole_process.bind_threads(taken.pid, wanted.cpus, before=taken.had)
     taken.had.add(frozenset(os.sched_getaffinity(0)))
     shortfalls = (*several, *taken.applied.shortfalls, *threads.refusals)
     taken.surprises = [text for text in shortfalls if text not in first.json]
     _set_environment(first, taken)
+    if not taken.is_guess:
+        _keep_rank_from_children()
     if plan.run:
         record(plan, taken, how)
         _bind_followers(plan, taken.pid, wanted.cpus)
+
+
+def _applied(taken: TakenGpus, wanted: Bindable) -> Applied:
+    """Bind this thread; return what holds for the main thread, unless the program asked for this one."""
+    applied = bind.apply(wanted)
+    if taken.is_asked or get_native_id() == taken.pid:
+        return applied
+    return bind.of_main_thread(applied, whole_process.main_policy(taken.pid))
 
 
 def _wanted(taken: TakenGpus) -> tuple[Bindable, tuple[str, ...]]:
@@ -332,6 +345,20 @@ def _set_environment(own: RankSlice, taken: TakenGpus) -> None:
     if "torch" not in sys.modules:  # later it would change only what the process starts
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, own.num_threads)))
     os.environ.update(own.nic_variables)
+
+
+def _keep_rank_from_children() -> None:
+    """Let processes that this one starts follow it, although they inherit its local rank, which may be wrong.
+
+    In the plan that they find, its variables have the values of this process, so only others name a GPU.
+    """
+    plan = table()
+    if plan is None:
+        return
+    ranks = {name: os.environ.get(name) for name in plan.saw if name not in LISTS}
+    if any(plan.saw[name] != value for name, value in ranks.items()):
+        plan.saw.update(ranks)
+        os.environ[CHILDREN] = plan.render()
 
 
 def _binding(own: RankSlice, taken: TakenGpus) -> str:

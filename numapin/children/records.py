@@ -19,7 +19,7 @@ from numapin.system import proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from typing import Any, Final
 
 UNBOUND: Final = "unbound-"
@@ -101,9 +101,22 @@ def cpus_of(path: str) -> str | None:
         return None
 
 
-def read_all(folder: str, kind: str) -> list[dict[str, Any]]:
-    """Return the records of one kind, ordered by process."""
-    return [json.loads(handover.read_text(path)) for path in sorted(_paths(folder, kind), key=_pid)]
+def read_all(folder: str, kind: str, *, with_keys: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Return the records of one kind, ordered by process. Those that cannot be read, or lack a key, are left out.
+
+    A process that outlives the command may remove or replace its record meanwhile.
+    """
+    found = (_content(path) for path in sorted(_paths(folder, kind), key=_pid))
+    return [content for content in found if content is not None and content.keys() >= {*with_keys}]
+
+
+def _content(path: str) -> dict[str, Any] | None:
+    """Return the fields of a record; None if it cannot be read."""
+    try:
+        content = json.loads(handover.read_text(path))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def _paths(folder: str, kind: str) -> Iterable[str]:

@@ -17,14 +17,13 @@ from numapin.attach.bind import How
 from numapin.attach.perform import Attach
 from numapin.attach.record import place_to_name
 from numapin.attach.restore import restore
-from numapin.attach.targets import Wish, aim_at_processes, aim_at_run
+from numapin.attach.targets import Wish, aim_at_processes, aim_at_run, find_run_to_change
 from numapin.base.cpu_set import CpuSet
 from numapin.base.sizes import render
 from numapin.cli.options import GPU_NODES, PIDS, Parsed, with_values
 from numapin.cli.output import clear_status, emit, json_text, show, show_status, warn
 from numapin.cli.run_names import live_run_names
 from numapin.errors import BindingRefused, UsageError
-from numapin.observe.find_job import find_run
 from numapin.plan.request import Bind, Memory, Request, parse_gpus
 
 if TYPE_CHECKING:
@@ -192,7 +191,7 @@ def _aim(options: _AttachOptions) -> Aim:
 
 def _restored(options: _AttachOptions) -> Restored:
     _require_no_binding(options)
-    pids = options.pids if options.job is None else tuple(find_run(options.job, os.environ).pids.values())
+    pids = options.pids if options.job is None else _pids_of_run(options.job, other_users=options.other_users)
     done = restore(pids, os.environ, other_users=options.other_users, dry_run=options.dry_run)
     if options.as_json:
         emit(json_text(done.to_json()))
@@ -202,6 +201,10 @@ def _restored(options: _AttachOptions) -> Restored:
         warn(done.warnings)
         show(restore_table(done))
     return done
+
+
+def _pids_of_run(named: str, *, other_users: bool) -> tuple[int, ...]:
+    return tuple(find_run_to_change(named, os.environ, other_users=other_users).pids.values())
 
 
 def _require_no_binding(options: _AttachOptions) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping  # noqa: TC003 - the type of a field that is read
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import quoting
 from numapin.base.bounds import MAX_RANKS
+from numapin.base.folders import opened
 from numapin.base.not_none import not_none
 from numapin.base.records import Texts, read_record
 from numapin.errors import MachineError, UsageError
@@ -48,6 +49,10 @@ class RunningJob:
         pids: The process id of each rank, by local rank.
         applied: The bindings that the ranks recorded, by local rank; empty if numapin did not start them.
         gone: Ranks whose recorded process has ended or is on another host. Other processes may have their ids now.
+        owner: The user of the run's folder. None: there is no folder.
+        starts: The start time of each rank's process, as far as it was recorded; in clock ticks since boot.
+        gpus: The names of the GPUs of a rank's process, if it recorded them, as processes below `exec --children` do.
+        bound: All processes that have bound themselves and still run; several may use the GPU of a rank.
     """
 
     name: str
@@ -55,6 +60,10 @@ class RunningJob:
     pids: Mapping[int, int]
     applied: Mapping[int, Mapping[str, object]]
     gone: frozenset[int] = frozenset()
+    owner: int | None = None
+    starts: Mapping[int, int | None] = field(default_factory=dict)
+    gpus: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    bound: frozenset[int] = frozenset()
 
 
 def find_job(named: str | None, pids: Sequence[int] | None, environ: Mapping[str, str], *, again: str) -> RunningJob:
@@ -106,7 +115,7 @@ def read_run(folder: Path) -> RunningJob:
 
     Raises UsageError if the run has ended, and MachineError for a file that no run writes.
     """
-    plan, records = _read_files(folder)
+    plan, records, owner = _read_files(folder)
     if not run_folder.is_live(str(folder)):
         raise UsageError(
             f"run {folder.name} has ended", f"its files are in {folder}; check the active run with: numapin verify"
@@ -119,6 +128,10 @@ def read_run(folder: Path) -> RunningJob:
         pids={rank: record.pid for rank, record in latest.items()},
         applied={rank: record.applied for rank, record in latest.items()},
         gone=frozenset(rank for rank, record in latest.items() if not record.is_running()),
+        owner=owner,
+        starts={rank: record.start for rank, record in latest.items()},
+        gpus={rank: record.gpus for rank, record in latest.items()},
+        bound=frozenset(record.pid for record in records.values() if record.is_running()),
     )
 
 
@@ -132,15 +145,20 @@ def _age(record: _Record) -> tuple[bool, int, int]:
     return record.is_running(), record.restart, record.start or 0
 
 
-def _read_files(folder: Path) -> tuple[Plan, dict[str, _Record]]:
-    """Read the plan of a run, and the ranks' records by their paths."""
+def _read_files(folder: Path) -> tuple[Plan, dict[str, _Record], int]:
+    """Read the plan of a run, the ranks' records by their paths, and whose folder it is; all from one opened folder."""
+    named = str(folder / handover.PLAN)
     try:
-        plan = Plan.from_json(_text(folder / handover.PLAN), source=str(folder / handover.PLAN))
-        return plan, {path: _Record.read(path, handover.read_text(path)) for path in handover.records(str(folder))}
-    except FileNotFoundError as error:
-        raise UsageError(f"{folder} is not an active run: {error.filename} does not exist", _NAME_PROCESSES) from None
+        with opened(str(folder)) as descriptor:
+            plan = Plan.from_json(handover.read_at(descriptor, handover.PLAN), source=named)
+            names = handover.record_names(descriptor)
+            records = {(named := str(folder / name)): handover.read_at(descriptor, name) for name in names}
+            owner = os.fstat(descriptor).st_uid
+    except FileNotFoundError:
+        raise UsageError(f"{folder} is not an active run: {named} does not exist", _NAME_PROCESSES) from None
     except OSError as error:
-        raise MachineError(f"{error.filename} cannot be read: {error.strerror}", "run this as the job's user") from None
+        raise MachineError(f"{named} cannot be read: {error.strerror}", "run this as the job's user") from None
+    return plan, {path: _Record.read(path, text) for path, text in records.items()}, owner
 
 
 def _require_planned(records: Mapping[str, _Record], plan: Plan) -> None:
@@ -202,12 +220,13 @@ class _Record:
     start: int | None  # None: there was no /proc
     host: str | None
     applied: Mapping[str, object]
+    gpus: Texts
 
     @classmethod
     def read(cls, path: str, text: str) -> _Record:
         """Read the JSON form. Raises MachineFileError that names the file."""
         hint = "numapin run writes it; start the job again"
-        return read_record(cls, text, source=path, hint=hint, schema="numapin.observed/1")
+        return read_record(cls, text, source=path, hint=hint, schema="numapin.observed/1", gpus=[])
 
     def is_running(self) -> bool:
         """Return whether this very process is running on this host: several hosts may share a run directory."""

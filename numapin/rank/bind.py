@@ -66,6 +66,14 @@ _NAMES: Final = {
     numa.MPOL_PREFERRED_MANY: "preferred",
     **{mode: memory for memory, mode in _MODES.items()},
 }
+_SHOWN: Final = {"default": "none", "prefer": "preferred", "prefer (many)": "preferred"}
+"""The words of numa_maps that differ from `plan.request.Memory`'s."""
+_CONFINING: Final = ("bind", "interleave")
+_NOT_MAIN: Final = (
+    "holds only for the thread in which the GPU became known, which is not the main thread: the others' pages go where "
+    "they are first touched; call torch.cuda.set_device in the main thread first, or give the process one GPU with "
+    "CUDA_VISIBLE_DEVICES"
+)
 
 
 class Applied:
@@ -105,6 +113,20 @@ def apply(rank: Bindable) -> Applied:
         shortfalls = (*shortfalls, *_bind_cpus(rank.main_cpus))
     memory, nodes = _read_policy()
     return Applied(cpus=frozenset(os.sched_getaffinity(0)), memory=memory, nodes=nodes, shortfalls=shortfalls)
+
+
+def of_main_thread(applied: Applied, policy: tuple[str, frozenset[int]] | None) -> Applied:
+    """Return what another thread than the main one applied, with the main thread's policy, as numa_maps shows it.
+
+    A policy that confines memory to nodes is then not in force; one that only prefers a node needs no message, because
+    pages go to the node of the CPU that touches them first.
+    """
+    mode, nodes = policy or (None, frozenset())
+    memory = None if mode is None else _SHOWN.get(mode, mode)
+    shortfalls = applied.shortfalls
+    if applied.memory in _CONFINING and (memory, nodes) != (applied.memory, applied.nodes):
+        shortfalls = (*shortfalls, f"memory policy '{applied.memory}' {_NOT_MAIN}")
+    return Applied(cpus=applied.cpus, memory=memory, nodes=nodes, shortfalls=shortfalls)
 
 
 def surprises(rank: RankPlan, shortfalls: Iterable[str]) -> tuple[str, ...]:

@@ -94,8 +94,12 @@ def slice_text(rank: RankPlan) -> str:
 def records(folder: str, kind: str = OBSERVED) -> list[str]:
     """Return the paths of the records of one kind that the ranks of a run wrote. Raises OSError."""
     with opened(folder) as descriptor:
-        names = os.listdir(descriptor)
-    return [os.path.join(folder, name) for name in names if name.startswith(kind) and name.endswith(".json")]
+        return [os.path.join(folder, name) for name in record_names(descriptor, kind)]
+
+
+def record_names(folder: int, kind: str = OBSERVED) -> list[str]:
+    """Return the names of the records of one kind in an opened folder. Raises OSError."""
+    return [name for name in os.listdir(folder) if name.startswith(kind) and name.endswith(".json")]
 
 
 def write_json(folder: str, name: str, content: object) -> None:
@@ -204,13 +208,19 @@ def read_text(path: str) -> str:
     """Return the text of a file in a run directory. Raises OSError, also for a file that a run cannot have written."""
     folder, name = os.path.split(os.path.abspath(path))
     try:
-        with opened(folder) as descriptor, os.fdopen(open_file(descriptor, name), "rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+        with opened(folder) as descriptor:
+            return read_at(descriptor, name)
     except OSError as error:
         error.filename = path
         raise
+
+
+def read_at(folder: int, name: str) -> str:
+    """Return the text of a file in an opened run directory. Raises as `read_text`."""
+    with os.fdopen(open_file(folder, name), "rb") as file:
+        content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
-        raise OSError(errno.EFBIG, "larger than 16 MiB", path)
+        raise OSError(errno.EFBIG, "larger than 16 MiB", name)
     return content.decode(errors="replace")
 
 

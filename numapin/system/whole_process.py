@@ -93,6 +93,21 @@ def descendants_of(pid: int, *, without: Container[int] = ()) -> Iterator[int]:
         parents += children
 
 
+def main_policy(pid: int) -> tuple[str, frozenset[int]] | None:
+    """Return the memory policy of a process's main thread, in the kernel's words, and its nodes; None: unknown.
+
+    The kernel shows it at the stack. Other threads can ask the kernel for their own policy only.
+    """
+    from numapin.system.numa_maps import parse
+
+    try:
+        mappings = list(parse(proc.read(f"{proc.folder_of(pid)}/numa_maps")))
+    except (proc.Gone, OSError, ValueError):  # as below
+        return None
+    stack = next((mapping for mapping in mappings if " stack" in mapping.words), None)
+    return None if stack is None else (stack.mode, cpu_set.CpuSet.parse(stack.nodes))
+
+
 def private_bytes(pid: int) -> dict[int, int] | None:
     """Return the bytes of a process's heap, stacks and anonymous mappings on each node; None if they are unknown.
 

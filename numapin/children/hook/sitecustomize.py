@@ -109,7 +109,7 @@ def _before_call(module: Any, name: str, index_of: Callable[..., int]) -> None: 
     @functools.wraps(theirs)
     def wrapper(device: Any, *rest: Any, **named: Any) -> Any:  # noqa: ANN401 - the function's own
         try:
-            number = index_of(device, optional=True)
+            number = index_of(device)
         except Exception:  # not a device: their function says so
             number = -1
         _guarded(_take, number, f"{module.__name__}.{name}")
@@ -121,11 +121,10 @@ def _before_call(module: Any, name: str, index_of: Callable[..., int]) -> None: 
 _patches = {"torch.cuda": _patch_cuda, "torch.accelerator": _patch_accelerator}
 
 
-def _plain_index(device: Any, *, optional: bool) -> int:  # noqa: ANN401 - what torch takes
-    """Return a device's number, for a torch without its own function for that."""
-    del optional
+def _plain_index(device: Any) -> int:  # noqa: ANN401 - what torch takes
+    """Return a device's number, for a torch without its own function for that; -1 if it has none."""
     text = str(device).rpartition(":")[2]
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() else -1
 
 
 def _take(number: int, how: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from tests.unit.planned import PLANNED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 ALL = CpuSet(os.sched_getaffinity(0))
 HOW = How(children=True, widen=False, other_users=False, dry_run=False)
@@ -127,3 +129,25 @@ def test_interrupted_move(target: Target) -> None:
     pages = move.run(seen)
     assert move.interrupted
     assert (pages.before, pages.moved_bytes) == ({0: 8192}, 0)
+
+
+@needs_two_cpus
+def test_a_descendant_that_has_bound_itself(tmp_path: Path) -> None:
+    """A process that follows no target keeps its CPUs, and so do those below it."""
+    code = "import subprocess; subprocess.run(['sh', '-c', 'echo $$; read line'])"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout
+        child = int(process.stdout.readline())
+        plan = replace(PLANNED, cpus=CpuSet({max(ALL)}))
+        target = Target(subject=examine(process.pid, other_users=False), plan=plan, gpu_source="")
+        Attach(
+            aim=Aim((target,), (), frozenset({process.pid, child})),
+            how=HOW,
+            migrate=False,
+            environ={"TMPDIR": str(tmp_path)},
+            progress=lambda *_: None,
+        ).run()
+        found = [cpus_of(thread) for pid in (process.pid, child) for thread in threads_of(pid)]
+        process.communicate("\n")
+    assert found == [plan.cpus, ALL]

@@ -13,13 +13,13 @@ import pytest
 from numapin.attach.bind import How
 from numapin.attach.perform import Attach
 from numapin.attach.processes import examine
-from numapin.attach.record import place_to_name
+from numapin.attach.record import Attachment, FormerThread, place_to_name
 from numapin.attach.restore import restore
 from numapin.attach.targets import Aim, Target
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError, UsageError
 from numapin.launcher.run_places import DEFAULT_PLACES
-from numapin.system.affinity import cpus_of, set_cpus, threads_of
+from numapin.system.affinity import ThreadId, cpus_of, set_cpus, threads_of
 from tests.needs import needs_two_cpus
 from tests.unit.planned import PLANNED
 
@@ -31,22 +31,45 @@ ALL = CpuSet(os.sched_getaffinity(0))
 FIRST, LAST = CpuSet({min(ALL)}), CpuSet({max(ALL)})
 WORK = """
 import sys, threading
-for _ in range(3):
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
+end = threading.Event()
+def start():
+    threading.Thread(target=end.wait, daemon=True).start()
+def starting():
+    for line in sys.stdin:
+        start()
+        print(flush=True)
+    end.set()
+threading.Thread(target=starting, daemon=True).start()
+for _ in range(2):
+    start()
 print(flush=True)
-sys.stdin.read()
+end.wait()
 """
 
 
 @pytest.fixture
-def pid() -> Iterator[int]:
-    """Give a process with four threads."""
+def process() -> Iterator[subprocess.Popen[str]]:
+    """Give a process with four threads. The second one starts a thread for each line on stdin, and prints a line."""
     pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", WORK], stdin=pipe, stdout=pipe) as process:
+    with subprocess.Popen([sys.executable, "-c", WORK], stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout
         process.stdout.readline()
-        yield process.pid
+        yield process
         process.kill()
+
+
+@pytest.fixture
+def pid(process: subprocess.Popen[str]) -> int:
+    """Give the process's id."""
+    return process.pid
+
+
+def _start_thread(process: subprocess.Popen[str]) -> None:
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write("\n")
+    process.stdin.flush()
+    process.stdout.readline()
 
 
 def _attach(pid: int, environ: dict[str, str], cpus: CpuSet = LAST) -> None:
@@ -105,3 +128,40 @@ def test_changed_twice(pid: int, tmp_path: Path) -> None:
     assert {cpus_of(each) for each in threads_of(pid)} == {FIRST}
     restore([pid], environ, other_users=False, dry_run=False)
     assert (cpus_of(pinned), cpus_of(main)) == (LAST, ALL)
+
+
+@needs_two_cpus
+@pytest.mark.parametrize("has_second_attach", [False, True])
+def test_the_main_thread_was_not_changed(
+    process: subprocess.Popen[str], tmp_path: Path, *, has_second_attach: bool
+) -> None:
+    """A thread that started since gets the former CPUs of the changed threads, one of which started it."""
+    environ, pid = {"TMPDIR": str(tmp_path)}, process.pid
+    main, *others = threads_of(pid)
+    set_cpus(main, LAST)
+    _attach(pid, environ)
+    _start_thread(process)
+    (new,) = set(threads_of(pid)) - {main, *others}
+    assert cpus_of(new) == LAST
+    if has_second_attach:
+        _attach(pid, environ)
+    restore([pid], environ, other_users=False, dry_run=False)
+    assert [cpus_of(each) for each in (main, *others, new)] == [LAST, *[ALL] * 4]
+
+
+def test_former_cpus_of_a_new_thread() -> None:
+    """They are those of its own process if that is recorded, and of the bound one if it started since."""
+    cpus = {(1, 1): "0-1", (1, 9): "2-3", (2, 2): "4-5", (4, 4): "0-1", (4, 5): "6", (4, 6): "7"}
+    unchanged = [(1, 9), (2, 2), (4, 4)]
+    threads = tuple(
+        FormerThread(pid=pid, tid=tid, start=0, cpus=CpuSet.parse(text), changed=(pid, tid) not in unchanged)
+        for (pid, tid), text in cpus.items()
+    )
+    made = Attachment(host="", boot="", namespace=0, pid=1, start=0, name="", given=(), threads=threads)
+    found = {pid: made.former_of(ThreadId(pid, 99, 0)) for pid in (1, 2, 3, 4)}
+    assert {pid: None if each is None else str(each) for pid, each in found.items()} == {
+        1: "0-1",
+        2: None,
+        3: "0-1",
+        4: "6-7",
+    }

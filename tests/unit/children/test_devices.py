@@ -88,6 +88,8 @@ def test_numbers_count_in_the_own_list() -> None:
     [
         ({}, 4, "there is no device 4: the command sees 4"),
         ({"CUDA_VISIBLE_DEVICES": "1,2"}, 2, "there is no device 2: CUDA_VISIBLE_DEVICES=1,2"),
+        ({}, -1, "there is no device -1: the command sees 4"),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, -1, "there is no device -1: CUDA_VISIBLE_DEVICES=0,1"),
         ({"CUDA_VISIBLE_DEVICES": "7"}, 0, "names 7, which is not one of the GPUs"),
         ({"CUDA_VISIBLE_DEVICES": "GPU-"}, 0, "names GPU-, which is not one of the GPUs"),
         ({"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "2"}, 0, "cannot combine"),

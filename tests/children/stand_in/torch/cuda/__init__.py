@@ -9,7 +9,8 @@ _state = {"initialized": False, "device": 0}
 
 
 def _get_device_index(device: object, optional: bool = False) -> int:  # noqa: FBT001, FBT002 - torch's own
-    del optional
+    if optional and device in (None, "cuda"):
+        return current_device()
     return device if isinstance(device, int) else int(str(device).removeprefix("cuda:"))
 
 

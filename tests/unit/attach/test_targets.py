@@ -1,0 +1,109 @@
+"""The processes of a run that another user may have prepared."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.attach import targets
+from numapin.attach.targets import Wish, aim_at_run
+from numapin.base.cpu_set import CpuSet
+from numapin.errors import MachineError, UsageError
+from numapin.launcher import run_folder
+from numapin.observe.find_job import RunningJob, find_run
+from numapin.plan.model import Plan
+from numapin.plan.request import Bind, Request
+from numapin.rank import handover
+from numapin.system import proc
+from tests.needs import needs_root
+from tests.unit.planned import PLANNED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+WISH = Wish(request=Request(), is_default=True, gpus=None, gpu_nodes=(), other_users=False)
+NOBODY = 65534
+PARENT = os.getppid()
+
+
+def _start(pid: int) -> int:
+    return proc.stat(proc.folder_of(pid)).start
+
+
+@contextmanager
+def _run(folder: Path, owner: int) -> Iterator[str]:
+    """Make an active run of a user that names the parent of this process as its rank 0."""
+    plan = Plan(bind=Bind.NODE, memory=PLANNED.memory, ranks=(PLANNED,), warnings=())
+    with run_folder.run_directory({"NUMAPIN_RUN_DIR": str(folder)}) as path:
+        record = {"schema": "numapin.observed/1", "local_rank": 0, "restart": 0, "pid": PARENT, "start": _start(PARENT)}
+        handover.write_json(path, handover.PLAN, plan.to_json())
+        handover.write_json(path, "observed-0-0.json", {**record, "host": os.uname().nodename, "applied": {}})
+        os.chown(path, owner, -1)
+        yield path
+
+
+@needs_root
+def test_a_folder_of_another_user(tmp_path: Path) -> None:
+    """Root follows another user's folder only with --other-users, and then only to processes of that user."""
+    with _run(tmp_path, NOBODY) as path:
+        with pytest.raises(MachineError, match=r"the folder of run-.* belongs to another user \(uid 65534\)") as caught:
+            aim_at_run(path, WISH, {})
+        assert "--other-users" in caught.value.hint
+        with pytest.raises(MachineError, match=rf"belongs to uid 65534, names process {PARENT}, which does not"):
+            aim_at_run(path, replace(WISH, other_users=True), {})
+
+
+def test_the_own_folder(tmp_path: Path) -> None:
+    """The ranks of this user's own run are taken, with the plan of the run."""
+    with _run(tmp_path, os.geteuid()) as path:
+        (target,) = aim_at_run(path, WISH, {}).targets
+        assert find_run(path, {}).owner == os.geteuid()
+    assert (target.subject.pid, target.plan) == (PARENT, PLANNED)
+
+
+def test_a_process_id_that_is_used_again() -> None:
+    """A process that has got the id of a rank since the files were read is not taken for the rank."""
+    plan = Plan(bind=Bind.NODE, memory=PLANNED.memory, ranks=(PLANNED,), warnings=())
+    job = RunningJob(name="run-x", plan=plan, pids={0: PARENT}, applied={}, owner=os.geteuid())
+    assert targets._subject(replace(job, starts={0: _start(PARENT)}), 0, PARENT, WISH).pid == PARENT
+    with pytest.raises(UsageError, match="rank 0 of run-x has ended"):
+        targets._subject(replace(job, starts={0: 1}), 0, PARENT, WISH)
+
+
+def _job(gpus: tuple[str, ...], bound: frozenset[int] = frozenset()) -> RunningJob:
+    """Return a run of which this process's parent is rank 0; there are two GPUs, on two nodes."""
+    assert PLANNED.gpu is not None
+    other = replace(
+        PLANNED, local_rank=1, gpu=replace(PLANNED.gpu, index=2), cpus=CpuSet({9}), node=2, nodes=CpuSet({2})
+    )
+    plan = Plan(bind=Bind.NODE, memory=PLANNED.memory, ranks=(PLANNED, other), warnings=())
+    return RunningJob(
+        name="run-x", plan=plan, pids={0: PARENT}, applied={}, owner=os.geteuid(), gpus={0: gpus}, bound=bound
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cpus", "nodes"),
+    [((), "4-7", "1"), (("GPU 1",), "4-7", "1"), (("GPU 1", "GPU 2"), "4-7,9", "1-2")],
+)
+def test_a_process_with_several_gpus(
+    gpus: tuple[str, ...], cpus: str, nodes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps the CPUs and the nodes of all of its GPUs, and processes that have bound themselves are left out."""
+    monkeypatch.setattr(targets, "find_run", lambda *_: _job(gpus, frozenset({PARENT, 7})))
+    aim = aim_at_run("run-x", WISH, {})
+    (target,) = aim.targets
+    assert (str(target.plan.cpus), str(target.plan.nodes), aim.apart) == (cpus, nodes, frozenset({PARENT, 7}))
+
+
+def test_another_plan_for_a_process_with_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new plan would narrow it to one of its GPUs, so it is refused; the hint applies the run's own."""
+    monkeypatch.setattr(targets, "find_run", lambda *_: _job(("GPU 1", "GPU 2")))
+    with pytest.raises(UsageError, match=r"uses GPU 1, GPU 2, and a new plan has one GPU each") as caught:
+        aim_at_run("run-x", replace(WISH, is_default=False), {})
+    assert "numapin attach --job run-x" in caught.value.hint

@@ -1,0 +1,73 @@
+"""Python programs as they run below `numapin exec --children`, without the command.
+
+Comes in: a program's text, and its environment. Goes out: what it printed, and the records that it left. There are two
+GPUs, each with one CPU, and torch is a stand-in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numapin
+from numapin.base.cpu_set import CpuSet
+from numapin.children.table import LISTS, ChildTable, DeviceEntry
+from numapin.plan.request import Memory
+from numapin.rank.handover import slice_text
+from tests.unit.planned import PLANNED
+
+CPUS: Final = sorted(os.sched_getaffinity(0))
+_HOOK: Final = Path(numapin.__file__).parent / "children" / "hook"
+_STAND_IN: Final = Path(__file__).resolve().parents[2] / "children" / "stand_in"
+_SAW: Final = (*LISTS, "LOCAL_RANK", "RANK_OF_ANOTHER_LAUNCHER")
+_BEGIN: Final = """
+import os, subprocess, sys, torch
+def cpus(pid=0):
+    return sorted(os.sched_getaffinity(pid))
+HELPER = [sys.executable, "-c", "import os; print(sorted(os.sched_getaffinity(0)))"]
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """A program that has ended: its status, the lines that it printed, and the records in its run's folder."""
+
+    status: int
+    lines: list[str]
+    err: str
+    records: list[dict[str, Any]]
+
+
+def table(run: Path, *, memory: Memory = Memory.NONE, strict: bool = False) -> ChildTable:
+    """Return the plan: GPU n has the n-th CPU, and node 0. The command had none of the variables."""
+    devices = [_entry(number, memory) for number in range(2)]
+    saw = dict.fromkeys(_SAW)
+    return ChildTable(devices=devices, run=str(run), match=None, strict=strict, verbose=False, saw=saw)
+
+
+def _entry(number: int, memory: Memory) -> DeviceEntry:
+    cpus, nodes = CpuSet({CPUS[number % len(CPUS)]}), CpuSet() if memory is Memory.NONE else CpuSet({0})
+    rank = replace(PLANNED, local_rank=number, cpus=cpus, node=0, nodes=nodes, memory=memory)
+    return DeviceEntry(number=number, bare=number, index=number, uuid=None, pci=None, mig=(), slice=slice_text(rank))
+
+
+def run(folder: Path, text: str, *, memory: Memory = Memory.NONE, strict: bool = False, **environ: str) -> Ran:
+    """Run a program, which may call `cpus`, and start HELPER."""
+    records = folder / "run"
+    records.mkdir(mode=0o700)
+    given = {
+        **os.environ,
+        "NUMAPIN_CHILDREN": table(records, memory=memory, strict=strict).render(),
+        "PYTHONPATH": f"{_HOOK}:{_STAND_IN}",
+        "PYTHONUNBUFFERED": "1",
+        **environ,
+    }
+    command = [sys.executable, "-c", _BEGIN + text]
+    done = subprocess.run(command, env=given, capture_output=True, text=True, check=False, timeout=60)
+    found = [json.loads(path.read_text()) for path in sorted(records.glob("*.json"))]
+    return Ran(status=done.returncode, lines=done.stdout.splitlines(), err=done.stderr, records=found)

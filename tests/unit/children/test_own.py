@@ -1,0 +1,105 @@
+"""What a process below `numapin exec --children` does when it takes a GPU, in a real process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.plan.request import Memory
+from tests.needs import needs_two_cpus
+from tests.unit.children.below import CPUS, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@needs_two_cpus
+@pytest.mark.parametrize(("rank", "of_helper"), [("0", 1), ("1", 1)])
+def test_a_helper_follows_a_process_whose_local_rank_was_wrong(rank: str, of_helper: int, tmp_path: Path) -> None:
+    """A helper inherits LOCAL_RANK; it follows the GPU that its parent took, and only another rank names one."""
+    text = """
+print(cpus())
+torch.cuda.set_device(1)
+print(cpus())
+subprocess.run(HELPER)
+subprocess.run(HELPER, env={**os.environ, "LOCAL_RANK": "2"})
+"""
+    ran = run(tmp_path, text, LOCAL_RANK=rank)
+    assert ran.lines == [f"[{CPUS[number]}]" for number in (int(rank), 1, of_helper, 0)], ran.err
+
+
+@pytest.mark.parametrize(
+    ("memory", "strict", "status", "is_told"),
+    [
+        (Memory.BIND, False, 0, True),
+        (Memory.BIND, True, 5, True),
+        (Memory.PREFERRED, True, 0, False),
+    ],
+)
+def test_a_policy_that_only_another_thread_has(
+    memory: Memory, tmp_path: Path, *, strict: bool, status: int, is_told: bool
+) -> None:
+    """The main thread's policy is reported if another thread took the GPU; `bind` is then not in force."""
+    text = """
+import threading
+thread = threading.Thread(target=torch.cuda.set_device, args=(0,))
+thread.start()
+thread.join()
+"""
+    ran = run(tmp_path, text, memory=memory, strict=strict)
+    assert ran.status == status, ran.err
+    (record,) = ran.records
+    assert (record["applied"]["memory"], record["applied"]["nodes"]) == ("none", "")
+    assert ("memory policy 'bind' holds only for the thread" in ran.err) == bool(record["surprises"]) == is_told
+    assert "memory none;" in ran.err
+
+
+def test_the_policy_of_the_main_thread(tmp_path: Path) -> None:
+    """A process that takes its GPU in the main thread has the policy, also if a fork of another thread does."""
+    text = """
+import threading
+def fork():
+    if os.fork() == 0:
+        torch.cuda.set_device(0)
+        os._exit(0)
+    os.wait()
+thread = threading.Thread(target=fork)
+thread.start()
+thread.join()
+torch.cuda.set_device(1)
+"""
+    ran = run(tmp_path, text, memory=Memory.BIND, strict=True)
+    assert ran.status == 0, ran.err
+    assert [(each["applied"]["memory"], each["applied"]["nodes"]) for each in ran.records] == [("bind", "0")] * 2
+
+
+@needs_two_cpus
+@pytest.mark.parametrize(
+    ("device", "number"), [("0", 1), ("'0'", 1), ("'1'", 0), ("'cuda:1'", 0), ("-1", None), ("'9' * 5000", None)]
+)
+def test_numbers_of_devices_count_in_the_own_list(device: str, number: int | None, tmp_path: Path) -> None:
+    """`bind_this_process` takes a number as CUDA counts in this process, also as text; others are errors."""
+    text = f"""
+import numapin
+try:
+    numapin.bind_this_process({device})
+except numapin.UsageError:
+    print("error")
+else:
+    print(cpus())
+"""
+    ran = run(tmp_path, text, CUDA_VISIBLE_DEVICES="1,0")
+    assert ran.lines == ["error" if number is None else f"[{CPUS[number]}]"], ran.err
+
+
+def test_a_device_without_a_number(tmp_path: Path) -> None:
+    """set_device("cuda") fails as in torch without numapin, and initializes nothing."""
+    text = """
+try:
+    torch.cuda.set_device("cuda")
+except ValueError:
+    print(torch.cuda.is_initialized())
+"""
+    ran = run(tmp_path, text)
+    assert (ran.lines, ran.err, ran.records) == (["False"], "", [])
