@@ -278,16 +278,30 @@ def likely_cause(failure: JobFailure) -> tuple[str, str]:
 def _cause_of_worker(failure: JobFailure) -> tuple[str, str]:
     """Return what probably ended the DataLoader worker that the first exception is about; empty if it is about none.
 
-    torch often says only that a worker "exited unexpectedly". The exception before that one then has the signal.
+    torch often says only that a worker "exited unexpectedly". The exception before that one then has the signal. If the
+    worker dies while its batch is read, the exception may not mention it at all.
     """
     rank = failure.first
-    if not _WORKER.search(rank.exception):
+    is_lost_batch = bool(_LOST_BATCH.match(rank.exception)) and _READS_BATCH in rank.traceback
+    if not is_lost_batch and not _WORKER.search(rank.exception):
         return "", ""
     signals = [found["signal"] for found in _WORKER.finditer(f"{rank.traceback}\n{rank.exception}") if found["signal"]]
-    if not signals:
-        return (failure.out_of_memory, failure.out_of_memory_advice) if failure.out_of_memory else ("", "")
-    number = _BY_DESCRIPTION.get(signals[-1])
-    return ("", "") if number is None else _cause_of_signal(failure, number)
+    if signals:
+        number = _BY_DESCRIPTION.get(signals[-1])
+        return ("", "") if number is None else _cause_of_signal(failure, number)
+    if failure.out_of_memory:
+        return failure.out_of_memory, failure.out_of_memory_advice
+    return ("", "") if _EXIT_CODE.search(rank.exception) else _of_lost_worker(failure)
+
+
+def _of_lost_worker(failure: JobFailure) -> tuple[str, str]:
+    """Return what probably ended a DataLoader worker of whose end nothing is known."""
+    _, advice = _OF_SIGNAL[signal.SIGBUS]
+    return f"a DataLoader worker was killed, or found /dev/shm full{_size_of_shm(failure)}", f"if it was full: {advice}"
+
+
+def _size_of_shm(failure: JobFailure) -> str:
+    return "" if failure.shm_bytes is None else f"; it has {failure.shm_bytes >> 20:,} MiB here"
 
 
 def _cause_of_signal(failure: JobFailure, number: int) -> tuple[str, str]:
@@ -295,15 +309,19 @@ def _cause_of_signal(failure: JobFailure, number: int) -> tuple[str, str]:
     if number == signal.SIGKILL and failure.out_of_memory:
         return failure.out_of_memory, failure.out_of_memory_advice
     cause, advice = _OF_SIGNAL.get(number, ("another process sent it; numapin did not", ""))
-    if number == signal.SIGBUS and failure.shm_bytes is not None:
-        cause += f"; it has {failure.shm_bytes >> 20:,} MiB here"
-    return cause, advice
+    return (cause + _size_of_shm(failure) if number == signal.SIGBUS else cause), advice
 
 
 # torch/utils/data/dataloader.py and torch/csrc/DataLoader.cpp
 _WORKER: Final = re.compile(
     r"DataLoader worker \(pid(\(s\))? [\d, ]+\) (is killed by signal: (?P<signal>[^.]*)|exited unexpectedly)"
 )
+_EXIT_CODE: Final = re.compile(r"DataLoader worker .* exited unexpectedly with exit code")
+# how a connection ends whose other side has died, and the function of torch/multiprocessing/reductions.py that had it
+_LOST_BATCH: Final = re.compile(
+    r"(EOFError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError|FileNotFoundError)"
+)
+_READS_BATCH: Final = "in rebuild_storage_fd"
 _BY_DESCRIPTION: Final = {signal.strsignal(number): int(number) for number in signal.Signals}
 _SEE_FRAMES: Final = "see the Python lines where it happens: PYTHONFAULTHANDLER=1 numapin run …"
 _OF_SIGNAL: Final[Mapping[int, tuple[str, str]]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -152,11 +153,14 @@ def test_a_rank_that_crashes_while_it_is_ended(tmp_path: Path, way: str) -> None
 
 
 def test_a_dataloaders_worker(tmp_path: Path) -> None:
-    """The exception about a worker that was killed is followed by the likely cause."""
+    """The exception about a worker that was killed is followed by the likely cause.
+
+    It is torch's RuntimeError, or that of the connection to the worker if this ends while a batch is read.
+    """
     block, failure = failed(tmp_path, WORKER, "direct")
-    assert "failed  RuntimeError: DataLoader worker (pid" in block
-    assert "likely  DataLoader workers send batches through /dev/shm, which is full; it" in block
-    assert "has " in failure["cause"]
+    assert re.search("failed  (RuntimeError: DataLoader worker .pid|EOFError|ConnectionResetError)", block), block
+    assert re.search("likely  .*DataLoader worker.* /dev/shm", block), block
+    assert re.search(r"full; it has [\d,]+ MiB here", failure["cause"])
     assert "--shm-size=8g" in failure["advice"]
 
 

@@ -33,6 +33,7 @@ _MOST_CHARS = 1 << 16  # of a traceback; of a longer one, the first and the last
 _MOST_CHARS_OF_PART = 1 << 13  # of a frame, or of an exception's message
 _MOST_FRAMES = 2000  # the last ones of each exception
 _MOST_COPIED = 1 << 20  # characters of a message that Python's module may copy
+_MOST_TRIES = 3  # a signal handler may raise meanwhile: torch's does when a DataLoader worker has died
 _OF_PROGRAMS = ("<module>", "_run_module_as_main")  # the outermost code of a script or a module that is still running
 
 
@@ -106,15 +107,21 @@ def _has_ended() -> bool:
 
 def _record(file: str, error: BaseException, now_s: float, library: Sequence[str]) -> None:
     """Write an exception. Never raise, and never replace a file."""
-    try:
-        if os.path.exists(file):
-            return
-        parts, last = _texts_of(error, library)
-        trace, message = _quoted(_within(parts, _MOST_CHARS)), _quoted(_cut(last.strip(), _MOST_CHARS_OF_PART))
-        extra = f'{{"py_callstack": {trace}, "timestamp": "{int(now_s)}", "time_s": {now_s!r}}}'
-        _write(file, f'{{"message": {{"message": {message}, "extraInfo": {extra}}}}}')
-    except BaseException:  # a program must end in the same way, whatever goes wrong here
-        pass
+    for _ in range(_MOST_TRIES):
+        try:
+            _try_to_record(file, error, now_s, library)
+            break
+        except BaseException:  # a program must end in the same way, whatever goes wrong here
+            pass
+
+
+def _try_to_record(file: str, error: BaseException, now_s: float, library: Sequence[str]) -> None:
+    if os.path.exists(file):
+        return
+    parts, last = _texts_of(error, library)
+    trace, message = _quoted(_within(parts, _MOST_CHARS)), _quoted(_cut(last.strip(), _MOST_CHARS_OF_PART))
+    extra = f'{{"py_callstack": {trace}, "timestamp": "{int(now_s)}", "time_s": {now_s!r}}}'
+    _write(file, f'{{"message": {{"message": {message}, "extraInfo": {extra}}}}}')
 
 
 def _texts_of(error: BaseException, library: Sequence[str]) -> tuple[list[str], str]:

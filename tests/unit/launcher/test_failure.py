@@ -251,6 +251,7 @@ def test_likely_cause(exitcode: int, facts: dict[str, Any], cause: str, advice: 
     assert bool(found[0]) == bool(cause)
 
 
+READS_BATCH = 'File "torch/multiprocessing/reductions.py", line 538, in rebuild_storage_fd'
 WORKER = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {}. "
 
 
@@ -268,7 +269,11 @@ WORKER = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {}. "
             "memory",
             "",
         ),
-        ("RuntimeError: DataLoader worker (pid(s) 1, 2) exited unexpectedly", {}, "", ""),
+        ("RuntimeError: DataLoader worker (pid(s) 1, 2) exited unexpectedly", {}, "was killed, or", "--shm-size"),
+        (f"EOFError: {READS_BATCH}", {"shm_bytes": 64 << 20}, "full; it has 64 MiB", "if it was full"),
+        (f"ConnectionResetError: {READS_BATCH}", {"out_of_memory": "memory"}, "memory", ""),
+        (f"KeyError: {READS_BATCH}", {"out_of_memory": "memory"}, "", ""),
+        ("EOFError: of the script's own", {"out_of_memory": "memory"}, "", ""),
         ("RuntimeError: DataLoader worker (pid 1) exited unexpectedly with exit code 3.", {}, "", ""),
         ("ValueError: Killed", {"out_of_memory": "memory"}, "", ""),
     ],

@@ -235,6 +235,24 @@ print(sys.excepthook is sys.__excepthook__, hasattr(sys, "last_value"), entries,
 """
 
 
+def test_a_signal_handler_that_raises_while_it_is_recorded(run: Callable[..., Ended]) -> None:
+    """As torch's does when a DataLoader worker has died: the exception is recorded all the same."""
+    done = run("""
+import os, signal
+def handler(number, frame):
+    signal.signal(number, signal.SIG_DFL)
+    raise RuntimeError("a worker was killed")
+def rename(*names, first=os.rename):
+    os.kill(os.getpid(), signal.SIGCHLD)
+    first(*names)
+os.rename = rename
+signal.signal(signal.SIGCHLD, handler)
+raise EOFError("the connection")
+""")
+    assert done.record is not None
+    assert done.record["message"] == "EOFError: the connection"
+
+
 def test_the_program_sees_nothing(run: Callable[..., Ended], tmp_path: Path) -> None:
     """Hooks are equal as without it, nothing but small modules is imported, and the traceback is the same."""
     done = run(UNCHANGED)
