@@ -65,8 +65,13 @@ class Attach:
         if not any(rank.processes for rank in bound):
             if self._interrupted:
                 raise KeyboardInterrupt
-            pids = ", ".join(str(rank.pid) for rank in bound)
-            raise UsageError(f"process {pids} ended before it was bound; nothing was changed", "see: numapin top")
+            pids = [str(rank.pid) for rank in bound]
+            ended = (
+                f"processes {', '.join(pids)} ended before they were"
+                if pids[1:]
+                else f"process {pids[0]} ended before it was"
+            )
+            raise UsageError(f"{ended} bound; nothing was changed", "see: numapin top")
         ranks = tuple(map(self._with_memory, bound))
         return Attached(
             dry_run=self.how.dry_run,

@@ -186,12 +186,12 @@ def _wait(child: int) -> int:
 
 
 def _handle(received: signal.struct_siginfo, child: int) -> None:
-    """Stop this process if the signal stops the command; otherwise pass it on, unless the command gets it anyway."""
-    if received.si_signo in _STOPS:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    elif received.si_code <= 0 or received.si_signo in _TO_COMMAND:  # a terminal's go to the whole process group
+    """Pass a signal on, unless the command gets it anyway; stop this process, too, if the signal stops the command."""
+    if received.si_code <= 0 or received.si_signo in _TO_COMMAND:  # a terminal's go to the whole process group
         with suppress(ProcessLookupError):
             os.kill(child, received.si_signo)
+    if received.si_signo in _STOPS:
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _reaped(child: int) -> int | None:

@@ -88,6 +88,8 @@ class _Process:
 
 _SEVERAL: Final = "several_gpus"
 """In NUMAPIN_BINDING: the process uses other GPUs, too, so a child that names one does not have it yet."""
+_NIC_NAMES: Final = "NUMAPIN_NIC_ENV"
+"""The names of the variables of --nic-env, joined by colons; see `plan/nics.py`."""
 _AT_START: Final = "at its start"
 """The end of the text that says how a GPU became known, if Python is just starting; as in `hook/sitecustomize.py`."""
 _own: Final = _Process()
@@ -326,17 +328,17 @@ def _bind_followers(plan: ChildTable, pid: int, cpus: frozenset[int]) -> None:
     Those that have one are left out, with all that is below them, also if --children-match does not name them.
     A child that binds itself at this moment wins: its record, which may appear meanwhile, has its CPUs.
     """
-    for child in [*whole_process.descendants_of(pid, without=records.pids_apart(plan.run))]:
-        whole_process.bind_threads(child, cpus)
-        _restore_own_cpus(plan, child)
+    for child, start in [*whole_process.descendants_of(pid, without=records.pids_apart(plan.run))]:
+        whole_process.bind_threads(child, cpus, start=start)
+        _restore_own_cpus(plan, child, start)
 
 
-def _restore_own_cpus(plan: ChildTable, child: int) -> None:
+def _restore_own_cpus(plan: ChildTable, child: int, start: int) -> None:
     """Give a child that has bound itself meanwhile the CPUs of its record."""
     path = records.bound_pids(plan.run).get(child)
     theirs = records.cpus_of(path) if path else None
     if theirs:
-        whole_process.bind_threads(child, CpuSet.parse(theirs))
+        whole_process.bind_threads(child, CpuSet.parse(theirs), start=start)
 
 
 def _set_environment(own: RankSlice, taken: TakenGpus) -> None:
@@ -344,6 +346,8 @@ def _set_environment(own: RankSlice, taken: TakenGpus) -> None:
     os.environ[BINDING] = _binding(own, taken)
     if "torch" not in sys.modules:  # later it would change only what the process starts
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, own.num_threads)))
+    for name in os.environ.pop(_NIC_NAMES, "").split(":"):  # of the GPU that this process, or its parent, had before
+        os.environ.pop(name, None)
     os.environ.update(own.nic_variables)
 
 

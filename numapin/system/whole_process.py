@@ -34,7 +34,9 @@ class BoundThreads:
         self.num_threads, self.kept, self.refusals = num_threads, kept, refusals
 
 
-def bind_threads(pid: int, cpus: frozenset[int], *, before: Collection[frozenset[int]] | None = None) -> BoundThreads:
+def bind_threads(
+    pid: int, cpus: frozenset[int], *, before: Collection[frozenset[int]] | None = None, start: int | None = None
+) -> BoundThreads:
     """Bind every thread of a process, until no thread is found that is not bound.
 
     Args:
@@ -42,13 +44,15 @@ def bind_threads(pid: int, cpus: frozenset[int], *, before: Collection[frozenset
         cpus: The CPUs. The kernel leaves out those that the process's cpuset does not allow.
         before: The sets of CPUs that the process had so far. Threads with others, all among the new ones, keep them.
             None: every thread gets the new CPUs.
+        start: The start time of the process, if another one may have its id by now, which is then left alone.
 
     Returns:
         How many threads were bound. A process that has ended has none.
     """
     refusals: dict[str, None] = {}
     for _ in range(_MOST_PASSES):
-        states = [_bind(tid, cpus, before, refusals) for tid in _threads(pid)]
+        is_other = start is not None and not proc.is_running(pid, start)
+        states = [] if is_other else [_bind(tid, cpus, before, refusals) for tid in _threads(pid)]
         if "changed" not in states:
             return BoundThreads(num_threads=states.count("bound"), kept=states.count("kept"), refusals=tuple(refusals))
     refusals[f"process {pid} starts threads faster than they can be bound; some may be on other CPUs"] = None
@@ -81,11 +85,19 @@ def _threads(pid: int) -> list[int]:
         return []
 
 
-def descendants_of(pid: int, *, without: Container[int] = ()) -> Iterator[int]:
-    """Yield the descendants of a process, nearest first, as the kernel lists them.
+def descendants_of(pid: int, *, without: Container[int] = ()) -> Iterator[tuple[int, int]]:
+    """Yield the descendants of a process and their start times, nearest first, as the kernel lists them.
 
     Those in `without` are left out, and so is what is below them.
     """
+    for child in _ids_below(pid, without):
+        try:
+            yield child, proc.stat(proc.folder_of(child)).start
+        except (proc.Gone, PermissionError):
+            continue
+
+
+def _ids_below(pid: int, without: Container[int]) -> Iterator[int]:
     parents = [pid]
     for parent in parents:
         children = [child for child in proc.children_in(parent) if child not in without]

@@ -66,7 +66,8 @@ class TraceDifference:
         if not step.differs:
             return "no difference in the time of a step, beyond the spread of the steps"
         word = "slower" if step.change_s > 0 else "faster"
-        return f"B is {word}: {abs(step.change_s):.4f} s a step ({step.change_s / step.a_s:+.0%})"
+        share = f" ({step.change_s / step.a_s:+.0%})" if step.a_s else ""
+        return f"B is {word}: {abs(step.change_s):.3g} s a step{share}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the difference as JSON."""

@@ -219,7 +219,7 @@ def _to_host(analysis: Analysis) -> TraceFinding | None:
 def _ahead_remedy(noted: ScriptNotes) -> str:
     loader = noted.loader
     if loader is not None and loader.delivers_on_gpu:
-        return "copy what is not the loader's one step ahead, on a separate stream"
+        return "prefetch the script's own copies by one step, on a separate stream"
     return 'copy one batch ahead on a separate stream, as numapin.DataLoader(…, device="cuda") does'
 
 

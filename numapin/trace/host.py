@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.plural import counted
 from numapin.trace.finding import TraceFinding, ms_per_step
 from numapin.trace.intervals import union
 from numapin.trace.places import place_within
@@ -28,7 +29,7 @@ def updating(analysis: Analysis) -> TraceFinding | None:
         return None
     noted = analysis.trace.noted
     origin = noted.origin
-    threads = f" with {origin.num_threads} threads" if origin.num_threads else ""
+    threads = f" with {counted(origin.num_threads, 'thread')}" if origin.num_threads else ""
     cpus = f" on {noted.place}" if noted.place else ""
     few_threads = bool(origin.num_threads and origin.num_cpus and origin.num_threads < origin.num_cpus / 2)
     more = f"set OMP_NUM_THREADS={origin.num_cpus // 2 if origin.num_cpus else 'N'}; " if few_threads else ""

@@ -79,7 +79,7 @@ class StackSampler:
 class _BusyClock:
     """The time for which a thread has run or waited for a CPU: a loop that shares its CPU does not sleep.
 
-    A kernel without schedstat tells the CPU time only.
+    A kernel without schedstat reports CPU time only.
     """
 
     def __init__(self, thread: int, native: int) -> None:

@@ -255,7 +255,7 @@ def _findings(report: TraceReport) -> Iterator[str]:
     for shared in report.findings:
         finding = shared.finding
         cost = (
-            f"up to {finding.costs:.0%} of the step time, {shared.saves_s:.4f} s a step"
+            f"up to {finding.costs:.0%} of the step time, {shared.saves_s:.3g} s a step"
             if finding.costs
             else "nothing to gain"
         )

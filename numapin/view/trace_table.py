@@ -52,7 +52,7 @@ def _ranking(report: TraceReport) -> list[Text]:
         ranks = _rank_names(report, shared.ranks)
         where = f" ({ranks})" if ranks else ""
         share = f"{shared.finding.costs:.0%}"
-        lines.append(Text(f"  {number}. {shared.saves_s:.4f} s  {share:>4}  {shared.finding.what}{where}"))
+        lines.append(Text(f"  {number}. {shared.saves_s:.3g} s  {share:>4}  {shared.finding.what}{where}"))
     return lines
 
 
@@ -98,7 +98,7 @@ def _times(report: TraceReport) -> Table:
 def _copies(report: TraceReport) -> Table:
     table = _table(*_COPY_HEADINGS)
     table.add_column("memory", no_wrap=True)
-    table.add_column("asked for by", overflow="ellipsis", no_wrap=True)
+    table.add_column("issued by", overflow="ellipsis", no_wrap=True)
     pairs = [(analysis, copies) for analysis in report.analyses for copies in analysis.groups]
     for analysis, copies in _longest(pairs):
         table.add_row(name_of(analysis), *_copy_cells(copies))

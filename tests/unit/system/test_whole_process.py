@@ -83,6 +83,18 @@ def test_threads_that_the_program_placed(program: subprocess.Popen[str]) -> None
     assert (found.num_threads, found.kept, os.sched_getaffinity(thread)) == (2, 0, set(CPUS))
 
 
+@needs_two_cpus
+def test_another_process_with_the_id() -> None:
+    """A process that started at another time than the one that is meant is left alone."""
+    with subprocess.Popen(["sleep", "600"]) as other:
+        start = proc.stat(proc.folder_of(other.pid)).start
+        found = whole_process.bind_threads(other.pid, frozenset(LAST), start=start + 1)
+        assert (found.num_threads, os.sched_getaffinity(other.pid)) == (0, set(CPUS))
+        whole_process.bind_threads(other.pid, frozenset(LAST), start=start)
+        assert os.sched_getaffinity(other.pid) == LAST
+        other.kill()
+
+
 def test_refusals_and_ended_processes() -> None:
     """CPUs that do not exist are refused with a reason; a process that has ended has no threads."""
     found = whole_process.bind_threads(os.getpid(), frozenset({8190}))
@@ -117,9 +129,11 @@ def test_descendants() -> None:
         shell.stdin.write(b"x\n")
         shell.stdin.flush()
         assert shell.stdout.readline() == b"x\n"
-        found = list(whole_process.descendants_of(os.getpid()))
+        starts = dict(whole_process.descendants_of(os.getpid()))
+        found = list(starts)
+        assert starts[shell.pid] == proc.stat(proc.folder_of(shell.pid)).start
         assert shell.pid in found
         below = found[found.index(shell.pid) + 1 :]
         assert below
-        rest = set(whole_process.descendants_of(os.getpid(), without={shell.pid}))
+        rest = dict(whole_process.descendants_of(os.getpid(), without={shell.pid})).keys()
         assert rest.isdisjoint({shell.pid, *proc.children_in(shell.pid)})

@@ -36,7 +36,7 @@ def test_what_changed() -> None:
     assert [part.part for part in found.parts] == ["step", "wait", "copy", "compute"]
     assert found.parts[0].change_s == pytest.approx(-480e-6)
     assert [part.differs for part in found.parts] == [True, True, True, False]
-    assert found.verdict == "B is faster: 0.0005 s a step (-48%)"
+    assert found.verdict == "B is faster: 0.00048 s a step (-48%)"
     assert found.notes == ()
 
 
