@@ -254,7 +254,7 @@ class TestHost:
         made.noted |= {"optimizer": "AdamW", "num_threads": 1, "num_cpus": 8, "cpus": "0-7", "nodes": "0"}
         finding = found(made)["optimizer on the CPU"]
         assert finding.costs == pytest.approx(0.5)
-        assert "AdamW steps with 1 threads on CPUs 0-7, node 0 for 0.50 ms per step" in finding.evidence
+        assert "AdamW steps with 1 thread on CPUs 0-7, node 0 for 0.50 ms per step" in finding.evidence
         assert "OMP_NUM_THREADS=4" in finding.remedy
         assert "GPU idle" not in found(made)  # the rest is too short
         made.event("cuda_runtime", "cudaLaunchKernel", 500, 5)
