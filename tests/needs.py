@@ -1,14 +1,21 @@
 """Marks of tests that some machines cannot run; the reason of the skip names what is missing.
 
-Input: this process's CPUs and user. Output: marks.
+Input: this process's CPUs and user, and the installed packages. Output: marks, and torch's version.
 """
 
 from __future__ import annotations
 
 import os
+from importlib import metadata
 from importlib.util import find_spec
 
 import pytest
+
+try:
+    TORCH = tuple(map(int, metadata.version("torch").split(".")[:2]))
+except metadata.PackageNotFoundError:
+    TORCH = (0, 0)
+"""The version of the installed torch, such as (2, 13); (0, 0) without one."""
 
 needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="fewer than two CPUs may be used here")
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

@@ -87,6 +87,7 @@ TORCHRUN_OPTIONS: Final = (
         names=("--virtual-local-rank",),
         group=OptionGroup.RANKS,
         help="Show each rank only its own GPU, as GPU 0 of local rank 0.",
+        since=(2, 10),
     ),
     TorchrunOption(
         names=("--numa-binding",),
@@ -183,12 +184,14 @@ TORCHRUN_OPTIONS: Final = (
         group=OptionGroup.ENDING,
         value="NAME,...",
         help="Signals that end all ranks (default: SIGTERM,SIGINT,SIGHUP,SIGQUIT).",
+        since=(2, 10),
     ),
     TorchrunOption(
         names=("--shutdown-timeout",),
         group=OptionGroup.ENDING,
         value="SECONDS",
         help="Seconds between asking ranks to end and killing them (default: 30).",
+        since=(2, 12),
     ),
     TorchrunOption(
         names=("--log-dir",),
@@ -222,12 +225,14 @@ TORCHRUN_OPTIONS: Final = (
         group=OptionGroup.LOGS,
         value="TEXT,...",
         help="Also write the lines of stdout that contain one of these texts to one file.",
+        since=(2, 10),
     ),
     TorchrunOption(
         names=("--duplicate-stderr-filters",),
         group=OptionGroup.LOGS,
         value="TEXT,...",
         help="The same for stderr.",
+        since=(2, 10),
     ),
     TorchrunOption(
         names=("--logs-specs",),

@@ -16,6 +16,7 @@ from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import UsageError
 from numapin.launcher.torchrun_options import TORCHRUN_OPTIONS
 from tests.integration.launching import NUMAPIN, call, numapin, script, torchrun
+from tests.needs import TORCH
 
 if TYPE_CHECKING:
     import argparse
@@ -28,6 +29,9 @@ import json, os, sys
 line = json.dumps(dict(os.environ) | {"argv": " ".join(sys.argv[1:])}) + "\\n"
 os.write(1, line.encode())  # in one piece: ranks share the pipe
 """
+
+
+needs_torch_2_10 = pytest.mark.skipif(TORCH < (2, 10), reason="torch 2.9 does not have this option")
 
 
 def torch_parser() -> argparse.ArgumentParser:
@@ -54,13 +58,19 @@ def parsed(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, o
             return err.getvalue().rpartition("error: ")[2].rstrip("\n")
         except UsageError as error:
             return error.message
-    return {key: str(value) for key, value in values.items() if key not in ("numapin_own", "nproc_per_node")}
+    left_out = {"numapin_own"} | UNSET | OWN_BEFORE_2_12
+    return {key: str(value) for key, value in values.items() if key not in left_out}
+
+
+OWN_BEFORE_2_12 = {"shutdown_timeout"} if TORCH < (2, 12) else set()
+"""What numapin adds to an older torch's options."""
+UNSET = {"nproc_per_node", "master_port"} if TORCH < (2, 12) else {"nproc_per_node"}
+"""Options whose default numapin takes away, so that it knows whether they were given."""
 
 
 def options_of_the_installed_torch() -> list[TorchrunOption]:
     """Return the table without what only newer torches have."""
-    major, minor, *_ = metadata.version("torch").split(".")
-    return [option for option in TORCHRUN_OPTIONS if option.since <= (int(major), int(minor))]
+    return [option for option in TORCHRUN_OPTIONS if option.since <= TORCH]
 
 
 def test_every_option_of_torchrun_is_ours() -> None:
@@ -70,7 +80,7 @@ def test_every_option_of_torchrun_is_ours() -> None:
         mine = ours[action.dest]
         assert mine.option_strings == action.option_strings
         assert mine.choices == action.choices
-        assert action.dest == "nproc_per_node" or mine.default == action.default
+        assert action.dest in UNSET or mine.default == action.default
 
 
 def test_the_table_of_options_is_torchruns() -> None:
@@ -129,6 +139,7 @@ def test_every_abbreviation_means_what_it_means_to_torchrun() -> None:
     torch, ours = torch_parser(), our_parser()
     names = [name for action in torch._actions for name in action.option_strings if name.startswith("--")]
     tried = {name[:length] for name in names for length in range(3, len(name) + 1)} - {"--h", "--he", "--hel", "--help"}
+    tried -= {"--s", *("--shutdown"[:length] for length in range(4, 11))} if OWN_BEFORE_2_12 else set()
     values = ["1", "spawn", "node"]  # one of them fits each option that has choices
     for beginning, value in itertools.product(sorted(tried), values):
         for arguments in ([f"{beginning}={value}", "s.py"], [beginning, value, "s.py", "--bind", "x"]):
@@ -152,6 +163,9 @@ DIFFERENT = {
     "OMP_NUM_THREADS": "the rank's thread count instead of 1",
     "NUMAPIN_BINDING": "ours",
     "NUMAPIN_RUN_DIR": "ours",
+    **(
+        {"TORCHELASTIC_SIGNALS_TO_HANDLE": "new in 2.10; numapin handles them with 2.9, too"} if TORCH < (2, 10) else {}
+    ),
 }
 
 
@@ -161,9 +175,21 @@ DIFFERENT = {
         ["--nproc-per-node", "2"],
         ["--nproc_per_node=2", "--role", "trainer", "--max_restarts", "2", "--standalone"],
         ["--nproc-p", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "job7"],
-        ["--nproc-per-node", "2", "--virtual-local-rank"],
+        pytest.param(["--nproc-per-node", "2", "--virtual-local-rank"], marks=needs_torch_2_10),
         ["--nnodes", "1", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", "0"],
-        ["--nproc-per-node", "1", "--signals-to-handle", "SIGTERM,SIGUSR1", "--rdzv-id", "job8", "--role", "trainer"],
+        pytest.param(
+            [
+                "--nproc-per-node",
+                "1",
+                "--signals-to-handle",
+                "SIGTERM,SIGUSR1",
+                "--rdzv-id",
+                "job8",
+                "--role",
+                "trainer",
+            ],
+            marks=needs_torch_2_10,
+        ),
     ],
     ids=["plain", "spellings", "c10d", "virtual", "static", "direct"],
 )

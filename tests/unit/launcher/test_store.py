@@ -25,6 +25,7 @@ from numapin.launcher import store_server
 from numapin.launcher.listening import LOOPBACK, listen
 from numapin.launcher.store import RankStore, StoreClient, StoreRefusal
 from numapin.launcher.store_server import serving
+from tests.needs import TORCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,8 +78,9 @@ def test_keys_and_values(connect: Callable[[], Any]) -> None:
     assert one.delete_key("a")
     assert not one.delete_key("a")
     assert not other.check(["a"])
-    assert {"key", "new", "b"} <= set(one.list_keys())
-    assert one.num_keys() == len(one.list_keys())
+    if TORCH >= (2, 10):
+        assert {"key", "new", "b"} <= set(one.list_keys())
+        assert one.num_keys() == len(one.list_keys())
 
 
 def test_large_values(connect: Callable[[], Any]) -> None:

@@ -201,7 +201,7 @@ if __name__ == "__main__":
         found, err = _run(script, tmp_path, roles=LOADER)
         there = [json.dumps([[OTHER], 1])]
         assert found == {"forkFalse": there, "forkTrue": there, "spawnFalse": there, "main": [MAIN]}
-        assert "warning" not in err
+        assert "numapin: warning" not in err  # torch's own: 2.9 compares the workers with the main thread's CPUs
 
 
 class TestEnvironment:
