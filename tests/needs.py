@@ -12,9 +12,9 @@ from importlib.util import find_spec
 import pytest
 
 try:
-    TORCH = tuple(map(int, metadata.version("torch").split(".")[:2]))
+    TORCH_VERSION = tuple(map(int, metadata.version("torch").split(".")[:2]))
 except metadata.PackageNotFoundError:
-    TORCH = (0, 0)
+    TORCH_VERSION = (0, 0)
 """The version of the installed torch, such as (2, 13); (0, 0) without one."""
 
 needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="fewer than two CPUs may be used here")

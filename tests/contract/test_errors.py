@@ -31,7 +31,7 @@ from tests.contract.watching import (
     events,
     failure,
 )
-from tests.needs import TORCH
+from tests.needs import TORCH_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -115,7 +115,7 @@ def test_positional_arguments(loader_class: LoaderClass, num_positional: int) ->
     assert ours == theirs
 
 
-@pytest.mark.skipif(TORCH < (2, 10), reason="torch 2.9 does not warn")
+@pytest.mark.skipif(TORCH_VERSION < (2, 10), reason="torch 2.9 does not warn")
 def test_the_warning_about_pickling(loader_class: LoaderClass) -> None:
     """An object that cannot be sent to a spawned worker causes torch's warning before torch's error."""
     arguments: dict[str, Any] = {"num_workers": 1, "multiprocessing_context": "spawn", "collate_fn": lambda rows: rows}

@@ -6,7 +6,6 @@ import contextlib
 import io
 import itertools
 import json
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +15,7 @@ from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import UsageError
 from numapin.launcher.torchrun_options import TORCHRUN_OPTIONS
 from tests.integration.launching import NUMAPIN, call, numapin, script, torchrun
-from tests.needs import TORCH
+from tests.needs import TORCH_VERSION
 
 if TYPE_CHECKING:
     import argparse
@@ -31,7 +30,7 @@ os.write(1, line.encode())  # in one piece: ranks share the pipe
 """
 
 
-needs_torch_2_10 = pytest.mark.skipif(TORCH < (2, 10), reason="torch 2.9 does not have this option")
+needs_torch_2_10 = pytest.mark.skipif(TORCH_VERSION < (2, 10), reason="torch 2.9 does not have this option")
 
 
 def torch_parser() -> argparse.ArgumentParser:
@@ -62,15 +61,15 @@ def parsed(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, o
     return {key: str(value) for key, value in values.items() if key not in left_out}
 
 
-OWN_BEFORE_2_12 = {"shutdown_timeout"} if TORCH < (2, 12) else set()
+OWN_BEFORE_2_12 = {"shutdown_timeout"} if TORCH_VERSION < (2, 12) else set()
 """What numapin adds to an older torch's options."""
-UNSET = {"nproc_per_node", "master_port"} if TORCH < (2, 12) else {"nproc_per_node"}
+UNSET = {"nproc_per_node", "master_port"} if TORCH_VERSION < (2, 12) else {"nproc_per_node"}
 """Options whose default numapin takes away, so that it knows whether they were given."""
 
 
 def options_of_the_installed_torch() -> list[TorchrunOption]:
     """Return the table without what only newer torches have."""
-    return [option for option in TORCHRUN_OPTIONS if option.since <= TORCH]
+    return [option for option in TORCHRUN_OPTIONS if option.since <= TORCH_VERSION]
 
 
 def test_every_option_of_torchrun_is_ours() -> None:
@@ -164,7 +163,9 @@ DIFFERENT = {
     "NUMAPIN_BINDING": "ours",
     "NUMAPIN_RUN_DIR": "ours",
     **(
-        {"TORCHELASTIC_SIGNALS_TO_HANDLE": "new in 2.10; numapin handles them with 2.9, too"} if TORCH < (2, 10) else {}
+        {"TORCHELASTIC_SIGNALS_TO_HANDLE": "new in 2.10; numapin handles them with 2.9, too"}
+        if TORCH_VERSION < (2, 10)
+        else {}
     ),
 }
 

@@ -22,7 +22,7 @@ from numapin.data.slots.reclaim import reclaimer
 from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.system import cuda
 from numapin.system.placement import PINNED, Placement
-from tests.needs import TORCH
+from tests.needs import TORCH_VERSION
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -299,7 +299,7 @@ class TestPin:
     def test_containers_are_as_torch_leaves_them(self, data: Any) -> None:
         """Types and values are the same as with torch's own function."""
         ours, theirs = pinned.pin(data), pinned_by_torch(data)
-        if TORCH < (2, 10) and isinstance(data, tuple) and type(theirs) is list:
+        if TORCH_VERSION < (2, 10) and isinstance(data, tuple) and type(theirs) is list:
             assert type(ours) is type(data)  # torch 2.9 made lists of tuples; numapin does as later ones do
             return
         assert type(ours) is type(theirs)

@@ -25,7 +25,7 @@ from numapin.launcher import store_server
 from numapin.launcher.listening import LOOPBACK, listen
 from numapin.launcher.store import RankStore, StoreClient, StoreRefusal
 from numapin.launcher.store_server import serving
-from tests.needs import TORCH
+from tests.needs import TORCH_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,7 +78,7 @@ def test_keys_and_values(connect: Callable[[], Any]) -> None:
     assert one.delete_key("a")
     assert not one.delete_key("a")
     assert not other.check(["a"])
-    if TORCH >= (2, 10):
+    if TORCH_VERSION >= (2, 10):
         assert {"key", "new", "b"} <= set(one.list_keys())
         assert one.num_keys() == len(one.list_keys())
 
