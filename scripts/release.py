@@ -273,7 +273,7 @@ def run_tests(python: Path, folder: Path, chosen: Sequence[str]) -> tuple[Counts
 def pytest(python: Path, folder: Path, *arguments: str) -> str:
     """Run pytest, and return the end of its output."""
     environ = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "NUMAPIN_TEST_INSTALLED": "1"}
-    command = [str(python), "-m", "pytest", "-q", "-rf", "--tb=short", "-m", "not alone", *arguments]
+    command = [str(python), "-m", "pytest", "-q", "-rfE", "--tb=short", "-m", "not alone", *arguments]
     try:
         result = subprocess.run(
             command,

@@ -85,7 +85,10 @@ CASES = {
         for n in (1, 2, 5)
     },
     "zero-tensors": case(
-        dataset=[torch.ones(1 << 20), torch._efficientzerotensor(1 << 20)] * 9, batch_size=2, num_workers=1
+        dataset=[torch.ones(1 << 20), torch._efficientzerotensor(1 << 20)] * 9,
+        batch_size=2,
+        num_workers=1,
+        multiprocessing_context="fork",  # the default of Python 3.14 pickles the dataset, and torch crashes
     ),
     **{f"plain-{n}": case(dataset=SLOW, batch_size=5, num_workers=n) for n in WORKERS},
     **{f"drop-last-{n}": case(dataset=Rows(), batch_size=5, drop_last=True, num_workers=n) for n in WORKERS},

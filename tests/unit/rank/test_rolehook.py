@@ -38,7 +38,7 @@ def _run(script: str, folder: Path, *options: str, roles: str, main: int = MAIN,
     """Run a script as a rank's program; return the JSON of its last line, and its stderr."""
     (folder / "train.py").write_text(LOOK + script)
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "NUMAPIN_"))}
-    variables = {**inherited, "OMP_NUM_THREADS": "2", **environ}
+    variables = {**inherited, "OMP_NUM_THREADS": "2", "PYTHONWARNINGS": "ignore::DeprecationWarning", **environ}
     hand_roles(roles, variables)
     done = subprocess.run(
         ["taskset", "--cpu-list", str(main), sys.executable, *options, "train.py"],
