@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -38,8 +39,10 @@ settings.load_profile("numapin")
 
 
 def pytest_configure() -> None:
-    """Restore SIGINT for processes that the tests start: a shell's background job inherits it as ignored."""
+    """Restore SIGINT for processes that the tests start (a shell's background job inherits it as ignored), and fork."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # The default since Python 3.14 imports torch in each worker; tests of that name it, and scripts have their own.
+    multiprocessing.set_start_method("fork", force=True)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
