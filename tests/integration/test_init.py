@@ -38,7 +38,7 @@ ENDS_BY = """
 import os, signal, sys, time
 from numapin.launcher.init import supervise_if_init
 supervise_if_init()
-signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), sys.exit(7)))
+signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"saved\\n"), sys.exit(7)))
 print(os.getpid(), flush=True)
 if sys.argv[1:]:
     os.kill(os.getpid(), int(sys.argv[1]))

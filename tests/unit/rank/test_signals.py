@@ -63,7 +63,7 @@ def test_a_signal_waits_for_the_handler(
 ) -> None:
     """A rank without a handler is not signaled, which is reported; once it has a handler it gets the signal, once."""
     mailbox.address({0: child.pid})
-    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
     assert "SIGUSR1 is kept for rank 0 until a handler is installed" in capfd.readouterr().err
     mailbox.deliver()
     assert child.poll() is None
@@ -79,7 +79,7 @@ def test_a_signal_waits_for_the_handler(
 
 def test_a_signal_before_there_are_ranks(mailbox: signals.Mailbox, child: subprocess.Popen[str]) -> None:
     """A signal that arrives before the ranks exist reaches them."""
-    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
     say(child)
     assert line(child) == "handles"
     mailbox.address({0: child.pid})
@@ -90,7 +90,7 @@ def test_a_signal_before_there_are_ranks(mailbox: signals.Mailbox, child: subpro
 def test_only_children_are_signalled(mailbox: signals.Mailbox) -> None:
     """A process that is not our child, or does not exist, is not signaled, and the signal is kept."""
     mailbox.address({0: os.getppid(), 1: 2**22 + 1})
-    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
     mailbox.deliver()
     assert mailbox._undelivered == {signal.SIGUSR1: {0, 1}}
 
@@ -98,7 +98,7 @@ def test_only_children_are_signalled(mailbox: signals.Mailbox) -> None:
 def test_a_restart_gets_what_not_all_had(mailbox: signals.Mailbox, child: subprocess.Popen[str]) -> None:
     """Restarted ranks get a signal that was not yet delivered to all ranks."""
     mailbox.address({0: child.pid, 1: child.pid})
-    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
     mailbox.address({0: child.pid})
     mailbox.deliver()
     assert mailbox._undelivered == {signal.SIGUSR1: {0}}
@@ -112,10 +112,10 @@ def test_a_restart_gets_what_a_dead_rank_had_not(
     with subprocess.Popen(["sleep", "60"]) as former:
         mailbox.address({0: former.pid})
         if comes_first:
-            os.kill(os.getpid(), signal.SIGUSR1)
+            signal.raise_signal(signal.SIGUSR1)
         former.kill()
     if not comes_first:
-        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
     mailbox.deliver()
     mailbox.address({0: child.pid})
     say(child)
@@ -137,7 +137,7 @@ def test_a_rank_of_another_user() -> None:
         "os.setresuid(65534, 65534, 65534)\n"
         "mailbox = mail.open_mailbox()\n"
         "mailbox.address({0: child.pid})\n"
-        "os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "signal.raise_signal(signal.SIGUSR1)\n"
         "mailbox.deliver()\n"
     )
     done = subprocess.run([sys.executable, "-c", launcher], capture_output=True, text=True, check=False)
@@ -156,7 +156,7 @@ def test_a_program_below_a_shell(
     ) as shell:
         assert line(shell) == "up"
         mailbox.address({0: shell.pid})
-        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
         where = "in sh or below it " if wrapper else ""
         assert f"SIGUSR1 is kept for rank 0 until a handler {where}is installed" in capfd.readouterr().err
         say(shell)
@@ -175,14 +175,14 @@ class Signalling(UserDict[int, int]):
         """Send the signal to this process."""
         self.num_readings += 1
         if self.num_readings == 2:
-            os.kill(os.getpid(), signal.SIGUSR1)
+            signal.raise_signal(signal.SIGUSR1)
         return super().__iter__()
 
 
 def test_the_signal_comes_again_meanwhile(mailbox: signals.Mailbox, child: subprocess.Popen[str]) -> None:
     """A handler may finish a signal while the restarted ranks' ids are being set."""
     mailbox.address({0: child.pid})
-    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
     say(child)
     assert line(child) == "handles"
     mailbox.address(Signalling({0: child.pid}))
