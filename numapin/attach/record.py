@@ -103,11 +103,12 @@ class Attachment:
         It has inherited the change, so a changed thread started it: the main thread, or if that was not changed,
         another one. None: no thread of that process was changed.
         """
-        of_process = [each for each in self.threads if each.pid == thread.pid]
-        known = of_process or [each for each in self.threads if each.pid == self.pid]
-        changed = [each for each in known if each.changed]
+        changed = [each for each in self._threads_of(thread.pid) or self._threads_of(self.pid) if each.changed]
         chosen = [each for each in changed if each.thread.is_main] or changed
         return CpuSet().union(*(each.cpus for each in chosen)) or None
+
+    def _threads_of(self, pid: int) -> list[FormerThread]:
+        return [each for each in self.threads if each.pid == pid]
 
     @property
     def file_name(self) -> str:

@@ -43,8 +43,7 @@ class Straggler:
 
 def find_straggler(analyses: Sequence[Analysis]) -> Straggler | None:
     """Return the rank that is slower than all others, None if there is none."""
-    latest = {analysis.trace.rank: analysis for analysis in analyses if analysis.trace.rank is not None}
-    long_enough = [analysis for analysis in latest.values() if len(analysis.steps_us) >= _FEWEST]
+    long_enough = _with_enough_steps(analyses)
     if len(long_enough) < 2:
         return None
     slowest = max(long_enough, key=_own_us)
@@ -53,6 +52,12 @@ def find_straggler(analyses: Sequence[Analysis]) -> Straggler | None:
     if costs < _FLOOR or not _is_mostly_late(slowest, others):
         return None
     return Straggler(analysis=slowest, finding=_finding(slowest, others, costs))
+
+
+def _with_enough_steps(analyses: Sequence[Analysis]) -> list[Analysis]:
+    """Return each rank's last analysis, if it has so many steps that one of them cannot decide."""
+    latest = {analysis.trace.rank: analysis for analysis in analyses if analysis.trace.rank is not None}
+    return [analysis for analysis in latest.values() if len(analysis.steps_us) >= _FEWEST]
 
 
 def _own_times_us(analysis: Analysis) -> list[float]:

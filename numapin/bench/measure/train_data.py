@@ -57,7 +57,7 @@ class TrainSet(Dataset[Any]):
         """Return more samples than any measurement takes."""
         return _ENDLESS
 
-    def __getitem__(self, index: int) -> Any:  # noqa: ANN401 - a tensor, or an image and its number
+    def __getitem__(self, index: int) -> Any:
         """Return a sample: a tensor with its number, or a sequence that begins with it."""
         return self._sample(index % self.case.num_samples)
 
@@ -190,12 +190,12 @@ def _jpegs(case: TrainCase, folder: str) -> Callable[[int], tuple[torch.Tensor, 
     return sample
 
 
-def _is_image(samples: TrainSet, batch: Any, row: int) -> bool:  # noqa: ANN401 - a list of two tensors
+def _is_image(samples: TrainSet, batch: Any, row: int) -> bool:
     image, number = batch[0][row].cpu(), int(batch[1][row])
     return 0 <= number < samples.case.num_samples and torch.equal(image, samples[number][0])
 
 
-def _is_sequence(samples: TrainSet, batch: Any, row: int) -> bool:  # noqa: ANN401 - a dict of three tensors
+def _is_sequence(samples: TrainSet, batch: Any, row: int) -> bool:
     ids, mask = batch["input_ids"][row].cpu(), batch["attention_mask"][row].cpu()
     number = int(ids[0])
     if not 0 <= number < samples.case.num_samples:

@@ -62,7 +62,7 @@ def _patched_spec(name: str, patch: Callable[[ModuleType], None]) -> ModuleSpec 
     return spec
 
 
-def _call_after_import(loader: Any, patch: Callable[[ModuleType], None]) -> None:  # noqa: ANN401 - any module's loader
+def _call_after_import(loader: Any, patch: Callable[[ModuleType], None]) -> None:
     """Call this once the loader has run its module. The module keeps its ordinary loader and spec."""
 
     def exec_module(module: ModuleType) -> None:
@@ -73,7 +73,7 @@ def _call_after_import(loader: Any, patch: Callable[[ModuleType], None]) -> None
     loader.exec_module = exec_module
 
 
-def _patch_cuda(module: Any) -> None:  # noqa: ANN401 - torch.cuda
+def _patch_cuda(module: Any) -> None:
     """Bind this process before it sets its device, and when CUDA is initialized without one."""
     if not (hasattr(module, "set_device") and hasattr(module, "_lazy_init")):
         _warn("this torch has no torch.cuda.set_device or _lazy_init", "use a version of numapin for this torch")
@@ -92,7 +92,7 @@ def _patch_cuda(module: Any) -> None:  # noqa: ANN401 - torch.cuda
     module._lazy_init = lazy_init
 
 
-def _patch_accelerator(module: Any) -> None:  # noqa: ANN401 - torch.accelerator
+def _patch_accelerator(module: Any) -> None:
     """Bind this process before it sets its device through torch.accelerator."""
     index_of = getattr(module, "_get_device_index", _plain_index)
     for name in ("set_device_index", "set_device_idx"):
@@ -100,14 +100,14 @@ def _patch_accelerator(module: Any) -> None:  # noqa: ANN401 - torch.accelerator
             _before_call(module, name, index_of)
 
 
-def _before_call(module: Any, name: str, index_of: Callable[..., int]) -> None:  # noqa: ANN401 - a module
+def _before_call(module: Any, name: str, index_of: Callable[..., int]) -> None:
     """Replace a function that sets this process's device by one that binds the process first."""
     import functools
 
     theirs = getattr(module, name)
 
     @functools.wraps(theirs)
-    def wrapper(device: Any, *rest: Any, **named: Any) -> Any:  # noqa: ANN401 - the function's own
+    def wrapper(device: Any, *rest: Any, **named: Any) -> Any:
         try:
             number = index_of(device)
         except Exception:  # not a device: their function says so
@@ -121,7 +121,7 @@ def _before_call(module: Any, name: str, index_of: Callable[..., int]) -> None: 
 _patches = {"torch.cuda": _patch_cuda, "torch.accelerator": _patch_accelerator}
 
 
-def _plain_index(device: Any) -> int:  # noqa: ANN401 - what torch takes
+def _plain_index(device: Any) -> int:
     """Return a device's number, for a torch without its own function for that; -1 if it has none."""
     text = str(device).rpartition(":")[2]
     return int(text) if text.isdecimal() else -1
@@ -167,7 +167,7 @@ def _may_be_known(text: str) -> bool:
     return False
 
 
-def _own() -> Any:  # noqa: ANN401 - numapin.children.own
+def _own() -> Any:
     """Import what binds. Warn if that fails."""
     try:
         if "numapin" not in sys.modules:
@@ -192,7 +192,7 @@ def _import_package() -> None:
         spec.loader.exec_module(module)
 
 
-def _guarded(function: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401 - the function's own
+def _guarded(function: Callable[..., None], *arguments: Any) -> None:
     """Call a function of ours in the user's program: no error of ours reaches it."""
     try:
         function(*arguments)
