@@ -39,9 +39,9 @@ settings.load_profile("numapin")
 
 
 def pytest_configure() -> None:
-    """Restore SIGINT for processes that the tests start (a shell's background job inherits it as ignored), and fork."""
+    """Restore SIGINT, which a shell's background job inherits as ignored, and make fork the start method."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # The default since Python 3.14 imports torch in each worker; tests of that name it, and scripts have their own.
+    # Python 3.14's default imports torch in each worker. Tests of start methods name theirs.
     multiprocessing.set_start_method("fork", force=True)
 
 

@@ -100,8 +100,8 @@ class Attachment:
     def former_of(self, thread: ThreadId) -> CpuSet | None:
         """Return the former CPUs of a thread that started since: those of its process, or else of the bound one.
 
-        It has inherited the change, so a changed thread started it: the main thread, or if that was not changed,
-        another one. None: no thread of that process was changed.
+        Which thread started it is unknown. It counts as started by the main thread if that was changed, or else by
+        another one that was changed. None: no thread of that process was changed.
         """
         changed = [each for each in self._threads_of(thread.pid) or self._threads_of(self.pid) if each.changed]
         chosen = [each for each in changed if each.thread.is_main] or changed

@@ -354,7 +354,7 @@ def _set_environment(own: RankSlice, taken: TakenGpus) -> None:
 def _keep_rank_from_children() -> None:
     """Let processes that this one starts follow it, although they inherit its local rank, which may be wrong.
 
-    In the plan that they find, its variables have the values of this process, so only others name a GPU.
+    In the plan that they find, its variables have the values of this process, so only a different value names a GPU.
     """
     plan = table()
     if plan is None:

@@ -282,20 +282,27 @@ def _cause_of_worker(failure: JobFailure) -> tuple[str, str]:
     worker dies while its batch is read, the exception may not mention it at all.
     """
     rank = failure.first
-    is_lost_batch = bool(_LOST_BATCH.match(rank.exception)) and _READS_BATCH in rank.traceback
-    if not is_lost_batch and not _WORKER.search(rank.exception):
+    if not _WORKER.search(rank.exception) and not _is_of_lost_batch(rank):
         return "", ""
-    signals = [found["signal"] for found in _WORKER.finditer(f"{rank.traceback}\n{rank.exception}") if found["signal"]]
+    texts = f"{rank.traceback}\n{rank.exception}"
+    signals = [found["signal"] for found in _WORKER.finditer(texts) if found["signal"]]
     if signals:
         number = _BY_DESCRIPTION.get(signals[-1])
         return ("", "") if number is None else _cause_of_signal(failure, number)
-    if failure.out_of_memory:
-        return failure.out_of_memory, failure.out_of_memory_advice
-    return ("", "") if _EXIT_CODE.search(rank.exception) else _of_lost_worker(failure)
+    return ("", "") if _EXIT_CODE.search(texts) else _of_lost_worker(failure)
+
+
+def _is_of_lost_batch(rank: EndedRank) -> bool:
+    """Return whether a connection ended from which a DataLoader read a batch; other queues of tensors look alike."""
+    last = rank.traceback.rpartition("Traceback (most recent call last)")[2]
+    reads = _READS_TENSOR in last and any(function in last for function in _READS_BATCH)
+    return reads and bool(_LOST_CONNECTION.match(rank.exception))
 
 
 def _of_lost_worker(failure: JobFailure) -> tuple[str, str]:
-    """Return what probably ended a DataLoader worker of whose end nothing is known."""
+    """Return what probably ended a DataLoader worker of which nothing else is known."""
+    if failure.out_of_memory:
+        return failure.out_of_memory, failure.out_of_memory_advice
     _, advice = _OF_SIGNAL[signal.SIGBUS]
     return f"a DataLoader worker was killed, or found /dev/shm full{_size_of_shm(failure)}", f"if it was full: {advice}"
 
@@ -317,11 +324,11 @@ _WORKER: Final = re.compile(
     r"DataLoader worker \(pid(\(s\))? [\d, ]+\) (is killed by signal: (?P<signal>[^.]*)|exited unexpectedly)"
 )
 _EXIT_CODE: Final = re.compile(r"DataLoader worker .* exited unexpectedly with exit code")
-# how a connection ends whose other side has died, and the function of torch/multiprocessing/reductions.py that had it
-_LOST_BATCH: Final = re.compile(
+_LOST_CONNECTION: Final = re.compile(
     r"(EOFError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError|FileNotFoundError)"
 )
-_READS_BATCH: Final = "in rebuild_storage_fd"
+_READS_TENSOR: Final = "in rebuild_storage_fd"  # torch/multiprocessing/reductions.py
+_READS_BATCH: Final = ("in _try_get_data", "in do_one_step")  # of the loader, and of its thread that pins
 _BY_DESCRIPTION: Final = {signal.strsignal(number): int(number) for number in signal.Signals}
 _SEE_FRAMES: Final = "see the Python lines where it happens: PYTHONFAULTHANDLER=1 numapin run …"
 _OF_SIGNAL: Final[Mapping[int, tuple[str, str]]] = {

@@ -3,7 +3,7 @@
 Comes in: two reports. Goes out: a `TraceDifference` with the mean over ranks of each part, in seconds a step, and its
 JSON (schema numapin.tracediff/1).
 
-Ranks wait for each other, so their steps are not independent: 8 ranks with 20 equal steps are 20 samples, and not 160.
+Ranks wait for each other, so their steps are not independent: 8 ranks with 20 equal steps are 20 samples, not 160.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from math import sqrt
 from statistics import fmean, variance
 from typing import TYPE_CHECKING, Any, Final
 
+from numapin.base.plural import counted
 from numapin.trace.analysis import PARTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numapin.trace.report import TraceReport
 
@@ -96,14 +97,19 @@ def difference(a: TraceReport, b: TraceReport, *, names: tuple[str, str]) -> Tra
     parts = [_part(part, [[step[part] for step in own] for own in steps]) for part in ("step", *PARTS)]
     taking_time = [part for part in parts[1:] if max(part.a_s, part.b_s) > 0]
     by_change = sorted(taking_time, key=lambda part: abs(part.change_s), reverse=True)
-    return TraceDifference(names=names, parts=(parts[0], *by_change), notes=tuple(_notes(a, b)))
+    return TraceDifference(names=names, parts=(parts[0], *by_change), notes=tuple(_notes(a, b, names)))
 
 
 def _steps(report: TraceReport) -> list[dict[str, float]]:
     """Return the parts of every step that all ranks have, and the whole step, in seconds, as means over ranks."""
-    by_step = zip(*(analysis.steps_us for analysis in report.analyses), strict=False)  # up to the shortest trace's end
+    by_step = zip(*_steps_by_rank(report).values(), strict=False)  # up to the shortest trace's end
     in_s = [{part: fmean(rank[part] for rank in ranks) / 1e6 for part in PARTS} for ranks in by_step]
     return [{"step": sum(step.values()), **step} for step in in_s]
+
+
+def _steps_by_rank(report: TraceReport) -> dict[int | None, Sequence[Mapping[str, float]]]:
+    """Return the steps of each rank's last start."""
+    return {analysis.trace.rank: analysis.steps_us for analysis in report.analyses}
 
 
 def _part(part: str, both: Sequence[Sequence[float]]) -> PartDifference:
@@ -130,7 +136,7 @@ def _student(freedom: float) -> float:
     return _NORMAL + (_NORMAL**3 + _NORMAL) / (4 * whole)  # the first term of Cornish and Fisher's series
 
 
-def _notes(a: TraceReport, b: TraceReport) -> list[str]:
+def _notes(a: TraceReport, b: TraceReport, names: tuple[str, str]) -> list[str]:
     """Return what makes the two hard to compare."""
     notes = []
     for what, values in {
@@ -140,4 +146,9 @@ def _notes(a: TraceReport, b: TraceReport) -> list[str]:
     }.items():
         if values[0] != values[1]:
             notes.append(f"the runs differ in more than time: {what}: {values[0]} and {values[1]}")
+    for name, report in zip(names, (a, b), strict=True):
+        nums = {rank: len(steps) for rank, steps in _steps_by_rank(report).items()}
+        fewest = min(nums, key=lambda rank: nums[rank])
+        if nums[fewest] < max(nums.values()):
+            notes.append(f"{name}: only {counted(nums[fewest], 'step')} of each rank: rank {fewest} has no more")
     return notes

@@ -2,13 +2,13 @@
 
 Comes in: the ranks' analyses. Goes out: a finding that names the rank, its CPUs and node, and the part of a step in
 which it falls behind. Ranks that wait for each other have equal steps; so what counts is a rank's own time, without
-communication. It has to be late in most steps: a single slow one is uneven, and no property of the rank.
+communication. It has to be late in most steps: a single slow step says nothing about the rank.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
 from numapin.trace.analysis import COMMUNICATION, PARTS
@@ -16,7 +16,7 @@ from numapin.trace.finding import TraceFinding, ms
 from numapin.trace.places import place_within
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numapin.trace.analysis import Analysis
 
@@ -55,7 +55,7 @@ def find_straggler(analyses: Sequence[Analysis]) -> Straggler | None:
 
 
 def _with_enough_steps(analyses: Sequence[Analysis]) -> list[Analysis]:
-    """Return each rank's last analysis, if it has so many steps that one of them cannot decide."""
+    """Return the last analysis of each rank that has at least `_FEWEST` steps in it."""
     latest = {analysis.trace.rank: analysis for analysis in analyses if analysis.trace.rank is not None}
     return [analysis for analysis in latest.values() if len(analysis.steps_us) >= _FEWEST]
 
@@ -75,9 +75,12 @@ def _late_us(slowest: Analysis, others: Sequence[Analysis]) -> float:
 
 def _is_mostly_late(slowest: Analysis, others: Sequence[Analysis]) -> bool:
     """Return whether the rank takes much longer than the others in more than half of its steps."""
+    return len(_late_steps(slowest, others)) > len(slowest.steps_us) / 2
+
+
+def _late_steps(slowest: Analysis, others: Sequence[Analysis]) -> list[Mapping[str, float]]:
     late_from_us = _SLOWER * median(map(_own_us, others))
-    own_us = _own_times_us(slowest)
-    return sum(time_us >= late_from_us for time_us in own_us) > len(own_us) / 2
+    return [step for step in slowest.steps_us if sum(step.values()) - step[COMMUNICATION] >= late_from_us]
 
 
 def _part_us(analysis: Analysis, part: str) -> float:
@@ -85,7 +88,11 @@ def _part_us(analysis: Analysis, part: str) -> float:
 
 
 def _finding(slowest: Analysis, others: Sequence[Analysis], costs: float) -> TraceFinding:
-    late_us = {part: _part_us(slowest, part) - median(_part_us(o, part) for o in others) for part in _REMEDIES}
+    late_steps = _late_steps(slowest, others)  # medians would miss parts that take turns
+    late_us = {
+        part: fmean(step[part] for step in late_steps) - median(_part_us(other, part) for other in others)
+        for part in _REMEDIES
+    }
     part = max((part for part in PARTS if part in late_us), key=lambda name: late_us[name])
     usual = ms(median(map(_own_us, others)))
     return TraceFinding(

@@ -129,10 +129,12 @@ def _texts_of(error: BaseException, library: Sequence[str]) -> tuple[list[str], 
     traceback = None if _is_long(error) else _pythons_traceback(library)
     if traceback is None:
         return _plain_texts_of(error)
-    try:
-        return _formatted(traceback, error)
-    except Exception:  # a module of the program's has the name of one that this needs
-        return _plain_texts_of(error)
+    for _ in range(_MOST_TRIES):
+        try:
+            return _formatted(traceback, error)
+        except Exception:  # a signal handler's, or a module of the program's has the name of one that this needs
+            pass
+    return _plain_texts_of(error)
 
 
 def _formatted(traceback: ModuleType, error: BaseException) -> tuple[list[str], str]:

@@ -251,7 +251,9 @@ def test_likely_cause(exitcode: int, facts: dict[str, Any], cause: str, advice: 
     assert bool(found[0]) == bool(cause)
 
 
-READS_BATCH = 'File "torch/multiprocessing/reductions.py", line 538, in rebuild_storage_fd'
+READS_TENSOR = 'File "torch/multiprocessing/reductions.py", line 538, in rebuild_storage_fd'
+READS_BATCH = f'File "torch/utils/data/dataloader.py", line 1291, in _try_get_data; {READS_TENSOR}'
+WITH_CODE = "RuntimeError: DataLoader worker (pid 1) exited unexpectedly with exit code 3."
 WORKER = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {}. "
 
 
@@ -273,6 +275,7 @@ WORKER = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {}. "
         (f"EOFError: {READS_BATCH}", {"shm_bytes": 64 << 20}, "full; it has 64 MiB", "if it was full"),
         (f"ConnectionResetError: {READS_BATCH}", {"out_of_memory": "memory"}, "memory", ""),
         (f"KeyError: {READS_BATCH}", {"out_of_memory": "memory"}, "", ""),
+        (f"EOFError: of another queue of tensors: {READS_TENSOR}", {"out_of_memory": "memory"}, "", ""),
         ("EOFError: of the script's own", {"out_of_memory": "memory"}, "", ""),
         ("RuntimeError: DataLoader worker (pid 1) exited unexpectedly with exit code 3.", {}, "", ""),
         ("ValueError: Killed", {"out_of_memory": "memory"}, "", ""),
@@ -287,11 +290,14 @@ def test_likely_cause_of_a_workers_end(text: str, facts: dict[str, Any], cause: 
     assert bool(found[0]) == bool(cause)
 
 
-def test_a_worker_that_exited_unexpectedly() -> None:
-    """The signal is in the exception before that one."""
+@pytest.mark.parametrize(("before", "cause"), [(WORKER.format("Killed"), "short of memory"), (WITH_CODE, "")])
+def test_a_worker_that_exited_unexpectedly(before: str, cause: str) -> None:
+    """The signal, or the exit code, is in the exception before that one."""
     text = "DataLoader worker (pid(s) 4711) exited unexpectedly"
-    error = {"message": {"message": text, "extraInfo": {"py_callstack": f"{WORKER.format('Killed')}\n\n…\n\n{text}"}}}
-    assert "short of memory" in likely_cause(failure(ended(0, 1, error=error)))[0]
+    error = {"message": {"message": text, "extraInfo": {"py_callstack": f"{before}\n\n…\n\n{text}"}}}
+    found = likely_cause(failure(ended(0, 1, error=error)))[0]
+    assert cause in found
+    assert bool(found) == bool(cause)
 
 
 @pytest.mark.parametrize("number", [n for n in signal.Signals if n not in (signal.SIGCHLD, signal.SIGCONT)])

@@ -348,6 +348,18 @@ class TestOneSlowRank:
         assert slow.finding.what == "one slow rank"
         assert slow.saves_s == pytest.approx(60e-6)
 
+    def test_parts_that_take_turns(self) -> None:
+        """The part that is named takes longer in the late steps, although no part does so in most of them."""
+        made = Made()
+        for i, (copying, computing) in enumerate([(350, 600), (350, 600), (0, 600), (0, 600), (0, 950)]):
+            made.step(i, i * 1000, 1000)
+            made.copy(i * 1000, copying, memory="Pinned")
+            made.kernel(i * 1000 + copying, computing)
+            made.kernel(i * 1000 + 950, 50, name="ncclDevKernel_AllReduce")
+        report = make_report([self._rank(0, 600), analyzed(made, rank=1)])
+        (shared,) = (one for one in report.findings if one.finding.what == "one slow rank")
+        assert "most of the difference is copy" in shared.finding.evidence
+
     @pytest.mark.parametrize("late", [(950, *[600] * 5), (950, 950, 950, 600, 600, 600), (950,) * 4])
     def test_not_late_in_most_steps(self, late: tuple[float, ...]) -> None:
         """A rank that is late in half of its steps, or in few steps, is not called slow."""

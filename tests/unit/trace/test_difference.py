@@ -6,7 +6,7 @@ from statistics import NormalDist
 
 import pytest
 
-from numapin.trace.analysis import analyze
+from numapin.trace.analysis import Analysis, analyze
 from numapin.trace.difference import difference
 from numapin.trace.reading import read_trace
 from numapin.trace.report import TraceReport, make_report
@@ -54,6 +54,22 @@ def test_ranks_that_wait_for_each_other() -> None:
         step, *_ = difference(a, b, names=("a", "b")).parts
         num_differ += bool(step.differs)
     assert num_differ <= 0.12 * num_runs
+
+
+def test_ranks_that_were_restarted() -> None:
+    """The last start of each rank counts, up to the step that all ranks have, which is said."""
+
+    def started(rank: int, restart: int, lengths: list[float]) -> Analysis:
+        made = Made()
+        for i, length in enumerate(lengths):
+            made.step(i, sum(lengths[:i]), length)
+        return analyze(read_trace(made.content(rank=rank, restart=restart), source="x"))
+
+    a = make_report([started(0, 0, [900]), started(0, 1, [100] * 6), started(1, 1, [100] * 4)])
+    found = difference(a, a, names=("a", "b"))
+    assert found.parts[0].a_s == pytest.approx(100e-6)
+    assert found.parts[0].differs is False
+    assert found.notes == tuple(f"{name}: only 4 steps of each rank: rank 1 has no more" for name in "ab")
 
 
 @pytest.mark.parametrize(("num_steps", "width"), [(2, 4.303), (6, 2.228), (21, 2.021)])
