@@ -77,6 +77,7 @@ def test_a_child_is_bound_when_it_takes_its_gpu(way: str, tmp_path: Path) -> Non
     done = call(*NUMAPIN, *options, TMPDIR=str(tmp_path))
     assert done.status == 0, done.err
     found = shown(done.out)
+    assert way in found, done.err
     everything = [sorted(os.sched_getaffinity(0))]
     assert found["parent"]["cpus"] == found[f"{way}-before"]["cpus"] == everything
     (mask,) = found[way]["cpus"]
