@@ -32,6 +32,7 @@ from numapin.data.resume.resumption import resumption_of, track_of
 from numapin.data.slots.pool import unused_slots_hidden
 from numapin.data.wire.parcel import Parcel
 from numapin.data.wire.queues import ResultQueue
+from numapin.data.worker.garbage import collection_paused
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ class LaneIterator(_TorchsIterator):
             ),
             pin_memory=loader.pin_memory and not moves,
         )
-        with unused_slots_hidden(), nullcontext() if self._track is None else self._track.preserved():
+        order_kept = nullcontext() if self._track is None else self._track.preserved()
+        with collection_paused, unused_slots_hidden(), order_kept:
             super().__init__(changed, *state)
         self._profile_name = profile_name(self.torchs_name)
         util.Finalize(self, _end_at_exit, (weakref.ref(self),), exitpriority=10)

@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from numapin.data import forks
-from numapin.data.worker import setup
+from numapin.data.worker.garbage import collection_paused, leave_inherited
 from numapin.system.proc import state_of, waits_forever
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def _run_worker(
     """Run a worker in its process. A forked one first sets its byte of the shared page."""
     if page is not None:
         page[number] = 1
-    setup.begin(target, arguments)
+    leave_inherited()
+    target(*arguments)
 
 
 class Context:
@@ -126,7 +127,8 @@ class Context:
             )
         replacement = self._base.Process(target=_run_worker, args=self._arguments[number], daemon=True)
         self._started_s[number] = time.monotonic()
-        replacement.start()
+        with collection_paused:
+            replacement.start()
         processes[number] = replacement
         return True
 

@@ -1,4 +1,4 @@
-"""Iterators of numapin.DataLoader that are alive when Python exits print nothing."""
+"""Iterators and threads of numapin.DataLoader that are alive when Python exits neither print nor abort."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ pytestmark = pytest.mark.xdist_group("endings")  # so that the program is starte
 # Each ending runs in a child that was forked after torch's import. "kept": references in other modules keep an iterator
 # alive until Python has emptied its module, as dill's do.
 _PROGRAM = """
-import ctypes, os, random, sys
+import contextlib, ctypes, os, random, sys, threading
 import numpy
 import torch
 import numapin
+from numapin.data.slots import reclaim as reclaim_module, settling
 
 class Ones(torch.utils.data.Dataset):
     def __len__(self):
@@ -51,10 +52,38 @@ def batches_of(kind):
     iterator = iter(loader)
     return [next(iterator) for _ in range(4)], loader, iterator
 
+class Driver:
+    can_record_contexts = record = True  # there is no device to record
+    relaxed_capture = contextlib.nullcontext
+    active_devices = tuple
+    def unregister(self, device, address):
+        pass
+
+# The process aborts if Python ends while another thread is in torch, which needs the GIL again. A tensor's destructor
+# does so, too (torch 2.11).
+class Memory:
+    is_going = threading.Event()
+    def __del__(self):
+        self.is_going.set()
+        torch.empty(16 << 20, dtype=torch.uint8).fill_(1)
+
+def settle():
+    for _ in range(100):
+        settling._settler().submit(Memory)
+
+def reclaim():
+    reclaimer = reclaim_module.reclaimer(Driver())
+    for _ in range(100):
+        reclaimer.add(reclaim_module.Locked(memory=Memory(), address=0, num_bytes=0, device=0))
+
 for ending in sys.argv[2:]:
     if os.fork() == 0:
         with open(os.path.join(sys.argv[1], ending), "wb", buffering=0) as file:
             os.dup2(file.fileno(), 2)
+        if ending in ("settle", "reclaim"):
+            globals()[ending]()
+            Memory.is_going.wait(10)
+            break
         iterators = live_iterators() if "batches" not in ending else []
         if ending == "raise":
             raise LookupError("the user's own")
@@ -80,17 +109,20 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Give the stderr output of each ending."""
     folder: Path = tmp_path_factory.mktemp("endings")
     kept = ("kept", "kept-batches", "kept-batches-only", "kept-batches-of-torch")
-    endings = ("end", "raise", "exit", *kept)
+    endings = ("end", "raise", "exit", "settle", "reclaim", *kept)
     done = call(sys.executable, script(folder, _PROGRAM), str(folder), *endings)
-    assert done.out.splitlines() == ["end 0", "raise 1", "exit 0", *(f"{each} 0" for each in kept)], done.err
-    return {ending: (folder / ending).read_text() for ending in endings}
+    said = {ending: (folder / ending).read_text() for ending in endings}
+    expected = [f"{ending} {int(ending == 'raise')}" for ending in endings]
+    assert done.out.splitlines() == expected, (done.err, said)
+    return said
 
 
 @pytest.mark.parametrize(
-    "ending", ["end", "exit", "kept", "kept-batches", "kept-batches-only", "kept-batches-of-torch"]
+    "ending",
+    ["end", "exit", "settle", "reclaim", "kept", "kept-batches", "kept-batches-only", "kept-batches-of-torch"],
 )
 def test_the_end_of_python_is_silent(said: dict[str, str], ending: str) -> None:
-    """Nothing is printed, with or without workers, also with persistent ones."""
+    """Nothing is printed, with or without workers, also with persistent ones, and while slots are pinned or freed."""
     assert said[ending] == ""
 
 

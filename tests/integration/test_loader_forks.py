@@ -25,6 +25,7 @@ import numapin
 from numapin.data import starting
 from numapin.data.forks import ISSUE, may_hang
 from numapin.system.proc import state_of
+from tests.integration.launching import call, script
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -317,3 +318,34 @@ def test_other_methods_know_of_none(method: str) -> None:
     """Workers of other start methods inherit no locks, so a slow one is left alone."""
     context = starting.Context(multiprocessing.get_context(method), (), num_workers=1)
     assert context.hung([SimpleNamespace(pid=os.getppid())]) == []  # type: ignore[list-item] # it sleeps
+
+
+# CUDA is simulated. Each fork has garbage to inherit, and its child makes enough objects to start a collection.
+_GARBAGE = """
+import gc, os, types
+import torch, numapin
+from numapin.data.worker import garbage
+rank = os.getpid()
+class cuda:
+    is_initialized = staticmethod(lambda: os.getpid() == rank)
+    _is_in_bad_fork = staticmethod(lambda: os.getpid() != rank)
+garbage.torch = types.SimpleNamespace(cuda=cuda)
+class Event:  # its destructor aborts a forked child
+    def __init__(self): self.itself = self
+    def __del__(self): os.getpid() == rank or os.abort()
+class Collects(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, index): return torch.tensor([gc.isenabled(), os.getpid() != rank])
+loader = numapin.DataLoader(Collects(), batch_size=2, num_workers=2)
+gc.collect()
+os.register_at_fork(before=Event, after_in_child=lambda: [[] for _ in range(10 * gc.get_threshold()[0])])
+iterator = iter(loader)
+assert gc.isenabled()
+print(torch.cat(list(iterator)).all().item())
+"""
+
+
+def test_a_worker_collects_nothing_that_it_inherited(tmp_path: Path) -> None:
+    """A destructor of CUDA would abort it. It collects its own garbage, and so does the rank."""
+    done = call(sys.executable, script(tmp_path, _GARBAGE))
+    assert (done.status, done.out, done.err) == (0, "True\n", "")

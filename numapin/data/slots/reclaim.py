@@ -10,6 +10,7 @@ any thread, at any time, even in the middle of a CUDA-graph capture.
 
 from __future__ import annotations
 
+import atexit
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ class Reclaimer:
         self._lock = Lock()
         self._unfenced: list[Locked] = []
         self._batches: list[_Batch] = []
+        self._is_over = False
+        atexit.register(self._stop)
         Thread(target=self._run, name="numapin-reclaim", daemon=True).start()
 
     def add(self, locked: Locked) -> None:
@@ -96,11 +99,18 @@ class Reclaimer:
     def _release(self, batch: _Batch) -> None:
         while batch.events and self._driver.has_passed(batch.events[-1]):
             self._driver.recycle(batch.events.pop())
-        while batch.locked and not batch.events:
+        while batch.locked and not batch.events and not self._is_over:
             locked = batch.locked[-1]
             self._driver.unregister(locked.device, locked.address)
             PINNED.remove(locked.num_bytes)
             batch.locked.pop()  # the last reference: unmaps
+
+    def _stop(self) -> None:
+        """Release nothing more: if Python ended while the thread frees a tensor, torch would abort the process."""
+        if os.getpid() == self._pid:  # a child that the user forked may have inherited the lock
+            self._is_over = True
+            with self._lock:  # until the thread is through with the present one
+                pass
 
     def _run(self) -> None:
         pause_s: float | None = None

@@ -131,7 +131,8 @@ class _Settler:
             if self._is_running:
                 return True
             try:
-                threading.Thread(target=self._run, name="numapin-settle", daemon=True).start()
+                # No daemon: Python would end while it frees a tensor, and then torch aborts the process.
+                threading.Thread(target=self._run, name="numapin-settle", daemon=False).start()
             except RuntimeError:
                 self._jobs.clear()
                 return False

@@ -6,6 +6,7 @@ Comes in: `WorkerStart`, and the batches that torch collates. Goes out: messages
 
     setup.py    EDGE  bind the worker, install what puts batches into slots
     slots.py    EDGE  the worker's end of the slots: use a granted one, or make one
+    garbage.py  EDGE  do not destroy what was inherited from a rank that uses CUDA
     owner.py    EDGE  end a worker when its rank ends
     threads.py  EDGE  limit the threads of libraries
     state.py    EDGE  report the state of its dataset, and restore it

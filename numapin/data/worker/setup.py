@@ -6,17 +6,16 @@ slots, and which ends when the rank does.
 
 from __future__ import annotations
 
-import gc
 import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch._utils import ExceptionWrapper
 
 from numapin.data.worker import state
+from numapin.data.worker.garbage import is_in_bad_fork
 from numapin.data.worker.packing import Packer
 from numapin.data.worker.slots import SLOT_NAME, WorkerSlots
 from numapin.data.worker.stacking import Stacker
@@ -25,6 +24,8 @@ from numapin.rank import bind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     from numapin.data.casting import Casts
     from numapin.data.locality import Locality
@@ -75,7 +76,7 @@ class WorkerStart:
         self.rank.end_with()
         limit_libraries(self.num_library_threads)
         _close_inherited_slots()
-        if _is_in_bad_fork():
+        if is_in_bad_fork():
             _release_gpus()
         slots = None
         if self.arrivals is not None:
@@ -86,18 +87,6 @@ class WorkerStart:
         state.begin(self.dataset, worker)
         if self.then is not None:
             self.then(worker)
-
-
-def begin(target: Callable[..., None], arguments: tuple[object, ...]) -> None:
-    """Run a worker. It must not collect objects inherited by fork: destroying a CUDA event would abort it."""
-    if _is_in_bad_fork():
-        gc.freeze()
-    target(*arguments)
-
-
-def _is_in_bad_fork() -> bool:
-    """Return whether this process was forked from one that uses CUDA."""
-    return bool(torch.cuda._is_in_bad_fork())  # torch has no public way to ask
 
 
 def accept(grant: Grant, handover: Handover) -> None:
