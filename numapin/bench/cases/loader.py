@@ -35,12 +35,15 @@ class Work(StrEnum):
     """0.1 ms of pure Python."""
     DECODE = "decode"
     """zlib, a 2x2 mean and a transposition: a few milliseconds, as for a JPEG."""
+    PAD = "pad"
+    """Sequences of 64 elements up to the case's length; the batch is padded in collate_fn."""
 
 
 _WORK_IN_WORDS: Final = {
     Work.NONE: "",
     Work.GIL: "0.1 ms under the GIL per sample",
     Work.DECODE: "decoding",
+    Work.PAD: "padded in collate_fn",
 }
 
 
@@ -60,7 +63,7 @@ class LoaderCase:
 
     @property
     def batch_bytes(self) -> int:
-        """The bytes of a batch, without its labels."""
+        """The bytes of a batch, without its labels; of a padded batch, at most."""
         return self.batch_size * prod(self.shape) * _ITEM_BYTES[self.dtype] * (self.num_tensors or 1)
 
     @property
@@ -96,6 +99,9 @@ CASES: Final = {
         _SMALL,
         # 8 samples of 512 bytes in each of the 200 tensors: 4 KiB per tensor
         LoaderCase(name="dict200", batch_size=8, shape=(128,), dtype="float32", num_workers=8, num_tensors=200),
+        LoaderCase(
+            name="ragged", batch_size=64, shape=(1023,), dtype="int64", num_workers=8, num_tensors=3, work=Work.PAD
+        ),
         *(replace(c, name=f"gil-{c.name}", num_workers=8, work=Work.GIL) for c in (_LARGE, _MIDDLE, _SMALL)),
         replace(_MIDDLE, name="decode", batch_size=64, work=Work.DECODE),
         replace(_SMALL, name="gil-transport", work=Work.GIL, on_device=False),
@@ -128,6 +134,7 @@ _CASTING_PEERS: Final = frozenset({"numapin-bf16"})
 _FOR_DEVICES_ONLY: Final = frozenset({PEAK, "torch-side-stream", "numapin-device", "numapin-host"}).union(
     _BUFFER_PEERS, _CASTING_PEERS
 )
+_FOR_EQUAL_SIZES_ONLY: Final = frozenset({"threads", "spdl-process"})
 _FOR_HOSTS_ONLY: Final = frozenset({"numapin-transport"})
 _QUESTION: Final = Question(
     subject="{own} instead of torch's loader",
@@ -207,9 +214,10 @@ def _unfit_peers(case: LoaderCase) -> frozenset[str]:
     needs = (
         (_FOR_HOSTS_ONLY, not case.on_device),
         (_FOR_DEVICES_ONLY, case.on_device),
+        (_FOR_EQUAL_SIZES_ONLY, case.work is not Work.PAD),
         (_BUFFER_PEERS, is_plain),  # they make batches of one tensor and labels
         (_CASTING_PEERS, case.dtype == "float32"),
-        (frozenset({SAMPLES}), case.work is not Work.NONE),
+        (frozenset({SAMPLES}), case.work in {Work.GIL, Work.DECODE}),
     )
     return frozenset().union(*(peers for peers, is_met in needs if not is_met))
 

@@ -6,7 +6,7 @@ Comes in: a `LoaderCase`. Goes out: samples by index modulo 512; copies, and a c
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 from torch.utils.data import Dataset, default_collate
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _ENDLESS: Final = 1 << 30  # samples; more than any window takes
 _NUM_CODES: Final = 128  # a sample's first and last element are its index modulo this, which fits every dtype
 _NUM_IMAGES: Final = 8
+_SHORTEST: Final = 64  # elements of a sequence
 _DTYPES: Final = {"float32": torch.float32, "int64": torch.int64, "uint8": torch.uint8}
 
 
@@ -33,8 +34,8 @@ class InMemory(Dataset[Sample]):
 
     def __init__(self, case: LoaderCase, gil_ns: int) -> None:
         self.case, self._gil_ns = case, gil_ns
-        if case.work is Work.DECODE:
-            self._sample = _images(case)
+        if case.work in _MAKERS:
+            self._sample = _MAKERS[case.work](case)
         else:
             self._sample = _dicts(case) if case.num_tensors else _tensors(case)
 
@@ -95,8 +96,22 @@ class Fetch:
 
     def __call__(self, indices: Sequence[int]) -> Batch:
         """Collate the samples."""
-        batch: Batch = default_collate([self._dataset[index] for index in indices])
+        collate = collate_of(self._dataset.case) or default_collate
+        batch: Batch = collate([self._dataset[index] for index in indices])
         return batch
+
+
+def collate_of(case: LoaderCase) -> Callable[[list[Any]], Batch] | None:
+    """Return the case's collate_fn, or None if it is the default."""
+    return _padded if case.work is Work.PAD else None
+
+
+def _padded(samples: list[dict[str, torch.Tensor]]) -> Batch:
+    """Return a batch of sequences, each padded with zeros to the length of the longest."""
+    return {
+        name: torch.nn.utils.rnn.pad_sequence([sample[name] for sample in samples], batch_first=True)
+        for name in samples[0]
+    }
 
 
 def tensors(batch: Batch) -> Iterator[torch.Tensor]:
@@ -134,6 +149,9 @@ def require_intact(batch: Batch, case: LoaderCase) -> None:
         ValueError: A sample is not what the dataset returned.
     """
     parts = [tensor.cpu() for tensor in tensors(batch)]
+    if case.work is Work.PAD:
+        _require_padded(parts, case)
+        return
     if case.num_tensors:
         data, codes = parts, parts[0].flatten(1)[:, 0]
     else:
@@ -142,6 +160,15 @@ def require_intact(batch: Batch, case: LoaderCase) -> None:
         ends = part.flatten(1)[:, [0, -1]]
         if part.shape != (case.batch_size, *case.shape) or not bool((ends == codes[:, None]).all()):
             raise ValueError(f"a batch differs from the dataset: {tuple(part.shape)}, first elements {ends[:4]}")
+
+
+def _require_padded(parts: Sequence[torch.Tensor], case: LoaderCase) -> None:
+    """Require each row to have the same nonzero value from its start to its padding, equal in all tensors."""
+    first, lengths = parts[0], (parts[0] != 0).sum(1)
+    wanted = (torch.arange(first.shape[1]) < lengths[:, None]) * first[:, :1]
+    is_whole = len(first) == case.batch_size and int(lengths.min()) >= _SHORTEST
+    if len(parts) != case.num_tensors or not is_whole or not all(torch.equal(part, wanted) for part in parts):
+        raise ValueError(f"a batch differs from the dataset: {tuple(first.shape)}, first elements {first[:4, 0]}")
 
 
 def _codes(case: LoaderCase) -> torch.Tensor:
@@ -165,6 +192,18 @@ def _dicts(case: LoaderCase) -> Callable[[int], Sample]:
     return samples.__getitem__
 
 
+def _sequences(case: LoaderCase) -> Callable[[int], Sample]:
+    """Return dicts of equally long sequences; their lengths are spread evenly, and neighbors differ widely."""
+    (longest,) = case.shape
+    names = [f"t{number}" for number in range(case.num_tensors or 0)]
+    lengths = [_SHORTEST + index * 377 % (longest + 1 - _SHORTEST) for index in range(NUM_SAMPLES)]
+    samples = [
+        {name: torch.full((length,), 1 + index % _NUM_CODES, dtype=_DTYPES[case.dtype]) for name in names}
+        for index, length in enumerate(lengths)
+    ]
+    return samples.__getitem__
+
+
 def _images(case: LoaderCase) -> Callable[[int], Sample]:
     """Return samples decoded from compressed noise, which is twice as high and wide as the sample."""
     channels, height, width = case.shape
@@ -181,3 +220,6 @@ def _images(case: LoaderCase) -> Callable[[int], Sample]:
         return image, index
 
     return decode
+
+
+_MAKERS: Final = {Work.DECODE: _images, Work.PAD: _sequences}

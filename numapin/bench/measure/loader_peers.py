@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import BatchSampler, SequentialSampler
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from numapin.bench.measure.loader_data import Fetch, InMemory, Written, map_tensors, tensors
+from numapin.bench.measure.loader_data import Fetch, InMemory, Written, collate_of, map_tensors, tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -67,6 +67,7 @@ def _numapin(setup: Setup, **options: object) -> Source:
         batch_size=setup.case.batch_size,
         num_workers=setup.case.num_workers,
         prefetch_factor=setup.case.prefetch,
+        collate_fn=collate_of(setup.case),
         **options,
     )
     batches = loader if "device" in options else moved(loader, setup.device)
@@ -100,6 +101,7 @@ def _torch_loader(setup: Setup, kind: Callable[..., Iterable[Batch]]) -> Iterabl
         batch_size=setup.case.batch_size,
         num_workers=setup.case.num_workers,
         prefetch_factor=setup.case.prefetch,
+        collate_fn=collate_of(setup.case),
         pin_memory=setup.device is not None,
     )
 
