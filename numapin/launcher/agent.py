@@ -1,10 +1,10 @@
-"""Stage 3: torch's elastic agent, which starts, watches and restarts the ranks, with seven additions. Edge.
+"""Stage 3: torch's elastic agent, which starts, watches and restarts the ranks, with eight additions. Edge.
 
 Comes in: a `Job`, the signals for its ranks, a check of the machine before a restart, which raises NumapinError if this
 host can no longer take part, a check of the folder for the ranks' logs, and a function that is told of failed ranks.
 Goes out: an agent that replaces torch's. Knows nothing of NUMA. It adds the signals, both checks, the account of each
 failed round, one grace period for all the ways in which ranks are ended, the end of what ranks started if one of them
-failed, and a wait for dying ranks before others start.
+failed, a wait for dying ranks before others start, and the release of hosts that wait for one that failed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from torch.distributed.elastic.agent.server import api as server
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.utils import store as store_functions
 from torch.distributed.launcher import api
 
 from numapin.errors import NumapinError
@@ -144,7 +146,34 @@ class _Agent(LocalElasticAgent if TYPE_CHECKING else object):  # type: ignore[mi
         self._mailbox.deliver()
         if result.state is WorkerState.FAILED:
             self._account(looked_s, self._remaining_restarts)
+            if self._remaining_restarts == 0:
+                self._release_others_at_shutdown(worker_group)
         return result
+
+    def _release_others_at_shutdown(self, worker_group: WorkerGroup) -> None:
+        """Count this host in the exit barrier, once it has closed the rendezvous.
+
+        Hosts whose ranks have succeeded wait there for all others. torch counts only hosts that succeeded, so the
+        others would wait for this one until the barrier's time is up, 300 s.
+        """
+        handler = worker_group.spec.rdzv_handler
+        close = handler.shutdown
+
+        def close_and_arrive() -> bool:
+            is_closed: bool = close()
+            self._arrive_at_exit(worker_group.group_world_size)
+            return is_closed
+
+        handler.shutdown = close_and_arrive  # type: ignore[method-assign]
+
+    def _arrive_at_exit(self, num_hosts: int | None) -> None:
+        """Arrive at torch's exit barrier without waiting there."""
+        arrive = vars(store_functions).get("_barrier_nonblocking")
+        name, store = vars(server).get("_TERMINAL_STATE_SYNC_ID"), getattr(self, "_store", None)
+        if arrive is None or name is None or store is None:  # another torch: the others wait, as under torchrun
+            return
+        with suppress(RuntimeError):  # the host with the store has ended, or cannot be reached
+            arrive(store=store, world_size=num_hosts, key_prefix=name)
 
     def _account(self, looked_s: float, restarts_left: int) -> None:
         """Make the account of a failed round, the ranks of which have ended."""
@@ -194,6 +223,8 @@ class _Agent(LocalElasticAgent if TYPE_CHECKING else object):  # type: ignore[mi
             if (worker_group.group_world_size or 1) > self._job.min_max_nodes[0]:
                 # Leaving with an error would close the rendezvous for the hosts that can continue.
                 worker_group.spec.rdzv_handler.shutdown = lambda: True  # type: ignore[method-assign]
+            else:
+                self._release_others_at_shutdown(worker_group)
             raise
 
     @property

@@ -8,21 +8,26 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from numapin.system import proc
 from tests.integration.forking import CommandLine, Forked, Forker
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 NUMAPIN = (sys.executable, "-m", "numapin")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 _WITH_TORCH = ("run", "trace")  # the commands that import it
 _LIMIT_S = 120
+_DEATH_S = 10
 _NOTHING = Path(os.devnull)
 REFUSE_POLICY = (sys.executable, str(Path(__file__).resolve().parents[1] / "vm" / "refuse_policy.py"))
 
@@ -82,18 +87,54 @@ def call(*command: str, cwd: Path | None = None, **changes: str) -> Done:
     """
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=cwd, env=environment(**changes)) as process:
-        try:
-            out, err = process.communicate(timeout=_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            for pid in [*proc.descendants(process.pid, proc.children_of()), process.pid]:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGABRT)
-            out, err = process.communicate(timeout=_LIMIT_S)
-            pytest.fail(f"{' '.join(command)} took longer than {_LIMIT_S} s\n{out[-2000:]}\n{err[-20000:]}")
-        except BaseException:
+        (done,) = all_ended(process)
+    return done
+
+
+def all_ended(*processes: subprocess.Popen[str], limit_s: float = _LIMIT_S) -> list[Done]:
+    """Wait for processes that depend on each other; return how each ended.
+
+    If they take too long, all of them end, with what they started, and the test fails with the output of each.
+    """
+    deadline_s = time.monotonic() + limit_s
+    try:
+        outputs = [process.communicate(timeout=max(0, deadline_s - time.monotonic())) for process in processes]
+    except subprocess.TimeoutExpired:
+        running = [process for process in processes if process.poll() is None]
+        _abort(running)
+        said = "\n".join(_last_words(process, was_running=process in running) for process in processes)
+        pytest.fail(f"this took longer than {limit_s} s\n{said}")
+    except BaseException:
+        for process in processes:
             process.kill()
-            raise
-    return Done(status=process.returncode, out=out, err=err)
+        raise
+    return [
+        Done(status=process.returncode, out=out or "", err=err or "")
+        for process, (out, err) in zip(processes, outputs, strict=True)
+    ]
+
+
+def _abort(processes: Iterable[subprocess.Popen[str]]) -> None:
+    """End processes and what they started, whatever sessions that is in."""
+    children = proc.children_of()
+    for process in processes:
+        for pid in [*proc.descendants(process.pid, children), process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGABRT)
+
+
+def _last_words(process: subprocess.Popen[str], *, was_running: bool) -> str:
+    """Return a process's command, how it ended, and the end of its output; close its pipes."""
+    try:
+        out, err = process.communicate(timeout=_DEATH_S)
+    except subprocess.TimeoutExpired:  # SIGABRT is blocked, or a process elsewhere holds the pipes
+        process.kill()
+        out = err = "(still open)"
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    ended = "was running" if was_running else f"had ended with {process.returncode}"
+    return f"--- {process.args!r} {ended}\n{(out or '')[-2000:]}\n{(err or '')[-20000:]}"
 
 
 def numapin(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:

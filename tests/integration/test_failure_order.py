@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from numapin.system.proc import is_dying
-from tests.integration.launching import NUMAPIN, TORCHRUN, environment, numapin, script
+from tests.integration.launching import NUMAPIN, TORCHRUN, all_ended, environment, numapin, script
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -245,6 +245,15 @@ def hosts() -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
+def meeting() -> list[str]:
+    """Return the options with which the launchers of a job on two hosts meet on this host."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = ("--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1")
+    return ["--nnodes", "2", "--rdzv-backend", "c10d", *address, "--rdzv-id", "job"]
+
+
 CLOSED = """
 signal.signal(signal.SIGTERM, lambda *_: (mark("asked"), await_mark("waiting"), sys.exit(0)))
 host = os.environ["HOST"]
@@ -258,15 +267,12 @@ while True: time.sleep(0.05)
 
 def test_the_other_host_ends_the_job(tmp_path: Path, hosts: list[subprocess.Popen[str]]) -> None:
     """A host that waits for another, which gives up, ends with its own failure and without a traceback."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"]
+    together = meeting()
     path = script(tmp_path, TOGETHER + CLOSED)
     for host, num_ranks, restarts in (("a", "2", "0"), ("b", "1", "1")):
-        options = ["--nnodes", "2", "--nproc-per-node", num_ranks, "--max-restarts", restarts, "--rdzv-id", "job"]
+        options = ["--nproc-per-node", num_ranks, "--max-restarts", restarts]
         variables = environment(TMPDIR=str(tmp_path), HOST=host, FAILS="0" if host == "a" else "-")
-        command = [*NUMAPIN, "run", "--quiet", *meeting, *options, path]
+        command = [*NUMAPIN, "run", "--quiet", *together, *options, path]
         hosts.append(
             subprocess.Popen(
                 command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
@@ -280,16 +286,38 @@ def test_the_other_host_ends_the_job(tmp_path: Path, hosts: list[subprocess.Pope
         assert line, said
         said += line
     (tmp_path / "waiting").write_text("1")
-    _, err = first.communicate(timeout=LIMIT_S)
-    assert first.returncode == 1
-    assert ", the first to fail on this host: " in err
-    _, rest = second.communicate(timeout=LIMIT_S)
-    assert second.returncode == 1
+    ended, other = all_ended(first, second)
+    assert ended.status == 1
+    assert ", the first to fail on this host: " in ended.err
+    rest = other.err
+    assert other.status == 1
     assert "Traceback" not in said + rest
     # Host b sees that the rendezvous is closed, or that host a, which keeps it, has ended since.
     ends = ("the job has ended on another host", "the rendezvous host has ended its launcher, or cannot be reached")
     assert any(f"numapin: {end}; the ranks are not restarted\n" in rest for end in ends), rest
     assert "failed  exit status 8\n" in rest
+
+
+APART = """
+if os.environ["HOST"] == "1":
+    await_mark("here")
+    sys.exit(7)
+mark("here")
+"""
+
+
+def test_a_host_does_not_wait_for_one_that_failed(tmp_path: Path, hosts: list[subprocess.Popen[str]]) -> None:
+    """A host whose ranks have succeeded ends when another one fails. Under torchrun it waits for 300 s."""
+    together, path = meeting(), script(tmp_path, TOGETHER + APART)
+    for host in (0, 1):
+        command = [*NUMAPIN, "run", "--quiet", *together, "--rdzv-conf", f"is_host={int(host == 0)}", path]
+        variables = environment(TMPDIR=str(tmp_path), HOST=str(host))
+        pipe = subprocess.PIPE
+        hosts.append(subprocess.Popen(command, cwd=tmp_path, env=variables, stdout=pipe, stderr=pipe, text=True))
+    succeeded, failed = all_ended(*hosts)
+    assert (succeeded.status, failed.status) == (0, 1), (succeeded.err, failed.err)
+    assert "failed  exit status 7\n" in failed.err
+    assert "Traceback" not in succeeded.err + failed.err
 
 
 def test_a_run_that_lost_its_folder(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.integration.launching import NUMAPIN, call, environment, numapin, script
+from tests.integration.launching import NUMAPIN, all_ended, call, environment, numapin, script
 from tests.jobs import schemas
 from tests.jobs.cases import HOSTILE, write
 from tests.waiting import wait_until
@@ -112,9 +112,9 @@ class Cluster:
     def run(self, arguments: list[str], **changes: str) -> int:
         """Run it to its end and return its status; nothing may be written to stderr."""
         with self.start(arguments, **changes) as script:
-            _, complaints = script.communicate(timeout=60)
-        assert complaints == ""
-        return script.returncode
+            (done,) = all_ended(script, limit_s=60)
+        assert done.err == ""
+        return done.status
 
     def calls(self, program: str) -> list[list[str]]:
         """Return the arguments of each call of a program."""
@@ -422,6 +422,7 @@ def test_pods_meet(form: str, cluster: Cluster, tmp_path: Path) -> None:
         tmp_path,
         "import torch.distributed as dist, os\n"
         "dist.init_process_group('gloo')\n"
+        "dist.barrier()  # else a rank that ends first makes the other one's init_process_group fail\n"
         "os.write(1, f'rank {dist.get_rank()} of {dist.get_world_size()}\\n'.encode())\n"
         "dist.destroy_process_group()\n",
     )
@@ -440,9 +441,9 @@ def test_pods_meet(form: str, cluster: Cluster, tmp_path: Path) -> None:
         )
         for index in (1, 0)
     ]
-    ended = [start.communicate(timeout=120) for start in starts]
-    assert [start.returncode for start in starts] == [0, 0], ended
-    assert sorted("".join(out for out, _ in ended).splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+    ended = all_ended(*starts)
+    assert [done.status for done in ended] == [0, 0], ended
+    assert sorted("".join(done.out for done in ended).splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
 
 
 def _pod_variables(form: str, container: dict[str, Any], index: int) -> dict[str, str]:
@@ -526,10 +527,9 @@ sys.exit(max(task.wait() for task in tasks))
     )
     given = ["--nodes", "2", "--gpus-per-node", "0", "--ranks-per-node", "1"]
     with cluster.start(["slurm", *given, str(train)], SLURM_JOB_ID=str(os.getpid())) as script:
-        out, complaints = script.communicate(timeout=120)
-    assert script.returncode == 0, complaints
-    ranks = sorted((json.loads(line) for line in out.splitlines() if line.startswith("{")), key=lambda r: r["RANK"])
-    assert ranks == [{"RANK": str(n), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"} for n in range(2)]
+        (done,) = all_ended(script)
+    assert done.status == 0, done.err
+    assert done.json_lines() == [{"RANK": str(n), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"} for n in range(2)]
 
 
 def test_ranks_that_a_rank_submits_meet(cluster: Cluster, tmp_path: Path) -> None:
