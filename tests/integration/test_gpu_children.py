@@ -23,9 +23,13 @@ SHARE = ("--cpus-per-rank", str(NUM_CPUS))
 LIMIT_S = 120
 
 SHOW = """
-import json, os, sys
+import contextlib, json, os, sys
 def cpus():
-    return sorted({tuple(os.sched_getaffinity(int(tid))) for tid in os.listdir("/proc/self/task")})
+    found = set()
+    for tid in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended since
+            found.add(tuple(os.sched_getaffinity(int(tid))))
+    return sorted(found)
 def show(name, **more):
     os.write(1, (json.dumps({"name": name, "cpus": cpus(), "pid": os.getpid(), **more}) + "\\n").encode())
 """
