@@ -32,34 +32,39 @@ _reported: list[str] = []
 
 
 class _TorchWatch:
-    """A finder that only looks: before torch is imported, and after torch.cuda and torch.accelerator have been."""
+    """A finder that only looks: before torch is imported, and after torch.cuda and torch.accelerator have been.
+
+    Programs also ask for a module's spec to see whether there is one, so it patches until the module has been run.
+    """
 
     @classmethod
     def find_spec(cls, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the other finders' spec for the modules to patch, and None for every other module."""
-        del path, target
+        """Return the later finders' spec for the modules to patch, and None for every other module."""
         if name == "torch":
             _guarded(_take_known, "before torch was imported")
-        patch = _patches.pop(name, None)
-        if patch is None:
+        if name not in _patches:
             return None
-        if not _patches:
+        spec = cls._spec_by_later(name, path, target)
+        if spec is not None and spec.loader is not None:
+            _guarded(_call_after_import, spec.loader, cls._patch)
+        return spec
+
+    @classmethod
+    def _spec_by_later(cls, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        """Ask the finders behind this one; Python has asked those before it."""
+        finders = [*sys.meta_path]
+        later = finders[finders.index(cls) + 1 :] if cls in finders else finders
+        specs = (finder.find_spec(name, path, target) for finder in later if hasattr(finder, "find_spec"))
+        return next(filter(None, specs), None)
+
+    @classmethod
+    def _patch(cls, module: ModuleType) -> None:
+        """Patch a module that has been run, once; remove this finder after the last."""
+        patch = _patches.pop(module.__name__, None)
+        if not _patches and cls in sys.meta_path:
             sys.meta_path.remove(cls)
-        try:
-            return _patched_spec(name, patch)
-        except Exception as error:  # the other finders go on
-            _report(error)
-            return None
-
-
-def _patched_spec(name: str, patch: Callable[[ModuleType], None]) -> ModuleSpec | None:
-    """Return the other finders' spec of a module that is patched once it is imported."""
-    import importlib.util
-
-    spec = importlib.util.find_spec(name)
-    if spec is not None and spec.loader is not None:
-        _call_after_import(spec.loader, patch)
-    return spec
+        if patch is not None:
+            _guarded(patch, module)
 
 
 def _call_after_import(loader: Any, patch: Callable[[ModuleType], None]) -> None:
@@ -68,7 +73,7 @@ def _call_after_import(loader: Any, patch: Callable[[ModuleType], None]) -> None
     def exec_module(module: ModuleType) -> None:
         del loader.exec_module  # this function, which hides the method
         loader.exec_module(module)
-        _guarded(patch, module)
+        patch(module)
 
     loader.exec_module = exec_module
 

@@ -42,35 +42,48 @@ _OTHER_VERSION = "use a version of numapin for this Python and this torch"
 
 
 class _LoaderWatch:
-    """A finder that only patches: it makes the loaders of torch's modules call us when they have finished."""
+    """A finder that only patches: it makes the loaders of torch's modules call us when they have finished.
+
+    Programs also ask for a module's spec to see whether there is one, so it patches until the module has been run.
+    """
 
     todo: ClassVar[dict[str, Sequence[Callable[[ModuleType], None]]]] = {}
     """The functions to call with each module."""
 
     @classmethod
     def find_spec(cls, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the other finders' spec for torch's modules, and None for every other module."""
-        del path, target
+        """Return the later finders' spec for torch's modules, and None for every other module."""
         if name not in cls.todo:
             return None
-        import importlib.util
-
-        callbacks = cls.todo.pop(name)
-        if not cls.todo:
-            sys.meta_path.remove(cls)
-        spec = importlib.util.find_spec(name)
+        spec = cls._spec_by_later(name, path, target)
         if spec is not None and spec.loader is not None:
-            _call_after_import(spec.loader, callbacks)  # type: ignore[arg-type] # a method can be replaced
+            _call_after_import(spec.loader, cls.take)  # type: ignore[arg-type] # a method can be replaced
         return spec
 
+    @classmethod
+    def _spec_by_later(cls, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        """Ask the finders behind this one; Python has asked those before it."""
+        finders = [*sys.meta_path]
+        later = finders[finders.index(cls) + 1 :] if cls in finders else finders
+        specs = (finder.find_spec(name, path, target) for finder in later if hasattr(finder, "find_spec"))
+        return next(filter(None, specs), None)
 
-def _call_after_import(loader: _TorchLoader, callbacks: Sequence[Callable[[ModuleType], None]]) -> None:
-    """Call these once the loader has run its module. The module keeps its ordinary loader and spec."""
+    @classmethod
+    def take(cls, name: str) -> Sequence[Callable[[ModuleType], None]]:
+        """Return the functions to call with a module that has been run, once; remove this finder after the last."""
+        callbacks = cls.todo.pop(name, ())
+        if not cls.todo and cls in sys.meta_path:
+            sys.meta_path.remove(cls)
+        return callbacks
+
+
+def _call_after_import(loader: _TorchLoader, take: Callable[[str], Sequence[Callable[[ModuleType], None]]]) -> None:
+    """Call what `take` returns once the loader has run its module. The module keeps its ordinary loader and spec."""
 
     def exec_module(module: ModuleType) -> None:
         del loader.exec_module  # this function, which hides the method
         loader.exec_module(module)
-        for callback in callbacks:
+        for callback in take(module.__name__):
             callback(module)
 
     loader.exec_module = exec_module

@@ -22,7 +22,7 @@ from numapin.rank.handover import slice_text
 from tests.unit.planned import PLANNED
 
 CPUS: Final = sorted(os.sched_getaffinity(0))
-_HOOK: Final = Path(numapin.__file__).parent / "children" / "hook"
+HOOK: Final = Path(numapin.__file__).parent / "children" / "hook"
 _STAND_IN: Final = Path(__file__).resolve().parents[2] / "children" / "stand_in"
 _SAW: Final = (*LISTS, "LOCAL_RANK", "RANK_OF_ANOTHER_LAUNCHER")
 _BEGIN: Final = """
@@ -63,7 +63,7 @@ def run(folder: Path, text: str, *, memory: Memory = Memory.NONE, strict: bool =
     given = {
         **os.environ,
         "NUMAPIN_CHILDREN": table(records, memory=memory, strict=strict).render(),
-        "PYTHONPATH": f"{_HOOK}:{_STAND_IN}",
+        "PYTHONPATH": f"{HOOK}:{_STAND_IN}",
         "PYTHONUNBUFFERED": "1",
         **environ,
     }
