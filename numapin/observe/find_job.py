@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping  # noqa: TC003 - the type of a field that is read
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -117,9 +118,7 @@ def read_run(folder: Path) -> RunningJob:
     """
     plan, records, owner = _read_files(folder)
     if not run_folder.is_live(str(folder)):
-        raise UsageError(
-            f"run {folder.name} has ended", f"its files are in {folder}; check the active run with: numapin verify"
-        )
+        raise _ended(folder)
     _require_planned(records, plan)
     latest = _latest(records.values())
     return RunningJob(
@@ -146,19 +145,39 @@ def _age(record: _Record) -> tuple[bool, int, int]:
 
 
 def _read_files(folder: Path) -> tuple[Plan, dict[str, _Record], int]:
-    """Read the plan of a run, the ranks' records by their paths, and whose folder it is; all from one opened folder."""
-    named = str(folder / handover.PLAN)
+    """Read the plan of a run, the ranks' records by their paths, and whose folder it is; all from one opened folder.
+
+    A record that is removed meanwhile is left out: its process has written another one, or the run is ending.
+    """
+    named, records = str(folder / handover.PLAN), dict[str, str]()
     try:
         with opened(str(folder)) as descriptor:
             plan = Plan.from_json(handover.read_at(descriptor, handover.PLAN), source=named)
-            names = handover.record_names(descriptor)
-            records = {(named := str(folder / name)): handover.read_at(descriptor, name) for name in names}
             owner = os.fstat(descriptor).st_uid
+            for name in handover.record_names(descriptor):
+                named = str(folder / name)
+                with suppress(FileNotFoundError):
+                    records[named] = handover.read_at(descriptor, name)
     except FileNotFoundError:
-        raise UsageError(f"{folder} is not an active run: {named} does not exist", _NAME_PROCESSES) from None
+        raise _without_plan(folder) from None
     except OSError as error:
         raise MachineError(f"{named} cannot be read: {error.strerror}", "run this as the job's user") from None
     return plan, {path: _Record.read(path, text) for path, text in records.items()}, owner
+
+
+def _without_plan(folder: Path) -> UsageError:
+    """Return the error for a folder that has no plan, or that is gone."""
+    if not folder.exists():
+        return _ended(folder)
+    if run_folder.is_live(str(folder)):
+        return UsageError(f"run {folder.name} is starting or ending: it has no plan", "see: numapin top")
+    return UsageError(f"{folder} is not an active run: {folder / handover.PLAN} does not exist", _NAME_PROCESSES)
+
+
+def _ended(folder: Path) -> UsageError:
+    """Return the error for a run that has ended; the folder of a run that succeeded is removed."""
+    where = f"its files are in {folder}; check" if folder.exists() else "its folder was removed; check"
+    return UsageError(f"run {folder.name} has ended", f"{where} the active run with: numapin verify")
 
 
 def _require_planned(records: Mapping[str, _Record], plan: Plan) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -150,6 +151,50 @@ def test_no_run(environ: dict[str, str], tmp_path: Path) -> None:
         assert "numapin verify" in caught.value.hint
     with pytest.raises(UsageError, match="no numapin run of this user is active"):
         find_job.find_run(None, {"NUMAPIN_RUN_DIR": __file__})
+
+
+@pytest.mark.parametrize("moment", ["record_names", "read_at", "is_live"])
+def test_a_run_that_ends_while_it_is_read(
+    environ: dict[str, str], moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is gone already, the error is that the run has ended, and does not name a folder that was removed."""
+    with _run(environ) as folder:
+        _record(folder, 0, 100)
+        module: Any = run_folder if moment == "is_live" else handover
+        theirs = getattr(module, moment)
+
+        def ending(*given: Any) -> Any:
+            monkeypatch.setattr(module, moment, theirs)
+            shutil.rmtree(folder)
+            return theirs(*given)
+
+        monkeypatch.setattr(module, moment, ending)
+        with pytest.raises(UsageError) as caught:
+            find_job.read_run(Path(folder))
+    assert caught.value.message == f"run {Path(folder).name} has ended"
+    assert folder not in caught.value.hint
+
+
+def test_a_record_that_is_replaced_while_it_is_read(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process below `exec --children` may replace its record; the run is active, and its other ranks are found."""
+    theirs = handover.record_names
+
+    def replaced(descriptor: int) -> list[str]:
+        names = theirs(descriptor)
+        os.unlink("observed-0-0.json", dir_fd=descriptor)
+        return names
+
+    monkeypatch.setattr(handover, "record_names", replaced)
+    with _run(environ) as folder:
+        _record(folder, 0, 100)
+        _record(folder, 1, 101)
+        assert find_job.read_run(Path(folder)).pids == {1: 101}
+
+
+def test_an_active_run_without_a_plan(environ: dict[str, str]) -> None:
+    """Its launcher is about to write the plan, or to remove the folder."""
+    with run_folder.run_directory(environ) as folder, pytest.raises(UsageError, match="is starting or ending"):
+        find_job.read_run(Path(folder))
 
 
 @pytest.mark.parametrize(
