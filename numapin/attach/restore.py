@@ -17,7 +17,7 @@ from numapin.attach import record
 from numapin.attach.changes import Restored, RestoredProcess
 from numapin.attach.processes import examine, is_ours, read_family
 from numapin.base.plural import counted
-from numapin.errors import UsageError
+from numapin.errors import NumapinError, UsageError
 from numapin.system import affinity, proc
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def restore(pids: Collection[int] | None, environ: Mapping[str, str], *, other_u
 
 def _restore(pids: Collection[int] | None, environ: Mapping[str, str], *, other_users: bool, dry_run: bool) -> Restored:
     records, warnings = _chosen(pids, environ)
-    alive, ended = _parted(records)
+    alive, ended = _parted(records, other_users=other_users)
     if not dry_run:
         _remove(ended)
     warnings += tuple(f"process {each.pid} ({each.name}) has ended" for _, each in ended)
@@ -54,8 +54,6 @@ def _restore(pids: Collection[int] | None, environ: Mapping[str, str], *, other_
         what = "" if pids is None else f" for process {', '.join(map(str, pids))}"
         searched = () if ended else (f"searched {record.searched_places(environ)}",)
         raise UsageError("; ".join((f"nothing to restore{what}", *warnings, *searched)), _RECORDED)
-    for _, each in alive:
-        examine(each.pid, other_users=other_users)
     processes = tuple(_restored(each, other_users=other_users, dry_run=dry_run) for each in alive)
     return Restored(dry_run=dry_run, warnings=warnings, processes=processes)
 
@@ -69,14 +67,24 @@ def _restored(found: _Record, *, other_users: bool, dry_run: bool) -> RestoredPr
     return done
 
 
-def _parted(records: list[_Record]) -> tuple[list[_Record], list[_Record]]:
-    """Return the records of processes that run, and of those that have ended."""
+def _parted(records: list[_Record], *, other_users: bool) -> tuple[list[_Record], list[_Record]]:
+    """Return the records of processes that run, and of those that have ended. Raises as `examine`."""
     alive: list[_Record] = []
     ended: list[_Record] = []
     for each in records:
-        found = alive if proc.is_running(each[1].pid, each[1].start) else ended
+        found = alive if _may_be_restored(each[1], other_users=other_users) else ended
         found.append(each)
     return alive, ended
+
+
+def _may_be_restored(attachment: Attachment, *, other_users: bool) -> bool:
+    """Return whether a process still runs. Raises as `examine` for one that runs and must not be touched."""
+    try:
+        examine(attachment.pid, other_users=other_users)
+    except NumapinError:
+        if proc.is_running(attachment.pid, attachment.start):
+            raise
+    return proc.is_running(attachment.pid, attachment.start)
 
 
 def _remove(records: list[_Record]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from numapin.attach import restore as restoring
 from numapin.attach.bind import How
 from numapin.attach.perform import Attach
 from numapin.attach.processes import examine
@@ -26,6 +27,8 @@ from tests.unit.planned import PLANNED
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from numapin.attach.processes import Subject
 
 ALL = CpuSet(os.sched_getaffinity(0))
 FIRST, LAST = CpuSet({min(ALL)}), CpuSet({max(ALL)})
@@ -72,6 +75,11 @@ def _start_thread(process: subprocess.Popen[str]) -> None:
     process.stdout.readline()
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
 def _attach(pid: int, environ: dict[str, str], cpus: CpuSet = LAST) -> None:
     target = Target(subject=examine(pid, other_users=False), plan=replace(PLANNED, cpus=cpus), gpu_source="")
     how = How(children=True, widen=False, other_users=False, dry_run=False)
@@ -91,6 +99,33 @@ def test_threads_that_were_not_changed(pid: int, tmp_path: Path) -> None:
     (done,) = restore([pid], environ, other_users=False, dry_run=False).processes
     assert [cpus_of(each) for each in (main, pinned, moved, other)] == [ALL, FIRST, FIRST, ALL]
     assert (done.threads, done.left, done.started_since, done.shortfalls) == (2, 1, 0, ())
+
+
+@needs_two_cpus
+@pytest.mark.parametrize("when", ["before it is examined", "after it was examined"])
+def test_a_process_that_ends_meanwhile(
+    when: str, process: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are restored, and the report names it."""
+    environ = {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(["sleep", "600"]) as other:
+        _attach(other.pid, environ)
+        _attach(process.pid, environ)
+
+        def ending(pid: int, *, other_users: bool) -> Subject:
+            if pid == other.pid and when.startswith("before"):
+                _end(other)
+            subject = examine(pid, other_users=other_users)
+            if pid == other.pid:
+                _end(other)
+            return subject
+
+        monkeypatch.setattr(restoring, "examine", ending)
+        done = restore(None, environ, other_users=False, dry_run=False)
+    assert {cpus_of(each) for each in threads_of(process.pid)} == {ALL}
+    assert [each.pid for each in done.processes] == [process.pid]
+    assert done.warnings == (f"process {other.pid} (sleep) has ended",)
+    assert not [*tmp_path.glob("numapin-*/attached-*.json")]
 
 
 @needs_two_cpus
