@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from numapin.attach.cpuset import in_whole_cpuset, shortfalls_of
 from numapin.attach.gpus import KnownGpu, gpu_of, local_rank, local_size, visible_gpus
 from numapin.attach.processes import Family, Subject, examine, of_another_user, read_family, why_untouchable
-from numapin.errors import MachineError, UsageError
+from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.launcher import run_folder
 from numapin.observe.find_job import find_run
 from numapin.plan.make import plan_and_rank_warnings
 from numapin.plan.request import Bind
-from numapin.system.proc import environment_of, has_open, pid_namespace
+from numapin.system.proc import environment_of, has_open, is_running, pid_namespace
 from numapin.topology.discover import discover
 from numapin.topology.sources.nvml import read_processes
 from numapin.topology.sources.vendors.table import hiding_variables
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _FIRST_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
 _GPU_FILES: Final = "/dev/nvidia"
+_START: Final = "start each rank with LOCAL_RANK set, or with: numapin exec -- COMMAND"
 _SHARED_MODES: Final = (Bind.NODE, Bind.SOCKET)
 
 
@@ -100,8 +101,8 @@ def aim_at_processes(pids: Sequence[int], wish: Wish, environ: Mapping[str, str]
 def aim_at_run(named: str, wish: Wish, environ: Mapping[str, str]) -> Aim:
     """Return the ranks of a run, with its plan, or with another one if options were given. Raises as the other."""
     job = find_run_to_change(named, environ, other_users=wish.other_users)
-    gone = tuple(f"rank {rank} of {job.name} has ended" for rank in sorted(job.gone))
-    subjects = {rank: _subject(job, rank, pid, wish) for rank, pid in _alive(job)}
+    subjects = _subjects(job, wish)
+    gone = tuple(f"rank {rank} of {job.name} has ended" for rank in sorted(job.pids.keys() - subjects.keys()))
     if wish.is_default:
         return Aim(_with_own_plans(job, subjects), gone, job.bound)
     _require_one_gpu_each(job, subjects)
@@ -135,13 +136,20 @@ def _machine(wish: Wish, environ: Mapping[str, str]) -> Topology:
 # --- which processes -------------------------------------------------------------------------------------------------
 
 
-def _alive(job: RunningJob) -> list[tuple[int, int]]:
-    """Return the ranks of a run that have not ended, in order, each with its process id."""
-    alive = sorted((rank, pid) for rank, pid in job.pids.items() if rank not in job.gone)
-    if not alive:
+def _subjects(job: RunningJob, wish: Wish) -> dict[int, Subject]:
+    """Return the process of each rank that has not ended, in order. Raises UsageError if all have, and as `examine`."""
+    found: dict[int, Subject] = {}
+    for rank, pid in sorted(job.pids.items()):
+        try:
+            if rank not in job.gone:
+                found[rank] = _subject(job, rank, pid, wish)
+        except NumapinError:
+            if is_running(pid, job.starts.get(rank)):
+                raise
+    if not found:
         problem = "all of its ranks have ended" if job.pids else "no rank has started yet"
         raise UsageError(f"{job.name}: {problem}", "see: numapin top")
-    return alive
+    return found
 
 
 def _subject(job: RunningJob, rank: int, pid: int, wish: Wish) -> Subject:
@@ -314,10 +322,15 @@ def _require_gpus(owners: Sequence[_Owner], topology: Topology) -> None:
         is_cpu_rank = not topology.has_usable_gpu and local_rank(owner.environ) is not None
         if owner.gpu.gpu is None and not is_cpu_rank:
             pid = owner.subject.pid
-            raise UsageError(
-                f"the GPU of process {pid} ({owner.subject.name}) is unknown: {owner.gpu.source}",
-                f"name it: numapin attach --pid {pid} --gpu N (numapin topo lists them)",
-            )
+            problem = f"the GPU of process {pid} ({owner.subject.name}) is unknown: {owner.gpu.source}"
+            raise UsageError(problem, _how_to_choose(pid, topology))
+
+
+def _how_to_choose(pid: int, topology: Topology) -> str:
+    """Return what the user can do if a process's GPU is unknown; --gpu names one that the host has."""
+    if topology.has_usable_gpu:
+        return f"name it: numapin attach --pid {pid} --gpu N (numapin topo lists them), or {_START}"
+    return f"without a GPU only ranks are bound: {_START}"
 
 
 def _run_notes(owners: Sequence[_Owner], wish: Wish) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from numapin.topology.model import Allowed, Core, Gpu, Node, NodeKind, NodeSourc
 UUIDS = tuple(f"GPU-{digit * 8}-0000-1111-2222-333333333333" for digit in "abcd")
 
 
-def _machine(num_gpus: int = 4) -> Topology:
+def machine(num_gpus: int = 4) -> Topology:
     """Make a machine with two nodes, and half of the GPUs on each."""
     nodes = tuple(
         Node(
@@ -63,14 +63,14 @@ def _machine(num_gpus: int = 4) -> Topology:
 )
 def test_gpu(environ: dict[str, str], computing: tuple[int, ...], index: int | None, source: str) -> None:
     """The driver's word comes first, then LOCAL_RANK among the visible GPUs, then the only visible one."""
-    gpu, told = gpu_of(_machine(), environ, [UUIDS[i] for i in computing])
+    gpu, told = gpu_of(machine(), environ, [UUIDS[i] for i in computing])
     assert (None if gpu is None else gpu.index) == index
     assert source in told
 
 
 def test_host_without_gpus() -> None:
     """Without a GPU on the host that is the reason."""
-    assert gpu_of(_machine(0), {"LOCAL_RANK": "0"}, ()) == (None, "this host has no GPU")
+    assert gpu_of(machine(0), {"LOCAL_RANK": "0"}, ()) == (None, "this host has no GPU")
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "1 ", "99999", "\x1b[31m"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin.attach import targets
-from numapin.attach.targets import Wish, aim_at_run
+from numapin.attach.targets import Wish, aim_at_processes, aim_at_run
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError, UsageError
 from numapin.launcher import run_folder
@@ -20,6 +21,7 @@ from numapin.plan.request import Bind, Request
 from numapin.rank import handover
 from numapin.system import proc
 from tests.needs import needs_root
+from tests.unit.attach.test_gpus import machine
 from tests.unit.planned import PLANNED
 
 if TYPE_CHECKING:
@@ -107,3 +109,34 @@ def test_another_plan_for_a_process_with_several_gpus(monkeypatch: pytest.Monkey
     with pytest.raises(UsageError, match=r"uses GPU 1, GPU 2, and a new plan has one GPU each") as caught:
         aim_at_run("run-x", replace(WISH, is_default=False), {})
     assert "numapin attach --job run-x" in caught.value.hint
+
+
+def test_a_rank_that_ends_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ranks are taken, and a warning names it; if there is no other, the error says so."""
+    with subprocess.Popen(["sleep", "600"]) as other:
+        start = _start(other.pid)
+        other.kill()
+    job = replace(_job(()), pids={0: PARENT, 1: other.pid}, starts={0: _start(PARENT), 1: start})
+    monkeypatch.setattr(targets, "find_run", lambda *_: job)
+    aim = aim_at_run("run-x", WISH, {})
+    assert [target.subject.pid for target in aim.targets] == [PARENT]
+    assert aim.warnings == ("rank 1 of run-x has ended",)
+    job = replace(job, pids={1: other.pid})
+    with pytest.raises(UsageError, match="run-x: all of its ranks have ended"):
+        aim_at_run("run-x", WISH, {})
+
+
+@pytest.mark.parametrize("num_gpus", [0, 2])
+def test_a_process_whose_gpu_is_unknown(num_gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hint names --gpu only where there are GPUs, and how ranks are to be started; a rank needs no GPU then."""
+    monkeypatch.setattr(targets, "_machine", lambda *_: machine(num_gpus))
+    echo = "echo there; exec sleep 600"
+    with subprocess.Popen(["sh", "-c", echo], env={"PATH": os.environ["PATH"]}, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        process.stdout.readline()  # /proc shows an environment a little after exec
+        with pytest.raises(UsageError, match=rf"the GPU of process {process.pid} \(.+\) is unknown") as caught:
+            aim_at_processes([process.pid], WISH, {})
+        process.kill()
+    assert (f"numapin attach --pid {process.pid} --gpu N" in caught.value.hint) == bool(num_gpus)
+    assert "LOCAL_RANK" in caught.value.hint
+    assert "numapin exec -- COMMAND" in caught.value.hint
