@@ -26,6 +26,7 @@ from _thread import RLock, get_native_id
 from numapin.base.cpu_set import CpuSet
 from numapin.children import records
 from numapin.children.devices import UnknownDevice, device_of, known_device, num_visible
+from numapin.children.nic_env import replace_nics
 from numapin.children.reporting import matches, note_other, record, report, report_unknown
 from numapin.children.table import LISTS, ChildTable
 from numapin.rank import bind
@@ -88,8 +89,6 @@ class _Process:
 
 _SEVERAL: Final = "several_gpus"
 """In NUMAPIN_BINDING: the process uses other GPUs, too, so a child that names one does not have it yet."""
-_NIC_NAMES: Final = "NUMAPIN_NIC_ENV"
-"""The names of the variables of --nic-env, joined by colons; see `plan/nics.py`."""
 _AT_START: Final = "at its start"
 """The end of the text that says how a GPU became known, if Python is just starting; as in `hook/sitecustomize.py`."""
 _own: Final = _Process()
@@ -343,12 +342,10 @@ def _restore_own_cpus(plan: ChildTable, child: int, start: int) -> None:
 
 def _set_environment(own: RankSlice, taken: TakenGpus) -> None:
     """Let this program, and what it starts, find its slice and its number of threads."""
+    replace_nics(own.nic_variables, os.environ)
     os.environ[BINDING] = _binding(own, taken)
     if "torch" not in sys.modules:  # later it would change only what the process starts
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, own.num_threads)))
-    for name in os.environ.pop(_NIC_NAMES, "").split(":"):  # of the GPU that this process, or its parent, had before
-        os.environ.pop(name, None)
-    os.environ.update(own.nic_variables)
 
 
 def _keep_rank_from_children() -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numapin
 from numapin.base.cpu_set import CpuSet
 from numapin.children.table import LISTS, ChildTable, DeviceEntry
-from numapin.plan.request import Memory
+from numapin.plan.request import Memory, NicLibrary
 from numapin.rank.handover import slice_text
 from tests.unit.planned import PLANNED
 
@@ -43,26 +43,37 @@ class Ran:
     records: list[dict[str, Any]]
 
 
-def table(run: Path, *, memory: Memory = Memory.NONE, strict: bool = False) -> ChildTable:
-    """Return the plan: GPU n has the n-th CPU, and node 0. The command had none of the variables."""
-    devices = [_entry(number, memory) for number in range(2)]
+def table(
+    run: Path, *, memory: Memory = Memory.NONE, strict: bool = False, nic_env: tuple[NicLibrary, ...] = ()
+) -> ChildTable:
+    """Return the plan: GPU n has the n-th CPU, node 0 and NIC mlx5_n. The command had none of the variables."""
+    devices = [_entry(number, memory, nic_env) for number in range(2)]
     saw = dict.fromkeys(_SAW)
     return ChildTable(devices=devices, run=str(run), match=None, strict=strict, verbose=False, saw=saw)
 
 
-def _entry(number: int, memory: Memory) -> DeviceEntry:
+def _entry(number: int, memory: Memory, nic_env: tuple[NicLibrary, ...]) -> DeviceEntry:
     cpus, nodes = CpuSet({CPUS[number % len(CPUS)]}), CpuSet() if memory is Memory.NONE else CpuSet({0})
     rank = replace(PLANNED, local_rank=number, cpus=cpus, node=0, nodes=nodes, memory=memory)
+    rank = replace(rank, nics=(f"mlx5_{number}",), nics_reason="", nic_env=nic_env)
     return DeviceEntry(number=number, bare=number, index=number, uuid=None, pci=None, mig=(), slice=slice_text(rank))
 
 
-def run(folder: Path, text: str, *, memory: Memory = Memory.NONE, strict: bool = False, **environ: str) -> Ran:
+def run(
+    folder: Path,
+    text: str,
+    *,
+    memory: Memory = Memory.NONE,
+    strict: bool = False,
+    nic_env: tuple[NicLibrary, ...] = (),
+    **environ: str,
+) -> Ran:
     """Run a program, which may call `cpus`, and start HELPER."""
     records = folder / "run"
     records.mkdir(mode=0o700)
     given = {
         **os.environ,
-        "NUMAPIN_CHILDREN": table(records, memory=memory, strict=strict).render(),
+        "NUMAPIN_CHILDREN": table(records, memory=memory, strict=strict, nic_env=nic_env).render(),
         "PYTHONPATH": f"{HOOK}:{_STAND_IN}",
         "PYTHONUNBUFFERED": "1",
         **environ,
