@@ -358,8 +358,8 @@ def _keep_rank_from_children() -> None:
         return
     ranks = {name: os.environ.get(name) for name in plan.saw if name not in LISTS}
     if any(plan.saw[name] != value for name, value in ranks.items()):
-        plan.saw.update(ranks)
-        os.environ[CHILDREN] = plan.render()
+        _own.table = plan.with_saw(ranks)
+        os.environ[CHILDREN] = _own.table.render()
 
 
 def _binding(own: RankSlice, taken: TakenGpus) -> str:

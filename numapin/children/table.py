@@ -74,6 +74,17 @@ class ChildTable:
         self.devices, self.run, self.match = tuple(devices), run, match
         self.strict, self.verbose, self.saw = strict, verbose, dict(saw)
 
+    def with_saw(self, saw: Mapping[str, str | None]) -> ChildTable:
+        """Return the same plan for processes that find these values in their environment if no GPU is theirs."""
+        return ChildTable(
+            devices=self.devices,
+            run=self.run,
+            match=self.match,
+            strict=self.strict,
+            verbose=self.verbose,
+            saw={**self.saw, **saw},
+        )
+
     def render(self) -> str:
         """Return the text of the variable. A value with a line break is written as if the variable were unset."""
         first = f"{_FIRST} strict" if self.strict else _FIRST

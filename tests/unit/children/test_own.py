@@ -29,6 +29,19 @@ subprocess.run(HELPER, env={**os.environ, "LOCAL_RANK": "2"})
     assert ran.lines == [f"[{CPUS[number]}]" for number in (int(rank), 1, of_helper, 0)], ran.err
 
 
+def test_a_plan_that_others_hold_stays_as_it_is(tmp_path: Path) -> None:
+    """What children must know of a wrong rank is in a new plan, which this process and its forks use from then on."""
+    text = """
+from numapin.children import own
+held = own.table()
+saw = dict(held.saw)
+torch.cuda.set_device(1)
+print(held.saw == saw, saw["LOCAL_RANK"], own.table().saw["LOCAL_RANK"], own.table().render() in os.environ.values())
+"""
+    ran = run(tmp_path, text, LOCAL_RANK="0")
+    assert ran.lines == ["True None 0 True"], ran.err
+
+
 @pytest.mark.parametrize(
     ("memory", "strict", "status", "is_told"),
     [
