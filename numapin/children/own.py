@@ -7,8 +7,8 @@ line on stderr if memory was allocated before.
 Rules:
 
 - What the environment says is a first guess: the first set_device replaces it, also for what the process starts later.
-- A process that takes a second GPU is widened to the CPUs of both; if their nodes differ, its memory becomes local to
-  the CPU that asks for it.
+- A process that takes a second GPU is widened to the CPUs of both; if their nodes differ, the memory of the thread that
+  takes it becomes local to its CPU. Other threads keep their policy, because Linux lets no thread set another's.
 - Children that have no GPU of their own follow the process: those that come later inherit its binding, and those that
   are there already (a forkserver, workers) are bound to its CPUs.
 - A child that has a record of its own, and what is below it, is never touched.
@@ -257,12 +257,12 @@ def _add(taken: TakenGpus, entry: DeviceEntry) -> None:
 def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     """Bind all threads as the slices say, and the processes that follow; record the result."""
     first = next(iter(taken.slices.values()))
-    wanted, several = _wanted(taken)
+    wanted = _wanted(taken)
     taken.had.add(frozenset(os.sched_getaffinity(0)))  # the process that it follows may have been bound meanwhile
     taken.applied = _applied(taken, wanted)
     threads = whole_process.bind_threads(taken.pid, wanted.cpus, before=taken.had)
     taken.had.add(frozenset(os.sched_getaffinity(0)))
-    shortfalls = (*several, *taken.applied.shortfalls, *threads.refusals)
+    shortfalls = (*_of_several_nodes(taken, taken.applied), *taken.applied.shortfalls, *threads.refusals)
     taken.surprises = [text for text in shortfalls if text not in first.json]
     _set_environment(first, taken)
     if not taken.is_guess:
@@ -280,20 +280,29 @@ def _applied(taken: TakenGpus, wanted: Bindable) -> Applied:
     return bind.of_main_thread(applied, whole_process.main_policy(taken.pid))
 
 
-def _wanted(taken: TakenGpus) -> tuple[Bindable, tuple[str, ...]]:
-    """Return the binding for all GPUs of this process, and a message if they are on several nodes."""
+def _wanted(taken: TakenGpus) -> Bindable:
+    """Return the binding for all GPUs of this process."""
     slices = list(taken.slices.values())
-    if len(slices) == 1:
-        return slices[0], ()
-    wanted = _Widened(slices)
+    return slices[0] if len(slices) == 1 else _Widened(slices)
+
+
+def _of_several_nodes(taken: TakenGpus, applied: Applied) -> tuple[str, ...]:
+    """Return a message if the GPUs of this process are on several nodes."""
+    slices = taken.slices.values()
     if len({own.node for own in slices}) == 1:
-        return wanted, ()
+        return ()
     gpus = ", ".join(taken.names.values())
-    why = (
-        f"process {taken.pid} uses GPUs of several nodes ({gpus}): it may run on the CPUs of all these nodes, "
-        f"{CpuSet(wanted.cpus)}, and its memory policy is local; start one process per GPU"
-    )
-    return wanted, (why,)
+    cpus = CpuSet().union(*(own.cpus for own in slices))
+    where = f"it may run on the CPUs of all these nodes, {cpus}, and {_policy_of_several(applied)}"
+    return (f"process {taken.pid} uses GPUs of several nodes ({gpus}): {where}; start one process per GPU",)
+
+
+def _policy_of_several(applied: Applied) -> str:
+    """Return the words for the policy of the main thread: another thread that takes a GPU cannot change it."""
+    if applied.memory in ("local", "none"):  # without a policy, memory is local, too
+        return "its memory policy is local"
+    kept = f"{applied.memory or 'unknown'} {CpuSet(applied.nodes)}".rstrip()
+    return f"the memory policy of its main thread stays {kept}, which no other thread can change"
 
 
 class _Widened:

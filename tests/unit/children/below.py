@@ -43,18 +43,27 @@ class Ran:
     records: list[dict[str, Any]]
 
 
-def table(
-    run: Path, *, memory: Memory = Memory.NONE, strict: bool = False, nic_env: tuple[NicLibrary, ...] = ()
-) -> ChildTable:
-    """Return the plan: GPU n has the n-th CPU, node 0 and NIC mlx5_n. The command had none of the variables."""
-    devices = [_entry(number, memory, nic_env) for number in range(2)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """The nodes of the two GPUs, and the libraries of --nic-env."""
+
+    nodes: tuple[int, int] = (0, 0)
+    nic_env: tuple[NicLibrary, ...] = ()
+
+
+GPUS: Final = Gpus()
+
+
+def table(run: Path, *, memory: Memory = Memory.NONE, strict: bool = False, gpus: Gpus = GPUS) -> ChildTable:
+    """Return the plan: GPU n has the n-th CPU and node, and NIC mlx5_n. The command had none of the variables."""
+    devices = [_entry(number, node, memory, gpus.nic_env) for number, node in enumerate(gpus.nodes)]
     saw = dict.fromkeys(_SAW)
     return ChildTable(devices=devices, run=str(run), match=None, strict=strict, verbose=False, saw=saw)
 
 
-def _entry(number: int, memory: Memory, nic_env: tuple[NicLibrary, ...]) -> DeviceEntry:
-    cpus, nodes = CpuSet({CPUS[number % len(CPUS)]}), CpuSet() if memory is Memory.NONE else CpuSet({0})
-    rank = replace(PLANNED, local_rank=number, cpus=cpus, node=0, nodes=nodes, memory=memory)
+def _entry(number: int, node: int, memory: Memory, nic_env: tuple[NicLibrary, ...]) -> DeviceEntry:
+    cpus, nodes = CpuSet({CPUS[number % len(CPUS)]}), CpuSet() if memory is Memory.NONE else CpuSet({node})
+    rank = replace(PLANNED, local_rank=number, cpus=cpus, node=node, nodes=nodes, memory=memory)
     rank = replace(rank, nics=(f"mlx5_{number}",), nics_reason="", nic_env=nic_env)
     return DeviceEntry(number=number, bare=number, index=number, uuid=None, pci=None, mig=(), slice=slice_text(rank))
 
@@ -65,7 +74,7 @@ def run(
     *,
     memory: Memory = Memory.NONE,
     strict: bool = False,
-    nic_env: tuple[NicLibrary, ...] = (),
+    gpus: Gpus = GPUS,
     **environ: str,
 ) -> Ran:
     """Run a program, which may call `cpus`, and start HELPER."""
@@ -73,7 +82,7 @@ def run(
     records.mkdir(mode=0o700)
     given = {
         **os.environ,
-        "NUMAPIN_CHILDREN": table(records, memory=memory, strict=strict, nic_env=nic_env).render(),
+        "NUMAPIN_CHILDREN": table(records, memory=memory, strict=strict, gpus=gpus).render(),
         "PYTHONPATH": f"{HOOK}:{_STAND_IN}",
         "PYTHONUNBUFFERED": "1",
         **environ,

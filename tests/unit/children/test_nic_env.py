@@ -13,7 +13,7 @@ from numapin.children.nic_env import replace_nics
 from numapin.plan import nics
 from numapin.plan.request import NicLibrary
 from numapin.rank.become import BINDING
-from tests.unit.children.below import run
+from tests.unit.children.below import Gpus, run
 from tests.unit.planned import PLANNED
 
 if TYPE_CHECKING:
@@ -82,5 +82,5 @@ show()
 torch.cuda.set_device(1)
 show()
 """
-    ran = run(tmp_path, text, nic_env=(NicLibrary.UCX,), LOCAL_RANK="0")
+    ran = run(tmp_path, text, gpus=Gpus(nic_env=(NicLibrary.UCX,)), LOCAL_RANK="0")
     assert ran.lines == ["mlx5_0:1 UCX_NET_DEVICES", value], ran.err

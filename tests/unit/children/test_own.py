@@ -8,7 +8,7 @@ import pytest
 
 from numapin.plan.request import Memory
 from tests.needs import needs_two_cpus
-from tests.unit.children.below import CPUS, run
+from tests.unit.children.below import CPUS, Gpus, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,6 +66,31 @@ thread.join()
     assert (record["applied"]["memory"], record["applied"]["nodes"]) == ("none", "")
     assert ("memory policy 'bind' holds only for the thread" in ran.err) == bool(record["surprises"]) == is_told
     assert "memory none;" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("call", "memory", "told"),
+    [
+        ("torch.cuda.set_device(1)", ("local", ""), "its memory policy is local;"),
+        (
+            "thread = threading.Thread(target=torch.cuda.set_device, args=(1,)); thread.start(); thread.join()",
+            ("bind", "0"),
+            "the memory policy of its main thread stays bind 0, which no other thread can change;",
+        ),
+    ],
+    ids=["main thread", "another thread"],
+)
+def test_a_second_gpu_on_another_node(call: str, memory: tuple[str, str], told: str, tmp_path: Path) -> None:
+    """The calling thread's policy becomes local; if that is not the main thread, the message says what that one has."""
+    text = f"""
+import threading
+torch.cuda.set_device(0)
+{call}
+"""
+    ran = run(tmp_path, text, memory=Memory.BIND, gpus=Gpus(nodes=(0, 1)))
+    (record,) = ran.records
+    assert (record["applied"]["memory"], record["applied"]["nodes"]) == memory, ran.err
+    assert ("uses GPUs of several nodes (GPU 0, GPU 1)" in ran.err, told in ran.err) == (True, True), ran.err
 
 
 def test_the_policy_of_the_main_thread(tmp_path: Path) -> None:
