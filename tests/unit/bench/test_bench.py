@@ -400,7 +400,10 @@ class TestData:
     """The dataset that peers read."""
 
     def test_an_intact_batch(self, name: str) -> None:
-        """A batch of the dataset passes the check and has the case's size, or, padded, nearly; samples repeat."""
+        """A batch of the dataset passes the check and has the case's size (a padded one at least 90 % of it).
+
+        The samples repeat after 512.
+        """
         case = replace(CASES[name], batch_size=3)
         batch = Fetch(InMemory(case, 0))([5, 510, 515])
         require_intact(batch, case)
