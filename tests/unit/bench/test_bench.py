@@ -26,7 +26,7 @@ from numapin.bench.measure.loader_peers import BUILDERS, Setup
 from numapin.bench.model import Benchmark, BenchReport, Case, Comparison, Peer, Run, combine, summarize
 from numapin.system import memory
 from numapin.view.bench_layouts import LOADER
-from numapin.view.bench_table import bench_table
+from numapin.view.bench_table import Column, bench_table, head
 from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
@@ -543,6 +543,20 @@ class TestTable:
         assert lines[3].split() == ["a", "a", "case"]
         assert lines[4].split() == ["peer", "batches/s", "x", "torch"]
         assert lines[6].split() == ["ours", "30.0", "[20.0,", "160.0]", "3.00", "[1.00,", "4.00]"]
+
+    def test_the_legend_explains_the_columns_that_are_there(self) -> None:
+        """A column that no peer has is not in the legend; one that only a later case has is."""
+        shown = report(runs("ours", 30))
+        columns = (
+            Column(figure="rate", heading="rate", meaning="per second"),
+            Column(figure="share", heading="of peak", meaning="share of the peak"),
+        )
+        layout = replace(LOADER, columns=columns, legend="median")
+        assert [str(line) for line in head(shown, layout)][1] == "median; rate: per second"
+        (case,) = summarize(OURS_AND_TORCH, [Run(case="a", peer="ours", repeat=0, figures={"share": 0.5})])
+        shown = replace(shown, cases=(*shown.cases, case))
+        expected = "median; rate: per second; of peak: share of the peak"
+        assert [str(line) for line in head(shown, layout)][1] == expected
 
     def test_one_repeat_has_no_spread(self) -> None:
         """With one repeat there is only the value."""
