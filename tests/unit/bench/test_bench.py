@@ -24,6 +24,7 @@ from numapin.bench.measure.loader import _warm_up, _window
 from numapin.bench.measure.loader_data import Fetch, InMemory, num_bytes, require_intact, tensors
 from numapin.bench.measure.loader_peers import BUILDERS, Setup
 from numapin.bench.model import Benchmark, BenchReport, Case, Comparison, Peer, Run, combine, summarize
+from numapin.bench.verdict import verdict_of
 from numapin.system import memory
 from numapin.view.bench_layouts import LOADER
 from numapin.view.bench_table import Column, bench_table, head
@@ -370,6 +371,26 @@ class TestCases:
         found_names = {peer.name for peer in case.peers}
         assert {"torch", "torchdata", "spdl", "numapin-device"} <= found_names
         assert found_names.isdisjoint({*own, SAMPLES, "threads", "spdl-process"})
+
+    @pytest.mark.parametrize(
+        ("own", "text"),
+        [
+            ({"numapin-device": 3.0, "numapin-buffer": 9.0}, "numapin-device {}: yes, batches are 3.0x faster"),
+            ({"numapin-buffer": 9.0}, "numapin-buffer {}: yes, batches are 9.0x faster"),
+        ],
+    )
+    def test_the_verdict_is_about_a_fixed_loader(self, own: dict[str, float], text: str) -> None:
+        """It is about numapin-device, even if a faster one of numapin's loaders ran, too; else about that one."""
+        rates = {"torch": 1.0, **own}
+        benchmark = loader_benchmark(replace(OPTIONS, cases=("38MB",)), num_gpus=1, no_gpu=None)
+        made = [
+            Run(case="38MB", peer=name, repeat=i, figures={"batches_per_s": rate})
+            for name, rate in rates.items()
+            for i in range(4)
+        ]
+        found = verdict_of(benchmark.questions, summarize(benchmark, made))
+        assert found is not None
+        assert found.text == text.format("instead of torch's loader")
 
     def test_all_gpus(self) -> None:
         """There is one process per GPU, with 12 workers each by default."""
