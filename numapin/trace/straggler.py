@@ -1,8 +1,10 @@
 """A rank that is slower than the others. Pure.
 
 Comes in: the ranks' analyses. Goes out: a finding that names the rank, its CPUs and node, and the part of a step in
-which it falls behind. Ranks that wait for each other have equal steps; so what counts is a rank's own time, without
-communication. It has to be late in most steps: a single slow step says nothing about the rank.
+which it falls behind; and a note if ranks have too few steps to tell.
+
+Ranks that wait for each other have equal steps; so what counts is a rank's own time, without communication. It has to
+be late in most steps: a single slow step says nothing about the rank.
 """
 
 from __future__ import annotations
@@ -54,10 +56,27 @@ def find_straggler(analyses: Sequence[Analysis]) -> Straggler | None:
     return Straggler(analysis=slowest, finding=_finding(slowest, others, costs))
 
 
+def too_few_steps(analyses: Sequence[Analysis]) -> str:
+    """Return a note on the ranks that have too few steps to be called slow; "" if there are none to compare."""
+    latest = _latest(analyses)
+    short = [rank for rank, analysis in latest.items() if len(analysis.steps_us) < _FEWEST]
+    if len(latest) < 2 or not short:
+        return ""
+    if len(short) == len(latest):
+        ranks = "all ranks have"
+    else:
+        ranks = f"rank {short[0]} has" if len(short) == 1 else f"{len(short)} of {len(latest)} ranks have"
+    return f"{ranks} fewer than {_FEWEST} steps, too few to look for a slow rank: trace more (--steps {_FEWEST})"
+
+
+def _latest(analyses: Sequence[Analysis]) -> dict[int, Analysis]:
+    """Return the last analysis of each rank."""
+    return {analysis.trace.rank: analysis for analysis in analyses if analysis.trace.rank is not None}
+
+
 def _with_enough_steps(analyses: Sequence[Analysis]) -> list[Analysis]:
     """Return the last analysis of each rank that has at least `_FEWEST` steps in it."""
-    latest = {analysis.trace.rank: analysis for analysis in analyses if analysis.trace.rank is not None}
-    return [analysis for analysis in latest.values() if len(analysis.steps_us) >= _FEWEST]
+    return [analysis for analysis in _latest(analyses).values() if len(analysis.steps_us) >= _FEWEST]
 
 
 def _own_times_us(analysis: Analysis) -> list[float]:
