@@ -10,7 +10,7 @@ be late in most steps: a single slow step says nothing about the rank.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median, mode
 from typing import TYPE_CHECKING, Final
 
 from numapin.trace.analysis import COMMUNICATION, PARTS
@@ -79,13 +79,13 @@ def _with_enough_steps(analyses: Sequence[Analysis]) -> list[Analysis]:
     return [analysis for analysis in _latest(analyses).values() if len(analysis.steps_us) >= _FEWEST]
 
 
-def _own_times_us(analysis: Analysis) -> list[float]:
-    """Return the time of each step without communication."""
-    return [sum(step.values()) - step[COMMUNICATION] for step in analysis.steps_us]
+def _own_us_of(step: Mapping[str, float]) -> float:
+    """Return the time of a step without communication."""
+    return sum(step.values()) - step[COMMUNICATION]
 
 
 def _own_us(analysis: Analysis) -> float:
-    return median(_own_times_us(analysis))
+    return median(map(_own_us_of, analysis.steps_us))
 
 
 def _late_us(slowest: Analysis, others: Sequence[Analysis]) -> float:
@@ -99,7 +99,7 @@ def _is_mostly_late(slowest: Analysis, others: Sequence[Analysis]) -> bool:
 
 def _late_steps(slowest: Analysis, others: Sequence[Analysis]) -> list[Mapping[str, float]]:
     late_from_us = _SLOWER * median(map(_own_us, others))
-    return [step for step in slowest.steps_us if sum(step.values()) - step[COMMUNICATION] >= late_from_us]
+    return [step for step in slowest.steps_us if _own_us_of(step) >= late_from_us]
 
 
 def _part_us(analysis: Analysis, part: str) -> float:
@@ -107,12 +107,7 @@ def _part_us(analysis: Analysis, part: str) -> float:
 
 
 def _finding(slowest: Analysis, others: Sequence[Analysis], costs: float) -> TraceFinding:
-    late_steps = _late_steps(slowest, others)  # medians would miss parts that take turns
-    late_us = {
-        part: fmean(step[part] for step in late_steps) - median(_part_us(other, part) for other in others)
-        for part in _REMEDIES
-    }
-    part = max((part for part in PARTS if part in late_us), key=lambda name: late_us[name])
+    part = _late_part(slowest, others)
     usual = ms(median(map(_own_us, others)))
     return TraceFinding(
         what="one slow rank",
@@ -122,6 +117,15 @@ def _finding(slowest: Analysis, others: Sequence[Analysis], costs: float) -> Tra
         f"{_effect(slowest, others)}",
         remedy=_REMEDIES[part],
     )
+
+
+def _late_part(slowest: Analysis, others: Sequence[Analysis]) -> str:
+    """Return the part that takes most of the difference in most of the late steps.
+
+    A single long step decides nothing; nor do medians, which miss parts that take turns.
+    """
+    usual_us = {part: median(_part_us(other, part) for other in others) for part in PARTS if part in _REMEDIES}
+    return mode(max(usual_us, key=lambda part: step[part] - usual_us[part]) for step in _late_steps(slowest, others))
 
 
 def _effect(slowest: Analysis, others: Sequence[Analysis]) -> str:

@@ -360,6 +360,20 @@ class TestOneSlowRank:
         (shared,) = (one for one in report.findings if one.finding.what == "one slow rank")
         assert "most of the difference is copy" in shared.finding.evidence
 
+    def test_one_long_step_names_no_part(self) -> None:
+        """A rank that computes longer in each step, and copies for long in one of them, computes longer."""
+        made, now = Made(), 0.0
+        for i in range(8):
+            copying = 9000 if i == 3 else 0
+            made.step(i, now, 1000 + copying)
+            made.copy(now, copying, memory="Pinned")
+            made.kernel(now + copying, 900)
+            made.kernel(now + copying + 950, 50, name="ncclDevKernel_AllReduce")
+            now += 1000 + copying
+        report = make_report([self._rank(0, 600), analyzed(made, rank=1)])
+        (shared,) = (one for one in report.findings if one.finding.what == "one slow rank")
+        assert "most of the difference is compute" in shared.finding.evidence
+
     @pytest.mark.parametrize("late", [(950, *[600] * 5), (950, 950, 950, 600, 600, 600), (950,) * 4])
     def test_not_late_in_most_steps(self, late: tuple[float, ...]) -> None:
         """A rank that is late in half of its steps, or in few steps, is not called slow."""
