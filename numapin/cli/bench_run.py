@@ -287,7 +287,16 @@ def _require_figures(report: BenchReport) -> None:
         return
     of_peers = (peer.skipped for case in report.cases for peer in case.peers)
     reasons = filter(None, chain(of_peers, (case.skipped for case in report.cases)))
-    raise NumapinError(
-        f"nothing was measured: {next(reasons, 'none of these peers fits these cases')}",
-        "these run without a GPU: numapin bench alloc, bench loader --cases transport, bench train --quick",
-    )
+    reason = next(reasons, "none of these peers fits these cases")
+    raise NumapinError(f"nothing was measured: {reason}", remedy_of(reason, report.benchmark))
+
+
+def remedy_of(reason: str, benchmark: str) -> str:
+    """Return what to do if nothing was measured for this reason."""
+    _, command, package = reason.partition("pip install ")
+    if command:
+        return command + package
+    is_about_gpus = not reason.startswith("failed") and any(word in reason for word in ("GPU", "CUDA"))
+    if is_about_gpus:
+        return "these run without a GPU: numapin bench alloc, bench loader --cases transport, bench train --quick"
+    return f"measure something else with --cases and --peers: numapin bench {benchmark} --help lists them"

@@ -14,12 +14,16 @@ if TYPE_CHECKING:
 
 
 def test_two_ranks_train_with_every_loader(tmp_path: Path) -> None:
-    """Loaders take turns in the same two ranks, with equal steps; figures count both, and nothing is left behind."""
+    """Loaders take turns in the same two ranks, with equal steps; figures count both, and nothing is left behind.
+
+    numpy is not needed: the ranks cannot import it.
+    """
     path = tmp_path / "train.json"
     options = ("--quick", "--cases", "cnn3d,lm", "--peers", "torch,numapin,ceiling", "--gpus", "2", "--steps", "5")
     started = ("--launcher", "numapin", "--output", str(path))
     variables = {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(tmp_path), "PYTHONPATH": no_compiler(tmp_path)}
     variables["PYTHONFAULTHANDLER"] = "1"
+    (tmp_path / "no-compiler" / "numpy.py").write_text("raise ModuleNotFoundError(name='numpy')")
     done = numapin("bench", "train", *options, *started, cwd=None, **variables)
     assert done.status == 0, done.err
     assert list(tmp_path.glob("numapin-bench-*")) == []

@@ -185,7 +185,7 @@ def _speeds(trainer: Trainer, window: TrainWindow) -> dict[str, float]:
 
 def _costs(trainer: Trainer, window: TrainWindow, used: RankUsage, workers: Workers) -> dict[str, float]:
     """Return the CPU time per 1,000 samples, and how busy the workers' CPUs were."""
-    usable_s = used.at_s * min(workers.number, cpus_per_rank())
+    usable_s = used.at_s * min(workers.number, cpus_per_rank(trainer.device))
     num_samples = window.num_steps * trainer.case.batch_size
     return {
         "cpu_s_per_1000": _mean(trainer.device, used.cpu_s / num_samples * 1000),

@@ -86,4 +86,4 @@ def _num_threads(case: TrainCase, device: torch.device) -> int:
     """
     if not case.is_offloaded or device.type == "cpu":
         return 1
-    return max(1, int(cpus_per_rank()))
+    return max(1, int(cpus_per_rank(device)))

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 import torch.distributed as dist
 
 from numapin.system import proc
@@ -52,16 +53,25 @@ def memory_bytes() -> int:
     return sum(size for size in sizes if size is not None)
 
 
-def cpus_per_rank() -> float:
+def cpus_per_rank(device: torch.device) -> float:
     """Return this rank's share of its CPUs: their number, divided by the number of ranks that may use some of them.
 
     Without binding, all ranks share all CPUs. Bound ranks share those of a node, or have their own. Every rank must
-    call this at the same time.
+    call this at the same time, with the device of its process group.
     """
     own = os.sched_getaffinity(0)
-    of_ranks: list[set[int]] = [set()] * dist.get_world_size()
-    dist.all_gather_object(of_ranks, own)
-    return len(own) / sum(not own.isdisjoint(cpus) for cpus in of_ranks)
+    return len(own) / sum(not own.isdisjoint(cpus) for cpus in _cpus_of_ranks(own, device))
+
+
+def _cpus_of_ranks(own: set[int], device: torch.device) -> list[set[int]]:
+    """Gather the CPUs of all ranks as tensors: to gather objects, torch needs numpy, which may not be installed."""
+    size = torch.tensor([max(own) + 1], device=device)
+    dist.all_reduce(size, op=dist.ReduceOp.MAX)
+    mask = torch.zeros(int(size), dtype=torch.int32, device=device)
+    mask[sorted(own)] = 1
+    masks = [torch.empty_like(mask) for _ in range(dist.get_world_size())]
+    dist.all_gather(masks, mask)
+    return [set(one.nonzero().flatten().tolist()) for one in masks]
 
 
 def _workers(own: int) -> list[int]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.utils.data import default_collate
 
 from numapin.base.cpu_set import CpuSet
@@ -29,13 +28,14 @@ from numapin.bench.cases.train import (
     train_benchmark,
 )
 from numapin.bench.child import Harness
+from numapin.bench.measure import train_usage
 from numapin.bench.measure.train import Coordinator, _why_not
 from numapin.bench.measure.train_data import IGNORED, TrainSet, inputs_and_targets, make_images, pad
 from numapin.bench.measure.train_models import Lossy
 from numapin.bench.measure.train_rank import _in_words
 from numapin.bench.measure.train_step import _num_threads
-from numapin.bench.measure.train_usage import cpus_per_rank
 from numapin.bench.measure.train_wire import Line
+from numapin.cli.bench_run import remedy_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,14 +92,13 @@ class TestCases:
 def test_cpus_of_a_rank(others: str, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank shares its CPUs with the ranks that may use them, not with those of other nodes."""
 
-    def gather(found: list[set[int]], own: set[int]) -> None:
-        found[:] = [own, *(set(CpuSet.parse(text)) for text in others.split())]
+    def gather(own: set[int], _: torch.device) -> list[set[int]]:
+        return [own, *(set(CpuSet.parse(text)) for text in others.split())]
 
-    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
-    monkeypatch.setattr(dist, "all_gather_object", gather)
+    monkeypatch.setattr(train_usage, "_cpus_of_ranks", gather)
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(8)))
     offloaded = next(case for case in CASES.values() if case.is_offloaded)
-    assert cpus_per_rank() == share
+    assert train_usage.cpus_per_rank(torch.device("cpu")) == share
     assert _num_threads(offloaded, torch.device("cuda")) == share
     assert _num_threads(offloaded, torch.device("cpu")) == 1
 
@@ -260,3 +259,17 @@ def test_a_rank_that_ended_is_noticed() -> None:
         assert other.recv(100) == b'{"c": 2}\n'
         other.close()
         assert line.receive() is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        (NO_JPEG, "pip install pillow"),
+        (NO_GPU, "these run without a GPU: "),
+        ("torch is built without CUDA", "these run without a GPU: "),
+        ("failed: RuntimeError: CUDA error", "measure something else with --cases and --peers: "),
+    ],
+)
+def test_the_remedy_fits_the_reason(reason: str, remedy: str) -> None:
+    """A missing package is to be installed; only without a GPU are the benchmarks named that need none."""
+    assert remedy_of(reason, "train").startswith(remedy)
