@@ -68,7 +68,10 @@ class CompareOptions:
 
 def _percent(text: str) -> float:
     """Parse "5" or "5%"."""
-    value = float(text.strip().removesuffix("%"))
+    try:
+        value = float(text.strip().removesuffix("%"))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a percentage such as 5 or 5%") from None
     if not 0 < value <= 100:
         raise ValueError(f"{text!r} is not between 0 and 100 %")
     return value / 100
@@ -115,7 +118,7 @@ def _percent(text: str) -> float:
     "--seconds",
     type=click.FloatRange(0, min_open=True),
     default=10.0,
-    help="Measure fewer steps if --steps steps would take longer than this. The first run decides for all runs.",
+    help="Measure fewer steps if --steps steps would take longer than this. A first run decides for all runs.",
 )
 @click.option(
     "--margin", type=Parsed("PERCENT", _percent), default="5%",

@@ -62,7 +62,7 @@ class RunsSoFar:
 
     def _note(self, made: ComparedRun) -> None:
         clear_status()
-        say(_run_in_words(made))
+        say(_run_in_words(made, is_first=not self._runs or self._runs[-1].variant != made.variant))
         self._runs.append(made)
         self._write_json(is_complete=False)
 
@@ -123,15 +123,16 @@ class RunsSoFar:
             write(compare_page(report), self._options.html, option="--html")
 
 
-def _run_in_words(made: ComparedRun) -> str:
-    """Return the outcome of a run, and the time that is left."""
+def _run_in_words(made: ComparedRun, *, is_first: bool) -> str:
+    """Return the outcome of a run, and the time that is left; `is_first`: of the uncounted runs of a variant."""
     (name,) = without_secrets([made.variant])
     result = made.result
     if result.failure is not None:
         return f"{name} failed, and is left out: {result.failure.partition(chr(10))[0]}"
     left = f"; {duration(made.left_s)} left" if made.left_s else ""
     times = f"{result.figures['step_s'] * 1000:.2f} ms per step, in {made.took_s:.0f} s{left}"
-    return f"{name}, {'first run, not counted' if made.round is None else f'repeat {made.round + 1}'}: {times}"
+    uncounted = f"{'first' if is_first else 'second'} run, not counted"
+    return f"{name}, {uncounted if made.round is None else f'repeat {made.round + 1}'}: {times}"
 
 
 def _made(folder: Path | None) -> Path | None:
@@ -146,18 +147,25 @@ def _made(folder: Path | None) -> Path | None:
 
 
 def _require_two(report: CompareReport) -> None:
-    """Raise NumapinError if fewer than two variants were measured."""
-    failures = {variant.name: variant.failure for variant in report.variants if variant.failure}
+    """Raise NumapinError if fewer than two variants were measured. The reasons were said when each variant failed."""
     if len(report.measured) >= 2:
         return
-    reasons = dict.fromkeys(failures.values())
-    shown = "; ".join(f"{name}: {reason.partition(chr(10))[0]}" for name, reason in failures.items())
-    detail = next(iter(reasons), "").partition("\n")[2]
-    what = "nothing could be compared" if report.measured else "every variant failed"
-    raise NumapinError(
-        f"{what}: {shown}" + (f"\n{detail}" if detail and not report.measured else ""),
-        "run the script by itself first; keep the output of every run with --logs DIR",
+    what = (
+        f"nothing could be compared: only {report.measured[0].name} was measured"
+        if report.measured
+        else _output(report)
     )
+    raise NumapinError(what, "run the script by itself first; keep the output of every run with --logs DIR")
+
+
+def _output(report: CompareReport) -> str:
+    """Return that every variant failed, with the last lines of the output of each; the same ones are shown once."""
+    names: dict[str, list[str]] = {}
+    for variant in report.variants:
+        lines = (variant.failure or "").partition("\n")[2]
+        names.setdefault(lines, []).append(variant.name)
+    shown = [f"  {', '.join(names)}:\n{lines}" for lines, names in names.items() if lines]
+    return "\n".join(["every variant failed" + ("; the last lines of their output:" if shown else ""), *shown])
 
 
 def _show_progress(progress: RunProgress) -> None:

@@ -1,7 +1,8 @@
 """All runs of a comparison, in turn. Edge.
 
 Comes in: variants, and what to measure. Goes out: one run after another. A first run that is not counted fills the page
-cache, and finds the number of steps that all others measure. A variant that fails is left out of the later rounds.
+cache, and finds the number of steps that all others measure; if not all steps fit into the time, a second one finds it,
+because the first may have been slow. A variant that fails is left out of the later rounds.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ class _Campaign:
     estimate: Estimate = field(default_factory=Estimate)
     failed: set[str] = field(default_factory=set)
 
-    def run(self, number: int, variant: Variant, options: JobOptions) -> ComparedRun:
-        """Make run `number` of the plan."""
+    def run(self, number: int, variant: Variant, options: JobOptions, *, is_again: bool = False) -> ComparedRun:
+        """Make run `number` of the plan; `is_again`: for the second time."""
         round_number, name = self.plan[number]
         began_s = time.monotonic()
         result = run_job(
             variant,
             options,
-            log_name=_log_name(number, name),
+            log_name=_log_name(number, f"{name}-again" if is_again else name),
             report=lambda doing: self._report(number, doing, time.monotonic() - began_s),
         )
         took_s = time.monotonic() - began_s
@@ -102,22 +103,33 @@ def measure_all(
 ) -> Iterator[ComparedRun]:
     """Yield each run when it has ended; `progress` is called several times per second.
 
-    The first run does not count. It finds out how many steps fit into the time; all others measure that number. If it
-    fails, the next variant has the first run. It ends early if fewer than two variants are left.
+    The first run does not count. It finds out how many steps fit into the time; all others measure that number. If
+    these are not all steps, a second run finds out. If it fails, the next variant has the first run. It ends early if
+    fewer than two variants are left.
     """
     by_name = {variant.name: variant for variant in variants}
     rounds = list(turns(list(by_name), num_rounds))
     failed: set[str] = set()
     for name, variant in by_name.items():
         campaign = _Campaign(plan=[(None, name), *rounds], progress=progress, failed=failed)
-        first = campaign.run(0, variant, options)
-        yield first
-        if first.result.failure is None:
+        for first in _uncounted_runs(campaign, variant, options):
+            yield first
+        if name not in failed:
             break
     else:
         return
     settings = with_equal_steps(options.settings, first.result.steps_s)
     yield from _counted_runs(campaign, by_name, replace(options, settings=settings))
+
+
+def _uncounted_runs(campaign: _Campaign, variant: Variant, options: JobOptions) -> Iterator[ComparedRun]:
+    """Yield the first run, and a second one if fewer than the wanted steps fit into the time by the first."""
+    first = campaign.run(0, variant, options)
+    yield first
+    if first.result.failure is None:
+        fitting = with_equal_steps(options.settings, first.result.steps_s).steps
+        if fitting < options.settings.steps:
+            yield campaign.run(0, variant, options, is_again=True)
 
 
 def _counted_runs(campaign: _Campaign, variants: Mapping[str, Variant], options: JobOptions) -> Iterator[ComparedRun]:

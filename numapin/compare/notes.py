@@ -19,13 +19,24 @@ _UNEVEN: Final = 1.5
 _HIDDEN: Final = 0.1
 _SAME_SAMPLES: Final = 1.02
 _BUSY: Final = 0.05  # of the CPUs
+_SHORT: Final = 0.25  # of --seconds
 
 
-def notes_on(results: Sequence[VariantResult], *, baseline: str | None, num_cpus: int | None) -> list[str]:
+def notes_on(
+    results: Sequence[VariantResult], *, baseline: str | None, num_cpus: int | None, settings: Mapping[str, object]
+) -> list[str]:
     """Return the notes on these results, the first of which was to be the baseline."""
     measured = [result for result in results if result.num_runs]
-    notes = [] if baseline in (None, results[0].name) else [_other_baseline(results[0].name, baseline)]
-    return [*notes, *_unequal(measured), *_uneven(measured), *_hidden(measured), *_beside(measured, num_cpus)]
+    is_replaced = baseline not in (None, results[0].name) and len(measured) > 1
+    notes = [_other_baseline(results[0].name, baseline)] if is_replaced else []
+    return [
+        *notes,
+        *_unequal(measured),
+        *_uneven(measured),
+        *_hidden(measured),
+        *_beside(measured, num_cpus),
+        *_short(measured, settings),
+    ]
 
 
 def _other_baseline(first: str, baseline: str | None) -> str:
@@ -84,3 +95,18 @@ def _beside(results: Sequence[VariantResult], num_cpus: int | None) -> Iterator[
     shares = [result.figures["other_cpus"].median for result in results if "other_cpus" in result.figures]
     if shares and num_cpus and max(shares) > _BUSY * num_cpus:
         yield f"other programs used up to {max(shares):.1f} of {num_cpus} CPUs during the measured steps"
+
+
+def _short(results: Sequence[VariantResult], settings: Mapping[str, object]) -> Iterator[str]:
+    """Yield a note if all runs measured few steps in little time, because the steps of the first run took longer."""
+    steps, seconds = settings.get("steps"), settings.get("seconds")
+    runs = [run for result in results for run in result.runs]
+    is_explained = any(result.notes for result in results)
+    if is_explained or not runs or not isinstance(steps, int) or not isinstance(seconds, float):
+        return
+    longest_s, most = max(sum(run.steps_s) for run in runs), max(len(run.steps_s) for run in runs)
+    if most < steps and longest_s < _SHORT * seconds:
+        yield (
+            f"the runs measured only {most} of {steps} steps, in {longest_s:.2g} s or less of --seconds {seconds:g}: no "
+            "more fitted in the first run, whose steps took longer; measure more with a larger --seconds or --skip"
+        )

@@ -32,7 +32,8 @@ _FEWEST_ROUNDS: Final = 3  # two rounds that happen to agree would give a narrow
 FEWEST_FOR_VERDICT: Final = 5
 """Rounds that a verdict takes. If each run falls on one of two speeds by chance, as when nothing binds a job to a node,
 three rounds show a difference that does not exist in 3 % of comparisons, and five in 0.2 %."""
-_MOST_ROUNDS: Final = 50
+MOST_ROUNDS: Final = 50
+"""The most rounds that are advised."""
 
 # Student's t for a two-sided interval of 99 %, by degrees of freedom; the last one is the normal distribution's.
 _T: Final = (
@@ -142,5 +143,5 @@ def _rounds_needed(center: float, half: float | None, margin: float, num_rounds:
     wanted = max(math.log1p(margin) - abs(center), abs(center) if is_likely else 0.0)
     spread = half / _t(num_rounds) * math.sqrt(num_rounds)
     first = max(num_rounds + 1, FEWEST_FOR_VERDICT)
-    fits = (n for n in range(first, _MOST_ROUNDS + 1) if _t(n) * spread / math.sqrt(n) < wanted)
+    fits = (n for n in range(first, MOST_ROUNDS + 1) if _t(n) * spread / math.sqrt(n) < wanted)
     return next(fits, None)

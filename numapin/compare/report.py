@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.compare.arms import compare_arms
 from numapin.compare.notes import notes_on
-from numapin.compare.ratio import CONFIDENCE, FEWEST_FOR_VERDICT, StepRatio, Verdict
+from numapin.compare.ratio import CONFIDENCE, FEWEST_FOR_VERDICT, MOST_ROUNDS, StepRatio, Verdict
 from numapin.compare.results import VariantResult, result_of
 from numapin.compare.variants import KNOWN, THREADS
 
@@ -49,12 +49,15 @@ class CompareReport:
 
     @property
     def steps_in_words(self) -> str:
-        """How many runs and steps were measured: "8 runs of 100 steps after the first 10, 1.5 s or longer"."""
+        """How many runs and steps were measured: "8 runs of each variant, in turn; each measured 100 steps …"."""
         runs = [run for variant in self.measured for run in variant.runs]
         if not runs:
             return "no steps were measured"
-        repeats = _range([variant.num_runs for variant in self.measured])
-        return f"{repeats} runs of each, in turn: {_lengths(runs)}"
+        repeats = [variant.num_runs for variant in self.measured]
+        are = "run" if max(repeats) == 1 else "runs"
+        skip = self.settings.get("skip")
+        lengths = _lengths(runs, skip if isinstance(skip, int) else None)
+        return f"{_range(repeats)} {are} of each variant, in turn; each measured {lengths}"
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
@@ -79,7 +82,7 @@ def make_report(  # noqa: PLR0913 - what a report is made of
     baseline = next((result for result in results if result.num_runs), None)
     name = None if baseline is None else baseline.name
     compared = tuple(_with_ratios(results, baseline, margin))
-    notes = notes_on(compared, baseline=name, num_cpus=_num_cpus(machine))
+    notes = notes_on(compared, baseline=name, num_cpus=_num_cpus(machine), settings=settings)
     return CompareReport(
         command=tuple(command),
         host=host,
@@ -127,12 +130,17 @@ def _range(values: Sequence[int]) -> str:
     return f"{min(values):,}" if min(values) == max(values) else f"{min(values):,} to {max(values):,}"
 
 
-def _lengths(runs: Sequence[MeasuredRound]) -> str:
-    """Return how many steps the runs measured, after how many others, and how long the shortest run took for them."""
+def _lengths(runs: Sequence[MeasuredRound], skip: int | None) -> str:
+    """Return how many steps the runs measured, after how many others, and how long the shortest run took for them.
+
+    More than `skip` are skipped if a loader fetches more batches ahead.
+    """
     steps = _range([len(run.steps_s) for run in runs])
     skipped = _range([run.num_skipped for run in runs])
     shortest_s = min(sum(run.steps_s) for run in runs)
-    return f"{steps} steps after the first {skipped}, {shortest_s:.2g} s or longer"
+    is_longer = skip is not None and max(run.num_skipped for run in runs) > skip
+    why = f" (more than --skip {skip}: a loader had fetched their batches ahead)" if is_longer else ""
+    return f"{steps} steps, {shortest_s:.2g} s or more, after the first {skipped}{why}"
 
 
 def verdict_lines(result: VariantResult) -> list[str]:
@@ -179,5 +187,5 @@ def _more(ratio: StepRatio) -> str:
     if ratio.num_rounds < FEWEST_FOR_VERDICT:
         return f"; a verdict takes at least {FEWEST_FOR_VERDICT} repeats"
     if ratio.num_rounds_needed is None:
-        return "; the step times vary too much from run to run"
+        return f"; the step times vary so much that more than {MOST_ROUNDS} repeats would be needed"
     return f"; about {ratio.num_rounds_needed} repeats would tell"

@@ -108,8 +108,9 @@ def _split(text: str, *, option: str) -> tuple[dict[str, str], list[str]]:
     """Split a text into the variables that it sets, and the words of its command, as a shell does."""
     try:
         words = shlex.split(text)
-    except ValueError as error:
-        raise UsageError(f"{option} {text!r}: {error}", "close the quote") from None
+    except ValueError:  # "No closing quotation", "No escaped character"
+        what = f"{option} {text!r}: a quotation mark is not closed, or nothing follows the last backslash"
+        raise UsageError(what, "close the quote; in a shell, write for example: --a 'python train.py'") from None
     variables = _taken_off(words)
     if not words:
         raise UsageError(f"{option} {text!r} names no command", _FORM)

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from numapin.base import quoting
+from numapin.base.plural import counted
 from numapin.compare.ratio import Verdict
 from numapin.compare.report import verdict_lines
 from numapin.view.bench_table import machine_in_words
@@ -39,10 +40,14 @@ OTHERS: Final = {
     "remote_share": ("remote", 1.0, ".1%"),
     "gpu_busy_share": ("GPU busy", 1.0, ".0%"),
 }
-LEGEND: Final = (
-    "waits: share of time waiting for batches; start: until the first step; others: CPUs used by other programs; "
-    "MiB: memory of all processes; peak: MiB of one rank; remote: memory on other nodes"
-)
+LEGEND: Final = {
+    "wait_share": "waits: share of time waiting for batches",
+    "startup_s": "start: until the first step",
+    "other_cpus": "others: CPUs used by other programs",
+    "memory_bytes": "MiB: memory of all processes",
+    "peak_bytes": "peak: MiB of one rank",
+    "remote_share": "remote: memory on other nodes",
+}
 _MOST_COLUMNS: Final = 6
 _STYLES: Final = {
     Verdict.FASTER: "bold green",
@@ -57,7 +62,13 @@ def compare_table(report: CompareReport) -> RenderableType:
     """Return the machine, the tables, and a line per variant."""
     parts: list[RenderableType] = [Text(machine_in_words(report.machine)), *_commands(report)]
     if report.measured:
-        parts += [Text(report.steps_in_words), Text(), _steps(report), *_others(report), Text(LEGEND, style="dim")]
+        parts += [
+            Text(report.steps_in_words),
+            Text(),
+            _steps(report),
+            *_others(report),
+            Text(_legend(report), style="dim"),
+        ]
     return Group(*parts, Text(), *_outcomes(report), *_notes(report))
 
 
@@ -111,6 +122,11 @@ def _others(report: CompareReport) -> Iterator[RenderableType]:
             yield from (Text(), table)
 
 
+def _legend(report: CompareReport) -> str:
+    """Return what the columns mean that are shown and do not speak for themselves."""
+    return "; ".join(LEGEND[name] for name in other_figures(report) if name in LEGEND)
+
+
 def figure_text(variant: VariantResult, name: str) -> str:
     """Return the median of a figure in its unit; "-" if it is unknown."""
     _, factor, form = OTHERS[name]
@@ -126,7 +142,7 @@ def _outcomes(report: CompareReport) -> Iterator[Text]:
 
 
 def _failure(variant: VariantResult, failure: str) -> Iterator[Text]:
-    when = f"failed after {variant.num_runs} runs" if variant.num_runs else "failed"
+    when = f"failed after {counted(variant.num_runs, 'run')}" if variant.num_runs else "failed"
     first, *lines = failure.split("\n")
     yield Text(f"{variant.name} {when}: {first}", style="red")
     yield from map(Text, lines)

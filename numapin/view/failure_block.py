@@ -163,7 +163,7 @@ def _others(failure: JobFailure) -> str:
     for rank in failure.ranks[1:]:
         groups[_fate(rank)].append(rank)
     parts = (phrase(groups[fate]) for fate, phrase in _PHRASES.items() if groups[fate])
-    return "; ".join(parts) or "there are none on this host"
+    return "; ".join(parts) or "no other rank ran on this host"
 
 
 def _fate(rank: EndedRank) -> str:

@@ -83,6 +83,8 @@ class TestJobs:
         lengths = {len(one["steps_s"]) for variant in variants for one in variant["runs"]}
         assert len(lengths) == 1, "all runs measure as many steps"
         assert max(lengths) <= 6
+        for words in ("first run, not counted", "second run, not counted"):
+            assert done.err.count(words) == 1, "fewer steps than --steps fit, so a second run finds out how many"
         assert sorted(one["order"] for variant in variants for one in variant["runs"]) == list(range(1, 11))
 
     def test_launchers_of_an_unmodified_script(self, tmp_path: Path) -> None:
@@ -112,25 +114,33 @@ class TestFailures:
         assert done.status == 1
         assert done.err.count("b failed, and is left out: it ended with status 1") == 1
         assert done.out.count("no such dataset") == 1
-        assert "nothing could be compared: b: it ended with status 1" in done.err
+        assert "nothing could be compared: only a was measured" in done.err
+        assert "compared with b" not in done.out
         assert "Traceback" not in done.err
         assert len(pids(tmp_path)) == 2
 
     def test_if_all_fail_one_error_says_why(self, tmp_path: Path) -> None:
-        """The error names each variant and its reason, and shows the last lines of output."""
+        """Each reason is said once, and the error shows the last lines of every variant's output."""
         broken = script(tmp_path, "import sys; sys.exit('no such dataset')")
-        idle = script_with_stand_in(tmp_path, "from torch.optim import Optimizer; Optimizer().step()")
+        idle = script_with_stand_in(
+            tmp_path, "from torch.optim import Optimizer; Optimizer().step(); print('stepped once')"
+        )
         done = compare("--a", command(broken), "--b", command(idle))
         assert done.status == 1
         assert done.out == ""
         assert done.err.count("numapin: error:") == 1
         for words in (
             "every variant failed",
-            "b: it ended after 1 optimizer step of rank 0",
             "no such dataset",
+            "stepped once",
             "--logs",
         ):
             assert words in done.err
+        for reason in (
+            "a failed, and is left out: it ended with status 1",
+            "b failed, and is left out: it ended after",
+        ):
+            assert done.err.count(reason) == done.err.count(reason.partition(": ")[2]) == 1
 
     def test_a_job_without_steps_is_stopped(self, tmp_path: Path) -> None:
         """After --timeout seconds a job that does not step is stopped, and the message says that no step was seen."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
+from numapin.cli.compare import _percent
 from numapin.cli.compare_runs import progress_text
 from numapin.compare.figures import FIGURES, STEP, RunReadings, figures_of
 from numapin.compare.measure import RunProgress
@@ -175,6 +176,13 @@ class TestVariants:
         with pytest.raises(UsageError) as caught:
             own_variant(text, SCRIPT)
         assert caught.value.hint
+        assert ("is not closed" in caught.value.message) == ("'" in text)
+
+    @pytest.mark.parametrize("text", ["x", "", "0", "101", "nan"])
+    def test_a_margin_is_a_percentage(self, text: str) -> None:
+        """Anything else is an error in words."""
+        with pytest.raises(ValueError, match=r"is not (a percentage such as 5 or 5%|between 0 and 100 %)"):
+            _percent(text)
 
     def test_a_comparison_takes_two_different_variants(self) -> None:
         """One variant, or the same one twice, is an error; unknown names are, too."""
@@ -241,6 +249,40 @@ class TestReport:
         assert ratios["numapin-loader"] is not None
         assert ratios["numapin-loader"].verdict is Verdict.FASTER
         assert ratios["torchrun"] is None
+
+        alone = report_of({"numapin": [0.1] * 5}, failed("torchrun", "it broke"))
+        assert not any("compared with" in note for note in alone.notes), "nothing is"
+
+    def test_steps_in_words(self) -> None:
+        """The line has the numbers of runs and steps, and why more steps were skipped than asked for."""
+        made = report_of({"torchrun": [0.1], "numapin": [0.1]})
+        assert (
+            made.steps_in_words
+            == "1 run of each variant, in turn; each measured 40 steps, 4.1 s or more, after the first 0"
+        )
+        runs = [run(name, i, 0.1) for name in ("torchrun", "numapin") for i in range(2)]
+        skipped = report_on([replace(one, result=replace(one.result, num_skipped=16)) for one in runs]).steps_in_words
+        assert skipped.startswith("2 runs of each variant")
+        assert skipped.endswith("the first 16 (more than --skip 10: a loader had fetched their batches ahead)")
+
+    def test_a_slow_first_run_is_noted(self) -> None:
+        """If all runs measured few steps in little time, a note names the options; not if a script ended early."""
+        runs = [run(name, i, 0.001) for name in ("torchrun", "numapin") for i in range(5)]
+        (note,) = report_on(runs).notes
+        assert "only 40 of 100 steps, in 0.041 s or less of --seconds 10" in note
+        assert "larger --seconds or --skip" in note
+        ended = [replace(one, result=replace(one.result, notes=("the script ended after 50 steps",))) for one in runs]
+        assert report_on(ended).notes == ()
+
+    def test_the_legend_has_the_columns_that_are_shown(self) -> None:
+        """Columns of other programs and of remote memory are explained if there are such columns."""
+        for figures in ({}, {"other_cpus": 1.0}, {"remote_share": 0.1}):
+            console = Console(width=200, record=True, file=StringIO())
+            console.print(compare_table(report(**figures)))
+            text = console.export_text()
+            assert ("others: CPUs" in text) == ("other_cpus" in figures)
+            assert ("remote: memory" in text) == ("remote_share" in figures)
+            assert "waits: share" in text
 
     def test_uneven_steps_and_unequal_work_are_noted(self) -> None:
         """A mean far above the median, and variants with other steps, are said."""

@@ -148,7 +148,7 @@ def test_what_the_others_did() -> None:
         "others 1 failed later (rank 1); 3 were running and ended by numapin (2 SIGTERM, 1 SIGKILL); 2 had finished"
         in told
     )
-    assert any("others  there are none on this host" in line for line in block(ended()))
+    assert any("others  no other rank ran on this host" in line for line in block(ended()))
 
 
 def test_text_has_all_frames_of_all_ranks() -> None:
