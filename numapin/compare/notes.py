@@ -107,6 +107,6 @@ def _short(results: Sequence[VariantResult], settings: Mapping[str, object]) -> 
     longest_s, most = max(sum(run.steps_s) for run in runs), max(len(run.steps_s) for run in runs)
     if most < steps and longest_s < _SHORT * seconds:
         yield (
-            f"the runs measured only {most} of {steps} steps, in {longest_s:.2g} s or less of --seconds {seconds:g}: no "
-            "more fitted in the first run, whose steps took longer; measure more with a larger --seconds or --skip"
+            f"the runs measured only {most} of {steps} steps, in {longest_s:.2g} s or less of --seconds {seconds:g}, "
+            "because no more fitted in the run before, whose steps took longer; choose a larger --seconds or --skip"
         )

@@ -36,6 +36,7 @@ def with_roles(machine: UsableMachine, wanted: CoresFor, drafts: Sequence[Draft]
        share, in the order in which the ranks come. So no core has the workers or the optimizer threads of two ranks.
     2. In a share, fast cores come first, and the cores of several nodes alternate. The main thread takes from the
        beginning, the loader from the end: each role gets the same number of cores from each node, give or take one.
+       A role with fewer cores than there are nodes gets one of the node of the rank's GPU first.
     3. The main threads of ranks that share CPUs share what is left.
 
     Raises PlanError if no core is left for a rank's main thread.
@@ -57,7 +58,7 @@ def _of_group(machine: UsableMachine, wanted: CoresFor, group: Sequence[Draft]) 
     if len(cores) < len(group) * (wanted.total + 1):
         raise _too_few(wanted, group, len(cores))
     shares = even_shares(machine, cores, len(group))
-    taken = [_taken(machine, wanted, share) for share in shares]
+    taken = [_taken(machine, wanted, share, draft.home) for draft, share in zip(group, shares, strict=True)]
     main = first.cpus - frozenset(chain.from_iterable(chain.from_iterable(taken)))
     num_main = len(machine.cores(main))
     # The main thread takes part in the work of torch's threads, hence one thread more than the optimizer has cores.
@@ -79,10 +80,21 @@ def _alternating(cores: Iterable[Core], home: int | None) -> list[Core]:
     return not_none(chain.from_iterable(turns))
 
 
-def _taken(machine: UsableMachine, wanted: CoresFor, share: Sequence[Core]) -> tuple[CpuSet, CpuSet]:
-    """Return the CPUs of the loader and of the optimizer in a rank's share."""
-    end = len(share) - wanted.loader
-    return machine.usable_cpus(share[end:]), machine.usable_cpus(share[end - wanted.optimizer : end])
+def _taken(machine: UsableMachine, wanted: CoresFor, share: Sequence[Core], home: int | None) -> tuple[CpuSet, CpuSet]:
+    """Return the CPUs of the loader and of the optimizer in the share of a rank whose GPU is on the node `home`."""
+    loader = _from_end(machine, share, wanted.loader, home)
+    rest = [core for core in share if core not in loader]
+    return machine.usable_cpus(loader), machine.usable_cpus(_from_end(machine, rest, wanted.optimizer, home))
+
+
+def _from_end(machine: UsableMachine, cores: Sequence[Core], number: int, home: int | None) -> Sequence[Core]:
+    """Return the last cores. Fewer than there are nodes: the last ones of nodes, slow ones and that of `home` first."""
+    last: dict[int | None, Core] = {}
+    for core in reversed(cores):
+        last.setdefault(core.node, core)
+    if number >= len(last):
+        return cores[len(cores) - number :]
+    return sorted(last.values(), key=lambda core: (machine.is_fast(core), core.node != home))[:number]
 
 
 def _with(draft: Draft, main: CpuSet, taken: tuple[CpuSet, CpuSet]) -> Draft:

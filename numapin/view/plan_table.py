@@ -5,9 +5,12 @@ Comes in: a `Plan`. Goes out: one row per rank, with or without the reasons belo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import re
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Group
+from rich.containers import Lines
 from rich.table import Table
 from rich.text import Text
 
@@ -44,6 +47,26 @@ class _PlanTable(Table):
         yield from super().__rich_console__(console, options)
 
 
+class _CpuList(Text):
+    """A list of CPUs that is broken after commas."""
+
+    def wrap(self, console: Console, width: int, **options: Any) -> Lines:  # noqa: ANN401 - rich's own options
+        """Return lines that fit; a number is broken only where it is wider than the column."""
+        lines = (Text(line).wrap(console, width, **options) for line in _broken(self.plain, width))
+        return Lines(chain.from_iterable(lines))
+
+
+def _broken(text: str, width: int) -> Iterator[str]:
+    """Yield a list in lines of at most this width, if each number fits."""
+    line = ""
+    for part in re.findall(r"[^,]+,?", text):
+        if line and len(line) + len(part) > width:
+            yield line
+            line = ""
+        line += part
+    yield line
+
+
 def plan_table(plan: Plan) -> Table:
     """Return a table of rank, GPU, node, CPUs, memory and threads; a star marks ranks that are not exact.
 
@@ -57,7 +80,7 @@ def plan_table(plan: Plan) -> Table:
     for rank in plan.ranks[:_MOST]:
         table.add_row(*_cells(rank)[: len(headings)])
         for name, cpus in _by_role(rank).items():
-            table.add_row(*[""] * _CPUS, f"{name} {cpus}")
+            table.add_row(*[""] * _CPUS, _CpuList(f"{name} {cpus}"))
     return table
 
 
@@ -146,13 +169,13 @@ def gpu_cell(gpu: GpuRef | None) -> str:
     return f"{gpu.index} {short_pci(gpu.pci)}" if gpu.pci else str(gpu.index)
 
 
-def _cells(rank: RankPlan) -> tuple[str, ...]:
+def _cells(rank: RankPlan) -> tuple[str | _CpuList, ...]:
     """Return the cells of a rank, one for each of the headings."""
     return (
         str(rank.local_rank) + ("" if rank.exact else "*"),
         gpu_cell(rank.gpu),
         known(rank.node, unknown="-"),
-        str(rank.cpus),
+        _CpuList(str(rank.cpus)),
         policy(rank),
         str(rank.num_threads),
         own_nic_name(rank),

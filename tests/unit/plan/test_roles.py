@@ -20,6 +20,8 @@ from numapin.plan.model import Plan, RankPlan, RoleCpus
 from numapin.plan.request import Bind, CoresFor, Request, parse_cores_for
 from numapin.plan.roles import with_users_openmp
 from numapin.tasks.slice import inside
+from numapin.topology.examples import read_example
+from numapin.topology.model import Topology
 from tests.machines.grids import grid
 from tests.pictures import golden_machine
 
@@ -139,6 +141,20 @@ def test_roles_take_from_all_nodes_of_a_socket() -> None:
     topology = grid(packages=2, nodes=2, cores=4, smt=1, gpus=(1,))
     rank = make_plan(topology, Request(bind="socket", cores_for="loader=2,optimizer=3")).ranks[0]
     assert _roles(rank) == {"main": "0,4-5", "optimizer": "1-2,6", "loader": "3,7"}
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_role_with_few_cores_has_one_of_the_gpus_node(number: int) -> None:
+    """Where a role has fewer cores than there are nodes, one of them is on the node of its rank's GPU."""
+    topology = Topology.from_json(read_example("example:dgx-a100"))
+    node_of = {cpu: core.node for core in topology.cores for cpu in core.cpus}
+    request = Request(bind="socket", cores_for=f"loader={number},optimizer={number}")
+    for rank in make_plan(topology, request).ranks:
+        assert rank.roles is not None
+        for cpus in (rank.roles.loader, rank.roles.optimizer):
+            assert cpus is not None
+            nodes = {node_of[cpu] for cpu in cpus}
+            assert (len(nodes), rank.node in nodes) == (number, True)
 
 
 def test_a_core_of_which_a_rank_has_a_part_stays_one() -> None:
