@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -19,7 +19,7 @@ from numapin.base.strict_json import encode
 from numapin.errors import NumapinError
 from numapin.observe.find_job import read_run
 from numapin.observe.read import observe
-from numapin.observe.report import VerifyReport
+from numapin.observe.report import VerifyReport, unobserved
 from numapin.observe.verify import verify
 
 if TYPE_CHECKING:
@@ -89,11 +89,13 @@ class _RunWatch(threading.Thread):
         self._end = threading.Event()
         self._last: tuple[VerifyReport, float] | None = None
         self._looks = 0
+        self._has_tried = False
         self._gone: frozenset[int] = frozenset()
         self._gone_since = 0.0
         self._problem = "no rank had started"
         self._unwritten: NumapinError | None = None
         self._empty = VerifyReport(run=run_dir.name, ranks=())
+        self._unseen: tuple[dict[str, object], ...] = ()  # the ranks of a run that ended before they were looked at
         self._outcome: Mapping[str, object] = {}
 
     def run(self) -> None:
@@ -116,11 +118,26 @@ class _RunWatch(threading.Thread):
         self.join(timeout=_JOIN_S)  # a read of /proc can block for as long as a rank hangs in the kernel
         if self.is_alive():
             self._problem = f"reading its ranks did not end within {_JOIN_S:g} s"
+        elif self._last is None:
+            self._note_end()
         self._tell_last_look()
-        if outcome:
-            self._outcome = outcome
+        if outcome or self._unseen:
+            self._outcome = outcome or {}
             self._write(self._last[0] if self._last else self._empty)
         return self._unwritten
+
+    def _note_end(self) -> None:
+        """Keep what was requested of the ranks, and the reason why they were not looked at."""
+        earlier = self._problem
+        self._job()
+        if self._has_tried:
+            self._problem = earlier
+        with suppress(*_PROBLEMS):  # which `_job` has noted
+            job = read_run(self._run_dir)
+            self._unseen = tuple(
+                unobserved(rank, job.pids.get(rank.local_rank), job.applied.get(rank.local_rank))
+                for rank in job.plan.ranks
+            )
 
     def _tell_last_look(self) -> None:
         """Report the last look, unless it was the first, which was reported when it was made."""
@@ -140,7 +157,9 @@ class _RunWatch(threading.Thread):
         if len(job.pids) < self._num_ranks:
             self._problem = "not all of its ranks had started"
             return None
-        self._problem = f"it ended within {self._what.after_s:g} s; verify earlier with --verify-after"
+        self._problem = (
+            f"it ended within {self._what.after_s:g} s, before it was looked at; look earlier: --verify-after"
+        )
         return job
 
     def _look_if_settled(self) -> float:
@@ -149,6 +168,7 @@ class _RunWatch(threading.Thread):
         Finding out whether ranks are running costs a small file each. Pages are read once a minute at most.
         """
         job = self._job()
+        self._has_tried = True
         if job is None:
             return _AGAIN_S if self._looks else _RETRY_S
         if not self._is_settled(job):
@@ -180,7 +200,7 @@ class _RunWatch(threading.Thread):
     def _write(self, report: VerifyReport) -> None:
         """Write the report file, if one was requested. A pipe or a device gets reports of ranks only."""
         path = self._what.report
-        says_something = bool(report.ranks or self._outcome)
+        says_something = bool(report.ranks or self._unseen or self._outcome)
         if path is None or (not says_something and is_special(str(path))):
             return
         try:
@@ -195,4 +215,5 @@ class _RunWatch(threading.Thread):
 
     def _content(self, report: VerifyReport) -> dict[str, object]:
         launcher = {"launcher": {**self._what.launcher}} if self._what.launcher else {}
-        return report.to_json() | launcher | dict(self._outcome)
+        ranks = {} if report.ranks else {"ranks": [*self._unseen]}
+        return report.to_json() | ranks | launcher | dict(self._outcome)

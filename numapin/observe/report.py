@@ -62,13 +62,22 @@ class RankReport:
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
         return {
-            "local_rank": self.requested.local_rank,
-            "pid": self.observed.pid,
-            "requested": self.requested.to_json(),
-            "applied": self.applied,
+            **unobserved(self.requested, self.observed.pid, self.applied),
             "observed": {"processes": [process.to_json() for process in self.observed.processes]},
             "findings": [to_json(finding) for finding in self.findings],
         }
+
+
+def unobserved(requested: RankPlan, pid: int | None, applied: Mapping[str, object] | None) -> dict[str, object]:
+    """Return the JSON form of a rank that has not been observed; `pid` is None if it did not start."""
+    return {
+        "local_rank": requested.local_rank,
+        "pid": pid,
+        "requested": requested.to_json(),
+        "applied": applied,
+        "observed": {"processes": []},
+        "findings": [],
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -186,13 +186,35 @@ def test_a_rank_that_ends_early_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_stale_report_does_not_survive(tmp_path: Path) -> None:
-    """A run that ends before the first look leaves an empty report, not an earlier run's."""
+    """A run that ends before the first look leaves its own report, with what was requested, not an earlier run's."""
     path = tmp_path / "report.json"
     path.write_text('{"holds": true}')
     with _run(tmp_path) as (folder, _), during_run.watching(folder, 1, Told().what(after_s=60, report=path)):
         pass
     report = json.loads(path.read_text())
-    assert (report["schema"], report["holds"], report["ranks"]) == ("numapin.report/1", None, [])
+    assert (report["schema"], report["holds"]) == ("numapin.report/1", None)
+    (rank,) = report["ranks"]
+    assert rank == _unseen(rank, pid=None, applied=None)
+
+
+def test_a_run_of_a_moment_has_its_bindings_in_the_report(tmp_path: Path) -> None:
+    """If the ranks end at once, the report has what was requested and applied, and the warning says that it ended."""
+    told, path = Told(), tmp_path / "report.json"
+    with _run(tmp_path) as (folder, pid), during_run.watching(folder, 1, told.what(after_s=10, report=path)):
+        _record(folder, 0, pid)
+    (rank,) = json.loads(path.read_text())["ranks"]
+    assert rank == _unseen(rank, pid=pid, applied={"n": pid})
+    assert told.warnings == [
+        "the run was not verified: it ended within 10 s, before it was looked at; look earlier: --verify-after"
+    ]
+
+
+def _unseen(rank: Mapping[str, Any], *, pid: int | None, applied: object) -> dict[str, object]:
+    """Return rank 0 as it is in a report if it has not been looked at."""
+    requested = rank["requested"]
+    assert (requested["local_rank"], requested["cpus"]) == (0, _plan(1)["ranks"][0]["cpus"])
+    unseen = {"observed": {"processes": []}, "findings": []}
+    return {"local_rank": 0, "pid": pid, "requested": requested, "applied": applied, **unseen}
 
 
 def test_a_verdict_outlives_its_file(tmp_path: Path) -> None:
