@@ -15,7 +15,8 @@ import pytest
 from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, Request
 from numapin.topology.adapters import adapters
-from numapin.topology.model import Nic
+from numapin.topology.examples import read_example
+from numapin.topology.model import Nic, Topology
 from numapin.view.picture.boxes import BoxKind
 from numapin.view.picture.layout import lay_out
 from numapin.view.picture.nodes import NARROW
@@ -138,8 +139,8 @@ class TestSvg:
         assert tags == {"svg", "style", "title", "desc", "defs", "pattern", "rect", "path", "g", "text"}
 
     def test_the_picture_in_the_documentation_is_current(self) -> None:
-        """docs/topo.svg is what is drawn today; NUMAPIN_UPDATE_GOLDEN=1 rewrites it."""
-        topology = golden_machine("2pkg-2node-smt2-8gpu-a100")
+        """docs/topo.svg is what README's commands draw today; NUMAPIN_UPDATE_GOLDEN=1 rewrites it."""
+        topology = Topology.from_json(read_example("example:p4d"))
         text = svg(lay_out(topology, make_plan(topology, Request(bind=Bind.EXCLUSIVE))))
         shown = Path(__file__).resolve().parents[3] / "docs" / "topo.svg"
         if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
