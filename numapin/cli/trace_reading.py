@@ -152,9 +152,12 @@ def _remedy(notes: Sequence[str], settings: Settings | None) -> str:
 
 
 def _load(path: Path) -> object:
-    """Return the JSON of a file, which may be compressed. Raises NumapinError."""
+    """Return the JSON of a file, which may be compressed. Raises NumapinError; UsageError if there is no such file."""
     try:
         content = _content(path)
+    except FileNotFoundError as error:
+        hint = "name a file that torch.profiler wrote, or the output folder of numapin trace"
+        raise UsageError(f"{path} cannot be read: {error.strerror}", hint) from None
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise NumapinError(f"{path} cannot be read: {reason}", "name a file that torch.profiler wrote") from None

@@ -13,6 +13,14 @@ if TYPE_CHECKING:
 
 FLOOR: Final = 0.01
 """The share of the step time below which nothing is reported."""
+_IN_WORDS: Final = {
+    "other": "other work of the loop",
+    "copy": "copies",
+    "pin": "pinning memory",
+    "epoch": "the start of an epoch",
+    "wait": "waiting for data",
+}
+"""The parts of a step whose names are not words of a sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +46,8 @@ def ms_per_step(analysis: Analysis, time_us: float) -> str:
 def ms(time_us: float) -> str:
     """Return a time as milliseconds."""
     return f"{time_us / 1000:.1f} ms"
+
+
+def in_words(part: str) -> str:
+    """Return a part of a step as it is named in a sentence."""
+    return _IN_WORDS.get(part, part)

@@ -14,7 +14,7 @@ from statistics import median, mode
 from typing import TYPE_CHECKING, Final
 
 from numapin.trace.analysis import COMMUNICATION, PARTS
-from numapin.trace.finding import TraceFinding, ms
+from numapin.trace.finding import TraceFinding, in_words, ms
 from numapin.trace.places import place_within
 
 if TYPE_CHECKING:
@@ -113,8 +113,8 @@ def _finding(slowest: Analysis, others: Sequence[Analysis], costs: float) -> Tra
         what="one slow rank",
         costs=costs,
         evidence=f"rank {slowest.trace.rank}{_where(slowest)} spends {ms(_own_us(slowest))} per step outside "
-        f"communication, the others {usual} (medians); most of the difference is {part}{_doing(slowest, part)}; "
-        f"{_effect(slowest, others)}",
+        f"communication, the others {usual} (medians); most of the difference is in {in_words(part)}"
+        f"{_doing(slowest, part)}; {_effect(slowest, others)}",
         remedy=_REMEDIES[part],
     )
 

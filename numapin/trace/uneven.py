@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from numapin.trace.analysis import PARTS
-from numapin.trace.finding import TraceFinding, ms
+from numapin.trace.finding import TraceFinding, in_words, ms
 from numapin.trace.intervals import Lengths
 from numapin.trace.places import place_within
 
@@ -95,12 +95,13 @@ def uneven_finding(analysis: Analysis, uneven: Uneven) -> TraceFinding:
     totals = [sum(step.values()) for step in _steps(analysis)]
     slowest = max(uneven.slow, key=lambda i: totals[i])
     place = place_within(analysis, (analysis.trace.steps[slowest].pair,)) if uneven.part == "other" else None
+    most = in_words(uneven.part)
     seen = f"; there, the loop was mostly in {place}" if place else ""
     return TraceFinding(
         what="uneven steps",
         costs=_costs(analysis, uneven.excess_us),
         evidence=f"slow steps: {len(uneven.slow)} of {len(totals)}; step {slowest} took {ms(totals[slowest])}, the "
-        f"median step {ms(median(totals))}, without waiting for data; most of the difference is {uneven.part}{seen}",
+        f"median step {ms(median(totals))}, without waiting for data; most of the difference is in {most}{seen}",
         remedy=_UNSEEN if uneven.part == "other" and place is None else _REMEDIES[uneven.part],
         part=uneven.part,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin.cli.trace_reading import read_report
+from numapin.errors import UsageError
 from tests.trace.made import loop
 
 if TYPE_CHECKING:
@@ -22,3 +23,10 @@ def test_ranks_without_any_step(tmp_path: Path, num_ranks: int, said: str) -> No
     (tmp_path / "rank-0.json").write_text(json.dumps(record))
     notes = [note for note in read_report((tmp_path,)).notes if "took no batch" in note]
     assert notes == ([f"{tmp_path}: {said}"] if said else [])
+
+
+def test_a_file_that_does_not_exist(tmp_path: Path) -> None:
+    """A missing file is a usage error, as a missing script is; status 1 is that of a rank that failed."""
+    with pytest.raises(UsageError, match=r"nosuch\.json cannot be read: No such file or directory") as caught:
+        read_report((tmp_path / "nosuch.json",))
+    assert (caught.value.exit_code, "torch.profiler" in (caught.value.hint or "")) == (2, True)
