@@ -202,6 +202,14 @@ def test_training_figures_are_the_measured_ones() -> None:
         assert f"{middle} [{low}, {high}]" in lines["numapin"]
 
 
+def test_measured_figures_have_dates() -> None:
+    """Each section of docs/measured.md begins with the date of its figures, and a link to what has changed since."""
+    for section in (DOCS / "measured.md").read_text().split("\n## ")[1:]:
+        first = section.split("\n\n")[1]
+        assert re.search(r"2026-\d\d-\d\d", first), section[:200]
+        assert "(results/README.md#age-of-the-figures)" in first, section[:200]
+
+
 def test_site_has_every_page() -> None:
     """Each page below docs/ is in the navigation."""
     nav = (ROOT / "mkdocs.yml").read_text()
