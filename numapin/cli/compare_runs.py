@@ -164,8 +164,8 @@ def _output(report: CompareReport) -> str:
     for variant in report.variants:
         lines = (variant.failure or "").partition("\n")[2]
         names.setdefault(lines, []).append(variant.name)
-    shown = [f"  {', '.join(names)}:\n{lines}" for lines, names in names.items() if lines]
-    return "\n".join(["every variant failed" + ("; the last lines of their output:" if shown else ""), *shown])
+    shown = [f"    output of {' and '.join(names)}:\n{lines}" for lines, names in names.items() if lines]
+    return "\n".join(["every variant failed" + ("; the last lines of what they wrote:" if shown else ""), *shown])
 
 
 def _show_progress(progress: RunProgress) -> None:

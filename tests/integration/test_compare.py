@@ -136,6 +136,7 @@ class TestFailures:
             "--logs",
         ):
             assert words in done.err
+        assert "\n    output of a:\n    no such dataset\n    output of b:\n" in done.err
         for reason in (
             "a failed, and is left out: it ended with status 1",
             "b failed, and is left out: it ended after",
