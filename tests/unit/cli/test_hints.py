@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from types import SimpleNamespace
+
 import pytest
 
 from numapin.cli.main import numapin as commands
@@ -40,3 +43,16 @@ def test_a_missing_script_of_compare() -> None:
     error = _error("compare", "nosuch.py")
     assert error.message.startswith("nosuch.py does not exist")
     assert error.hint == "run a module with -m, other programs with --a COMMAND --b COMMAND"
+
+
+@pytest.mark.parametrize(("line", "hint"), [(("--pid", "7"), "pgrep -f"), ((), "the active run")])
+def test_a_job_that_ends_while_verify_reads_it(
+    line: tuple[str, ...], hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes that were given by their ids need not be of a run, so the hint is how to list processes."""
+    verify = import_module("numapin.cli.verify")
+    monkeypatch.setattr(verify, "find_job", lambda *_, **__: SimpleNamespace(name="x", pids={}, gone=frozenset()))
+    monkeypatch.setattr(verify, "observe", lambda *_, **__: SimpleNamespace(ranks=()))
+    error = _error("verify", *line)
+    assert error.message == "x: the job ended while it was read"
+    assert hint in error.hint
