@@ -205,7 +205,7 @@ class _Agent(LocalElasticAgent if TYPE_CHECKING else object):  # type: ignore[mi
         ]
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        exit_barrier.require_all(self._store)
+        exit_barrier.leave_round(self._store)
         with self._others_continue(worker_group):
             self._before_restart()
         super()._restart_workers(worker_group)

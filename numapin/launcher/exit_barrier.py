@@ -1,8 +1,8 @@
 """Stage 3: torch's exit barrier, where hosts whose ranks have succeeded wait for the others. Edge.
 
 Comes in: the store that the hosts of a round share. Goes out: this host counted in the barrier, or known to have
-succeeded. torch counts only hosts that succeeded, so these would wait for one that failed until the barrier's time is
-up, 300 s. The store has other keys in each round (torch's static rendezvous has one round only).
+succeeded or to restart. torch counts only hosts that succeeded, so these would wait for one that failed until the
+barrier's time is up, 300 s. The store has other keys in each round (torch's static rendezvous has one round only).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from torch.distributed.elastic.agent.server import api as server
-from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
+from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousError
 from torch.distributed.elastic.utils import store as store_functions
 
 from numapin.launcher.rendezvous import SIGNED_C10D
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined] # torch marks no exports
     from torch.distributed.elastic.rendezvous import RendezvousHandler
 
+# Each host writes its own key before it reads the other, so of two hosts at least one sees the other.
 _SUCCEEDED: Final = "numapin/hosts-that-succeeded"
+_RESTARTING: Final = "numapin/hosts-that-restart"
 
 
 class HostSucceededError(RendezvousClosedError):
@@ -44,21 +46,27 @@ def arrive(store: Store, num_hosts: int | None) -> None:
 def note_success(handler: RendezvousHandler, store: Store) -> None:
     """Let the other hosts of this round know that the ranks of this one have succeeded.
 
+    If another host restarts its ranks, it waits in vain for this one: close the rendezvous, which ends that wait.
+
     In other rendezvous than c10d, a host may be able to restart its ranks alone, so nothing is noted there.
     """
-    if handler.get_backend() == SIGNED_C10D:
-        with suppress(RuntimeError):  # the store is gone, which torch's barrier reports
-            store.add(_SUCCEEDED, 1)
+    if handler.get_backend() != SIGNED_C10D:
+        return
+    with suppress(RuntimeError, RendezvousError):  # the store is gone, which torch's barrier reports
+        store.add(_SUCCEEDED, 1)
+        if store.add(_RESTARTING, 0):
+            handler.set_closed()
 
 
-def require_all(store: Store) -> None:
-    """Raise HostSucceededError if the ranks of a host have succeeded in this round, so that no other can follow.
+def leave_round(store: Store) -> None:
+    """Let the other hosts of this round know that this one is about to restart its ranks.
 
-    That host remains in the round until it has left the exit barrier, and then closes the rendezvous. Hosts that
-    restart would wait for it in vain.
+    Raises HostSucceededError if the ranks of a host have succeeded, so that no other round can follow. That host
+    remains in this round until it has left the exit barrier, and then closes the rendezvous.
     """
     num_succeeded = 0
     with suppress(RuntimeError):  # the store is gone, which the rendezvous reports
+        store.add(_RESTARTING, 1)
         num_succeeded = store.add(_SUCCEEDED, 0)
     if num_succeeded:
         raise HostSucceededError("the ranks of another host have succeeded")

@@ -32,7 +32,7 @@ class Round(LocalElasticAgent):
         self.happens = happens
         self.done: list[str] = []
         self._store: Any = HashStore()
-        handler = SimpleNamespace(shutdown=self.close, get_backend=lambda: SIGNED_C10D)
+        handler = SimpleNamespace(shutdown=self.close, get_backend=lambda: SIGNED_C10D, set_closed=self.close)
         spec = SimpleNamespace(rdzv_handler=handler)
         self._worker_group: Any = SimpleNamespace(group_world_size=2, spec=spec, state=WorkerState.HEALTHY)
 
@@ -162,19 +162,29 @@ def test_no_restart_after_a_host_has_succeeded(monkeypatch: pytest.MonkeyPatch) 
     assert (failed.done, failed.num_arrived(), asked) == (["closed before 1"], 2, [])
 
 
+def test_success_while_another_host_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other host waits in vain for this one. Closing the rendezvous ends that, and the stores stay until then."""
+    agent = agent_in(monkeypatch, NOTHING)
+    exit_barrier.leave_round(agent._store)
+    agent._exit_barrier()
+    assert (agent.done, agent.num_arrived()) == (["closed before 0"], 1)
+
+
 def test_other_rendezvous_than_c10d(monkeypatch: pytest.MonkeyPatch) -> None:
     """In torch's static one, a host restarts alone, and may succeed after others."""
     agent = agent_in(monkeypatch, NOTHING)
     agent._worker_group.spec.rdzv_handler.get_backend = lambda: "static"
+    exit_barrier.leave_round(agent._store)
     agent._exit_barrier()
-    exit_barrier.require_all(agent._store)
+    exit_barrier.leave_round(agent._store)
+    assert agent.done == []
 
 
 def test_a_host_that_only_arrives_does_not_keep_others_from_restarting() -> None:
     """The hosts that a lost one leaves behind meet again without it."""
     store = HashStore()
     exit_barrier.arrive(store, 2)
-    exit_barrier.require_all(store)
+    exit_barrier.leave_round(store)
 
 
 class Gone:
@@ -191,7 +201,7 @@ def test_a_store_that_is_gone() -> None:
     handler: Any = SimpleNamespace(get_backend=lambda: SIGNED_C10D)
     exit_barrier.arrive(gone, 2)
     exit_barrier.note_success(handler, gone)
-    exit_barrier.require_all(gone)
+    exit_barrier.leave_round(gone)
 
 
 @pytest.mark.parametrize("theirs", [None, lambda store: store], ids=["renamed", "other arguments"])
