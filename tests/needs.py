@@ -1,7 +1,4 @@
-"""Marks of tests that some machines cannot run; the reason of the skip names what is missing.
-
-Input: this process's CPUs and user, and the installed packages. Output: marks, and torch's version.
-"""
+"""Marks that skip a test where something it needs is missing, and the version of the installed torch."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from numapin.system import proc
 from numapin.system.affinity import ThreadId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from numapin.attach.bind import How
     from numapin.attach.changes import BoundProcess, ProcessPages
@@ -65,13 +65,7 @@ class Attach:
         if not any(rank.processes for rank in bound):
             if self._interrupted:
                 raise KeyboardInterrupt
-            pids = [str(rank.pid) for rank in bound]
-            ended = (
-                f"processes {', '.join(pids)} ended before they were"
-                if pids[1:]
-                else f"process {pids[0]} ended before it was"
-            )
-            raise UsageError(f"{ended} bound; nothing was changed", "see: numapin top")
+            raise _all_ended(bound)
         ranks = tuple(map(self._with_memory, bound))
         return Attached(
             dry_run=self.how.dry_run,
@@ -158,6 +152,15 @@ def _unreached(target: Target, problem: str) -> AttachedRank:
         processes=(),
         problem=problem,
     )
+
+
+def _all_ended(ranks: Sequence[AttachedRank]) -> UsageError:
+    """Return the error if no target lived long enough to be bound."""
+    pids = ", ".join(str(rank.pid) for rank in ranks)
+    ended = f"process {pids} ended before it was bound"
+    if len(ranks) > 1:
+        ended = f"processes {pids} ended before they were bound"
+    return UsageError(f"{ended}; nothing was changed", "see: numapin top")
 
 
 def _words(error: MachineError | OSError) -> str:

@@ -5,6 +5,9 @@ Comes in: a question, and the results of the cases. Goes out: a `BenchVerdict`.
 Two peers differ if the ranges of their repeats are at least 2 % apart. Of two equal peers with four repeats each, noise
 alone separates the ranges in 2 of C(8, 4) = 70 orders, or 2.9 %; with three repeats it would be 10 %, which is why
 fewer than four are too few to tell. There is no difference if no repeat of one is more than 5 % from any of the other.
+
+The peer that counts is fixed by the question, because the best of several would be the one with the luckiest repeats.
+The verdict names it.
 """
 
 from __future__ import annotations
@@ -20,11 +23,12 @@ from numapin.base.sizes import size_label
 from numapin.bench.model import BenchAnswer, BenchVerdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numapin.bench.model import CaseResult, Question, Spread
 
 FEWEST_REPEATS: Final = 4
+_NEEDED: Final = f"a verdict needs {FEWEST_REPEATS}"
 _MIN_GAIN: Final = 1.02  # repeats share memory and processes, so their range lacks the variation between these
 _NEGLIGIBLE: Final = 1.05
 _MOST_NAMES: Final = 4
@@ -98,9 +102,10 @@ def _joined(contrasts: Sequence[Contrast]) -> Contrast:
     """Return one contrast for a size that several GPUs or nodes have."""
     first = contrasts[0]
     times = statistics.median(contrast.times for contrast in contrasts)
-    if len({contrast.outcome for contrast in contrasts}) == 1:
-        return Contrast(own=first.own, times=times, outcome=first.outcome, doubt=first.doubt)
-    return Contrast(own=first.own, times=times, outcome=BenchOutcome.UNKNOWN, doubt="GPUs or nodes differ")
+    if len({(contrast.own, contrast.outcome) for contrast in contrasts}) > 1:
+        return Contrast(own=first.own, times=times, outcome=BenchOutcome.UNKNOWN, doubt="GPUs or nodes differ")
+    doubts = dict.fromkeys(contrast.doubt for contrast in contrasts)
+    return Contrast(own=first.own, times=times, outcome=first.outcome, doubt=", ".join(doubts))
 
 
 def _contrast(question: Question, case: CaseResult) -> Contrast | None:
@@ -109,10 +114,25 @@ def _contrast(question: Question, case: CaseResult) -> Contrast | None:
     own = next(filter(spreads.__contains__, question.own), None)
     if own is None or question.against not in spreads:
         return None
-    pair = spreads[own], spreads[question.against]
-    more, less = reversed(pair) if question.less_is_better else pair
+    return contrast_of(case, spreads, own=own, against=question.against, less_is_better=question.less_is_better)
+
+
+def contrast_of(
+    case: CaseResult, spreads: Mapping[str, Spread], *, own: str, against: str, less_is_better: bool = False
+) -> Contrast:
+    """Compare two peers of a case by a figure's spreads."""
+    pair = spreads[own], spreads[against]
+    more, less = reversed(pair) if less_is_better else pair
     outcome, doubt = judge(more, less)
+    doubt = _stopped(case, (own, against)) or doubt
     return Contrast(own=own, times=more.median / less.median, outcome=outcome, doubt=doubt)
+
+
+def _stopped(case: CaseResult, names: Sequence[str]) -> str:
+    """Return which of these peers stopped too early for a verdict; "" if none did."""
+    ended = [peer for peer in case.peers if peer.name in names and peer.skipped is not None]
+    early = [peer for peer in ended if peer.num_runs < FEWEST_REPEATS]
+    return f"{early[0].name} stopped after {counted(early[0].num_runs, 'repeat')}, {_NEEDED}" if early else ""
 
 
 def _comparable(case: CaseResult, figure: str) -> dict[str, Spread]:
@@ -126,8 +146,7 @@ def judge(a: Spread, b: Spread) -> tuple[BenchOutcome, str]:
     num_repeats = min(len(a.values), len(b.values))
     if num_repeats < FEWEST_REPEATS:
         verb = "is" if num_repeats == 1 else "are"
-        few = f"{counted(num_repeats, 'repeat')} {verb} too few; use --repeats {FEWEST_REPEATS} or more"
-        return BenchOutcome.UNKNOWN, few
+        return BenchOutcome.UNKNOWN, f"{counted(num_repeats, 'repeat')} {verb} too few, {_NEEDED} (--repeats)"
     if a.low > _MIN_GAIN * b.high:
         return BenchOutcome.FASTER, ""
     if b.low > _MIN_GAIN * a.high:
@@ -139,17 +158,26 @@ def judge(a: Spread, b: Spread) -> tuple[BenchOutcome, str]:
 
 def answer(question: Question, cases: Sequence[CaseResult], found: Mapping[str, Contrast]) -> BenchVerdict:
     """Answer a question from at least one contrast, each with the name of its case or its size."""
-    own = next(iter(found.values())).own
+    owns = list(dict.fromkeys(contrast.own for contrast in found.values()))
+    if len(owns) > 1:
+        found = {f"{name} ({contrast.own})": contrast for name, contrast in found.items()}
     where = _sizes_in_words if _first_kind(cases) else _cases_in_words
-    parts = {
-        outcome: _part(question, outcome, names, found, where)
-        for outcome in BenchOutcome
-        if (names := [name for name, contrast in found.items() if contrast.outcome is outcome])
-    }
-    short = _ANSWERS[frozenset(parts)]
-    begins_with_answer = not parts.keys() & _RATIOS.keys()  # "no difference", "cannot tell"
+    parts = [_part(question, names, found, where) for names in _alike(found)]
+    outcomes = frozenset(contrast.outcome for contrast in found.values())
+    short = _ANSWERS[outcomes]
+    begins_with_answer = not outcomes & _RATIOS.keys()  # "no difference", "cannot tell"
     between = "" if begins_with_answer else f"{short}, "
-    return BenchVerdict(answer=short, text=f"{_subject(question, own)}: {between}{'; '.join(parts.values())}")
+    return BenchVerdict(answer=short, text=f"{_subject(question, ' or '.join(owns))}: {between}{'; '.join(parts)}")
+
+
+def _alike(found: Mapping[str, Contrast]) -> Iterator[list[str]]:
+    """Yield the names of the contrasts of each outcome; those without one are apart by their doubts."""
+    for outcome in BenchOutcome:
+        by_doubt: dict[str, list[str]] = defaultdict(list)
+        for name, contrast in found.items():
+            if contrast.outcome is outcome:
+                by_doubt[contrast.doubt].append(name)
+        yield from by_doubt.values()
 
 
 def _answers() -> dict[frozenset[BenchOutcome], BenchAnswer]:
@@ -175,19 +203,18 @@ _RATIOS: Final[dict[BenchOutcome, Callable[[float], float]]] = {
 
 def _part(
     question: Question,
-    outcome: BenchOutcome,
     names: Sequence[str],
     found: Mapping[str, Contrast],
     where: Callable[[Sequence[str], Sequence[str]], str],
 ) -> str:
-    """Return one outcome in words, with its cases or sizes."""
+    """Return the outcome of these contrasts in words, with their cases or sizes."""
+    outcome, doubt = found[names[0]].outcome, found[names[0]].doubt
     is_ratio, is_everywhere = outcome in _RATIOS, len(names) == len(found)
     says_where = len(found) > 1 and (is_ratio or not is_everywhere)
     place = where(names, list(found)) if says_where else ""
     if is_ratio:
         times = [_RATIOS[outcome](found[name].times) for name in names]
         return f"{question.things} {_times(times)} {outcome}{place}"
-    doubt = found[names[0]].doubt
     return f"{outcome}{place}: {doubt}" if doubt else f"{outcome}{place}"
 
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from numapin.data import forks
-from numapin.data.worker.garbage import collection_paused, leave_inherited
+from numapin.data.worker.garbage import collection_paused
 from numapin.system.proc import state_of, waits_forever
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ def _run_worker(
     """Run a worker in its process. A forked one first sets its byte of the shared page."""
     if page is not None:
         page[number] = 1
-    leave_inherited()
     target(*arguments)
 
 

@@ -293,10 +293,12 @@ def _cause_of_worker(failure: JobFailure) -> tuple[str, str]:
 
 
 def _is_of_lost_batch(rank: EndedRank) -> bool:
-    """Return whether a connection ended from which a DataLoader read a batch; other queues of tensors look alike."""
+    """Return whether the DataLoader lost its connection while it read a batch.
+
+    Other queues of tensors fail in the same function.
+    """
     last = rank.traceback.rpartition("Traceback (most recent call last)")[2]
-    reads = _READS_TENSOR in last and any(function in last for function in _READS_BATCH)
-    return reads and bool(_LOST_CONNECTION.match(rank.exception))
+    return _READS_TENSOR in last and _READS_BATCH in last and bool(_LOST_CONNECTION.match(rank.exception))
 
 
 def _of_lost_worker(failure: JobFailure) -> tuple[str, str]:
@@ -328,7 +330,7 @@ _LOST_CONNECTION: Final = re.compile(
     r"(EOFError|ConnectionResetError|ConnectionRefusedError|BrokenPipeError|FileNotFoundError)"
 )
 _READS_TENSOR: Final = "in rebuild_storage_fd"  # torch/multiprocessing/reductions.py
-_READS_BATCH: Final = ("in _try_get_data", "in do_one_step")  # of the loader, and of its thread that pins
+_READS_BATCH: Final = "in _try_get_data"  # torch/utils/data/dataloader.py
 _BY_DESCRIPTION: Final = {signal.strsignal(number): int(number) for number in signal.Signals}
 _SEE_FRAMES: Final = "see the Python lines where it happens: PYTHONFAULTHANDLER=1 numapin run …"
 _OF_SIGNAL: Final[Mapping[int, tuple[str, str]]] = {

@@ -107,9 +107,11 @@ def _steps(report: TraceReport) -> list[dict[str, float]]:
     return [{"step": sum(step.values()), **step} for step in in_s]
 
 
-def _steps_by_rank(report: TraceReport) -> dict[int | None, Sequence[Mapping[str, float]]]:
-    """Return the steps of each rank's last start."""
-    return {analysis.trace.rank: analysis.steps_us for analysis in report.analyses}
+def _steps_by_rank(report: TraceReport) -> dict[str, Sequence[Mapping[str, float]]]:
+    """Return the steps of each rank's last start, and of each trace that names no rank."""
+    ranks = [analysis.trace.rank for analysis in report.analyses]
+    names = [f"trace {number}" if rank is None else f"rank {rank}" for number, rank in enumerate(ranks)]
+    return {name: analysis.steps_us for name, analysis in zip(names, report.analyses, strict=True)}
 
 
 def _part(part: str, both: Sequence[Sequence[float]]) -> PartDifference:
@@ -147,8 +149,9 @@ def _notes(a: TraceReport, b: TraceReport, names: tuple[str, str]) -> list[str]:
         if values[0] != values[1]:
             notes.append(f"the runs differ in more than time: {what}: {values[0]} and {values[1]}")
     for name, report in zip(names, (a, b), strict=True):
-        nums = {rank: len(steps) for rank, steps in _steps_by_rank(report).items()}
-        fewest = min(nums, key=lambda rank: nums[rank])
+        nums = {which: len(steps) for which, steps in _steps_by_rank(report).items()}
+        fewest = min(nums, key=lambda which: nums[which])
         if nums[fewest] < max(nums.values()):
-            notes.append(f"{name}: only {counted(nums[fewest], 'step')} of each rank: rank {fewest} has no more")
+            steps = counted(nums[fewest], "step")
+            notes.append(f"{name}: only the first {steps} of each rank are compared: {fewest} has no more")
     return notes

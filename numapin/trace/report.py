@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from numapin.trace.analysis import COMMUNICATION, PARTS
 from numapin.trace.findings import find, without_waiting
-from numapin.trace.straggler import find_straggler
+from numapin.trace.straggler import find_straggler, too_few_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,7 +80,7 @@ def make_report(analyses: Sequence[Analysis], notes: Sequence[str] = ()) -> Trac
     return TraceReport(
         analyses=tuple(ordered),
         findings=tuple(sorted(shared, key=attrgetter("saves_s"), reverse=True)),
-        notes=tuple(dict.fromkeys((*notes, *of_traces))),
+        notes=tuple(dict.fromkeys(filter(None, (*notes, *of_traces, too_few_steps(ordered))))),
     )
 
 

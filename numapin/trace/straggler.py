@@ -1,14 +1,16 @@
 """A rank that is slower than the others. Pure.
 
 Comes in: the ranks' analyses. Goes out: a finding that names the rank, its CPUs and node, and the part of a step in
-which it falls behind. Ranks that wait for each other have equal steps; so what counts is a rank's own time, without
-communication. It has to be late in most steps: a single slow step says nothing about the rank.
+which it falls behind; and a note if ranks have too few steps to tell.
+
+Ranks that wait for each other have equal steps; so what counts is a rank's own time, without communication. It has to
+be late in most steps: a single slow step says nothing about the rank.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median, mode
 from typing import TYPE_CHECKING, Final
 
 from numapin.trace.analysis import COMMUNICATION, PARTS
@@ -54,19 +56,36 @@ def find_straggler(analyses: Sequence[Analysis]) -> Straggler | None:
     return Straggler(analysis=slowest, finding=_finding(slowest, others, costs))
 
 
+def too_few_steps(analyses: Sequence[Analysis]) -> str:
+    """Return a note on the ranks that have too few steps to be called slow; "" if there are none to compare."""
+    latest = _latest(analyses)
+    short = [rank for rank, analysis in latest.items() if len(analysis.steps_us) < _FEWEST]
+    if len(latest) < 2 or not short:
+        return ""
+    if len(short) == len(latest):
+        ranks = "all ranks have"
+    else:
+        ranks = f"rank {short[0]} has" if len(short) == 1 else f"{len(short)} of {len(latest)} ranks have"
+    return f"{ranks} fewer than {_FEWEST} steps, too few to look for a slow rank: trace more (--steps {_FEWEST})"
+
+
+def _latest(analyses: Sequence[Analysis]) -> dict[int, Analysis]:
+    """Return the last analysis of each rank."""
+    return {analysis.trace.rank: analysis for analysis in analyses if analysis.trace.rank is not None}
+
+
 def _with_enough_steps(analyses: Sequence[Analysis]) -> list[Analysis]:
     """Return the last analysis of each rank that has at least `_FEWEST` steps in it."""
-    latest = {analysis.trace.rank: analysis for analysis in analyses if analysis.trace.rank is not None}
-    return [analysis for analysis in latest.values() if len(analysis.steps_us) >= _FEWEST]
+    return [analysis for analysis in _latest(analyses).values() if len(analysis.steps_us) >= _FEWEST]
 
 
-def _own_times_us(analysis: Analysis) -> list[float]:
-    """Return the time of each step without communication."""
-    return [sum(step.values()) - step[COMMUNICATION] for step in analysis.steps_us]
+def _own_us_of(step: Mapping[str, float]) -> float:
+    """Return the time of a step without communication."""
+    return sum(step.values()) - step[COMMUNICATION]
 
 
 def _own_us(analysis: Analysis) -> float:
-    return median(_own_times_us(analysis))
+    return median(map(_own_us_of, analysis.steps_us))
 
 
 def _late_us(slowest: Analysis, others: Sequence[Analysis]) -> float:
@@ -80,7 +99,7 @@ def _is_mostly_late(slowest: Analysis, others: Sequence[Analysis]) -> bool:
 
 def _late_steps(slowest: Analysis, others: Sequence[Analysis]) -> list[Mapping[str, float]]:
     late_from_us = _SLOWER * median(map(_own_us, others))
-    return [step for step in slowest.steps_us if sum(step.values()) - step[COMMUNICATION] >= late_from_us]
+    return [step for step in slowest.steps_us if _own_us_of(step) >= late_from_us]
 
 
 def _part_us(analysis: Analysis, part: str) -> float:
@@ -88,12 +107,7 @@ def _part_us(analysis: Analysis, part: str) -> float:
 
 
 def _finding(slowest: Analysis, others: Sequence[Analysis], costs: float) -> TraceFinding:
-    late_steps = _late_steps(slowest, others)  # medians would miss parts that take turns
-    late_us = {
-        part: fmean(step[part] for step in late_steps) - median(_part_us(other, part) for other in others)
-        for part in _REMEDIES
-    }
-    part = max((part for part in PARTS if part in late_us), key=lambda name: late_us[name])
+    part = _late_part(slowest, others)
     usual = ms(median(map(_own_us, others)))
     return TraceFinding(
         what="one slow rank",
@@ -103,6 +117,15 @@ def _finding(slowest: Analysis, others: Sequence[Analysis], costs: float) -> Tra
         f"{_effect(slowest, others)}",
         remedy=_REMEDIES[part],
     )
+
+
+def _late_part(slowest: Analysis, others: Sequence[Analysis]) -> str:
+    """Return the part that takes most of the difference in most of the late steps.
+
+    A single long step decides nothing; nor do medians, which miss parts that take turns.
+    """
+    usual_us = {part: median(_part_us(other, part) for other in others) for part in PARTS if part in _REMEDIES}
+    return mode(max(usual_us, key=lambda part: step[part] - usual_us[part]) for step in _late_steps(slowest, others))
 
 
 def _effect(slowest: Analysis, others: Sequence[Analysis]) -> str:

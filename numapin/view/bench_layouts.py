@@ -13,16 +13,20 @@ from numapin.view.train_limits import train_limits
 
 _RATE: Final = Column(figure="batches_per_s", heading="batches/s", form=",.1f", spread=True, axis="batches per second")
 LOADER: Final = Layout(
-    legend="median [lowest, highest]; of samples: share of the rate of processes that only make samples; "
-    "CPU ms: of the loop's thread per batch; first s: time to the first batch",
+    legend="median [lowest, highest]",
     columns=(
         _RATE,
         Column(figure="gbps", heading="GB/s", form=".2f"),
         Column(figure="share_of_peak", heading="of peak", form=".0%"),
-        Column(figure="share_of_samples", heading="of samples", form=".0%"),
+        Column(
+            figure="share_of_samples",
+            heading="of samples",
+            form=".0%",
+            meaning="share of the rate of processes that only make samples",
+        ),
         Column(figure="ratio", heading="x torch", form=".2f", spread=True),
-        Column(figure="main_cpu_ms", heading="CPU ms", form=".3f"),
-        Column(figure="first_batch_s", heading="first s", form=".2f"),
+        Column(figure="main_cpu_ms", heading="CPU ms", form=".3f", meaning="of the loop's thread per batch"),
+        Column(figure="first_batch_s", heading="first s", form=".2f", meaning="time to the first batch"),
         Column(figure="hits", heading="hits", form=",.0f"),
         Column(figure="misses", heading="misses", form=",.0f"),
         Column(figure="pinned_mb", heading="pinned MB", form=",.0f"),
@@ -32,11 +36,17 @@ LOADER: Final = Layout(
 
 _TRANSFER: Final = (
     Column(figure="gbps", heading="GB/s", spread=True, axis="bandwidth in GB/s"),
-    Column(figure="us", heading="us", spread=True, axis="time of one copy in us"),
-    Column(figure="host_us", heading="host us", spread=True, axis="host blocked by a copy, in us"),
+    Column(figure="us", heading="us", spread=True, axis="time of one copy in us", meaning="time of a single copy"),
+    Column(
+        figure="host_us",
+        heading="host us",
+        spread=True,
+        axis="host blocked by a copy, in us",
+        meaning="time for which a copy blocks the host",
+    ),
 )
 TRANSFER: Final = Layout(
-    legend="median ± largest deviation; us: time of a single copy; host us: time for which it blocks the host",
+    legend="median ± largest deviation",
     columns=_TRANSFER,
     plotted=_TRANSFER,
 )
@@ -48,38 +58,56 @@ _ALLOC: Final = (
     Column(figure="copy_us", heading="copy to GPU", axis="copy to the GPU in us"),
 )
 ALLOC: Final = Layout(
-    legend="median ± largest deviation, in us of one thread; x pageable: allocation plus first write",
-    columns=(*_ALLOC, Column(figure="filled_ratio", heading="x pageable")),
+    legend="median ± largest deviation, in us of one thread",
+    columns=(
+        *_ALLOC,
+        Column(figure="filled_ratio", heading="x pageable", meaning="allocation plus first write"),
+    ),
     plotted=_ALLOC,
 )
 
 _STEPS: Final = Column(figure="steps_per_s", heading="steps/s", form=",.1f", spread=True, axis="steps per second")
 _GAIN: Final = Column(figure="ratio", heading="x pageable", form=".2f", spread=True, axis="times as fast as pageable")
-_HIDDEN: Final = Column(figure="hidden_share", heading="hidden", form=".0%", axis="share of copy time hidden")
+_HIDDEN: Final = Column(
+    figure="hidden_share",
+    heading="hidden",
+    form=".0%",
+    axis="share of copy time hidden",
+    meaning="copies during compute",
+)
 OVERLAP: Final = Layout(
-    legend="median [lowest, highest]; host ms: blocked by a copy; hidden: copies during compute; busy: GPU computing",
+    legend="median [lowest, highest]",
     columns=(
         _STEPS,
         _GAIN,
         Column(figure="copy_ms", heading="copy ms", form=".2f"),
-        Column(figure="host_ms", heading="host ms", form=".2f"),
+        Column(figure="host_ms", heading="host ms", form=".2f", meaning="blocked by a copy"),
         Column(figure="compute_ms", heading="compute ms", form=".2f"),
         _HIDDEN,
-        Column(figure="busy_share", heading="busy", form=".0%"),
+        Column(figure="busy_share", heading="busy", form=".0%", meaning="GPU computing"),
     ),
     plotted=(_STEPS, _GAIN, _HIDDEN),
 )
 
-_TOTAL: Final = Column(figure="total_s", heading="total s", form=".2f", spread=True, axis="whole run in s")
-_LAST: Final = Column(figure="last_s", heading="last s", form=".2f", spread=True, axis="until the last rank ran, in s")
+_TOTAL: Final = Column(
+    figure="total_s", heading="total s", form=".2f", spread=True, axis="whole run in s", meaning="whole run"
+)
+_LAST: Final = Column(
+    figure="last_s",
+    heading="last s",
+    form=".2f",
+    spread=True,
+    axis="until the last rank ran, in s",
+    meaning="until each rank printed a line",
+)
 LAUNCH: Final = Layout(
-    legend="median [lowest, highest]; total s: whole run; last s: until each rank printed a line; MB: peak memory",
+    legend="median [lowest, highest]",
     columns=(
         _TOTAL,
         Column(figure="ratio", heading="x torchrun", form=".2f"),
         _LAST,
         Column(figure="last_ratio", heading="x torchrun", form=".2f", spread=True),
-        Column(figure="rss_mb", heading="MB", form=",.0f"),
+        Column(figure="rss_mb", heading="MB", form=",.0f", meaning="peak memory"),
     ),
     plotted=(_TOTAL, _LAST),
     peers={
@@ -90,10 +118,24 @@ LAUNCH: Final = Layout(
     },
 )
 
-_ADDED: Final = Column(figure="added_ms", heading="added ms", form=".1f", spread=True, axis="added time in ms")
-_LEAST: Final = Column(figure="least_ms", heading="min ms", form=".1f", spread=True, axis="least added time in ms")
+_ADDED: Final = Column(
+    figure="added_ms",
+    heading="added ms",
+    form=".1f",
+    spread=True,
+    axis="added time in ms",
+    meaning="median of the paired differences",
+)
+_LEAST: Final = Column(
+    figure="least_ms",
+    heading="min ms",
+    form=".1f",
+    spread=True,
+    axis="least added time in ms",
+    meaning="difference of the fastest runs",
+)
 EXEC: Final = Layout(
-    legend="median [lowest, highest]; added: median of the paired differences; min: difference of the fastest runs",
+    legend="median [lowest, highest]",
     columns=(
         Column(figure="plain_ms", heading="plain ms", form=".1f"),
         Column(figure="total_ms", heading="total ms", form=".1f"),
@@ -111,34 +153,52 @@ EXEC: Final = Layout(
 
 _SAMPLES: Final = Column(figure="samples_per_s", heading="samples/s", form=",.0f", axis="samples per second")
 _SPEEDUP: Final = Column(figure="ratio", heading="x torch", form=".2f", spread=True, axis="speed relative to torch")
-_OF_CEILING: Final = Column(figure="of_ceiling", heading="of ceiling", form=".0%", axis="share of the ceiling")
+_OF_CEILING: Final = Column(
+    figure="of_ceiling",
+    heading="of ceiling",
+    form=".0%",
+    axis="share of the ceiling",
+    meaning="share of the speed with all data already on the GPU",
+)
 TRAIN: Final = Layout(
-    legend="median [lowest, highest]; of ceiling: share of the speed with all data already on the GPU; "
-    "wait: share of the time in next(); CPU s: of ranks and workers per 1,000 samples; "
-    "GB: their memory, each page counted once (PSS)",
+    legend="median [lowest, highest]",
     columns=(
         _SAMPLES,
         _SPEEDUP,
         _OF_CEILING,
-        Column(figure="wait_share", heading="wait", form=".0%"),
-        Column(figure="cpu_s_per_1000", heading="CPU s", form=".3g"),
-        Column(figure="pss_gb", heading="GB", form=",.1f"),
+        Column(figure="wait_share", heading="wait", form=".0%", meaning="share of the time in next()"),
+        Column(figure="cpu_s_per_1000", heading="CPU s", form=".3g", meaning="of ranks and workers per 1,000 samples"),
+        Column(
+            figure="pss_gb",
+            heading="GB",
+            form=",.1f",
+            meaning="memory of ranks and workers, each page counted once (PSS)",
+        ),
     ),
     plotted=(_SAMPLES, _SPEEDUP, _OF_CEILING),
     remarks=train_limits,
 )
 
-_STEP: Final = Column(figure="step_ms", heading="step ms", form=".1f", spread=True)
-_BATCHES: Final = Column(figure="loader_per_s", heading="batches/s", form=",.0f", spread=True)
+_STEP: Final = Column(
+    figure="step_ms", heading="step ms", form=".1f", spread=True, meaning="mean of a window on the slowest rank"
+)
+_BATCHES: Final = Column(
+    figure="loader_per_s", heading="batches/s", form=",.0f", spread=True, meaning="busy loaders of all ranks"
+)
 OFFLOAD: Final = Layout(
-    legend="median [lowest, highest] over starts; step ms: mean of a window on the slowest rank; batches/s: busy "
-    "loaders of all ranks; threads: torch's per rank; x: speed relative to torchrun, and to torchrun-threads",
+    legend="median [lowest, highest] over starts",
     columns=(
         _STEP,
-        Column(figure="ratio", heading="x torchrun", form=".2f", spread=True),
-        Column(figure="ratio_threads", heading="x -threads", form=".2f", spread=True),
+        Column(figure="ratio", heading="x torchrun", form=".2f", spread=True, meaning="speed relative to torchrun"),
+        Column(
+            figure="ratio_threads",
+            heading="x -threads",
+            form=".2f",
+            spread=True,
+            meaning="speed relative to torchrun-threads",
+        ),
         _BATCHES,
-        Column(figure="threads", heading="threads", form=".0f"),
+        Column(figure="threads", heading="threads", form=".0f", meaning="torch's per rank"),
     ),
     plotted=(_STEP, _BATCHES),
     remarks=lambda report: offload_lines(report.cases),

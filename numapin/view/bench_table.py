@@ -32,7 +32,8 @@ _WIDTH: Final = 100
 class Column:
     """A figure, the heading above it, its number format, and whether its spread is shown.
 
-    `axis` is the label of its axis in plots, with the unit; "" if the heading says it all.
+    `meaning` explains the heading in the legend, and `axis` is the label of its axis in plots, with the unit; "" if the
+    heading says it all.
     """
 
     figure: str
@@ -40,6 +41,7 @@ class Column:
     form: str = ".3g"
     spread: bool = False
     axis: str = ""
+    meaning: str = ""
 
     def cell(self, spread: Spread | None) -> str:
         """Return the text of a cell; "-" if the figure was not measured."""
@@ -51,7 +53,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The columns of a benchmark's tables, a legend for them, and the columns that are plotted.
+    """The columns of a benchmark's tables, a legend for all of them, and the columns that are plotted.
 
     `peers` describes the peers in the plot's legend, if the report's settings do not. `remarks` returns lines that
     come before the verdict.
@@ -76,9 +78,16 @@ def bench_table(report: BenchReport, layout: Layout) -> RenderableType:
 def head(report: BenchReport, layout: Layout) -> Iterator[Text]:
     """Yield the machine, the legend, and whether the figures are partial."""
     yield Text(machine_line(report))
-    yield Text(layout.legend)
+    yield Text(_legend(report, layout))
     if not report.is_complete:
         yield Text("partial: the benchmark was stopped early; the figures cover the runs so far", style="bold")
+
+
+def _legend(report: BenchReport, layout: Layout) -> str:
+    """Return the legend, with the meanings of the columns that at least one case has."""
+    shown = dict.fromkeys(column for case in report.cases for column in _measured(case, layout.columns))
+    in_order = (column for column in layout.columns if column in shown and column.meaning)
+    return "; ".join((layout.legend, *(f"{column.heading}: {column.meaning}" for column in in_order)))
 
 
 def foot(report: BenchReport, layout: Layout) -> Iterator[RenderableType]:

@@ -121,14 +121,14 @@ def held(tmp_path: Path) -> Iterator[Held]:
         env=environment(),
         text=True,
     )
-    try:
-        with process:
+    with process:
+        try:
             yield Held(process)
             assert process.stdin
             process.stdin.close()
             process.wait(LIMIT_S)
-    finally:
-        process.kill()
+        finally:
+            process.kill()
 
 
 def test_attach_asks_the_driver_for_the_gpu(held: Held) -> None:

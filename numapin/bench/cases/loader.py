@@ -140,7 +140,14 @@ _QUESTION: Final = Question(
     subject="{own} instead of torch's loader",
     things="batches are",
     figure="batches_per_s",
-    own=("numapin-device", "numapin-transport", "numapin-host", "numapin-balanced"),
+    own=(
+        "numapin-device",
+        "numapin-transport",
+        "numapin-host",
+        "numapin-balanced",
+        "numapin-buffer",
+        "numapin-buffer-nt",
+    ),
     against=BASELINE,
 )
 

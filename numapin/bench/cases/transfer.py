@@ -25,7 +25,11 @@ MEMORIES: Final = {
     "slot": "a page-locked memfd, as numapin.DataLoader's slots",
 }
 _QUESTION: Final = Question(
-    subject="pin", things="copies are", figure="gbps", own=("pinned", "slot", "registered"), against="pageable"
+    subject="pin ({own})",
+    things="copies are",
+    figure="gbps",
+    own=("pinned", "slot", "registered"),
+    against="pageable",
 )
 
 

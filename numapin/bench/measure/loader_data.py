@@ -34,10 +34,7 @@ class InMemory(Dataset[Sample]):
 
     def __init__(self, case: LoaderCase, gil_ns: int) -> None:
         self.case, self._gil_ns = case, gil_ns
-        if case.work in _MAKERS:
-            self._sample = _MAKERS[case.work](case)
-        else:
-            self._sample = _dicts(case) if case.num_tensors else _tensors(case)
+        self._sample = _MAKERS.get(case.work, _dicts if case.num_tensors else _tensors)(case)
 
     def __reduce__(self) -> tuple[type[InMemory], tuple[LoaderCase, int]]:
         """Pickle only the arguments."""
@@ -163,12 +160,12 @@ def require_intact(batch: Batch, case: LoaderCase) -> None:
 
 
 def _require_padded(parts: Sequence[torch.Tensor], case: LoaderCase) -> None:
-    """Require each row to have the same nonzero value from its start to its padding, equal in all tensors."""
-    first, lengths = parts[0], (parts[0] != 0).sum(1)
-    wanted = (torch.arange(first.shape[1]) < lengths[:, None]) * first[:, :1]
-    is_whole = len(first) == case.batch_size and int(lengths.min()) >= _SHORTEST
-    if len(parts) != case.num_tensors or not is_whole or not all(torch.equal(part, wanted) for part in parts):
-        raise ValueError(f"a batch differs from the dataset: {tuple(first.shape)}, first elements {first[:4, 0]}")
+    """Require different samples, in rows that are padded as the samples of these numbers are."""
+    numbers = [int(value) - 1 for value in parts[0][:, 0]]
+    is_whole = len(set(numbers)) == case.batch_size and 0 <= min(numbers) <= max(numbers) < NUM_SAMPLES
+    wanted = list(tensors(_padded([*map(_sequences(case), numbers)]))) if is_whole else []
+    if len(parts) != len(wanted) or not all(map(torch.equal, parts, wanted)):
+        raise ValueError(f"a batch differs from the dataset: {tuple(parts[0].shape)}, samples {numbers[:4]}")
 
 
 def _codes(case: LoaderCase) -> torch.Tensor:
@@ -192,13 +189,16 @@ def _dicts(case: LoaderCase) -> Callable[[int], Sample]:
     return samples.__getitem__
 
 
-def _sequences(case: LoaderCase) -> Callable[[int], Sample]:
-    """Return dicts of equally long sequences; their lengths are spread evenly, and neighbors differ widely."""
+def _sequences(case: LoaderCase) -> Callable[[int], dict[str, torch.Tensor]]:
+    """Return dicts of sequences of one length, filled with the sample's number plus one.
+
+    The lengths are spread evenly, and neighbors differ widely.
+    """
     (longest,) = case.shape
     names = [f"t{number}" for number in range(case.num_tensors or 0)]
     lengths = [_SHORTEST + index * 377 % (longest + 1 - _SHORTEST) for index in range(NUM_SAMPLES)]
     samples = [
-        {name: torch.full((length,), 1 + index % _NUM_CODES, dtype=_DTYPES[case.dtype]) for name in names}
+        {name: torch.full((length,), 1 + index, dtype=_DTYPES[case.dtype]) for name in names}
         for index, length in enumerate(lengths)
     ]
     return samples.__getitem__

@@ -146,8 +146,17 @@ class Coordinator:
             self._job = TrainJob(options)
             self._stack.callback(self._job.close)
         harness.wait_for_start(_pause)
-        answer = self._job.ask(spec)
+        num_steps = Path(options.folder, f"{case.name}.steps")  # another process may have measured before a failure
+        answer = self._job.ask(_with_steps(spec, num_steps))
+        num_steps.write_text(str(answer["details"]["num_steps"]))
         harness.report(answer["figures"], details=answer["details"], idle=_pause)
+
+
+def _with_steps(spec: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the spec with the number of steps that earlier windows of its model had, if there were any."""
+    if not path.exists():
+        return dict(spec)
+    return {**spec, "options": {**spec["options"], "num_steps": int(path.read_text())}}
 
 
 def _why_not(peer: str, case: TrainCase, options: TrainBenchOptions) -> str | None:

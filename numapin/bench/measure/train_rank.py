@@ -262,7 +262,12 @@ def _measure_all(line: Line) -> None:
 
 
 def _in_words(error: BaseException) -> str:
-    remedy = "; try a smaller --batch-size" if isinstance(error, torch.OutOfMemoryError) else ""
+    """Return an error with the next step, if there is a usual one."""
+    remedy = ""
+    if isinstance(error, torch.OutOfMemoryError):
+        remedy = "; try a smaller --batch-size"
+    elif "DataLoader worker" in str(error):  # torch: "exited unexpectedly", "is killed by signal"
+        remedy = "; see dmesg for the cause; if memory or /dev/shm ran out, use fewer --workers"
     return f"{type(error).__name__}: {error}{remedy}"
 
 

@@ -10,15 +10,15 @@ any thread, at any time, even in the middle of a CUDA-graph capture.
 
 from __future__ import annotations
 
-import atexit
 import os
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread
+from threading import Thread
 from typing import Final
 
+from numapin.data.slots.ending import ExitLock
 from numapin.system.cuda import CudaRefused, Driver, Event
 from numapin.system.placement import PINNED
 
@@ -52,11 +52,9 @@ class Reclaimer:
     def __init__(self, driver: Driver) -> None:
         self._driver, self._pid = driver, os.getpid()
         self._dead: SimpleQueue[Locked] = SimpleQueue()  # its put is reentrant, so finalizers may call it
-        self._lock = Lock()
+        self._lock = ExitLock()
         self._unfenced: list[Locked] = []
         self._batches: list[_Batch] = []
-        self._is_over = False
-        atexit.register(self._stop)
         Thread(target=self._run, name="numapin-reclaim", daemon=True).start()
 
     def add(self, locked: Locked) -> None:
@@ -68,9 +66,11 @@ class Reclaimer:
         """Release memory that no device can be using, and return whether some has to wait. Never raises.
 
         It never blocks, except on drivers before R555: they have no context events, so it waits for the devices. While
-        torch captures a CUDA graph, newly added memory waits for its end.
+        torch captures a CUDA graph, newly added memory waits for its end. When Python ends, nothing is released.
         """
-        with self._lock:
+        with self._lock as may_work:
+            if not may_work:
+                return False
             with suppress(CudaRefused), self._driver.relaxed_capture():
                 self._take_dead()
                 self._fence()
@@ -99,18 +99,11 @@ class Reclaimer:
     def _release(self, batch: _Batch) -> None:
         while batch.events and self._driver.has_passed(batch.events[-1]):
             self._driver.recycle(batch.events.pop())
-        while batch.locked and not batch.events and not self._is_over:
+        while batch.locked and not batch.events and not self._lock.is_over:
             locked = batch.locked[-1]
             self._driver.unregister(locked.device, locked.address)
             PINNED.remove(locked.num_bytes)
-            batch.locked.pop()  # the last reference: unmaps
-
-    def _stop(self) -> None:
-        """Release nothing more: if Python ended while the thread frees a tensor, torch would abort the process."""
-        if os.getpid() == self._pid:  # a child that the user forked may have inherited the lock
-            self._is_over = True
-            with self._lock:  # until the thread is through with the present one
-                pass
+            batch.locked.pop()  # `locked` is the last reference, which unmaps
 
     def _run(self) -> None:
         pause_s: float | None = None

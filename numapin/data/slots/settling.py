@@ -17,6 +17,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import sizes
+from numapin.data.slots.ending import ExitLock
 from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class _Settler:
 
     def __init__(self) -> None:
         self._jobs: deque[Callable[[], None]] = deque()
-        self._lock = threading.Lock()
+        self._lock, self._work = threading.Lock(), ExitLock()
         self._is_running = False
 
     def submit(self, job: Callable[[], None]) -> bool:
@@ -131,8 +132,7 @@ class _Settler:
             if self._is_running:
                 return True
             try:
-                # No daemon: Python would end while it frees a tensor, and then torch aborts the process.
-                threading.Thread(target=self._run, name="numapin-settle", daemon=False).start()
+                threading.Thread(target=self._run, name="numapin-settle", daemon=True).start()
             except RuntimeError:
                 self._jobs.clear()
                 return False
@@ -148,7 +148,10 @@ class _Settler:
                 job = self._jobs.popleft()
             began_s = time.monotonic()
             try:
-                job()
+                with self._work as may_work:
+                    if may_work:
+                        job()
+                    del job  # it may have the last reference to a slot
             except BaseException:  # an error of ours: the next job starts another thread
                 self._is_running = False
                 raise

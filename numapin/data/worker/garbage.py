@@ -9,14 +9,16 @@ CUDA does not work in a forked child: the destructor of torch's CUDAEvent throws
 from __future__ import annotations
 
 import gc
+import os
 import threading
+from functools import cache
 from typing import Final
 
 import torch
 
 
 class _Pause:
-    """A block that several threads may be in at once; no collection runs meanwhile, if the process uses CUDA."""
+    """Garbage collection is off inside the block, if the process uses CUDA; several threads may be inside."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -24,6 +26,7 @@ class _Pause:
         self._was_enabled = False
 
     def __enter__(self) -> None:
+        _watch_forks()
         with self._lock:
             if not self._num_inside:
                 self._was_enabled = torch.cuda.is_initialized() and gc.isenabled()
@@ -34,24 +37,26 @@ class _Pause:
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._num_inside -= 1
-            if not self._num_inside:
-                self.end()
+            if not self._num_inside and self._was_enabled:
+                gc.enable()
 
-    def end(self) -> None:
-        """Let the collector run again, if it did before."""
-        if self._was_enabled:
-            gc.enable()
+    def leave_in_child(self) -> None:
+        """Freeze what a child inherited, and let it collect again if its parent did. Not only workers may come by."""
+        if self._num_inside:
+            if is_in_bad_fork():
+                gc.freeze()
+            if self._was_enabled:
+                gc.enable()
+        self._lock, self._num_inside = threading.Lock(), 0
 
 
 collection_paused: Final = _Pause()
-"""The block in which workers are forked. They call `leave_inherited`."""
+"""The block in which workers are forked."""
 
 
-def leave_inherited() -> None:
-    """Never collect what this worker inherited; from now on collect its own garbage, if its parent does so."""
-    if is_in_bad_fork():
-        gc.freeze()
-        collection_paused.end()
+@cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=collection_paused.leave_in_child)
 
 
 def is_in_bad_fork() -> bool:

@@ -107,15 +107,17 @@ def _has_ended() -> bool:
 
 def _record(file: str, error: BaseException, now_s: float, library: Sequence[str]) -> None:
     """Write an exception. Never raise, and never replace a file."""
-    for _ in range(_MOST_TRIES):
+    for number in range(_MOST_TRIES):
         try:
-            _try_to_record(file, error, now_s, library)
+            _try_to_record(file, error, now_s, None if number == _MOST_TRIES - 1 else library)
             break
-        except BaseException:  # a program must end in the same way, whatever goes wrong here
+        # A program must end in the same way, whatever goes wrong here: a signal handler raised, or the program has a
+        # module with the name of one that this imports.
+        except BaseException:
             pass
 
 
-def _try_to_record(file: str, error: BaseException, now_s: float, library: Sequence[str]) -> None:
+def _try_to_record(file: str, error: BaseException, now_s: float, library: Sequence[str] | None) -> None:
     if os.path.exists(file):
         return
     parts, last = _texts_of(error, library)
@@ -124,17 +126,13 @@ def _try_to_record(file: str, error: BaseException, now_s: float, library: Seque
     _write(file, f'{{"message": {{"message": {message}, "extraInfo": {extra}}}}}')
 
 
-def _texts_of(error: BaseException, library: Sequence[str]) -> tuple[list[str], str]:
-    """Return the parts of an exception's traceback, the last of which are its message, and this message alone."""
-    traceback = None if _is_long(error) else _pythons_traceback(library)
-    if traceback is None:
-        return _plain_texts_of(error)
-    for _ in range(_MOST_TRIES):
-        try:
-            return _formatted(traceback, error)
-        except Exception:  # a signal handler's, or a module of the program's has the name of one that this needs
-            pass
-    return _plain_texts_of(error)
+def _texts_of(error: BaseException, library: Sequence[str] | None) -> tuple[list[str], str]:
+    """Return the parts of an exception's traceback, the last of which are its message, and this message alone.
+
+    Without Python's library, the plain ones.
+    """
+    traceback = None if library is None or _is_long(error) else _pythons_traceback(library)
+    return _plain_texts_of(error) if traceback is None else _formatted(traceback, error)
 
 
 def _formatted(traceback: ModuleType, error: BaseException) -> tuple[list[str], str]:

@@ -75,6 +75,26 @@ def test_record_that_cannot_be_written(target: Target) -> None:
     assert _cpus(target) == [ALL]
 
 
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(1, "process {} ended before it was bound"), (2, "processes {} ended before they were bound")],
+)
+def test_targets_that_all_ended(number: int, words: str) -> None:
+    """If no target is left to bind, the error names them all."""
+    targets = []
+    for _ in range(number):
+        with subprocess.Popen(["sleep", "600"]) as process:
+            subject = examine(process.pid, other_users=False)
+            targets.append(Target(subject=subject, plan=PLANNED, gpu_source=""))
+            process.kill()
+    how = replace(HOW, dry_run=True)
+    attach = Attach(aim=Aim(tuple(targets), ()), how=how, migrate=False, environ={}, progress=lambda *_: None)
+    with pytest.raises(UsageError) as error:
+        attach.run()
+    pids = ", ".join(str(target.subject.pid) for target in targets)
+    assert error.value.message == f"{words.format(pids)}; nothing was changed"
+
+
 def test_plan_that_lacks_cpus(target: Target) -> None:
     """What the plan lacks is reported with the target, so that it does not count as exact."""
     binder = Binder(replace(target, shortfalls=("the plan leaves out CPUs 9",)), HOW, _nothing)

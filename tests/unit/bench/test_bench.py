@@ -24,9 +24,10 @@ from numapin.bench.measure.loader import _warm_up, _window
 from numapin.bench.measure.loader_data import Fetch, InMemory, num_bytes, require_intact, tensors
 from numapin.bench.measure.loader_peers import BUILDERS, Setup
 from numapin.bench.model import Benchmark, BenchReport, Case, Comparison, Peer, Run, combine, summarize
+from numapin.bench.verdict import verdict_of
 from numapin.system import memory
 from numapin.view.bench_layouts import LOADER
-from numapin.view.bench_table import bench_table
+from numapin.view.bench_table import Column, bench_table, head
 from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
@@ -371,6 +372,26 @@ class TestCases:
         assert {"torch", "torchdata", "spdl", "numapin-device"} <= found_names
         assert found_names.isdisjoint({*own, SAMPLES, "threads", "spdl-process"})
 
+    @pytest.mark.parametrize(
+        ("own", "text"),
+        [
+            ({"numapin-device": 3.0, "numapin-buffer": 9.0}, "numapin-device {}: yes, batches are 3.0x faster"),
+            ({"numapin-buffer": 9.0}, "numapin-buffer {}: yes, batches are 9.0x faster"),
+        ],
+    )
+    def test_the_verdict_is_about_a_fixed_loader(self, own: dict[str, float], text: str) -> None:
+        """It is about numapin-device, even if a faster one of numapin's loaders ran, too; else about that one."""
+        rates = {"torch": 1.0, **own}
+        benchmark = loader_benchmark(replace(OPTIONS, cases=("38MB",)), num_gpus=1, no_gpu=None)
+        made = [
+            Run(case="38MB", peer=name, repeat=i, figures={"batches_per_s": rate})
+            for name, rate in rates.items()
+            for i in range(4)
+        ]
+        found = verdict_of(benchmark.questions, summarize(benchmark, made))
+        assert found is not None
+        assert found.text == text.format("instead of torch's loader")
+
     def test_all_gpus(self) -> None:
         """There is one process per GPU, with 12 workers each by default."""
         everywhere = replace(OPTIONS, cases=("38MB",), peers=("torch",), all_gpus=True)
@@ -400,7 +421,10 @@ class TestData:
     """The dataset that peers read."""
 
     def test_an_intact_batch(self, name: str) -> None:
-        """A batch of the dataset passes the check and has the case's size, or, padded, nearly; samples repeat."""
+        """A batch of the dataset passes the check and has the case's size (a padded one at least 90 % of it).
+
+        The samples repeat after 512.
+        """
         case = replace(CASES[name], batch_size=3)
         batch = Fetch(InMemory(case, 0))([5, 510, 515])
         require_intact(batch, case)
@@ -543,6 +567,20 @@ class TestTable:
         assert lines[3].split() == ["a", "a", "case"]
         assert lines[4].split() == ["peer", "batches/s", "x", "torch"]
         assert lines[6].split() == ["ours", "30.0", "[20.0,", "160.0]", "3.00", "[1.00,", "4.00]"]
+
+    def test_the_legend_explains_the_columns_that_are_there(self) -> None:
+        """A column that no peer has is not in the legend; one that only a later case has is."""
+        shown = report(runs("ours", 30))
+        columns = (
+            Column(figure="rate", heading="rate", meaning="per second"),
+            Column(figure="share", heading="of peak", meaning="share of the peak"),
+        )
+        layout = replace(LOADER, columns=columns, legend="median")
+        assert [str(line) for line in head(shown, layout)][1] == "median; rate: per second"
+        (case,) = summarize(OURS_AND_TORCH, [Run(case="a", peer="ours", repeat=0, figures={"share": 0.5})])
+        shown = replace(shown, cases=(*shown.cases, case))
+        expected = "median; rate: per second; of peak: share of the peak"
+        assert [str(line) for line in head(shown, layout)][1] == expected
 
     def test_one_repeat_has_no_spread(self) -> None:
         """With one repeat there is only the value."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
+from contextlib import ExitStack
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -26,9 +28,11 @@ from numapin.bench.cases.train import (
     sized,
     train_benchmark,
 )
-from numapin.bench.measure.train import _why_not
+from numapin.bench.child import Harness
+from numapin.bench.measure.train import Coordinator, _why_not
 from numapin.bench.measure.train_data import IGNORED, TrainSet, inputs_and_targets, make_images, pad
 from numapin.bench.measure.train_models import Lossy
+from numapin.bench.measure.train_rank import _in_words
 from numapin.bench.measure.train_step import _num_threads
 from numapin.bench.measure.train_usage import cpus_per_rank
 from numapin.bench.measure.train_wire import Line
@@ -105,6 +109,66 @@ def test_a_small_shm_has_a_remedy() -> None:
     reason = _why_not("torch", CASES["resnet18"], replace(OPTIONS, num_workers=10_000_000))
     assert reason is not None
     assert re.search(r": sudo mount -o remount,size=(\d+)G /dev/shm \(docker run --shm-size \1g …\), or use", reason)
+
+
+class Unheard(Harness):
+    """A harness that waits for nothing and keeps no answer."""
+
+    def __init__(self) -> None:
+        """Leave stdout as it is."""
+
+    def wait_for_start(self, idle: object) -> None:
+        """Start at once."""
+
+    def report(self, figures: object, *, details: object, idle: object) -> None:
+        """Drop the figures."""
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            RuntimeError("DataLoader worker (pid(s) 31521) exited unexpectedly"),
+            "; see dmesg for the cause; if memory or /dev/shm ran out, use fewer --workers",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory"), "; try a smaller --batch-size"),
+        (ValueError("a batch differs"), ""),
+    ],
+)
+def test_the_error_of_a_rank_names_the_next_step(error: Exception, words: str) -> None:
+    """A worker or a GPU that ran out of memory has a usual remedy; other errors stay as they are."""
+    assert _in_words(error) == f"{type(error).__name__}: {error}{words}"
+
+
+def test_windows_are_as_long_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks that are started after a failed peer make as many steps per window as those before it."""
+    asked: list[int | None] = []
+
+    class Ranks:
+        """Ranks that would make 36 steps, or the number that is asked for."""
+
+        def __init__(self, options: TrainBenchOptions) -> None:
+            """Start nothing."""
+
+        def ask(self, spec: Mapping[str, Any]) -> dict[str, Any]:
+            """Return the answer of rank 0."""
+            asked.append(spec["options"]["num_steps"])
+            return {"figures": {}, "details": {"num_steps": asked[-1] or 36}}
+
+        def close(self) -> None:
+            """End nothing."""
+
+    monkeypatch.setattr("numapin.bench.measure.train.TrainJob", Ranks)
+    benchmark = train_benchmark(
+        replace(OPTIONS, cases=("cnn3d", "resnet18"), peers=("ceiling",), folder=str(tmp_path)),
+        on_gpu=True,
+        has_jpeg=False,
+    )
+    specs = [case.peers[0].specs[0] for case in benchmark.cases]
+    for spec in (specs[0], specs[0], specs[1]):
+        with ExitStack() as stack:  # a process of its own, as after a failure
+            Coordinator(stack).measure(json.loads(json.dumps(spec)), Unheard())
+    assert asked == [None, 36, None]
 
 
 @pytest.mark.parametrize(("name", "num_parameters"), [("resnet18", 11_689_512), ("resnet50", 25_557_032)])

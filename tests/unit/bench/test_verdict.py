@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -74,12 +75,12 @@ WIDE = {"pageable": (5.0, 10.0, 10.0, 15.0), "pinned": (6.0, 12.0, 12.0, 18.0)}
         (
             {"h2d gpu0 4096": {"pageable": (1.0,), "pinned": (9.0,)}},
             "cannot tell",
-            "pin: cannot tell: 1 repeat is too few; use --repeats 4 or more",
+            "pin: cannot tell: 1 repeat is too few, a verdict needs 4 (--repeats)",
         ),
         (
             {"h2d gpu0 4096": {"pageable": times(1)[:3], "pinned": times(9)[:3]}},
             "cannot tell",
-            "pin: cannot tell: 3 repeats are too few; use --repeats 4 or more",
+            "pin: cannot tell: 3 repeats are too few, a verdict needs 4 (--repeats)",
         ),
         (
             {"h2d gpu0 4096": {"pageable": times(1)}},
@@ -110,6 +111,44 @@ def test_times_and_cases() -> None:
     found = verdict(START, figures)
     assert found.answer is BenchAnswer.YES
     assert found.text == "numapin instead of torchrun: yes, runs are 8.0x faster in print; no difference in all-reduce"
+
+
+def test_each_case_has_its_own_reason() -> None:
+    """Cases that are unclear for different reasons are not explained by that of the first one."""
+    figures: dict[str, dict[str, Values]] = {
+        "vit": {"torchrun": times(1.0), "numapin": times(1.0)},
+        "fsdp": {"torchrun": WIDE["pageable"], "numapin": WIDE["pinned"]},
+        "resnet": {"torchrun": (5.8,), "numapin": (12.6,)},
+    }
+    assert verdict(START, figures).text == (
+        "numapin instead of torchrun: no difference in vit; cannot tell in fsdp: the ranges of the repeats overlap; "
+        "cannot tell in resnet: 1 repeat is too few, a verdict needs 4 (--repeats)"
+    )
+
+
+def test_the_peer_is_fixed_and_named() -> None:
+    """The first of the question's peers counts, not the fastest; if it did not run, the case names its substitute."""
+    question = replace(START, own=("numapin", "numapin-agent"))
+    both = {"torchrun": times(2.0), "numapin": times(2.0), "numapin-agent": times(1.0)}
+    assert verdict(question, {"print": both}).text == "numapin instead of torchrun: no difference"
+    second = {"torchrun": times(2.0), "numapin-agent": times(1.0)}
+    assert verdict(question, {"print": both, "all-reduce": second}).text == (
+        "numapin or numapin-agent instead of torchrun: yes, runs are 2.0x faster in all-reduce (numapin-agent); "
+        "no difference in print (numapin)"
+    )
+
+
+def test_a_peer_that_stopped_is_the_reason() -> None:
+    """More repeats are no remedy for a peer that failed."""
+    made = [Run(case="a", peer="torchrun", repeat=i, figures={"total_s": 2.0}) for i in range(2)]
+    made += [Run(case="a", peer="torchrun", repeat=2, skipped="failed")]
+    made += [Run(case="a", peer="numapin", repeat=i, figures={"total_s": 1.0}) for i in range(4)]
+    case = Case(name="a", about="", peers=tuple(Peer(name=name, specs=()) for name in ("torchrun", "numapin")))
+    found = verdict_of((START,), summarize(Benchmark(name="x", module="", cases=(case,)), made))
+    assert found is not None
+    assert found.text == (
+        "numapin instead of torchrun: cannot tell: torchrun stopped after 2 repeats, a verdict needs 4"
+    )
 
 
 def test_many_cases_stay_one_line() -> None:

@@ -360,11 +360,42 @@ class TestOneSlowRank:
         (shared,) = (one for one in report.findings if one.finding.what == "one slow rank")
         assert "most of the difference is copy" in shared.finding.evidence
 
+    def test_one_long_step_names_no_part(self) -> None:
+        """A rank that computes longer in each step, and copies for long in one of them, computes longer."""
+        made, now = Made(), 0.0
+        for i in range(8):
+            copying = 9000 if i == 3 else 0
+            made.step(i, now, 1000 + copying)
+            made.copy(now, copying, memory="Pinned")
+            made.kernel(now + copying, 900)
+            made.kernel(now + copying + 950, 50, name="ncclDevKernel_AllReduce")
+            now += 1000 + copying
+        report = make_report([self._rank(0, 600), analyzed(made, rank=1)])
+        (shared,) = (one for one in report.findings if one.finding.what == "one slow rank")
+        assert "most of the difference is compute" in shared.finding.evidence
+
     @pytest.mark.parametrize("late", [(950, *[600] * 5), (950, 950, 950, 600, 600, 600), (950,) * 4])
     def test_not_late_in_most_steps(self, late: tuple[float, ...]) -> None:
         """A rank that is late in half of its steps, or in few steps, is not called slow."""
         report = make_report([self._rank(0, *[600] * len(late)), self._rank(1, *late), self._rank(2, 600)])
         assert "one slow rank" not in {shared.finding.what for shared in report.findings}
+
+    @pytest.mark.parametrize(
+        ("num_steps", "ranks"),
+        [
+            ((4, 3), "all ranks have"),
+            ((6, 4, 6), "rank 1 has"),
+            ((6, 4, 4), "2 of 3 ranks have"),
+            ((6, 5), None),
+            ((1,), None),
+        ],
+    )
+    def test_too_few_steps_are_noted(self, num_steps: tuple[int, ...], ranks: str | None) -> None:
+        """Ranks with too few steps to call them slow are noted once, unless there is no other rank."""
+        made = [analyzed(loop(steps=number, compute=600), rank=rank) for rank, number in enumerate(num_steps)]
+        notes = [one for one in make_report(made).notes if "slow rank" in one]
+        expected = f"{ranks} fewer than 5 steps, too few to look for a slow rank: trace more (--steps 5)"
+        assert notes == ([] if ranks is None else [expected])
 
     def test_a_rank_that_saves_in_one_step(self) -> None:
         """Time that a rank loses in one step, and others waiting for it, are one finding, with that rank's evidence."""

@@ -69,7 +69,19 @@ def test_ranks_that_were_restarted() -> None:
     found = difference(a, a, names=("a", "b"))
     assert found.parts[0].a_s == pytest.approx(100e-6)
     assert found.parts[0].differs is False
-    assert found.notes == tuple(f"{name}: only 4 steps of each rank: rank 1 has no more" for name in "ab")
+    note = "only the first 4 steps of each rank are compared: rank 1 has no more"
+    assert found.notes == (f"a: {note}", f"b: {note}")
+
+
+def test_traces_that_name_no_rank() -> None:
+    """All of them count."""
+
+    def both(*lengths: float) -> TraceReport:
+        made = [loop(steps=6, compute=length) for length in lengths]
+        return make_report([analyze(read_trace(each.content(rank=None), source="x")) for each in made])
+
+    found = difference(both(100, 100), both(300, 100), names=("a", "b"))
+    assert found.parts[0].b_s == pytest.approx(200e-6)
 
 
 @pytest.mark.parametrize(("num_steps", "width"), [(2, 4.303), (6, 2.228), (21, 2.021)])

@@ -291,7 +291,7 @@ class TestReport:
         assert content["findings"][0]["ranks"] == ["1", "0"]
         assert content["findings"][0]["costs"] == pytest.approx(0.5)
         assert content["findings"][0]["evidence"].startswith("on rank 1, the loop waited")
-        assert content["notes"] == ["rank 2: killed"]
+        assert content["notes"][0] == "rank 2: killed"
 
     def test_no_finding(self) -> None:
         """A report without findings says so, and which part takes most time besides compute."""
