@@ -176,7 +176,7 @@ def _require_complete(request: JobRequest) -> None:
     lacks_size = not sizes.keys().isdisjoint(missing)
     why = "; without these numbers it is not Guaranteed, and gets no CPUs of its own" if lacks_size else ""
     other = "; --machine FILE (numapin topo --save FILE) has CPUs and memory" if lacks_size else ""
-    raise UsageError(f"a pod needs {_joined(tuple(missing))}{why}", f"give {' '.join(missing.values())}{other}")
+    raise UsageError(f"a pod needs {_joined(tuple(missing))}{why}", f"give {_joined(tuple(missing.values()))}{other}")
 
 
 def _joined(words: tuple[str, ...]) -> str:

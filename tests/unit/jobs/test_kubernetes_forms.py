@@ -159,6 +159,7 @@ def test_the_value_of_a_variable_arrives_as_it_was_typed(value: str) -> None:
         (("--annotation", "a b=c"), "is not the name of an annotation"),
         (("--gang", "kueue"), "kueue"),
         (("--queue", "a,b"), "--queue 'a,b' is not the name of a Kueue LocalQueue"),
+        (("--queue", "A B"), "--partition/--queue 'A B' is not valid"),
         (("--ttl", "0s"), "'0s' is zero"),
         (("--ttl", "soon"), "'soon' is not a time; write 24h or 90m"),
         (("--device-class", "GPU"), "is not the name of an object"),
