@@ -62,6 +62,20 @@ def local_size(environ: Mapping[str, str]) -> int | None:
     return _number(environ, "LOCAL_WORLD_SIZE")
 
 
+def gpus_of_ranks(visible: Sequence[int], given: Mapping[int, int], num_ranks: int) -> tuple[int | None, ...]:
+    """Return the GPU of each rank: the one that it was given, or that of its turn among several visible ones.
+
+    A rank that was given another GPU than that of its turn trades with the rank whose turn it is: otherwise that one
+    would be taken to use the same GPU. None: unknown.
+    """
+    turns = [visible[rank % len(visible)] if len(visible) > 1 else None for rank in range(num_ranks)]
+    for rank, gpu in given.items():
+        others = (other for other, turn in enumerate(turns) if turn == gpu and other not in given)
+        turns[next(others, rank)] = turns[rank]
+        turns[rank] = gpu
+    return tuple(turns)
+
+
 def _of_computing(gpus: Sequence[Gpu], named: Gpu | None) -> KnownGpu:
     of_rank = next((gpu for gpu in gpus if gpu == named), None)
     if of_rank is None and len({gpu.node for gpu in gpus}) > 1:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.attach.bind import Binder
 from numapin.attach.changes import STAYS, Attached, AttachedRank
 from numapin.attach.pages import Move, described, planned_nodes, policy_shortfalls, read_memory
+from numapin.attach.processes import LIST
 from numapin.attach.record import open_records
 from numapin.base.sizes import render
 from numapin.errors import MachineError, NumapinError, UsageError
@@ -160,7 +161,7 @@ def _all_ended(ranks: Sequence[AttachedRank]) -> UsageError:
     ended = f"process {pids} ended before it was bound"
     if len(ranks) > 1:
         ended = f"processes {pids} ended before they were bound"
-    return UsageError(f"{ended}; nothing was changed", "see: numapin top")
+    return UsageError(f"{ended}; nothing was changed", LIST)
 
 
 def _words(error: MachineError | OSError) -> str:

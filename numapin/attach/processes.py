@@ -15,7 +15,7 @@ from numapin.system import proc
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-_LIST: Final = "list processes with: nvidia-smi, or pgrep -af COMMAND"
+LIST: Final = "list processes with: nvidia-smi, or pgrep -af COMMAND"
 _OTHER_USERS: Final = "--other-users"
 
 
@@ -64,11 +64,11 @@ def examine(pid: int, *, other_users: bool) -> Subject:
     Raises UsageError for a process that does not exist or must not be touched, and MachineError for another user's.
     """
     if pid == os.getpid():
-        raise UsageError(f"process {pid} is numapin itself", _LIST)
+        raise UsageError(f"process {pid} is numapin itself", LIST)
     try:
         subject = _read(pid)
     except proc.Gone:
-        raise UsageError(f"there is no process {pid}", _LIST) from None
+        raise UsageError(f"there is no process {pid}", LIST) from None
     except PermissionError:
         raise of_another_user(f"process {pid}", "another user") from None
     problem = why_untouchable(subject.uid, other_users=other_users)
@@ -110,12 +110,12 @@ def _read(pid: int) -> Subject:
     if found.is_kernel_thread:
         raise _never(pid, "is a thread of the kernel")
     if pid == 1:
-        raise _never(pid, "runs this host or container")
+        raise _never(pid, "is the first process of this host or container")
     return Subject(pid, found.start, found.name, uid)
 
 
 def _never(pid: int, what: str) -> UsageError:
-    return UsageError(f"process {pid} {what}: attach does not touch it", _LIST)
+    return UsageError(f"process {pid} {what}: attach does not touch it", LIST)
 
 
 def _uid(folder: str) -> int | None:

@@ -51,7 +51,9 @@ def _restore(pids: Collection[int] | None, environ: Mapping[str, str], *, other_
         _remove(ended)
     warnings += tuple(f"process {each.pid} ({each.name}) has ended" for _, each in ended)
     if not alive:
-        what = "" if pids is None else f" for process {', '.join(map(str, pids))}"
+        what = (
+            "" if pids is None else f" for {'process' if len(pids) == 1 else 'processes'} {', '.join(map(str, pids))}"
+        )
         searched = () if ended else (f"searched {record.searched_places(environ)}",)
         raise UsageError("; ".join((f"nothing to restore{what}", *warnings, *searched)), _RECORDED)
     processes = tuple(_restored(each, other_users=other_users, dry_run=dry_run) for each in alive)

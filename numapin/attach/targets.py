@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.attach.cpuset import in_whole_cpuset, shortfalls_of
-from numapin.attach.gpus import KnownGpu, gpu_of, local_rank, local_size, visible_gpus
+from numapin.attach.gpus import KnownGpu, gpu_of, gpus_of_ranks, local_rank, local_size, visible_gpus
 from numapin.attach.processes import Family, Subject, examine, of_another_user, read_family, why_untouchable
 from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.launcher import run_folder
@@ -370,7 +369,7 @@ def _is_split(request: Request) -> bool:
 
 
 def _target(owner: _Owner, plan: RankPlan, topology: Topology) -> Target:
-    source = owner.gpu.source if owner.gpu.gpu else "a rank of a host without GPUs"
+    source = owner.gpu.source if owner.gpu.gpu else "the rank has no GPU"
     shortfalls = shortfalls_of(owner.subject.pid, topology.allowed.cpus)
     return Target(subject=owner.subject, plan=plan, gpu_source=source, shortfalls=shortfalls)
 
@@ -380,9 +379,8 @@ def _rank_gpus(
 ) -> tuple[int | None, ...]:
     """Return the GPU of each rank. Ranks that are not to be bound are taken to use the GPUs that these see, in turn."""
     visible = [gpu.index for gpu in visible_gpus(topology, owners[0].environ)]
-    others = cycle(visible if len(visible) > 1 else [None])
     given = {place: owner.gpu.gpu.index for place, owner in zip(places, owners, strict=True) if owner.gpu.gpu}
-    return tuple(given.get(place, other) for place, other in zip(range(num_ranks), others, strict=False))
+    return gpus_of_ranks(visible, given, num_ranks)
 
 
 def _numbers(owners: Sequence[_Owner]) -> list[int]:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from numapin.plan.model import Plan
     from numapin.topology.model import Topology
 
+_OTHERWISE: Final = "run a module with -m, other programs with --a COMMAND --b COMMAND"
 _NAMES: Final = Parsed("LIST", parse_names, words=KNOWN, many=True)
 
 
@@ -175,7 +176,9 @@ def _check(options: CompareOptions) -> None:
     if options.a is None:
         from numapin.launcher.command import require_program
 
-        require_program(options.command[0], module=options.module, no_python=False, run_path=False)
+        require_program(
+            options.command[0], module=options.module, no_python=False, run_path=False, otherwise=_OTHERWISE
+        )
         require_torch("numapin compare with a script")
     _check_files(options)
 

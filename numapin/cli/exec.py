@@ -28,12 +28,16 @@ from numapin.tasks.plan import has_own_cpus, plan_task
 if TYPE_CHECKING:
     from typing import NoReturn
 
+    from numapin.plan.request import Request
     from numapin.tasks.identify import Task
     from numapin.tasks.slice import Slice
+    from numapin.topology.model import Topology
 
 _BLANK_GLOB: Final = "is blank; write a pattern such as '*worker*'"
 _RANK: Final = "Number of this rank on its host, from 0 (default: from the launcher's variables)."
 _SIZE: Final = f"Number of ranks on this host, at most {MAX_RANKS} (default: from the launcher's variables)."
+_OF_ONE_RANK: Final = "it describes one rank, and --children binds several processes"
+_LIST_GPUS: Final = "--gpus lists GPUs, such as 0,1: see numapin topo"
 _DECIDED_BY_PLAN: Final = [option.name for option in BINDING if option.name != "strict"]
 
 
@@ -121,17 +125,9 @@ def _bind_children(options: _ExecOptions) -> NoReturn:
 
     if not options.children:
         raise UsageError("--children-match needs --children", "numapin exec --children --children-match GLOB …")
-    of_one_rank = {
-        "--plan": options.plan,
-        "--local-rank": options.local_rank,
-        "--local-size": options.local_size,
-        "--cores-for": options.cores_for,  # its roles take effect while a rank imports torch
-    }
-    given = next((name for name, value in of_one_rank.items() if value is not None), None)
-    if given is not None:
-        raise UsageError(f"--children and {given} cannot be combined: {given} applies to one rank", "leave one out")
+    _require_no_rank(options)
     topology = topology_from(gpu_nodes=options.gpu_nodes)
-    request, shown = settle_gpus(topology, options.request(num_ranks=None), os.environ)
+    request, shown = _settled_for_children(topology, options)
     status = run_with_children(
         topology,
         request,
@@ -144,6 +140,28 @@ def _bind_children(options: _ExecOptions) -> NoReturn:
     if status < 0:
         _die_of(-status)
     sys.exit(status)
+
+
+def _require_no_rank(options: _ExecOptions) -> None:
+    """Raise UsageError for an option that --children cannot follow."""
+    refused = (
+        ("--plan", options.plan, "--children makes a plan for all visible GPUs itself"),
+        ("--local-rank", options.local_rank, _OF_ONE_RANK),
+        ("--local-size (--nproc-per-node)", options.local_size, _OF_ONE_RANK),
+        ("--cores-for", options.cores_for, "roles must be set before torch is imported, and --children may bind later"),
+    )
+    for name, value, why in refused:
+        if value is not None:
+            raise UsageError(f"--children and {name} cannot be combined: {why}", "leave one out")
+
+
+def _settled_for_children(topology: Topology, options: _ExecOptions) -> tuple[Request, dict[str, str]]:
+    """Settle --gpus. Raises UsageError, whose hint does not name --nproc-per-node: --children does not take it."""
+    try:
+        return settle_gpus(topology, options.request(num_ranks=None), os.environ)
+    except UsageError as error:
+        hint = _LIST_GPUS if "--nproc-per-node" in error.hint else error.hint
+        raise UsageError(error.message, hint) from None
 
 
 def _die_of(number: int) -> None:

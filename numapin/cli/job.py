@@ -247,7 +247,7 @@ def _command(name: str, engine: _Engine) -> click.Command:
 
     @with_values(_JobOptions)
     def write_script(options: _JobOptions) -> None:
-        request = _request(engine, options)
+        request = _request(name, engine, options)
         text = engine.build(request)
         warn(engine.warnings(request))
         if options.output is None:
@@ -273,7 +273,7 @@ def _command(name: str, engine: _Engine) -> click.Command:
     )
 
 
-def _request(engine: _Engine, options: _JobOptions) -> JobRequest:
+def _request(name: str, engine: _Engine, options: _JobOptions) -> JobRequest:
     """Return the request of the options and the machine file. Raises UsageError, and the errors of a plan."""
     form = Form(options.form)
     options.request(num_ranks=None)  # raises for invalid binding options
@@ -309,6 +309,7 @@ def _request(engine: _Engine, options: _JobOptions) -> JobRequest:
         components=options.components,
         vendor=vendor_of_ranks(topology),
         tiles_per_gpu=tiles_per_gpu(topology),
+        engine=name,
     )
     require_gpu_per_rank(options.gpus, num_ranks=request.num_ranks)
     return request if topology is None else _sized(request, topology, engine, options)

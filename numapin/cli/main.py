@@ -20,7 +20,7 @@ import click
 from numapin import __version__
 from numapin.base.printable import printable, printable_lines
 from numapin.base.stderr import say
-from numapin.cli.mistakes import command_of, message_of, suggestion_for, usage_of
+from numapin.cli.mistakes import command_of, message_of, suggestion_for, typed_command, usage_of
 from numapin.cli.output import prepare_streams, say_block, say_error
 from numapin.errors import NumapinError, Stopped
 
@@ -138,7 +138,8 @@ def _show(error: click.ClickException) -> None:
             error.show()
         return
     context: click.Context | None = getattr(error, "ctx", None)
-    _say(message_of(error), f"{context.command_path} --help" if context else "numapin --help")
+    path = context.command_path if context else typed_command(sys.argv[1:], numapin)
+    _say(message_of(error), f"{path} --help")
 
 
 def _say(message: str, hint: str) -> None:

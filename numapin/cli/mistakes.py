@@ -14,7 +14,7 @@ import click
 from numapin.base.suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 _HELP: Final = re.compile(r"numapin( .*)? --help$")
 _CHOICE: Final = re.compile(
@@ -74,6 +74,21 @@ def command_of(hint: str, group: click.Group) -> tuple[click.Command | None, str
     for word in path.split():
         command = _subcommand(command, word)
     return command, f"numapin{path}"
+
+
+def typed_command(words: Sequence[str], group: click.Group) -> str:
+    """Return the name of the command that the words of a command line begin with, and those of its groups.
+
+    click's error about an option without its value does not have it.
+    """
+    command: click.Command | None = group
+    path = ["numapin"]
+    for word in words:
+        command = _subcommand(command, word)
+        if command is None:
+            break
+        path.append(word)
+    return " ".join(path)
 
 
 def _subcommand(command: click.Command | None, name: str) -> click.Command | None:

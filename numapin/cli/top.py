@@ -62,7 +62,7 @@ class _TopOptions:
     show_default=True,
     help="Seconds between samples.",
 )
-@click.option("--once", is_flag=True, help="Show one sample and exit.")
+@click.option("--once", is_flag=True, help="Show one sample and exit; with --openmetrics, write one.")
 @click.option("--json", "as_json", is_flag=True, help="With --once: print JSON (schema numapin.top/1).")
 @click.option(
     OPTION,

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 OPTION: Final = "--openmetrics"
 STDOUT: Final = "-"
-_ADDRESS: Final = re.compile(r"(?P<host>\[[^/\]]*\]|[^/:]*):(?P<port>[0-9]{1,5})")
+_ADDRESS: Final = re.compile(r"(?P<host>\[[^/\]]*\]|[^/:]*):(?P<port>[^/:]*)")
+_PORT: Final = re.compile(r"[0-9]{1,5}")
 _PATIENCE_S: Final = 5.0  # with a client that sends nothing
 
 
@@ -41,14 +42,21 @@ class Address(NamedTuple):
 
 
 def target_of(text: str) -> Path | Address | None:
-    """Return the file or the address that the option names; None is stdout. Raises UsageError for other hosts."""
+    """Return the file or the address that the option names; None is stdout.
+
+    HOST:TEXT is an address if TEXT is a number or HOST is a loopback address, and otherwise a file. Raises UsageError
+    for an address of another host, or without a valid port.
+    """
     if text == STDOUT:
         return None
     match = _ADDRESS.fullmatch(text)
     if match is None:
         return Path(text)
-    host, port = match["host"].strip("[]") or "127.0.0.1", int(match["port"])
-    if not _is_loopback(host) or port > 0xFFFF:
+    host = match["host"].strip("[]") or "127.0.0.1"
+    port = int(match["port"]) if _PORT.fullmatch(match["port"]) else None
+    if port is None and not _is_loopback(host):
+        return Path(text)
+    if port is None or port > 0xFFFF or not _is_loopback(host):
         raise UsageError(
             f"{OPTION} {text}: not a port of a loopback address",
             f"type: {OPTION} 127.0.0.1:9836 (for a file of this name: ./{text})",

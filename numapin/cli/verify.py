@@ -14,7 +14,7 @@ import click
 from numapin.cli.options import JOB
 from numapin.cli.output import emit, json_text, show
 from numapin.errors import MachineError, UsageError
-from numapin.observe.find_job import find_job
+from numapin.observe.find_job import LIST_PROCESSES, find_job
 from numapin.observe.read import observe
 from numapin.observe.verify import verify as verify_job
 
@@ -61,5 +61,6 @@ def _report(run: str | None, pids: tuple[int, ...] | None) -> VerifyReport:
     job = find_job(run, pids, os.environ, again="numapin verify")
     observed = observe(job.pids, gone=job.gone)
     if all(rank.is_gone for rank in observed.ranks):
-        raise UsageError(f"{job.name}: the job ended while it was read", "check the active run with: numapin verify")
+        hint = LIST_PROCESSES if pids is not None else "check the active run with: numapin verify"
+        raise UsageError(f"{job.name}: the job ended while it was read", hint)
     return verify_job(job.plan, observed, applied=job.applied, run=job.name)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _QUEUE: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+_IMAGE_OPTION: Final = "--container registry/image:tag (with numapin in it)"
 _IMAGE: Final = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]*")
 
 
@@ -78,9 +79,8 @@ def build(request: JobRequest) -> str:
     form, name, gpus = _FORMS[request.kind], job_name(request), num_gpus(request)
     _require_name(name, form)
     _require_queue(request)
+    _require_complete(request)
     _require_image(request)
-    _require_size("CPUs", request.cpus_per_task, "--cpus-per-task N")
-    _require_size("memory", request.memory_bytes, "--mem-per-node SIZE")
     _require_possible(request, form)
     request.pod.require_claimable(gpus)
     claims = [claim_template(name, gpus, request.pod)] if request.pod.device_classes else []
@@ -115,8 +115,8 @@ def warnings(request: JobRequest) -> tuple[str, ...]:
         ),
         (
             is_leader_worker_set and request.nodes > 1 and not _has_secret(request.pod),
-            "a LeaderWorkerSet gives its pods no secret for the rendezvous: put PET_RDZV_ID into a Secret, and add "
-            "--env-from secret/NAME",
+            "a LeaderWorkerSet gives its pods no secret for the rendezvous: put PET_RDZV_ID into a Secret, such as "
+            "rendezvous, and add --env-from secret/rendezvous",
         ),
     )
     return tuple(text for is_given, text in known if is_given)
@@ -163,21 +163,32 @@ def _require_queue(request: JobRequest) -> None:
         )
 
 
+def _require_complete(request: JobRequest) -> None:
+    """Raise UsageError that names everything that a pod needs and the request lacks."""
+    sizes = {
+        "its CPUs as a number": (request.cpus_per_task, "--cpus-per-task N"),
+        "its memory as a number": (request.memory_bytes, "--mem-per-node SIZE"),
+    }
+    needs = {"an image": (request.container, _IMAGE_OPTION), **sizes}
+    missing = {need: option for need, (value, option) in needs.items() if value is None}
+    if not missing:
+        return
+    lacks_size = not sizes.keys().isdisjoint(missing)
+    why = "; without these numbers it is not Guaranteed, and gets no CPUs of its own" if lacks_size else ""
+    other = "; --machine FILE (numapin topo --save FILE) has CPUs and memory" if lacks_size else ""
+    raise UsageError(f"a pod needs {_joined(tuple(missing))}{why}", f"give {_joined(tuple(missing.values()))}{other}")
+
+
+def _joined(words: tuple[str, ...]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def _require_image(request: JobRequest) -> None:
-    if request.container is None:
-        raise UsageError("a pod needs an image", "give one that contains numapin: --container registry/image:tag")
-    if not _IMAGE.fullmatch(in_registry(request.container) or ""):
+    if not _IMAGE.fullmatch(in_registry(request.container or "") or ""):
         raise UsageError(
             f"--container {request.container!r} is not an image in a registry",
             "for example: --container registry/image:tag",
-        )
-
-
-def _require_size(resource: str, number: int | None, option: str) -> None:
-    if number is None:
-        raise UsageError(
-            f"a pod needs its {resource} as a number: otherwise it is not Guaranteed, and gets no CPUs of its own",
-            f"give it: {option}, or --machine FILE (topo --save)",
         )
 
 

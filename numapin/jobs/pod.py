@@ -47,6 +47,16 @@ _RESERVED: Final = frozenset(
         *("RDZV_BACKEND", "RDZV_ENDPOINT", "RDZV_CONF", "LOCAL_ADDR"),
     )
 )
+_SET_FOR_RANKS: Final = {
+    "NUMAPIN_BINDING": "leave it out",
+    "NUMAPIN_CHILDREN": "leave it out",
+    "NUMAPIN_DATALOADER": "give --dataloader instead",
+    "NUMAPIN_NIC_ENV": "give --nic-env instead",
+    "NUMAPIN_ROLES": "give --cores-for instead",
+    "NUMAPIN_STEPS": "leave it out",
+    "NUMAPIN_TRACE": "leave it out",
+}
+"""The variables that numapin sets for the ranks, each with what to do instead of setting it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +179,8 @@ def _environment(request: JobRequest, form: PodForm) -> list[dict[str, object]]:
     for name, _ in request.pod.env:
         if name in taken:
             raise UsageError(f"--env {name}: the manifest sets this variable itself", "leave it out")
+        if name in _SET_FOR_RANKS:
+            raise UsageError(f"--env {name}: numapin sets this variable itself, for each rank", _SET_FOR_RANKS[name])
     return [*form.variables, *named({name: _unexpanded(value) for name, value in request.pod.env})]
 
 

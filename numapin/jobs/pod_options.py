@@ -167,13 +167,13 @@ def variable(text: str) -> tuple[str, str]:
 def variables_of(text: str) -> tuple[VolumeKind, str]:
     """Return the object whose keys become variables: secret/NAME or configmap/NAME."""
     kind, _, name = text.partition("/")
-    if kind not in {VolumeKind.SECRET, VolumeKind.CONFIGMAP} or not _OBJECT.fullmatch(name):
+    if kind not in {VolumeKind.SECRET, VolumeKind.CONFIGMAP} or not name:
         raise ValueError(f"{text!r} is neither secret/NAME nor configmap/NAME, such as secret/wandb")
-    return VolumeKind(kind), name
+    return VolumeKind(kind), object_name(name)
 
 
 def volume(text: str) -> Volume:
-    """Return the volume of SOURCE:PATH or SOURCE:PATH:ro."""
+    """Return the volume of SOURCE:PATH or SOURCE:PATH:ro. Raises ValueError."""
     source, _, rest = text.partition(":")
     path, has_mode, mode = rest.partition(":")
     is_mode = not has_mode or mode in {"ro", "rw"}
@@ -189,13 +189,14 @@ def volume(text: str) -> Volume:
 
 
 def _volume_source(source: str) -> tuple[VolumeKind, str] | None:
+    """Return the kind and the name of a source; None for another form. Raises ValueError for a name of no object."""
     if source.startswith("/"):
         return VolumeKind.HOST, source
     if source == VolumeKind.EMPTYDIR:
         return VolumeKind.EMPTYDIR, ""
     kind, _, name = source.partition("/")
-    is_named = kind in {VolumeKind.PVC, VolumeKind.SECRET, VolumeKind.CONFIGMAP} and bool(_OBJECT.fullmatch(name))
-    return (VolumeKind(kind), name) if is_named else None
+    is_named = kind in {VolumeKind.PVC, VolumeKind.SECRET, VolumeKind.CONFIGMAP} and bool(name)
+    return (VolumeKind(kind), object_name(name)) if is_named else None
 
 
 def resource(text: str) -> tuple[str, str]:

@@ -89,6 +89,7 @@ class JobRequest:
         components: Further components of a heterogeneous Slurm job.
         vendor: The maker of the GPUs.
         tiles_per_gpu: The number of Intel's tiles, each a GPU for ranks, that a cluster counts as one GPU.
+        engine: The engine's name on the command line, for hints.
     """
 
     command: tuple[str, ...]
@@ -120,6 +121,7 @@ class JobRequest:
     components: tuple[Component, ...] = ()
     vendor: GpuVendor = GpuVendor.NVIDIA
     tiles_per_gpu: int = 1
+    engine: str = "slurm"
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without a cluster."""
@@ -165,16 +167,26 @@ class JobRequest:
         return self.name or name_of(self.command[0])
 
     def _check_numbers(self) -> None:
-        _require_between("--nodes", self.nodes, 1, _MAX_NODES)
-        _require_between("--gpus-per-node", self.gpus_per_node, 0, MAX_GPUS)
-        _require_between("--ranks-per-node", self.ranks_per_node, 0, MAX_RANKS)
-        _require_between("--cpus-per-task", self.cpus_per_task, 1, MAX_CPUS)
-        _require_between("--mem-per-node", self.memory_bytes, 1 << 20, MAX_NUMBER)
+        self._require_between("--nodes", self.nodes, 1, _MAX_NODES)
+        self._require_between("--gpus-per-node", self.gpus_per_node, 0, MAX_GPUS)
+        self._require_between("--ranks-per-node", self.ranks_per_node, 0, MAX_RANKS)
+        self._require_between("--cpus-per-task", self.cpus_per_task, 1, MAX_CPUS)
+        self._require_between("--mem-per-node", self.memory_bytes, 1 << 20, MAX_NUMBER)
         if self.gpus_per_node and self.num_ranks > self.gpus_per_node:
             raise UsageError(
                 f"--ranks-per-node {self.num_ranks} is more than the {counted(self.gpus_per_node, 'GPU')} of a host",
                 f"each rank needs its own GPU: --ranks-per-node {self.gpus_per_node}, or more --gpus-per-node",
             )
+
+    def _require_between(self, option: str, number: int | None, least: int, most: int) -> None:
+        """Raise UsageError for a number outside of the range. None is an option that was not given."""
+        if number is None:
+            return
+        hint = f"numapin job {self.engine} --help"
+        if number < least:
+            raise UsageError(f"{option} is {number}; it must be at least {least}", hint)
+        if number > most:
+            raise UsageError(f"{option} is {str(number)[:20]}; it must be at most {most}", hint)
 
     def _check_times(self) -> None:
         if self.signal_s is None:
@@ -218,9 +230,9 @@ class JobRequest:
                 "the argument ':' with --het: srun takes it for the end of a component", "pass it in another way"
             )
         for component in self.components:
-            _require_between("--het nodes", component.nodes, 1, _MAX_NODES)
-            _require_between("--het gpus-per-node", component.gpus_per_node, 0, MAX_GPUS)
-            _require_between("--het cpus-per-task", component.cpus_per_task, 1, MAX_CPUS)
+            self._require_between("--het nodes", component.nodes, 1, _MAX_NODES)
+            self._require_between("--het gpus-per-node", component.gpus_per_node, 0, MAX_GPUS)
+            self._require_between("--het cpus-per-task", component.cpus_per_task, 1, MAX_CPUS)
 
     def _check_gpus_per_task(self) -> None:
         if self.form is Form.NODE:
@@ -243,7 +255,9 @@ class JobRequest:
         """Raise UsageError if there is no script, or if a word cannot be written to a script."""
         script = self.command[0] if self.command else ""
         if not script:
-            raise UsageError("there is no script to run", "put it last: numapin job slurm --nodes 2 train.py --lr 0.1")
+            raise UsageError(
+                "there is no script to run", f"put it last: numapin job {self.engine} --nodes 2 train.py --lr 0.1"
+            )
         if script.startswith("-"):
             raise UsageError(f"the script's name {script!r} begins with a dash", f"write ./{script}")
         for word in (*self.command, *self.options, *self.setup, self.hostfile or ""):
@@ -251,20 +265,10 @@ class JobRequest:
                 raise UsageError(f"{word!r} is not text that a script can contain (UTF-8)", "rename the file")
 
 
-def _require_between(option: str, number: int | None, least: int, most: int) -> None:
-    """Raise UsageError for a number outside of the range. None is an option that was not given."""
-    if number is None:
-        return
-    if number < least:
-        raise UsageError(f"{option} is {number}; it must be at least {least}", "numapin job slurm --help")
-    if number > most:
-        raise UsageError(f"{option} is {str(number)[:20]}; it must be at most {most}", "numapin job slurm --help")
-
-
 def _require_match(option: str, name: str | None, pattern: re.Pattern[str], sample: str) -> None:
     """Raise UsageError for a name that does not match. None is an option that was not given."""
     if name is not None and not pattern.fullmatch(name):
-        raise UsageError(f"{option} {name!r} is not a name that job scripts can contain", f"use {sample}")
+        raise UsageError(f"{option} {name!r} is not valid", f"use {sample}")
 
 
 def name_of(script: str) -> str:

@@ -27,6 +27,7 @@ Comes in: a `Plan` and torchrun's command line. Goes out: running ranks.
     rendezvous.py    EDGE  the rendezvous of launchers and ranks, closed to other users
     rendezvous_id.py PURE  whether others can know a rendezvous id
     agent.py         EDGE  torch's elastic agent, with signals, checks before starts, and one grace period
+    exit_barrier.py  EDGE  where hosts that succeeded wait for the others
     init.py          EDGE  process 1 of a container
     agent_errors.py  EDGE  its errors as ours, without its report
     leftovers.py     EDGE  processes that ranks started and that outlive them

@@ -1,4 +1,4 @@
-"""Stage 3: torch's elastic agent, which starts, watches and restarts the ranks, with eight additions. Edge.
+"""Stage 3: torch's elastic agent, which starts, watches and restarts the ranks, with additions. Edge.
 
 Comes in: a `Job`, the signals for its ranks, a check of the machine before a restart, which raises NumapinError if this
 host can no longer take part, a check of the folder for the ranks' logs, and a function that is told of failed ranks.
@@ -16,14 +16,12 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from torch.distributed.elastic.agent.server import api as server
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.utils import store as store_functions
 from torch.distributed.launcher import api
 
 from numapin.errors import NumapinError
-from numapin.launcher import leftovers
+from numapin.launcher import exit_barrier, leftovers
 from numapin.launcher.account import ended_rank
 from numapin.rank import signals
 from numapin.system.proc import is_dying
@@ -120,6 +118,9 @@ class _Agent(LocalElasticAgent if TYPE_CHECKING else object):  # type: ignore[mi
         except BaseException:
             _kill([*self._processes().values()])
             raise
+        finally:
+            if self._worker_group.state is not WorkerState.SUCCEEDED:  # else it has been in the exit barrier
+                self._release_others_at_shutdown()
         return result
 
     def _processes(self) -> dict[int, subprocess.Popen[bytes]]:
@@ -146,34 +147,29 @@ class _Agent(LocalElasticAgent if TYPE_CHECKING else object):  # type: ignore[mi
         self._mailbox.deliver()
         if result.state is WorkerState.FAILED:
             self._account(looked_s, self._remaining_restarts)
-            if self._remaining_restarts == 0:
-                self._release_others_at_shutdown(worker_group)
         return result
 
-    def _release_others_at_shutdown(self, worker_group: WorkerGroup) -> None:
-        """Count this host in the exit barrier, once it has closed the rendezvous.
+    def _release_others_at_shutdown(self) -> None:
+        """Count this host in the exit barrier after it has closed the rendezvous, where torch does that.
 
-        Hosts whose ranks have succeeded wait there for all others. torch counts only hosts that succeeded, so the
-        others would wait for this one until the barrier's time is up, 300 s.
+        After a signal, torch does not: the host may come back.
         """
-        handler = worker_group.spec.rdzv_handler
+        group, store = self._worker_group, getattr(self, "_store", None)
+        if store is None:  # there has been no round
+            return
+        handler = group.spec.rdzv_handler
         close = handler.shutdown
 
         def close_and_arrive() -> bool:
             is_closed: bool = close()
-            self._arrive_at_exit(worker_group.group_world_size)
+            exit_barrier.arrive(store, group.group_world_size)
             return is_closed
 
-        handler.shutdown = close_and_arrive  # type: ignore[method-assign]
+        handler.shutdown = close_and_arrive
 
-    def _arrive_at_exit(self, num_hosts: int | None) -> None:
-        """Arrive at torch's exit barrier without waiting there."""
-        arrive = vars(store_functions).get("_barrier_nonblocking")
-        name, store = vars(server).get("_TERMINAL_STATE_SYNC_ID"), getattr(self, "_store", None)
-        if arrive is None or name is None or store is None:  # another torch: the others wait, as under torchrun
-            return
-        with suppress(RuntimeError):  # the host with the store has ended, or cannot be reached
-            arrive(store=store, world_size=num_hosts, key_prefix=name)
+    def _exit_barrier(self) -> None:
+        exit_barrier.note_success(self._worker_group.spec.rdzv_handler, self._store)
+        super()._exit_barrier()
 
     def _account(self, looked_s: float, restarts_left: int) -> None:
         """Make the account of a failed round, the ranks of which have ended."""
@@ -209,6 +205,7 @@ class _Agent(LocalElasticAgent if TYPE_CHECKING else object):  # type: ignore[mi
         ]
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        exit_barrier.leave_round(self._store)
         with self._others_continue(worker_group):
             self._before_restart()
         super()._restart_workers(worker_group)
@@ -223,8 +220,6 @@ class _Agent(LocalElasticAgent if TYPE_CHECKING else object):  # type: ignore[mi
             if (worker_group.group_world_size or 1) > self._job.min_max_nodes[0]:
                 # Leaving with an error would close the rendezvous for the hosts that can continue.
                 worker_group.spec.rdzv_handler.shutdown = lambda: True  # type: ignore[method-assign]
-            else:
-                self._release_others_at_shutdown(worker_group)
             raise
 
     @property

@@ -49,6 +49,10 @@ _SAID_BY_US: Final = (
 
 _SEE_OTHERS: Final = "see what numapin printed on the other hosts"
 _NOT_MET: Final = {
+    "HostSucceededError": (
+        "the ranks of another host have succeeded, so it cannot take part in a restart",
+        _SEE_OTHERS,
+    ),
     "RendezvousClosedError": ("the job has ended on another host", _SEE_OTHERS),
     "RendezvousConnectionError": (
         "the rendezvous host has ended its launcher, or cannot be reached",
@@ -59,7 +63,7 @@ _NOT_MET: Final = {
         "start it on all of them, or wait for longer with: --rdzv-conf join_timeout=SECONDS",
     ),
 }
-"""The message and the hint for each of torch's rendezvous errors, by its name."""
+"""The message and the hint for each rendezvous error, by its name."""
 
 
 class _Rounds:

@@ -19,14 +19,18 @@ RUN_PATH: Final = (
     "from torch.distributed.run import run_script_path; record(run_script_path)(*sys.argv[1:])"
 )
 
+_OTHERWISE: Final = "run a module with -m, a program with --no-python"
+
 
 def python() -> str:
     """Return the interpreter that torchrun runs scripts with."""
     return os.environ.get("PYTHON_EXEC", sys.executable)
 
 
-def require_program(program: str, *, module: bool, no_python: bool, run_path: bool) -> None:
-    """Raise UsageError if the script or program does not exist."""
+def require_program(
+    program: str, *, module: bool, no_python: bool, run_path: bool, otherwise: str = _OTHERWISE
+) -> None:
+    """Raise UsageError if the script or program does not exist; `otherwise` is its hint."""
     if module:
         return  # finding a module may run its package; the rank's own message names it
     if program == "-" and not no_python and not run_path:
@@ -34,4 +38,4 @@ def require_program(program: str, *, module: bool, no_python: bool, run_path: bo
     exists = shutil.which if no_python and not run_path else os.path.exists
     if not exists(program):
         where = "" if os.path.isabs(program) else f" in {os.getcwd()}"
-        raise UsageError(f"{program} does not exist{where}", "run a module with -m, a program with --no-python")
+        raise UsageError(f"{program} does not exist{where}", otherwise)

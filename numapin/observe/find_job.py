@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from numapin.topology.model import Topology
 
 
-_NAME_PROCESSES: Final = "give the processes of a job with: numapin verify --pid PID,... (or numapin top)"
+_NAME_PROCESSES: Final = "name the processes of a job instead of a run: --pid PID,..."
+LIST_PROCESSES: Final = "list the processes of a command with: pgrep -f COMMAND"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,9 @@ def _only_folder(environ: Mapping[str, str]) -> Path:
         raise UsageError("no numapin run of this user is active on this host", _NAME_PROCESSES)
     if len(live) > 1:
         names = "\n".join(f"    {_title(folder)}" for folder in live)
-        raise UsageError(f"{len(live)} runs are active:\n{names}", "choose one: numapin verify NAME (or numapin top)")
+        raise UsageError(
+            f"{len(live)} runs are active:\n{names}", "add the name of one of them, or @last for the newest"
+        )
     return live[0]
 
 
@@ -225,7 +228,7 @@ def _part_of_run(
     wanted = set(processes)
     chosen = {rank: pid for rank, pid in job.pids.items() if wanted.intersection((pid, *descendants(pid, children)))}
     if not chosen:
-        raise UsageError(f"{name} belongs to no rank of run {job.name}", _NAME_PROCESSES)
+        raise UsageError(f"{name} belongs to no rank of run {job.name}", f"name the run instead: {job.name}")
     return replace(job, pids=chosen)
 
 
@@ -267,7 +270,7 @@ def _folder(named: str, environ: Mapping[str, str]) -> Path:
     if folder is None:
         live = [Path(active).name for active in run_folder.live_runs(environ)]
         hint = f"active runs: {', '.join(live)}" if live else _NAME_PROCESSES
-        raise UsageError(f"no active run is named {named}", hint)
+        raise UsageError(f"no active run is named {quoting.quote(named)}", hint)
     return Path(folder)
 
 
@@ -301,7 +304,7 @@ def _environment(pid: int) -> dict[str, str]:
         return environ
     if Path(f"/proc/{pid}").exists():
         raise MachineError(f"process {pid} belongs to another user", "run this as that user, or as root")
-    raise UsageError(f"there is no process {pid}", "list the processes of a command with: pgrep -f COMMAND")
+    raise UsageError(f"there is no process {pid}", LIST_PROCESSES)
 
 
 def _numbers(environs: Sequence[Mapping[str, str]]) -> list[int]:

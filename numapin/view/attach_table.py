@@ -52,8 +52,7 @@ def attach_table(done: Attached, *, place: str | None = None) -> RenderableType:
 
 def restore_table(done: Restored) -> RenderableType:
     """Return a line per process, and what stays as it is."""
-    would = "would get their former CPUs" if done.dry_run else "have their former CPUs again"
-    lines = [line for process in done.processes for line in _restored(process, would)]
+    lines = [line for process in done.processes for line in _restored(process, dry_run=done.dry_run)]
     return Group(*map(Text, [*lines, "pages stay where they are; new ones go to the node that first touches them"]))
 
 
@@ -82,7 +81,8 @@ def _memory_cells(pages: ProcessPages | None) -> tuple[str, str]:
 
 
 def _lines(done: Attached, place: str | None) -> Iterator[str]:
-    yield from (f"rank {rank.requested.local_rank}: GPU known by: {rank.gpu_source}" for rank in done.ranks)
+    with_gpu = [rank for rank in done.ranks if rank.requested.gpu is not None]
+    yield from (f"rank {rank.requested.local_rank}: GPU known by: {rank.gpu_source}" for rank in with_gpu)
     for rank in done.ranks:
         yield from _problems(rank)
     yield f"memory: {FUTURE_MEMORY}"
@@ -115,7 +115,9 @@ def _problems(rank: AttachedRank) -> Iterator[str]:
         yield f"rank {number}: {counted(narrower, 'thread')} left on fewer CPUs than planned{hint}"
 
 
-def _restored(process: RestoredProcess, would: str) -> Iterator[str]:
+def _restored(process: RestoredProcess, *, dry_run: bool) -> Iterator[str]:
+    verb, whose = ("has", "its") if process.threads == 1 else ("have", "their")
+    would = f"would get {whose} former CPUs" if dry_run else f"{verb} {whose} former CPUs again"
     since = f", {process.started_since} of them started since" if process.started_since else ""
     ended = f"; {process.ended} ended since" if process.ended else ""
     yield f"process {process.pid} ({process.name}): {counted(process.threads, 'thread')} {would}{since}{ended}"

@@ -233,7 +233,7 @@ class TestWrongInput:
             (["--pid", "-1"], 2, "'-1' is not a process id"),
             (["--pid", "4194305"], 2, "there is no process 4194305"),
             (["--pid", "9" * 30], 2, "there is no process"),
-            (["--pid", "1"], 2, "process 1 runs this host or container"),
+            (["--pid", "1"], 2, "process 1 is the first process of this host or container"),
             (["--pid", "{pid},4194305"], 2, "there is no process 4194305"),
             (["--pid", "{pid}"], 2, "the GPU of process {pid} (sleep) is unknown: this host has no GPU"),
             (["--pid", "{pid}", "--gpu", "7"], 2, "no GPU matches '7'"),

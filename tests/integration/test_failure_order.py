@@ -245,13 +245,13 @@ def hosts() -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
-def meeting() -> list[str]:
-    """Return the options with which the launchers of a job on two hosts meet on this host."""
+def meeting(num_hosts: int = 2) -> list[str]:
+    """Return the options with which the launchers of a job on several hosts meet on this host."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     address = ("--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1")
-    return ["--nnodes", "2", "--rdzv-backend", "c10d", *address, "--rdzv-id", "job"]
+    return ["--nnodes", str(num_hosts), "--rdzv-backend", "c10d", *address, "--rdzv-id", "job"]
 
 
 CLOSED = """
@@ -298,26 +298,36 @@ def test_the_other_host_ends_the_job(tmp_path: Path, hosts: list[subprocess.Pope
     assert "failed  exit status 8\n" in rest
 
 
+# Host 0's ranks have succeeded when its launcher has waited for the rank.
 APART = """
-if os.environ["HOST"] == "1":
-    await_mark("here")
-    sys.exit(7)
+host = os.environ["HOST"]
+if host != "0":
+    first = await_mark("here")
+    while Path(f"/proc/{first}").exists(): time.sleep(0.005)
+    sys.exit(6 + int(host))
 mark("here")
 """
 
 
-def test_a_host_does_not_wait_for_one_that_failed(tmp_path: Path, hosts: list[subprocess.Popen[str]]) -> None:
-    """A host whose ranks have succeeded ends when another one fails. Under torchrun it waits for 300 s."""
-    together, path = meeting(), script(tmp_path, TOGETHER + APART)
-    for host in (0, 1):
-        command = [*NUMAPIN, "run", "--quiet", *together, "--rdzv-conf", f"is_host={int(host == 0)}", path]
+def test_a_host_does_not_wait_for_those_that_failed(tmp_path: Path, hosts: list[subprocess.Popen[str]]) -> None:
+    """A host whose ranks have succeeded ends when the others fail. Under torchrun it waits for 300 s.
+
+    Host 1 has no restart. Host 2 has one, for which the job has too few hosts left.
+    """
+    together, path = meeting(3), script(tmp_path, TOGETHER + APART)
+    for host, restarts in enumerate("001"):
+        options = ["--rdzv-conf", f"is_host={int(host == 0)}", "--max-restarts", restarts]
         variables = environment(TMPDIR=str(tmp_path), HOST=str(host))
         pipe = subprocess.PIPE
+        command = [*NUMAPIN, "run", "--quiet", *together, *options, path]
         hosts.append(subprocess.Popen(command, cwd=tmp_path, env=variables, stdout=pipe, stderr=pipe, text=True))
-    succeeded, failed = all_ended(*hosts)
-    assert (succeeded.status, failed.status) == (0, 1), (succeeded.err, failed.err)
-    assert "failed  exit status 7\n" in failed.err
-    assert "Traceback" not in succeeded.err + failed.err
+    succeeded, *failed = all_ended(*hosts)
+    assert (succeeded.status, *(host.status for host in failed)) == (0, 1, 1), [host.err for host in failed]
+    assert "failed  exit status 7\n" in failed[0].err
+    assert "failed  exit status 8\n" in failed[1].err
+    # Host 2 sees that host 0 has succeeded, or that host 1 has closed the rendezvous if it restarts before that.
+    assert re.search("numapin: the .* another host.*; the ranks are not restarted\n", failed[1].err), failed[1].err
+    assert not any("Traceback" in host.err for host in (succeeded, *failed))
 
 
 def test_a_run_that_lost_its_folder(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_targets_that_all_ended(number: int, words: str) -> None:
         attach.run()
     pids = ", ".join(str(target.subject.pid) for target in targets)
     assert error.value.message == f"{words.format(pids)}; nothing was changed"
+    assert "pgrep" in error.value.hint, "a process that was given by its id need not be one of a run"
 
 
 def test_plan_that_lacks_cpus(target: Target) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from numapin.attach.gpus import gpu_of, local_rank
+from numapin.attach.gpus import gpu_of, gpus_of_ranks, local_rank
 from numapin.base.cpu_set import CpuSet
 from numapin.topology.model import Allowed, Core, Gpu, Node, NodeKind, NodeSource, Topology
 
@@ -77,3 +77,23 @@ def test_host_without_gpus() -> None:
 def test_rank_that_no_launcher_writes(text: str) -> None:
     """A LOCAL_RANK that is not a rank's number counts as none."""
     assert local_rank({"LOCAL_RANK": text}) is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "given", "num_ranks", "expected"),
+    [
+        ([0, 1], {}, 2, (0, 1)),
+        ([0, 1], {1: 0}, 2, (1, 0)),
+        ([0, 1], {0: 1, 1: 1}, 2, (1, 1)),
+        ([0, 1], {1: 0}, 4, (1, 0, 0, 1)),
+        ([0, 1], {0: 0}, 4, (0, 1, 0, 1)),
+        ([2, 3], {1: 0}, 2, (2, 0)),
+        ([0], {1: 0}, 2, (None, 0)),
+        ([], {1: 0}, 2, (None, 0)),
+    ],
+)
+def test_the_gpus_of_other_ranks(
+    visible: list[int], given: dict[int, int], num_ranks: int, expected: tuple[int | None, ...]
+) -> None:
+    """Ranks that are not bound are taken to use the GPUs of their turns, but not one that another rank was given."""
+    assert gpus_of_ranks(visible, given, num_ranks) == expected

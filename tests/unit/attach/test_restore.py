@@ -152,6 +152,8 @@ def test_place_of_the_record() -> None:
     assert place_to_name([f"{DEFAULT_PLACES[1]}/numapin-0/attached-2-3.json"]) is None
     with pytest.raises(UsageError, match=r"nothing to restore for process 0; searched numapin-\d+ in /a, "):
         restore([0], {"TMPDIR": "/a"}, other_users=False, dry_run=True)
+    with pytest.raises(UsageError, match=r"nothing to restore for processes 0, -2; "):
+        restore([0, -2], {"TMPDIR": "/a"}, other_users=False, dry_run=True)
 
 
 @needs_two_cpus

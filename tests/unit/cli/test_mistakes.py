@@ -6,7 +6,7 @@ import pytest
 
 from numapin.base.suggest import did_you_mean
 from numapin.cli.main import numapin
-from numapin.cli.mistakes import command_of, suggestion_for, usage_of
+from numapin.cli.mistakes import command_of, suggestion_for, typed_command, usage_of
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,17 @@ def test_usage(hint: str, usage: str) -> None:
 def test_no_usage(hint: str) -> None:
     """Other hints bring none."""
     assert command_of(hint, numapin)[0] is None
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("attach --pid 1 --job", "numapin attach"),
+        ("job slurm --time", "numapin job slurm"),
+        ("nope --job", "numapin"),
+        ("", "numapin"),
+    ],
+)
+def test_the_command_that_was_typed(line: str, command: str) -> None:
+    """An option without its value is an error of the command that the line begins with."""
+    assert typed_command(line.split(), numapin) == command

@@ -490,3 +490,25 @@ def test_golden_machine_has_what_the_figures_say(machine: Path) -> None:
     topology = json.loads(machine.read_text())
     assert (len(topology["cores"]), len(topology["nodes"]), len(topology["gpus"])) == (128, 8, 8)
     assert sum(node["memory_bytes"] for node in topology["nodes"]) == 1 << 40
+
+
+def test_hints_name_the_engine_that_was_typed() -> None:
+    """A number out of range and a missing script refer to the help of that engine, not to Slurm's."""
+    for engine in ("slurm", "kubernetes", "mpi"):
+        with pytest.raises(UsageError, match="--nodes is 0") as wrong:
+            write([engine, *_GOOD, "--nodes", "0", "train.py"])
+        assert wrong.value.hint == f"numapin job {engine} --help"
+        with pytest.raises(UsageError, match="no script") as missing:
+            write([engine, *_GOOD])
+        assert f"numapin job {engine} " in missing.value.hint
+
+
+def test_all_that_a_pod_lacks_is_named_at_once() -> None:
+    """The image, the CPUs and the memory are one error, whose hint has all three options."""
+    with pytest.raises(UsageError, match=r"an image, its CPUs as a number and its memory as a number") as caught:
+        write(["kubernetes", *_GOOD, "train.py"])
+    for option in ("--container", "--cpus-per-task N", "--mem-per-node SIZE", "--machine FILE"):
+        assert option in caught.value.hint
+    with pytest.raises(UsageError, match=r"^a pod needs an image\n") as lacking:
+        write(["kubernetes", *_GOOD, *_POD, "train.py"])
+    assert "--machine" not in lacking.value.hint

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher import api
 
@@ -118,6 +119,7 @@ def test_what_an_interrupted_end_leaves(
         agent = vars(api)["LocalElasticAgent"]("spec")
     handlers = {number: SimpleNamespace(proc=process) for number, process in enumerate(processes)}
     agent._pcontext = SimpleNamespace(subprocess_handlers=handlers)
+    agent._worker_group = SimpleNamespace(state=WorkerState.HEALTHY)
     with pytest.raises(Interrupted):
         agent.run("trainer")
     assert asked == [(pid, signal.SIGKILL) for pid in killed]

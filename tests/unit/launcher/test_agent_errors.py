@@ -20,6 +20,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from numapin.errors import NumapinError, Stopped
 from numapin.launcher import leftovers
 from numapin.launcher.agent_errors import own_errors
+from numapin.launcher.exit_barrier import HostSucceededError
 from numapin.launcher.failure import EndedRank, RanksFailed
 from numapin.plan.make import make_plan
 from numapin.plan.request import Request
@@ -41,6 +42,11 @@ def ended(rank: int, exitcode: int) -> EndedRank:
 @pytest.mark.parametrize(
     ("error", "message", "hint"),
     [
+        (
+            HostSucceededError(),
+            "the ranks of another host have succeeded, so it cannot take part in a restart",
+            "on the other hosts",
+        ),
         (RendezvousClosedError(), "the job has ended on another host", "on the other hosts"),
         (RendezvousTimeoutError(), "the other hosts of the job did not come in time", "join_timeout"),
         (

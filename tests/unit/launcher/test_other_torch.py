@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined] # torch marks no exports
 from torch.distributed.elastic.rendezvous import RendezvousParameters, dynamic_rendezvous
 
 from numapin.cli.run import make_run_parser
@@ -52,7 +53,7 @@ def test_a_host_that_leaves_lets_the_others_continue(step: str, num_hosts: int, 
     left: Any = object.__new__(agent._Agent)
     left._job = SimpleNamespace(min_max_nodes=(1, 2))
     left._before_restart = left._new_logs = fail
-    left._stop_workers = stopped.append
+    left._stop_workers, left._store = stopped.append, HashStore()
     handler = SimpleNamespace(shutdown=lambda: "closed")
     group = SimpleNamespace(group_world_size=num_hosts, spec=SimpleNamespace(rdzv_handler=handler))
     with pytest.raises(NumapinError, match="no folder"):

@@ -145,10 +145,11 @@ def test_no_run(environ: dict[str, str], tmp_path: Path) -> None:
         (over, "has ended"),
         (str(tmp_path), "is not an active run"),
         ("x", "no active run is named x"),
+        ("", "no active run is named ''"),
     ):
         with pytest.raises(UsageError, match=told) as caught:
             find_job.find_run(named, environ)
-        assert "numapin verify" in caught.value.hint
+        assert ("numapin verify" if named == over else "--pid PID,...") in caught.value.hint
     with pytest.raises(UsageError, match="no numapin run of this user is active"):
         find_job.find_run(None, {"NUMAPIN_RUN_DIR": __file__})
 

@@ -77,3 +77,18 @@ def test_restored() -> None:
     assert "5 threads have their former CPUs again, 2 of them started since; 1 ended since" in text
     assert "  1 thread moved to other CPUs by the program since, and left there" in text
     assert "pages stay where they are" in text
+
+
+def test_one_thread_is_singular() -> None:
+    """A single thread has its former CPUs, or would get them in a dry run."""
+    process = RestoredProcess(pid=4711, name="python", threads=1, started_since=0, ended=0, left=0, shortfalls=())
+    done = Restored(dry_run=False, warnings=(), processes=(process,))
+    assert "1 thread has its former CPUs again" in _text(restore_table(done))
+    assert "1 thread would get its former CPUs" in _text(restore_table(replace(done, dry_run=True)))
+
+
+def test_the_source_of_a_gpu() -> None:
+    """It is reported for ranks with a GPU only."""
+    assert "rank 0: GPU known by: --gpu" in _text(attach_table(DONE))
+    without = replace(RANK, requested=replace(PLANNED, gpu=None))
+    assert "GPU known by" not in _text(attach_table(replace(DONE, ranks=(without,))))

@@ -1,0 +1,58 @@
+"""Hints of errors: each can be followed where it is shown."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+
+from numapin.cli.main import numapin as commands
+from numapin.errors import UsageError
+
+
+def _error(*words: str) -> UsageError:
+    """Return the error with which a command ends, in this process."""
+    with pytest.raises(UsageError) as caught:
+        commands.main(list(words), standalone_mode=False)
+    return caught.value
+
+
+def test_a_number_of_gpus_for_children() -> None:
+    """`exec --children` takes no --nproc-per-node, so the hint for --gpus 900 does not name it."""
+    error = _error("exec", "--children", "--gpus", "900", "--", "true")
+    assert "no GPU matches '900'" in error.message
+    assert error.hint == "--gpus lists GPUs, such as 0,1: see numapin topo"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--plan", "x"), "--plan cannot be combined: --children makes a plan for all visible GPUs itself"),
+        (("--cores-for", "loader=1"), "--cores-for cannot be combined: roles must be set before torch is imported"),
+        (("--nproc-per-node", "8"), "--local-size (--nproc-per-node) cannot be combined: it describes one rank"),
+    ],
+)
+def test_the_reason_why_children_do_not_take_an_option(options: tuple[str, ...], message: str) -> None:
+    """Each option that --children refuses has its own reason."""
+    assert message in _error("exec", "--children", *options, "--", "true").message
+
+
+def test_a_missing_script_of_compare() -> None:
+    """The hint does not name --no-python, which `compare` does not have."""
+    error = _error("compare", "nosuch.py")
+    assert error.message.startswith("nosuch.py does not exist")
+    assert error.hint == "run a module with -m, other programs with --a COMMAND --b COMMAND"
+
+
+@pytest.mark.parametrize(("line", "hint"), [(("--pid", "7"), "pgrep -f"), ((), "the active run")])
+def test_a_job_that_ends_while_verify_reads_it(
+    line: tuple[str, ...], hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes that were given by their ids need not be of a run, so the hint is how to list processes."""
+    verify = import_module("numapin.cli.verify")
+    monkeypatch.setattr(verify, "find_job", lambda *_, **__: SimpleNamespace(name="x", pids={}, gone=frozenset()))
+    monkeypatch.setattr(verify, "observe", lambda *_, **__: SimpleNamespace(ranks=()))
+    error = _error("verify", *line)
+    assert error.message == "x: the job ended while it was read"
+    assert hint in error.hint
