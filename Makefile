@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SKIPPED := .cache/skipped
 TOOLS := .cache/release/tools
-# Two cores: a third process works while the tests of others wait, and emulation (machines) gives way to the engines.
+# Two cores: other processes work while the tests of some wait, and emulation (machines) gives way to the engines.
 PYTEST := NUMAPIN_SKIPPED=$(SKIPPED) $(BIN)/python -m pytest -r fE
 
 .PHONY: setup demo docs test machines check lint format types vm bench package release trials clean

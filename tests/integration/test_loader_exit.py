@@ -65,15 +65,15 @@ class Memory:
     is_going = threading.Event()
     def __del__(self):
         self.is_going.set()
-        torch.empty(16 << 20, dtype=torch.uint8).fill_(1)
+        torch.empty(1 << 20, dtype=torch.uint8).fill_(1)
 
 def settle():
-    for _ in range(100):
+    for _ in range(300):
         settling._settler().submit(Memory)
     Memory.is_going.wait(10)
 
 def free_all(reclaimer):
-    for _ in range(100):
+    for _ in range(300):
         reclaimer.add(reclaim_module.Locked(memory=Memory(), address=0, num_bytes=0, device=0))
 
 def reclaim():

@@ -70,7 +70,7 @@ def test_every_fact_is_somewhere() -> None:
         assert any(files_of(name, pattern) for name in NAMES), fact
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_without_a_fact_a_plan_is_not_exact_or_does_not_depend_on_it(data: st.DataObject) -> None:
     """Of the files that a machine shows, some are missing: what stood on them is not exact."""
