@@ -16,7 +16,7 @@ import pytest
 
 from numapin.cli.main import numapin as commands
 from numapin.errors import NumapinError
-from numapin.system.proc import thread_cpus
+from numapin.system.proc import folder_of, stat, thread_cpus
 from tests.integration.launching import NUMAPIN, Done, call, environment, numapin
 from tests.integration.staying import staying_job
 from tests.needs import needs_root, needs_two_cpus
@@ -308,9 +308,10 @@ class TestRecords:
             assert _attach(tmp_path, "--pid", str(worker.pid), *EXCLUSIVE).status == 0
             (path,) = _records(tmp_path)
             record = json.loads(path.read_text())
+            start = stat(folder_of(sleeper)).start + 1  # both may have started in one tick of 10 ms
             for thread in (record, *record["threads"]):
-                thread["pid"] = sleeper
-            path.with_name(path.name.replace(str(worker.pid), str(sleeper), 1)).write_text(json.dumps(record))
+                thread |= {"pid": sleeper, "start": start}
+            path.with_name(f"attached-{sleeper}-{start}.json").write_text(json.dumps(record))
             back = _attach(tmp_path, "--restore", "--pid", str(sleeper))
         assert back.status == 2
         assert {frozenset(cpus) for cpus in thread_cpus(sleeper)} == {ALL}
