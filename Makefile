@@ -7,7 +7,8 @@ READY := $(VENV)/.ready
 SKIPPED := .cache/skipped
 TOOLS := .cache/release/tools
 # Two cores: other processes work while the tests of some wait, and emulation (machines) gives way to the engines.
-PYTEST := NUMAPIN_SKIPPED=$(SKIPPED) $(BIN)/python -m pytest -r fE
+# The few tests that fail run once more, alone; both are shown (tests/twice.py).
+PYTEST := NUMAPIN_SKIPPED=$(SKIPPED) $(BIN)/python -m tests.twice -r fE
 
 .PHONY: setup demo docs test machines check lint format types vm bench package release trials clean
 

@@ -13,7 +13,6 @@ Ranks import this before the function, and torch is patched when the function im
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import socket
 import sys
@@ -72,32 +71,35 @@ def serve_on(descriptor: int) -> None:
 
 
 class _StoreWatch:
-    """A finder that only patches: it has TCPStore patched once torch's rendezvous module is loaded."""
+    """A finder that only patches: it has TCPStore patched once torch's rendezvous module has been run.
+
+    Programs also ask for a module's spec to see whether there is one, so it patches until then.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return the other finders' spec for torch's module, and None for every other module."""
-        del path, target
         if name != _MODULE:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        finders = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in finders)), None)
         if spec is not None and spec.loader is not None:
-            _patch_after_import(cast("_StoreLoader", spec.loader), self._descriptor)
+            self._patch_after_import(cast("_StoreLoader", spec.loader))
         return spec
 
+    def _patch_after_import(self, loader: _StoreLoader) -> None:
+        """Have the loader patch TCPStore once it has run its module. The module keeps its ordinary loader and spec."""
 
-def _patch_after_import(loader: _StoreLoader, descriptor: int) -> None:
-    """Have the loader patch TCPStore once it has run its module. The module keeps its ordinary loader and spec."""
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module  # this function, which hides the method
+            loader.exec_module(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _patch(module.TCPStore, self._descriptor)
 
-    def exec_module(module: ModuleType) -> None:
-        del loader.exec_module  # this function, which hides the method
-        loader.exec_module(module)
-        _patch(module.TCPStore, descriptor)
-
-    loader.exec_module = exec_module
+        loader.exec_module = exec_module
 
 
 def _patch(store: _StoreClass, descriptor: int) -> None:

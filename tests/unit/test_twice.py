@@ -1,0 +1,78 @@
+"""`python -m tests.twice`: what fails beside other tests, and passes alone, is told and does not fail the run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.twice import MOST, UNSTEADY, without_group
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Fails unless a file of its name is there, which it makes.
+UNSTEADY_TEST = """
+import pathlib, pytest
+@pytest.mark.xdist_group("two words")
+@pytest.mark.parametrize("name", NAMES)
+def test_once(name):
+    path = pathlib.Path(name)
+    seen = path.exists()
+    path.touch()
+    assert seen
+"""
+
+
+def _run(folder: Path, code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = xdist_group: x\n")
+    (folder / "test_it.py").write_text(code)
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.twice import run; sys.exit(run(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "--import-mode=importlib", *options]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_passed_alone(tmp_path: Path) -> None:
+    """The run passes; both the failure and the test's name are shown, and the name is kept for CI."""
+    done = _run(tmp_path, UNSTEADY_TEST.replace("NAMES", '["a@b"]'), "--numprocesses=1", "--dist=loadgroup")
+    told = "failed beside the others, passed alone: test_it.py::test_once[a@b]\n"
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert told in done.stdout
+    assert "assert seen" in done.stdout
+    assert (tmp_path / UNSTEADY).read_text() == told
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def test_it(): assert 0",
+        "raise ValueError",
+        UNSTEADY_TEST.replace("NAMES", f"map(str, range({MOST + 1}))"),
+        UNSTEADY_TEST.replace("NAMES", '["once"]') + "\ndef test_always(): assert 0",
+    ],
+    ids=["always", "cannot be read", "too many", "one of two always"],
+)
+def test_failed(tmp_path: Path, code: str) -> None:
+    """The run fails, and nothing is said to have passed."""
+    done = _run(tmp_path, code)
+    assert done.returncode not in (0, 5), done.stdout
+    assert "passed alone" not in done.stdout
+    assert not (tmp_path / UNSTEADY).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [
+        ("tests/a.py::test_b@group", "tests/a.py::test_b"),
+        ("tests/a.py::test_b[x@y]@two words", "tests/a.py::test_b[x@y]"),
+        ("tests/a.py::test_b[x@y]", "tests/a.py::test_b[x@y]"),
+        ("tests/a.py::test_b", "tests/a.py::test_b"),
+        ("a@b/test_c.py::test_d", "a@b/test_c.py::test_d"),
+    ],
+)
+def test_names(name: str, plain: str) -> None:
+    """The group that xdist appends is removed; an @ elsewhere stays."""
+    assert without_group(name) == plain
