@@ -1,4 +1,8 @@
-"""The examples, run as their docstrings say: two ranks on the CPU, or on GPUs if available."""
+"""The examples: two ranks on the CPU, or on GPUs if available.
+
+On the CPU one job runs all examples, one after another (in_turn.py): its ranks import torch and its compiler once. Each
+example has its own processes.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +16,41 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 import torch
 from torch.utils._pytree import tree_flatten
 
 from tests.integration.forking import CommandLine
-from tests.integration.launching import WITHOUT_COMPILER, Done, environment, numapin, observed, script, start
+from tests.integration.launching import (
+    IN_TURN,
+    WITHOUT_COMPILER,
+    Done,
+    environment,
+    numapin,
+    observed,
+    printed_in_turn,
+    script,
+    start,
+)
 from tests.integration.test_gpu import UUIDS
 from tests.waiting import wait_until
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.xdist_group("examples")  # so that the job of all examples runs once
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 CHECKPOINTING = str(EXAMPLES / "train_checkpoint.py")
 RUNS = f"{WITHOUT_COMPILER}import runpy\ndel sys.argv[0]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
 TAKEN_OVER = "numapin: torch's DataLoader uses numapin's data path in this process"
 NEEDS = {"train_accelerate.py": "accelerate", "train_lightning.py": "pytorch_lightning"}
+TRAINING = ("train_ddp.py", "train_fsdp.py", "train_accelerate.py", "train_lightning.py")
+WRITING = ("train_memmap.py", "train_readinto.py")
+UNMODIFIED = "train_unmodified.py"
+EPOCHS = "12"
+CHECKPOINTS = {"1": "old", EPOCHS: "last"}  # by their epoch
 
 _one_gpu = [pytest.mark.gpu, pytest.mark.skipif(not UUIDS, reason="no NVIDIA GPU here (nvidia-smi)")]
 _two_gpus = [pytest.mark.multigpu, pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")]
@@ -43,12 +66,12 @@ on_each_device = pytest.mark.parametrize(
 )
 
 
-def run(folder: Path, name: str, *options: str, visible: str = "", num_ranks: int = 2) -> Done:
-    """Run an example to its end and verify it meanwhile; its ranks must be bound as planned."""
+def run(folder: Path, *words: str, visible: str = "", num_ranks: int = 2) -> Done:
+    """Run a script, which comes after options, to its end and verify it meanwhile; it must be bound as planned."""
     report = folder / "report.json"
     done = numapin(
         *("run", "--quiet", "--nproc-per-node", str(num_ranks), "--report", str(report), "--verify-after", "0.5"),
-        *(*options, str(EXAMPLES / name)),
+        *words,
         cwd=folder,
         CUDA_VISIBLE_DEVICES=visible,
         NUMAPIN_RUN_DIR=str(folder / "runs"),
@@ -66,19 +89,49 @@ def losses(text: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"^epoch [\d.]+: loss ([\d.]+)", text, re.MULTILINE)]
 
 
-def require(name: str) -> None:
-    """Skip the test of an example whose framework is not installed."""
+def _missing(name: str) -> str | None:
+    """Return the framework that an example needs and that is not installed."""
     module = NEEDS.get(name)
-    if module is not None and find_spec(module) is None:
-        pytest.skip(f"no {module}; type: pip install .[dev]")
+    return module if module is not None and find_spec(module) is None else None
+
+
+@pytest.fixture(scope="module")
+def job_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the job of all examples, in which the example with checkpoints leaves them."""
+    return tmp_path_factory.mktemp("examples")
+
+
+@pytest.fixture(scope="module")
+def on_cpu(job_folder: Path) -> dict[str, Done]:
+    """Give what each example printed in one job of two ranks."""
+    names = [name for name in (UNMODIFIED, *TRAINING, *WRITING) if _missing(name) is None]
+    scripts = [f"{EXAMPLES / name} --epochs 3" for name in names]
+    undisturbed = [f"{CHECKPOINTING} --epochs {epochs} --checkpoint {name}" for epochs, name in CHECKPOINTS.items()]
+    run(job_folder, IN_TURN, str(job_folder), *scripts, *undisturbed)
+    return {name: printed_in_turn(job_folder, number) for number, name in enumerate(names)}
+
+
+@pytest.fixture
+def ran(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[str, str, int], Done]:
+    """Give a function that returns what an example printed on a device; on GPUs each has a job of its own."""
+
+    def done(name: str, visible: str, num_ranks: int) -> Done:
+        missing = _missing(name)
+        if missing is not None:
+            pytest.skip(f"no {missing}; type: pip install .[dev]")
+        if visible:
+            return run(tmp_path, str(EXAMPLES / name), visible=visible, num_ranks=num_ranks)
+        found: dict[str, Done] = request.getfixturevalue("on_cpu")
+        return found[name]
+
+    return done
 
 
 @on_each_device
-@pytest.mark.parametrize("name", ["train_ddp.py", "train_fsdp.py", "train_accelerate.py", "train_lightning.py"])
-def test_trains(tmp_path: Path, name: str, visible: str, num_ranks: int) -> None:
+@pytest.mark.parametrize("name", TRAINING)
+def test_trains(ran: Callable[[str, str, int], Done], name: str, visible: str, num_ranks: int) -> None:
     """The ranks are bound as planned, and the loss falls to less than half."""
-    require(name)
-    done = run(tmp_path, name, visible=visible, num_ranks=num_ranks)
+    done = ran(name, visible, num_ranks)
     found = losses(done.out)
     assert len(found) >= 3
     assert found[-1] < found[0] / 2
@@ -89,23 +142,21 @@ def test_trains(tmp_path: Path, name: str, visible: str, num_ranks: int) -> None
 
 
 @on_each_device
-@pytest.mark.parametrize("name", ["train_memmap.py", "train_readinto.py"])
-def test_writes_batches_once(tmp_path: Path, name: str, visible: str, num_ranks: int) -> None:
-    """Training from buffers that the dataset writes: the loss falls to less than half. One rank on the CPU."""
-    done = run(tmp_path, name, visible=visible, num_ranks=num_ranks if visible else 1)
-    found = losses(done.out)
+@pytest.mark.parametrize("name", WRITING)
+def test_writes_batches_once(ran: Callable[[str, str, int], Done], name: str, visible: str, num_ranks: int) -> None:
+    """Training from buffers that the dataset writes: the loss falls to less than half."""
+    found = losses(ran(name, visible, num_ranks).out)
     assert len(found) >= 3
     assert found[-1] < found[0] / 2
 
 
 @on_each_device
-def test_unmodified(tmp_path: Path, visible: str, num_ranks: int) -> None:
+def test_unmodified(ran: Callable[[str, str, int], Done], tmp_path: Path, visible: str, num_ranks: int) -> None:
     """A script that does not import numapin gets its data path by an option, in each rank, with the same losses."""
-    (tmp_path / "torch").mkdir()
+    torchs = ran(UNMODIFIED, visible, num_ranks)
     (tmp_path / "numapin").mkdir()
-    name, where = "train_unmodified.py", {"visible": visible, "num_ranks": num_ranks}
-    torchs = run(tmp_path / "torch", name, "--dataloader=torch", **where)  # type: ignore[arg-type]
-    ours = run(tmp_path / "numapin", name, "--dataloader=numapin", **where)  # type: ignore[arg-type]
+    program = (script(tmp_path, RUNS, "runs.py"), str(EXAMPLES / UNMODIFIED), *(() if visible else ("--epochs", "3")))
+    ours = run(tmp_path / "numapin", "--dataloader=numapin", *program, visible=visible, num_ranks=num_ranks)
     assert (torchs.err.count(TAKEN_OVER), ours.err.count(TAKEN_OVER)) == (0, num_ranks)
     assert losses(ours.out) == pytest.approx(losses(torchs.out), rel=0.05 if visible else 0, abs=0)
     assert losses(ours.out)[-1] < losses(ours.out)[0] / 2
@@ -139,8 +190,13 @@ class _Undisturbed:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, visible: str) -> _Undisturbed:
-    """Give the checkpoints of an undisturbed run."""
+def undisturbed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, job_folder: Path, visible: str
+) -> _Undisturbed:
+    """Give the checkpoints of an undisturbed run; on the CPU those of the job of all examples."""
+    if not visible:
+        request.getfixturevalue("on_cpu")
+        return _Undisturbed(job_folder / "old", _state(job_folder / "last"))
     folder = tmp_path_factory.mktemp("undisturbed")
     path = folder / "checkpoint.pt"
     with _Job(path, visible, is_whole=True) as job:
@@ -150,7 +206,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, visible: str) -> _Undi
     return _Undisturbed(folder / "old", _state(path))
 
 
-@pytest.mark.xdist_group("preemption")  # the undisturbed run is made once
 class TestPreemption:
     """The job that survives preemption."""
 
@@ -195,14 +250,14 @@ class TestPreemption:
             pytest.skip("this is about GPUs")
         for path in (tmp_path / "0", tmp_path / "1"):
             path.mkdir()
-        for epochs, own in ((4, False), (8, True), (16, False)):
+        for epochs, own in (("4", False), ("8", True), (EPOCHS, False)):
             assert _with_own_folders(tmp_path, visible, epochs=epochs, own_device=own).status == 0
         assert _same(_state(tmp_path / "0" / "checkpoint.pt"), undisturbed.last, exactly=False)
 
 
-def _with_own_folders(folder: Path, visible: str, *, epochs: int, own_device: bool = False) -> Done:
+def _with_own_folders(folder: Path, visible: str, *, epochs: str, own_device: bool = False) -> Done:
     """Train to the end of an epoch, each rank in its own folder; `own_device` hides the other ranks' GPUs."""
-    program = (*_in_own_folder(folder, CHECKPOINTING, own_device=own_device), "--epochs", str(epochs))
+    program = (*_in_own_folder(folder, CHECKPOINTING, own_device=own_device), "--epochs", epochs)
     return numapin("run", "--quiet", "--nproc-per-node", "2", *program, CUDA_VISIBLE_DEVICES=visible)
 
 
@@ -228,7 +283,7 @@ class _Job:
             module="numapin",
             arguments=(
                 *("run", "--quiet", "--nproc-per-node", "2", "--max-restarts", "1", *words),
-                *("--epochs", "16", "--checkpoint", checkpoint.name, "--requeue", "touch requeued"),
+                *("--epochs", EPOCHS, "--checkpoint", checkpoint.name, "--requeue", "touch requeued"),
             ),
             environ=environment(CUDA_VISIBLE_DEVICES=visible, NUMAPIN_RUN_DIR=str(self._runs)),
             cwd=str(checkpoint.parent),
