@@ -2,8 +2,8 @@
 
 Accelerate 1.15 copies fifteen attributes of a loader into a plain torch DataLoader and keeps the original as
 `base_dataloader`; Lightning 2.6 calls `type(loader)(...)` again with its own sampler. Each test is a script in its own
-process, because both change classes of torch for good: below `numapin run` a new one, else a fork of a process that has
-imported the frameworks.
+process, because both change classes of torch for good: below `numapin run` a fork of a rank that has imported torch
+(in_turn.py), else one of a process that has imported the frameworks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.integration.forking import CommandLine, Forker
-from tests.integration.launching import Done, environment, numapin, script
+from tests.integration.launching import IN_TURN, Done, environment, numapin, printed_in_turn, script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ needs_lightning = pytest.mark.skipif(
     find_spec("pytorch_lightning") is None, reason="no pytorch_lightning; type: pip install .[dev]"
 )
 
-RUN = ("run", "--quiet", "--dataloader=numapin")
+RUN = ("run", "--quiet", "--dataloader=numapin", "--nproc-per-node", "2")
 
 DATA = """
 import json, os, warnings
@@ -117,6 +117,23 @@ trainer = pytorch_lightning.Trainer(
 """
 
 
+COPYING = DATA + ACCELERATE.format(loader="torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=1)")
+FITTING = f"""{DATA}{LIGHTNING}
+loader = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=1)
+trainer.fit(Module(), loader)
+assert trainer.train_dataloader is not loader
+assert type(trainer.train_dataloader.sampler).__name__ == 'DistributedSampler'
+tell(trainer.train_dataloader, iter(trainer.train_dataloader), seen)
+torch.distributed.destroy_process_group()
+"""
+# Name -> the framework, and a script for two ranks.
+SCRIPTS = {
+    "copying": ("accelerate", COPYING),
+    "resuming": ("accelerate", DATA + RESUMING),
+    "fitting": ("pytorch_lightning", FITTING),
+}
+
+
 def lines_about_loaders(done: Done) -> list[str]:
     """Return the lines about DataLoaders that numapin wrote to stderr."""
     return re.findall(r"^numapin: .*DataLoader.*$", done.err, re.MULTILINE)
@@ -125,6 +142,16 @@ def lines_about_loaders(done: Done) -> list[str]:
 def told(done: Done) -> list[dict[str, Any]]:
     """Return what the script's ranks reported about their loaders, in the order of the ranks."""
     return [dict(line) for line in done.json_lines()]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
+    """Give what the scripts printed in a job under the option, one after another, with both ranks' lines."""
+    folder = tmp_path_factory.mktemp("two-ranks")
+    names = [name for name, (framework, _) in SCRIPTS.items() if find_spec(framework) is not None]
+    done = numapin(*RUN, IN_TURN, str(folder), *(script(folder, SCRIPTS[name][1], f"{name}.py") for name in names))
+    assert done.status == 0, done.err
+    return {name: printed_in_turn(folder, number) for number, name in enumerate(names)}
 
 
 @pytest.fixture(scope="module")
@@ -149,11 +176,9 @@ def alone(forker: Forker, folder: Path, text: str) -> Done:
 class TestAccelerate:
     """`Accelerator.prepare`, which makes a plain torch DataLoader as a copy."""
 
-    def test_under_the_option(self, tmp_path: Path) -> None:
+    def test_under_the_option(self, two_ranks: dict[str, Done]) -> None:
         """The copies of an unmodified script's loader use slots in each rank, and each rank prints a line."""
-        loader = "torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=1)"
-        done = numapin(*RUN, "--nproc-per-node", "2", script(tmp_path, DATA + ACCELERATE.format(loader=loader)))
-        assert done.status == 0, done.err
+        done = two_ranks["copying"]
         found = told(done)
         assert [rank["loader"] for rank in found] == ["torch.DataLoader"] * 2
         assert all(rank["iterator"].startswith("numapin.") for rank in found)
@@ -171,15 +196,14 @@ class TestAccelerate:
         assert found["rows"] == list(range(16))
         assert len(lines_about_loaders(done)) == 1
 
-    def test_resume_on_two_ranks(self, tmp_path: Path) -> None:
+    def test_resume_on_two_ranks(self, two_ranks: dict[str, Done]) -> None:
         """Prepared loaders continue in the middle of the second epoch: no sample is lost or repeated in either rank.
 
         accelerate#3938 repeated a batch in each rank. Sharded and dispatched batches, with and without workers, in
         loaders made anew, whose epochs Accelerate counts from zero.
         """
-        done = numapin(*RUN, "--nproc-per-node", "2", script(tmp_path, DATA + RESUMING))
-        assert done.status == 0, done.err
-        ranks = told(done)
+        ranks = told(two_ranks["resuming"])
+        assert len(ranks) == 2
         for workers in ("0", "1"):
             for kind in ("Data", "Stream"):
                 rows = [row for rank in ranks for row in rank["rows"][kind + workers]]
@@ -216,18 +240,9 @@ class TestAccelerate:
 class TestLightning:
     """`Trainer`, which creates a second loader of the same class."""
 
-    def test_under_the_option(self, tmp_path: Path) -> None:
+    def test_under_the_option(self, two_ranks: dict[str, Done]) -> None:
         """Each DDP rank's loader, re-created with a DistributedSampler, uses slots; each rank prints a line."""
-        text = (
-            "loader = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=1)\n"
-            "trainer.fit(Module(), loader)\n"
-            "assert trainer.train_dataloader is not loader\n"
-            "assert type(trainer.train_dataloader.sampler).__name__ == 'DistributedSampler'\n"
-            "tell(trainer.train_dataloader, iter(trainer.train_dataloader), seen)\n"
-            "torch.distributed.destroy_process_group()\n"
-        )
-        done = numapin(*RUN, "--nproc-per-node", "2", script(tmp_path, DATA + LIGHTNING + text))
-        assert done.status == 0, done.err
+        done = two_ranks["fitting"]
         found = told(done)
         assert [rank["loader"] for rank in found] == ["torch.DataLoader"] * 2
         assert all(rank["iterator"].startswith("numapin.") for rank in found)
