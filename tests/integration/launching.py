@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 NUMAPIN = (sys.executable, "-m", "numapin")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 _WITH_TORCH = ("run", "trace")  # the commands that import it
+_MEASURED = ("alloc", "loader", "offload")  # benchmarks whose measuring processes may be forks
 _LIMIT_S = 120
 _DEATH_S = 10
 _NOTHING = Path(os.devnull)
@@ -145,6 +146,19 @@ def numapin(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
     return call(*NUMAPIN, *arguments, cwd=cwd, **changes)
 
 
+def forked_bench(*arguments: str, **changes: str) -> Done:
+    """Run `numapin bench` in a fork, and its measuring processes in forks of that; not for benchmarks of launchers."""
+    root = Path(__file__).resolve().parents[2]
+    line = CommandLine(
+        module="tests.integration.forked_bench",
+        arguments=("bench", *arguments),
+        environ=environment(**changes),
+        cwd=str(root),
+    )
+    status, out, err = _measuring().call(line, limit_s=_LIMIT_S)
+    return Done(status=status, out=out, err=err)
+
+
 def torchrun(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
     """Run torchrun and wait for its end."""
     return _forked("torch.distributed.run", *arguments, cwd=cwd, **changes)
@@ -180,6 +194,15 @@ def start(command: CommandLine, *, err: Path, out: Path = _NOTHING, fork: bool) 
 def _forker() -> Forker:
     """Return this test process's forker; start it at the first call."""
     forker = Forker(environment())
+    atexit.register(forker.close)
+    return forker
+
+
+@cache
+def _measuring() -> Forker:
+    """Return this test process's forker for `numapin bench`; start it at the first call."""
+    imported = ("torch.utils.data", "numapin.cli.bench", *(f"numapin.bench.measure.{name}" for name in _MEASURED))
+    forker = Forker(environment(), imported)
     atexit.register(forker.close)
     return forker
 

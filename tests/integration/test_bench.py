@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin.bench.cases.loader import CASES, PEERS
-from tests.integration.launching import call, numapin
+from tests.integration.launching import call, forked_bench
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.xdist_group("bench")  # so that torch is imported once
 SHORT = ("--repeats", "2", "--seconds", "0.2", "--warm-up", "0", "--batches", "1")
 
 
@@ -21,7 +22,7 @@ def test_transport(tmp_path: Path) -> None:
     """The report and the file have both peers' figures of both repeats, the ratio, the machine and the command."""
     path = tmp_path / "loader.json"
     peers = "torch,numapin-transport"
-    done = numapin("bench", "loader", "--cases", "transport", "--peers", peers, *SHORT, "--json", "--output", str(path))
+    done = forked_bench("loader", "--cases", "transport", "--peers", peers, *SHORT, "--json", "--output", str(path))
     assert done.status == 0, done.err
     report = json.loads(done.out)
     assert report == json.loads(path.read_text())
@@ -46,7 +47,7 @@ def test_samples_under_the_gil() -> None:
     """Without a GPU, too, the table shows the share of the rate of as many processes that only make samples."""
     peers = ("samples", "numapin-transport", "numapin-balanced")
     options = ("--repeats", "1", *SHORT[2:], "--workers", "2", "--json")
-    done = numapin("bench", "loader", "--cases", "gil-transport", "--peers", ",".join(peers), *options)
+    done = forked_bench("loader", "--cases", "gil-transport", "--peers", ",".join(peers), *options)
     assert done.status == 0, done.err
     (case,) = json.loads(done.out)["cases"]
     bound, *loaders = case["peers"]
@@ -59,9 +60,7 @@ def test_samples_under_the_gil() -> None:
 
 def test_table_and_what_was_skipped() -> None:
     """Without a GPU the table shows the case that runs; the reason why the other does not and the verdict come last."""
-    done = numapin(
-        "bench", "loader", "--cases", "38MB,transport", "--peers", "torch", "--quick", CUDA_VISIBLE_DEVICES=""
-    )
+    done = forked_bench("loader", "--cases", "38MB,transport", "--peers", "torch", "--quick", CUDA_VISIBLE_DEVICES="")
     assert done.status == 0, done.err
     lines = done.out.splitlines()
     assert [line.split()[0] for line in lines if line][2:5] == ["transport", "peer", "torch"]
@@ -73,7 +72,7 @@ def test_table_and_what_was_skipped() -> None:
 
 def test_nothing_to_measure() -> None:
     """If no case can run, the status is 1, with the reason and the benchmarks that would run."""
-    done = numapin("bench", "loader", "--cases", "38MB", "--peers", "torch", CUDA_VISIBLE_DEVICES="")
+    done = forked_bench("loader", "--cases", "38MB", "--peers", "torch", CUDA_VISIBLE_DEVICES="")
     assert done.status == 1
     assert "nothing was measured: torch" in done.err
     assert "--cases transport" in done.err
@@ -82,7 +81,7 @@ def test_nothing_to_measure() -> None:
 @pytest.mark.parametrize(("option", "known"), [("--cases", CASES), ("--peers", PEERS)])
 def test_unknown_names(option: str, known: dict[str, object]) -> None:
     """An unknown case or peer is a usage error that lists the known ones."""
-    done = numapin("bench", "loader", option, "torhc")
+    done = forked_bench("loader", option, "torhc")
     assert done.status == 2
     message = " ".join(done.err.split())
     assert "'torhc' is not one of" in message
@@ -92,7 +91,7 @@ def test_unknown_names(option: str, known: dict[str, object]) -> None:
 def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
     """The error comes before anything is measured."""
     path = str(tmp_path / "nowhere" / "loader.json")
-    done = numapin("bench", "loader", "--cases", "transport", "--timeout", "1", "--output", path)
+    done = forked_bench("loader", "--cases", "transport", "--timeout", "1", "--output", path)
     assert done.status == 2
     assert f"{path} cannot be written" in done.err
 

@@ -15,18 +15,20 @@ from numapin.bench.cases import exec as exec_
 from numapin.bench.cases.nearest import NearestNode, with_measured
 from numapin.bench.cases.transfer import MEMORIES
 from numapin.topology.model import Topology
-from tests.integration.launching import call, numapin
+from tests.integration.launching import call, forked_bench, numapin
 from tests.machines.grids import grid
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.xdist_group("bench")  # so that torch is imported once
 
 
 def test_alloc(tmp_path: Path) -> None:
     """Report and plot have the cases that can be measured here; others are skipped with a reason."""
     path, plot = tmp_path / "alloc.json", tmp_path / "alloc.svg"
     options = ("--sizes", "4K,1M", "--repeats", "2", "--samples", "2", "--output", str(path), "--plot", str(plot))
-    done = numapin("bench", "alloc", *options, "--json", CUDA_VISIBLE_DEVICES="")
+    done = forked_bench("alloc", *options, "--json", CUDA_VISIBLE_DEVICES="")
     assert done.status == 0, done.err
     report = json.loads(done.out)
     assert report == json.loads(path.read_text())
@@ -82,7 +84,7 @@ def test_exec() -> None:
 def test_offload(tmp_path: Path) -> None:
     """One start measures every case; beside the loader its batches count; the last line is the verdict."""
     report, cases = tmp_path / "offload.json", ("--cases", "adamw-loader,fsdp")
-    done = numapin("bench", "offload", "--quick", "--peers", "node", *cases, "--output", str(report))
+    done = forked_bench("offload", "--quick", "--peers", "node", *cases, "--output", str(report))
     assert done.status == 0, done.err
     content = json.loads(report.read_text())
     assert content["verdict"]["answer"] == "cannot tell"
@@ -100,7 +102,7 @@ def test_offload(tmp_path: Path) -> None:
 def test_without_a_gpu_nothing_is_measured(name: str, tmp_path: Path) -> None:
     """The status is 1, with the reason and the benchmarks that would run; the report is still written."""
     path, plot = tmp_path / "report.json", tmp_path / "plot.svg"
-    done = numapin("bench", name, "--quick", "--output", str(path), "--plot", str(plot), CUDA_VISIBLE_DEVICES="")
+    done = forked_bench(name, "--quick", "--output", str(path), "--plot", str(plot), CUDA_VISIBLE_DEVICES="")
     assert done.status == 1
     assert "nothing was measured: torch" in done.err
     assert "numapin bench alloc" in done.err
@@ -111,7 +113,7 @@ def test_without_a_gpu_nothing_is_measured(name: str, tmp_path: Path) -> None:
 def test_nothing_is_saved_without_figures(tmp_path: Path) -> None:
     """--save writes no machine file if nothing was measured."""
     path = tmp_path / "machine.json"
-    assert numapin("bench", "transfer", "--quick", "--save", str(path), CUDA_VISIBLE_DEVICES="").status == 1
+    assert forked_bench("transfer", "--quick", "--save", str(path), CUDA_VISIBLE_DEVICES="").status == 1
     assert not path.exists()
 
 
@@ -139,7 +141,7 @@ def test_a_file_that_cannot_be_written_is_told_at_once(option: str, tmp_path: Pa
     """The error comes before measuring and names the option; links are followed."""
     path = str(tmp_path / ("nowhere/file" if option == "--output" else "link"))
     (tmp_path / "link").symlink_to("nowhere/file")
-    done = numapin("bench", "alloc", "--quick", "--timeout", "1", option, path)
+    done = forked_bench("alloc", "--quick", "--timeout", "1", option, path)
     assert done.status == 2
     assert f"{path} cannot be written" in done.err
     assert option in done.err
@@ -149,8 +151,8 @@ def test_two_options_with_one_file(tmp_path: Path) -> None:
     """A report and a plot in the same file are an error, and an existing file is kept."""
     path = tmp_path / "file"
     path.write_text("a report")
-    done = numapin(
-        "bench", "alloc", "--quick", "--output", str(path), "--plot", str(tmp_path / ".." / tmp_path.name / "file")
+    done = forked_bench(
+        "alloc", "--quick", "--output", str(path), "--plot", str(tmp_path / ".." / tmp_path.name / "file")
     )
     assert (done.status, path.read_text()) == (2, "a report")
     assert "--output and --plot name the same file" in done.err
@@ -167,7 +169,7 @@ def test_two_options_with_one_file(tmp_path: Path) -> None:
 )
 def test_wrong_input(arguments: tuple[str, ...], problem: str) -> None:
     """An unknown name is a usage error with status 2 that lists the known ones."""
-    done = numapin("bench", *arguments)
+    done = forked_bench(*arguments)
     assert done.status == 2
     assert problem in " ".join(done.err.split())
 

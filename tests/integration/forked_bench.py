@@ -1,0 +1,52 @@
+"""`numapin` whose benchmarks' measuring processes are forks of it, with torch imported, instead of new processes.
+
+Comes in: numapin's arguments, in a fork of a process that has imported torch and what measures (see launching.py).
+Goes out: as from `python -m numapin`. Tests of how the measuring processes start use the real command.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import traceback
+import weakref
+from functools import partial
+from typing import Any, Final, NoReturn
+
+from numapin.bench import harness
+from numapin.cli.entry import main
+from tests.integration.forking import CommandLine
+
+_MOST_DESCRIPTORS: Final = 4096
+
+
+class _Fork(subprocess.Popen[bytes]):
+    """A process that runs a module of this package, without a new interpreter."""
+
+    def __init__(self, module: str, **options: Any) -> None:
+        super().__init__(["true"], preexec_fn=partial(_become, module), **options)
+
+
+def _become(module: str) -> NoReturn:
+    """Run a module instead of the command. Popen waits until the pipe is closed on which it would report errors."""
+    os.closerange(3, _MOST_DESCRIPTORS)
+    for finalizer in [*vars(weakref.finalize)["_registry"]]:
+        finalizer.detach()  # else this process's end would remove the harness's temporary folders
+    try:
+        CommandLine(module=module, arguments=(), environ=dict(os.environ), cwd=os.getcwd()).run()  # noqa: PTH109
+    except BaseException:  # noqa: BLE001 - Popen would not show it
+        traceback.print_exc()
+    os._exit(1)
+
+
+class _Subprocess:
+    """The module subprocess with that Popen."""
+
+    PIPE = subprocess.PIPE
+    TimeoutExpired = subprocess.TimeoutExpired
+    Popen = _Fork
+
+
+if __name__ == "__main__":
+    vars(harness).update(subprocess=_Subprocess, running_module=str)
+    main()
