@@ -119,21 +119,26 @@ class TestWorkers:
         assert f"is bound to GPU 1 (torch.cuda.set_device(1)): CPUs {CPUS[1]}, memory none" in done.err
 
     def test_real_torch(self, gpus: dict[str, Any], tmp_path: Path) -> None:
-        """torch.multiprocessing.spawn with the installed torch, in which the driver's calls do nothing."""
+        """torch.multiprocessing.spawn with the installed torch, in which the driver's calls do nothing.
+
+        One worker, which sets the second device: each imports torch.
+        """
         text = """
 import torch
 torch._C._cuda_setDevice = lambda device: None
 def work(rank):
     torch.set_num_threads(2)
     torch.ones(512, 512).mm(torch.ones(512, 512))  # its threads are there before the device is set
-    torch.cuda.set_device(rank)
-    show(str(rank), name_of_function=torch.cuda.set_device.__name__)
+    torch.cuda.set_device(rank + 1)
+    show("worker", name_of_function=torch.cuda.set_device.__name__)
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(work, nprocs=2)
+    torch.multiprocessing.spawn(work, nprocs=1)
+    show("driver")
 """
         found = shown(python(tmp_path, text, **{**gpus, "PYTHONPATH": ""}))
-        assert [found[str(rank)]["cpus"] for rank in range(2)] == [own_cpu(0), own_cpu(1)]
-        assert found["0"]["name_of_function"] == "set_device"
+        assert found["worker"]["cpus"] == own_cpu(1)
+        assert found["worker"]["name_of_function"] == "set_device"
+        assert found["driver"]["cpus"] == [CPUS]
 
     def test_what_a_driver_with_both_gpus_starts(self, gpus: dict[str, Any], tmp_path: Path) -> None:
         """Its workers are bound to the GPU that they name; those bound before it, and their helpers, stay as they are.
