@@ -617,7 +617,9 @@ def answer_all(lines: Mapping[str, list[str]], size: int, module: str, reader: s
 def read_once(module: str, reader: str) -> list[resource.struct_rusage]:
     """Make a function read only at its first call; return the list that then gets what this took."""
     at = importlib.import_module(module)
-    read, results, readings = getattr(at, reader), [], []
+    read: Callable[..., object] = getattr(at, reader)
+    results: list[object] = []
+    readings: list[resource.struct_rusage] = []
 
     def first(*args: object, **options: object) -> object:
         if not results:

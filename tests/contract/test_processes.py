@@ -11,7 +11,7 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, TypeAlias
+from typing import IO, TYPE_CHECKING, TypeAlias
 
 import pytest
 
@@ -22,6 +22,7 @@ from tests.integration.launching import environment
 from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterator
 
     from tests.contract.watching import LoaderClass
@@ -37,9 +38,9 @@ KILLED = (("run_on", "fork"), ("run_on", "spawn"), ("run_on", "forkserver"), ("s
 class Program:
     """A program in its own session, so that all its descendants can be found."""
 
-    process: Forked
-    stdout: TextIO
-    errors: Path
+    process: Forked | subprocess.Popen[str]
+    stdout: IO[str]
+    read_errors: Callable[[], str]
 
     def members(self) -> list[int]:
         """Return the live processes of its session, without zombies."""
@@ -50,12 +51,12 @@ class Program:
         for line in self.stdout:
             if line.strip() == word:
                 return
-        pytest.fail(f"ended without {word!r}: {self.errors.read_text()}")
+        pytest.fail(f"ended without {word!r}: {self.read_errors()}")
 
     def ended(self) -> tuple[int, str, str]:
         """Wait for its end; return its status, what it printed since, and what it wrote to stderr."""
         out = self.stdout.read()
-        return self.process.wait(timeout=60), out, self.errors.read_text()
+        return self.process.wait(timeout=60), out, self.read_errors()
 
     def seconds_to_end(self, limit_s: float = 20.0) -> float:
         """Return how long it takes until all members have ended; fail at the limit."""
@@ -100,7 +101,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
                 process = forker.start(command, out=writer, err=err.fileno())
             os.close(writer)
             try:
-                yield Program(process, stdout, errors)
+                yield Program(process, stdout, errors.read_text)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)

@@ -144,6 +144,11 @@ def numapin(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
     return call(*NUMAPIN, *arguments, cwd=cwd, **changes)
 
 
+def forked(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
+    """Run any command of numapin in a fork, where its start-up is not the subject, and wait for its end."""
+    return _forked("numapin", *arguments, cwd=cwd, **changes)
+
+
 def torchrun(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
     """Run torchrun and wait for its end."""
     return _forked("torch.distributed.run", *arguments, cwd=cwd, **changes)
