@@ -48,7 +48,7 @@ class TestStreams:
 
     @pytest.mark.parametrize("unbuffered", ["", "1"])
     @pytest.mark.parametrize(
-        ("command", "status"), [("plan --bogus", 2), ("run --bogus", 2), ("topo --machine /no", 3)]
+        ("command", "status"), [("plan --bogus", 2), ("run --bind x t.py", 2), ("topo --machine /no", 3)]
     )
     def test_full_stderr(self, command: str, status: int, unbuffered: str) -> None:
         """A stderr that cannot be written does not change the status."""

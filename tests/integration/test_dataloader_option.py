@@ -94,7 +94,7 @@ if __name__ == "__main__":
         loader = DataLoader(Data(), num_workers=1, multiprocessing_context=method)
         assert os.getpid() not in torch.cat(list(loader)).tolist()
     print("children", flush=True)
-    torch.multiprocessing.spawn(work, nprocs=2)
+    torch.multiprocessing.spawn(work)
     import threading  # a queue's thread that ends with Python may leave a semaphore registered
     for thread in threading.enumerate()[1:]: thread.join(10)
 """
@@ -162,8 +162,8 @@ class TestTakingOver:
         assert a_run[a_run.index("workers") + 1 : a_run.index("children")] == ["taken"] * 3
 
     def test_children_of_torch_multiprocessing(self, a_run: list[str]) -> None:
-        """Each process of torch.multiprocessing.spawn installs the hook itself, as ranks of one process do."""
-        assert sorted(a_run[a_run.index("children") + 1 :]) == ["installed"] * 2 + ["taken"] * 2
+        """A process of torch.multiprocessing.spawn installs the hook itself, as ranks of one process do."""
+        assert sorted(a_run[a_run.index("children") + 1 :]) == ["installed", "taken"]
 
     @pytest.mark.parametrize("choice", ["numapin", "numapin-balanced"])
     def test_balanced(self, both_choices: dict[str, Done], choice: str) -> None:
