@@ -10,6 +10,8 @@ HOSTILE_ADDRESS_SPACE limits the memory of all processes.
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import itertools
 import json
 import os
@@ -551,9 +553,9 @@ VIEWS: Final = (
     ("plan", "--nproc-per-node", "4096"),
 )
 _VALID: Final = "valid.json"
-OF_MACHINES: Final = ("json", "xml", "root")
-OPTIONS: Final = {"--machine": "machine", "--root": "root"}
-"""The options that name a machine, and discover's arguments."""
+_DISCOVER: Final = ("numapin.topology.discover", "discover")
+READERS: Final = {**dict.fromkeys(("json", "xml", "root"), _DISCOVER), "trace": ("numapin.cli.trace", "read_report")}
+"""What reads the file of each command of a kind: module and function."""
 
 
 def main() -> None:
@@ -580,43 +582,53 @@ def main() -> None:
                 f"{kind} {name}: {' '.join(words)}": [word.replace("FILE", "case") for word in words]
                 for words in commands
             }
-            if kind in OF_MACHINES:
-                answer_of_machine(lines, num_bytes)
+            if kind in READERS:
+                answer_all(lines, num_bytes, *READERS[kind])
             else:
                 for title, words in lines.items():
                     answer(title, words, num_bytes)
 
 
-def answer_of_machine(lines: Mapping[str, list[str]], size: int) -> None:
-    """Run commands that read the same machine one after another, until one has no result.
+def answer_all(lines: Mapping[str, list[str]], size: int, module: str, reader: str) -> None:
+    """Run commands that read the same file one after another, until one has no result.
 
-    The machine is read for the first command, and once more for all others, in one child. Each answer of theirs has
-    the time and the memory of that reading, too.
+    The first reads it, in a child; each of the others runs in a child of that one, and finds what was read. Each answer
+    of theirs has the time and the memory of that reading, too.
     """
     (first, words), *others = lines.items()
-    if answer(first, words, size) != "result":
-        return  # the others read the machine in the same way
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            reading = read_once(words)
-            all(answer(title, own, size, reading=reading) == "result" for title, own in others)  # up to the first error
+            readings = read_once(module, reader)
+            came = _outcome(words)
+            tell(first, came, size, [resource.getrusage(resource.RUSAGE_SELF)])
+            if came == "result":  # else the others end in the same way, or have nothing to show
+                gc.collect()
+                all(answer(title, own, size, reading=readings[0]) == "result" for title, own in others)
             status = 0
         finally:
             os._exit(status)
-    if os.waitpid(child, 0)[1]:
-        raise RuntimeError(f"{first}: its machine could not be read once more")
+    _, status, usage = os.wait4(child, 0)
+    if status:
+        tell(first, f"ended with wait status {status}", size, [usage])
 
 
-def read_once(words: Sequence[str]) -> resource.struct_rusage:
-    """Read the machine of a command, give it to all commands from now on, and return what reading it took."""
-    from numapin.topology import discover as module
+def read_once(module: str, reader: str) -> list[resource.struct_rusage]:
+    """Make a function read only at its first call; return the list that then gets what this took."""
+    at = importlib.import_module(module)
+    read: Callable[..., object] = getattr(at, reader)
+    results: list[object] = []
+    readings: list[resource.struct_rusage] = []
 
-    option, path = next((word, Path(after)) for word, after in itertools.pairwise(words) if word in OPTIONS)
-    machine = module.discover(environ=os.environ, gpu_nodes=(), **{OPTIONS[option]: path})
-    module.discover = lambda **_: machine
-    return resource.getrusage(resource.RUSAGE_SELF)
+    def first(*args: object, **options: object) -> object:
+        if not results:
+            results.append(read(*args, **options))
+            readings.append(resource.getrusage(resource.RUSAGE_SELF))
+        return results[0]
+
+    setattr(at, reader, first)
+    return readings
 
 
 def answer(name: str, words: list[str], size: int, *, reading: resource.struct_rusage | None = None) -> str:
@@ -624,21 +636,25 @@ def answer(name: str, words: list[str], size: int, *, reading: resource.struct_r
 
     `reading` is what the process has used to read the command's input.
     """
-    told, tell = os.pipe()
+    told, end = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(tell, _outcome(words).encode(errors="replace"))
+        os.write(end, _outcome(words).encode(errors="replace"))
         os._exit(0)
-    os.close(tell)
+    os.close(end)
     with open(told, encoding="utf-8") as pipe:  # noqa: PTH123 - a descriptor
         came = pipe.read()
     _, status, usage = os.wait4(child, 0)
     if status:
         came = f"ended with wait status {status}"
-    used = [usage, *([reading] if reading else [])]
+    tell(name, came, size, [usage, *([reading] if reading else [])])
+    return came
+
+
+def tell(name: str, came: str, size: int, used: Sequence[resource.struct_rusage]) -> None:
+    """Print an answer."""
     seconds, peak_mb = sum(one.ru_utime + one.ru_stime for one in used), max(one.ru_maxrss for one in used) / 1024
     print(json.dumps([name, came, round(seconds, 2), round(peak_mb), size]), flush=True)  # noqa: T201
-    return came
 
 
 def _outcome(words: list[str]) -> str:
@@ -660,6 +676,8 @@ def warm_up() -> None:
     """Import what the commands need, so that the time of an answer is that of its file."""
     for words in VIEWS:
         _outcome([*words, "--machine", "example:p4d"])
+    _outcome(["trace", "--read", "nothing"])
+    gc.freeze()  # the modules' objects would be copied into each child that looks for garbage
 
 
 def run(words: list[str]) -> None:

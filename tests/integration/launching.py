@@ -167,6 +167,11 @@ def forked_bench(*arguments: str, **changes: str) -> Done:
     return Done(status=status, out=out, err=err)
 
 
+def forked(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
+    """Run any command of numapin in a fork, where its start-up is not the subject, and wait for its end."""
+    return _forked("numapin", *arguments, cwd=cwd, **changes)
+
+
 def torchrun(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
     """Run torchrun and wait for its end."""
     return _forked("torch.distributed.run", *arguments, cwd=cwd, **changes)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin.topology.model import Topology
-from tests.integration.launching import NUMAPIN, call, environment, numapin
+from tests.integration.launching import NUMAPIN, call, environment, forked, numapin
 from tests.machines.described import describe
 from tests.machines.roots import load
 from tests.terminals import on_terminal
@@ -48,7 +48,7 @@ class TestStreams:
 
     @pytest.mark.parametrize("unbuffered", ["", "1"])
     @pytest.mark.parametrize(
-        ("command", "status"), [("plan --bogus", 2), ("run --bogus", 2), ("topo --machine /no", 3)]
+        ("command", "status"), [("plan --bogus", 2), ("run --bind x t.py", 2), ("topo --machine /no", 3)]
     )
     def test_full_stderr(self, command: str, status: int, unbuffered: str) -> None:
         """A stderr that cannot be written does not change the status."""
@@ -81,28 +81,33 @@ class TestStreams:
         assert (done.status, done.raw.count(b"x")) == (0, 100 * 29_999)
 
 
+WITHOUT_TORCH = (
+    ["topo"],
+    ["topo", "--json"],
+    ["plan", "--nproc-per-node", "2"],
+    ["plan", "--help"],
+    ["verify", "--help"],
+    ["attach", "--help"],
+    ["--help"],
+    ["run", "--help"],
+    ["trace", "--help-all"],
+)
+
+
 class TestStart:
     """Frequent commands start fast."""
 
-    @pytest.mark.parametrize(
-        "command",
-        [
-            ["topo"],
-            ["topo", "--json"],
-            ["plan", "--nproc-per-node", "2"],
-            ["plan", "--help"],
-            ["verify", "--help"],
-            ["attach", "--help"],
-            ["--help"],
-            ["run", "--help"],
-            ["trace", "--help-all"],
-        ],
-    )
-    def test_without_torch(self, command: list[str]) -> None:
-        """Neither topo, nor plan, nor any help imports torch."""
-        code = f"import sys; from numapin.cli.main import numapin; numapin({command!r}, standalone_mode=False)"
-        done = call(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)")
-        assert done.status == 0, done.err
+    def test_without_torch(self) -> None:
+        """Neither topo, nor plan, nor any help imports torch, whichever come first."""
+        code = (
+            "import sys; from numapin.cli.main import numapin\n"
+            f"for command in {WITHOUT_TORCH!r}:\n"
+            "    numapin(command, standalone_mode=False)\n"
+            "    if 'torch' in sys.modules: sys.exit(f'{command} imports torch')\n"
+        )
+        done = call(sys.executable, "-c", code)
+        assert (done.status, done.err.count("imports torch")) == (0, 0), done.err
+        assert done.out.count("Usage: ") == 6
 
     def test_garbage_is_collected_again(self) -> None:
         """It is off during the imports only; a command that runs for weeks needs it."""
@@ -130,7 +135,7 @@ class TestTopo:
 
     def test_json_is_the_contract(self) -> None:
         """--json and --format json print only a topology, which can be read back."""
-        texts = [numapin("topo", *options).out for options in (["--json"], ["--format", "json"])]
+        texts = [forked("topo", *options).out for options in (["--json"], ["--format", "json"])]
         for text in texts:
             assert json.loads(text)["schema"] == "numapin.topology/1"
             assert json.loads(json.dumps(Topology.from_json(text).to_json())) == json.loads(text)
@@ -138,12 +143,12 @@ class TestTopo:
     def test_save_and_read_back(self, tmp_path: Path) -> None:
         """A machine file written by --save gives the same topology with --machine."""
         path = str(tmp_path / "here.json")
-        assert numapin("topo", "--save", path).status == 0
-        assert json.loads(numapin("topo", "--json", "--machine", path).out) == json.loads(Path(path).read_text())
+        assert forked("topo", "--save", path).status == 0
+        assert json.loads(forked("topo", "--json", "--machine", path).out) == json.loads(Path(path).read_text())
 
     def test_tree(self, dgx: str) -> None:
         """The tree shows packages, nodes with distances, L3 groups, and GPUs with the source of their node."""
-        lines = numapin("topo", "--machine", dgx).out.splitlines()
+        lines = forked("topo", "--machine", dgx).out.splitlines()
         assert lines[0].startswith("2pkg-8node-smt2-8gpu-pairs  128 cores, 256 CPUs")
         assert sum(line.startswith(("├── package", "└── package")) for line in lines) == 2
         gpu0 = next(i for i, line in enumerate(lines) if "gpu0 " in line)
@@ -155,7 +160,7 @@ class TestTopo:
 
     def test_matrix(self, dgx: str) -> None:
         """The matrix has one row per GPU with links, CPUs and node, a legend, and the node distances."""
-        lines = numapin("topo", "--format", "matrix", "--machine", dgx).out.splitlines()
+        lines = forked("topo", "--format", "matrix", "--machine", dgx).out.splitlines()
         row = next(line for line in lines if line.startswith("gpu0 ")).split()
         assert row[1] == "X"
         assert row[-1] == "3"
@@ -178,7 +183,7 @@ class TestTopo:
         """GPUs that NVML reports are shown, through the real pynvml."""
         recorded = (Path(__file__).parents[1] / "nvml" / "h200-x2-vm.nvml").read_text()
         environment = fake_nvml.environment(tmp_path, recorded)
-        done = numapin("topo", "--json", cwd=None, **environment)
+        done = forked("topo", "--json", cwd=None, **environment)
         gpus = json.loads(done.out)["gpus"]
         assert [(gpu["name"], gpu["cuda_index"], gpu["visible"]) for gpu in gpus] == [
             ("NVIDIA H200", i, True) for i in (0, 1)
@@ -191,7 +196,7 @@ class TestPlan:
 
     def test_table_with_reasons(self, dgx: str) -> None:
         """The table has one row per rank, the reasons are below; stderr reports the idle half of the machine."""
-        done = numapin("plan", "--machine", dgx)
+        done = forked("plan", "--machine", dgx)
         assert done.status == 0
         rows = [line.split() for line in done.out.splitlines() if line.strip()[:1].isdigit()]
         assert [row[3] for row in rows] == ["3", "3", "1", "1", "7", "7", "5", "5"]
@@ -202,47 +207,47 @@ class TestPlan:
 
     def test_env_lines_are_shell(self, dgx: str) -> None:
         """--format env prints lines that a shell can evaluate."""
-        lines = numapin("plan", "--machine", dgx, "--format", "env", "--nproc-per-node", "1").out
+        lines = forked("plan", "--machine", dgx, "--format", "env", "--nproc-per-node", "1").out
         done = call("sh", "-c", f'{lines} ; echo "$NUMAPIN_CPUS/$NUMAPIN_NODES/$LOCAL_RANK"'.replace("\n", " "))
         assert done.out.strip() == "48-63,176-191/3/0"
 
     def test_env_lines_name_nics(self, dgx: str) -> None:
         """The nearest NICs are always there; the variables of UCX and NVSHMEM only with --nic-env."""
         options = ("plan", "--machine", dgx, "--format", "env")
-        (*_, last) = numapin(*options).out.splitlines()
+        (*_, last) = forked(*options).out.splitlines()
         assert " NUMAPIN_NICS=mlx5_6 " in last
         assert not any(name in last for name in ("UCX_", "NVSHMEM_", "NCCL_"))
-        (*_, last) = numapin(*options, "--nic-env", "nvshmem,ucx").out.splitlines()
+        (*_, last) = forked(*options, "--nic-env", "nvshmem,ucx").out.splitlines()
         assert last.endswith(" NVSHMEM_ENABLE_NIC_PE_MAPPING=1 NVSHMEM_HCA_LIST=mlx5_6:1 UCX_NET_DEVICES=mlx5_6:1")
 
     def test_nics_in_json(self, dgx: str) -> None:
         """`topo` and `plan` have the same NICs, and the plan what was asked for."""
-        gpus = json.loads(numapin("topo", "--machine", dgx, "--json").out)["gpus"]
-        ranks = json.loads(numapin("plan", "--machine", dgx, "--json", "--nic-env", "ucx").out)["ranks"]
+        gpus = json.loads(forked("topo", "--machine", dgx, "--json").out)["gpus"]
+        ranks = json.loads(forked("plan", "--machine", dgx, "--json", "--nic-env", "ucx").out)["ranks"]
         assert [(gpu["nics"], gpu["nics_reason"]) for gpu in gpus] == [(r["nics"], r["nics_reason"]) for r in ranks]
         assert {tuple(rank["nic_env"]) for rank in ranks} == {("ucx",)}
 
     @pytest.mark.parametrize(("strict", "status"), [((), 0), (("--strict",), 5)])
     def test_no_nic_to_name(self, strict: tuple[str, ...], status: int) -> None:
         """Without a NIC, --nic-env warns once, and fails with --strict."""
-        done = numapin("plan", "--machine", "example:dgx-h100", "--nic-env", "ucx", *strict)
+        done = forked("plan", "--machine", "example:dgx-h100", "--nic-env", "ucx", *strict)
         assert (done.status, done.err.count("warning: ranks 0-7: --nic-env ucx sets nothing")) == (status, 1)
 
     def test_nic_env_of_another_library(self, dgx: str) -> None:
         """NCCL is none of the choices."""
-        done = numapin("plan", "--machine", dgx, "--nic-env", "nccl")
+        done = forked("plan", "--machine", dgx, "--nic-env", "nccl")
         assert (done.status, "'nccl' is not one of ucx, nvshmem" in done.err) == (2, True)
 
     def test_json(self, dgx: str) -> None:
         """--json prints the plan by its schema, and warnings go to stderr."""
-        plan = json.loads(numapin("plan", "--machine", dgx, "--json", "--bind", "exclusive").out)
+        plan = json.loads(forked("plan", "--machine", dgx, "--json", "--bind", "exclusive").out)
         assert plan["schema"] == "numapin.plan/1"
         assert plan["ranks"][0]["cpus"] == "48-55,176-183"
 
     def test_strict(self, dgx: str) -> None:
         """With --strict the status is 5 if a rank gets less than requested, and 0 if all is exact."""
-        assert numapin("plan", "--machine", dgx, "--strict").status == 0
-        assert numapin("plan", "--machine", dgx, "--strict", "--cpus-per-rank", "200").status == 5
+        assert forked("plan", "--machine", dgx, "--strict").status == 0
+        assert forked("plan", "--machine", dgx, "--strict", "--cpus-per-rank", "200").status == 5
 
     @pytest.mark.parametrize(
         ("name", "kind"),
@@ -256,15 +261,15 @@ class TestPlan:
         """The order of AMD's GPUs, threads of cores, and whose CPUs they are: status 5, with the reason."""
         path = tmp_path / "machine.xml"
         path.write_text(describe(load(name), kind))
-        done = numapin("plan", "--machine", str(path), "--strict")
+        done = forked("plan", "--machine", str(path), "--strict")
         assert (done.status, "--strict: rank 0 cannot be bound exactly" in done.err) == (5, True), done.err
-        assert numapin("plan", "--machine", str(path)).status == 0
+        assert forked("plan", "--machine", str(path)).status == 0
 
     def test_the_star_is_explained(self, dgx: str) -> None:
         """A line below the table explains the star of a rank that is not exact, if there is one."""
         legend = "* not exact"
-        assert legend in numapin("plan", "--machine", dgx, "--cpus-per-rank", "200").out.splitlines()[9]
-        assert legend not in numapin("plan", "--machine", dgx).out
+        assert legend in forked("plan", "--machine", dgx, "--cpus-per-rank", "200").out.splitlines()[9]
+        assert legend not in forked("plan", "--machine", dgx).out
 
 
 BAD_FILES = {
@@ -293,26 +298,26 @@ class TestBadMachines:
         content, told = BAD_FILES[kind]
         path = tmp_path / "machine"
         path.write_bytes(content)
-        done = numapin(command, "--machine", str(path))
+        done = forked(command, "--machine", str(path))
         assert (done.status, str(path) in done.err, told in done.err) == (3, True, True), done.err
         assert "hint:" in done.err
 
     def test_missing_file_and_root(self, tmp_path: Path) -> None:
         """A missing file, and a root without sys, are named."""
-        done = numapin("topo", "--machine", str(tmp_path / "nope.json"))
+        done = forked("topo", "--machine", str(tmp_path / "nope.json"))
         assert (done.status, "nope.json: No such file" in done.err) == (3, True), done.err
-        done = numapin("topo", "--root", str(tmp_path))
+        done = forked("topo", "--root", str(tmp_path))
         assert (done.status, f"{tmp_path}" in done.err, "sys/devices/system" in done.err) == (3, True, True), done.err
 
     def test_both(self, tmp_path: Path) -> None:
         """Two machines are a usage error."""
-        done = numapin("topo", "--root", str(tmp_path), "--machine", str(tmp_path))
+        done = forked("topo", "--root", str(tmp_path), "--machine", str(tmp_path))
         assert (done.status, "--root and --machine both name a machine" in done.err) == (2, True), done.err
 
     @pytest.mark.parametrize("path", ["/", ".", "/proc/nope/file"])
     def test_save_where_nothing_can_be_written(self, path: str) -> None:
         """A path that is not a file is named."""
-        done = numapin("topo", "--save", path)
+        done = forked("topo", "--save", path)
         assert (done.status, f"{path} cannot be written" in done.err) == (1, True), done.err
 
 
@@ -322,7 +327,7 @@ class TestBadMachines:
 )
 def test_save_shows_nothing_else(tmp_path: Path, options: tuple[str, ...]) -> None:
     """An option that --save would ignore is a usage error, and nothing is written."""
-    done = numapin("topo", "--machine", "example:dgx-h100", *options, "--save", "y.json", cwd=tmp_path)
+    done = forked("topo", "--machine", "example:dgx-h100", *options, "--save", "y.json", cwd=tmp_path)
     assert (done.status, "--save writes a machine file only" in done.err) == (2, True), done.err
     assert list(tmp_path.iterdir()) == []
 
@@ -345,7 +350,7 @@ def test_save_shows_nothing_else(tmp_path: Path, options: tuple[str, ...]) -> No
 def test_wrong_command_lines(tmp_path: Path, line: str, message: str, hint: str) -> None:
     """Every command line that cannot be parsed gives a message and a hint in numapin's form, and status 2."""
     (tmp_path / "t.py").touch()
-    done = numapin(*line.split(), cwd=tmp_path)
+    done = forked(*line.split(), cwd=tmp_path)
     first, *usage, last = done.err.splitlines()
     assert (done.status, done.out) == (2, "")
     assert first.startswith(f"numapin: error: {message}")
@@ -356,7 +361,7 @@ def test_wrong_command_lines(tmp_path: Path, line: str, message: str, hint: str)
 
 def test_completion_of_run() -> None:
     """The shell completes numapin's options of `run` without importing torch."""
-    done = numapin(COMP_WORDS="numapin run --b", COMP_CWORD="2", _NUMAPIN_COMPLETE="bash_complete")
+    done = forked(COMP_WORDS="numapin run --b", COMP_CWORD="2", _NUMAPIN_COMPLETE="bash_complete")
     assert done.out.splitlines() == ["plain,--bind"]
 
 
@@ -365,7 +370,7 @@ class TestBuiltInMachines:
 
     def test_topo_lists_them(self) -> None:
         """Without a name all machines are listed with their titles, and each of them can be typed."""
-        done = numapin("topo", "--machine", "example:")
+        done = forked("topo", "--machine", "example:")
         assert (done.status, done.err) == (0, "")
         names = [line.split()[0] for line in done.out.splitlines()]
         assert names == [f"example:{name}" for name in ("dgx-a100", "dgx-h100", "gb200", "ndv4", "p4d")]
@@ -373,21 +378,21 @@ class TestBuiltInMachines:
 
     def test_they_work_wherever_a_machine_file_does(self) -> None:
         """`topo`, `plan` and `job` accept them; a plan has a rank per GPU even if this host has none."""
-        assert numapin("topo", "--machine", "example:dgx-a100").out.startswith("example: DGX A100  128 cores")
-        plan = json.loads(numapin("plan", "--machine", "example:gb200", "--json").out)
+        assert forked("topo", "--machine", "example:dgx-a100").out.startswith("example: DGX A100  128 cores")
+        plan = json.loads(forked("plan", "--machine", "example:gb200", "--json").out)
         assert [rank["node"] for rank in plan["ranks"]] == [0, 0, 1, 1]
-        assert "--gpus-per-node=8" in numapin("job", "slurm", "--machine", "example:p4d", "train.py").out
+        assert "--gpus-per-node=8" in forked("job", "slurm", "--machine", "example:p4d", "train.py").out
 
     def test_an_unknown_name_is_a_usage_error(self) -> None:
         """The hint lists the names."""
-        done = numapin("plan", "--machine", "example:dgx")
+        done = forked("plan", "--machine", "example:dgx")
         assert (done.status, done.out) == (2, "")
         assert "example:dgx: there is no built-in machine" in done.err
         assert "hint: use example:dgx-a100, example:dgx-h100" in done.err
 
     def test_the_shell_completes_them(self) -> None:
         """Completion offers their names, and files."""
-        done = numapin(COMP_WORDS="numapin job slurm --machine ex", COMP_CWORD="4", _NUMAPIN_COMPLETE="bash_complete")
+        done = forked(COMP_WORDS="numapin job slurm --machine ex", COMP_CWORD="4", _NUMAPIN_COMPLETE="bash_complete")
         *names, files = done.out.splitlines()
         assert "plain,example:ndv4" in names
         assert files == "file,ex"
@@ -396,7 +401,7 @@ class TestBuiltInMachines:
 def test_no_color_in_files(dgx: str) -> None:
     """Output that is not for a terminal has no escape codes."""
     for command in (["topo"], ["plan"], ["topo", "--format", "matrix"]):
-        done = numapin(*command, "--machine", dgx)
+        done = forked(*command, "--machine", dgx)
         assert "\x1b" not in done.out + done.err
 
 
@@ -405,7 +410,7 @@ def test_a_broken_driver_is_told(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     environment = fake_nvml.environment(tmp_path, "fail init 18\n")
     (tmp_path / "train.py").write_text("print('ran')")
     for command in (["topo"], ["run", str(tmp_path / "train.py")]):
-        done = numapin(*command, cwd=None, **environment)
+        done = forked(*command, cwd=None, **environment)
         assert done.status == 0, done.err
         assert "NVML did not start" in done.err
         assert "reboot" in done.err

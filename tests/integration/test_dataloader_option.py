@@ -72,23 +72,84 @@ def with_small_torch(folder: Path) -> Path:
     return folder
 
 
+# Iterates loaders, first without workers, then with some of each start method, then in other processes.
+ITERATES = f"""{STAND_IN}
+def work(i):
+    from torch.utils.data import DataLoader
+    list(DataLoader(range(4)))
+class Data:
+    def __len__(self): return 2
+    def __getitem__(self, i): return os.getpid()
+if __name__ == "__main__":
+    print("at start", at_start, flush=True)
+    import torch.multiprocessing
+    from torch.utils.data import DataLoader
+    print("loader", sorted(name for name in sys.modules if name.startswith("numapin")), flush=True)
+    loader = DataLoader(range(4), batch_size=2)
+    for _ in range(2): print([batch.tolist() for batch in loader], flush=True)
+    import torch.utils.data.dataloader as module
+    print(type(module.__loader__).__name__, vars(module.__loader__).keys() & {{"exec_module"}}, flush=True)
+    print("workers", flush=True)
+    for method in ("fork", "spawn", "forkserver"):
+        loader = DataLoader(Data(), num_workers=1, multiprocessing_context=method)
+        assert os.getpid() not in torch.cat(list(loader)).tolist()
+    print("children", flush=True)
+    torch.multiprocessing.spawn(work)
+    import threading  # a queue's thread that ends with Python may leave a semaphore registered
+    for thread in threading.enumerate()[1:]: thread.join(10)
+"""
+
+
+# Prints whether the loader of the slow worker made few batches; then resumes a loader of torchdata's, if there is one.
+BALANCES = """
+import importlib.util, time, torch, warnings
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+class Data(Dataset):
+    def __len__(self): return 60
+    def __getitem__(self, i):
+        worker = get_worker_info().id
+        time.sleep(0.002 if worker else 0.1)
+        return i, worker, torch.zeros(4096)
+made = [(int(i), int(worker)) for i, worker, _ in DataLoader(Data(), num_workers=2)]
+assert [i for i, _ in made] == list(range(60))
+print(sum(worker == 0 for _, worker in made) < 15, flush=True)
+if importlib.util.find_spec("torchdata"):
+    warnings.simplefilter("ignore")  # torchdata's
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    loader = StatefulDataLoader([torch.full((4096,), float(i)) for i in range(8)], batch_size=2, num_workers=2)
+    first = next(iter(loader))
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    assert [int(batch[0, 0]) for batch in loader] == [2, 4, 6]
+    assert type(loader._iterator).__module__ == "numapin.data.stateful"
+"""
+
+
+@pytest.fixture(scope="module")
+def both_choices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
+    """Run BALANCES with each of numapin's ways to give batches to workers."""
+    path = script(tmp_path_factory.mktemp("balances"), BALANCES)
+    choices = ("numapin", "numapin-balanced")
+    return {choice: numapin(*RUN, "--strict", f"--dataloader={choice}", path) for choice in choices}
+
+
+@pytest.fixture(scope="module")
+def a_run(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Run ITERATES with the option and return what it prints."""
+    done = numapin(*RUN, "--dataloader=numapin", script(tmp_path_factory.mktemp("iterates"), ITERATES))
+    told = "numapin: dataloader: no process recorded a DataLoader\n"  # the stand-in for `install` records nothing
+    assert (done.status, done.err) == (0, told)
+    return done.out.splitlines()
+
+
 class TestTakingOver:
     """When and where `install` is called."""
 
-    def test_at_the_first_iterator(self, tmp_path: Path) -> None:
+    pytestmark = pytest.mark.xdist_group("dataloader runs")  # so that each script runs once
+
+    def test_at_the_first_iterator(self, a_run: list[str]) -> None:
         """The hook does nothing while the script imports torch; it then installs once, for all loaders."""
-        text = (
-            f"{STAND_IN}print('at start', at_start, flush=True)\n"
-            "from torch.utils.data import DataLoader\n"
-            "print('loader', sorted(name for name in sys.modules if name.startswith('numapin')), flush=True)\n"
-            "loader = DataLoader(range(4), batch_size=2)\n"
-            "for _ in range(2): print([batch.tolist() for batch in loader], flush=True)\n"
-            "import torch.utils.data.dataloader as module\n"
-            "print(type(module.__loader__).__name__, vars(module.__loader__).keys() & {'exec_module'})\n"
-        )
-        done = numapin(*RUN, "--dataloader=numapin", script(tmp_path, text))
-        assert done.status == 0, done.err
-        assert done.out.splitlines() == [
+        assert a_run[: a_run.index("workers")] == [
             "at start []",
             "loader ['numapin.data.install']",
             "installed",
@@ -96,25 +157,19 @@ class TestTakingOver:
             "SourceFileLoader set()",
         ]
 
-    def test_balanced(self, tmp_path: Path) -> None:
+    def test_workers(self, a_run: list[str]) -> None:
+        """Workers of each start method start as usual and do not install the hook, because they iterate no loader."""
+        assert a_run[a_run.index("workers") + 1 : a_run.index("children")] == ["taken"] * 3
+
+    def test_children_of_torch_multiprocessing(self, a_run: list[str]) -> None:
+        """A process of torch.multiprocessing.spawn installs the hook itself, as ranks of one process do."""
+        assert sorted(a_run[a_run.index("children") + 1 :]) == ["installed", "taken"]
+
+    @pytest.mark.parametrize("choice", ["numapin", "numapin-balanced"])
+    def test_balanced(self, both_choices: dict[str, Done], choice: str) -> None:
         """With =numapin-balanced, torch's loaders give each batch to the worker that is ready first."""
-        text = (
-            "import time, torch\n"
-            "from torch.utils.data import DataLoader, Dataset, get_worker_info\n"
-            "class Data(Dataset):\n"
-            "    def __len__(self): return 60\n"
-            "    def __getitem__(self, i):\n"
-            "        worker = get_worker_info().id\n"
-            "        time.sleep(0.002 if worker else 0.1)\n"
-            "        return i, worker\n"
-            "made = [(int(i), int(worker)) for i, worker in DataLoader(Data(), num_workers=2)]\n"
-            "assert [i for i, _ in made] == list(range(60))\n"
-            "print(sum(worker == 0 for _, worker in made) < 15)\n"
-        )
-        path = script(tmp_path, text)
-        for choice, is_balanced in (("numapin-balanced", "True"), ("numapin", "False")):
-            done = start(choice, path, cwd=tmp_path)
-            assert (done.status, done.out) == (0, f"{is_balanced}\n"), done.err
+        done = both_choices[choice]
+        assert (done.status, done.out) == (0, f"{choice == 'numapin-balanced'}\n"), done.err
 
     @pytest.mark.parametrize("options", [[], ["--dataloader", "torch"]], ids=["default", "torch"])
     def test_torch_is_the_default(self, tmp_path: Path, options: list[str]) -> None:
@@ -141,37 +196,6 @@ class TestTakingOver:
         done = numapin(*RUN, "--dataloader=numapin", *command, cwd=tmp_path)
         assert (done.status, done.out) == (0, "installed\ntaken\n"), done.err
         assert ("applies to the Python processes that sh starts" in done.err) == ("sh" in command)
-
-    def test_children_of_torch_multiprocessing(self, tmp_path: Path) -> None:
-        """Each process of torch.multiprocessing.spawn installs the hook itself, as ranks of one process do."""
-        text = (
-            f"{STAND_IN}def work(i):\n"
-            "    from torch.utils.data import DataLoader\n"
-            "    list(DataLoader(range(4)))\n"
-            "if __name__ == '__main__':\n"
-            "    import torch.multiprocessing\n"
-            "    torch.multiprocessing.spawn(work, nprocs=2)\n"
-        )
-        done = numapin(*RUN, "--dataloader=numapin", script(tmp_path, text))
-        assert done.status == 0, done.err
-        assert sorted(done.out.split()) == ["installed"] * 2 + ["taken"] * 2
-
-    @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-    def test_workers(self, tmp_path: Path, method: str) -> None:
-        """Workers start as usual and do not install the hook, because they iterate no loader."""
-        text = (
-            f"{STAND_IN}import torch\n"
-            "class Data(torch.utils.data.Dataset):\n"
-            "    def __len__(self): return 2\n"
-            "    def __getitem__(self, i): return os.getpid()\n"
-            "if __name__ == '__main__':\n"
-            f"    loader = torch.utils.data.DataLoader(Data(), num_workers=1, multiprocessing_context='{method}')\n"
-            "    assert os.getpid() not in torch.cat(list(loader)).tolist()\n"
-            "    import threading\n"  # a queue's thread that ends with Python may leave a semaphore registered
-            "    for thread in threading.enumerate()[1:]: thread.join(10)\n"
-        )
-        done = start("numapin", script(tmp_path, text), cwd=tmp_path)
-        assert (done.status, done.out, done.err) == (0, "installed\ntaken\n", "")
 
     def test_what_a_rank_starts(self, tmp_path: Path) -> None:
         """A subprocess of a rank installs the hook too, unless its environment says NUMAPIN_DATALOADER=torch."""
@@ -360,9 +384,14 @@ class TestWhereItCannotWork:
         assert "'dali' is not one of 'torch', 'numapin'" in done.err
 
 
-# Rank 0 has a loader of each kind; rank 1 has none.
+# Rank 0 has a loader of each kind; rank 1 has none, and torch without what it does not use.
 EVERY_KIND = """
-import os, torch
+import os, sys
+if os.environ["RANK"] == "1":
+    sys.path.insert(0, sys.argv[1])
+    from torch.utils.data import DataLoader
+    sys.exit()
+import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 class Data(torch.utils.data.Dataset):
@@ -372,14 +401,13 @@ class Own(DataLoader):
     def _get_iterator(self): return _SingleProcessDataLoaderIter(self)
 class Sparse(Data):
     def __getitem__(self, i): return torch.eye(2).to_sparse()
-if os.environ["RANK"] == "0":
-    assert len(list(Own(Data()))) == 6
-    train, validate = (DataLoader(Data(), batch_size=2, num_workers=n) for n in (1, 0))
-    for epoch in range(2):
-        for batch in train: pass
-        for batch in validate: pass
-    for batch in DataLoader(Data(), batch_size=2): pass
-    for batch in DataLoader(Sparse(), num_workers=1, collate_fn=list): pass
+assert len(list(Own(Data()))) == 6
+train, validate = (DataLoader(Data(), batch_size=2, num_workers=n) for n in (1, 0))
+for epoch in range(2):
+    for batch in train: pass
+    for batch in validate: pass
+for batch in DataLoader(Data(), batch_size=2): pass
+for batch in DataLoader(Sparse(), num_workers=1, collate_fn=list): pass
 """
 
 # First a failure after 2 batches, then at the restart 3 batches and death by SIGKILL.
@@ -393,18 +421,6 @@ if is_first: raise SystemExit(3)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
-STATEFUL = """
-import torch, warnings
-warnings.simplefilter("ignore")  # torchdata's
-from torchdata.stateful_dataloader import StatefulDataLoader
-loader = StatefulDataLoader([torch.full((4096,), float(i)) for i in range(8)], batch_size=2, num_workers=2)
-first = next(iter(loader))
-state = loader.state_dict()
-loader.load_state_dict(state)
-assert [int(batch[0, 0]) for batch in loader] == [2, 4, 6]
-assert type(loader._iterator).__module__ == "numapin.data.stateful"
-"""
-
 
 class TestAtTheEnd:
     """The line at the end of a run says which loaders used numapin's path, and --strict requires that all did."""
@@ -412,23 +428,26 @@ class TestAtTheEnd:
     def test_every_kind_of_loader(self, tmp_path: Path) -> None:
         """One line for two ranks: what took the path, and each reason and place of what did not; status 5."""
         path = script(tmp_path, EVERY_KIND)
-        done = numapin("run", "--nproc-per-node", "2", "--quiet", "--strict", "--dataloader=numapin", path)
+        (tmp_path / "small").mkdir()
+        small = str(with_small_torch(tmp_path / "small"))
+        done = numapin("run", "--nproc-per-node", "2", "--quiet", "--strict", "--dataloader=numapin", path, small)
         assert done.status == 5, done.err
         (line,) = re.findall("^numapin: dataloader: .*$", done.err, re.MULTILINE)
         assert line == (
             "numapin: dataloader: 2 loaders, 12 batches by numapin; 3 loaders not: 1 Own makes its own iterators "
-            "(train.py:9), 1 num_workers=0 (train.py:17), 1 num_workers=0 (train.py:18); 6 batches outside the slots: "
+            "(train.py:14), 1 num_workers=0 (train.py:21), 1 num_workers=0 (train.py:22); 6 batches outside the slots: "
             "a tensor that only torch can send; rank 1 left no record of a loader"
         )
         assert "--strict: --dataloader numapin did not reach every batch: 2 loaders" in done.err
 
+    @pytest.mark.xdist_group("dataloader runs")
     @pytest.mark.parametrize("choice", ["numapin", "numapin-balanced"])
-    def test_stateful_dataloader(self, tmp_path: Path, choice: str) -> None:
+    def test_stateful_dataloader(self, both_choices: dict[str, Done], choice: str) -> None:
         """Torchdata's loader takes the path, with its state; its workers keep their turns, and that is said."""
         pytest.importorskip("torchdata", reason="no torchdata; type: pip install .[dev]")
-        done = numapin(*RUN, "--strict", f"--dataloader={choice}", script(tmp_path, STATEFUL))
+        done = both_choices[choice]
         assert done.status == 0, done.err
-        assert "numapin: dataloader: 1 loader, 4 batches by numapin\n" in done.err
+        assert "numapin: dataloader: 2 loaders, 64 batches by numapin\n" in done.err
         num_notes = done.err.count("balance=True changes nothing for a StatefulDataLoader")
         assert num_notes == (choice == "numapin-balanced")
 

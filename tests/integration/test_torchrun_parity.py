@@ -220,7 +220,7 @@ def test_module_and_program_and_run_path(tmp_path: Path) -> None:
         ["--launcher", "agent", "-m", "module_of_ours"],
         ["--launcher", "agent", "--no-python", "python3", path],
     ):
-        done = numapin("run", "--nproc-per-node", "1", *options, "x", "y z", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+        done = numapin("run", "--nproc-per-node", "1", *options, "x", "y z", cwd=tmp_path)
         assert done.status == 0, done.err
         (rank,) = done.json_lines()
         assert rank["argv"] == "x y z"

@@ -287,10 +287,13 @@ def test_a_garbled_sysfs_list(name: str) -> None:
 def tree(changes: dict[str, str | bytes]) -> Iterator[Path]:
     """Write the good tree with some files changed, for one example."""
     root = Path(mkdtemp(prefix="numapin-fuzz-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None))
+    made = set()
     try:
         for name, content in (TREE | changes).items():
             path = root / name
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.parent not in made:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                made.add(path.parent)
             path.write_bytes(content if isinstance(content, bytes) else content.encode(errors="surrogatepass"))
         yield root
     finally:

@@ -98,9 +98,7 @@ def _splits(request: Request) -> bool:
     return request.bind is Bind.EXCLUSIVE or request.cpus_per_rank is not None
 
 
-@deterministic
-@given(cases())
-def test_every_rank_gets_usable_cpus_a_thread_and_a_reason(case: Case) -> None:
+def every_rank_gets_usable_cpus_a_thread_and_a_reason(case: Case) -> None:
     """Every rank has usable CPUs, a thread and a reason; without SMT, at most one CPU of each core."""
     if case.plan is None:
         return
@@ -115,9 +113,7 @@ def test_every_rank_gets_usable_cpus_a_thread_and_a_reason(case: Case) -> None:
         assert case.request.smt or all(len(rank.cpus & core.cpus) <= 1 for core in case.topology.cores)
 
 
-@deterministic
-@given(cases())
-def test_no_plan_only_where_there_is_none(case: Case) -> None:
+def no_plan_only_where_there_is_none(case: Case) -> None:
     """A request is refused only for lack of CPUs: none usable, or fewer cores than exclusive ranks."""
     if case.plan is not None:
         return
@@ -130,9 +126,7 @@ def test_no_plan_only_where_there_is_none(case: Case) -> None:
     assert not usable or (case.request.bind is Bind.EXCLUSIVE and min(filter(None, per_node)) < num_ranks)
 
 
-@deterministic
-@given(cases())
-def test_ranks_that_split_a_pool_share_no_core(case: Case) -> None:
+def ranks_that_split_a_pool_share_no_core(case: Case) -> None:
     """Exclusive ranks share no core; with --cpus-per-rank a core is shared as a whole, with a note, or not at all."""
     if case.plan is None or not _splits(case.request):
         return
@@ -143,9 +137,7 @@ def test_ranks_that_split_a_pool_share_no_core(case: Case) -> None:
         assert len(users) <= 1 or (len({rank.cpus for rank in users}) == 1 and not any(rank.exact for rank in users))
 
 
-@deterministic
-@given(cases())
-def test_thread_counts_never_exceed_the_cores(case: Case) -> None:
+def thread_counts_never_exceed_the_cores(case: Case) -> None:
     """Ranks on the same cores have no more threads than cores in total, unless there are more ranks than cores."""
     if case.plan is None:
         return
@@ -158,9 +150,7 @@ def test_thread_counts_never_exceed_the_cores(case: Case) -> None:
         assert sum(rank.num_threads for rank in ranks) <= max(len(cores), len(ranks))
 
 
-@deterministic
-@given(cases())
-def test_bound_ranks_are_at_home_or_say_why_not(case: Case) -> None:
+def bound_ranks_are_at_home_or_say_why_not(case: Case) -> None:
     """A rank's CPUs are on its node (for `socket`: its package), or all elsewhere, and then the plan is not exact."""
     if case.plan is None:
         return
@@ -174,9 +164,7 @@ def test_bound_ranks_are_at_home_or_say_why_not(case: Case) -> None:
         assert at_home or not rank.exact
 
 
-@deterministic
-@given(cases())
-def test_memory_is_allowed_host_memory(case: Case) -> None:
+def memory_is_allowed_host_memory(case: Case) -> None:
     """The nodes of a policy are allowed and have memory and CPUs; a GPU's node is never among them."""
     if case.plan is None:
         return
@@ -213,9 +201,7 @@ def _by_address(plan: Plan | None) -> list[tuple[str | None, frozenset[int], fro
     return sorted(ranks, key=lambda rank: rank[0] or "")
 
 
-@deterministic
-@given(cases())
-def test_plans_are_repeatable_and_go_to_json_and_back(case: Case) -> None:
+def plans_are_repeatable_and_go_to_json_and_back(case: Case) -> None:
     """The same input gives the same plan; topology and plan survive JSON; a saved machine gives the same plan."""
     saved = Topology.from_json(json.dumps(case.topology.to_json()))
     assert saved == case.topology
@@ -241,3 +227,22 @@ def test_unknown_names_are_usage_errors(topology: Topology, gpus: list[str]) -> 
             assert error.hint  # noqa: PT017
         else:
             assert plan.ranks
+
+
+@settings(deterministic, max_examples=300)  # of each property
+@given(cases())
+def test_every_property(case: Case) -> None:
+    """Each plan has all the properties above: machines take longer to draw than to check."""
+    for holds in PROPERTIES:
+        holds(case)
+
+
+PROPERTIES = (
+    every_rank_gets_usable_cpus_a_thread_and_a_reason,
+    no_plan_only_where_there_is_none,
+    ranks_that_split_a_pool_share_no_core,
+    thread_counts_never_exceed_the_cores,
+    bound_ranks_are_at_home_or_say_why_not,
+    memory_is_allowed_host_memory,
+    plans_are_repeatable_and_go_to_json_and_back,
+)
