@@ -63,7 +63,7 @@ def _server() -> str:
     os.chmod(folder.name, 0o755)  # noqa: S103, PTH101 - a script may drop its privileges
     address = str(Path(folder.name, "s"))
     own = environment()
-    settings = Settings(folder="/nonexistent", steps=1, skip=1)
+    settings = Settings(folder="out", steps=1, skip=1)  # DataLoaders keep this one: use --output out
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(address)
         listener.listen()
