@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 NUMAPIN = (sys.executable, "-m", "numapin")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 _WITH_TORCH = ("run", "trace")  # the commands that import it
+_COMMANDS = ("numapin.cli.main", "numapin.cli.entry", "numapin.cli.job", "numapin.cli.compare")
 _LIMIT_S = 120
 _DEATH_S = 10
 _NOTHING = Path(os.devnull)
@@ -148,6 +149,19 @@ def numapin(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
     return call(*NUMAPIN, *arguments, cwd=cwd, **changes)
 
 
+def typed(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
+    """Run a command of numapin's that does not import torch in a fork, and wait for its end.
+
+    Tests of numapin's own start-up use `numapin`.
+    """
+    command = CommandLine(
+        module="numapin", arguments=arguments, environ=environment(**changes), cwd=str(cwd or Path.cwd())
+    )
+    assert _forker(*_COMMANDS).fits(command.environ)
+    status, out, err = _forker(*_COMMANDS).call(command, limit_s=_LIMIT_S)
+    return Done(status=status, out=out, err=err)
+
+
 def torchrun(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
     """Run torchrun and wait for its end."""
     return _forked("torch.distributed.run", *arguments, cwd=cwd, **changes)
@@ -180,9 +194,9 @@ def start(command: CommandLine, *, err: Path, out: Path = _NOTHING, fork: bool) 
 
 
 @cache
-def _forker() -> Forker:
-    """Return this test process's forker; start it at the first call."""
-    forker = Forker(environment())
+def _forker(*imported: str) -> Forker:
+    """Return this test process's forker with torch, or with these modules; start it at the first call."""
+    forker = Forker(environment(), imported) if imported else Forker(environment())
     atexit.register(forker.close)
     return forker
 

@@ -1,9 +1,9 @@
-"""Ranks of `numapin trace` that run in forks of a process which has torch, and the tracing hook in it, imported.
+"""Ranks that run in forks of a process which has torch, and the hook of `numapin trace` in it, imported.
 
 Importing torch takes a rank 1.5 s of CPU time. Input: a script. Output: another script, for the launcher, which has the
 first one run in a fork with its own environment, folder, CPUs and files, and which ends as the fork does; if it ends
-before, the fork is killed. Tests of how the hook comes into a rank, of DataLoaders that numapin replaces, and of what
-restarts, start their ranks anew.
+before, the fork is killed. A script may also run numapin, where another program starts that. Tests of how hooks come
+into a rank, of DataLoaders that numapin replaces, of signals, and of what restarts, start their ranks anew.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _IMPORTED: Final = (
     *("torch", "torch.distributed", "torch.optim", "torch.profiler", "torch.utils.data"),
-    *("numapin.data.loader", "numapin.trace.hook", "multiprocessing.pool"),
+    *("numapin.data.loader", "numapin.trace.hook", "torch.distributed.run"),
 )
 _MESSAGE_BYTES: Final = 1 << 19
 _CLIENT: Final = """
@@ -52,7 +52,12 @@ os._exit(status)
 
 def forked_script(folder: Path, text: str) -> str:
     """Write a script, train.py, and return the path of the one that has it run in a fork."""
-    return script(folder, _CLIENT.format(address=_server(), script=script(folder, text)), "starts_train.py")
+    return script(folder, client(script(folder, text)), "starts_train.py")
+
+
+def client(path: str) -> str:
+    """Return a script that has the script `path` run in a fork."""
+    return _CLIENT.format(address=_server(), script=path)
 
 
 @cache
