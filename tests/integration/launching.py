@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +21,7 @@ from numapin.system import proc
 from tests.integration.forking import CommandLine, Forked, Forker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 NUMAPIN = (sys.executable, "-m", "numapin")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -101,22 +101,30 @@ def all_ended(*processes: subprocess.Popen[str], limit_s: float = _LIMIT_S) -> l
 
     If they take too long, all of them end, with what they started, and the test fails with the output of each.
     """
-    deadline_s = time.monotonic() + limit_s
     try:
-        outputs = [process.communicate(timeout=max(0, deadline_s - time.monotonic())) for process in processes]
+        outputs = _read_all(processes, limit_s)
     except subprocess.TimeoutExpired:
         running = [process for process in processes if process.poll() is None]
         _abort(running)
         said = "\n".join(_last_words(process, was_running=process in running) for process in processes)
         pytest.fail(f"this took longer than {limit_s} s\n{said}")
-    except BaseException:
-        for process in processes:
-            process.kill()
-        raise
     return [
         Done(status=process.returncode, out=out or "", err=err or "")
         for process, (out, err) in zip(processes, outputs, strict=True)
     ]
+
+
+def _read_all(processes: Sequence[subprocess.Popen[str]], limit_s: float) -> list[tuple[str, str]]:
+    """Return what each process wrote. All are read at once: one that cannot write could make another wait."""
+    with ThreadPoolExecutor(len(processes)) as pool:
+        try:
+            return list(pool.map(lambda process: process.communicate(timeout=limit_s), processes))
+        except subprocess.TimeoutExpired:
+            raise
+        except BaseException:
+            for process in processes:
+                process.kill()
+            raise
 
 
 def _abort(processes: Iterable[subprocess.Popen[str]]) -> None:

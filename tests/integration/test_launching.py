@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from typing import TYPE_CHECKING
 
 import pytest
 
 from numapin.system import proc
 from tests.integration.launching import all_ended
 from tests.waiting import gone, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 STAYS = "echo 'it stays'; setsid sleep 300 & echo $! >&2; wait"
 ENDS = "echo 'it ends'; echo why >&2; exit 3"
@@ -34,3 +39,12 @@ def test_processes_that_take_too_long(first: str) -> None:
     assert all(pipe is not None and pipe.closed for process in processes for pipe in (process.stdout, process.stderr))
     (pid,) = [int(line) for line in said.splitlines() if line.isdigit()]
     assert wait_until(lambda: gone(pid), limit_s=10)
+
+
+def test_a_process_that_writes_much_does_not_stop_those_that_wait_for_it(tmp_path: Path) -> None:
+    """All pipes are read at the same time."""
+    os.mkfifo(tmp_path / "fifo")
+    waits = _started(f"read line < {tmp_path}/fifo && echo $line")
+    writes = _started(f"head -c 1000000 /dev/zero && echo written > {tmp_path}/fifo")
+    first, second = all_ended(waits, writes, limit_s=30)
+    assert (first.status, first.out, second.status, len(second.out)) == (0, "written\n", 0, 1_000_000)
