@@ -36,6 +36,7 @@ _IMPORTED: Final = (
     *("numapin.cli.entry", "numapin.launcher.agent_errors", "numapin.launcher.direct", "numapin.topology.discover"),
 )
 _READ_AT_START: Final = ("LD_", "PYTHON", "LC_", "LANG", "LOGLEVEL", "TORCH", "OMP_", "GOMP_", "KMP_", "MKL_")
+_READ_LATER: Final = ("TORCHELASTIC_ERROR_FILE",)
 _MESSAGE_BYTES: Final = 1 << 19
 _PID_BYTES: Final = 8
 
@@ -170,7 +171,8 @@ class Forker:
 
 def _start(environ: Mapping[str, str]) -> tuple[dict[str, str], set[int]]:
     """Return what a process inherits from this one and cannot change later."""
-    return {name: environ[name] for name in environ if name.startswith(_READ_AT_START)}, os.sched_getaffinity(0)
+    names = (name for name in environ if name.startswith(_READ_AT_START) and name not in _READ_LATER)
+    return {name: environ[name] for name in names}, os.sched_getaffinity(0)
 
 
 def _read(pipes: Sequence[int], limit_s: float) -> list[bytes]:

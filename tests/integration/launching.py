@@ -21,12 +21,16 @@ from numapin.system import proc
 from tests.integration.forking import CommandLine, Forked, Forker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 NUMAPIN = (sys.executable, "-m", "numapin")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 _WITH_TORCH = ("run", "trace")  # the commands that import it
-_MEASURED = ("alloc", "loader", "offload")  # benchmarks whose measuring processes may be forks
+_COMMANDS = ("numapin.cli.main", "numapin.cli.entry", "numapin.cli.job", "numapin.cli.compare")
+_MEASURING = (  # for benchmarks whose measuring processes may be forks
+    *("torch.utils.data", "numapin.cli.bench", "numapin.bench.measure.alloc", "numapin.bench.measure.loader"),
+    "numapin.bench.measure.offload",
+)
 _LIMIT_S = 120
 _DEATH_S = 10
 _NOTHING = Path(os.devnull)
@@ -50,6 +54,10 @@ class _NoCompiler:
         return function
 sys.modules.update(dict.fromkeys(("torch._dynamo", "torch._inductor", "torch._inductor.config"), _NoCompiler()))
 """
+
+# The same for scripts in which Python's garbage does not matter either. To look for it while torch is imported, and
+# when the process ends, costs another 0.6 s.
+TORCH_QUICKLY = f"{WITHOUT_COMPILER}import gc; gc.disable(); import torch; gc.enable(); gc.freeze()\n"
 
 # Variables of this test run must not reach the launchers under test.
 _DROPPED = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NUMAPIN_RUN_DIR", "XDG_RUNTIME_DIR")
@@ -150,40 +158,45 @@ def _last_words(process: subprocess.Popen[str], *, was_running: bool) -> str:
 def numapin(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
     """Run numapin and wait for its end."""
     if arguments and arguments[0] in _WITH_TORCH:
-        return _forked("numapin", *arguments, cwd=cwd, **changes)
+        return _forked("numapin", *arguments, cwd=cwd, changes=changes)
     return call(*NUMAPIN, *arguments, cwd=cwd, **changes)
+
+
+def forked(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
+    """Run a command of numapin's that does not import torch in a fork, and wait for its end.
+
+    Tests of numapin's own start-up use `numapin`.
+    """
+    return _forked("numapin", *arguments, cwd=cwd, changes=changes, imported=_COMMANDS)
 
 
 def forked_bench(*arguments: str, **changes: str) -> Done:
     """Run `numapin bench` in a fork, and its measuring processes in forks of that; not for benchmarks of launchers."""
     root = Path(__file__).resolve().parents[2]
-    line = CommandLine(
-        module="tests.integration.forked_bench",
-        arguments=("bench", *arguments),
-        environ=environment(**changes),
-        cwd=str(root),
+    return _forked(
+        "tests.integration.forked_bench", "bench", *arguments, cwd=root, changes=changes, imported=_MEASURING
     )
-    status, out, err = _measuring().call(line, limit_s=_LIMIT_S)
-    return Done(status=status, out=out, err=err)
-
-
-def forked(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
-    """Run any command of numapin in a fork, where its start-up is not the subject, and wait for its end."""
-    return _forked("numapin", *arguments, cwd=cwd, **changes)
 
 
 def torchrun(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
     """Run torchrun and wait for its end."""
-    return _forked("torch.distributed.run", *arguments, cwd=cwd, **changes)
+    return _forked("torch.distributed.run", *arguments, cwd=cwd, changes=changes)
 
 
-def _forked(module: str, *arguments: str, cwd: Path | None, **changes: str) -> Done:
-    """Run a module in a fork of a process that has torch imported, or in a new process if it cannot run there."""
+def _forked(
+    module: str,
+    *arguments: str,
+    cwd: Path | None,
+    changes: Mapping[str, str],
+    imported: Sequence[str] = (),
+) -> Done:
+    """Run a module in a fork of `_forker(*imported)`, or in a new process if it cannot run there."""
     environ = environment(**changes)
-    if not _forker().fits(environ):
+    forker = _forker(*imported)
+    if not forker.fits(environ):
         return call(sys.executable, "-m", module, *arguments, cwd=cwd, **changes)
     command = CommandLine(module=module, arguments=arguments, environ=environ, cwd=str(cwd or Path.cwd()))
-    status, out, err = _forker().call(command, limit_s=_LIMIT_S)
+    status, out, err = forker.call(command, limit_s=_LIMIT_S)
     return Done(status=status, out=out, err=err)
 
 
@@ -204,18 +217,9 @@ def start(command: CommandLine, *, err: Path, out: Path = _NOTHING, fork: bool) 
 
 
 @cache
-def _forker() -> Forker:
-    """Return this test process's forker; start it at the first call."""
-    forker = Forker(environment())
-    atexit.register(forker.close)
-    return forker
-
-
-@cache
-def _measuring() -> Forker:
-    """Return this test process's forker for `numapin bench`; start it at the first call."""
-    imported = ("torch.utils.data", "numapin.cli.bench", *(f"numapin.bench.measure.{name}" for name in _MEASURED))
-    forker = Forker(environment(), imported)
+def _forker(*imported: str) -> Forker:
+    """Return this test process's forker with torch, or with these modules; start it at the first call."""
+    forker = Forker(environment(), imported) if imported else Forker(environment())
     atexit.register(forker.close)
     return forker
 

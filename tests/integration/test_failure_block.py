@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.failing import SCENARIOS, Scenario, block_of, limited_cgroup, run, settled
-from tests.integration.launching import NUMAPIN, call, environment, numapin, script
+from tests.integration.launching import NUMAPIN, TORCH_QUICKLY, call, environment, numapin, script
 from tests.integration.test_init import IN_NAMESPACE
 from tests.needs import needs_root
 from tests.waiting import wait_until
@@ -139,7 +139,10 @@ def test_restarts_and_logs(tmp_path: Path) -> None:
     assert f"\n  log     {log}\n" in joined
 
 
-RECORDS = "from torch.distributed.elastic.multiprocessing.errors import record\n@record\ndef main(): 1 / 0\nmain()\n"
+RECORDS = (
+    f"{TORCH_QUICKLY}from torch.distributed.elastic.multiprocessing.errors import record\n"
+    "@record\ndef main(): 1 / 0\nmain()\n"
+)
 
 
 @pytest.mark.parametrize("text", [FAILS, RECORDS], ids=["plain", "record"])

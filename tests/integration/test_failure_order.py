@@ -7,18 +7,23 @@ import os
 import re
 import signal
 import socket
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from numapin.system.proc import is_dying
-from tests.integration.launching import NUMAPIN, TORCHRUN, all_ended, environment, numapin, script
+from tests.integration.forking import CommandLine
+from tests.integration.launching import TORCH_QUICKLY, environment, numapin, script, start
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.integration.forking import Forked
+
+    Launcher = Forked | subprocess.Popen[bytes]
 
 WAYS = ("direct", "agent")
 LIMIT_S = 100
@@ -43,7 +48,7 @@ def main():
     if rank == "1": atexit.register(slow); raise ValueError("the first")
     await_mark("ending"); raise KeyError("the second")
 """
-RECORD = "from torch.distributed.elastic.multiprocessing.errors import record\nmain = record(main)\n"
+RECORD = f"{TORCH_QUICKLY}from torch.distributed.elastic.multiprocessing.errors import record\nmain = record(main)\n"
 # Rank 0 loses its connection to rank 1, records that, and ends after it. The launcher sees rank 1 first, or both.
 SILENT = """
 pid = None
@@ -81,8 +86,7 @@ mark(f"here.{rank}"); await_mark("here.0"); await_mark("here.1")
 if rank == "1": sys.exit(7)
 while True: time.sleep(0.05)
 """
-WORKER = """
-import torch
+WORKER = f"""{TORCH_QUICKLY}
 from torch.utils.data import DataLoader
 class Data(torch.utils.data.Dataset):
     def __len__(self): return 100
@@ -164,13 +168,16 @@ def test_a_dataloaders_worker(tmp_path: Path) -> None:
     assert "--shm-size=8g" in failure["advice"]
 
 
-def ends_in_grace(tmp_path: Path, *command: str) -> tuple[int, str]:
+def started(folder: Path, *arguments: str, module: str = "numapin", name: str = "err", **changes: str) -> Launcher:
+    """Start a launcher in a fork that writes to files in the folder."""
+    environ = environment(TMPDIR=str(folder), **changes)
+    line = CommandLine(module=module, arguments=arguments, environ=environ, cwd=str(folder))
+    return start(line, err=folder / name, out=folder / f"{name}.out", fork=True)
+
+
+def ends_in_grace(tmp_path: Path, *arguments: str, module: str = "numapin") -> tuple[int, str]:
     """Send SIGHUP to a launcher in the grace period of a failed job; return its status and stderr."""
-    path = script(tmp_path, TOGETHER + GRACE)
-    with (tmp_path / "err").open("w") as err:
-        process = subprocess.Popen(
-            [*command, *TWO, path], cwd=tmp_path, stderr=err, env=environment(TMPDIR=str(tmp_path))
-        )
+    process = started(tmp_path, *arguments, *TWO, script(tmp_path, TOGETHER + GRACE), module=module)
     try:
         assert wait_until((tmp_path / "asked.1").exists, limit_s=LIMIT_S), (tmp_path / "err").read_text()
         process.send_signal(signal.SIGHUP)
@@ -185,7 +192,7 @@ def ends_in_grace(tmp_path: Path, *command: str) -> tuple[int, str]:
 @pytest.mark.parametrize("way", WAYS)
 def test_a_signal_while_a_failed_job_ends(tmp_path: Path, way: str) -> None:
     """It decides the exit status; the ranks get it, too, and the block says what had failed before."""
-    status, err = ends_in_grace(tmp_path, *NUMAPIN, "run", "--quiet", "--launcher", way)
+    status, err = ends_in_grace(tmp_path, "run", "--quiet", "--launcher", way)
     assert status == 128 + signal.SIGHUP
     block, _, last = err.partition("numapin: stopped by ")
     assert block.startswith("numapin: error: ")
@@ -197,7 +204,7 @@ def test_a_signal_while_a_failed_job_ends(tmp_path: Path, way: str) -> None:
 
 def test_the_same_under_torchrun(tmp_path: Path) -> None:
     """It is what torchrun does: it stops, instead of reporting the failure."""
-    status, err = ends_in_grace(tmp_path, *TORCHRUN)
+    status, err = ends_in_grace(tmp_path, module="torch.distributed.run")
     assert status == 1
     assert "SignalException" in err
     assert "ChildFailedError" not in err
@@ -216,33 +223,30 @@ while True: time.sleep(0.05)
 
 def test_signals_with_which_torch_gives_up(tmp_path: Path) -> None:
     """The third ends the agent, which has begun to end the ranks twice. What they started is killed with them."""
-    command = [*NUMAPIN, "run", "--quiet", "--launcher", "agent", script(tmp_path, TOGETHER + STARTS)]
-    with subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment(TMPDIR=str(tmp_path))
-    ) as process:
-        try:
-            assert wait_until((tmp_path / "here").exists, limit_s=LIMIT_S)
-            for number in (1, 2):
-                process.send_signal(signal.SIGTERM)
-                assert wait_until((tmp_path / f"asked.{number}").exists, limit_s=LIMIT_S)
+    process = started(tmp_path, "run", "--quiet", "--launcher", "agent", script(tmp_path, TOGETHER + STARTS))
+    try:
+        assert wait_until((tmp_path / "here").exists, limit_s=LIMIT_S)
+        for number in (1, 2):
             process.send_signal(signal.SIGTERM)
-            _, err = process.communicate(timeout=20)  # less than the grace period
-        finally:
-            process.kill()
+            assert wait_until((tmp_path / f"asked.{number}").exists, limit_s=LIMIT_S)
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)  # less than the grace period
+    finally:
+        process.kill()
     pids = [int((tmp_path / name).read_text()) for name in ("here", "started")]
     assert wait_until(lambda: all(is_dying(pid) for pid in pids), limit_s=5)
     assert process.returncode == 143
-    assert err == "numapin: stopped by SIGTERM; all ranks have ended\n"
+    assert (tmp_path / "err").read_text() == "numapin: stopped by SIGTERM; all ranks have ended\n"
 
 
 @pytest.fixture
-def hosts() -> Iterator[list[subprocess.Popen[str]]]:
+def hosts() -> Iterator[list[Launcher]]:
     """Give a list of launchers to start; end those that are left."""
-    started: list[subprocess.Popen[str]] = []
-    yield started
-    for process in started:
+    running: list[Launcher] = []
+    yield running
+    for process in running:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 def meeting(num_hosts: int = 2) -> list[str]:
@@ -265,33 +269,27 @@ while True: time.sleep(0.05)
 """
 
 
-def test_the_other_host_ends_the_job(tmp_path: Path, hosts: list[subprocess.Popen[str]]) -> None:
+def test_the_other_host_ends_the_job(tmp_path: Path, hosts: list[Launcher]) -> None:
     """A host that waits for another, which gives up, ends with its own failure and without a traceback."""
     together = meeting()
     path = script(tmp_path, TOGETHER + CLOSED)
     for host, num_ranks, restarts in (("a", "2", "0"), ("b", "1", "1")):
         options = ["--nproc-per-node", num_ranks, "--max-restarts", restarts]
-        variables = environment(TMPDIR=str(tmp_path), HOST=host, FAILS="0" if host == "a" else "-")
-        command = [*NUMAPIN, "run", "--quiet", *together, *options, path]
-        hosts.append(
-            subprocess.Popen(
-                command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-            )
-        )
+        words = ("run", "--quiet", *together, *options, path)
+        hosts.append(started(tmp_path, *words, name=host, HOST=host, FAILS="0" if host == "a" else "-"))
     first, second = hosts
-    said = ""
-    assert second.stderr is not None
-    while "the ranks are restarted" not in said:
-        line = second.stderr.readline()
-        assert line, said
-        said += line
+
+    def said() -> str:
+        return (tmp_path / "b").read_text()
+
+    restarted = "the ranks are restarted"
+    assert wait_until(lambda: restarted in said() or second.poll() is not None, limit_s=LIMIT_S)
+    assert restarted in said(), said()
     (tmp_path / "waiting").write_text("1")
-    ended, other = all_ended(first, second)
-    assert ended.status == 1
-    assert ", the first to fail on this host: " in ended.err
-    rest = other.err
-    assert other.status == 1
-    assert "Traceback" not in said + rest
+    assert [first.wait(LIMIT_S), second.wait(LIMIT_S)] == [1, 1]
+    assert ", the first to fail on this host: " in (tmp_path / "a").read_text()
+    assert "Traceback" not in said()
+    rest = said().partition(restarted)[2]
     # Host b sees that the rendezvous is closed, or that host a, which keeps it, has ended since.
     ends = ("the job has ended on another host", "the rendezvous host has ended its launcher, or cannot be reached")
     assert any(f"numapin: {end}; the ranks are not restarted\n" in rest for end in ends), rest
@@ -309,7 +307,7 @@ mark("here")
 """
 
 
-def test_a_host_does_not_wait_for_those_that_failed(tmp_path: Path, hosts: list[subprocess.Popen[str]]) -> None:
+def test_a_host_does_not_wait_for_those_that_failed(tmp_path: Path, hosts: list[Launcher]) -> None:
     """A host whose ranks have succeeded ends when the others fail. Under torchrun it waits for 300 s.
 
     Host 1 has no restart. Host 2 has one, for which the job has too few hosts left.
@@ -317,17 +315,16 @@ def test_a_host_does_not_wait_for_those_that_failed(tmp_path: Path, hosts: list[
     together, path = meeting(3), script(tmp_path, TOGETHER + APART)
     for host, restarts in enumerate("001"):
         options = ["--rdzv-conf", f"is_host={int(host == 0)}", "--max-restarts", restarts]
-        variables = environment(TMPDIR=str(tmp_path), HOST=str(host))
-        pipe = subprocess.PIPE
-        command = [*NUMAPIN, "run", "--quiet", *together, *options, path]
-        hosts.append(subprocess.Popen(command, cwd=tmp_path, env=variables, stdout=pipe, stderr=pipe, text=True))
-    succeeded, *failed = all_ended(*hosts)
-    assert (succeeded.status, *(host.status for host in failed)) == (0, 1, 1), [host.err for host in failed]
-    assert "failed  exit status 7\n" in failed[0].err
-    assert "failed  exit status 8\n" in failed[1].err
+        words = ("run", "--quiet", *together, *options, path)
+        hosts.append(started(tmp_path, *words, name=f"host.{host}", HOST=str(host)))
+    statuses = [host.wait(LIMIT_S) for host in hosts]
+    errs = [(tmp_path / f"host.{host}").read_text() for host in range(3)]
+    assert statuses == [0, 1, 1], errs
+    assert "failed  exit status 7\n" in errs[1]
+    assert "failed  exit status 8\n" in errs[2]
     # Host 2 sees that host 0 has succeeded, or that host 1 has closed the rendezvous if it restarts before that.
-    assert re.search("numapin: the .* another host.*; the ranks are not restarted\n", failed[1].err), failed[1].err
-    assert not any("Traceback" in host.err for host in (succeeded, *failed))
+    assert re.search("numapin: the .* another host.*; the ranks are not restarted\n", errs[2]), errs[2]
+    assert not any("Traceback" in err for err in errs)
 
 
 def test_a_run_that_lost_its_folder(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from tests.integration.faulty import LIMIT_S, Job, JobFromTheStart, handles, status_of
+from tests.integration.launching import TORCH_QUICKLY
 from tests.nvml import fake
 from tests.waiting import wait_until
 
@@ -103,7 +104,7 @@ def shim_killed(folder: Path, launcher: str) -> str:
 def launcher_killed(folder: Path, launcher: str) -> str:
     """The launcher gets SIGKILL; each rank has a DataLoader worker."""
     text = (
-        "import torch\nfrom torch.utils.data import DataLoader\n"
+        f"{TORCH_QUICKLY}from torch.utils.data import DataLoader\n"
         "class Slow(torch.utils.data.Dataset):\n"
         "    def __len__(self): return 10000\n"
         "    def __getitem__(self, i): time.sleep(0.05); return i\n"
@@ -137,7 +138,7 @@ def host_killed(folder: Path, launcher: str) -> str:
 def hangs(folder: Path, launcher: str) -> str:
     """A rank hangs and ignores SIGTERM; a collective of the other rank times out (`--shutdown-timeout 2`)."""
     text = (
-        "from datetime import timedelta\nimport torch.distributed as dist\n"
+        f"{TORCH_QUICKLY}from datetime import timedelta\nimport torch.distributed as dist\n"
         "dist.init_process_group('gloo', timeout=timedelta(seconds=60)); mark('here')\n"
         "if rank == '1': signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('hangs'); time.sleep(300)\n"
         "wait_for('hangs.*')\n"

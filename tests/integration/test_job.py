@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.integration.launching import NUMAPIN, all_ended, call, environment, numapin, script
+from tests.integration.launching import NUMAPIN, all_ended, call, environment, forked, numapin, script
+from tests.integration.warm_ranks import client, forked_script
 from tests.jobs import schemas
 from tests.jobs.cases import HOSTILE, write
 from tests.waiting import wait_until
@@ -127,10 +128,11 @@ class Cluster:
         return given
 
     def use_numapin(self) -> None:
-        """Replace numapin's stand-in by numapin itself."""
+        """Replace numapin's stand-in by numapin itself, in forks."""
         root = Path(__file__).resolve().parents[2]
         start = f"import sys; sys.path.insert(0, {str(root)!r}); from numapin.cli.entry import main; main()"
-        (self.programs / "numapin").write_text(f"#!{sys.executable}\n{start}\n")
+        path = script(self.programs, start, "numapin.py")
+        (self.programs / "numapin").write_text(f"#!{sys.executable} -IS\n{client(path)}")
 
     def wait_for(self, name: str) -> None:
         """Wait until a stand-in has written a file."""
@@ -414,11 +416,12 @@ def test_a_pod_starts_what_was_typed(form: str, index: str, cluster: Cluster) ->
         assert cluster.environment()["PET_RDZV_ENDPOINT"] == "train-3.train.default:29500"
 
 
+@pytest.mark.xdist_group("warm ranks")
 @pytest.mark.parametrize("form", ["trainjob", "jobset", "leaderworkerset"])
 def test_pods_meet(form: str, cluster: Cluster, tmp_path: Path) -> None:
     """Two pods, run on this host with the variables that the form's controller sets, are one group of ranks."""
     cluster.use_numapin()
-    train = script(
+    train = forked_script(
         tmp_path,
         "import torch.distributed as dist, os\n"
         "dist.init_process_group('gloo')\n"
@@ -505,6 +508,7 @@ with open(os.path.join(os.environ["NOTED"], "srun"), "w") as file:
     assert given[0]["PET_RDZV_ID"] == given[1]["PET_RDZV_ID"]
 
 
+@pytest.mark.xdist_group("warm ranks")
 def test_two_nodes_meet(cluster: Cluster, tmp_path: Path) -> None:
     """Both tasks of the Slurm script, run on this host, meet over c10d, and every rank gets its number."""
     starter = """
@@ -532,10 +536,11 @@ sys.exit(max(task.wait() for task in tasks))
     assert done.json_lines() == [{"RANK": str(n), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"} for n in range(2)]
 
 
+@pytest.mark.xdist_group("warm ranks")
 def test_ranks_that_a_rank_submits_meet(cluster: Cluster, tmp_path: Path) -> None:
     """Under `numapin run`, rank 0 of a job with a task per rank serves the store itself, because it has no agent."""
     cluster.use_numapin()
-    train = script(
+    train = forked_script(
         tmp_path,
         "from datetime import timedelta; import torch.distributed as dist\n"
         "dist.init_process_group('gloo', timeout=timedelta(seconds=10))\nprint('they met')\n",
@@ -558,9 +563,9 @@ class TestCommand:
 
     def test_help_has_examples(self) -> None:
         """Each engine's help shows an example and the command that submits the script."""
-        assert "numapin job slurm --nodes 4" in numapin("job", "--help").out
+        assert "numapin job slurm --nodes 4" in forked("job", "--help").out
         for engine, submit in (("slurm", "sbatch FILE"), ("kubernetes", "kubectl apply -f FILE"), ("lsf", "bsub <")):
-            assert submit in numapin("job", engine, "--help").out
+            assert submit in forked("job", engine, "--help").out
 
     def test_only_kubernetes_needs_a_yaml_library(self) -> None:
         """Only `job kubernetes` imports ruamel.yaml."""
@@ -605,7 +610,7 @@ sys.exit(before or "ruamel.yaml" not in sys.modules)
     )
     def test_errors_have_a_status_and_a_message(self, line: str, status: int, message: str) -> None:
         """The status is 2 for usage and 3 for a machine file; the message is on stderr, and stdout is empty."""
-        done = numapin("job", *line.split())
+        done = forked("job", *line.split())
         assert (done.status, done.out) == (status, "")
         assert message in done.err
 
@@ -624,7 +629,7 @@ sys.exit(before or "ruamel.yaml" not in sys.modules)
     def test_what_the_manager_cannot_do_is_said(self, line: str, warning: str) -> None:
         """A job that saves before its end is requeued, or a warning says what to do then."""
         asked = "--gpus-per-node 1 --cpus-per-task 4 --time 1h --signal 60 --requeue train.py"
-        done = numapin("job", *line.split(), *asked.split())
+        done = forked("job", *line.split(), *asked.split())
         assert done.status == 0, done.err
         assert warning in done.err
         assert bool(warning) == bool(done.err)
@@ -646,5 +651,5 @@ sys.exit(before or "ruamel.yaml" not in sys.modules)
     def test_completion(self, words: str, found: str) -> None:
         """The shell completes engines and options."""
         parts = words.split(" ")
-        done = numapin(_NUMAPIN_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(len(parts) - 1))
+        done = forked(_NUMAPIN_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(len(parts) - 1))
         assert found in done.out

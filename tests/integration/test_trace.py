@@ -14,15 +14,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from numapin.trace.reading import read_trace
-from tests.integration.launching import NUMAPIN, WITHOUT_COMPILER, call, numapin, script
+from tests.integration.launching import NUMAPIN, TORCH_QUICKLY, WITHOUT_COMPILER, call, numapin, script
+from tests.integration.warm_ranks import forked_script
 from tests.trace.made import loop
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.xdist_group("warm ranks")  # one process has torch imported
+
 TRACE = ("trace", "--nproc-per-node", "1", "--quiet")
 TRAIN = (
-    WITHOUT_COMPILER
+    TORCH_QUICKLY
     + """
 import sys, time, torch
 from torch.utils.data import DataLoader
@@ -62,9 +65,11 @@ class TestTracing:
     def test_a_loop_that_waits(self, tmp_path: Path, workers: int) -> None:
         """The requested number of steps is traced, and the report says that the script waits for data, and how.
 
-        Loads of workers share the clock of the trace: each traced batch was loaded before it was received.
+        Loads of workers share the clock of the trace: each traced batch was loaded before it was received. A script
+        that turns warnings into errors is traced, too, and warnings of the profiler do not stop it.
         """
-        path = script(tmp_path, TRAIN.format(sleep=0.01, workers=workers))
+        strict = "" if workers else "import warnings; warnings.simplefilter('error')\n"
+        path = script(tmp_path, strict + TRAIN.format(sleep=0.01, workers=workers))
         done = numapin(*TRACE, "--steps", "4", "--skip", "3", "--output", "out", path, cwd=tmp_path)
         assert done.status == 0, done.err
         assert "trained\n" in done.out
@@ -97,7 +102,7 @@ class TestTracing:
             "if __name__ == '__main__':\n"
             "    for x in numapin.DataLoader(torch.ones(40, 8), batch_size=2, num_workers=1): x.sum()\n"
         )
-        done = numapin(*TRACE, "--steps", "5", "--output", "out", script(tmp_path, text), cwd=tmp_path)
+        done = numapin(*TRACE, "--steps", "5", "--output", "out", forked_script(tmp_path, text), cwd=tmp_path)
         assert done.status == 0, done.err
         (rank,) = report(tmp_path / "out")["ranks"]
         assert (rank["num_steps"], rank["step_unit"], rank["num_batches"]) == (5, "batch", 5)
@@ -105,7 +110,7 @@ class TestTracing:
     def test_two_optimizers_and_accumulation(self, tmp_path: Path) -> None:
         """Steps are those of the first optimizer; other optimizers and batches in between do not add steps."""
         text = (
-            "import torch\n"
+            f"{WITHOUT_COMPILER}import torch\n"
             "from torch.utils.data import DataLoader\n"
             "ps = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]\n"
             "os_ = [torch.optim.SGD([p], 0.1) for p in ps]\n"
@@ -113,14 +118,16 @@ class TestTracing:
             "    sum(p.sum() for p in ps).backward()\n"
             "    if i % 2: [o.step() for o in os_]\n"
         )
-        done = numapin(*TRACE, "--steps", "3", "--skip", "4", "--output", "out", script(tmp_path, text), cwd=tmp_path)
+        done = numapin(
+            *TRACE, "--steps", "3", "--skip", "4", "--output", "out", forked_script(tmp_path, text), cwd=tmp_path
+        )
         assert done.status == 0, done.err
         (rank,) = report(tmp_path / "out")["ranks"]
         assert (rank["num_steps"], rank["step_unit"], rank["num_batches"]) == (3, "optimizer step", 6)
 
     def test_hosts_share_a_folder(self, tmp_path: Path) -> None:
         """Two launchers with one --output, as on a shared file system, use separate folders, and all are read."""
-        path = script(tmp_path, TRAIN.format(sleep=0, workers=0))
+        path = forked_script(tmp_path, TRAIN.format(sleep=0, workers=0))
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
         meeting = f"--nnodes 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --rdzv-id two"
@@ -151,7 +158,7 @@ class TestTracing:
 
     def test_json_and_two_ranks(self, tmp_path: Path) -> None:
         """With --json stdout has only JSON, for both ranks; the script's own output goes to stderr."""
-        path = script(tmp_path, TRAIN.format(sleep=0, workers=0))
+        path = forked_script(tmp_path, TRAIN.format(sleep=0, workers=0))
         out = ("--steps", "2", "--skip", "2", "--output", "out", "--json")
         done = numapin("trace", "--nproc-per-node", "2", "--quiet", *out, path, cwd=tmp_path)
         assert done.status == 0, done.err
@@ -171,19 +178,13 @@ class TestTracing:
         assert "uses numapin's data path" in done.err
         assert report(tmp_path / "out")["ranks"][0]["num_batches"] == 2
 
-    def test_warnings_as_errors_in_the_script(self, tmp_path: Path) -> None:
-        """A script that turns warnings into errors is traced, and warnings of the profiler do not stop it."""
-        text = "import warnings; warnings.simplefilter('error')\n" + TRAIN.format(sleep=0, workers=0)
-        done = numapin(*TRACE, "--steps", "2", "--skip", "2", "--output", "out", script(tmp_path, text), cwd=tmp_path)
-        assert (done.status, "trained\n" in done.out) == (0, True), done.err
-
 
 class TestWhatGoesWrong:
     """The script always ends as it would without tracing, and the problem is reported."""
 
     def test_fewer_steps_than_asked_for(self, tmp_path: Path) -> None:
         """If there are fewer steps than requested, they are reported, without the unfinished one."""
-        path = script(tmp_path, TRAIN.format(sleep=0, workers=0))
+        path = forked_script(tmp_path, TRAIN.format(sleep=0, workers=0))
         done = numapin(*TRACE, "--steps", "50", "--skip", "3", "--output", "out", path, cwd=tmp_path)
         assert done.status == 0, done.err
         assert report(tmp_path / "out")["ranks"][0]["num_steps"] == 9
@@ -191,7 +192,7 @@ class TestWhatGoesWrong:
 
     def test_no_step_is_reached(self, tmp_path: Path) -> None:
         """A script that ends before the first traced step is an error that says how far it got and what to type."""
-        path = script(tmp_path, TRAIN.format(sleep=0, workers=0))
+        path = forked_script(tmp_path, TRAIN.format(sleep=0, workers=0))
         done = numapin(*TRACE, "--skip", "50", "--output", "out", path, cwd=tmp_path)
         assert (done.status, done.out) == (1, "trained\n")
         assert "nothing was traced: rank 0: the script ended after 12 optimizer steps and 12 batches" in done.err
@@ -206,7 +207,7 @@ class TestWhatGoesWrong:
     def test_a_script_that_fails(self, tmp_path: Path) -> None:
         """The status is the failed rank's, and its steps before the failure are reported."""
         text = TRAIN.format(sleep=0, workers=0).replace("    print(", "    raise SystemExit(3)\n    print(")
-        done = numapin(*TRACE, "--skip", "2", "--output", "out", script(tmp_path, text), cwd=tmp_path)
+        done = numapin(*TRACE, "--skip", "2", "--output", "out", forked_script(tmp_path, text), cwd=tmp_path)
         assert done.status == 1
         assert "the script ended after 12 optimizer steps" in done.out
         assert "  failed  exit status 3\n" in done.err
@@ -214,7 +215,7 @@ class TestWhatGoesWrong:
     def test_a_script_that_is_killed(self, tmp_path: Path) -> None:
         """A process that is killed before it can write leaves a record that says so."""
         text = TRAIN.format(sleep=0, workers=0).replace("    print(", "    import os; os._exit(0)\n    print(")
-        done = numapin(*TRACE, "--skip", "50", "--output", "out", script(tmp_path, text), cwd=tmp_path)
+        done = numapin(*TRACE, "--skip", "50", "--output", "out", forked_script(tmp_path, text), cwd=tmp_path)
         assert done.status == 1
         assert "rank 0: the process was killed, or is still running" in done.err
 
@@ -223,7 +224,7 @@ class TestWhatGoesWrong:
         text = TRAIN.format(sleep=0, workers=0).replace(
             "    for x in", "    from torch.profiler import profile\n    own = profile(); own.start()\n    for x in"
         )
-        path = script(tmp_path, text.replace("    print(", "    own.stop()\n    print("))
+        path = forked_script(tmp_path, text.replace("    print(", "    own.stop()\n    print("))
         done = numapin(*TRACE, "--steps", "2", "--skip", "2", "--output", "out", path, cwd=tmp_path)
         assert "trained" in done.out, done.err
         assert "is not traced" in done.err
@@ -245,7 +246,7 @@ class TestWhatGoesWrong:
             "print('trained')\n"
         )
         options = ("--steps", "30", "--skip", str(skip), "--output", "out")
-        done = numapin(*TRACE, *options, script(tmp_path, text), cwd=tmp_path)
+        done = numapin(*TRACE, *options, forked_script(tmp_path, text), cwd=tmp_path)
         assert "trained\n" in done.out, done.err
         assert "the script profiles itself" in done.out + done.err
         record = json.loads((tmp_path / "out" / "rank-0.json").read_text())
@@ -259,14 +260,18 @@ class TestWhatGoesWrong:
             "while time.monotonic() < end and not os.path.exists('out/rank-0.trace.json'): time.sleep(0.01)\n"
             "print('trace there:', os.path.exists('out/rank-0.trace.json'))\n"
         )
-        done = numapin(*TRACE, "--steps", "30", "--skip", "2", "--output", "out", script(tmp_path, text), cwd=tmp_path)
+        done = numapin(
+            *TRACE, "--steps", "30", "--skip", "2", "--output", "out", forked_script(tmp_path, text), cwd=tmp_path
+        )
         assert "trace there: True" in done.out, done.err
         assert "rank 0: no optimizer step for 2 s, 3 steps traced" in done.out
 
     def test_a_second_optimizer(self, tmp_path: Path) -> None:
         """If a later phase has its own optimizer, the steps of the first still count."""
         text = STEPS + "steps(5)\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\nsteps(30)\n"
-        done = numapin(*TRACE, "--steps", "9", "--skip", "3", "--output", "out", script(tmp_path, text), cwd=tmp_path)
+        done = numapin(
+            *TRACE, "--steps", "9", "--skip", "3", "--output", "out", forked_script(tmp_path, text), cwd=tmp_path
+        )
         assert done.status == 0, done.err
         assert report(tmp_path / "out")["ranks"][0]["num_steps"] == 9
 
@@ -284,14 +289,18 @@ class TestWhatGoesWrong:
             "for _ in torch.utils.data.DataLoader(torch.arange(40.), batch_size=2): steps(1)\n"
             "print('trained', flush=True)\n"
         )
-        done = numapin(*TRACE, "--steps", "2", "--skip", "2", "--output", "out", script(tmp_path, text), cwd=tmp_path)
+        done = numapin(
+            *TRACE, "--steps", "2", "--skip", "2", "--output", "out", forked_script(tmp_path, text), cwd=tmp_path
+        )
         assert "trained\n" in done.out, done.err
         assert "Traceback" not in done.err
 
     def test_one_step_cut_short(self, tmp_path: Path) -> None:
         """An unfinished step does not count, even if it is the only one."""
         text = STEPS + "steps(3)\n"
-        done = numapin(*TRACE, "--steps", "5", "--skip", "3", "--output", "out", script(tmp_path, text), cwd=tmp_path)
+        done = numapin(
+            *TRACE, "--steps", "5", "--skip", "3", "--output", "out", forked_script(tmp_path, text), cwd=tmp_path
+        )
         assert done.status == 1
         assert "nothing was traced: rank 0: the script ended after 3 optimizer steps" in done.err
 
@@ -304,7 +313,9 @@ class TestWhatGoesWrong:
             "if not child: sys.exit(0)\n"
             "print('child', os.waitpid(child, 0)[1])\n"
         )
-        done = numapin(*TRACE, "--steps", "30", "--skip", "2", "--output", "out", script(tmp_path, text), cwd=tmp_path)
+        done = numapin(
+            *TRACE, "--steps", "30", "--skip", "2", "--output", "out", forked_script(tmp_path, text), cwd=tmp_path
+        )
         assert "child 0\n" in done.out, done.err
         assert "rank 0: the script forked, 3 steps traced" in done.out
 
@@ -314,7 +325,15 @@ class TestWhatGoesWrong:
         limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
         done = numapin(
-            *TRACE, "--steps", "2", "--skip", "2", "--output", "out", script(tmp_path, limit + text), cwd=tmp_path
+            *TRACE,
+            "--steps",
+            "2",
+            "--skip",
+            "2",
+            "--output",
+            "out",
+            forked_script(tmp_path, limit + text),
+            cwd=tmp_path,
         )
         assert "trained\n" in done.out, done.err
         assert done.status == 1

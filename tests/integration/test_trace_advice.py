@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from numapin.trace.reading import read_trace
-from tests.integration.launching import WITHOUT_COMPILER, Done, numapin, script
+from tests.integration.launching import WITHOUT_COMPILER, Done, numapin
+from tests.integration.warm_ranks import forked_script
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.xdist_group("warm ranks")  # one process has torch imported; the epochs run once
 
 EPOCHS = (
     WITHOUT_COMPILER
@@ -81,7 +84,7 @@ print("saw it:", os.path.exists(sys.argv[1]))
 
 def traced(folder: Path, text: str, *options: str, arguments: tuple[str, ...] = ()) -> Done:
     """Trace a script into the folder "out"."""
-    done = numapin("trace", "--quiet", *options, "--output", "out", script(folder, text), *arguments, cwd=folder)
+    done = numapin("trace", "--quiet", *options, "--output", "out", forked_script(folder, text), *arguments, cwd=folder)
     assert done.status == 0, done.err
     return done
 
