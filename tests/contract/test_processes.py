@@ -1,34 +1,27 @@
-"""How a program that uses a loader ends, in its own process: exits, signals, and remaining processes.
-
-The programs are forks of one process that has torch imported; they end as any Python does.
-"""
+"""How a program that uses a loader ends, in its own process: exits, signals, and remaining processes."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.contract.rank import SCENES
 from tests.contract.watching import TORCH
-from tests.integration.forking import CommandLine, Forker
-from tests.integration.launching import environment
 from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from tests.contract.watching import LoaderClass
-    from tests.integration.forking import Forked
-
-pytestmark = pytest.mark.xdist_group("programs")  # so that torch is imported once
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLED = (("run_on", "fork"), ("run_on", "spawn"), ("run_on", "forkserver"), ("stop_stepping", "fork"))
@@ -38,9 +31,7 @@ KILLED = (("run_on", "fork"), ("run_on", "spawn"), ("run_on", "forkserver"), ("s
 class Program:
     """A program in its own session, so that all its descendants can be found."""
 
-    process: Forked | subprocess.Popen[str]
-    stdout: IO[str]
-    read_errors: Callable[[], str]
+    process: subprocess.Popen[str]
 
     def members(self) -> list[int]:
         """Return the live processes of its session, without zombies."""
@@ -48,15 +39,11 @@ class Program:
 
     def wait_for(self, word: str) -> None:
         """Wait until it prints this line."""
-        for line in self.stdout:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
             if line.strip() == word:
                 return
-        pytest.fail(f"ended without {word!r}: {self.read_errors()}")
-
-    def ended(self) -> tuple[int, str, str]:
-        """Wait for its end; return its status, what it printed since, and what it wrote to stderr."""
-        out = self.stdout.read()
-        return self.process.wait(timeout=60), out, self.read_errors()
+        pytest.fail(f"ended without {word!r}: {self.process.communicate()[1]}")
 
     def seconds_to_end(self, limit_s: float = 20.0) -> float:
         """Return how long it takes until all members have ended; fail at the limit."""
@@ -73,46 +60,25 @@ def _processes() -> Iterator[tuple[int, int]]:
                 yield int(entry.name), os.getsid(int(entry.name))
 
 
-Run: TypeAlias = "Callable[..., contextlib.AbstractContextManager[Program]]"
+@contextlib.contextmanager
+def running(kind: LoaderClass, scene: str, method: str = "fork") -> Iterator[Program]:
+    """Start a scene with a loader class; everything ends with the block."""
+    assert scene in SCENES
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    command = [sys.executable, "-W", "ignore", "-m", "tests.contract.rank", name, scene, method]
+    with subprocess.Popen(
+        command, cwd=ROOT, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        program = Program(process)
+        try:
+            yield program
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Give a function that starts a scene with a loader class; everything ends with the block."""
-    environ = environment(PYTHONWARNINGS="ignore", PYTHONPATH=str(ROOT))
-    forker = Forker(environ, ("numapin", "tests.contract.rank"))
-
-    @contextlib.contextmanager
-    def start(kind: LoaderClass, scene: str, method: str = "fork") -> Iterator[Program]:
-        assert scene in SCENES
-        words = (f"{kind.__module__}:{kind.__qualname__}", scene, method)
-        command = CommandLine(
-            module="tests.contract.rank",
-            arguments=words,
-            environ=environ,
-            cwd=str(ROOT),
-            new_session=True,
-            quick_end=False,
-        )
-        errors = tmp_path_factory.mktemp(scene) / "err"
-        reader, writer = os.pipe()
-        with os.fdopen(reader, encoding="utf-8") as stdout:
-            with errors.open("wb") as err:
-                process = forker.start(command, out=writer, err=err.fileno())
-            os.close(writer)
-            try:
-                yield Program(process, stdout, errors.read_text)
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait(timeout=60)
-
-    yield start
-    forker.close()
-
-
-@pytest.fixture(scope="module")
-def killed(own_class: LoaderClass, running: Run) -> dict[tuple[str, str], tuple[int, float]]:
+def killed(own_class: LoaderClass) -> dict[tuple[str, str], tuple[int, float]]:
     """Kill programs; give each one's number of processes, and how long they survived."""
     found = {}
     with contextlib.ExitStack() as stack:
@@ -125,6 +91,7 @@ def killed(own_class: LoaderClass, running: Run) -> dict[tuple[str, str], tuple[
     return found
 
 
+@pytest.mark.xdist_group("killed")  # so that the programs are started once
 @pytest.mark.parametrize("case", KILLED, ids="-".join)
 def test_killed(killed: dict[tuple[str, str], tuple[int, float]], case: tuple[str, str]) -> None:
     """Two seconds after SIGKILL no worker, server or tracker is alive, whether batches arrive or workers wait."""
@@ -133,7 +100,7 @@ def test_killed(killed: dict[tuple[str, str], tuple[int, float]], case: tuple[st
     assert seconds < 2
 
 
-def test_made_in_a_thread_that_ends(loader_class: LoaderClass, running: Run) -> None:
+def test_made_in_a_thread_that_ends(loader_class: LoaderClass) -> None:
     """Workers that a thread started survive its end, deliver batches, and end with the program."""
     with running(loader_class, "hold_in_thread") as program:
         program.wait_for("ready")
@@ -144,14 +111,14 @@ def test_made_in_a_thread_that_ends(loader_class: LoaderClass, running: Run) -> 
 
 
 @pytest.mark.parametrize("whole_group", [False, True], ids=["program", "group"])
-def test_interrupted(loader_class: LoaderClass, running: Run, whole_group: bool) -> None:  # noqa: FBT001
+def test_interrupted(loader_class: LoaderClass, whole_group: bool) -> None:  # noqa: FBT001
     """After Ctrl-C, to the program alone or to all as a terminal sends it, all processes end at once, as with torch."""
     with running(loader_class, "run_on") as program:
         program.wait_for("ready")
         (os.killpg if whole_group else os.kill)(program.process.pid, signal.SIGINT)
         assert program.seconds_to_end() < 3
-        status, _, err = program.ended()
-        assert (status, err.splitlines()[-1]) == (-signal.SIGINT, "KeyboardInterrupt")  # torch's, too
+        last = program.process.communicate()[1].splitlines()[-1]
+        assert (program.process.returncode, last) == (-signal.SIGINT, "KeyboardInterrupt")  # torch's, too
 
 
 @pytest.mark.parametrize(
@@ -163,17 +130,17 @@ def test_interrupted(loader_class: LoaderClass, running: Run, whole_group: bool)
         ("fail_early", 1, "ValueError: the loss of 3 is not a number"),
     ],
 )
-def test_ends_in_the_middle(loader_class: LoaderClass, running: Run, scene: str, status: int, last: str) -> None:
+def test_ends_in_the_middle(loader_class: LoaderClass, scene: str, status: int, last: str) -> None:
     """A program may end at any point: with its own status, only its own message, and no process left."""
     with running(loader_class, scene) as program:
-        ended, out, err = program.ended()
+        out, err = program.process.communicate(timeout=60)
         assert "ready" in out
-        assert (ended, err.strip().splitlines()[-1:]) == (status, [last] if last else [])
+        assert (program.process.returncode, err.strip().splitlines()[-1:]) == (status, [last] if last else [])
         assert program.seconds_to_end() < 2
 
 
-def test_handler_for_children(loader_class: LoaderClass, running: Run) -> None:
+def test_handler_for_children(loader_class: LoaderClass) -> None:
     """A SIGCHLD handler that was set before the loader was made is still called."""
     with running(loader_class, "chain_handler") as program:
-        _, out, err = program.ended()
+        out, err = program.process.communicate(timeout=60)
         assert (out, err) == ("ready\ncalled True\n", "")

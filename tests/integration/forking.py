@@ -43,19 +43,15 @@ _PID_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLine:
-    """`python -m module arguments`, with this environment and folder, and possibly in a session of its own.
-
-    With `quick_end`, the end is not Python's, which takes the modules apart.
-    """
+    """`python -m module arguments`, with this environment and folder, and possibly in a session of its own."""
 
     module: str
     arguments: Sequence[str]
     environ: Mapping[str, str]
     cwd: str
     new_session: bool = False
-    quick_end: bool = True
 
-    def run(self) -> None:
+    def run(self) -> NoReturn:
         """Become it."""
         if self.new_session:
             os.setsid()
@@ -66,10 +62,6 @@ class CommandLine:
         sys.path[0] = self.cwd
         sys.argv = ["-m", *self.arguments]
         sys.modules.pop(self.module, None)
-        if not self.quick_end:
-            gc.unfreeze()
-            runpy.run_module(self.module, run_name="__main__", alter_sys=True)
-            return
         try:
             runpy.run_module(self.module, run_name="__main__", alter_sys=True)
         except SystemExit as left:

@@ -293,9 +293,7 @@ def start_training(stack: contextlib.ExitStack, method: str) -> Program:
             os.killpg(process.pid, signal.SIGKILL)
 
     stack.callback(end)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    return Program(process, process.stdout, process.stderr.read)
+    return Program(process)
 
 
 def kill(program: Program) -> Death:
