@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from numapin.trace.reading import read_trace
-from tests.integration.launching import WITHOUT_COMPILER, Done, numapin
+from tests.integration.launching import WITHOUT_COMPILER, Done, numapin, script
 from tests.integration.warm_ranks import forked_script
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.xdist_group("warm ranks")  # one process has torch imported; the epochs run once
@@ -82,9 +83,15 @@ print("saw it:", os.path.exists(sys.argv[1]))
 )
 
 
-def traced(folder: Path, text: str, *options: str, arguments: tuple[str, ...] = ()) -> Done:
+def traced(
+    folder: Path,
+    text: str,
+    *options: str,
+    arguments: tuple[str, ...] = (),
+    write: Callable[[Path, str], str] = forked_script,
+) -> Done:
     """Trace a script into the folder "out"."""
-    done = numapin("trace", "--quiet", *options, "--output", "out", forked_script(folder, text), *arguments, cwd=folder)
+    done = numapin("trace", "--quiet", *options, "--output", "out", write(folder, text), *arguments, cwd=folder)
     assert done.status == 0, done.err
     return done
 
@@ -163,7 +170,8 @@ def test_the_report_comes_while_the_job_goes_on_and_stop_ends_it(tmp_path: Path)
     assert json.loads(done.out)["schema"] == "numapin.trace/1"
     assert "saw it: True" in done.err
     (tmp_path / "out").rename(tmp_path / "before")
-    done = traced(tmp_path, ENDLESS, "--nproc-per-node", "2", "--steps", "60", "--stop", arguments=("never",))
+    stop = ("--nproc-per-node", "2", "--steps", "60", "--stop")
+    done = traced(tmp_path, ENDLESS, *stop, arguments=("never",), write=script)  # new processes, which it ends
     assert "the job was ended after the traced steps (--stop)" in done.err
     assert "saw it" not in done.out
     assert done.out.count("most to gain first") == 1
