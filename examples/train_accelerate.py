@@ -33,19 +33,13 @@ class Clusters(Dataset):
         return self.centers[index % 8] + 2 * noise, index % 8
 
 
-def main() -> None:
-    """Train for a few epochs and print the mean loss of each on the main process."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=4)
-    arguments = parser.parse_args()
-
-    accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    set_seed(0)
+def train(accelerator: Accelerator, epochs: int) -> None:
+    """Train, and print the mean loss of each epoch on the main process."""
     net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8))
     loader = numapin.DataLoader(Clusters(), 64, shuffle=True, num_workers=1, device=accelerator.device)
     model, optimizer, loader = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=1e-3), loader)
 
-    for epoch in range(arguments.epochs):
+    for epoch in range(epochs):
         losses = []
         for points, labels in loader:  # Accelerate gives each rank its share of the batches
             with accelerator.accumulate(model):
@@ -56,7 +50,19 @@ def main() -> None:
             losses.append(loss.detach())
         mean = accelerator.reduce(torch.stack(losses).mean(), reduction="mean")
         accelerator.print(f"epoch {epoch}: loss {mean.item():.4f}", flush=True)
-    accelerator.end_training()
+    accelerator.free_memory()
+
+
+def main() -> None:
+    """Train for a few epochs."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=4)
+    arguments = parser.parse_args()
+
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
+    set_seed(0)
+    train(accelerator, arguments.epochs)
+    accelerator.end_training()  # after the model is gone, which uses the group to its end
 
 
 if __name__ == "__main__":

@@ -79,9 +79,9 @@ def main() -> None:
     pinned = torch.cuda.is_available()
     loader = numapin.DataLoader(Clusters(), 64, shuffle=True, num_workers=1, pin_memory=pinned)
     trainer.fit(Classifier(), loader)  # recreates the loader, still numapin's, with a DistributedSampler
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # after the model is gone, which uses the group to its end

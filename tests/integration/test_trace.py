@@ -77,7 +77,8 @@ class TestTracing:
         (rank,) = report(tmp_path / "out")["ranks"]
         assert (rank["num_steps"], rank["num_batches"], rank["step_unit"]) == (4, 4, "optimizer step")
         assert rank["parts"]["wait"]["share"] > 0.5
-        (finding,) = report(tmp_path / "out")["findings"]
+        finding, *_ = report(tmp_path / "out")["findings"]  # on a busy machine steps are uneven, too
+        assert finding["what"] == "waiting for data"
         assert ("num_workers=N" in finding["remedy"]) == (workers == 0)
         assert not (tmp_path / "out" / ".loads").exists()
         content = json.loads((tmp_path / "out" / "rank-0.trace.json").read_text())
