@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conftest import ROOT
-from tests.twice import MOST, UNSTEADY, without_group
+from tests.twice import MOST, UNSTEADY, name_and_group
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,10 +38,11 @@ def _run(folder: Path, code: str, *options: str) -> subprocess.CompletedProcess[
 
 
 def test_passed_alone(tmp_path: Path) -> None:
-    """The run passes; both the failure and the test's name are shown, and the name is kept for CI."""
+    """The run passes; both the failures and the tests' names are shown, and kept for CI. A group counts as one."""
     xdist = ("-p", "xdist", "--numprocesses=1", "--dist=loadgroup")
-    done = _run(tmp_path, UNSTEADY_TEST.replace("NAMES", '["a@b"]'), *xdist)
-    told = "failed beside the others, passed alone: test_it.py::test_once[a@b]\n"
+    names = [f"{number}@b" for number in range(MOST + 1)]
+    done = _run(tmp_path, UNSTEADY_TEST.replace("NAMES", str(names)), *xdist)
+    told = "".join(f"failed beside the others, passed alone: test_it.py::test_once[{name}]\n" for name in names)
     assert done.returncode == 0, done.stdout + done.stderr
     assert told in done.stdout
     assert "assert seen" in done.stdout
@@ -66,15 +67,15 @@ def test_failed(tmp_path: Path, code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "plain"),
+    ("name", "plain", "group"),
     [
-        ("tests/a.py::test_b@group", "tests/a.py::test_b"),
-        ("tests/a.py::test_b[x@y]@two words", "tests/a.py::test_b[x@y]"),
-        ("tests/a.py::test_b[x@y]", "tests/a.py::test_b[x@y]"),
-        ("tests/a.py::test_b", "tests/a.py::test_b"),
-        ("a@b/test_c.py::test_d", "a@b/test_c.py::test_d"),
+        ("tests/a.py::test_b@group", "tests/a.py::test_b", "group"),
+        ("tests/a.py::test_b[x@y]@two words", "tests/a.py::test_b[x@y]", "two words"),
+        ("tests/a.py::test_b[x@y]", "tests/a.py::test_b[x@y]", None),
+        ("tests/a.py::test_b", "tests/a.py::test_b", None),
+        ("a@b/test_c.py::test_d", "a@b/test_c.py::test_d", None),
     ],
 )
-def test_names(name: str, plain: str) -> None:
-    """The group that xdist appends is removed; an @ elsewhere stays."""
-    assert without_group(name) == plain
+def test_names(name: str, plain: str, group: str | None) -> None:
+    """The group that xdist appends is told apart from an @ elsewhere."""
+    assert name_and_group(name) == (plain, group or name)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +34,7 @@ def main() -> None:
         "first": first,
         "workers": {kind: [json.loads(text) for (text,) in loader] for kind, loader in loaders.items()},
         "masks": _masks(),
-        "later": _mask(thread.native_id or 0),
+        "later": _mask(Path(f"/proc/self/task/{thread.native_id}"))[0],
         "torch_threads": torch.get_num_threads(),
     }
     (OUT / f"{os.environ['RANK']}.json").write_text(json.dumps(answers))
@@ -79,8 +80,11 @@ def _look() -> None:
 
 def _optimizers_cpus() -> set[int]:
     """Return the CPUs of a thread of this process that are not the main thread's."""
-    tasks = [int(task.name) for task in Path("/proc/self/task").iterdir()]
-    return next(cpus for cpus in map(os.sched_getaffinity, tasks) if cpus != os.sched_getaffinity(0))
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # it has ended
+            if (cpus := os.sched_getaffinity(int(task.name))) != os.sched_getaffinity(0):
+                return cpus
+    raise LookupError("all threads have the main thread's CPUs")
 
 
 def _verify(name: str) -> None:
@@ -97,14 +101,16 @@ def _wait_for(name: str) -> None:
 
 
 def _masks() -> list[str]:
-    """Return the CPUs of each thread of this process, those of the main thread first."""
+    """Return the CPUs of each thread of this process, those of the main thread first; a thread may have ended."""
     tasks = sorted(Path("/proc/self/task").iterdir(), key=lambda task: (task.name != str(os.getpid()), task.name))
-    return [_mask(int(task.name)) for task in tasks]
+    return [mask for task in tasks for mask in _mask(task)]
 
 
-def _mask(task: int) -> str:
-    lines = Path(f"/proc/self/task/{task}/status").read_text().splitlines()
-    return next(line.split()[1] for line in lines if line.startswith("Cpus_allowed_list"))
+def _mask(task: Path) -> list[str]:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        lines = (task / "status").read_text().splitlines()
+        return [line.split()[1] for line in lines if line.startswith("Cpus_allowed_list")]
+    return []
 
 
 if __name__ == "__main__":
