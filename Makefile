@@ -22,7 +22,7 @@ test: $(READY)  ## run the tests, but for those of `make machines`; ends with wh
 	$(BIN)/python -m compileall -q numapin  # else each of the tests' processes compiles it, with PYTHONDONTWRITEBYTECODE
 	-$(BIN)/python -m tests.rewritten  # saves time only
 	$(PYTEST) --numprocesses=4 --dist=loadgroup --ignore=tests/vm --ignore=tests/engines -m "not alone"
-	$(PYTEST) -m alone $$(grep -rl --include='test_*.py' 'mark\.alone' tests)  # to collect all tests takes 12 s
+	NUMAPIN_SKIPPED=$(SKIPPED) $(BIN)/python -m pytest -r fE -m alone $$(grep -rl --include='test_*.py' 'mark\.alone' tests)  # to collect all tests takes 12 s
 	@$(BIN)/python -m tests.skipped $(SKIPPED)
 	@echo "tests in virtual machines, below real engines and of several hosts: make machines"
 

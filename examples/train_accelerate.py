@@ -62,7 +62,7 @@ def main() -> None:
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     set_seed(0)
     train(accelerator, arguments.epochs)
-    accelerator.end_training()  # after the model is gone, which uses the group to its end
+    accelerator.end_training()  # after the model is gone: it uses the group until then
 
 
 if __name__ == "__main__":

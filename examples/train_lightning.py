@@ -84,4 +84,4 @@ def main() -> None:
 if __name__ == "__main__":
     main()
     if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()  # after the model is gone, which uses the group to its end
+        torch.distributed.destroy_process_group()  # after the model is gone: it uses the group until then

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 WORK: Final = ROOT / ".cache" / "release"
 RESULTS: Final = WORK / "results"
 LIMIT_S: Final = 1200
+PASSED_ALONE: Final = "failed beside the others, passed alone: "  # begins the lines of tests/twice.py
 ALL_TESTS: Final = ("tests/contract", "tests/unit", "tests/integration/test_torchrun_parity.py")
 # What depends on the versions of Python and torch, and takes two minutes on two CPUs; --all runs ALL_TESTS.
 TESTS: Final = (
@@ -257,23 +258,14 @@ def run_tests(python: Path, folder: Path, chosen: Sequence[str]) -> tuple[Counts
     source = unpack(built("sdist"), folder / "sdist")
     shutil.rmtree(source / "numapin")
     parallel = () if chosen is WITHOUT_TORCH else ("-n", "2", "--dist=loadgroup")
-    first = pytest(python, source, *parallel, *chosen)
-    counts = count(first)
-    if counts.failed:
-        # A test with a bound on time may fail on a machine with other work. One that fails by itself, too, is wrong.
-        second = pytest(python, source, "--last-failed", *chosen)
-        still = count(second).failed
-        counts = replace(
-            counts, failed=still, passed=counts.passed + counts.failed - still, retried=counts.failed - still
-        )
-        first += f"\nonce more, those that failed:\n{second}"
-    return counts, first
+    output = pytest(python, source, *parallel, *chosen)
+    return count(output), output
 
 
 def pytest(python: Path, folder: Path, *arguments: str) -> str:
-    """Run pytest, and return the end of its output."""
+    """Run pytest, and a few tests that failed once more (tests/twice.py); return the ends of its output."""
     environ = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "NUMAPIN_TEST_INSTALLED": "1"}
-    command = [str(python), "-m", "pytest", "-q", "-rfE", "--tb=short", "-m", "not alone", *arguments]
+    command = [str(python), "-m", "tests.twice", "-q", "-rfE", "--tb=short", "-m", "not alone", *arguments]
     try:
         result = subprocess.run(
             command,
@@ -288,17 +280,21 @@ def pytest(python: Path, folder: Path, *arguments: str) -> str:
     except subprocess.TimeoutExpired as error:
         return f"1 failed: no end within {error.timeout:.0f} s"
     WORK.joinpath("last-output.txt").write_text(result.stdout)
-    lines = result.stdout.splitlines()
-    ends = [line for line in lines if line.startswith(("FAILED", "ERROR"))] + lines[-1:]
+    first, _, again = result.stdout.partition("\nonce more, alone:")
+    lines = first.splitlines()
+    ends = [line for line in again.splitlines() if line.startswith(PASSED_ALONE)]
+    ends += [line for line in lines if line.startswith(("FAILED", "ERROR"))] + lines[-1:]
     return "\n".join(line.replace(str(folder), "…") for line in ends)
 
 
 def count(output: str) -> Counts:
-    """Return the numbers in pytest's last line; a run without one failed."""
+    """Return the numbers in pytest's last line; a run without one failed. Tests that passed alone have passed."""
     line = output.splitlines()[-1] if output else ""
+    retried = sum(line.startswith(PASSED_ALONE) for line in output.splitlines())
     found = {name: int(number) for number, name in re.findall(r"(\d+) (passed|failed|skipped|error)", line)}
     failed = found.get("failed", 0) + found.get("error", 0) if found else 1
-    return Counts(passed=found.get("passed", 0), skipped=found.get("skipped", 0), failed=failed)
+    passed = found.get("passed", 0) + retried
+    return Counts(passed=passed, skipped=found.get("skipped", 0), failed=failed - retried, retried=retried)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """A rank's program that runs scripts one after another, each in a fork of it, so that a rank imports torch once.
 
 Comes in: a folder, and command lines of scripts. Goes out: in the folder, for the script that is number n (from 0) of
-rank r, its stdout and stderr in n.r.out and n.r.err. The first script that fails ends the rank with its exit status.
+rank r, its stdout and stderr in n.r.out and n.r.err. The first script that fails ends
+the rank with status 1 and the script's stderr. A script that changes its CPUs fails.
 
 Each script has its own process, so that it finds torch as it is after an import, and its own names in the launcher's
 store, where the process group of each script looks for its ranks. This process starts no thread and uses no GPU.
@@ -51,7 +52,10 @@ def _become(words: Sequence[str], number: int, output: Path) -> None:
     rendezvous["_create_c10d_store"] = lambda *given, **named: PrefixStore(f"{number}", connect(*given, **named))
     sys.argv = [*words]
     sys.path[0] = str(Path(words[0]).parent)
+    bound = os.sched_getaffinity(0)
     runpy.run_path(words[0], run_name="__main__")
+    if os.sched_getaffinity(0) != bound:
+        sys.exit(f"{words[0]} changed its CPUs from {bound} to {os.sched_getaffinity(0)}")
 
 
 if __name__ == "__main__":

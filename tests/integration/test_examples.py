@@ -10,6 +10,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -105,8 +106,10 @@ def job_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def on_cpu(job_folder: Path) -> dict[str, Done]:
     """Give what each example printed in one job of two ranks."""
     names = [name for name in (UNMODIFIED, *TRAINING, *WRITING) if _missing(name) is None]
-    scripts = [f"{EXAMPLES / name} --epochs 3" for name in names]
-    undisturbed = [f"{CHECKPOINTING} --epochs {epochs} --checkpoint {name}" for epochs, name in CHECKPOINTS.items()]
+    scripts = [shlex.join([str(EXAMPLES / name), "--epochs", "3"]) for name in names]
+    undisturbed = [
+        shlex.join([CHECKPOINTING, "--epochs", at, "--checkpoint", name]) for at, name in CHECKPOINTS.items()
+    ]
     run(job_folder, IN_TURN, str(job_folder), *scripts, *undisturbed)
     return {name: printed_in_turn(job_folder, number) for number, name in enumerate(names)}
 

@@ -9,6 +9,7 @@ process, because both change classes of torch for good: below `numapin run` a fo
 from __future__ import annotations
 
 import re
+import shlex
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -149,7 +150,8 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Done]:
     """Give what the scripts printed in a job under the option, one after another, with both ranks' lines."""
     folder = tmp_path_factory.mktemp("two-ranks")
     names = [name for name, (framework, _) in SCRIPTS.items() if find_spec(framework) is not None]
-    done = numapin(*RUN, IN_TURN, str(folder), *(script(folder, SCRIPTS[name][1], f"{name}.py") for name in names))
+    scripts = [shlex.quote(script(folder, SCRIPTS[name][1], f"{name}.py")) for name in names]
+    done = numapin(*RUN, IN_TURN, str(folder), *scripts)
     assert done.status == 0, done.err
     return {name: printed_in_turn(folder, number) for number, name in enumerate(names)}
 

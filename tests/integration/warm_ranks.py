@@ -4,6 +4,8 @@ Importing torch takes a rank 1.5 s of CPU time. Input: a script. Output: another
 first one run in a fork with its own environment, folder, CPUs and files, and which ends as the fork does; if it ends
 before, the fork is killed. A script may also run numapin, where another program starts that. Tests of how hooks come
 into a rank, of DataLoaders that numapin replaces, of signals, and of what restarts, start their ranks anew.
+
+What Python, OpenMP and torch read when they start (PYTHON*, LD_*, OMP_NUM_THREADS) is the server's, not the rank's.
 """
 
 from __future__ import annotations

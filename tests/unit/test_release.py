@@ -22,6 +22,10 @@ from scripts.release_table import FILES, PAGE, RAW, Counts, Result, write_table
         ("no tests ran in 0.01s", Counts(failed=1)),
         ("Segmentation fault", Counts(failed=1)),
         ("", Counts(failed=1)),
+        (
+            "failed beside the others, passed alone: a\nFAILED a\n1 failed, 25 passed in 1s",
+            Counts(passed=26, retried=1),
+        ),
     ],
 )
 def test_counts(output: str, counts: Counts) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from scripts.release import PASSED_ALONE
 from tests.conftest import ROOT
 from tests.twice import MOST, UNSTEADY, name_and_group
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 # Fails unless a file of its name is there, which it makes.
 UNSTEADY_TEST = """
 import pathlib, pytest
-@pytest.mark.xdist_group("two words")
+@pytest.mark.xdist_group(GROUP)
 @pytest.mark.parametrize("name", NAMES)
 def test_once(name):
     path = pathlib.Path(name)
@@ -26,6 +27,21 @@ def test_once(name):
     path.touch()
     assert seen
 """
+
+
+SKIPPED_THEN = """
+import pathlib, pytest
+def test_skips():
+    path = pathlib.Path("skips")
+    if path.exists():
+        pytest.skip("not here")
+    path.touch()
+    assert 0
+"""
+
+
+def _unsteady(names: str, group: str = "vm-two nodes") -> str:
+    return UNSTEADY_TEST.replace("NAMES", names).replace("GROUP", repr(group))
 
 
 def _run(folder: Path, code: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -38,11 +54,11 @@ def _run(folder: Path, code: str, *options: str) -> subprocess.CompletedProcess[
 
 
 def test_passed_alone(tmp_path: Path) -> None:
-    """The run passes; both the failures and the tests' names are shown, and kept for CI. A group counts as one."""
+    """The run passes; the failures and the tests' names are shown, and kept for CI. A machine's tests count as one."""
     xdist = ("-p", "xdist", "--numprocesses=1", "--dist=loadgroup")
     names = [f"{number}@b" for number in range(MOST + 1)]
-    done = _run(tmp_path, UNSTEADY_TEST.replace("NAMES", str(names)), *xdist)
-    told = "".join(f"failed beside the others, passed alone: test_it.py::test_once[{name}]\n" for name in names)
+    done = _run(tmp_path, _unsteady(str(names)), *xdist)
+    told = "".join(f"{PASSED_ALONE}test_it.py::test_once[{name}]\n" for name in names)
     assert done.returncode == 0, done.stdout + done.stderr
     assert told in done.stdout
     assert "assert seen" in done.stdout
@@ -53,10 +69,11 @@ def test_passed_alone(tmp_path: Path) -> None:
     "code",
     [
         "raise ValueError",
-        UNSTEADY_TEST.replace("NAMES", f"map(str, range({MOST + 1}))"),
-        UNSTEADY_TEST.replace("NAMES", '["once"]') + "\ndef test_always(): assert 0",
+        _unsteady(f"map(str, range({MOST + 1}))", "no machine"),
+        _unsteady('["once"]') + "\ndef test_always(): assert 0",
+        SKIPPED_THEN,
     ],
-    ids=["cannot be read", "too many", "one of two always"],
+    ids=["cannot be read", "too many", "one of two always", "skipped then"],
 )
 def test_failed(tmp_path: Path, code: str) -> None:
     """The run fails, and nothing is said to have passed."""
@@ -71,11 +88,18 @@ def test_failed(tmp_path: Path, code: str) -> None:
     [
         ("tests/a.py::test_b@group", "tests/a.py::test_b", "group"),
         ("tests/a.py::test_b[x@y]@two words", "tests/a.py::test_b[x@y]", "two words"),
-        ("tests/a.py::test_b[x@y]", "tests/a.py::test_b[x@y]", None),
-        ("tests/a.py::test_b", "tests/a.py::test_b", None),
-        ("a@b/test_c.py::test_d", "a@b/test_c.py::test_d", None),
+        ("tests/a.py::test_b[x@y]", "tests/a.py::test_b[x@y]", ""),
+        ("tests/a.py::test_b", "tests/a.py::test_b", ""),
+        ("a@b/test_c.py::test_d", "a@b/test_c.py::test_d", ""),
     ],
 )
-def test_names(name: str, plain: str, group: str | None) -> None:
+def test_names(name: str, plain: str, group: str) -> None:
     """The group that xdist appends is told apart from an @ elsewhere."""
-    assert name_and_group(name) == (plain, group or name)
+    assert name_and_group(name) == (plain, group)
+
+
+def test_not_all_ran(tmp_path: Path) -> None:
+    """If pytest stopped at the first failure, a second run cannot show that all pass."""
+    done = _run(tmp_path, _unsteady('["once"]') + "\ndef test_other(): assert 0", "-x")
+    assert done.returncode != 0
+    assert "passed alone" not in done.stdout

@@ -31,8 +31,10 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(meeting, "_MODULE", "store_of_test")
     monkeypatch.delitem(sys.modules, "store_of_test", raising=False)
     with meeting.reserved_port() as port:
-        meeting.serve_on(os.dup(port.fileno()))
+        descriptor = os.dup(port.fileno())
+        meeting.serve_on(descriptor)
         yield meeting.port_of(port)
+        os.close(descriptor)
 
 
 @pytest.mark.parametrize("asked_before", [0, 2])
