@@ -79,10 +79,10 @@ PAIRS: Final = (
     ("log_dir", "tee"),
     ("nproc_per_node", "module"),
     ("nproc_per_node", "no_python"),
-    ("nproc_per_node", "run_path", "start_method"),  # a spawned rank imports torch: run_path alone does
+    ("nproc_per_node", "run_path"),
     ("signals_to_handle", "shutdown_timeout"),
 )
-FAILING: Final = ((), ("nproc_per_node",), ("max_restarts",), ("tee",), ("run_path", "start_method"), ("module",))
+FAILING: Final = ((), ("nproc_per_node",), ("max_restarts",), ("tee",), ("run_path",), ("module",))
 C10D: Final = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0")
 WITH_C10D: Final = ((), ("nproc_per_node",), ("rdzv_id",), ("rdzv_conf",), ("local_addr",))
 LAST: Final = ("module", "no_python", "run_path")  # before the script
