@@ -197,8 +197,7 @@ class Pool:
 
     def _take_ended(self) -> None:
         """Take back pageable slots: a copy from them has read them when its call returns. Others are held back."""
-        for _ in range(len(self._ended)):
-            slot = self._ended.popleft()
+        for slot in [self._ended.popleft() for _ in range(len(self._ended))]:
             if slot.pinned_on is None:
                 self._take_back(slot)
             else:

@@ -44,6 +44,7 @@ class Packer:
         self._thread = threading.get_ident()
         self._parts: list[BatchMemory] = []
         self.refusal: Miss | None = None  # why this batch has no room in a slot
+        self.has_waited = False  # the worker, for the task of this batch
         self._pickler = BatchPickler(self)
 
     def accept(self, grant: Grant, descriptors: Handover) -> None:
