@@ -20,6 +20,7 @@ from tests.integration.launching import (
     NUMAPIN,
     TORCH_QUICKLY,
     WITHOUT_COMPILER,
+    WITHOUT_GARBAGE,
     Done,
     call,
     environment,
@@ -101,8 +102,7 @@ class TestJobs:
         example = str(Path(__file__).resolve().parents[2] / "examples" / "train_unmodified.py")
         launchers = ("--variants", "numapin-loader,torchrun-threads", "--nproc-per-node", "2")
         words = ("--repeats", "1", "--json", *launchers, "--", example, "--epochs", "50", "--batch-size", "16")
-        hurry = "import atexit, gc; gc.disable(); atexit.register(gc.freeze)\n"  # else a rank takes 0.6 s more
-        script(tmp_path, WITHOUT_COMPILER + hurry, "sitecustomize.py")
+        script(tmp_path, WITHOUT_COMPILER + WITHOUT_GARBAGE, "sitecustomize.py")
         done = compare(*words, PYTHONPATH=str(tmp_path))
         assert done.status == 0, done.err
         report = json.loads(done.out)
