@@ -119,25 +119,22 @@ class TestWorkers:
         assert f"is bound to GPU 1 (torch.cuda.set_device(1)): CPUs {CPUS[1]}, memory none" in done.err
 
     def test_real_torch(self, gpus: dict[str, Any], tmp_path: Path) -> None:
-        """torch.multiprocessing.spawn with the installed torch, in which the driver's calls do nothing.
-
-        One worker, which sets the second device: each imports torch.
-        """
+        """With the installed torch, both workers of torch.multiprocessing.spawn are bound. The CUDA call does nothing."""
         text = """
 import torch
 torch._C._cuda_setDevice = lambda device: None
 def work(rank):
     torch.set_num_threads(2)
     torch.ones(512, 512).mm(torch.ones(512, 512))  # its threads are there before the device is set
-    torch.cuda.set_device(rank + 1)
-    show("worker", name_of_function=torch.cuda.set_device.__name__)
+    torch.cuda.set_device(rank)
+    show(f"worker-{rank}", name_of_function=torch.cuda.set_device.__name__)
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(work, nprocs=1)
+    torch.multiprocessing.spawn(work, nprocs=2)
     show("driver")
 """
         found = shown(python(tmp_path, text, **{**gpus, "PYTHONPATH": ""}))
-        assert found["worker"]["cpus"] == own_cpu(1)
-        assert found["worker"]["name_of_function"] == "set_device"
+        assert [found[f"worker-{rank}"]["cpus"] for rank in range(2)] == [own_cpu(0), own_cpu(1)]
+        assert {found[f"worker-{rank}"]["name_of_function"] for rank in range(2)} == {"set_device"}
         assert found["driver"]["cpus"] == [CPUS]
 
     def test_what_a_driver_with_both_gpus_starts(self, gpus: dict[str, Any], tmp_path: Path) -> None:
