@@ -119,7 +119,7 @@ class TestWorkers:
         assert f"is bound to GPU 1 (torch.cuda.set_device(1)): CPUs {CPUS[1]}, memory none" in done.err
 
     def test_real_torch(self, gpus: dict[str, Any], tmp_path: Path) -> None:
-        """With the installed torch, both workers of torch.multiprocessing.spawn are bound. The CUDA call does nothing."""
+        """With the installed torch, whose CUDA call does nothing here, both workers of its spawn are bound."""
         text = """
 import torch
 torch._C._cuda_setDevice = lambda device: None
