@@ -203,7 +203,7 @@ def test_a_signal_while_a_failed_job_ends(tmp_path: Path, way: str) -> None:
 
 
 def test_the_same_under_torchrun(tmp_path: Path) -> None:
-    """It is what torchrun does: it stops, instead of reporting the failure."""
+    """Torchrun stops, as always, instead of reporting the failure."""
     status, err = ends_in_grace(tmp_path, module="torch.distributed.run")
     assert status == 1
     assert "SignalException" in err
@@ -222,7 +222,7 @@ while True: time.sleep(0.05)
 
 
 def test_signals_with_which_torch_gives_up(tmp_path: Path) -> None:
-    """The third ends the agent, which has begun to end the ranks twice. What they started is killed with them."""
+    """The third ends the agent, which has begun to end the ranks twice. The ranks' children are killed, too."""
     process = started(tmp_path, "run", "--quiet", "--launcher", "agent", script(tmp_path, TOGETHER + STARTS))
     try:
         assert wait_until((tmp_path / "here").exists, limit_s=LIMIT_S)
