@@ -1,4 +1,4 @@
-"""What numapin does without torch: everything but what starts torch's agent, or measures torch.
+"""numapin without torch: all commands work that neither start torch's agent nor measure torch.
 
 With torch installed, each command runs in an interpreter that does not find it; without, as it is (scripts/release.py).
 """
@@ -80,7 +80,7 @@ def test_works_without_torch(folder: Path, line: str, says: str) -> None:
 
 
 def test_doctor_without_torch(folder: Path) -> None:
-    """The doctor examines the machine; only its errors decide about the status."""
+    """The doctor examines the machine; its status depends only on the errors that it finds."""
     result = call(folder, "doctor", "--json")
     report = json.loads(result.stdout)
     has_errors = any(finding["severity"] == "error" for finding in report["findings"])

@@ -59,7 +59,7 @@ def test_the_page_says_what_happened(made: Result, words: str, tmp_path: Path) -
 
 
 def test_a_misspelt_trial(capsys: pytest.CaptureFixture[str]) -> None:
-    """A name that is no trial is refused, with the names that are, before anything is installed."""
+    """An unknown trial is refused, with the list of trials, before anything is installed."""
     assert release.main(["3.13-torch9"]) == 2
     assert "3.13-torchnewest" in capsys.readouterr().out
 

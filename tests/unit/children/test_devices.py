@@ -67,7 +67,7 @@ def test_environment_names_the_gpu(environ: Mapping[str, str], gpu: int | None) 
 
 
 def test_what_the_command_has_says_nothing() -> None:
-    """Variables that the command had itself are inherited by all, so they give nobody a GPU of his own."""
+    """All processes inherit the variables of the command itself, so these do not assign a GPU to any of them."""
     given = {"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "1,2"}
     plan = table(given, shown=(1, 2))
     assert known_device(plan, given) is None
