@@ -210,7 +210,10 @@ def _restored(options: _AttachOptions) -> Restored:
 
 
 def _pids_of_run(named: str, *, other_users: bool) -> tuple[int, ...]:
-    return tuple(find_run_to_change(named, os.environ, other_users=other_users).pids.values())
+    job = find_run_to_change(named, os.environ, other_users=other_users)
+    if not job.pids:
+        raise UsageError(f"{job.name}: no rank has started yet, so there is nothing to restore", "see: numapin top")
+    return tuple(job.pids.values())
 
 
 def _require_no_binding(options: _AttachOptions) -> None:
