@@ -575,6 +575,30 @@ for device in (5, -1, "cpu", None, "GPU-77", 1.5):
     assert done.err == ""
 
 
+@needs_two_cpus
+def test_bind_this_process_below_the_command(gpus: dict[str, Any], tmp_path: Path) -> None:
+    """A process that the command's plan has bound may ask for its whole node, or for another GPU by its address."""
+    text = """
+import numapin
+numapin.bind_this_process(" 41:00.0 ")
+show("planned")
+numapin.bind_this_process(0, bind="node")
+show("node")
+numapin.bind_this_process(0, bind="exclusive")
+numapin.bind_this_process(0, bind="node")
+show("again")
+"""
+    found = shown(start("env", "LOCAL_RANK=1", sys.executable, script(tmp_path, SHOW + text), **gpus))
+    assert (found["planned"]["cpus"], found["node"]["cpus"], found["again"]["cpus"]) == (own_cpu(0), [CPUS], [CPUS])
+
+
+def test_bind_this_process_without_a_gpu() -> None:
+    """The error names the command that shows why."""
+    code = "import numapin\ntry: numapin.bind_this_process(0)\nexcept numapin.UsageError as error: print(error)"
+    done = call(sys.executable, "-c", code, CUDA_VISIBLE_DEVICES="")
+    assert done.out == "this process sees no GPU to bind to\n  hint: see why with: numapin topo\n"
+
+
 @pytest.fixture
 def fake_driver_folder() -> str:
     """Return a folder with the fake CUDA driver."""

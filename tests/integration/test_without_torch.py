@@ -106,6 +106,8 @@ def test_running_jobs_without_torch(folder: Path, command: str) -> None:
         "bench alloc --quick",
         "bench overlap --quick",
         "bench loader --quick",
+        "bench train --quick",
+        "bench offload --quick",
         "bench launch --quick",
         "compare script.py",
         "trace script.py",
@@ -121,9 +123,10 @@ def test_says_how_to_install_torch(folder: Path, line: str) -> None:
     assert "rank 0" not in result.stdout
 
 
-def test_names_of_the_package(folder: Path) -> None:
-    """The classes made from torch's say which extra has it; the other names are there."""
-    code = "import numapin; numapin.make_plan, numapin.spawn, numapin.Request; numapin.DataLoader"
+@pytest.mark.parametrize("name", ["DataLoader", "batch_buffer", "pinned"])
+def test_names_of_the_package(folder: Path, name: str) -> None:
+    """What needs torch says which extra has it; the other names are there."""
+    code = f"import numapin; numapin.make_plan, numapin.spawn, numapin.Request; numapin.{name}"
     result = call(folder, "exec", "--local-rank", "0", "--local-size", "1", "--", sys.executable, "-c", code)
     assert result.returncode == 1
-    assert "ModuleNotFoundError: numapin.DataLoader needs torch: pip install 'numapin[torch]'" in result.stderr
+    assert f"ModuleNotFoundError: numapin.{name} needs torch: pip install 'numapin[torch]'" in result.stderr

@@ -147,10 +147,11 @@ def test_torch_is_an_extra() -> None:
 
 
 def test_the_recipe_needs_what_the_package_needs() -> None:
-    """conda-forge's recipe has the dependencies of pyproject.toml, and the entry point."""
+    """conda-forge's recipe has the dependencies of pyproject.toml, and the entry point; it skips older Pythons."""
     recipe = yaml.safe_load((ROOT / "packaging/conda-forge/recipe.yaml").read_text().replace("@SHA256@", "'0'"))
     needed = {line.replace(" ", "") for line in recipe["requirements"]["run"]} - {"python"}
     assert needed == {line.replace(" ", "") for line in PROJECT["dependencies"]}
+    assert f'match(python, "<{PROJECT["requires-python"].removeprefix(">=")}")' in recipe["build"]["skip"]
     assert recipe["build"]["python"]["entry_points"] == [f"numapin = {PROJECT['scripts']['numapin']}"]
 
 
