@@ -93,8 +93,11 @@ __all__ = [  # noqa: RUF022 - grouped by stage, in the order of use
 def __getattr__(name: str) -> object:
     """Import a public name from its module, or a public module, on first use (PEP 562)."""
     from importlib import import_module
+    from importlib.util import find_spec
 
     if name in _MODULES:
+        if find_spec("torch") is None:  # which its functions import
+            raise _needs_torch(name)
         return import_module(f"numapin.{name}")
     if name not in _HOME:
         msg = f"module 'numapin' has no attribute {name!r}"
@@ -104,8 +107,11 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        msg = f"numapin.{name} needs torch: pip install 'numapin[torch]'"
-        raise ModuleNotFoundError(msg, name="torch") from error
+        raise _needs_torch(name) from error
+
+
+def _needs_torch(name: str) -> ModuleNotFoundError:
+    return ModuleNotFoundError(f"numapin.{name} needs torch: pip install 'numapin[torch]'", name="torch")
 
 
 def __dir__() -> list[str]:

@@ -1,14 +1,16 @@
 """Install the files of dist/packages into clean environments, and run tests there: `make release`.
 
 Comes in: what `make package` built, the Pythons on PATH (also pyenv's), and names of trials; none: all of them. With
---all before them, contract and unit tests are complete; with --check, nothing is written into the tree.
+--all, contract and unit tests are complete; with --few, only those run that depend most on torch. With --check, nothing
+is written into the tree.
 Goes out: docs/tested.md and docs/results/release-tests.txt, which have every trial that was run on these very files.
 Status 1 if one failed; built files that cannot be installed or imported are a failure. A trial that cannot be had here
-(no such Python, no torch for it) is noted; it is a failure only if it was named.
+(no such Python, no torch for it) is noted; it is a failure only if it was named, and --optional was not.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -33,10 +35,16 @@ RESULTS: Final = WORK / "results"
 LIMIT_S: Final = 1200
 PASSED_ALONE: Final = "failed beside the others, passed alone: "  # begins the lines of tests/twice.py
 ALL_TESTS: Final = ("tests/contract", "tests/unit", "tests/integration/test_torchrun_parity.py")
-# What depends on the versions of Python and torch, and takes two minutes on two CPUs; --all runs ALL_TESTS.
+# What depends on the versions of Python and torch, and takes two minutes on two CPUs.
 TESTS: Final = (
     *(f"tests/contract/test_{name}.py" for name in ("surface", "values", "errors", "rng", "cast")),
     *(f"tests/unit/{name}" for name in ("system", "plan", "rank", "tasks", "data", "test_public_api.py")),
+    *(f"tests/unit/launcher/test_{name}.py" for name in ("agent", "direct", "installed_torch", "other_torch", "store")),
+    "tests/integration/test_torchrun_parity.py",
+)
+FEW_TESTS: Final = (  # half a minute
+    *(f"tests/contract/test_{name}.py" for name in ("surface", "errors", "rng", "cast")),
+    *(f"tests/unit/{name}" for name in ("data", "test_public_api.py")),
     *(f"tests/unit/launcher/test_{name}.py" for name in ("agent", "direct", "installed_torch", "other_torch", "store")),
     "tests/integration/test_torchrun_parity.py",
 )
@@ -87,6 +95,7 @@ TRIALS: Final = (
     Trial(python="3.14t", torch=None),
     Trial(python="3.11", torch="2.13", kind="sdist"),
     Trial(python="3.11", torch="2.9"),
+    Trial(python="3.11", torch="newest"),
     Trial(python="3.12", torch="2.11"),
     Trial(python="3.12", torch="2.13", kind="pure"),
     Trial(python="3.13", torch="newest"),
@@ -95,12 +104,10 @@ TRIALS: Final = (
 )
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run the trials, and write the table of all that were run on these files."""
-    tests = ALL_TESTS if names[:1] == ["--all"] else TESTS
-    keeps = names[:1] != ["--check"]
-    names = [name for name in names if name not in ("--all", "--check")]
-    unknown = set(names) - {trial.name for trial in TRIALS}
+    options = parse(arguments)
+    unknown = set(options.names) - {trial.name for trial in TRIALS}
     if unknown:
         print(f"no such trial: {', '.join(sorted(unknown))}; there are: {' '.join(trial.name for trial in TRIALS)}")
         return 2
@@ -108,18 +115,33 @@ def main(names: list[str]) -> int:
     results = []
     for trial in TRIALS:
         kept = RESULTS / f"{trial.name}.json"
-        if not names or trial.name in names:
-            result = attempt(trial, files, tests)
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps(asdict(result)))
+        if not options.names or trial.name in options.names:
+            result = attempt(trial, files, options.tests)
             print(f"{trial.name}: {result.outcome}, {result.seconds:.0f} s", flush=True)
-        results.append(known(kept, files) or Result.not_run(trial.name, trial.python, trial.torch, trial.kind))
-        if not keeps and results[-1].counts.failed:
-            print(results[-1].output)
-    if keeps:
+            if options.check:
+                print(result.output)
+            else:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                kept.write_text(json.dumps(asdict(result)))
+            results.append(result)
+        elif not options.check:
+            results.append(known(kept, files) or Result.not_run(trial.name, trial.python, trial.torch, trial.kind))
+    if not options.check:
         write_table(results, ROOT)
-    wanted = [result for result in results if result.name in names]
+    wanted = [] if options.optional else [result for result in results if result.name in options.names]
     return int(any(result.counts.failed for result in results) or any(result.why for result in wanted))
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line. Exits with 2 if it makes no sense."""
+    parser = argparse.ArgumentParser(prog="scripts.release", description="Test what `make package` built.")
+    parser.add_argument("names", nargs="*", metavar="TRIAL", help="such as 3.13-torchnewest; none: all")
+    parser.add_argument("--check", action="store_true", help="write nothing into the tree")
+    parser.add_argument("--optional", action="store_true", help="a trial that cannot be had is no failure")
+    extent = parser.add_mutually_exclusive_group()
+    extent.add_argument("--all", dest="tests", action="store_const", const=ALL_TESTS, default=TESTS)
+    extent.add_argument("--few", dest="tests", action="store_const", const=FEW_TESTS)
+    return parser.parse_args(arguments)
 
 
 def known(path: Path, files: str) -> Result | None:

@@ -1,7 +1,7 @@
-"""Another user who acts at a chosen moment: right before one of our calls to the operating system.
+"""Another user who acts at a chosen moment, right before one of our calls to the operating system.
 
-Comes in: acts, by the number of the call. Goes out: the number of calls. In a loop of two processes, luck decides
-whether one acts between two calls of the other; here each moment has its turn.
+Comes in: acts, by the number of the call. Goes out: the number of calls. If two processes race in a loop,
+luck decides whether one acts between two calls of the other; here each moment is tried.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from numapin.attach.cpuset import in_whole_cpuset, shortfalls_of
 from numapin.attach.gpus import KnownGpu, gpu_of, gpus_of_ranks, local_rank, local_size, visible_gpus
 from numapin.attach.processes import Family, Subject, examine, of_another_user, read_family, why_untouchable
+from numapin.base.plural import counted
 from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.launcher import run_folder
 from numapin.observe.find_job import find_run
@@ -237,9 +238,8 @@ def _with_given_gpus(pids: Sequence[int], keys: Sequence[str], topology: Topolog
 
 def _one_for_each(gpus: list[Gpu], num_processes: int) -> list[Gpu]:
     if len(gpus) not in (1, num_processes):
-        raise UsageError(
-            f"--gpu names {len(gpus)} GPUs for {num_processes} processes", "name one GPU, or one for each process"
-        )
+        problem = f"--gpu names {len(gpus)} GPUs for {counted(num_processes, 'process')}"
+        raise UsageError(problem, "name one GPU, or one for each process")
     return gpus * num_processes if len(gpus) == 1 else gpus
 
 

@@ -24,6 +24,7 @@ from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, Memory, Request
 from numapin.rank.become import BINDING
 from numapin.rank.binding import read_binding
+from numapin.topology.address import pci_address
 from numapin.topology.discover import discover
 
 if TYPE_CHECKING:
@@ -155,12 +156,12 @@ def _entry_of_name(table: ChildTable, device: object) -> DeviceEntry:
 
 def _goes_by(entry: DeviceEntry, key: str) -> bool:
     names = {name.lower() for name in (entry.uuid, entry.pci, *entry.mig) if name}
-    return key.lower() in names
+    return (pci_address(key) or key.strip().lower()) in names
 
 
 def _planned_here(given: ChildTable | None, device: object, request: Request) -> tuple[ChildTable, DeviceEntry]:
     """Read the machine, plan for one process on each of its GPUs, and return the plan and this device's entry."""
-    topology = _read_machine()
+    topology = _read_machine(given.allowed if given is not None else "")
     index = _index(topology, device)
     gpus = _gpus_of_vendor(topology, index)
     plan = make_plan(topology, Request(bind=request.bind, memory=request.memory, rank_gpus=gpus))
@@ -175,13 +176,16 @@ def _gpus_of_vendor(topology: Topology, index: int) -> list[int]:
     return [other for other, vendor in vendors.items() if vendor == vendors[index]]
 
 
-def _read_machine() -> Topology:
-    """Read the machine with the CPUs that this process had before it, or the process that it follows, was bound."""
+def _read_machine(of_command: str) -> Topology:
+    """Read the machine with the CPUs that this process had before it, or the process that it follows, was bound.
+
+    These are `of_command` if the plan of the command bound it.
+    """
     current = os.sched_getaffinity(0)
     if not _has_cpus_of_binding(current):
         os.environ[_BEFORE] = str(CpuSet(current))
     with suppress(OSError, ValueError):
-        os.sched_setaffinity(0, CpuSet.parse(os.environ.get(_BEFORE) or str(CpuSet(current))))
+        os.sched_setaffinity(0, CpuSet.parse(os.environ.get(_BEFORE) or of_command or str(CpuSet(current))))
     try:
         return discover(environ=own.environ())
     finally:
@@ -203,6 +207,8 @@ def _index(topology: Topology, device: object) -> int:
         return topology.find_gpu(str(device), option="device").index
     visible = topology.visible_gpus
     found = next((gpu for gpu in visible if gpu.cuda_index == number), None)
+    if not visible:
+        raise UsageError("this process sees no GPU to bind to", "see why with: numapin topo")
     if found is None:
         why = _why_not_found(visible)
         raise UsageError(f"there is no device {number} among this process's GPUs: {why}", _DEVICES)
@@ -212,7 +218,7 @@ def _index(topology: Topology, device: object) -> int:
 def _why_not_found(visible: Sequence[Gpu]) -> str:
     if any(gpu.cuda_index is None for gpu in visible):
         return "their order is unknown (export CUDA_DEVICE_ORDER=PCI_BUS_ID)"
-    return f"{len(visible)} are visible"
+    return f"{len(visible)} {'is' if len(visible) == 1 else 'are'} visible"
 
 
 def _number(device: object) -> int | None:

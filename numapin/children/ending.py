@@ -79,7 +79,7 @@ def _problem(table: ChildTable, found: _Records, status: int) -> str | None:
         return gone if table.strict and status == 0 else None
     if found.has_bound or found.has_unknown:
         return None
-    return _none_matches(table, found) if found.others else _none_bound(status)
+    return _none_matches(table, found) if found.others else _none_bound(table, status)
 
 
 def _none_matches(table: ChildTable, found: _Records) -> str:
@@ -88,11 +88,12 @@ def _none_matches(table: ChildTable, found: _Records) -> str:
     return f"{problem}; these use a GPU: {names}"
 
 
-def _none_bound(status: int) -> str | None:
+def _none_bound(table: ChildTable, status: int) -> str | None:
     """Return the text for a command that succeeded; one that failed had perhaps not come so far."""
     if status != 0:
         return None
+    and_to_match = "" if table.match is None else f" and to match --children-match {table.match!r}"
     return (
-        "no Python process below the command was seen to use a GPU, so none was bound; numapin cannot see Python with "
-        "-I, -E or -S, or without PYTHONPATH, or of another user: see docs/guides/frameworks.md"
+        f"no Python process below the command was seen to use a GPU{and_to_match}, so none was bound; numapin cannot "
+        "see Python with -I, -E or -S, or without PYTHONPATH, or of another user: see docs/guides/frameworks.md"
     )

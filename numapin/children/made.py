@@ -38,7 +38,15 @@ def make_table(  # noqa: PLR0913 - what goes into it
     by_index = {gpu.index: gpu for gpu in topology.gpus}
     devices = [_entry(rank, by_index, bare) for rank in plan.ranks]
     saw = {name: environ.get(name) for name in _SEEN}
-    return ChildTable(devices=devices, run=run, match=match, strict=strict, verbose=verbose, saw=saw)
+    return ChildTable(
+        devices=devices,
+        allowed=str(topology.allowed.cpus),
+        run=run,
+        match=match,
+        strict=strict,
+        verbose=verbose,
+        saw=saw,
+    )
 
 
 def _entry(rank: RankPlan, by_index: Mapping[int, Gpu], bare: Mapping[int, int | None]) -> DeviceEntry:

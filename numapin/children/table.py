@@ -57,27 +57,29 @@ class DeviceEntry:
 
 
 class ChildTable:
-    """The contents of NUMAPIN_CHILDREN."""
+    """The contents of NUMAPIN_CHILDREN. `allowed`: the CPUs that the command may use, as a list."""
 
-    __slots__ = ("devices", "match", "run", "saw", "strict", "verbose")
+    __slots__ = ("allowed", "devices", "match", "run", "saw", "strict", "verbose")
 
     def __init__(  # noqa: PLR0913 - the fields
         self,
         *,
         devices: Sequence[DeviceEntry],
+        allowed: str,
         run: str,
         match: str | None,
         strict: bool,
         verbose: bool,
         saw: Mapping[str, str | None],
     ) -> None:
-        self.devices, self.run, self.match = tuple(devices), run, match
+        self.devices, self.allowed, self.run, self.match = tuple(devices), allowed, run, match
         self.strict, self.verbose, self.saw = strict, verbose, dict(saw)
 
     def with_saw(self, saw: Mapping[str, str | None]) -> ChildTable:
         """Return the same plan for processes that find these values in their environment if no GPU is theirs."""
         return ChildTable(
             devices=self.devices,
+            allowed=self.allowed,
             run=self.run,
             match=self.match,
             strict=self.strict,
@@ -90,6 +92,7 @@ class ChildTable:
         first = f"{_FIRST} strict" if self.strict else _FIRST
         lines = (_line(name, value) for name, value in self.saw.items())
         content = {
+            "allowed": self.allowed,
             "run": self.run,
             "match": self.match,
             "verbose": self.verbose,
@@ -107,6 +110,7 @@ class ChildTable:
         content = json.loads(last)
         return cls(
             devices=[DeviceEntry(**entry) for entry in content["devices"]],
+            allowed=content["allowed"],
             run=content["run"],
             match=content["match"],
             strict="strict" in first.split(),

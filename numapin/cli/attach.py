@@ -23,7 +23,7 @@ from numapin.base.sizes import render
 from numapin.cli.options import GPU_NODES, PIDS, Parsed, with_values
 from numapin.cli.output import clear_status, emit, json_text, show, show_status, warn
 from numapin.cli.run_names import live_run_names
-from numapin.errors import BindingRefused, UsageError
+from numapin.errors import BindingRefused, NumapinError, UsageError
 from numapin.plan.request import Bind, Memory, Request, parse_gpus
 
 if TYPE_CHECKING:
@@ -181,7 +181,13 @@ def _aim(options: _AttachOptions) -> Aim:
     """Return the processes that the options name, each with its plan."""
     if options.job is not None and options.gpus is not None:
         raise UsageError("--gpu works only with --pid; a run has a plan of its GPUs", "leave out --gpu")
-    wish = options.wish()
+    try:
+        return _aim_at(options, options.wish())
+    except NumapinError as error:
+        raise error.with_fixed_ranks() from None  # the ranks run already
+
+
+def _aim_at(options: _AttachOptions, wish: Wish) -> Aim:
     if options.job is not None:
         return aim_at_run(options.job, wish, os.environ)
     if options.pids is not None:
@@ -204,7 +210,10 @@ def _restored(options: _AttachOptions) -> Restored:
 
 
 def _pids_of_run(named: str, *, other_users: bool) -> tuple[int, ...]:
-    return tuple(find_run_to_change(named, os.environ, other_users=other_users).pids.values())
+    job = find_run_to_change(named, os.environ, other_users=other_users)
+    if not job.pids:
+        raise UsageError(f"{job.name}: no rank has started yet, so there is nothing to restore", "see: numapin top")
+    return tuple(job.pids.values())
 
 
 def _require_no_binding(options: _AttachOptions) -> None:

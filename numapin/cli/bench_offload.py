@@ -18,6 +18,7 @@ from numapin.bench.machine import read_machine
 from numapin.bench.offload_verdict import offload_verdict
 from numapin.cli.bench_run import BenchOptions, names_option, run, shared_options, with_quick
 from numapin.cli.options import Parsed, topology_from, with_values
+from numapin.cli.torch_import import require_torch
 from numapin.errors import PlanError, UsageError
 from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, CoresFor, Request, parse_cores_for
@@ -73,6 +74,7 @@ def offload(options: _BenchOffloadOptions) -> None:
       numapin bench offload --cases fsdp-loader --peers torchrun-threads,torchrun-fewer,roles --repeats 5
       numapin bench offload --cores-for loader=4,optimizer=10 --workers 8 --output offload.json
     """
+    require_torch("numapin bench offload")
     options = with_quick(options, seconds=0.1)
     machine, topology = read_machine(), topology_from(gpu_nodes=None)
     chosen = _chosen(options, machine, topology)

@@ -16,6 +16,7 @@ from numapin.bench.cases import train as train_cases
 from numapin.bench.machine import read_machine
 from numapin.cli.bench_run import BenchOptions, names_option, run, shared_options, with_quick
 from numapin.cli.options import with_values
+from numapin.cli.torch_import import require_torch
 from numapin.errors import UsageError
 from numapin.view import bench_layouts as layouts
 
@@ -96,6 +97,7 @@ def train(options: _BenchTrainOptions) -> None:
       numapin bench train --output train.json --plot train.svg
       numapin bench train --cases vit-jpeg --workers 16      does decoding limit training?
     """
+    require_torch("numapin bench train")
     options, machine = with_quick(options, seconds=0.5, warm_up=0.0, steps=train_cases.QUICK_STEPS), read_machine()
     num_ranks = _num_ranks(options.gpus, machine)
     with TemporaryDirectory(prefix="numapin-bench-") as folder:

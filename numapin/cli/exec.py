@@ -18,7 +18,7 @@ from click.core import ParameterSource
 
 from numapin.base.bounds import MAX_RANKS
 from numapin.cli.options import BINDING, BindingOptions, FilePath, Parsed, topology_from, with_values
-from numapin.errors import UsageError
+from numapin.errors import NumapinError, UsageError
 from numapin.plan.gpus import settle_gpus
 from numapin.tasks.enter import enter, find_slice
 from numapin.tasks.identify import cpus_of_job, find_task
@@ -28,16 +28,13 @@ from numapin.tasks.plan import has_own_cpus, plan_task
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from numapin.plan.request import Request
     from numapin.tasks.identify import Task
     from numapin.tasks.slice import Slice
-    from numapin.topology.model import Topology
 
 _BLANK_GLOB: Final = "is blank; write a pattern such as '*worker*'"
 _RANK: Final = "Number of this rank on its host, from 0 (default: from the launcher's variables)."
 _SIZE: Final = f"Number of ranks on this host, at most {MAX_RANKS} (default: from the launcher's variables)."
 _OF_ONE_RANK: Final = "it describes one rank, and --children binds several processes"
-_LIST_GPUS: Final = "--gpus lists GPUs, such as 0,1: see numapin topo"
 _DECIDED_BY_PLAN: Final = [option.name for option in BINDING if option.name != "strict"]
 
 
@@ -121,14 +118,25 @@ def exec(options: _ExecOptions) -> None:  # noqa: A001 - the command's name
 
 def _bind_children(options: _ExecOptions) -> NoReturn:
     """Run the command, have each GPU process below it bind itself, and exit with the command's status."""
-    from numapin.children.command import run_with_children  # a plain `exec` does not need it
-
     if not options.children:
         raise UsageError("--children-match needs --children", "numapin exec --children --children-match GLOB …")
     _require_no_rank(options)
+    try:
+        status = _status_of_command(options)
+    except NumapinError as error:
+        raise error.with_fixed_ranks() from None  # --children does not take --nproc-per-node
+    if status < 0:
+        _die_of(-status)
+    sys.exit(status)
+
+
+def _status_of_command(options: _ExecOptions) -> int:
+    """Plan for all visible GPUs, run the command, and return its status, -n after signal n."""
+    from numapin.children.command import run_with_children  # a plain `exec` does not need it
+
     topology = topology_from(gpu_nodes=options.gpu_nodes)
-    request, shown = _settled_for_children(topology, options)
-    status = run_with_children(
+    request, shown = settle_gpus(topology, options.request(num_ranks=None), os.environ)
+    return run_with_children(
         topology,
         request,
         options.command,
@@ -137,9 +145,6 @@ def _bind_children(options: _ExecOptions) -> NoReturn:
         strict=options.strict,
         verbose=options.verbose,
     )
-    if status < 0:
-        _die_of(-status)
-    sys.exit(status)
 
 
 def _require_no_rank(options: _ExecOptions) -> None:
@@ -153,15 +158,6 @@ def _require_no_rank(options: _ExecOptions) -> None:
     for name, value, why in refused:
         if value is not None:
             raise UsageError(f"--children and {name} cannot be combined: {why}", "leave one out")
-
-
-def _settled_for_children(topology: Topology, options: _ExecOptions) -> tuple[Request, dict[str, str]]:
-    """Settle --gpus. Raises UsageError, whose hint does not name --nproc-per-node: --children does not take it."""
-    try:
-        return settle_gpus(topology, options.request(num_ranks=None), os.environ)
-    except UsageError as error:
-        hint = _LIST_GPUS if "--nproc-per-node" in error.hint else error.hint
-        raise UsageError(error.message, hint) from None
 
 
 def _die_of(number: int) -> None:

@@ -91,6 +91,9 @@ _TIME: Final = click.Option(
     help="Time limit, e.g. 4:00:00, 1-12:00:00, 4h or 90m.",
 )
 _QUEUE: Final = click.Option(["--partition", "--queue", "queue"], metavar="NAME", help="Partition or queue.")
+_KUEUE: Final = click.Option(
+    ["--queue", "--partition", "queue"], metavar="NAME", help="Local queue of Kueue that admits the job, e.g. team."
+)
 _ACCOUNT: Final = click.Option(["--account"], metavar="NAME", help="Account or project to charge.")
 _REQUEUE: Final = click.Option(
     ["--requeue"], is_flag=True, help="Restart the job after a preemption or the loss of a host."
@@ -183,7 +186,7 @@ _ENGINES: Final = {
     "kubernetes": _Engine(
         about="Kubernetes",
         submit="kubectl apply -f FILE",
-        options=(*_QUEUED, _MEMORY, _IMAGE, *job_own.KUBERNETES),
+        options=(_TIME, _SIGNAL, _REQUEUE, _KUEUE, _MEMORY, _IMAGE, *job_own.KUBERNETES),
         build=kubernetes.build,
         example="--nodes 2 --machine dgx.json --container registry/image:tag --dataloader numapin",
         further=(

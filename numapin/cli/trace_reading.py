@@ -33,18 +33,27 @@ _TRACE: Final = ".trace.json"
 _LARGEST_BYTES: Final = 1 << 30  # reading it takes some 10 GB of memory
 _MOST_UNPACKED: Final = 64  # times the packed size; traces shrink by 10 to 30, zeros by 1000
 _LEAST_UNPACKED: Final = 16 << 20
+_NAME_ONE: Final = "name a file that torch.profiler wrote, or the output folder of numapin trace"
 
 
 def read_report(paths: Sequence[Path], settings: Settings | None = None) -> TraceReport:
-    """Return the report on these files and folders. Raises NumapinError if there are no traces."""
+    """Return the report on these files and folders.
+
+    Without settings, the user has named them, and UsageError is raised if one cannot be read or has no traces. After a
+    run with these settings, NumapinError is raised if nothing was traced.
+    """
     analyses: list[Analysis] = []
     notes: list[str] = []
     for path in paths:
         analyses += _read_run(path, notes, settings) if _is_folder(path) else [_analyze(path)]
     if not analyses:
-        found = "; ".join(notes)
-        raise NumapinError(found if settings is None else f"nothing was traced: {found}", _remedy(notes, settings))
+        raise _no_trace(notes, settings)
     return make_report(analyses, notes)
+
+
+def _no_trace(notes: Sequence[str], settings: Settings | None) -> NumapinError:
+    found, remedy = "; ".join(notes), _remedy(notes, settings)
+    return UsageError(found, remedy) if settings is None else NumapinError(f"nothing was traced: {found}", remedy)
 
 
 def records_of(folder: Path) -> list[Mapping[str, object]]:
@@ -152,23 +161,20 @@ def _remedy(notes: Sequence[str], settings: Settings | None) -> str:
 
 
 def _load(path: Path) -> object:
-    """Return the JSON of a file, which may be compressed. Raises NumapinError; UsageError if there is no such file."""
+    """Return the JSON of a file, which may be compressed. Raises UsageError."""
     try:
         content = _content(path)
-    except FileNotFoundError as error:
-        hint = "name a file that torch.profiler wrote, or the output folder of numapin trace"
-        raise UsageError(f"{path} cannot be read: {error.strerror}", hint) from None
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise NumapinError(f"{path} cannot be read: {reason}", "name a file that torch.profiler wrote") from None
+        raise UsageError(f"{path} cannot be read: {reason}", _NAME_ONE) from None
     try:
         return decode(content)
     except ValueError as error:
-        raise NumapinError(f"{path}: not JSON, or cut off: {error}", "trace the script again") from None
+        raise UsageError(f"{path}: not JSON, or cut off: {error}", "trace the script again") from None
 
 
 def _content(path: Path) -> bytes:
-    """Return a file's bytes, unpacked. Raises OSError, EOFError, zlib.error, and NumapinError if it is too large."""
+    """Return a file's bytes, unpacked. Raises OSError, EOFError, zlib.error, and UsageError if it is too large."""
     with os.fdopen(open_file(str(path)), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if path.suffix != ".gz":
@@ -186,4 +192,4 @@ def _bounded(file: BinaryIO | gzip.GzipFile, most: int, path: Path) -> bytes:
 
 def _require_at_most(most: int, num_bytes: int, path: Path) -> None:
     if num_bytes > most:
-        raise NumapinError(f"{path} is too large to read: more than {most >> 20} MiB", "trace fewer steps: --steps 5")
+        raise UsageError(f"{path} is too large to read: more than {most >> 20} MiB", "trace fewer steps: --steps 5")

@@ -209,6 +209,8 @@ class DataPath:
             pins=pins,
             moves=self.options.cuda_device is not None,
             num_copy_threads=_num_copy_threads(loader.num_workers, os.environ),
+            # A worker that has one task at a time always waits for the next one.
+            can_be_ahead=(loader.prefetch_factor or 1) > 1,
             num_library_threads=num_worker_threads(self.options.worker_threads, os.environ),
             casts=self.options.casts,
             dataset=dataset,
@@ -331,9 +333,12 @@ class DataPath:
 
 
 def _num_copy_threads(num_workers: int, environ: Mapping[str, str]) -> int:
-    """Return the number of CPUs per worker of this rank, if the ranks of this host share the CPUs evenly."""
+    """Return the number of CPUs per worker of this rank, if the ranks of this host share the CPUs evenly.
+
+    Rounded down: with more threads than CPUs, copies to the GPU take longer (docs/results/loader-threads-h200.txt).
+    """
     num_cpus = min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // num_ranks_of(environ))
-    return max(1, min(-(-num_cpus // num_workers), _MAX_COPY_THREADS))
+    return max(1, min(num_cpus // num_workers, _MAX_COPY_THREADS))
 
 
 def _reader() -> cuda.Driver | None:

@@ -47,14 +47,16 @@ _RESERVED: Final = frozenset(
         *("RDZV_BACKEND", "RDZV_ENDPOINT", "RDZV_CONF", "LOCAL_ADDR"),
     )
 )
+_LEAVE_OUT: Final = "leave it out"
 _SET_FOR_RANKS: Final = {
-    "NUMAPIN_BINDING": "leave it out",
-    "NUMAPIN_CHILDREN": "leave it out",
+    **dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"), _LEAVE_OUT),
+    "NUMAPIN_BINDING": _LEAVE_OUT,
+    "NUMAPIN_CHILDREN": _LEAVE_OUT,
     "NUMAPIN_DATALOADER": "give --dataloader instead",
     "NUMAPIN_NIC_ENV": "give --nic-env instead",
     "NUMAPIN_ROLES": "give --cores-for instead",
-    "NUMAPIN_STEPS": "leave it out",
-    "NUMAPIN_TRACE": "leave it out",
+    "NUMAPIN_STEPS": _LEAVE_OUT,
+    "NUMAPIN_TRACE": _LEAVE_OUT,
 }
 """The variables that numapin sets for the ranks, each with what to do instead of setting it."""
 
@@ -178,7 +180,7 @@ def _environment(request: JobRequest, form: PodForm) -> list[dict[str, object]]:
     taken = _RESERVED | {str(entry["name"]) for entry in form.variables}
     for name, _ in request.pod.env:
         if name in taken:
-            raise UsageError(f"--env {name}: the manifest sets this variable itself", "leave it out")
+            raise UsageError(f"--env {name}: the manifest sets this variable itself", _LEAVE_OUT)
         if name in _SET_FOR_RANKS:
             raise UsageError(f"--env {name}: numapin sets this variable itself, for each rank", _SET_FOR_RANKS[name])
     return [*form.variables, *named({name: _unexpanded(value) for name, value in request.pod.env})]

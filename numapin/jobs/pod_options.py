@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _NAME: Final = itemgetter(0)
 _LABEL: Final = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
-_DOMAIN: Final = r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?"
+_PART: Final = r"[a-z0-9](?:[a-z0-9-]{0,251}[a-z0-9])?"
+_DOMAIN: Final = rf"(?=[^/]{{1,253}}(?:/|$)){_PART}(?:\.{_PART})*"
 _QUALIFIED: Final = re.compile(rf"(?:{_DOMAIN}/)?{_LABEL}")
 _LABEL_VALUE: Final = re.compile(rf"(?:{_LABEL})?")
 _OBJECT: Final = re.compile(_DOMAIN)
@@ -29,6 +30,7 @@ _ATTRIBUTE: Final = re.compile(rf"{_DOMAIN}/[A-Za-z_][A-Za-z0-9_]{{0,31}}")
 _PATH: Final = re.compile(r"/[^:]*")
 _NOT_TEXT: Final = re.compile("[\0\ud800-\udfff]")  # undecodable bytes of arguments are lone surrogates
 _EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+_BUILT_IN: Final = re.compile(r"ephemeral-storage|hugepages-[1-9][0-9]*[KMG]i")
 _SIZED_ELSEWHERE: Final = {
     "cpu": "--cpus-per-task N",
     "memory": "--mem-per-node SIZE",
@@ -121,6 +123,7 @@ class PodOptions:
         _require_once("--resource", map(_NAME, self.resources))
         _require_once("--node-selector", map(_NAME, self.node_selector))
         _require_once("--annotation", map(_NAME, self.annotations))
+        _require_once("--pull-secret", self.pull_secrets)
         _require_once("--device-class", self.device_classes)
         if self.match_attribute and not self.device_classes:
             raise UsageError(
@@ -184,13 +187,18 @@ def volume(text: str) -> Volume:
             f"{text!r} is not SOURCE:/PATH or SOURCE:/PATH:ro, where SOURCE is pvc/NAME, secret/NAME, configmap/NAME, "
             "emptydir, or a path of the host, such as pvc/datasets:/data:ro"
         )
+    path = path.rstrip("/")
+    if not path:
+        raise ValueError(f"{text!r} would hide the whole image; name a folder in the pod, such as /data")
     kind, name = named
-    return Volume(kind=kind, name=name, path=path.rstrip("/") or "/", read_only=mode == "ro")
+    return Volume(kind=kind, name=name, path=path, read_only=mode == "ro")
 
 
 def _volume_source(source: str) -> tuple[VolumeKind, str] | None:
     """Return the kind and the name of a source; None for another form. Raises ValueError for a name of no object."""
     if source.startswith("/"):
+        if ".." in source.split("/"):
+            raise ValueError(f"Kubernetes refuses '..' in a path of the host: {source}")
         return VolumeKind.HOST, source
     if source == VolumeKind.EMPTYDIR:
         return VolumeKind.EMPTYDIR, ""
@@ -207,6 +215,8 @@ def resource(text: str) -> tuple[str, str]:
         raise ValueError(f"{name} has an option of its own: {_SIZED_ELSEWHERE[name]}")
     if not _QUALIFIED.fullmatch(name) or not _QUANTITY.fullmatch(amount):
         raise ValueError(f"{text!r} is not {form}")
+    if "/" not in name and not _BUILT_IN.fullmatch(name):
+        raise ValueError(f"{name} is no resource of Kubernetes, and others have a domain; write {form}")
     return name, amount
 
 
@@ -244,7 +254,7 @@ def toleration(text: str) -> Toleration:
 def object_name(text: str) -> str:
     """Return the name of a Kubernetes object."""
     if not _OBJECT.fullmatch(text):
-        raise ValueError(f"{text!r} is not the name of an object: lower case letters, digits, - and .")
+        raise ValueError(f"{text!r} is not the name of an object: lower case letters, digits, and - or . between")
     return text
 
 

@@ -385,5 +385,6 @@ def _too_few_cores(machine: UsableMachine, group: list[Draft], cores: list[Core]
     usable = f"{counted(len(cores), 'usable core')} (CPUs {machine.usable_cpus(cores) or 'none'})"
     return PlanError(
         f"too few exclusive cores for {counted(len(group), 'rank')} on {homes}: {usable}",
-        "use fewer ranks (--nproc-per-node), free CPUs (--reserve-cpus), or share: --bind node",
+        "use fewer ranks (--nproc-per-node), reserve fewer CPUs (--reserve-cpus), or share them: --bind node",
+        hint_if_fixed="reserve fewer CPUs (--reserve-cpus), or share them: --bind node",
     )

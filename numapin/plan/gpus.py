@@ -6,7 +6,7 @@ Comes in: a `Topology` and a `Request`. Goes out: the GPU of each rank, and the 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from numapin.errors import UsageError
 from numapin.topology.sources.vendors.table import support_of
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numapin.topology.model import Gpu, Topology
 
 T = TypeVar("T")
+_LIST_GPUS: Final = "--gpus lists GPUs, such as 0,1: see numapin topo"
 
 
 def settle_gpus(topology: Topology, request: Request, environ: Mapping[str, str]) -> tuple[Request, dict[str, str]]:
@@ -62,7 +63,8 @@ def _named_gpus(topology: Topology, keys: Sequence[str]) -> tuple[Gpu, ...]:
     _require_visible(named, topology.visible_gpus)
     indices = [gpu.index for gpu in named]
     if len(set(indices)) < len(indices):
-        raise UsageError(f"--gpus names a GPU twice: {indices}", "for several ranks per GPU: --nproc-per-node N")
+        hint = "for several ranks per GPU: --nproc-per-node N"
+        raise UsageError(f"--gpus names a GPU twice: {indices}", hint, hint_if_fixed="name each GPU once")
     _require_order(named)
     return named
 
@@ -74,8 +76,8 @@ def _find(topology: Topology, keys: Sequence[str]) -> tuple[Gpu, ...]:
     except UsageError as error:
         if len(keys) > 1 or not keys[0].isdecimal():
             raise
-        hint = f"for {keys[0]} ranks, give --nproc-per-node {keys[0]}; --gpus lists GPUs, such as 0,1: see numapin topo"
-        raise UsageError(error.message, hint) from None
+        hint = f"for {keys[0]} ranks, give --nproc-per-node {keys[0]}; {_LIST_GPUS}"
+        raise UsageError(error.message, hint, hint_if_fixed=_LIST_GPUS) from None
 
 
 def _require_order(named: Sequence[Gpu]) -> None:

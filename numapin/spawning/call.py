@@ -117,9 +117,10 @@ def spawn(  # noqa: PLR0913 - the options of the command line
         ```python
         import numapin
 
-        from train import train
+        from train import train  # a module of yours
 
-        losses = numapin.spawn(train, (0.1,), nproc_per_node=4, bind="exclusive")
+        if __name__ == "__main__":  # ranks import the script, too
+            losses = numapin.spawn(train, (0.1,), nproc_per_node=4, bind="exclusive")
         ```
     """
     _check_seconds("timeout", inf if timeout is None else timeout)

@@ -235,10 +235,12 @@ def _slurm_task(environ: Mapping[str, str]) -> Task:
 
 
 def _no_rank(environ: Mapping[str, str]) -> UsageError:
-    variables = ", ".join((*RANK_VARIABLES, _SLURM))
-    outside = f"; {_SLURM}={environ[_SLURM][:_MAX_SHOWN]} is ignored outside a job step" if _SLURM in environ else ""
+    missing, outside = (*RANK_VARIABLES, _SLURM), ""
+    if _SLURM in environ:
+        missing = RANK_VARIABLES
+        outside = f", and {_SLURM}={environ[_SLURM][:_MAX_SHOWN]} is ignored outside a job step"
     return UsageError(
-        f"no local rank: none of {variables} is set{outside}",
+        f"no local rank: none of {', '.join(missing)} is set{outside}",
         f"start it with srun, mpirun or torchrun --no-python, or give the rank: {_GIVE_RANK}",
     )
 

@@ -1,6 +1,6 @@
 """Reader of Chrome traces as Kineto, the library behind torch's profiler, writes them. Pure.
 
-Comes in: the decoded JSON of any torch version's profiler. Goes out: a `Trace`, or a NumapinError that names what is
+Comes in: the decoded JSON of any torch version's profiler. Goes out: a `Trace`, or a UsageError that names what is
 missing.
 
 The name of the GPU's record says which kinds of memory a copy reads and writes, as in "Memcpy HtoD (Pinned -> Device)";
@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from numapin.base.printable import printable
-from numapin.errors import NumapinError
+from numapin.errors import UsageError
 from numapin.trace.noted import read_noted
 from numapin.trace.records import Copy, Kernel, Span, Trace
 
@@ -94,16 +94,16 @@ def read_trace(content: object, *, source: str) -> Trace:
         source: The file's name, for messages.
 
     Raises:
-        NumapinError: The content is not a Chrome trace, or has no complete event.
+        UsageError: The content is not a Chrome trace, or has no complete event.
     """
     source = printable(source)
     top = content if isinstance(content, dict) else {"traceEvents": content}
     raw = top.get("traceEvents")
     if not isinstance(raw, list):
-        raise NumapinError(f"{source}: not a Chrome trace: it has no list traceEvents", _REMEDY)
+        raise UsageError(f"{source}: not a Chrome trace: it has no list traceEvents", _REMEDY)
     events = sorted(_complete_events(raw), key=_start)
     if not events:
-        raise NumapinError(f"{source}: none of its {len(raw)} events has a start and a duration", _REMEDY)
+        raise UsageError(f"{source}: none of its {len(raw)} events has a start and a duration", _REMEDY)
     metadata = top.get("numapin")
     if not isinstance(metadata, dict):
         metadata = {}

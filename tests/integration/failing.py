@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.integration.forking import CommandLine
-from tests.integration.launching import NUMAPIN, Done, environment, start
+from tests.integration.launching import NUMAPIN, WITHOUT_GARBAGE, Done, environment, start
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ if os.environ["RANK"] == "0":
     mark(); time.sleep(300)
 wait_for(1)
 """
-# Looking for garbage while torch is imported, and when the process ends, takes 0.6 s. In the line of the import.
-_QUICKLY = "import atexit, gc; gc.disable(); atexit.register(gc.freeze); "
 _STEP = """
 def step(batch):
     if not batch:
@@ -73,7 +71,7 @@ SCENARIOS = {
     "exception": Scenario(about="An uncaught exception", text=f"{_TOGETHER}{_STEP}\nmain()\n"),
     "record": Scenario(
         about="The same under torch's `@record`",
-        text=f"{_TOGETHER}{_QUICKLY}from torch.distributed.elastic.multiprocessing.errors import record\n"
+        text=f"{_TOGETHER}{WITHOUT_GARBAGE}from torch.distributed.elastic.multiprocessing.errors import record\n"
         f"{_STEP}\nrecord(main)()\n",
     ),
     "exit": Scenario(about="`sys.exit(3)`", text=f"{_TOGETHER}sys.exit(3)\n"),
@@ -96,7 +94,7 @@ SCENARIOS = {
     ),
     "hang": Scenario(
         about="A rank fails while the other waits in a collective",
-        text=f"{_QUICKLY}import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        text=f"{WITHOUT_GARBAGE}import torch.distributed as dist\ndist.init_process_group('gloo')\n"
         f"{_TOGETHER.replace('time.sleep(300)', 'dist.new_group(); dist.barrier()')}{_STEP}\nmain()\n",
     ),
     "silent": Scenario(

@@ -1,9 +1,12 @@
 """A process that has torch and numapin imported, or other modules, and runs each command line in a fork of itself.
 
-Importing torch takes 1.5 s of CPU time, and most tests of this folder would start by importing it. Input: a module, its
-arguments, environment and folder. Output: exit status, stdout and stderr, as from a new process. Settings that Python,
-the linker and torch read at start-up cannot be changed later: `Forker.fits` says whether a command line may run here.
-Tests of numapin's own start-up use new processes.
+Importing torch takes 1.5 s of CPU time, and most tests of this folder would start by importing it. Input: a module or
+a script, its arguments, environment and folder. Output: exit status, stdout and stderr, as from a new process. Settings
+that Python, the linker and torch read at start-up cannot be changed later: `Forker.fits` says whether a command line
+may run here. Tests of numapin's own start-up use new processes.
+
+A request is one message: the command line as JSON, its stdin, stdout and stderr, and a socket for the answer, which is
+the fork's process id and then its exit status. If the other end of that socket is closed earlier, the fork is killed.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
@@ -38,27 +43,62 @@ _IMPORTED: Final = (
 _READ_AT_START: Final = ("LD_", "PYTHON", "LC_", "LANG", "LOGLEVEL", "TORCH", "OMP_", "GOMP_", "KMP_", "MKL_")
 _READ_LATER: Final = ("TORCHELASTIC_ERROR_FILE",)
 _MESSAGE_BYTES: Final = 1 << 19
-_PID_BYTES: Final = 8
+_ANSWER_BYTES: Final = 16
+_CLIENT: Final = f"""
+import json, os, socket, sys
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+command = dict(arguments=sys.argv[1:], environ=dict(os.environ), cwd=os.getcwd(), cpus=[*os.sched_getaffinity(0)])
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as forker, theirs:
+    forker.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, {_MESSAGE_BYTES})
+    forker.connect({{address!r}})
+    message = json.dumps(dict(command, module={{script!r}})).encode()
+    socket.send_fds(forker, [message], [0, 1, 2, theirs.fileno()])
+ours.recv({_ANSWER_BYTES})  # the process id
+status = int(ours.recv({_ANSWER_BYTES}))
+if status < 0:
+    os.kill(os.getpid(), -status)
+os._exit(status)
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLine:
-    """`python -m module arguments`, with this environment and folder, and possibly in a session of its own."""
+    """`python -m module arguments`, with this environment and folder, and possibly in a session of its own.
+
+    If `module` is the path of a script, it is `python script arguments`. It runs on `cpus`, or on the forker's if that
+    is empty.
+    """
 
     module: str
     arguments: Sequence[str]
     environ: Mapping[str, str]
     cwd: str
     new_session: bool = False
+    cpus: Sequence[int] = ()
 
     def run(self) -> NoReturn:
         """Become it."""
+        if self.cpus:
+            os.sched_setaffinity(0, self.cpus)
         if self.new_session:
             os.setsid()
         os.chdir(self.cwd)
         os.environ.clear()
         os.environ.update(self.environ)
         tempfile.tempdir = None
+        if self.module.endswith(".py"):
+            self._run_script()
+        self._run_module()
+
+    def _run_script(self) -> NoReturn:
+        """Run a script, which ends as Python does, because its end may matter."""
+        sys.path[0] = str(Path(self.module).parent)
+        sys.argv = [self.module, *self.arguments]
+        runpy.run_path(self.module, run_name="__main__")
+        sys.exit()
+
+    def _run_module(self) -> NoReturn:
+        """Run a module."""
         sys.path[0] = self.cwd
         sys.argv = ["-m", *self.arguments]
         sys.modules.pop(self.module, None)
@@ -72,18 +112,24 @@ class CommandLine:
 class Forked:
     """A command line that runs in a fork, as a `subprocess.Popen` of it would be."""
 
-    def __init__(self, answer: int) -> None:
-        """Wait for the fork's process id; `answer` is the pipe for it and for the exit status."""
-        self._answer = os.fdopen(answer, "rb", buffering=0)
-        self.pid = int(self._answer.read(_PID_BYTES))
+    def __init__(self, answer: socket.socket) -> None:
+        """Wait for the fork's process id on the socket for the answer."""
+        self._answer = answer
+        self.pid = self._read_number()
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
         """Return the exit status, None if the command still runs."""
         if self.returncode is None and select.select([self._answer], [], [], 0)[0]:
-            self.returncode = int(self._answer.read())
+            self.returncode = self._read_number()
             self._answer.close()
         return self.returncode
+
+    def _read_number(self) -> int:
+        number = self._answer.recv(_ANSWER_BYTES)
+        if not number:
+            raise ChildProcessError("the forker, or its child that waits for this fork, ended without an answer")
+        return int(number)
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end and return the exit status. Raises subprocess.TimeoutExpired."""
@@ -110,21 +156,29 @@ class Forked:
 class Forker:
     """A handle of the process, which ends with this object or with the process that made it.
 
-    The modules that it has imported are those of the launchers, unless others are given.
+    The modules that it has imported are those of the launchers, unless others are given. If `address` is given, which
+    is a path, the scripts of `client` can send requests to it.
     """
 
-    def __init__(self, environ: Mapping[str, str], imported: Sequence[str] = _IMPORTED) -> None:
+    def __init__(
+        self, environ: Mapping[str, str], imported: Sequence[str] = _IMPORTED, address: str | None = None
+    ) -> None:
         self._start = _start(environ)
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._address = address
+        self._socket, theirs = _connected(address)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno()), *imported],
                 env=environ,
                 pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # its end is the end of this process
                 stdout=subprocess.DEVNULL,
             )
+
+    def client(self, path: str) -> str:
+        """Return a script that has the script `path` run in a fork, with its own environment, CPUs and files."""
+        return _CLIENT.format(address=self._address, script=path)
 
     def fits(self, environ: Mapping[str, str]) -> bool:
         """Return whether a new process with this environment would start as the forker did."""
@@ -149,16 +203,26 @@ class Forker:
 
     def start(self, command: CommandLine, *, out: int, err: int) -> Forked:
         """Start a command in a fork with these files as stdout and stderr."""
-        answer, answer_end = os.pipe()
+        answer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         message = json.dumps(asdict(command)).encode()
-        socket.send_fds(self._socket, [message], [out, err, answer_end])  # in the order of _fork
-        os.close(answer_end)
+        with theirs, open(os.devnull, "rb") as nothing:  # noqa: PTH123 - as subprocess does
+            socket.send_fds(self._socket, [message], [nothing.fileno(), out, err, theirs.fileno()])
         return Forked(answer)
 
     def close(self) -> None:
         """End the process."""
         self._socket.close()
-        self._process.wait()
+        self._process.communicate()
+
+
+def _connected(address: str | None) -> tuple[socket.socket, socket.socket]:
+    """Return a socket, and the one that receives its messages, and those to the address if one is given."""
+    if address is None:
+        return socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ours, theirs = (socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2))
+    theirs.bind(address)
+    ours.connect(address)
+    return ours, theirs
 
 
 def _start(environ: Mapping[str, str]) -> tuple[dict[str, str], set[int]]:
@@ -199,41 +263,54 @@ def _stack() -> list[inspect.FrameInfo]:
 
 def main() -> None:
     """Do the slow imports, and fork for each command line that arrives."""
+    gc.disable()
     for module in sys.argv[2:]:
         importlib.import_module(module)
-    inspect.stack = _stack  # type: ignore[assignment]
-    gc.collect()
+    gc.enable()
     gc.freeze()  # so that no fork copies the pages of these modules to look for garbage in them
+    inspect.stack = _stack  # type: ignore[assignment]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reaps the children that wait for the commands
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         while True:
-            message, descriptors, *_ = socket.recv_fds(requests, _MESSAGE_BYTES, 3)
-            if not message:
+            ready, _, _ = select.select([requests, sys.stdin], [], [])
+            if sys.stdin in ready:
                 return
+            message, descriptors, *_ = socket.recv_fds(requests, _MESSAGE_BYTES, 4)
             if os.fork() == 0:
                 break
             for descriptor in descriptors:
                 os.close(descriptor)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    _fork(*descriptors)
+    _fork(descriptors[:3], socket.socket(fileno=descriptors[3]))
     CommandLine(**json.loads(message)).run()
 
 
-def _fork(out: int, err: int, answer: int) -> None:
-    """Return in a fork that has these as its output; in the parent, wait for it and answer with its status."""
+def _fork(files: Sequence[int], answer: socket.socket) -> None:
+    """Return in a fork that has these as stdin, stdout and stderr; in the parent, wait for it and answer."""
     pid = os.fork()
     if pid:
-        for descriptor in (1, 2, out, err):
+        for descriptor in (*range(3), *files):
             os.close(descriptor)
-        os.write(answer, f"{pid:{_PID_BYTES}}".encode())
-        os.write(answer, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
-        os._exit(0)
-    for number, descriptor in enumerate((out, err), start=1):
+        _await(pid, answer)
+    answer.close()
+    for number, descriptor in enumerate(files):
         os.dup2(descriptor, number)
-    for descriptor in (out, err, answer):
         os.close(descriptor)
+
+
+def _await(pid: int, answer: socket.socket) -> NoReturn:
+    """Answer with the process id and the exit status of a child; kill it once the other end is closed."""
+    with suppress(OSError):
+        answer.send(str(pid).encode())
+    ended = os.pidfd_open(pid)
+    if ended not in select.select([ended, answer.fileno()], [], [])[0]:
+        os.kill(pid, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with suppress(OSError):
+        answer.send(str(status).encode())
+    os._exit(0)
 
 
 def _leave(code: object) -> NoReturn:

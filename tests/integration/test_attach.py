@@ -293,7 +293,7 @@ class TestRecords:
     """The file with the CPUs before the change."""
 
     def test_process_that_has_ended(self, tmp_path: Path) -> None:
-        """What was recorded of a process that has ended is not applied to anything, and the record goes."""
+        """The record of a process that has ended is not applied to any process, and is removed."""
         with _worker(**RANK) as worker:
             done = _attach(tmp_path, "--pid", str(worker.pid), *EXCLUSIVE)
             assert (done.status, len(_records(tmp_path))) == (0, 1), done.err

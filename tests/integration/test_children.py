@@ -106,7 +106,7 @@ class TestWorkers:
     """Programs that start processes by themselves."""
 
     def test_multiprocessing(self, gpus: dict[str, Any], tmp_path: Path) -> None:
-        """Spawned, forked and fork server's workers are bound at set_device; the driver never; helpers follow."""
+        """Workers of each start method are bound at set_device, and so are their helpers, but not the driver."""
         done = python(tmp_path, WORKERS, **gpus)
         found = shown(done)
         for way in ("spawn", "fork", "forkserver"):
@@ -119,25 +119,22 @@ class TestWorkers:
         assert f"is bound to GPU 1 (torch.cuda.set_device(1)): CPUs {CPUS[1]}, memory none" in done.err
 
     def test_real_torch(self, gpus: dict[str, Any], tmp_path: Path) -> None:
-        """torch.multiprocessing.spawn with the installed torch, in which the driver's calls do nothing.
-
-        One worker, which sets the second device: each imports torch.
-        """
+        """With the installed torch, whose CUDA call does nothing here, both workers of its spawn are bound."""
         text = """
 import torch
 torch._C._cuda_setDevice = lambda device: None
 def work(rank):
     torch.set_num_threads(2)
     torch.ones(512, 512).mm(torch.ones(512, 512))  # its threads are there before the device is set
-    torch.cuda.set_device(rank + 1)
-    show("worker", name_of_function=torch.cuda.set_device.__name__)
+    torch.cuda.set_device(rank)
+    show(f"worker-{rank}", name_of_function=torch.cuda.set_device.__name__)
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(work, nprocs=1)
+    torch.multiprocessing.spawn(work, nprocs=2)
     show("driver")
 """
         found = shown(python(tmp_path, text, **{**gpus, "PYTHONPATH": ""}))
-        assert found["worker"]["cpus"] == own_cpu(1)
-        assert found["worker"]["name_of_function"] == "set_device"
+        assert [found[f"worker-{rank}"]["cpus"] for rank in range(2)] == [own_cpu(0), own_cpu(1)]
+        assert {found[f"worker-{rank}"]["name_of_function"] for rank in range(2)} == {"set_device"}
         assert found["driver"]["cpus"] == [CPUS]
 
     def test_what_a_driver_with_both_gpus_starts(self, gpus: dict[str, Any], tmp_path: Path) -> None:
@@ -182,7 +179,7 @@ if __name__ == "__main__":
         assert (found["early"]["cpus"], found["early-helper"]["helper"]) == (own_cpu(1), [CPUS[1]])
         assert found["one"]["cpus"] == own_cpu(0)
         assert (found["spawn"]["cpus"], found["fork"]["cpus"]) == (own_cpu(1), own_cpu(1))
-        # MainProcess is the driver's name, and that of no worker of it
+        # MainProcess is the name of the driver, and of none of its workers
         found = shown(python(tmp_path, text, "other", options=("--children-match", "MainProcess"), **gpus))
         assert (found["other"]["cpus"], found["other-helper"]["helper"]) == ([CPUS], CPUS)
         assert found["one"]["cpus"] == own_cpu(0)
@@ -434,7 +431,7 @@ while True: time.sleep(1)
         assert (outer.status, outer.err) == (0, "")
 
     def test_errors_of_the_hook_are_reported_once(self, gpus: dict[str, Any], tmp_path: Path) -> None:
-        """Whatever is wrong in the hook, the program goes on, and one line says so."""
+        """If the hook fails, the program continues, and one line reports the error."""
         text = """
 os.environ["NUMAPIN_CHILDREN"] = "rubbish\\nLOCAL_RANK\\nmore"
 import torch
@@ -448,7 +445,7 @@ show("end")
         assert "Traceback" not in done.err
 
     def test_run_folder_that_is_gone(self, gpus: dict[str, Any], tmp_path: Path) -> None:
-        """A process that outlives the command is bound all the same; there is nobody to leave a record to."""
+        """A process that outlives the command is bound, but leaves no record, because the run's folder is gone."""
         text = """
 import glob, shutil, torch
 shutil.rmtree(glob.glob(sys.argv[1])[0])
@@ -576,6 +573,30 @@ for device in (5, -1, "cpu", None, "GPU-77", 1.5):
     assert found["first"]["before"] > 1 << 20
     assert "exclusive core" in found["first"]["reason"]
     assert done.err == ""
+
+
+@needs_two_cpus
+def test_bind_this_process_below_the_command(gpus: dict[str, Any], tmp_path: Path) -> None:
+    """A process that the command's plan has bound may ask for its whole node, or for another GPU by its address."""
+    text = """
+import numapin
+numapin.bind_this_process(" 41:00.0 ")
+show("planned")
+numapin.bind_this_process(0, bind="node")
+show("node")
+numapin.bind_this_process(0, bind="exclusive")
+numapin.bind_this_process(0, bind="node")
+show("again")
+"""
+    found = shown(start("env", "LOCAL_RANK=1", sys.executable, script(tmp_path, SHOW + text), **gpus))
+    assert (found["planned"]["cpus"], found["node"]["cpus"], found["again"]["cpus"]) == (own_cpu(0), [CPUS], [CPUS])
+
+
+def test_bind_this_process_without_a_gpu() -> None:
+    """The error names the command that shows why."""
+    code = "import numapin\ntry: numapin.bind_this_process(0)\nexcept numapin.UsageError as error: print(error)"
+    done = call(sys.executable, "-c", code, CUDA_VISIBLE_DEVICES="")
+    assert done.out == "this process sees no GPU to bind to\n  hint: see why with: numapin topo\n"
 
 
 @pytest.fixture

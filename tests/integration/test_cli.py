@@ -98,7 +98,7 @@ class TestStart:
     """Frequent commands start fast."""
 
     def test_without_torch(self) -> None:
-        """Neither topo, nor plan, nor any help imports torch, whichever come first."""
+        """Neither topo, nor plan, nor any help page imports torch."""
         code = (
             "import sys; from numapin.cli.main import numapin\n"
             f"for command in {WITHOUT_TORCH!r}:\n"
@@ -221,7 +221,7 @@ class TestPlan:
         assert last.endswith(" NVSHMEM_ENABLE_NIC_PE_MAPPING=1 NVSHMEM_HCA_LIST=mlx5_6:1 UCX_NET_DEVICES=mlx5_6:1")
 
     def test_nics_in_json(self, dgx: str) -> None:
-        """`topo` and `plan` have the same NICs, and the plan what was asked for."""
+        """`topo` and `plan` show the same NICs, and the plan has the requested ones."""
         gpus = json.loads(forked("topo", "--machine", dgx, "--json").out)["gpus"]
         ranks = json.loads(forked("plan", "--machine", dgx, "--json", "--nic-env", "ucx").out)["ranks"]
         assert [(gpu["nics"], gpu["nics_reason"]) for gpu in gpus] == [(r["nics"], r["nics_reason"]) for r in ranks]
@@ -234,7 +234,7 @@ class TestPlan:
         assert (done.status, done.err.count("warning: ranks 0-7: --nic-env ucx sets nothing")) == (status, 1)
 
     def test_nic_env_of_another_library(self, dgx: str) -> None:
-        """NCCL is none of the choices."""
+        """NCCL is not one of the choices."""
         done = forked("plan", "--machine", dgx, "--nic-env", "nccl")
         assert (done.status, "'nccl' is not one of ucx, nvshmem" in done.err) == (2, True)
 

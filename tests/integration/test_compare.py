@@ -20,6 +20,7 @@ from tests.integration.launching import (
     NUMAPIN,
     TORCH_QUICKLY,
     WITHOUT_COMPILER,
+    WITHOUT_GARBAGE,
     Done,
     call,
     environment,
@@ -82,7 +83,7 @@ class TestJobs:
         assert all(map(gone, pids(tmp_path)))
 
     def test_identical_commands_do_not_differ(self, tmp_path: Path) -> None:
-        """A command and itself are no different, or there are too few runs to tell on a busy machine."""
+        """A command does not differ from itself, or, on a busy machine, there are too few runs to tell."""
         path = training_script(tmp_path)
         same = command(path, tmp_path, 0.05)
         done = compare("--repeats", "5", "--steps", "1000", "--seconds", "0.3", "--json", "--a", same, "--b", same)
@@ -101,8 +102,7 @@ class TestJobs:
         example = str(Path(__file__).resolve().parents[2] / "examples" / "train_unmodified.py")
         launchers = ("--variants", "numapin-loader,torchrun-threads", "--nproc-per-node", "2")
         words = ("--repeats", "1", "--json", *launchers, "--", example, "--epochs", "50", "--batch-size", "16")
-        hurry = "import atexit, gc; gc.disable(); atexit.register(gc.freeze)\n"  # else a rank takes 0.6 s more
-        script(tmp_path, WITHOUT_COMPILER + hurry, "sitecustomize.py")
+        script(tmp_path, WITHOUT_COMPILER + WITHOUT_GARBAGE, "sitecustomize.py")
         done = compare(*words, PYTHONPATH=str(tmp_path))
         assert done.status == 0, done.err
         report = json.loads(done.out)
@@ -310,7 +310,7 @@ class TestSteps:
         assert steps.waited_ns < sum(steps.step_ns)
 
     def test_batches_are_the_steps_of_a_program_without_an_optimizer(self, measured: dict[str, RankSteps]) -> None:
-        """Inference steps when it takes a batch; a script that ends early leaves what it did."""
+        """Inference makes a step when it takes a batch; a script that ends early leaves the steps that it made."""
         steps = measured["infers"]
         assert (steps.unit, steps.phase, steps.num_seen) == (StepUnit.BATCH, Phase.ENDED, 10)
         assert len(steps.step_ns) == 8

@@ -161,7 +161,7 @@ def put(folder: Path, one: RankSteps) -> None:
 
 
 class TestRankFiles:
-    """How far the ranks are."""
+    """The progress of the ranks."""
 
     @staticmethod
     def files(folder: Path, *ranks: RankSteps) -> RankFiles:
@@ -173,7 +173,7 @@ class TestRankFiles:
         return found
 
     def test_a_rank_that_measures_is_waited_for(self, tmp_path: Path) -> None:
-        """The job is done when all ranks are; one that measures may take long, one that does not step half a minute."""
+        """The job is done when all ranks are. A rank that measures may take long, one without steps half a minute."""
         found = self.files(tmp_path, rank(0), rank(1, phase=Phase.MEASURING, step_ns=()))
         assert not found.is_done(1000.0)
         put(tmp_path, rank(1, phase=Phase.STARTED, step_ns=()))
@@ -195,7 +195,7 @@ class TestRankFiles:
         assert found.measured[0].phase is Phase.DONE
 
     def test_progress_in_words(self, tmp_path: Path) -> None:
-        """Nobody stepped; a rank that stepped least; a batch, but no step of the optimizer."""
+        """No rank stepped; one rank stepped least; there was a batch, but no step of the optimizer."""
         assert RankFiles(tmp_path).progress() == NO_STEP
         assert self.files(tmp_path, rank(0), rank(1, num_seen=3)).progress() == "3 optimizer steps of rank 1"
         idle = rank(1, num_seen=0, unit=StepUnit.OPTIMIZER_STEP)

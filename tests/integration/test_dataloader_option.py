@@ -315,7 +315,7 @@ class TestWhereItCannotWork:
 
     @pytest.mark.parametrize("name", ["", "p\x1b[2Jy\u202e\nnumapin: forged"], ids=ascii)
     def test_interpreter_without_numapin(self, name: str, tmp_path: Path) -> None:
-        """An interpreter without numapin says so at its first iterator and keeps torch's loader.
+        """An interpreter without numapin reports that at its first iterator and keeps torch's loader.
 
         The message is one line of visible characters, whatever the interpreter's name.
         """
@@ -443,7 +443,7 @@ class TestAtTheEnd:
     @pytest.mark.xdist_group("dataloader runs")
     @pytest.mark.parametrize("choice", ["numapin", "numapin-balanced"])
     def test_stateful_dataloader(self, both_choices: dict[str, Done], choice: str) -> None:
-        """Torchdata's loader takes the path, with its state; its workers keep their turns, and that is said."""
+        """Torchdata's loader uses the data path and keeps its state; a line says that its workers take turns."""
         pytest.importorskip("torchdata", reason="no torchdata; type: pip install .[dev]")
         done = both_choices[choice]
         assert done.status == 0, done.err
@@ -452,7 +452,7 @@ class TestAtTheEnd:
         assert num_notes == (choice == "numapin-balanced")
 
     def test_a_job_that_fails(self, tmp_path: Path) -> None:
-        """Counts add up over restarts, also of a rank that exits; those of a killed rank are said to be missing."""
+        """Counts add up over restarts, even of a rank that exits; a line says that a killed rank's are missing."""
         done = numapin(*RUN, "--max-restarts=1", "--strict", "--dataloader=numapin", script(tmp_path, FAILING))
         assert done.status == 1, done.err
         expected = "2 loaders, 2 batches by numapin; the last counts of rank 0 are missing: it ended without Python's"

@@ -71,7 +71,7 @@ def become(path: str, *arguments: str, **changes: str) -> dict[str, str]:
 
 
 class TestBinding:
-    """What the command finds when it starts."""
+    """The environment, CPUs and policy with which the command starts."""
 
     @needs_two_cpus
     @pytest.mark.parametrize("variables", [TASK, MPI, STEP])

@@ -187,7 +187,7 @@ def test_ranks_are_not_changed_by_the_record(tmp_path: Path, path: str | None) -
 
 
 def test_a_program_that_is_not_python_gets_no_record(tmp_path: Path) -> None:
-    """Its arguments may look like those of a rank's Python."""
+    """The program's arguments may look like those of a rank's Python."""
     done = numapin(
         "run", "--no-python", "bash", "-u", script(tmp_path, 'echo "<$PYTHONPATH>"', "job.sh"), PYTHONPATH="/x"
     )
@@ -196,7 +196,7 @@ def test_a_program_that_is_not_python_gets_no_record(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("launcher", WAYS)
 def test_a_record_that_cannot_be_written(tmp_path: Path, launcher: str) -> None:
-    """No part of it is left: torch's agent fails if it reads one."""
+    """No part of the file is left, because torch's agent fails if it reads a partial one."""
     text = (
         "import os, resource\n"
         "open('folder', 'w').write(os.path.dirname(os.environ['TORCHELASTIC_ERROR_FILE']))\n"

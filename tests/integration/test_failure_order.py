@@ -203,7 +203,7 @@ def test_a_signal_while_a_failed_job_ends(tmp_path: Path, way: str) -> None:
 
 
 def test_the_same_under_torchrun(tmp_path: Path) -> None:
-    """It is what torchrun does: it stops, instead of reporting the failure."""
+    """Torchrun stops, as always, instead of reporting the failure."""
     status, err = ends_in_grace(tmp_path, module="torch.distributed.run")
     assert status == 1
     assert "SignalException" in err
@@ -222,7 +222,7 @@ while True: time.sleep(0.05)
 
 
 def test_signals_with_which_torch_gives_up(tmp_path: Path) -> None:
-    """The third ends the agent, which has begun to end the ranks twice. What they started is killed with them."""
+    """The third ends the agent, which has begun to end the ranks twice. The ranks' children are killed, too."""
     process = started(tmp_path, "run", "--quiet", "--launcher", "agent", script(tmp_path, TOGETHER + STARTS))
     try:
         assert wait_until((tmp_path / "here").exists, limit_s=LIMIT_S)
@@ -239,14 +239,53 @@ def test_signals_with_which_torch_gives_up(tmp_path: Path) -> None:
     assert (tmp_path / "err").read_text() == "numapin: stopped by SIGTERM; all ranks have ended\n"
 
 
+class Hosts:
+    """The launchers of a job on several hosts, which write to files in a folder, named after the host."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._launchers: dict[str, Launcher] = {}
+
+    def start(self, name: str, *words: str, **changes: str) -> None:
+        """Start numapin on one host."""
+        self._launchers[name] = started(self.folder, *words, name=name, HOST=name, **changes)
+
+    def status(self, name: str) -> int | None:
+        """Return the exit status of a host's launcher, None if it still runs."""
+        return self._launchers[name].poll()
+
+    def statuses(self) -> list[int | None]:
+        """Wait until all launchers have ended; return their exit statuses. If one hangs, fail with all output."""
+        wait_until(lambda: None not in map(self.status, self._launchers), limit_s=LIMIT_S)
+        statuses = [self.status(name) for name in self._launchers]
+        assert None not in statuses, f"not all have ended in {LIMIT_S} s: {self}"
+        return statuses
+
+    def err(self, name: str) -> str:
+        """Return what a host's launcher and ranks wrote to stderr."""
+        return (self.folder / name).read_text()
+
+    def end(self) -> None:
+        """End the launchers that are left."""
+        for process in self._launchers.values():
+            process.kill()
+            process.wait()
+
+    def __str__(self) -> str:
+        """Return the status and the output of each host."""
+        return "\n".join(map(self._told, self._launchers))
+
+    def _told(self, name: str) -> str:
+        out = (self.folder / f"{name}.out").read_text()
+        return f"--- host {name}, exit status {self.status(name)}\n{out}{self.err(name)}"
+
+
 @pytest.fixture
-def hosts() -> Iterator[list[Launcher]]:
-    """Give a list of launchers to start; end those that are left."""
-    running: list[Launcher] = []
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    """Give hosts to start launchers on; end those that are left."""
+    running = Hosts(tmp_path)
     yield running
-    for process in running:
-        process.kill()
-        process.wait()
+    running.end()
 
 
 def meeting(num_hosts: int = 2) -> list[str]:
@@ -269,27 +308,22 @@ while True: time.sleep(0.05)
 """
 
 
-def test_the_other_host_ends_the_job(tmp_path: Path, hosts: list[Launcher]) -> None:
+def test_the_other_host_ends_the_job(tmp_path: Path, hosts: Hosts) -> None:
     """A host that waits for another, which gives up, ends with its own failure and without a traceback."""
     together = meeting()
     path = script(tmp_path, TOGETHER + CLOSED)
     for host, num_ranks, restarts in (("a", "2", "0"), ("b", "1", "1")):
         options = ["--nproc-per-node", num_ranks, "--max-restarts", restarts]
         words = ("run", "--quiet", *together, *options, path)
-        hosts.append(started(tmp_path, *words, name=host, HOST=host, FAILS="0" if host == "a" else "-"))
-    first, second = hosts
-
-    def said() -> str:
-        return (tmp_path / "b").read_text()
-
+        hosts.start(host, *words, FAILS="0" if host == "a" else "-")
     restarted = "the ranks are restarted"
-    assert wait_until(lambda: restarted in said() or second.poll() is not None, limit_s=LIMIT_S)
-    assert restarted in said(), said()
+    wait_until(lambda: restarted in hosts.err("b") or hosts.status("b") is not None, limit_s=LIMIT_S)
+    assert restarted in hosts.err("b"), str(hosts)
     (tmp_path / "waiting").write_text("1")
-    assert [first.wait(LIMIT_S), second.wait(LIMIT_S)] == [1, 1]
-    assert ", the first to fail on this host: " in (tmp_path / "a").read_text()
-    assert "Traceback" not in said()
-    rest = said().partition(restarted)[2]
+    assert hosts.statuses() == [1, 1], str(hosts)
+    assert ", the first to fail on this host: " in hosts.err("a")
+    assert "Traceback" not in hosts.err("b")
+    rest = hosts.err("b").partition(restarted)[2]
     # Host b sees that the rendezvous is closed, or that host a, which keeps it, has ended since.
     ends = ("the job has ended on another host", "the rendezvous host has ended its launcher, or cannot be reached")
     assert any(f"numapin: {end}; the ranks are not restarted\n" in rest for end in ends), rest
@@ -307,7 +341,7 @@ mark("here")
 """
 
 
-def test_a_host_does_not_wait_for_those_that_failed(tmp_path: Path, hosts: list[Launcher]) -> None:
+def test_a_host_does_not_wait_for_those_that_failed(tmp_path: Path, hosts: Hosts) -> None:
     """A host whose ranks have succeeded ends when the others fail. Under torchrun it waits for 300 s.
 
     Host 1 has no restart. Host 2 has one, for which the job has too few hosts left.
@@ -316,10 +350,9 @@ def test_a_host_does_not_wait_for_those_that_failed(tmp_path: Path, hosts: list[
     for host, restarts in enumerate("001"):
         options = ["--rdzv-conf", f"is_host={int(host == 0)}", "--max-restarts", restarts]
         words = ("run", "--quiet", *together, *options, path)
-        hosts.append(started(tmp_path, *words, name=f"host.{host}", HOST=str(host)))
-    statuses = [host.wait(LIMIT_S) for host in hosts]
-    errs = [(tmp_path / f"host.{host}").read_text() for host in range(3)]
-    assert statuses == [0, 1, 1], errs
+        hosts.start(str(host), *words)
+    assert hosts.statuses() == [0, 1, 1], str(hosts)
+    errs = [hosts.err(name) for name in "012"]
     assert "failed  exit status 7\n" in errs[1]
     assert "failed  exit status 8\n" in errs[2]
     # Host 2 sees that host 0 has succeeded, or that host 1 has closed the rendezvous if it restarts before that.

@@ -57,7 +57,7 @@ time.sleep(300)
 
 
 def test_children_of_ranks_are_gone_before_a_restart(tmp_path: Path) -> None:
-    """Ranks that failed and ranks that were ended leave nothing to the next round; those that succeed may."""
+    """Ranks that fail or are ended leave no process to the next round; ranks that succeed may."""
     options = ("--nproc-per-node", "2", "--max-restarts", "1", "--shutdown-timeout", "1", "--quiet")
     (tmp_path / "marks").mkdir()
     done = numapin("run", *options, script(tmp_path, STARTS_CHILDREN), str(tmp_path / "marks"))

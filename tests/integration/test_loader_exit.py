@@ -139,7 +139,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_the_end_of_python_is_silent(said: dict[str, str], ending: str) -> None:
     """Nothing is printed, with or without workers, also with persistent ones, and while slots are pinned or freed.
 
-    A driver that does not return keeps nobody.
+    A driver call that does not return does not keep the process from ending.
     """
     assert said[ending] == ""
 

@@ -156,7 +156,7 @@ class TestErrors:
         assert caught.value.hint or "Traceback" in caught.value.message
 
     def test_the_root_cause_is_told(self, tmp_path: Path) -> None:
-        """Where a rank dies, that is raised, and not what its peers see of it, which comes first."""
+        """If a rank dies, its death is raised, although the errors that its peers get from it come first."""
         with pytest.raises(numapin.RankError, match=r"rank 0 \(pid \d+\) was killed by SIGKILL"):
             numapin.spawn(calls.die_in_front_of_peer, (str(tmp_path / "pids"),), nproc_per_node=2, timeout=60)
 
@@ -183,7 +183,7 @@ class TestErrors:
         assert time.monotonic() - start < 40
 
     def test_a_rank_that_cannot_be_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """If a rank cannot be started, no descriptor of it is left."""
+        """If a rank cannot be started, none of its descriptors is left open."""
         monkeypatch.setattr(multiprocessing.spawn, "_python_exe", b"/nonexistent")
         before = len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(2):
@@ -294,7 +294,7 @@ if __name__ == "__main__":
 
 
 def test_interrupts_while_ranks_are_started(tmp_path: Path) -> None:
-    """Ctrl-C at any moment of the start leaves no rank and no socket in a parent that lives on, such as a notebook."""
+    """Ctrl-C at any moment of the start leaves no rank and no socket in a parent that keeps running (a notebook)."""
     done = call(sys.executable, script(tmp_path, INTERRUPTED), str(tmp_path / "pids"), PYTHONPATH=ROOT)
     assert done.out == "0 0\n", done.err
 

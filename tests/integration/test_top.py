@@ -76,7 +76,7 @@ class _Terminal:
 
     @property
     def is_restored(self) -> bool:
-        """Whether the terminal has its settings, its cursor and its former contents back, and whether all was read."""
+        """Whether the terminal has its settings, its cursor and its former screen back."""
         output = b""
         while select.select([self.master], [], [], 0)[0]:
             try:
@@ -120,7 +120,7 @@ class TestOnce:
         assert (rank["pid"], rank["threads"], rank["threads_off_plan"]) == (pid, 2, 2)
 
     def test_job_that_ends_meanwhile(self, tmp_path: Path) -> None:
-        """A job that ends meanwhile is reported with status 0, also in the JSON."""
+        """A job that ends during the sample is reported with status 0, in the JSON too."""
         command = [*NUMAPIN, "top", "--once", "--json", "--interval", "6"]
         environ = environment(NUMAPIN_RUN_DIR=str(tmp_path / "runs"))
         with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):

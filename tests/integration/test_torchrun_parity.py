@@ -134,7 +134,7 @@ def test_help_of_the_script_is_the_scripts(words: list[str], *, is_help: bool) -
 
 
 def test_every_abbreviation_means_what_it_means_to_torchrun() -> None:
-    """Each beginning of each of torch's long options parses, or fails, exactly as in torchrun."""
+    """Each prefix of each long option of torch's parses, or fails, exactly as in torchrun."""
     torch, ours = torch_parser(), our_parser()
     names = [name for action in torch._actions for name in action.option_strings if name.startswith("--")]
     tried = {name[:length] for name in names for length in range(3, len(name) + 1)} - {"--h", "--he", "--hel", "--help"}
@@ -146,7 +146,7 @@ def test_every_abbreviation_means_what_it_means_to_torchrun() -> None:
 
 
 def test_our_options_have_no_abbreviations_and_stop_at_the_script() -> None:
-    """Ours must be typed whole, may be given with =, and belong to the script once it has been named."""
+    """Numapin's options must be typed in full, may be given with =, and belong to the script after its name."""
     parser = our_parser()
     assert "unrecognized arguments: --reserve" in str(parsed(parser, ["--reserve=0", "s.py"]))
     namespace = parser.parse_args(["--bind=socket", "--no-smt", "s.py", "--bind", "mine"])
@@ -195,7 +195,7 @@ DIFFERENT = {
     ids=["plain", "spellings", "c10d", "virtual", "static", "direct"],
 )
 def test_ranks_see_the_environment_of_torchrun(tmp_path: Path, options: list[str]) -> None:
-    """Every variable of a rank has torchrun's value, but for the documented differences, whatever starts the rank."""
+    """Each variable of a rank has torchrun's value, apart from the documented differences, whatever starts the rank."""
     dump = script(tmp_path, DUMP_ENVIRONMENT)
     theirs = torchrun(*options, dump, "--lr", "a b")
     needs_agent = {"--nproc-p", "--max_restarts"} & set(options)

@@ -401,7 +401,7 @@ class TestReading:
         if content is not None:
             (tmp_path / "a.json").write_bytes(content)
         done = numapin("trace", "--read", "a.json", cwd=tmp_path)
-        assert (done.status, done.out) == (2 if content is None else 1, "")
+        assert (done.status, done.out) == (2, "")
         assert "a.json" in done.err
         assert seen in done.err
         assert "hint: " in done.err
@@ -411,7 +411,7 @@ class TestReading:
         """A .gz file that is not compressed, or is truncated, is an error."""
         (tmp_path / "a.json.gz").write_bytes(content)
         done = numapin("trace", "--read", "a.json.gz", cwd=tmp_path)
-        assert (done.status, done.out) == (1, "")
+        assert (done.status, done.out) == (2, "")
         assert "a.json.gz cannot be read" in done.err
 
     def test_a_broken_rank_in_a_folder(self, tmp_path: Path) -> None:
@@ -428,7 +428,7 @@ class TestReading:
         assert "rank 2: \N{REPLACEMENT CHARACTER}[2Jgone" in content["notes"]
         (tmp_path / "rank-0.trace.json").write_text("17")
         done = numapin("trace", "--read", str(tmp_path))
-        assert (done.status, "rank 0: rank-0.trace.json: not a Chrome trace" in done.err) == (1, True), done.err
+        assert (done.status, "rank 0: rank-0.trace.json: not a Chrome trace" in done.err) == (2, True), done.err
 
     def test_its_input_is_not_overwritten(self, tmp_path: Path) -> None:
         """A trace that has the report's name in the output folder is refused instead of overwritten."""
@@ -463,12 +463,12 @@ class TestReading:
         with (tmp_path / "a.json").open("wb") as file:
             os.truncate(file.fileno(), (1 << 30) + 1)
         done = numapin("trace", "--read", "a.json", cwd=tmp_path)
-        assert (done.status, "too large to read" in done.err) == (1, True), done.err
+        assert (done.status, "too large to read" in done.err) == (2, True), done.err
 
     def test_an_empty_folder(self, tmp_path: Path) -> None:
         """A folder without traces is an error."""
         done = numapin("trace", "--read", str(tmp_path))
-        assert done.status == 1
+        assert done.status == 2
         assert f"error: {tmp_path} has no rank-*.trace.json\n" in done.err
         assert "hint: give a trace file, or the output folder of numapin trace" in done.err
 

@@ -113,7 +113,7 @@ class TestEpochsAndSteps:
     """A script with several causes."""
 
     def test_borders_of_epochs(self, epochs: tuple[Path, Done]) -> None:
-        """Two epochs began: their workers are to stay."""
+        """Two epochs began: the advice is to keep their workers."""
         finding = findings(epochs[0])["start of an epoch"]
         assert finding["evidence"].startswith("2 of the traced steps began an epoch")
         assert "persistent_workers=True" in finding["remedy"]

@@ -1,4 +1,4 @@
-"""What numapin does without torch: everything but what starts torch's agent, or measures torch.
+"""numapin without torch: all commands work that neither start torch's agent nor measure torch.
 
 With torch installed, each command runs in an interpreter that does not find it; without, as it is (scripts/release.py).
 """
@@ -80,7 +80,7 @@ def test_works_without_torch(folder: Path, line: str, says: str) -> None:
 
 
 def test_doctor_without_torch(folder: Path) -> None:
-    """The doctor examines the machine; only its errors decide about the status."""
+    """The doctor examines the machine; its status depends only on the errors that it finds."""
     result = call(folder, "doctor", "--json")
     report = json.loads(result.stdout)
     has_errors = any(finding["severity"] == "error" for finding in report["findings"])
@@ -106,6 +106,8 @@ def test_running_jobs_without_torch(folder: Path, command: str) -> None:
         "bench alloc --quick",
         "bench overlap --quick",
         "bench loader --quick",
+        "bench train --quick",
+        "bench offload --quick",
         "bench launch --quick",
         "compare script.py",
         "trace script.py",
@@ -121,9 +123,10 @@ def test_says_how_to_install_torch(folder: Path, line: str) -> None:
     assert "rank 0" not in result.stdout
 
 
-def test_names_of_the_package(folder: Path) -> None:
-    """The classes made from torch's say which extra has it; the other names are there."""
-    code = "import numapin; numapin.make_plan, numapin.spawn, numapin.Request; numapin.DataLoader"
+@pytest.mark.parametrize("name", ["DataLoader", "batch_buffer", "pinned"])
+def test_names_of_the_package(folder: Path, name: str) -> None:
+    """What needs torch says which extra has it; the other names are there."""
+    code = f"import numapin; numapin.make_plan, numapin.spawn, numapin.Request; numapin.{name}"
     result = call(folder, "exec", "--local-rank", "0", "--local-size", "1", "--", sys.executable, "-c", code)
     assert result.returncode == 1
-    assert "ModuleNotFoundError: numapin.DataLoader needs torch: pip install 'numapin[torch]'" in result.stderr
+    assert f"ModuleNotFoundError: numapin.{name} needs torch: pip install 'numapin[torch]'" in result.stderr

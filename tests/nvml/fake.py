@@ -23,7 +23,7 @@ _FLAGS: Final = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", "-fPIC", "-sh
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FakeGpu:
-    """One GPU as the stand-in tells of it; None, or an empty set, is what it answers NOT_SUPPORTED to.
+    """A GPU as the stand-in reports it; the answer for None, or for an empty set, is NOT_SUPPORTED.
 
     `pcie` is generation and width now, then at most. `mig` are (number, UUID, name). `nvlinks` are far ends, one a
     link: "switch", "npu", "off", or the PCI address of a GPU. `load` is how busy, in percent, and what is received

@@ -65,7 +65,7 @@ class TestIndexPage:
         ("repository", "names"), [("", set()), (URL, {"Repository", "Documentation", "Changelog", "Issues"})]
     )
     def test_urls(self, build: ModuleType, repository: str, names: set[str]) -> None:
-        """No URL is made up: there is none if nobody has said where the project is."""
+        """No URL is invented: without a known repository there is none."""
         urls = build.project_urls(repository)
         assert set(urls) == names
         assert all(url.startswith(URL) for url in urls.values())
@@ -106,7 +106,7 @@ class TestParts:
         assert set(parts["dependencies"][0]["dependsOn"]) == references
 
     def test_is_the_same_each_time(self, build: ModuleType) -> None:
-        """There is no time and no chance in it; wheels of two kinds have two serial numbers."""
+        """It contains no time and no random number; wheels of two kinds have two serial numbers."""
         lists = [json.dumps(build.bill_of_materials(self.metadata(), None, tag=tag)) for tag in ("a", "a", "b")]
         assert lists[0] == lists[1] != lists[2]
 
@@ -147,10 +147,11 @@ def test_torch_is_an_extra() -> None:
 
 
 def test_the_recipe_needs_what_the_package_needs() -> None:
-    """conda-forge's recipe has the dependencies of pyproject.toml, and the entry point."""
+    """conda-forge's recipe has the dependencies of pyproject.toml, and the entry point; it skips older Pythons."""
     recipe = yaml.safe_load((ROOT / "packaging/conda-forge/recipe.yaml").read_text().replace("@SHA256@", "'0'"))
     needed = {line.replace(" ", "") for line in recipe["requirements"]["run"]} - {"python"}
     assert needed == {line.replace(" ", "") for line in PROJECT["dependencies"]}
+    assert f'match(python, "<{PROJECT["requires-python"].removeprefix(">=")}")' in recipe["build"]["skip"]
     assert recipe["build"]["python"]["entry_points"] == [f"numapin = {PROJECT['scripts']['numapin']}"]
 
 

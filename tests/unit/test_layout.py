@@ -164,14 +164,14 @@ def test_the_reader_of_imports_sees_them() -> None:
 
 @pytest.mark.parametrize("name", PURE)
 def test_pure_modules_import_nothing_that_acts(name: str) -> None:
-    """What decides neither reads nor writes: no os, no pathlib, no process, no library that looks at hardware."""
+    """Modules that decide neither read nor write: no os, pathlib, subprocess, or library that looks at hardware."""
     for module in (module for module in MODULES if _within(module, (name,))):
         assert not {imported.partition(".")[0] for imported in _imports(module, at_run_time=False)} & IMPURE, module
 
 
 @pytest.mark.parametrize("name", PURE)
 def test_pure_modules_import_pure_ones_only(name: str) -> None:
-    """What a pure module imports of ours is pure, so that nothing acts through a back door."""
+    """A pure module imports only pure modules of ours, so that nothing acts through a back door."""
     for module in (module for module in MODULES if _within(module, (name,))):
         ours = {imported for imported in _imports(module) if imported.startswith("numapin.")}
         assert {imported for imported in ours if not _within(imported, PURE)} == set(), module

@@ -59,9 +59,40 @@ def test_the_page_says_what_happened(made: Result, words: str, tmp_path: Path) -
 
 
 def test_a_misspelt_trial(capsys: pytest.CaptureFixture[str]) -> None:
-    """A name that is no trial is refused, with the names that are, before anything is installed."""
+    """An unknown trial is refused, with the list of trials, before anything is installed."""
     assert release.main(["3.13-torch9"]) == 2
     assert "3.13-torchnewest" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "status"),
+    [
+        ({"counts": Counts(passed=1)}, [], 0),
+        ({"why": "no python3.11 on PATH"}, [], 1),
+        ({"why": "no python3.11 on PATH"}, ["--optional"], 0),
+        ({"counts": Counts(failed=1)}, ["--optional"], 1),
+    ],
+)
+def test_the_status(
+    fields: dict[str, object], options: list[str], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial that was named and cannot be had is a failure, but for --optional; a failed test is always one."""
+    made = result(name="3.11-torchnewest", **fields)
+    monkeypatch.setattr(release, "attempt", lambda *_: made)
+    monkeypatch.setattr(release, "hash_of_files", lambda: "hash")
+    monkeypatch.setattr(release, "RESULTS", tmp_path)
+    assert release.main(["--check", *options, "3.11-torchnewest"]) == status
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_tests_of_a_trial() -> None:
+    """Each choice names tests that are there, and --few is part of what runs otherwise."""
+    for tests in (release.ALL_TESTS, release.TESTS, release.FEW_TESTS, release.WITHOUT_TORCH):
+        assert all((package.ROOT / name).exists() for name in tests)
+    assert set(release.FEW_TESTS) < set(release.TESTS)
+    assert release.parse(["--few"]).tests == release.FEW_TESTS
+    with pytest.raises(SystemExit, match="2"):
+        release.parse(["--few", "--all"])
 
 
 def test_a_python_that_is_not_there() -> None:

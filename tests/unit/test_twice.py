@@ -1,4 +1,4 @@
-"""`python -m tests.twice`: what fails beside other tests, and passes alone, is told and does not fail the run."""
+"""`python -m tests.twice`: tests that fail beside others but pass alone are reported and do not fail the run."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_passed_alone(tmp_path: Path) -> None:
     ids=["cannot be read", "too many", "one of two always", "skipped then"],
 )
 def test_failed(tmp_path: Path, code: str) -> None:
-    """The run fails, and nothing is said to have passed."""
+    """The run fails, and no test is reported to have passed alone."""
     done = _run(tmp_path, code)
     assert done.returncode not in (0, 5), done.stdout
     assert "passed alone" not in done.stdout

@@ -162,6 +162,16 @@ def _told_by_environment() -> None:
     for name, variables in (("visible", {"CUDA_VISIBLE_DEVICES": "1"}), ("rank", {"LOCAL_RANK": "1"})):
         environ = {**os.environ, **variables}
         subprocess.run([sys.executable, __file__, "helper", name], env=environ, check=True)
+    environ = {**os.environ, "LOCAL_RANK": "1"}
+    subprocess.run([sys.executable, __file__, "asks", "asked"], env=environ, check=True)
+
+
+def _ask_for_another(name: str) -> None:
+    """Leave the node that the command's plan has bound this process to, by a plan of its own."""
+    import numapin
+
+    numapin.bind_this_process(0, bind="node")
+    write(name)
 
 
 def _alone(name: str, target: Any) -> None:
@@ -200,6 +210,8 @@ def _with_followers(name: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["helper"]:
         write(sys.argv[2], at_start_of_torch="torch" in sys.modules)
+    elif sys.argv[1:2] == ["asks"]:
+        _ask_for_another(sys.argv[2])
     elif sys.argv[1:2] == ["waits"]:
         write(f"{sys.argv[2]}-started")
         sys.stdin.read()

@@ -95,6 +95,11 @@ def test_environment_binds_before_torch(two_nodes_again: VmResult, name: str) ->
     assert not found["at_start_of_torch"]
 
 
+def test_own_plan_may_leave_the_node_of_the_command(two_nodes_again: VmResult) -> None:
+    """`bind_this_process` with `bind` plans with all CPUs of the command, although the process was on node 1 only."""
+    _assert_on(two_nodes_again, "asked", 0)
+
+
 def test_second_gpu_widens(two_nodes_again: VmResult) -> None:
     """A process that takes a GPU of another node may run on both nodes, allocates locally, and is reported once."""
     found = _found(two_nodes_again, "both")

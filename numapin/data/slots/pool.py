@@ -197,11 +197,11 @@ class Pool:
 
     def _take_ended(self) -> None:
         """Take back pageable slots: a copy from them has read them when its call returns. Others are held back."""
-        ended = [self._ended.popleft() for _ in range(len(self._ended))]
-        self.quarantine.admit(slot for slot in ended if slot.pinned_on is not None)
-        for slot in ended:
+        for slot in [self._ended.popleft() for _ in range(len(self._ended))]:
             if slot.pinned_on is None:
                 self._take_back(slot)
+            else:
+                self.quarantine.admit(slot)
 
     def _poison_cleaned(self) -> None:
         """Poison the slots that were free while their workers may still have referred to them.

@@ -16,7 +16,7 @@ from numapin.data.opening.capture import no_capture, watch_captures
 from numapin.system.cuda import CudaRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from numapin.data.slots.slot import Slot
     from numapin.system.cuda import Driver, Event
@@ -35,9 +35,9 @@ class Quarantine:
         """Return the number of slots that are held back."""
         return len(self._waiting) + sum(len(slots) for _, slots in self._covered)
 
-    def admit(self, slots: Iterable[Slot]) -> None:
-        """Take in slots that nothing refers to."""
-        self._waiting.extend(slots)
+    def admit(self, slot: Slot) -> None:
+        """Take in a slot that nothing refers to."""
+        self._waiting.append(slot)
 
     def drop(self) -> list[Slot]:
         """Return and forget all slots that are held back; copies may still read them."""

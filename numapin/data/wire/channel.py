@@ -63,6 +63,7 @@ class Channel:
         self._messages: deque[bytes] = deque()
         self._poll: select.poll | None = None
         self._late: _LateWriter | None = None
+        self.has_waited = False  # in this process, for the last message
 
     def send(self, message: bytes) -> None:
         """Send a message without waiting. It is dropped if the reader is gone."""
@@ -89,8 +90,10 @@ class Channel:
     def receive(self, timeout_s: float | None) -> bytes:
         """Return the next message; wait for at most `timeout_s`, or forever if None. Raises queue.Empty."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        self.has_waited = False
         while not self._messages:
             if not self.fill():
+                self.has_waited = True
                 self._wait(deadline_s)
         return self._messages.popleft()
 

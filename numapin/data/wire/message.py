@@ -77,10 +77,9 @@ def encode_plain(message: object) -> bytes:
 def encode(head: Head, body: bytes | memoryview) -> bytes:
     """Return a batch as bytes."""
     # marshal writes neither enums nor named tuples.
-    miss = None if head.miss is None else head.miss.value
-    packed = marshal.dumps(
-        (head.number, head.worker, tuple(map(tuple, head.parts)), head.wanted_bytes, miss, *head[5:])
-    )
+    number, worker, parts, wanted, miss, storages, *others = head
+    places = tuple(map(tuple, parts)), wanted, miss and miss.value, tuple(map(tuple, storages))
+    packed = marshal.dumps((number, worker, *places, *others))
     return b"".join((_HEAD.pack(_PARCEL, len(packed)), packed, body))
 
 

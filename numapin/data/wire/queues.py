@@ -41,6 +41,7 @@ class TaskQueue(Channel):
         """Take what chooses a slot for the next task; it gets a function that hands a descriptor over."""
         super().__init__()
         self._grant, self._handover = grant, Handover(child_sends=False)
+        self._follows_task = False
 
     def __getstate__(self) -> tuple[Any, ...]:
         """Give the worker its ends."""
@@ -50,6 +51,7 @@ class TaskQueue(Channel):
         """Take the worker's ends over."""
         super().__setstate__(state[0])
         self._grant, self._handover = None, state[1]
+        self._follows_task = False
 
     def _offer(self, number: int, fd: int) -> bool:
         try:
@@ -72,9 +74,12 @@ class TaskQueue(Channel):
 
     def get(self, timeout: float | None = None) -> object:
         """Return the next task; raises queue.Empty after `timeout` seconds."""
-        grant, task = decode_grant(self.receive(timeout))
-        setup.accept(grant, self._handover)
-        return unpickle(task)
+        grant, message = decode_grant(self.receive(timeout))
+        # Every worker waits for the first task of an epoch, however slow it is.
+        setup.accept(grant, self._handover, has_waited=self.has_waited and self._follows_task)
+        task = unpickle(message)
+        self._follows_task = isinstance(task, tuple)
+        return task
 
 
 class ResultQueue(Channel):

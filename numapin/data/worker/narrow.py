@@ -47,7 +47,8 @@ class Narrower:
 
     def forget(self) -> None:
         """Drop the tensors: they refer to the slot."""
-        self._ranges.clear()
+        for ranges in self._ranges.values():
+            ranges.clear()
         self._others.clear()
 
     def _cast(

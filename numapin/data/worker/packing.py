@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numapin.data.worker.slots import BatchMemory, WorkerSlots
 
 LARGE_BYTES: Final = 4 << 20  # larger batches are worth threads, and do not belong in the caches
+_QUANTIZED: Final = frozenset((torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4))
 
 
 class PackedRoom(NamedTuple):
@@ -44,6 +45,8 @@ class Packer:
         self._parts: list[BatchMemory] = []
         self._first_refusal = Miss.NO_SLOTS if slots is None else None
         self.refusal: Miss | None = self._first_refusal  # why this batch has no room in a slot
+        self.has_waited = False  # the worker, for the task of this batch
+        self._pickler = BatchPickler(self)
 
     def accept(self, grant: Grant, descriptors: Handover) -> None:
         """Take over the slot that came with a task."""
@@ -52,13 +55,13 @@ class Packer:
 
     def allocate(self, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor | None:
         """Return an uninitialized contiguous tensor in this batch's memory; None if it has no room."""
-        num_bytes = dtype.itemsize * torch.Size(size).numel()
-        room = self.reserve(num_bytes) if num_bytes and threading.get_ident() == self._thread else None
+        count = torch.Size(size).numel()
+        if not count or dtype in _QUANTIZED or threading.get_ident() != self._thread:
+            return None
+        room = self.reserve(dtype.itemsize * count)
         if room is None:
             return None
-        storage = self._parts[room.part].storage(room.start, room.num_bytes)
-        tensor: torch.Tensor = torch.empty(0, dtype=dtype, device="cpu").set_(storage)
-        return tensor.resize_(size)
+        return self._parts[room.part].tensor(room.start, dtype, count).resize_(size)
 
     def reserve(self, num_bytes: int) -> PackedRoom | None:
         """Return room in this batch's memory. None: it has no room, and `refusal` says why."""
@@ -97,11 +100,11 @@ class Packer:
 
     def pack(self, number: int, batch: object) -> bytes:
         """Return the message for a batch, and be ready for the next one. Raises what pickling the batch raises."""
-        pickler = BatchPickler(self)
+        pickler = self._pickler
         try:
-            pickler.dump(batch)
+            body = pickler.pickled(batch)
             sent = self._send(pickler)
-            return encode(self._head(number, pickler, sent), pickler.body)
+            return encode(self._head(number, pickler, sent), body)
         finally:
             pickler.forget()
             self.finish()
@@ -144,7 +147,7 @@ class Packer:
             # Tensors that were collated and then dropped took room, too.
             wanted_bytes=max(pickler.wanted_bytes, sum(part.end for part in self._parts)),
             miss=pickler.miss,
-            storages=tuple((room.part, room.start, room.num_bytes) for room in pickler.storages),
+            storages=tuple(pickler.storages),
             buffers=tuple(pickler.buffers),
             refused=refused,
             kept=kept,

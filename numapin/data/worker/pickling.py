@@ -41,7 +41,16 @@ _ARRAY: Final[type | None] = getattr(sys.modules.get("numpy"), "ndarray", None) 
 
 
 class BatchPickler(ForkingPickler):
-    """Pickles one batch; tensors, and memory that is exported as protocol-5 buffers, go into the slot."""
+    """Pickles one batch after the other; tensors, and what exports protocol-5 buffers, go into the slot.
+
+    One for all batches: to make one takes longer than to pickle a batch of a few tensors.
+
+    Attributes:
+        storages: The places of the last batch's storages.
+        buffers: What its out-of-band buffers are, as in `Head.buffers`.
+        wanted_bytes: The room that it would have needed.
+        miss: Why a part of it is not in the slot.
+    """
 
     def __init__(self, packer: Packer) -> None:
         self._file = io.BytesIO()
@@ -55,15 +64,21 @@ class BatchPickler(ForkingPickler):
         self.wanted_bytes = 0
         self.miss: Miss | None = None
 
-    @property
-    def body(self) -> memoryview:
-        """Return the pickle."""
-        return self._file.getbuffer()
+    def pickled(self, batch: object) -> bytes:
+        """Return the pickle of a batch, and describe it in the attributes. Raises what pickling the batch raises."""
+        self.dump(batch)
+        return self._file.getvalue()
 
     def forget(self) -> None:
-        """Drop the batch. The pickler refers to itself, and would keep it until the garbage collector comes."""
+        """Drop a batch, pickled or not, and be ready for the next one."""
         self.clear_memo()
+        self._file.seek(0)
+        self._file.truncate()
         self._narrower.forget()
+        self._ranges.clear()
+        self.storages.clear()
+        self.buffers.clear()
+        self.wanted_bytes, self.miss = 0, None
 
     def reducer_override(self, thing: object) -> Reduced:
         """Reduce a tensor to its place in the slot; leave everything else as it is."""

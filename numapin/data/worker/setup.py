@@ -49,6 +49,7 @@ class WorkerStart:
         pins: Whether batches must end up in pinned memory.
         moves: Whether batches must end up on a device.
         num_copy_threads: The threads that stack a large batch.
+        can_be_ahead: Whether a worker that waited for its task is ahead of the loop.
         num_library_threads: The threads of numpy's BLAS, OpenMP, MKL and OpenCV. 0: their own default.
         casts: The dtypes to narrow.
         dataset: Where the dataset begins. None: its state is not asked for.
@@ -62,6 +63,7 @@ class WorkerStart:
     pins: bool
     moves: bool
     num_copy_threads: int
+    can_be_ahead: bool
     num_library_threads: int
     casts: Casts
     dataset: DatasetStart | None
@@ -83,16 +85,17 @@ class WorkerStart:
             slots = WorkerSlots(self.arrivals, where, serial=self.serial + worker)
         _packer = Packer(slots, worker=worker, pins=self.pins, moves=self.moves, casts=self.casts)
         if slots:
-            Stacker(_packer, num_threads=self.num_copy_threads).install()
+            Stacker(_packer, num_threads=self.num_copy_threads, can_be_ahead=self.can_be_ahead).install()
         state.begin(self.dataset, worker)
         if self.then is not None:
             self.then(worker)
 
 
-def accept(grant: Grant, handover: Handover) -> None:
-    """Take over the slot that came with a task."""
+def accept(grant: Grant, handover: Handover, *, has_waited: bool) -> None:
+    """Take over the slot that came with a task; `has_waited`: this worker had nothing to do before it came."""
     if _packer is not None:
         _packer.accept(grant, handover)
+        _packer.has_waited = has_waited
 
 
 def allocate(dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor | None:

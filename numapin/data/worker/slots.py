@@ -73,9 +73,9 @@ class BatchMemory:
         self.end = align(stop)
         return start
 
-    def storage(self, start: int, num_bytes: int) -> torch.UntypedStorage:
-        """Return a range as a storage of its own."""
-        return torch.frombuffer(self.view, dtype=torch.uint8, count=num_bytes, offset=start).untyped_storage()
+    def tensor(self, start: int, dtype: torch.dtype, count: int) -> torch.Tensor:
+        """Return `count` elements, `start` bytes from its begin, as a tensor with a storage of its own."""
+        return torch.frombuffer(self.view, dtype=dtype, count=count, offset=start)
 
 
 class WorkerSlots:

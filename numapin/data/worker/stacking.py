@@ -33,9 +33,9 @@ _IS_NESTED, _SHAPE, _DTYPE = attrgetter("is_nested"), attrgetter("shape"), attrg
 class Stacker:
     """Stacks samples into the memory of a packer's batch."""
 
-    def __init__(self, packer: Packer, *, num_threads: int) -> None:
-        """Stack large batches on `num_threads` threads."""
-        self._packer, self._num_threads = packer, num_threads
+    def __init__(self, packer: Packer, *, num_threads: int, can_be_ahead: bool = False) -> None:
+        """Stack large batches on `num_threads` threads, or on one if the worker is ahead of the loop."""
+        self._packer, self._num_threads, self._can_be_ahead = packer, num_threads, can_be_ahead
         # torch's number of threads is a setting of each thread.
         self._pool = ThreadPoolExecutor(num_threads, "numapin-copy", partial(torch.set_num_threads, 1))
 
@@ -75,11 +75,15 @@ class Stacker:
         return self._packer.allocate(dtype, (len(batch), *first.shape))
 
     def stack(self, batch: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
-        """Stack into `out`, cast to its dtype; a large batch on all threads."""
+        """Stack into `out`, cast to its dtype; a large batch on several threads.
+
+        Many threads at once slow the GPU's copies down, so a worker that is ahead of the loop takes its time.
+        """
         if out.nbytes < LARGE_BYTES:
             return torch.stack(batch, 0, out=out)  # type: ignore[arg-type] # it takes tuples, too
         stack = self._function_for(batch, out)
-        num_parts = min(self._num_threads, len(batch))
+        is_ahead = self._can_be_ahead and self._packer.has_waited
+        num_parts = 1 if is_ahead else min(self._num_threads, len(batch))
         cuts = [len(batch) * part // num_parts for part in range(num_parts + 1)]
         self._run([partial(stack, batch[first:last], out=out[first:last]) for first, last in pairwise(cuts)])
         return out

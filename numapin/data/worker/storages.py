@@ -44,6 +44,10 @@ class Ranges(Generic[T]):
         self._send, self._align_bytes = send, align_bytes
         self._of_storage: dict[int, list[tuple[int, int, T]]] = {}  # by address: first and last byte, result
 
+    def clear(self) -> None:
+        """Forget all ranges."""
+        self._of_storage.clear()
+
     def find(self, tensor: torch.Tensor) -> tuple[T, int]:
         """Return the result of the range that contains a plain tensor, and the tensor's offset in it, in bytes."""
         storage = tensor.untyped_storage()

@@ -126,6 +126,16 @@ def test_a_rank_that_ends_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
         aim_at_run("run-x", WISH, {})
 
 
+def test_more_gpus_than_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--gpu names one GPU for all processes, or one for each."""
+    monkeypatch.setattr(targets, "_machine", lambda *_: machine(2))
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        with pytest.raises(UsageError, match=r"^--gpu names 2 GPUs for 1 process\n") as caught:
+            aim_at_processes([process.pid], replace(WISH, gpus=("0", "1")), {})
+        process.communicate()
+    assert caught.value.hint == "name one GPU, or one for each process"
+
+
 @pytest.mark.parametrize("num_gpus", [0, 2])
 def test_a_process_whose_gpu_is_unknown(num_gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hint names --gpu only where there are GPUs, and how ranks are to be started; a rank needs no GPU then."""

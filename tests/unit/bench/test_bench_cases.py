@@ -143,7 +143,7 @@ class TestSizes:
 
     @pytest.mark.parametrize("text", ["", "0", "4X", "-1", "1.5.1M", "4K,,8K", "9" * 40, "٤K", "K"])
     def test_bad_ones(self, text: str) -> None:
-        """What is no size is told as it was typed."""
+        """An error about an invalid size quotes it as it was typed."""
         with pytest.raises(ValueError, match="is not a size"):
             parse_sizes(text)
 

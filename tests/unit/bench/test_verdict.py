@@ -158,7 +158,7 @@ def test_many_cases_stay_one_line() -> None:
 
 
 def test_equal_peers_are_never_told_apart_by_small_noise() -> None:
-    """A difference of less than 2 % is none, however often it shows."""
+    """A difference of less than 2 % does not count, however often it appears."""
     figures = {"print": {"torchrun": (1.0,) * 9, "numapin": (0.985,) * 9}}
     assert verdict(START, figures).answer is BenchAnswer.SAME
 

@@ -54,11 +54,16 @@ class Gpus:
 GPUS: Final = Gpus()
 
 
-def table(run: Path, *, memory: Memory = Memory.NONE, strict: bool = False, gpus: Gpus = GPUS) -> ChildTable:
+def table(
+    run: Path, *, memory: Memory = Memory.NONE, strict: bool = False, gpus: Gpus = GPUS, match: str | None = None
+) -> ChildTable:
     """Return the plan: GPU n has the n-th CPU and node, and NIC mlx5_n. The command had none of the variables."""
     devices = [_entry(number, node, memory, gpus.nic_env) for number, node in enumerate(gpus.nodes)]
     saw = dict.fromkeys(_SAW)
-    return ChildTable(devices=devices, run=str(run), match=None, strict=strict, verbose=False, saw=saw)
+    allowed = str(CpuSet(CPUS))
+    return ChildTable(
+        devices=devices, allowed=allowed, run=str(run), match=match, strict=strict, verbose=False, saw=saw
+    )
 
 
 def _entry(number: int, node: int, memory: Memory, nic_env: tuple[NicLibrary, ...]) -> DeviceEntry:

@@ -31,7 +31,7 @@ def table(environ: Mapping[str, str], *, shown: tuple[int, ...] = (0, 1, 2, 3)) 
         for number, gpu in enumerate(shown)
     ]
     saw = {name: environ.get(name) for name in NAMES}
-    made = ChildTable(devices=devices, run="/run", match=None, strict=False, verbose=False, saw=saw)
+    made = ChildTable(devices=devices, allowed="0-1", run="/run", match=None, strict=False, verbose=False, saw=saw)
     return ChildTable.parse(made.render())
 
 
@@ -67,7 +67,7 @@ def test_environment_names_the_gpu(environ: Mapping[str, str], gpu: int | None) 
 
 
 def test_what_the_command_has_says_nothing() -> None:
-    """Variables that the command had itself are inherited by all, so they give nobody a GPU of his own."""
+    """All processes inherit the variables of the command itself, so these do not assign a GPU to any of them."""
     given = {"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "1,2"}
     plan = table(given, shown=(1, 2))
     assert known_device(plan, given) is None

@@ -49,3 +49,12 @@ def test_processes_with_several_gpus(
         _bound(tmp_path, pid, *names)
     assert conclude(table(tmp_path), 0, {}, verbose=True) == 0
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("match", "words"), [(None, "seen to use a GPU, so"), ("*w", "GPU and to match --children-match '*w', so")]
+)
+def test_nothing_was_bound(match: str | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The line names the pattern, which may be why: processes that never import torch leave no record."""
+    assert conclude(table(tmp_path, match=match), 0, {}, verbose=False) == 0
+    assert words in capsys.readouterr().err

@@ -56,7 +56,7 @@ def test_the_values_of_the_gpu_before_go(wanted: dict[str, str]) -> None:
     [({UCX: "mlx5_7:1"}, (PAIRS, LIST)), ({LIST: "mlx5_7:1"}, (UCX,)), ({UCX: "all", LIST: "mlx5_7:1"}, ())],
 )
 def test_what_the_program_has_set_stays(changes: dict[str, str], names: tuple[str, ...]) -> None:
-    """Its library gets none of our values, and NUMAPIN_NIC_ENV does not name its variables."""
+    """The library gets none of our values, and NUMAPIN_NIC_ENV does not name its variables."""
     ours = {nic_env.NAMES: ":".join(names)} if names else {}
     assert _replaced(changes, _exported(1)) == {**changes, **{name: NEW[name] for name in names}, **ours}
     assert _replaced(changes, {}) == changes

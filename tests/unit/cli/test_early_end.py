@@ -56,7 +56,7 @@ def test_later_signals_do_not_disturb_the_report() -> None:
 
 
 def test_without_a_signal() -> None:
-    """The handlers are those of before, and `leave` does nothing."""
+    """The previous handlers are restored, and `leave` does nothing."""
     before = signal.getsignal(signal.SIGTERM)
     with EarlyEnd() as end:
         assert signal.getsignal(signal.SIGTERM) != before

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
 
 from numapin.cli.main import numapin as commands
-from numapin.errors import UsageError
+from numapin.errors import NumapinError, PlanError, UsageError
 
 
 def _error(*words: str) -> UsageError:
@@ -23,6 +25,30 @@ def test_a_number_of_gpus_for_children() -> None:
     error = _error("exec", "--children", "--gpus", "900", "--", "true")
     assert "no GPU matches '900'" in error.message
     assert error.hint == "--gpus lists GPUs, such as 0,1: see numapin topo"
+
+
+def _hints(*words: str) -> tuple[str, str]:
+    """Return the hint of this `plan` command, and the one where the number of ranks is fixed."""
+    with pytest.raises(NumapinError) as caught:
+        commands.main(["plan", "--machine", "example:p4d", *words], standalone_mode=False)
+    error = caught.value
+    return error.hint, error.with_fixed_ranks().hint
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--gpus", "0,0"),
+        ("--gpus", "900"),
+        ("--bind", "exclusive", "--reserve-cpus", "0-23,48-70"),
+    ],
+)
+def test_hints_where_the_number_of_ranks_is_fixed(words: tuple[str, ...]) -> None:
+    """`exec --children` and `attach` take no --nproc-per-node; their hints for the same mistakes do not name it."""
+    hint, hint_if_fixed = _hints(*words)
+    assert "--nproc-per-node" in hint
+    assert hint_if_fixed
+    assert "--nproc-per-node" not in hint_if_fixed
 
 
 @pytest.mark.parametrize(
@@ -56,3 +82,22 @@ def test_a_job_that_ends_while_verify_reads_it(
     error = _error("verify", *line)
     assert error.message == "x: the job ended while it was read"
     assert hint in error.hint
+
+
+def test_restoring_a_run_whose_ranks_have_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the run; there are no processes to name."""
+    attach = import_module("numapin.cli.attach")
+    monkeypatch.setattr(attach, "find_run_to_change", lambda *_, **__: SimpleNamespace(name="run-x", pids={}))
+    error = _error("attach", "--restore", "--job", "run-x")
+    assert error.message == "run-x: no rank has started yet, so there is nothing to restore"
+
+
+def test_too_few_cores_for_ranks_that_run_already() -> None:
+    """The number of ranks of a running job cannot be chosen, so the hint of `attach` does not name it."""
+    too_many = len(os.sched_getaffinity(0)) + 1
+    environ = {**os.environ, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(too_many)}
+    with subprocess.Popen(("cat",), stdin=subprocess.PIPE, env=environ) as rank:
+        with pytest.raises(PlanError, match=f"too few exclusive cores for {too_many} ranks") as caught:
+            commands.main(["attach", "--bind", "exclusive", "--pid", str(rank.pid)], standalone_mode=False)
+        rank.communicate()
+    assert caught.value.hint == "reserve fewer CPUs (--reserve-cpus), or share them: --bind node"

@@ -26,7 +26,7 @@ def test_ranks_without_any_step(tmp_path: Path, num_ranks: int, said: str) -> No
 
 
 def test_a_file_that_does_not_exist(tmp_path: Path) -> None:
-    """A missing file is a usage error, as a missing script is; status 1 is that of a rank that failed."""
+    """A missing file is a usage error, as a broken one is; status 1 is that of a rank that failed."""
     with pytest.raises(UsageError, match=r"nosuch\.json cannot be read: No such file or directory") as caught:
         read_report((tmp_path / "nosuch.json",))
     assert (caught.value.exit_code, "torch.profiler" in (caught.value.hint or "")) == (2, True)

@@ -242,7 +242,7 @@ class TestReport:
         assert lines["torchrun-node"] == "torchrun-node: not measured"
 
     def test_a_failed_baseline_is_replaced(self) -> None:
-        """If the first variant failed, the others are compared with the next one, and a note says so."""
+        """If the first variant failed, the others are compared with the next one, with a note."""
         made = report_of({"numapin": [0.1] * 5, "numapin-loader": [0.05] * 5}, failed("torchrun", "it broke"))
         assert made.baseline == "numapin"
         ratios = {variant.name: variant.ratio for variant in made.variants}

@@ -16,7 +16,7 @@ def window(*, skip: int = 2, steps: int = 3, seconds: float = 100) -> StepWindow
 
 
 def test_first_steps_are_left_out_and_enough_are_measured() -> None:
-    """After two steps, three are measured; the first, the begin and the end are what is worth a record."""
+    """After two steps, three are measured; only the first step, the begin and the end are recorded."""
     one, times = window(), [10, 20, 25, 31, 38, 50]
     assert [one.stepped(time) for time in times] == [True, True, False, False, True, False]
     assert (one.first_ns, one.begin_ns, one.step_ns, one.is_done) == (10, 20, (5, 6, 7), True)
@@ -39,7 +39,7 @@ def test_borders_are_known_before_they_are_noted() -> None:
 
 
 def test_the_window_begins_after_what_was_fetched_ahead() -> None:
-    """It begins so many steps later, at most as many as are measured; once it has begun, it stays."""
+    """The measurement begins that many steps later, at most as many as are measured; once begun, it stays there."""
     one = window(skip=1, steps=3)
     one.begin_after(2)
     assert [one.stepped(time) for time in (10, 20)] == [True, True]

@@ -52,7 +52,7 @@ class TestMessages:
 
     @pytest.mark.parametrize("message", [(3, None), "end", {"key": [1, 2]}, b"", None])
     def test_a_plain_message(self, message: object) -> None:
-        """It is told from a batch, whatever it is."""
+        """The message is distinguished from a batch, whatever its contents are."""
         assert decode(encode_plain(message)) == (None, message)
 
     def test_an_empty_pickle_is_a_batch(self) -> None:

@@ -501,7 +501,7 @@ class TestBudget:
         assert pinned.budget(root=write(tmp_path, files)).limit_bytes == 40 * GIB
 
     def test_no_bound(self, tmp_path: Path) -> None:
-        """On a machine that shows nothing the limit is unknown, and the reason says so."""
+        """On a machine that shows no limit, the limit is unknown, with a reason."""
         found = pinned.budget(root=tmp_path)
         assert found.limit_bytes is None
         assert "neither a memory limit nor" in found.reason

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def admit(quarantine: Quarantine, *numbers: int) -> None:
     """Admit slots with these numbers."""
     memory = torch.empty(0)
-    quarantine.admit(Slot(number=number, fd=None, num_bytes=0, address=0, owner=memory, worker=0) for number in numbers)
+    for number in numbers:
+        quarantine.admit(Slot(number=number, fd=None, num_bytes=0, address=0, owner=memory, worker=0))
 
 
 def passed(quarantine: Quarantine) -> list[int]:

@@ -520,7 +520,7 @@ def _without(state: dict[str, Any], key: str) -> dict[str, Any]:
     ],
 )
 def test_refused_states(change: Callable[[Any], Any], message: str) -> None:
-    """A state that is none, or that does not fit, is refused with what is wrong and what to do."""
+    """A value that is not a state, or a state that does not fit, is refused with the problem and the remedy."""
     loader = numapin.DataLoader(Numbers(9), 2)
     next(iter(loader))
     with pytest.raises(UsageError, match=message) as caught:

@@ -74,7 +74,7 @@ class TestLine:
         assert found.endswith("7 num_workers=0 (2.py:1), 11 for other reasons")
 
     def test_without_a_loader(self) -> None:
-        """Nothing more is said than what is known: the hook may be missing, or there was no loader."""
+        """The message claims only what is known: the hook may be missing, or there was no loader."""
         assert line(ranks=frozenset({0, 1})) == "no process recorded a DataLoader"
 
     def test_shortfalls(self) -> None:

@@ -30,7 +30,7 @@ def test_a_rank_that_cannot_be_started(argument: str) -> None:
 
 
 def test_a_rank_that_sigkill_does_not_end(tmp_path: Path) -> None:
-    """It is not said to have ended: neither by the account, nor by the message of a job that was stopped."""
+    """Neither the account nor the message of a stopped job says that the rank has ended."""
     process: Any = SimpleNamespace(pid=41)
     rank = direct._ended(StartedRank(3, process), was_ended=True, run_dir=str(tmp_path))
     assert (rank.state, rank.end) == ("left", "still there after SIGKILL")

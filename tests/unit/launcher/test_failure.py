@@ -282,7 +282,7 @@ WORKER = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {}. "
     ],
 )
 def test_likely_cause_of_a_workers_end(text: str, facts: dict[str, Any], cause: str, advice: str) -> None:
-    """What ended a DataLoader worker is looked for as for a rank; other exceptions speak for themselves."""
+    """The cause of a DataLoader worker's end is looked for as for a rank; other exceptions speak for themselves."""
     error = {"message": {"message": text, "extraInfo": {"py_callstack": text}}}
     found = likely_cause(failure(ended(0, 1, error=error), **facts))
     assert cause in found[0]

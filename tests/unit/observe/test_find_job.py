@@ -123,7 +123,7 @@ def test_the_last_run_has_failed(environ: dict[str, str]) -> None:
 
 
 def test_a_file_comes_before_a_run(environ: dict[str, str], tmp_path: Path) -> None:
-    """What exists is what the user means; a folder stands for its file, and what is nothing stays as it is."""
+    """A path that exists is taken as it is, a folder stands for its file, and any other text stays unchanged."""
     (tmp_path / "plan.json").touch()
     for named, found in ((tmp_path / "plan.json",) * 2, (tmp_path, tmp_path / "plan.json"), (tmp_path / "x",) * 2):
         assert find_file(str(named), "plan.json", environ) == str(found)

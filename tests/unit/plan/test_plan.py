@@ -523,7 +523,7 @@ _TWO = grid(gpus=[0, 1])
             lambda: make_plan(_TWO, Request(bind=Bind.EXCLUSIVE, num_ranks=10)),
             PlanError,
             "too few exclusive cores for 5 ranks on node 0: 4 usable cores (CPUs 0-3,8-11)",
-            "use fewer ranks (--nproc-per-node), free CPUs (--reserve-cpus), or share: --bind node",
+            "use fewer ranks (--nproc-per-node), reserve fewer CPUs (--reserve-cpus), or share them: --bind node",
         ),
         (
             lambda: make_plan(_TWO, Request(gpus=("0", "9"))),

@@ -259,7 +259,7 @@ def test_threads_never_share_an_event(driver: Driver) -> None:
 
 
 def test_the_hot_calls_are_cheap(driver: Driver, fake_cuda: FakeCuda) -> None:
-    """What the loader calls for each batch costs less than ten bare ctypes calls, which take 0.3 us each or so.
+    """The loader's calls for each batch cost less than ten bare ctypes calls, which take about 0.3 us each.
 
     Measured side by side, because the machine may be busy; the best of several tries; with two devices.
     """

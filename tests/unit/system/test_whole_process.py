@@ -85,7 +85,7 @@ def test_threads_that_the_program_placed(program: subprocess.Popen[str]) -> None
 
 @needs_two_cpus
 def test_another_process_with_the_id() -> None:
-    """A process that started at another time than the one that is meant is left alone."""
+    """A process whose start time differs from the recorded one is left alone."""
     with subprocess.Popen(["sleep", "600"]) as other:
         start = proc.stat(proc.folder_of(other.pid)).start
         found = whole_process.bind_threads(other.pid, frozenset(LAST), start=start + 1)

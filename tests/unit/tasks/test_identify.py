@@ -103,7 +103,7 @@ class TestOutsideOfAStep:
     @pytest.mark.parametrize("environ", [BATCH, SHELL])
     def test_no_rank(self, environ: dict[str, str]) -> None:
         """Below a batch script or salloc's shell, an unknown launcher is an error, not rank 0 in every task."""
-        with pytest.raises(UsageError, match=r"none of .* is set; SLURM_LOCALID=0 is ignored"):
+        with pytest.raises(UsageError, match=r"none of .* is set, and SLURM_LOCALID=0 is ignored"):
             find_task(environ)
         assert find_task(environ, rank=0).size is None
 

@@ -411,7 +411,7 @@ def test_files_of_other_programs_give_the_same_nearest_nics(kind: str) -> None:
 
 
 def test_dgx_a100_in_other_modes(readings_of: Callable[[str], Readings]) -> None:
-    """Half of a DGX A100 idles in node mode and says so; socket mode uses it; pairs split a node by whole cores."""
+    """Half of a DGX A100 idles in node mode, with a warning; socket mode uses it; pairs split a node by whole cores."""
     topology = build(readings_of("2pkg-8node-smt2-8gpu-pairs"))
     node, socket, exclusive, complexes = (make_plan(topology, Request(bind=bind)) for bind in MODES)
     assert node.warnings == ("128 CPUs of nodes 0,2,4,6, which have no rank, stay idle; --bind socket uses them",)

@@ -178,7 +178,7 @@ def test_files_of_two_clouds(name: str, cpus: list[str], gen: int) -> None:
 
 
 class TestVendorsAndLinks:
-    """Whose GPU it is, and the links that NCCL and RCCL write."""
+    """The owner of a GPU, and the links that NCCL and RCCL write."""
 
     @pytest.mark.parametrize(
         ("attributes", "child", "vendor"),
@@ -225,7 +225,7 @@ class TestVendorsAndLinks:
         assert words == {("gpu0", "gpu1"): "PSB", ("gpu2", "gpu3"): "PSB"} | dict.fromkeys(pairs, "XGMI2")
 
     def test_a_boards_vga_chip_is_not_a_gpu(self) -> None:
-        """NCCL writes <gpu> for the GPUs that its runtime shows; a VGA device of another vendor without it is none."""
+        """NCCL writes <gpu> for the GPUs that its runtime shows; another vendor's VGA device without it is no GPU."""
         chip = '<pci busid="0000:01:03.0" class="0x030000" vendor="0x1002"/>'
         assert build(read(system(cpu(chip)))).gpus == ()
 

@@ -98,7 +98,7 @@ class TestNearest:
         ],
     )
     def test_verbs_names(self, names: list[str], verbs: str | None) -> None:
-        """The verbs name is none of the kernel's for IP over InfiniBand, and is one that libraries accept."""
+        """The verbs name differs from the kernel's names for IP over InfiniBand, and libraries accept it."""
         (adapter,) = adapters(rdma(0, name=name) for name in names)
         assert adapter.verbs_name == verbs
 

@@ -115,7 +115,7 @@ def test_amd_variables_work_one_after_the_other(environ: dict[str, str], order: 
     ],
 )
 def test_a_bad_entry_ends_a_list_with_a_note(environ: dict[str, str], order: list[int], note: str) -> None:
-    """What is lost is said once, with the command that lists the devices or the variable to unset."""
+    """Lost devices are reported once, with the command that lists the devices or the variable to unset."""
     found, (text,) = seen(GpuVendor.AMD, environ)
     assert found == order
     assert note in text

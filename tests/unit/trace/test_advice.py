@@ -239,7 +239,7 @@ class TestHost:
         assert STACKS[stack][0] in finding.remedy
 
     def test_an_idle_gpu(self) -> None:
-        """What the host does while the GPU is idle is named."""
+        """The finding names what the host does while the GPU is idle."""
         made = loop(compute=500, idle=500)
         made.noted["stacks"] = STACKS
         for i in range(4):
@@ -285,7 +285,7 @@ class TestUnevenSteps:
         assert "Chrome trace" in finding.remedy
 
     def test_compute(self) -> None:
-        """Steps that compute longer are told to even out their inputs."""
+        """For steps that compute longer, the advice is to even out their inputs."""
         finding = found(on_cpu(*[(1000, 0)] * 6, (4000, 0)))["uneven steps"]
         assert "most of the difference is in compute" in finding.evidence
         assert "bucket" in finding.remedy
@@ -428,6 +428,6 @@ class TestOneSlowRank:
     ],
 )
 def test_notes_that_are_malformed(noted: Any) -> None:
-    """Anything may be in the place of the notes; what is malformed is left out."""
+    """Malformed notes of any kind are left out."""
     read = read_noted(noted, 0)
     assert (read.epochs, read.samples, read.origin) == ((), (), ScriptNotes().origin)

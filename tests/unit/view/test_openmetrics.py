@@ -93,7 +93,7 @@ def test_what_binds_a_rank() -> None:
 
 
 def test_unknown_is_left_out() -> None:
-    """What is unknown has no sample, never a zero; a rank that is gone has only that it is down."""
+    """An unknown figure has no sample, never a zero; a rank that is gone has only the sample that it is down."""
     bare = rank(0, loop=None, load=GpuLoad(), remote_share=None, pinned_bytes=None, cpu_share=None)
     found = _read(strict.text_string_to_metric_families(openmetrics(job(bare, rank(1, is_gone=True)))))
     assert set(found) == {
@@ -112,5 +112,5 @@ def test_hostile_names() -> None:
 
 
 def test_ended() -> None:
-    """After the end there is one metric, which says so."""
+    """After the end there is one metric, which reports the end."""
     assert _read(strict.text_string_to_metric_families(ended("run-x"))) == {"numapin_run_active": {("", ""): 0}}
