@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from numapin.data import path
 from numapin.data.path import DataPath, PathOptions
 from numapin.data.worker.packing import LARGE_BYTES, Packer
 from numapin.data.worker.stacking import Stacker
@@ -156,6 +158,36 @@ class TestStacking:
         """It works even with fewer samples than threads: one large sample is a batch."""
         samples = [torch.randn(LARGE_BYTES // 4 // num_samples + 5) for _ in range(num_samples)]
         assert torch.equal(stack(samples, copy_threads), torch.stack(samples))
+
+    @pytest.mark.parametrize(
+        ("can_be_ahead", "has_waited", "num_threads"), [(True, True, 1), (True, False, 3), (False, True, 3)]
+    )
+    def test_a_worker_that_is_ahead_takes_its_time(
+        self, monkeypatch: pytest.MonkeyPatch, *, can_be_ahead: bool, has_waited: bool, num_threads: int
+    ) -> None:
+        """If it waited for its task, it stacks on its own thread only."""
+        packer = Packer(None, worker=0, pins=False, moves=False)
+        packer.has_waited = has_waited
+        stacker = Stacker(packer, num_threads=3, can_be_ahead=can_be_ahead)
+        begun: list[Callable[[], object]] = []
+
+        def begin(work: Callable[[], object]) -> Callable[[], object]:
+            begun.append(work)
+            return work
+
+        monkeypatch.setattr(stacker, "_begin", begin)
+        samples = [torch.randn(LARGE_BYTES // 12 + 5) for _ in range(6)]
+        assert torch.equal(stacker.stack(samples, torch.empty(6, *samples[0].shape)), torch.stack(samples))
+        assert len(begun) == num_threads - 1
+
+    @pytest.mark.parametrize(("num_workers", "num_threads"), [(1, 4), (4, 4), (6, 2), (8, 2), (12, 1), (40, 1)])
+    def test_no_more_threads_than_cpus(
+        self, monkeypatch: pytest.MonkeyPatch, num_workers: int, num_threads: int
+    ) -> None:
+        """All workers together copy on as many threads as the rank has CPUs, and each on four at most."""
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(16))
+        monkeypatch.setattr(os, "cpu_count", lambda: 32)
+        assert path._num_copy_threads(num_workers, {"LOCAL_WORLD_SIZE": "2"}) == num_threads
 
     @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.int64, torch.complex64, torch.bool])
     def test_any_type(self, stack: Callable[[list[torch.Tensor], int], torch.Tensor], dtype: torch.dtype) -> None:
