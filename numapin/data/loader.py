@@ -39,9 +39,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     `balance` and `snapshot_every_n_steps`. A dataset can write a batch straight into its memory with
     `numapin.batch_buffer`. `state_dict()` and `load_state_dict()` continue in the middle of an epoch.
 
-    A forked child shares the memory of the batches, and this process reuses it once it has released them: give the
-    child copies (`.clone()`). Use torch's own loader for batches of a few hundred bytes, and for CUDA tensors that
-    workers create.
+    A child that you fork shares the memory of the batches in use, as with torch. Use torch's own loader for batches of
+    a few hundred bytes, and for CUDA tensors that workers create.
 
     Args:
         dataset: As in torch, like all arguments up to `in_order`.
@@ -51,8 +50,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         batch_sampler: As in torch.
         num_workers: As in torch. The fast path needs at least one worker.
         collate_fn: As in torch.
-        pin_memory: As in torch: batches are in pinned host memory, for the loop to copy. The first batch in each slot
-            is in pageable memory, because slots are pinned in the background.
+        pin_memory: As in torch: batches are in pinned host memory, for the loop to copy.
         drop_last: As in torch.
         timeout: As in torch.
         worker_init_fn: As in torch.

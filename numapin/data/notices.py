@@ -12,7 +12,10 @@ from numapin.base.stderr import say
 from numapin.data.wire.message import Miss
 from numapin.errors import BindingRefused
 
-_UNSUPPORTED: Final = "sparse, quantized, nested and requires_grad tensors travel in torch's shared memory"
+_UNSUPPORTED: Final = (
+    "sparse, quantized and nested tensors, tensors that require gradients (.detach() helps), and subclasses that "
+    "pickle themselves travel in torch's shared memory"
+)
 
 
 class Notices:

@@ -24,6 +24,7 @@ from numapin.data.loop_times import totals_of
 from numapin.data.notices import Notices
 from numapin.data.opening.device import Mover
 from numapin.data.opening.host import Copier, Lender, Opener
+from numapin.data.shapes import require_number
 from numapin.data.slots.pool import Pool, PoolSpec
 from numapin.data.stats import Counts, PoolTotals, Stats
 from numapin.data.wire.parcel import Parcel
@@ -79,19 +80,15 @@ class PathOptions:
     balance: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a device that cannot be used, and negative numbers."""
+        """Refuse a device that cannot be used, and numbers that make no sense."""
         if self.device is not None:
             _require_usable(self.device)
-        if self.pinned_budget is not None and self.pinned_budget < 0:
-            raise UsageError(
-                f"pinned_budget={self.pinned_budget}: a number of bytes cannot be negative",
-                "pinned_budget=0 means no slots",
-            )
-        if self.worker_threads is not None and self.worker_threads < 0:
-            raise UsageError(
-                f"worker_threads={self.worker_threads}: a number of threads cannot be negative",
-                "worker_threads=0 leaves the libraries as they are",
-            )
+        if self.pinned_budget is not None:  # 8e9 is a number of bytes, too
+            hint = "pinned_budget=0 means no slots"
+            require_number("pinned_budget", self.pinned_budget, of="bytes", hint=hint, is_whole=False)
+        if self.worker_threads is not None:
+            hint = "worker_threads=0 leaves the libraries as they are"
+            require_number("worker_threads", self.worker_threads, of="threads", hint=hint)
 
     @property
     def cuda_device(self) -> torch.device | None:

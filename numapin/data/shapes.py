@@ -1,12 +1,13 @@
-"""Check a shape that a user gave. Pure.
+"""Check a shape or a number that a user gave. Pure.
 
-Comes in: a size or several. Goes out: a tuple of sizes.
+Comes in: a size or several, or an option. Goes out: a tuple of sizes, or an error.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from numbers import Integral, Real
 
 from numapin.errors import UsageError
 
@@ -21,3 +22,11 @@ def sizes_of(shape: int | Iterable[int]) -> tuple[int, ...]:
     if any(size < 0 for size in sizes):
         raise UsageError(f"shape {sizes} has a negative size", "pass the size of each dimension")
     return sizes
+
+
+def require_number(name: str, value: object, *, of: str, hint: str, is_whole: bool = True) -> None:
+    """Raise UsageError unless an option is a number that is not negative, such as a number of threads."""
+    if not isinstance(value, Integral if is_whole else Real):
+        raise UsageError(f"{name}={value!r} is not a number of {of}", hint)
+    if value < 0:
+        raise UsageError(f"{name}={value}: a number of {of} cannot be negative", hint)

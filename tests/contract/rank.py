@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tests.contract.datasets import Rows
@@ -59,6 +60,19 @@ def hold_in_thread(kind: LoaderClass, method: str) -> None:
     time.sleep(1000)
 
 
+def run_in_threads(kind: LoaderClass, method: str) -> None:
+    """Iterate in several threads at once, whose workers are the first of this process."""
+    sums: list[int] = []
+
+    def run(_number: int) -> None:
+        loader: Any = kind(Rows(20), batch_size=2, num_workers=2, multiprocessing_context=method)
+        sums.append(sum(int(batch["index"].sum()) for batch in loader))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(run, range(4)))
+    print("ready", sums)  # noqa: T201 - the test reads it
+
+
 def leave(kind: LoaderClass, method: str) -> None:
     """Return in the middle of an epoch, with loader and iterator alive."""
     globals()["kept"] = [started(kind, method, persistent_workers=True), started(kind, method)]
@@ -99,7 +113,17 @@ def chain_handler(kind: LoaderClass, method: str) -> None:
 SCENES: dict[str, Callable[[LoaderClass, str], None]] = {
     scene.__name__: scene
     for scene in (
-        *(run_on, stop_stepping, hold_in_thread, leave, leave_holding, exit_early, fail_early, chain_handler),
+        *(
+            run_on,
+            stop_stepping,
+            hold_in_thread,
+            run_in_threads,
+            leave,
+            leave_holding,
+            exit_early,
+            fail_early,
+            chain_handler,
+        ),
     )
 }
 

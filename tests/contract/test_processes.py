@@ -110,6 +110,13 @@ def test_made_in_a_thread_that_ends(loader_class: LoaderClass) -> None:
         assert program.seconds_to_end() < (20 if loader_class is TORCH else 2)
 
 
+def test_first_epochs_in_threads(loader_class: LoaderClass) -> None:
+    """Threads may each run an epoch at once, as the first thing that a program does: no worker inherits a held lock."""
+    with running(loader_class, "run_in_threads") as program:
+        out, _ = program.process.communicate(timeout=60)
+        assert out == f"ready {[190] * 4}\n"
+
+
 @pytest.mark.parametrize("whole_group", [False, True], ids=["program", "group"])
 def test_interrupted(loader_class: LoaderClass, whole_group: bool) -> None:  # noqa: FBT001
     """After Ctrl-C, to the program alone or to all as a terminal sends it, all processes end at once, as with torch."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -129,6 +131,15 @@ def use_meta(_worker: int) -> None:
     torch.set_default_device("meta")
 
 
+def refuse_slots(_worker: int) -> None:
+    """Let the kernel refuse this worker memory for slots."""
+
+    def refuse(_name: str) -> int:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    os.memfd_create = refuse  # type: ignore[assignment] # in this worker only
+
+
 TORCHS_MAP = dict(collate.default_collate_fn_map)
 ROW: torch.Tensor = row(3)
 CASES: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
@@ -146,6 +157,8 @@ CASES: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
     "read-only-records": (lambda index: read_only(index).view([("x", "<f4"), ("y", "<i4")]), list),
     "other-byte-order": (lambda index: (read_only(index, ">f8").copy(), row(index)), list),
     "other-byte-order-read-only": (lambda index: (read_only(index, ">i4"), row(index)), list),
+    "axes-in-another-order": (lambda index: np.arange(6000.0).reshape(10, 20, 30).transpose(2, 0, 1) + 0 * index, list),
+    "axes-reversed": (lambda index: (np.arange(6000.0) + index).reshape(60, 100)[::-1, ::2], list),
     "many-tiny": (lambda index: [torch.tensor(index + n) for n in range(50)], list),
     "the-same-each-time": (lambda _: ROW, list),
     "inside-objects": (lambda index: Annotated(row(index), {"mask": read_only(index)}), list),
@@ -238,6 +251,18 @@ class TestHits:
         stats = stats_of(own_class(Made(make), batch_size=2, num_workers=1, collate_fn=list))
         assert stats.hits == 0
         assert reason in stats.misses
+
+    @pytest.mark.parametrize("collate_fn", [None, list])
+    def test_slots_turned_off(self, own_class: LoaderClass, collate_fn: Any) -> None:
+        """Without slots that is the reason, although torch's collation puts batches into shared memory."""
+        options: dict[str, Any] = {"collate_fn": collate_fn, "pinned_budget": 0}
+        loader = own_class(Made(row), batch_size=2, num_workers=1, **options)
+        assert stats_of(loader).misses == {Miss.NO_SLOTS: NUM_BATCHES}
+
+    def test_no_memory_for_slots(self, own_class: LoaderClass) -> None:
+        """If the kernel refuses memory for slots that is the reason, too."""
+        loader = own_class(Made(row), batch_size=2, num_workers=1, worker_init_fn=refuse_slots)
+        assert stats_of(loader).misses == {Miss.NO_MEMORY: NUM_BATCHES}
 
     def test_a_small_tensor_outside(self, own_class: LoaderClass) -> None:
         """A small tensor outside the slots, or one without memory, does not."""

@@ -209,7 +209,7 @@ TORCHS_WAY = frozenset(
         *("leaf-with-gradient", "parameter", "parameter-frozen", "meta", "storage", "nested"),
         *("sparse", "sparse-coalesced", "sparse-csr", "already-shared", "views-of-shared"),
         *("none", "number", "text", "bytes", "bytearray", "long-list", "set", "exception", "torch-words"),
-        *("numpy-read-only", "numpy-objects", "numpy-scalar"),
+        *("numpy-objects", "numpy-scalar"),
     )
 )
 

@@ -13,7 +13,7 @@ import copy
 from collections import deque
 from dataclasses import replace
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import torch
 from torch.utils.data import BatchSampler, RandomSampler
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from torch.utils.data import DataLoader
+
+
+_KEEP_THE_ORDER: Final = (
+    "until the end of the epoch use the same dataset, sampler, batch_size, drop_last and number of ranks"
+)
 
 
 class Batches:
@@ -144,6 +149,7 @@ class Order:
             "epochs": self._samplers.epochs,
             "samplers": self._samplers.states,
             "length": _length_of(self._sampler),
+            "order": _description_of(self._samplers),
         }
         self._notes: deque[_Note] = deque()  # of the last batch that was yielded, and of those after it
         self._num_forgotten = 0
@@ -212,14 +218,23 @@ class Order:
         left = self._samplers.epochs
         self._samplers.set_epochs([old if now == end else None for old, end, now in zip(had, ended, left, strict=True)])
 
-    def require_same_length(self, place: OrderPlace) -> None:
-        """Raise UsageError if the sampler has another length than when the state was taken."""
-        was, now = (place.start or {}).get("length"), _length_of(self._sampler)
-        has_own_state = place.sampler is not None
-        if was is not None and now is not None and was != now and not has_own_state:
+    def require_same(self, place: OrderPlace) -> None:
+        """Raise UsageError if the state was taken with another order, so that samples would be lost or repeated."""
+        if place.sampler is not None:  # it knows its place by itself
+            return
+        length, start = _length_of(self._sampler), place.start or {}
+        for key, problem in (
+            ("length", "an epoch had {} batches, this loader's has {}"),
+            ("order", "the state was taken with {}; this loader has {}"),
+        ):
+            was, now = start.get(key), self._start[key]
+            if was is not None and now is not None and was != now:
+                raise UsageError(f"load_state_dict(): {problem.format(was, now)}", _KEEP_THE_ORDER)
+        if length is not None and place.yielded > length:
             raise UsageError(
-                f"load_state_dict(): an epoch had {counted(was, 'batch')}, this loader's has {now}",
-                "until the end of the epoch use the same dataset, batch_size, drop_last and number of ranks",
+                f"load_state_dict(): the state was taken after {counted(place.yielded, 'batch')}, an epoch of this "
+                f"loader has {length}",
+                _KEEP_THE_ORDER,
             )
 
     def note_state(self, iterator: object) -> None:
@@ -345,6 +360,15 @@ def _length_of(sampler: Any) -> int | None:
         return len(sampler)
     except (TypeError, NotImplementedError):
         return None
+
+
+def _description_of(samplers: Samplers) -> str | None:
+    """Return what decides the order of torch's samplers. None: the user's own does, whose indices are checked."""
+    innermost = samplers.all[-1]
+    size, batch_size = _length_of(innermost), getattr(samplers.all[0], "batch_size", None)
+    if samplers.has_custom or size is None:
+        return None
+    return f"{type(innermost).__name__}, {counted(size, 'sample')}, batch_size={batch_size}"
 
 
 def _random_in(sampler: Any) -> Any:

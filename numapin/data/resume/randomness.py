@@ -123,6 +123,11 @@ def _numpy_random() -> Any:
     return importlib.import_module("numpy.random") if "numpy" in sys.modules else None
 
 
+# Now, and not in the first epoch: a worker that another thread forks meanwhile inherits the lock of this import, and
+# waits for it forever when torch seeds numpy.
+_numpy_random()
+
+
 def _plain(state: Any) -> Any:
     if isinstance(state, dict):
         return {key: _plain(value) for key, value in state.items()}

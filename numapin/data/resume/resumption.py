@@ -16,6 +16,7 @@ from numapin.data.resume import randomness
 from numapin.data.resume.order import Order
 from numapin.data.resume.place import OrderPlace, Place, StreamPlace, read_place
 from numapin.data.resume.track import Track
+from numapin.data.shapes import require_number
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,11 +34,8 @@ class Resumption:
 
     def __init__(self, every: int, loader: DataLoader[Any] | None = None) -> None:
         """Take the number of batches of a worker after which it reports the state of its dataset."""
-        if every < 0:
-            raise UsageError(
-                f"snapshot_every_n_steps={every}: a number of batches cannot be negative",
-                "0 means that the state of the dataset is not asked for",
-            )
+        hint = "0 means that the state of the dataset is not asked for"
+        require_number("snapshot_every_n_steps", every, of="batches", hint=hint)
         self.every = every
         self._owner = None if loader is None else weakref.ref(loader)
         self._loaded: Place | None = None  # as it was loaded, until the next iterator
@@ -144,7 +142,7 @@ def _require_same_data(loader: DataLoader[Any], place: Place, order: Order) -> N
         )
     _require_same_workers(loader, place)
     if not place.is_iterable:
-        order.require_same_length(place.order)
+        order.require_same(place.order)
 
 
 def _require_same_workers(loader: DataLoader[Any], place: Place) -> None:

@@ -43,7 +43,8 @@ class Packer:
         self.passes_caches = (pins or moves) and memory.can_pass_caches()  # a GPU reads what is written, and no CPU
         self._thread = threading.get_ident()
         self._parts: list[BatchMemory] = []
-        self.refusal: Miss | None = None  # why this batch has no room in a slot
+        self._first_refusal = Miss.NO_SLOTS if slots is None else None
+        self.refusal: Miss | None = self._first_refusal  # why this batch has no room in a slot
         self.has_waited = False  # the worker, for the task of this batch
         self._pickler = BatchPickler(self)
 
@@ -114,11 +115,10 @@ class Packer:
             for part in self._parts:
                 if not part.is_sent:
                     self._slots.put_back(part)
-        self._parts, self.refusal = [], None
+        self._parts, self.refusal = [], self._first_refusal
 
     def _begin_part(self, num_bytes: int) -> bool:
         if self._slots is None:
-            self.refusal = Miss.NO_SLOTS
             return False
         part = self._slots.take(num_bytes)
         if part is None:

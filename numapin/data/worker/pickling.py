@@ -129,10 +129,13 @@ class BatchPickler(ForkingPickler):
         return rebuild, (self._stand_in(number), tensor.dtype, tuple(tensor.shape), tensor.stride(), start)
 
     def _reduce_array(self, array: Any) -> Reduced:  # noqa: ANN401 - numpy is not a dependency
-        """Reduce an array so that it arrives as in torch's messages: writable, and in this machine's byte order."""
+        """Reduce an array so that it arrives as from torch: writable, contiguous, in this machine's byte order."""
         if array.dtype.byteorder in "<>":  # not the machine's, which is "="
             swapped: Reduced = array.__reduce_ex__(_COPYING_PROTOCOL)
             return swapped
+        if not array.flags.forc:  # in neither C's nor Fortran's order: NumPy would keep the order of its axes
+            in_order: Reduced = array.copy().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            return in_order
         if array.flags.writeable:
             return _UNCHANGED
         build, arguments, *_state = array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
@@ -203,7 +206,7 @@ class BatchPickler(ForkingPickler):
         if storage.is_shared() and not self._packer.pins:
             # The rank's tensor is the worker's memory, as with torch, so a copy would not be the same.
             if last - first >= _SMALL_BYTES:
-                self.miss = self.miss or Miss.SHARED
+                self.miss = self.miss or self._packer.refusal or Miss.SHARED  # torch's own collate shares memory
             return None
         room = self._packer.reserve(last - first)
         if room is not None:

@@ -513,6 +513,10 @@ def _without(state: dict[str, Any], key: str) -> dict[str, Any]:
         (lambda state: {"_snapshot": {}} | state, "the state has no '_main_snapshot'"),
         (lambda _: interrupt(lambda: numapin.DataLoader(Stream(9)), 2)[2], "a loader with an iterable dataset"),
         (lambda _: interrupt(lambda: numapin.DataLoader(Numbers(9)), 2)[2], "an epoch had 9 batches, .* has 5"),
+        (lambda state: state | {"_sampler_iter_yielded": 6}, "taken after 6 batches, an epoch of this loader has 5"),
+        (lambda _: interrupt(lambda: numapin.DataLoader(Numbers(10), 2), 2)[2], "with SequentialSampler, 10 samples, "),
+        (lambda _: interrupt(lambda: numapin.DataLoader(Numbers(9), 2, True), 2)[2], "with RandomSampler, 9 samples, "),
+        (lambda _: interrupt(lambda: numapin.DataLoader(Numbers(10), 2), 2)[2], "; this .* SequentialSampler, 9 "),
     ],
 )
 def test_refused_states(change: Callable[[Any], Any], message: str) -> None:
@@ -522,6 +526,13 @@ def test_refused_states(change: Callable[[Any], Any], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         loader.load_state_dict(change(loader.state_dict()))
     assert caught.value.hint
+
+
+def test_another_batch_size_with_as_many_batches() -> None:
+    """A batch size that gives the same number of batches is refused, too: samples would be lost."""
+    *_, state = interrupt(lambda: numapin.DataLoader(Numbers(9), 5, num_workers=1), 1)
+    with pytest.raises(UsageError, match="batch_size=5; this loader has SequentialSampler, 9 samples, batch_size=6"):
+        numapin.DataLoader(Numbers(9), 6).load_state_dict(state)
 
 
 def test_an_accelerator_whose_loader_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -542,9 +553,19 @@ def test_an_accelerator_whose_loader_is_torchs(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_negative_interval() -> None:
-    """A negative interval of snapshots is refused."""
-    with pytest.raises(UsageError, match="snapshot_every_n_steps=-1"):
-        numapin.DataLoader(Numbers(1), snapshot_every_n_steps=-1)
+    """A negative interval of snapshots is refused, and one that is not a whole number."""
+    for wrong in (-1, 1.5, "2"):
+        with pytest.raises(UsageError, match=f"snapshot_every_n_steps='?{wrong}"):
+            numapin.DataLoader(Numbers(1), snapshot_every_n_steps=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"pinned_budget": "1GB"}, {"worker_threads": 1.5}, {"worker_threads": "2"}])
+def test_options_that_are_not_numbers(options: dict[str, Any]) -> None:
+    """They are refused when the loader is made, with a hint; a number of bytes may be a float."""
+    with pytest.raises(UsageError, match="is not a number of") as caught:
+        numapin.DataLoader(Numbers(1), **options)
+    assert caught.value.hint
+    numapin.DataLoader(Numbers(1), pinned_budget=8e9)  # type: ignore[arg-type]
 
 
 def test_plain_batch_sampler_is_torchs() -> None:

@@ -140,6 +140,7 @@ class TestStats:
         said = capsys.readouterr().err
         assert said.count("numapin: warning:") == 1
         assert said.endswith("travel in torch's shared memory\n")
+        assert ".detach() helps" in said
         assert [note in said for note in path.stats().notes] == [True]
 
     def test_what_the_user_cannot_change_is_not_said(self, path: DataPath, capsys: pytest.CaptureFixture[str]) -> None:
