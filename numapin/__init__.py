@@ -92,11 +92,13 @@ __all__ = [  # noqa: RUF022 - grouped by stage, in the order of use
 
 def __getattr__(name: str) -> object:
     """Import a public name from its module, or a public module, on first use (PEP 562)."""
+    import sys
     from importlib import import_module
     from importlib.util import find_spec
 
     if name in _MODULES:
-        if find_spec("torch") is None:  # which its functions import
+        # The module itself imports without torch; its functions do not.
+        if "torch" not in sys.modules and find_spec("torch") is None:
             raise _needs_torch(name)
         return import_module(f"numapin.{name}")
     if name not in _HOME:

@@ -23,7 +23,6 @@ from numapin.base.printable import printable_lines
 TYPE_CHECKING = False  # each rank imports this before its program starts
 if TYPE_CHECKING:
     from signal import Signals
-    from typing import Self
 
 
 class NumapinError(Exception):
@@ -32,12 +31,13 @@ class NumapinError(Exception):
     Args:
         message: What failed, on what, and what was seen.
         hint: The next command to type, or the remedy.
-        hint_if_fixed: The hint of a command whose number of ranks cannot be chosen. "": the same.
+        hint_for_fixed_ranks: The hint for commands that cannot choose their number of ranks ("exec --children",
+            "attach"). "": the same.
 
     Attributes:
         message: As given.
         hint: As given.
-        hint_if_fixed: As given.
+        hint_for_fixed_ranks: As given.
         exit_code: The exit status of a command that fails with this error.
 
     Example:
@@ -54,16 +54,15 @@ class NumapinError(Exception):
     exit_code = 1
     block: tuple[str, ...] = ()  # lines that the command line prints in place of message and hint
 
-    def __init__(self, message: str, hint: str = "", *, hint_if_fixed: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", *, hint_for_fixed_ranks: str = "") -> None:
         super().__init__(message, hint)
         self.message = message
         self.hint = hint
-        self.hint_if_fixed = hint_if_fixed
+        self.hint_for_fixed_ranks = hint_for_fixed_ranks
 
-    def with_fixed_ranks(self) -> Self:
-        """Choose the hint of a command whose number of ranks cannot be chosen; return this error."""
-        self.hint = self.hint_if_fixed or self.hint
-        return self
+    def use_hint_for_fixed_ranks(self) -> None:
+        """Replace the hint by the one for commands that cannot choose their number of ranks."""
+        self.hint = self.hint_for_fixed_ranks or self.hint
 
     def __str__(self) -> str:
         """Return the message and, on a second line, the hint, safe to print on a terminal."""

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
 from numapin.base.printable import printable
 from numapin.data import containers
+from numapin.data.arguments import sizes_of
 from numapin.data.budget import num_ranks_of, read_room
 from numapin.data.locality import Locality, find_locality
-from numapin.data.shapes import sizes_of
 from numapin.data.slots.reclaim import Locked, reclaimer
 from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.system.cuda import CudaRefused, Driver, driver

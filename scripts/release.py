@@ -1,11 +1,10 @@
 """Install the files of dist/packages into clean environments, and run tests there: `make release`.
 
-Comes in: what `make package` built, the Pythons on PATH (also pyenv's), and names of trials; none: all of them. With
---all, contract and unit tests are complete; with --few, only those run that depend most on torch. With --check, nothing
-is written into the tree.
+Comes in: what `make package` built, the Pythons on PATH (also pyenv's), and names of trials; none: all of them. --all
+runs all contract and unit tests, --few only those that depend most on torch; --check writes nothing into the tree.
 Goes out: docs/tested.md and docs/results/release-tests.txt, which have every trial that was run on these very files.
-Status 1 if one failed; built files that cannot be installed or imported are a failure. A trial that cannot be had here
-(no such Python, no torch for it) is noted; it is a failure only if it was named, and --optional was not.
+Status 1 if one failed; built files that cannot be installed or imported are a failure. A trial whose Python or torch is
+missing is noted; it is a failure only if it was named without --optional.
 """
 
 from __future__ import annotations
@@ -35,18 +34,17 @@ RESULTS: Final = WORK / "results"
 LIMIT_S: Final = 1200
 PASSED_ALONE: Final = "failed beside the others, passed alone: "  # begins the lines of tests/twice.py
 ALL_TESTS: Final = ("tests/contract", "tests/unit", "tests/integration/test_torchrun_parity.py")
-# What depends on the versions of Python and torch, and takes two minutes on two CPUs.
-TESTS: Final = (
-    *(f"tests/contract/test_{name}.py" for name in ("surface", "values", "errors", "rng", "cast")),
-    *(f"tests/unit/{name}" for name in ("system", "plan", "rank", "tasks", "data", "test_public_api.py")),
-    *(f"tests/unit/launcher/test_{name}.py" for name in ("agent", "direct", "installed_torch", "other_torch", "store")),
-    "tests/integration/test_torchrun_parity.py",
-)
 FEW_TESTS: Final = (  # half a minute
     *(f"tests/contract/test_{name}.py" for name in ("surface", "errors", "rng", "cast")),
     *(f"tests/unit/{name}" for name in ("data", "test_public_api.py")),
     *(f"tests/unit/launcher/test_{name}.py" for name in ("agent", "direct", "installed_torch", "other_torch", "store")),
     "tests/integration/test_torchrun_parity.py",
+)
+# What depends on the versions of Python and torch, and takes two minutes on two CPUs.
+TESTS: Final = (
+    *FEW_TESTS,
+    "tests/contract/test_values.py",
+    *(f"tests/unit/{name}" for name in ("system", "plan", "rank", "tasks")),
 )
 WITHOUT_TORCH: Final = ("tests/integration/test_without_torch.py",)
 KINDS: Final = {"x86_64": "*x86_64.whl", "aarch64": "*aarch64.whl", "pure": "*-none-any.whl", "sdist": "*.tar.gz"}
@@ -112,24 +110,13 @@ def main(arguments: list[str]) -> int:
         print(f"no such trial: {', '.join(sorted(unknown))}; there are: {' '.join(trial.name for trial in TRIALS)}")
         return 2
     files = hash_of_files()
-    results = []
-    for trial in TRIALS:
-        kept = RESULTS / f"{trial.name}.json"
-        if not options.names or trial.name in options.names:
-            result = attempt(trial, files, options.tests)
-            print(f"{trial.name}: {result.outcome}, {result.seconds:.0f} s", flush=True)
-            if options.check:
-                print(result.output)
-            else:
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                kept.write_text(json.dumps(asdict(result)))
-            results.append(result)
-        elif not options.check:
-            results.append(known(kept, files) or Result.not_run(trial.name, trial.python, trial.torch, trial.kind))
+    chosen = [trial for trial in TRIALS if not options.names or trial.name in options.names]
+    results = [tried(trial, files, options) for trial in chosen]
     if not options.check:
-        write_table(results, ROOT)
-    wanted = [] if options.optional else [result for result in results if result.name in options.names]
-    return int(any(result.counts.failed for result in results) or any(result.why for result in wanted))
+        write_table([known(trial, files) for trial in TRIALS], ROOT)
+    has_failed = any(result.counts.failed for result in results)
+    is_missing = bool(options.names) and not options.optional and any(result.why for result in results)
+    return int(has_failed or is_missing)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -137,20 +124,41 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts.release", description="Test what `make package` built.")
     parser.add_argument("names", nargs="*", metavar="TRIAL", help="such as 3.13-torchnewest; none: all")
     parser.add_argument("--check", action="store_true", help="write nothing into the tree")
-    parser.add_argument("--optional", action="store_true", help="a trial that cannot be had is no failure")
+    parser.add_argument("--optional", action="store_true", help="do not fail if a trial's Python or torch is missing")
     extent = parser.add_mutually_exclusive_group()
-    extent.add_argument("--all", dest="tests", action="store_const", const=ALL_TESTS, default=TESTS)
-    extent.add_argument("--few", dest="tests", action="store_const", const=FEW_TESTS)
+    for option, tests, words in (
+        ("--all", ALL_TESTS, "run all contract and unit tests"),
+        ("--few", FEW_TESTS, "run only the tests that depend most on torch"),
+    ):
+        extent.add_argument(option, dest="tests", action="store_const", const=tests, default=TESTS, help=words)
     return parser.parse_args(arguments)
 
 
-def known(path: Path, files: str) -> Result | None:
-    """Return the result of an earlier run on the same files."""
-    if not path.exists():
-        return None
-    fields = json.loads(path.read_text())
-    result = Result(**{**fields, "counts": Counts(**fields["counts"])})
-    return result if result.files == files else None
+def tried(trial: Trial, files: str, options: argparse.Namespace) -> Result:
+    """Run a trial; print its result, and keep it unless it is only a check."""
+    result = attempt(trial, files, options.tests)
+    print(f"{trial.name}: {result.outcome}, {result.seconds:.0f} s", flush=True)
+    if options.check:
+        print(result.output)
+    else:
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        kept_of(trial).write_text(json.dumps(asdict(result)))
+    return result
+
+
+def known(trial: Trial, files: str) -> Result:
+    """Return the result of the last run on the same files, or one that says that there was none."""
+    if kept_of(trial).exists():
+        fields = json.loads(kept_of(trial).read_text())
+        result = Result(**{**fields, "counts": Counts(**fields["counts"])})
+        if result.files == files:
+            return result
+    return Result.not_run(trial.name, trial.python, trial.torch, trial.kind)
+
+
+def kept_of(trial: Trial) -> Path:
+    """Return the file with a trial's last result."""
+    return RESULTS / f"{trial.name}.json"
 
 
 def attempt(trial: Trial, files: str, tests: Sequence[str]) -> Result:

@@ -19,7 +19,7 @@ from numapin.children import own
 from numapin.children.devices import UnknownDevice, device_of
 from numapin.children.made import make_table
 from numapin.children.reporting import bytes_away
-from numapin.errors import BindingRefused, UsageError
+from numapin.errors import BindingRefused, NumapinError, UsageError
 from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, Memory, Request
 from numapin.rank.become import BINDING
@@ -161,10 +161,14 @@ def _goes_by(entry: DeviceEntry, key: str) -> bool:
 
 def _planned_here(given: ChildTable | None, device: object, request: Request) -> tuple[ChildTable, DeviceEntry]:
     """Read the machine, plan for one process on each of its GPUs, and return the plan and this device's entry."""
-    topology = _read_machine(given.allowed if given is not None else "")
+    topology = _read_machine(None if given is None else given.allowed_cpus)
     index = _index(topology, device)
     gpus = _gpus_of_vendor(topology, index)
-    plan = make_plan(topology, Request(bind=request.bind, memory=request.memory, rank_gpus=gpus))
+    try:
+        plan = make_plan(topology, Request(bind=request.bind, memory=request.memory, rank_gpus=gpus))
+    except NumapinError as error:
+        error.use_hint_for_fixed_ranks()  # a call does not take --nproc-per-node
+        raise
     run = given.run if given is not None else ""
     table = make_table(plan, topology, own.environ(), run=run, match=None, strict=False, verbose=False)
     return table, {entry.index: entry for entry in table.devices}[index]
@@ -176,16 +180,16 @@ def _gpus_of_vendor(topology: Topology, index: int) -> list[int]:
     return [other for other, vendor in vendors.items() if vendor == vendors[index]]
 
 
-def _read_machine(of_command: str) -> Topology:
-    """Read the machine with the CPUs that this process had before it, or the process that it follows, was bound.
+def _read_machine(command_cpus: str | None) -> Topology:
+    """Read the machine with the CPUs that this process, or the one that it follows, had before it was bound.
 
-    These are `of_command` if the plan of the command bound it.
+    `command_cpus` are those of `exec --children`, if it bound the process.
     """
     current = os.sched_getaffinity(0)
     if not _has_cpus_of_binding(current):
         os.environ[_BEFORE] = str(CpuSet(current))
     with suppress(OSError, ValueError):
-        os.sched_setaffinity(0, CpuSet.parse(os.environ.get(_BEFORE) or of_command or str(CpuSet(current))))
+        os.sched_setaffinity(0, CpuSet.parse(os.environ.get(_BEFORE) or command_cpus or str(CpuSet(current))))
     try:
         return discover(environ=own.environ())
     finally:
@@ -206,9 +210,9 @@ def _index(topology: Topology, device: object) -> int:
     if number is None:
         return topology.find_gpu(str(device), option="device").index
     visible = topology.visible_gpus
-    found = next((gpu for gpu in visible if gpu.cuda_index == number), None)
     if not visible:
         raise UsageError("this process sees no GPU to bind to", "see why with: numapin topo")
+    found = next((gpu for gpu in visible if gpu.cuda_index == number), None)
     if found is None:
         why = _why_not_found(visible)
         raise UsageError(f"there is no device {number} among this process's GPUs: {why}", _DEVICES)

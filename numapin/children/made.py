@@ -40,7 +40,7 @@ def make_table(  # noqa: PLR0913 - what goes into it
     saw = {name: environ.get(name) for name in _SEEN}
     return ChildTable(
         devices=devices,
-        allowed=str(topology.allowed.cpus),
+        allowed_cpus=str(topology.allowed.cpus),
         run=run,
         match=match,
         strict=strict,

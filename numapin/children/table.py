@@ -4,7 +4,7 @@ Comes in: a `Plan` with one rank per GPU that the command sees, and the command'
 variable; and from that text, in a process below the command, a `ChildTable`.
 
 The text has lines, then JSON in the last line. The lines are read by `hook/sitecustomize.py` in every Python, so they
-take no parser: "1", or "1 strict"; then each variable that may name a device, as the command saw it: NAME if it was
+take no parser: "2", or "2 strict"; then each variable that may name a device, as the command saw it: NAME if it was
 unset, else NAME=VALUE. A process whose variable differs was given a device of its own.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LISTS: Final = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """The variables that list a process's devices."""
 SLURM_RANK: Final = "SLURM_LOCALID"
-_FIRST: Final = "1"
+_FIRST: Final = "2"
 
 
 class DeviceEntry:
@@ -57,29 +57,29 @@ class DeviceEntry:
 
 
 class ChildTable:
-    """The contents of NUMAPIN_CHILDREN. `allowed`: the CPUs that the command may use, as a list."""
+    """The contents of NUMAPIN_CHILDREN. `allowed_cpus`: the CPUs that the command may use, as a list."""
 
-    __slots__ = ("allowed", "devices", "match", "run", "saw", "strict", "verbose")
+    __slots__ = ("allowed_cpus", "devices", "match", "run", "saw", "strict", "verbose")
 
     def __init__(  # noqa: PLR0913 - the fields
         self,
         *,
         devices: Sequence[DeviceEntry],
-        allowed: str,
+        allowed_cpus: str,
         run: str,
         match: str | None,
         strict: bool,
         verbose: bool,
         saw: Mapping[str, str | None],
     ) -> None:
-        self.devices, self.allowed, self.run, self.match = tuple(devices), allowed, run, match
+        self.devices, self.allowed_cpus, self.run, self.match = tuple(devices), allowed_cpus, run, match
         self.strict, self.verbose, self.saw = strict, verbose, dict(saw)
 
     def with_saw(self, saw: Mapping[str, str | None]) -> ChildTable:
         """Return the same plan for processes that find these values in their environment if no GPU is theirs."""
         return ChildTable(
             devices=self.devices,
-            allowed=self.allowed,
+            allowed_cpus=self.allowed_cpus,
             run=self.run,
             match=self.match,
             strict=self.strict,
@@ -92,7 +92,7 @@ class ChildTable:
         first = f"{_FIRST} strict" if self.strict else _FIRST
         lines = (_line(name, value) for name, value in self.saw.items())
         content = {
-            "allowed": self.allowed,
+            "allowed_cpus": self.allowed_cpus,
             "run": self.run,
             "match": self.match,
             "verbose": self.verbose,
@@ -110,7 +110,7 @@ class ChildTable:
         content = json.loads(last)
         return cls(
             devices=[DeviceEntry(**entry) for entry in content["devices"]],
-            allowed=content["allowed"],
+            allowed_cpus=content["allowed_cpus"],
             run=content["run"],
             match=content["match"],
             strict="strict" in first.split(),

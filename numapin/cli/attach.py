@@ -184,7 +184,8 @@ def _aim(options: _AttachOptions) -> Aim:
     try:
         return _aim_at(options, options.wish())
     except NumapinError as error:
-        raise error.with_fixed_ranks() from None  # the ranks run already
+        error.use_hint_for_fixed_ranks()  # the ranks run already
+        raise
 
 
 def _aim_at(options: _AttachOptions, wish: Wish) -> Aim:

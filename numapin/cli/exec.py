@@ -124,7 +124,8 @@ def _bind_children(options: _ExecOptions) -> NoReturn:
     try:
         status = _status_of_command(options)
     except NumapinError as error:
-        raise error.with_fixed_ranks() from None  # --children does not take --nproc-per-node
+        error.use_hint_for_fixed_ranks()  # --children does not take --nproc-per-node
+        raise
     if status < 0:
         _die_of(-status)
     sys.exit(status)

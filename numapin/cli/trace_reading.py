@@ -39,13 +39,18 @@ _NAME_ONE: Final = "name a file that torch.profiler wrote, or the output folder 
 def read_report(paths: Sequence[Path], settings: Settings | None = None) -> TraceReport:
     """Return the report on these files and folders.
 
-    Without settings, the user has named them, and UsageError is raised if one cannot be read or has no traces. After a
-    run with these settings, NumapinError is raised if nothing was traced.
+    Raises UsageError if a file that the user named (`settings` is None) cannot be read or has no trace, and
+    NumapinError if a run with these settings traced nothing.
     """
     analyses: list[Analysis] = []
     notes: list[str] = []
     for path in paths:
-        analyses += _read_run(path, notes, settings) if _is_folder(path) else [_analyze(path)]
+        of_path: list[str] = []
+        found = _read_run(path, of_path, settings) if _is_folder(path) else [_analyze(path)]
+        if settings is None and not found:
+            raise _no_trace(of_path, settings)
+        analyses += found
+        notes += of_path
     if not analyses:
         raise _no_trace(notes, settings)
     return make_report(analyses, notes)

@@ -23,7 +23,7 @@ Comes in: the arguments of torch's DataLoader. Goes out: batches.
     loop_times.py  EDGE  a loader's waiting times, published for `numapin top`
     casting.py     PURE  narrow the tensors of batches
     containers.py  PURE  rebuild nested containers
-    shapes.py      PURE  check a shape
+    arguments.py   PURE  check shapes and numbers that a user gave
     forks.py       PURE  Python versions whose forked children can hang
     resume/              the place in an epoch, for state_dict()
     worker/              in a worker: bind it, put batches into slots

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from numapin.base.stderr import say
-from numapin.data.shapes import sizes_of
+from numapin.data.arguments import sizes_of
 from numapin.data.worker import setup
 
 if TYPE_CHECKING:

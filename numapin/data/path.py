@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from numapin.data.arguments import require_number
 from numapin.data.budget import num_ranks_of, read_room
 from numapin.data.home import Home
 from numapin.data.loop_times import totals_of
 from numapin.data.notices import Notices
 from numapin.data.opening.device import Mover
 from numapin.data.opening.host import Copier, Lender, Opener
-from numapin.data.shapes import require_number
 from numapin.data.slots.pool import Pool, PoolSpec
 from numapin.data.stats import Counts, PoolTotals, Stats
 from numapin.data.wire.parcel import Parcel
@@ -80,15 +80,15 @@ class PathOptions:
     balance: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a device that cannot be used, and numbers that make no sense."""
+        """Refuse a device that cannot be used, and options that are negative or not numbers."""
         if self.device is not None:
             _require_usable(self.device)
         if self.pinned_budget is not None:  # 8e9 is a number of bytes, too
-            hint = "pinned_budget=0 means no slots"
-            require_number("pinned_budget", self.pinned_budget, of="bytes", hint=hint, is_whole=False)
+            hint = "give bytes, such as 8e9; 0 means no slots"
+            require_number("pinned_budget", self.pinned_budget, unit="bytes", hint=hint, is_whole=False)
         if self.worker_threads is not None:
-            hint = "worker_threads=0 leaves the libraries as they are"
-            require_number("worker_threads", self.worker_threads, of="threads", hint=hint)
+            hint = "give a whole number; 0 leaves the libraries as they are"
+            require_number("worker_threads", self.worker_threads, unit="threads", hint=hint)
 
     @property
     def cuda_device(self) -> torch.device | None:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from numapin.jobs.request import JobRequest
 
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
-_QUEUE: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+_LABEL: Final = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
+_QUEUE: Final = re.compile(rf"(?=.{{1,63}}$){_LABEL}(?:\.{_LABEL})*")
 _IMAGE_OPTION: Final = "--container registry/image:tag (with numapin in it)"
 _IMAGE: Final = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]*")
 

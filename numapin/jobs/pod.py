@@ -50,6 +50,8 @@ _RESERVED: Final = frozenset(
 _LEAVE_OUT: Final = "leave it out"
 _SET_FOR_RANKS: Final = {
     **dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"), _LEAVE_OUT),
+    **dict.fromkeys(("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"), _LEAVE_OUT),
+    **{f"TORCHELASTIC_{name}": _LEAVE_OUT for name in ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS", "USE_AGENT_STORE")},
     "NUMAPIN_BINDING": _LEAVE_OUT,
     "NUMAPIN_CHILDREN": _LEAVE_OUT,
     "NUMAPIN_DATALOADER": "give --dataloader instead",

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 _NAME: Final = itemgetter(0)
 _LABEL: Final = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
-_PART: Final = r"[a-z0-9](?:[a-z0-9-]{0,251}[a-z0-9])?"
-_DOMAIN: Final = rf"(?=[^/]{{1,253}}(?:/|$)){_PART}(?:\.{_PART})*"
+_DOMAIN_LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,251}[a-z0-9])?"
+# An RFC 1123 subdomain; the lookahead limits it to 253 characters.
+_DOMAIN: Final = rf"(?=[^/]{{1,253}}(?:/|$)){_DOMAIN_LABEL}(?:\.{_DOMAIN_LABEL})*"
 _QUALIFIED: Final = re.compile(rf"(?:{_DOMAIN}/)?{_LABEL}")
 _LABEL_VALUE: Final = re.compile(rf"(?:{_LABEL})?")
 _OBJECT: Final = re.compile(_DOMAIN)
@@ -216,7 +217,7 @@ def resource(text: str) -> tuple[str, str]:
     if not _QUALIFIED.fullmatch(name) or not _QUANTITY.fullmatch(amount):
         raise ValueError(f"{text!r} is not {form}")
     if "/" not in name and not _BUILT_IN.fullmatch(name):
-        raise ValueError(f"{name} is no resource of Kubernetes, and others have a domain; write {form}")
+        raise ValueError(f"{name} is not a resource of Kubernetes itself, and all others need a domain: write {form}")
     return name, amount
 
 
@@ -254,7 +255,9 @@ def toleration(text: str) -> Toleration:
 def object_name(text: str) -> str:
     """Return the name of a Kubernetes object."""
     if not _OBJECT.fullmatch(text):
-        raise ValueError(f"{text!r} is not the name of an object: lower case letters, digits, and - or . between")
+        raise ValueError(
+            f"{text!r} is not the name of an object: lower case letters and digits, with - and . between them"
+        )
     return text
 
 

@@ -386,5 +386,5 @@ def _too_few_cores(machine: UsableMachine, group: list[Draft], cores: list[Core]
     return PlanError(
         f"too few exclusive cores for {counted(len(group), 'rank')} on {homes}: {usable}",
         "use fewer ranks (--nproc-per-node), reserve fewer CPUs (--reserve-cpus), or share them: --bind node",
-        hint_if_fixed="reserve fewer CPUs (--reserve-cpus), or share them: --bind node",
+        hint_for_fixed_ranks="reserve fewer CPUs (--reserve-cpus), or share them: --bind node",
     )

@@ -64,7 +64,7 @@ def _named_gpus(topology: Topology, keys: Sequence[str]) -> tuple[Gpu, ...]:
     indices = [gpu.index for gpu in named]
     if len(set(indices)) < len(indices):
         hint = "for several ranks per GPU: --nproc-per-node N"
-        raise UsageError(f"--gpus names a GPU twice: {indices}", hint, hint_if_fixed="name each GPU once")
+        raise UsageError(f"--gpus names a GPU twice: {indices}", hint, hint_for_fixed_ranks="name each GPU once")
     _require_order(named)
     return named
 
@@ -77,7 +77,7 @@ def _find(topology: Topology, keys: Sequence[str]) -> tuple[Gpu, ...]:
         if len(keys) > 1 or not keys[0].isdecimal():
             raise
         hint = f"for {keys[0]} ranks, give --nproc-per-node {keys[0]}; {_LIST_GPUS}"
-        raise UsageError(error.message, hint, hint_if_fixed=_LIST_GPUS) from None
+        raise UsageError(error.message, hint, hint_for_fixed_ranks=_LIST_GPUS) from None
 
 
 def _require_order(named: Sequence[Gpu]) -> None:

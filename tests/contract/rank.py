@@ -113,17 +113,15 @@ def chain_handler(kind: LoaderClass, method: str) -> None:
 SCENES: dict[str, Callable[[LoaderClass, str], None]] = {
     scene.__name__: scene
     for scene in (
-        *(
-            run_on,
-            stop_stepping,
-            hold_in_thread,
-            run_in_threads,
-            leave,
-            leave_holding,
-            exit_early,
-            fail_early,
-            chain_handler,
-        ),
+        run_on,
+        stop_stepping,
+        hold_in_thread,
+        run_in_threads,
+        leave,
+        leave_holding,
+        exit_early,
+        fail_early,
+        chain_handler,
     )
 }
 

@@ -59,7 +59,7 @@ sys.modules.update(dict.fromkeys(("torch._dynamo", "torch._inductor", "torch._in
 # the import, and when the process ends, costs a rank 0.6 s.
 WITHOUT_GARBAGE = "import atexit, gc; gc.disable(); atexit.register(gc.freeze); "
 
-# Both, for scripts that import torch. Garbage is collected after the import, but for torch's own objects.
+# Both of these, for scripts that import torch. Garbage is collected again after the import, except torch's own objects.
 TORCH_QUICKLY = f"{WITHOUT_COMPILER}{WITHOUT_GARBAGE}import torch; gc.freeze(); gc.enable()\n"
 
 # Variables of this test run must not reach the launchers under test.

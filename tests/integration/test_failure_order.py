@@ -273,16 +273,16 @@ class Hosts:
 
     def __str__(self) -> str:
         """Return the status and the output of each host."""
-        return "\n".join(map(self._told, self._launchers))
+        return "\n".join(map(self._described, self._launchers))
 
-    def _told(self, name: str) -> str:
+    def _described(self, name: str) -> str:
         out = (self.folder / f"{name}.out").read_text()
         return f"--- host {name}, exit status {self.status(name)}\n{out}{self.err(name)}"
 
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """Give hosts to start launchers on; end those that are left."""
+    """Give the launchers of a job on several hosts; end those that still run."""
     running = Hosts(tmp_path)
     yield running
     running.end()

@@ -21,6 +21,7 @@ from torch.utils.data import BatchSampler, RandomSampler
 from numapin.base.plural import counted
 from numapin.data.resume import randomness
 from numapin.data.resume.checksum import extended
+from numapin.data.resume.kinds import kind_of, length_of, words_for
 from numapin.data.resume.place import OrderPlace
 from numapin.data.resume.samplers import Draws, Samplers, is_stateful, load_own, state_or_none
 from numapin.errors import UsageError
@@ -148,8 +149,8 @@ class Order:
         self._start: dict[str, Any] = {
             "epochs": self._samplers.epochs,
             "samplers": self._samplers.states,
-            "length": _length_of(self._sampler),
-            "order": _description_of(self._samplers),
+            "length": length_of(self._sampler),
+            "order": kind_of(self._samplers),
         }
         self._notes: deque[_Note] = deque()  # of the last batch that was yielded, and of those after it
         self._num_forgotten = 0
@@ -222,20 +223,16 @@ class Order:
         """Raise UsageError if the state was taken with another order, so that samples would be lost or repeated."""
         if place.sampler is not None:  # it knows its place by itself
             return
-        length, start = _length_of(self._sampler), place.start or {}
-        for key, problem in (
-            ("length", "an epoch had {} batches, this loader's has {}"),
-            ("order", "the state was taken with {}; this loader has {}"),
-        ):
-            was, now = start.get(key), self._start[key]
-            if was is not None and now is not None and was != now:
-                raise UsageError(f"load_state_dict(): {problem.format(was, now)}", _KEEP_THE_ORDER)
-        if length is not None and place.yielded > length:
-            raise UsageError(
-                f"load_state_dict(): the state was taken after {counted(place.yielded, 'batch')}, an epoch of this "
-                f"loader has {length}",
-                _KEEP_THE_ORDER,
-            )
+        start, length, kind = place.start or {}, self._start["length"], self._start["order"]
+        had, had_kind = start.get("length"), start.get("order", kind)
+        if had is not None and length is not None and had != length:
+            raise _refusal(f"an epoch had {counted(had, 'batch')}, this loader's has {length}")
+        if had_kind != kind:
+            raise _refusal(f"the state was taken with {words_for(had_kind)}; this loader has {words_for(kind)}")
+        is_exact = length is not None and not self._samplers.has_custom  # the length of a user's may be an estimate
+        if is_exact and place.yielded > length:
+            taken = counted(place.yielded, "batch")
+            raise _refusal(f"the state was taken after {taken}, an epoch of this loader has {length}")
 
     def note_state(self, iterator: object) -> None:
         """Note the sampler's own state after a draw."""
@@ -341,7 +338,7 @@ class Order:
         if type(self._sampler) is not BatchSampler:
             return inner
         samples = yielded * self._sampler.batch_size
-        length = _length_of(self._sampler.sampler)
+        length = length_of(self._sampler.sampler)
         samples = samples if length is None else min(samples, length)
         if inner is None:
             return {"samples_yielded": samples}
@@ -354,21 +351,8 @@ def _rank() -> int:
     return torch.distributed.get_rank() if is_distributed else 0
 
 
-def _length_of(sampler: Any) -> int | None:
-    """Return the number of a sampler's batches; None if it has no length."""
-    try:
-        return len(sampler)
-    except (TypeError, NotImplementedError):
-        return None
-
-
-def _description_of(samplers: Samplers) -> str | None:
-    """Return what decides the order of torch's samplers. None: the user's own does, whose indices are checked."""
-    innermost = samplers.all[-1]
-    size, batch_size = _length_of(innermost), getattr(samplers.all[0], "batch_size", None)
-    if samplers.has_custom or size is None:
-        return None
-    return f"{type(innermost).__name__}, {counted(size, 'sample')}, batch_size={batch_size}"
+def _refusal(problem: str) -> UsageError:
+    return UsageError(f"load_state_dict(): {problem}", _KEEP_THE_ORDER)
 
 
 def _random_in(sampler: Any) -> Any:

@@ -12,11 +12,11 @@ from torch.utils.data import IterDataPipe
 from torch.utils.data.dataloader import _DatasetKind
 
 from numapin.base.stderr import say
+from numapin.data.arguments import require_number
 from numapin.data.resume import randomness
 from numapin.data.resume.order import Order
 from numapin.data.resume.place import OrderPlace, Place, StreamPlace, read_place
 from numapin.data.resume.track import Track
-from numapin.data.shapes import require_number
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ class Resumption:
 
     def __init__(self, every: int, loader: DataLoader[Any] | None = None) -> None:
         """Take the number of batches of a worker after which it reports the state of its dataset."""
-        hint = "0 means that the state of the dataset is not asked for"
-        require_number("snapshot_every_n_steps", every, of="batches", hint=hint)
+        hint = "give a whole number; 0 means that the dataset's state is not saved"
+        require_number("snapshot_every_n_steps", every, unit="batches", hint=hint)
         self.every = every
         self._owner = None if loader is None else weakref.ref(loader)
         self._loaded: Place | None = None  # as it was loaded, until the next iterator

@@ -78,8 +78,8 @@ def encode(head: Head, body: bytes | memoryview) -> bytes:
     """Return a batch as bytes."""
     # marshal writes neither enums nor named tuples.
     number, worker, parts, wanted, miss, storages, *others = head
-    places = tuple(map(tuple, parts)), wanted, miss and miss.value, tuple(map(tuple, storages))
-    packed = marshal.dumps((number, worker, *places, *others))
+    plain_parts, plain_storages = tuple(map(tuple, parts)), tuple(map(tuple, storages))
+    packed = marshal.dumps((number, worker, plain_parts, wanted, miss and miss.value, plain_storages, *others))
     return b"".join((_HEAD.pack(_PARCEL, len(packed)), packed, body))
 
 

@@ -76,7 +76,7 @@ class TaskQueue(Channel):
         """Return the next task; raises queue.Empty after `timeout` seconds."""
         grant, message = decode_grant(self.receive(timeout))
         # Every worker waits for the first task of an epoch, however slow it is.
-        setup.accept(grant, self._handover, has_waited=self.has_waited and self._follows_task)
+        setup.accept(grant, self._handover, was_idle=self.has_waited and self._follows_task)
         task = unpickle(message)
         self._follows_task = isinstance(task, tuple)
         return task

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from numapin.data.worker.slots import BatchMemory, WorkerSlots
 
 LARGE_BYTES: Final = 4 << 20  # larger batches are worth threads, and do not belong in the caches
+_LONG_PICKLE: Final = 16 << 10  # a pickler's table of objects never shrinks, and is cleared as a whole after each batch
+# torch.frombuffer gives these no quantizer: resizing such a tensor crashes the process.
 _QUANTIZED: Final = frozenset((torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4))
 
 
@@ -45,8 +47,8 @@ class Packer:
         self._parts: list[BatchMemory] = []
         self._first_refusal = Miss.NO_SLOTS if slots is None else None
         self.refusal: Miss | None = self._first_refusal  # why this batch has no room in a slot
-        self.has_waited = False  # the worker, for the task of this batch
-        self._pickler = BatchPickler(self)
+        self.was_idle = False  # between the last task of this epoch and that of this batch
+        self._pickler: BatchPickler | None = None  # that of the last batch
 
     def accept(self, grant: Grant, descriptors: Handover) -> None:
         """Take over the slot that came with a task."""
@@ -100,11 +102,14 @@ class Packer:
 
     def pack(self, number: int, batch: object) -> bytes:
         """Return the message for a batch, and be ready for the next one. Raises what pickling the batch raises."""
-        pickler = self._pickler
+        pickler, self._pickler = self._pickler or BatchPickler(self), None
         try:
             body = pickler.pickled(batch)
             sent = self._send(pickler)
-            return encode(self._head(number, pickler, sent), body)
+            message = encode(self._head(number, pickler, sent), body)
+            if len(body) < _LONG_PICKLE:
+                self._pickler = pickler
+            return message
         finally:
             pickler.forget()
             self.finish()

@@ -49,7 +49,7 @@ class WorkerStart:
         pins: Whether batches must end up in pinned memory.
         moves: Whether batches must end up on a device.
         num_copy_threads: The threads that stack a large batch.
-        can_be_ahead: Whether a worker that waited for its task is ahead of the loop.
+        can_be_ahead: Whether a worker has several tasks at once, so that one that was idle is ahead of the loop.
         num_library_threads: The threads of numpy's BLAS, OpenMP, MKL and OpenCV. 0: their own default.
         casts: The dtypes to narrow.
         dataset: Where the dataset begins. None: its state is not asked for.
@@ -91,11 +91,11 @@ class WorkerStart:
             self.then(worker)
 
 
-def accept(grant: Grant, handover: Handover, *, has_waited: bool) -> None:
-    """Take over the slot that came with a task; `has_waited`: this worker had nothing to do before it came."""
+def accept(grant: Grant, handover: Handover, *, was_idle: bool) -> None:
+    """Take over the slot that came with a task; `was_idle`: the worker waited for it after another one of the epoch."""
     if _packer is not None:
         _packer.accept(grant, handover)
-        _packer.has_waited = has_waited
+        _packer.was_idle = was_idle
 
 
 def allocate(dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor | None:

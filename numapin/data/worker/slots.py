@@ -74,7 +74,7 @@ class BatchMemory:
         return start
 
     def tensor(self, start: int, dtype: torch.dtype, count: int) -> torch.Tensor:
-        """Return `count` elements, `start` bytes from its begin, as a tensor with a storage of its own."""
+        """Return `count` elements from byte `start` on, as a tensor with a storage of its own."""
         return torch.frombuffer(self.view, dtype=dtype, count=count, offset=start)
 
 

@@ -82,7 +82,7 @@ class Stacker:
         if out.nbytes < LARGE_BYTES:
             return torch.stack(batch, 0, out=out)  # type: ignore[arg-type] # it takes tuples, too
         stack = self._function_for(batch, out)
-        is_ahead = self._can_be_ahead and self._packer.has_waited
+        is_ahead = self._can_be_ahead and self._packer.was_idle
         num_parts = 1 if is_ahead else min(self._num_threads, len(batch))
         cuts = [len(batch) * part // num_parts for part in range(num_parts + 1)]
         self._run([partial(stack, batch[first:last], out=out[first:last]) for first, last in pairwise(cuts)])

@@ -62,7 +62,7 @@ def table(
     saw = dict.fromkeys(_SAW)
     allowed = str(CpuSet(CPUS))
     return ChildTable(
-        devices=devices, allowed=allowed, run=str(run), match=match, strict=strict, verbose=False, saw=saw
+        devices=devices, allowed_cpus=allowed, run=str(run), match=match, strict=strict, verbose=False, saw=saw
     )
 
 

@@ -31,7 +31,7 @@ def table(environ: Mapping[str, str], *, shown: tuple[int, ...] = (0, 1, 2, 3)) 
         for number, gpu in enumerate(shown)
     ]
     saw = {name: environ.get(name) for name in NAMES}
-    made = ChildTable(devices=devices, allowed="0-1", run="/run", match=None, strict=False, verbose=False, saw=saw)
+    made = ChildTable(devices=devices, allowed_cpus="0-1", run="/run", match=None, strict=False, verbose=False, saw=saw)
     return ChildTable.parse(made.render())
 
 
@@ -113,8 +113,8 @@ def test_text_of_the_variable() -> None:
     """Each variable is a line, read without a parser; a line break in a value cannot break the text."""
     text = table({"CUDA_VISIBLE_DEVICES": "1\n2", "LOCAL_RANK": "a=b"}).render()
     first, *lines, last = text.split("\n")
-    assert (first, lines[:2], "LOCAL_RANK=a=b" in lines) == ("1", list(LISTS[:2]), True)
+    assert (first, lines[:2], "LOCAL_RANK=a=b" in lines) == ("2", list(LISTS[:2]), True)
     assert len(json.loads(last)["devices"]) == 4
-    for wrong in ("", "2\n{}", "1\n", "1\n[]", "1\n{}"):
+    for wrong in ("", "1\n{}", "2\n", "2\n[]", "2\n{}"):
         with pytest.raises((ValueError, KeyError, TypeError, IndexError)):
             ChildTable.parse(wrong)

@@ -31,8 +31,9 @@ def _hints(*words: str) -> tuple[str, str]:
     """Return the hint of this `plan` command, and the one where the number of ranks is fixed."""
     with pytest.raises(NumapinError) as caught:
         commands.main(["plan", "--machine", "example:p4d", *words], standalone_mode=False)
-    error = caught.value
-    return error.hint, error.with_fixed_ranks().hint
+    error, hint = caught.value, caught.value.hint
+    error.use_hint_for_fixed_ranks()
+    return hint, error.hint
 
 
 @pytest.mark.parametrize(
@@ -45,10 +46,10 @@ def _hints(*words: str) -> tuple[str, str]:
 )
 def test_hints_where_the_number_of_ranks_is_fixed(words: tuple[str, ...]) -> None:
     """`exec --children` and `attach` take no --nproc-per-node; their hints for the same mistakes do not name it."""
-    hint, hint_if_fixed = _hints(*words)
+    hint, hint_for_fixed_ranks = _hints(*words)
     assert "--nproc-per-node" in hint
-    assert hint_if_fixed
-    assert "--nproc-per-node" not in hint_if_fixed
+    assert hint_for_fixed_ranks
+    assert "--nproc-per-node" not in hint_for_fixed_ranks
 
 
 @pytest.mark.parametrize(

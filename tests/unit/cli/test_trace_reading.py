@@ -26,7 +26,17 @@ def test_ranks_without_any_step(tmp_path: Path, num_ranks: int, said: str) -> No
 
 
 def test_a_file_that_does_not_exist(tmp_path: Path) -> None:
-    """A missing file is a usage error, as a broken one is; status 1 is that of a rank that failed."""
+    """A missing file is a usage error (status 2), as a broken one is."""
     with pytest.raises(UsageError, match=r"nosuch\.json cannot be read: No such file or directory") as caught:
         read_report((tmp_path / "nosuch.json",))
     assert (caught.value.exit_code, "torch.profiler" in (caught.value.hint or "")) == (2, True)
+
+
+def test_an_empty_folder_beside_a_trace(tmp_path: Path) -> None:
+    """Each path that the user names must have a trace: a figure for fewer than were named would mislead."""
+    empty, file = tmp_path / "empty", tmp_path / "ok.json"
+    empty.mkdir()
+    file.write_text(json.dumps(loop(compute=100).content()))
+    assert read_report((file,)).notes == read_report((file, file)).notes
+    with pytest.raises(UsageError, match="empty"):
+        read_report((file, empty))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import sys
 import threading
 import weakref
 from functools import partial
@@ -346,6 +347,19 @@ class TestEnd:
         del batch
         gc.collect()
         assert watched() is None
+
+    def test_a_large_batch_of_objects_leaves_nothing(self, loop: Loopback) -> None:
+        """A pickler remembers each object: its table would stay, and slow down every later batch of the worker."""
+        packer = loop.packers[0]
+        packer.pack(0, [[number] for number in range(100_000)])
+        with pytest.raises(ValueError, match="not this one"):
+            packer.pack(0, [[[number] for number in range(100_000)], Unpicklable()])
+        packer.pack(0, ramp(10))
+        kept = packer._pickler
+        assert kept is not None
+        packer.pack(0, ramp(10))
+        assert packer._pickler is kept
+        assert sys.getsizeof(kept) < 10_000
 
     def test_the_pickle_is_small(self, loop: Loopback) -> None:
         """The pickle does not contain the tensors and arrays a second time."""

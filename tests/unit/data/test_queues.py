@@ -23,7 +23,7 @@ GRANT = Grant(7, 4096, is_new=True, expected_bytes=4096, forgotten=(3,))
 class Worker:
     """A packer that notes what came with its tasks."""
 
-    has_waited = False
+    was_idle = False
 
     def __init__(self) -> None:
         self.grants: list[Grant] = []
@@ -69,16 +69,17 @@ class LateQueue(TaskQueue):
 
 
 def test_a_worker_that_waits_is_ahead(worker: Worker) -> None:
-    """It knows for each task whether it had to wait for it; the first one of an epoch says nothing."""
+    """It counts as idle if it waited for a task that is not the first of its epoch."""
     waited = []
     messages: list[tuple[object, bool]] = [((0, []), True), ((1, []), False), ((2, []), True)]
     messages += [(None, True), ((3, []), True), ((4, []), True)]
     with closing(LateQueue()) as queue:
         for message, is_late in messages:
-            (queue.late.append if is_late else queue.put)(message)
+            send = queue.late.append if is_late else queue.put
+            send(message)
             assert queue.get(10) == message
-            waited.append(worker.has_waited)
-    assert waited == [False, False, True, True, False, True]  # None is no task: nobody asks
+            waited.append(worker.was_idle)
+    assert waited == [False, False, True, True, False, True]  # after None, which begins an epoch, none is made
 
 
 def test_what_is_no_task_brings_none(worker: Worker) -> None:

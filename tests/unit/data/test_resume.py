@@ -514,9 +514,18 @@ def _without(state: dict[str, Any], key: str) -> dict[str, Any]:
         (lambda _: interrupt(lambda: numapin.DataLoader(Stream(9)), 2)[2], "a loader with an iterable dataset"),
         (lambda _: interrupt(lambda: numapin.DataLoader(Numbers(9)), 2)[2], "an epoch had 9 batches, .* has 5"),
         (lambda state: state | {"_sampler_iter_yielded": 6}, "taken after 6 batches, an epoch of this loader has 5"),
-        (lambda _: interrupt(lambda: numapin.DataLoader(Numbers(10), 2), 2)[2], "with SequentialSampler, 10 samples, "),
-        (lambda _: interrupt(lambda: numapin.DataLoader(Numbers(9), 2, True), 2)[2], "with RandomSampler, 9 samples, "),
-        (lambda _: interrupt(lambda: numapin.DataLoader(Numbers(10), 2), 2)[2], "; this .* SequentialSampler, 9 "),
+        (
+            lambda _: interrupt(lambda: numapin.DataLoader(Numbers(10), 2), 2)[2],
+            r"with SequentialSampler\(samples=10, .*; this .* SequentialSampler\(samples=9, ",
+        ),
+        (
+            lambda _: interrupt(lambda: numapin.DataLoader(Numbers(9), 2, True), 2)[2],
+            r"with RandomSampler\(samples=9, ",
+        ),
+        (
+            lambda _: interrupt(lambda: numapin.DataLoader(Numbers(9), 2, sampler=Begun(9)), 2)[2],
+            "a sampler of your own",
+        ),
     ],
 )
 def test_refused_states(change: Callable[[Any], Any], message: str) -> None:
@@ -531,7 +540,9 @@ def test_refused_states(change: Callable[[Any], Any], message: str) -> None:
 def test_another_batch_size_with_as_many_batches() -> None:
     """A batch size that gives the same number of batches is refused, too: samples would be lost."""
     *_, state = interrupt(lambda: numapin.DataLoader(Numbers(9), 5, num_workers=1), 1)
-    with pytest.raises(UsageError, match="batch_size=5; this loader has SequentialSampler, 9 samples, batch_size=6"):
+    with pytest.raises(
+        UsageError, match=r"batch_size=5\); this loader has SequentialSampler\(samples=9, drawn=9, batch_size=6\)"
+    ):
         numapin.DataLoader(Numbers(9), 6).load_state_dict(state)
 
 

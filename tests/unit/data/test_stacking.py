@@ -160,14 +160,14 @@ class TestStacking:
         assert torch.equal(stack(samples, copy_threads), torch.stack(samples))
 
     @pytest.mark.parametrize(
-        ("can_be_ahead", "has_waited", "num_threads"), [(True, True, 1), (True, False, 3), (False, True, 3)]
+        ("can_be_ahead", "was_idle", "num_threads"), [(True, True, 1), (True, False, 3), (False, True, 3)]
     )
     def test_a_worker_that_is_ahead_takes_its_time(
-        self, monkeypatch: pytest.MonkeyPatch, *, can_be_ahead: bool, has_waited: bool, num_threads: int
+        self, monkeypatch: pytest.MonkeyPatch, *, can_be_ahead: bool, was_idle: bool, num_threads: int
     ) -> None:
         """If it waited for its task, it stacks on its own thread only."""
         packer = Packer(None, worker=0, pins=False, moves=False)
-        packer.has_waited = has_waited
+        packer.was_idle = was_idle
         stacker = Stacker(packer, num_threads=3, can_be_ahead=can_be_ahead)
         begun: list[Callable[[], object]] = []
 

@@ -1,10 +1,11 @@
-"""Check a shape or a number that a user gave. Pure.
+"""Check arguments that a user gave: shapes and numbers. Pure.
 
 Comes in: a size or several, or an option. Goes out: a tuple of sizes, or an error.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable
 from numbers import Integral, Real
@@ -24,9 +25,10 @@ def sizes_of(shape: int | Iterable[int]) -> tuple[int, ...]:
     return sizes
 
 
-def require_number(name: str, value: object, *, of: str, hint: str, is_whole: bool = True) -> None:
+def require_number(name: str, value: object, *, unit: str, hint: str, is_whole: bool = True) -> None:
     """Raise UsageError unless an option is a number that is not negative, such as a number of threads."""
-    if not isinstance(value, Integral if is_whole else Real):
-        raise UsageError(f"{name}={value!r} is not a number of {of}", hint)
+    is_special = isinstance(value, bool) or (isinstance(value, float) and math.isnan(value))
+    if is_special or not isinstance(value, Integral if is_whole else Real):
+        raise UsageError(f"{name}={value!r} is not a number of {unit}", hint)
     if value < 0:
-        raise UsageError(f"{name}={value}: a number of {of} cannot be negative", hint)
+        raise UsageError(f"{name}={value}: a number of {unit} cannot be negative", hint)
