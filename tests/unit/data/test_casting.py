@@ -64,7 +64,7 @@ class TestPairs:
         """A negative number of threads is refused, with the value that leaves the libraries alone."""
         with pytest.raises(UsageError, match=r"worker_threads=-1: .* cannot be negative") as caught:
             PathOptions(worker_threads=-1)
-        assert caught.value.hint == "worker_threads=0 leaves the libraries as they are"
+        assert caught.value.hint == "give a whole number; 0 leaves the libraries as they are"
 
 
 def every_value() -> torch.Tensor:
