@@ -226,6 +226,8 @@ def make_environment(trial: Trial, folder: Path) -> Path:
 def find_python(version: str) -> tuple[str, dict[str, str]]:
     """Return the program of a Python on PATH, and its environment; pyenv's are chosen by a variable."""
     program = f"python{version}"
+    is_right = "import sysconfig; raise SystemExit(bool(sysconfig.get_config_var('Py_GIL_DISABLED')) is not "
+    is_right += f"{version.endswith('t')})"  # a free-threaded Python is installed under both names
     bare = dict(os.environ)
     choices = [bare]
     if shutil.which("pyenv"):
@@ -234,7 +236,7 @@ def find_python(version: str) -> tuple[str, dict[str, str]]:
     for environ in choices:
         if (
             shutil.which(program)
-            and not subprocess.run([program, "-c", ""], env=environ, capture_output=True, check=False).returncode
+            and not subprocess.run([program, "-c", is_right], env=environ, capture_output=True, check=False).returncode
         ):
             return program, environ
     raise NotHereError(f"no {program} on PATH")

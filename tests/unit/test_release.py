@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,18 @@ def test_the_tests_of_a_trial() -> None:
     assert release.parse(["--few"]).tests == release.FEW_TESTS
     with pytest.raises(SystemExit, match="2"):
         release.parse(["--few", "--all"])
+
+
+def test_a_python_with_the_gil_is_not_free_threaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A free-threaded Python is installed as python3.14, too: the name alone says nothing."""
+    for name in ("python3.98", "python3.98t"):
+        (tmp_path / name).symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    has_gil = not sysconfig.get_config_var("Py_GIL_DISABLED")
+    right, wrong = ("3.98", "3.98t") if has_gil else ("3.98t", "3.98")
+    assert release.find_python(right)[0] == f"python{right}"
+    with pytest.raises(release.NotHereError, match=f"no python{wrong} on PATH"):
+        release.find_python(wrong)
 
 
 def test_a_python_that_is_not_there() -> None:
