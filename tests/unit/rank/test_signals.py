@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CHILD = """
-import os, signal, sys, time
+import os, select, signal, sys
 print("up", flush=True)
 sys.stdin.readline()
 signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"took\\n"))  # print would not go on inside of the next line's
 print("handles", flush=True)
+while not select.select([sys.stdin], [], [], 0.05)[0]:  # the handler of a signal just before a read waits for its end
+    pass
 sys.stdin.readline()
 """
 
