@@ -8,7 +8,7 @@ torchdata's StatefulDataLoader; after `load_state_dict()`, the rest of the epoch
     place.py       PURE  a place in an epoch, written as a dict and read from one
     randomness.py  EDGE  read and set random number generators
     samplers.py    EDGE  the samplers inside a sampler, with their epochs, states and generators
-    kinds.py       PURE  what decides the order of torch's samplers, compared with a state's
+    kinds.py       PURE  describe torch's samplers, so that a state of other samplers is noticed
     checksum.py    PURE  a checksum of indices, to notice that a sampler draws others the second time
     order.py       EDGE  follow an epoch through its sampler, and continue in the middle of one
     dataset.py     EDGE  read the state of a dataset, and continue in it

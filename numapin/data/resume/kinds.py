@@ -1,6 +1,6 @@
-"""What decides the order of torch's samplers, to compare it with a state's. Pure.
+"""Describe torch's samplers, so that a state of other samplers is noticed. Pure.
 
-Comes in: the samplers of a loader. Goes out: their kind, as plain values, and in words.
+Comes in: the samplers of a loader. Goes out: what decides their order, as plain values, and in words.
 """
 
 from __future__ import annotations

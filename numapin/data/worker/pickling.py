@@ -43,7 +43,7 @@ _ARRAY: Final[type | None] = getattr(sys.modules.get("numpy"), "ndarray", None) 
 class BatchPickler(ForkingPickler):
     """Pickles one batch after the other; tensors, and what exports protocol-5 buffers, go into the slot.
 
-    One instance pickles all batches: making it takes longer than pickling a batch of a few tensors.
+    One instance pickles many batches: making it takes longer than pickling a batch of a few tensors.
 
     Attributes:
         storages: The places of the last batch's storages.
