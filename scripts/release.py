@@ -3,8 +3,8 @@
 Comes in: what `make package` built, the Pythons on PATH (also pyenv's), and names of trials; none: all of them. --all
 runs all contract and unit tests, --few only those that depend most on torch; --check writes nothing into the tree.
 Goes out: docs/tested.md and docs/results/release-tests.txt, which have every trial that was run on these very files.
-Status 1 if one failed; built files that cannot be installed or imported are a failure. A trial whose Python or torch is
-missing is noted; it is a failure only if it was named without --optional.
+Status 1 if one failed; built files that cannot be installed or imported are a failure, as is a torch that cannot be
+imported. A trial whose Python or torch is missing is noted; it is a failure only if it was named without --optional.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class NotHereError(Exception):
 
 
 class BrokenError(Exception):
-    """The built files cannot be installed or imported."""
+    """The built files cannot be installed or imported, or torch is there and cannot be imported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,23 +259,23 @@ def execute(command: list[str], environ: dict[str, str], *, what: str, error: ty
 def read_versions(python: Path, folder: Path) -> tuple[str, str]:
     """Return the versions of Python and torch.
 
-    Raises BrokenError if the built numapin cannot be imported, NotHereError if torch cannot.
+    Raises BrokenError if the built numapin, or the torch that was installed, cannot be imported.
     """
     code = "import sys, numapin; print(sys.version.split()[0]); print(numapin.__file__)"
-    version, file = imported(python, code, folder, error=BrokenError)
+    version, file = imported(python, code, folder)
     if not Path(file).is_relative_to(folder):
         raise SystemExit(f"{file} was imported, which is not what was installed into {folder}")
     code = "from importlib.util import find_spec as f; print(f('torch') and __import__('torch').__version__ or 'none')"
-    (torch,) = imported(python, code, folder, error=NotHereError)
+    (torch,) = imported(python, code, folder)
     is_free = not sys_gil(python)
     return f"{version}{' free-threaded' if is_free else ''}", torch
 
 
-def imported(python: Path, code: str, folder: Path, *, error: type[Exception]) -> list[str]:
-    """Return the lines that a program prints; raise `error` with its last line on stderr if it fails."""
+def imported(python: Path, code: str, folder: Path) -> list[str]:
+    """Return the lines that a program prints; raise BrokenError with its last line on stderr if it fails."""
     result = subprocess.run([python, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
     if result.returncode:
-        raise error((result.stderr.strip().splitlines() or ["no message"])[-1])
+        raise BrokenError((result.stderr.strip().splitlines() or ["no message"])[-1])
     return result.stdout.splitlines()
 
 

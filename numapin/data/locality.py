@@ -115,7 +115,7 @@ def _cpus_to_place_on(tree: Tree, online: CpuSet, node: int) -> CpuSet:
         return cpus[node]
     problem = "has no CPUs, so host memory cannot be placed there" if node in cpus else "does not exist"
     usable = CpuSet(n for n in cpus if cpus[n])
-    raise UsageError(f"node={node}: NUMA node {node} {problem}; usable nodes: {usable}", "see: numapin topo")
+    raise UsageError(f"node={node!r}: NUMA node {node!r} {problem}; usable nodes: {usable}", "see: numapin topo")
 
 
 def _cpus(tree: Tree, node: int, online: CpuSet) -> CpuSet:

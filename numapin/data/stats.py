@@ -33,8 +33,9 @@ class Stats:
     Attributes:
         batches: Batches that were yielded.
         bytes: The bytes of slot memory that batches from workers needed.
-        hits: Batches whose tensors and arrays all traveled in slots, except those below 1 KiB.
-        misses: The number of other batches, by reason.
+        hits: Batches that arrived with all their tensors and arrays in slots, except those below 1 KiB. Batches that
+            have not been yielded, as of an epoch that was left early, count, too.
+        misses: The number of other batches that arrived, by reason.
         wait_s_per_batch: The mean time inside `next()`.
         wait_share: The share of the time between two batches that was spent in `next()`, 0 to 1.
         transfer_gbps: The speed of the copies to the device in 1e9 bytes per second, sampled.
@@ -92,7 +93,8 @@ class Stats:
         return "\n".join(_line(name, text) for name, text in pairs if text)
 
     def _batch_lines(self) -> Iterator[tuple[str, str]]:
-        mean = f", {sizes.render(self.bytes // self.batches)} each" if self.batches and self.bytes else ""
+        num_arrived = max(self.batches, self.hits + sum(self.misses.values()))
+        mean = f", {sizes.render(self.bytes // num_arrived)} each" if self.batches and self.bytes else ""
         yield "batches", f"{self.batches:,}{mean}"
         yield "in slots", self._in_slots()
         yield "waiting", self._waiting()
@@ -100,7 +102,8 @@ class Stats:
 
     def _in_slots(self) -> str:
         others = "".join(f"; {count:,}: {reason}" for reason, count in self.misses.items())
-        return f"{self.hits:,}{others}" if self.hits or others else ""
+        some_wait = ", not all of them yielded" if self.hits > self.batches else ""
+        return f"{self.hits:,}{some_wait}{others}" if self.hits or others else ""
 
     def _waiting(self) -> str:
         if self.wait_s_per_batch is None:

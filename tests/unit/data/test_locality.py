@@ -208,6 +208,7 @@ class TestNamed:
         ("machine", "node", "problem"),
         [
             (TWO_NODES, 2, "node=2: NUMA node 2 does not exist; usable nodes: 0-1"),
+            (TWO_NODES, "1", "node='1': NUMA node '1' does not exist; usable nodes: 0-1"),
             ("8node-sparse-2gpu", 44, "node=44: NUMA node 44 does not exist; usable nodes: 0-2,33-34,45,72-73"),
             (
                 "2pkg-34node-gpumem-4gpu",

@@ -64,6 +64,12 @@ note        libstores.so cannot be loaded, so large batches use a third more
     )
 
 
+def test_text_after_an_epoch_that_was_left() -> None:
+    """Batches that arrived and were not yielded count as hits, and their bytes as theirs."""
+    left = replace(IDLE, batches=10, bytes=14 << 20, hits=14)
+    assert str(left).splitlines()[:2] == ["batches     10, 1.0 MiB each", "in slots    14, not all of them yielded"]
+
+
 def test_text_of_an_idle_loader() -> None:
     """Lines that have nothing to report are left out."""
     assert str(IDLE) == "batches     0\nnode        the machine has one NUMA node, 0"
