@@ -128,8 +128,16 @@ def _this_rank(pid: int) -> OwnerProcess:
     return OwnerProcess.this()
 
 
+_lanes: Final[set[Lane]] = set()  # not ended yet
+
+
 class Lane:
-    """The way of one iterator's batches: its pool of slots, its queues, and its opener."""
+    """The way of one iterator's batches: its pool of slots, its queues, and its opener.
+
+    It is alive until it is ended or given up, even if its iterator is garbage in a cycle of references. Otherwise its
+    pipes and sockets could be closed before the iterator ends its workers, which would then use closed descriptors, or
+    those of others. So it must not refer to the iterator or the loader.
+    """
 
     def __init__(
         self, path: DataPath, opener: Opener, pool: Callable[[], Pool | None], result_queue: type[ResultQueue]
@@ -138,13 +146,21 @@ class Lane:
         self._path, self.opener = path, opener
         self.balance: Balance | None = None
         self.results = result_queue(self._accept)
+        self._tasks: list[TaskQueue] = []  # torch's iterator closes them
         self.pool = pool()
+        _lanes.add(self)
+
+    def give_up(self) -> None:
+        """Leave the lane as it is, in a process that only inherited it."""
+        _lanes.discard(self)
 
     def queues(self) -> Iterator[ResultQueue | TaskQueue]:
         """Yield the queues in the order in which torch's iterator asks for them: results, then one per worker."""
         yield self.results
         for worker in itertools.count():
-            yield TaskQueue(None if self.pool is None else partial(self.pool.grant, worker))
+            queue = TaskQueue(None if self.pool is None else partial(self.pool.grant, worker))
+            self._tasks.append(queue)
+            yield queue
 
     def _accept(self, head: Head, body: memoryview) -> Parcel:
         if self.balance is not None:
@@ -164,6 +180,7 @@ class Lane:
 
     def end(self, *, workers_are_gone: bool) -> None:
         """Give the pool back. It is not used again if a living worker may still write to it."""
+        _lanes.discard(self)
         pool, self.pool = self.pool, None
         self.results.forget()
         try:

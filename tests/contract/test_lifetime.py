@@ -6,6 +6,7 @@ import gc
 import itertools
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from numapin.data.wire import channel
 from tests.contract.datasets import At, Raise, Rows
 from tests.contract.watching import LoaderClass, pass_first_batches, settle
 
@@ -114,6 +116,38 @@ def test_kept_batches_keep_their_memory_only(loader_class: LoaderClass) -> None:
     assert now.descriptors <= before.descriptors or not hasattr(loader_class, "stats")  # torch's keep theirs
     assert now.shared_maps > before.shared_maps
     kept.clear()
+    assert not grown(before)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_garbage_in_any_order(
+    own_class: LoaderClass,
+    persistent: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An iterator in a cycle may be collected after what it refers to, as in free-threaded Python. It ends its workers.
+
+    With the GIL, older objects are collected first, so the pipes are made before the iterator.
+    """
+    before = warmed(own_class)
+    pipes = [multiprocessing.Pipe(duplex=False) for _ in range(3)]
+    gc.collect()
+    problems: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda problem: problems.append(problem.exc_value))
+    monkeypatch.setattr(channel, "Pipe", lambda duplex: pipes.pop() if not duplex else None)
+    gc.disable()
+    try:
+        loader = own_class(DATASET, batch_size=4, num_workers=2, persistent_workers=persistent)
+        iterator = iter(loader)
+        next(iterator)
+        cycle: list[object] = [loader, iterator]
+        cycle.append(cycle)
+        del loader, iterator, cycle
+        gc.collect()
+    finally:
+        gc.enable()
+    assert not pipes
+    assert not problems
     assert not grown(before)
 
 

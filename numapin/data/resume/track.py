@@ -18,7 +18,7 @@ from numapin.data.resume.dataset import place_in, restore_dataset, restore_itera
 from numapin.data.resume.order import Order
 from numapin.data.resume.place import Place, StreamPlace
 from numapin.data.resume.samplers import is_stateful
-from numapin.data.resume.streams import Report, Streams
+from numapin.data.resume.streams import Streams
 from numapin.data.worker.state import DatasetStart
 
 if TYPE_CHECKING:
@@ -50,7 +50,12 @@ class Yielded:
 
 
 class Track:
-    """The place of one iterator."""
+    """The place of one iterator.
+
+    Attributes:
+        streams: The places of its workers' streams of samples, which take the workers' reports.
+        base_seed: The seed from which the workers' seeds are made; None before it was drawn.
+    """
 
     def __init__(
         self, loader: DataLoader[Any], place: Place | None, *, every: int, warn: Callable[[str], None]
@@ -63,7 +68,7 @@ class Track:
         self._begun = place if place is not None else Place()
         start = (StreamPlace(is_iterable=self._is_iterable),) * max(1, self._num_workers)
         streams = start if place is None or len(place.streams) != len(start) else place.streams
-        self._streams = Streams(streams, last_worker=-1 if place is None else place.last_worker)
+        self.streams = Streams(streams, last_worker=-1 if place is None else place.last_worker)
         self._order: Order  # from `before` on
         self._has_begun = self._is_renewed = False
         self._yielded = Yielded(0, ())
@@ -95,7 +100,7 @@ class Track:
         self._is_renewed = self._has_begun and self._place is None  # persistent workers
         if self._is_renewed:
             self._begun = Place()
-            self._streams.renew()
+            self.streams.renew()
         self._undo_seed_draw(loader)
         self._num_noted, self._is_finished = 0, False
         self._order, self._has_begun = Order(loader, self._libraries(loader)), True
@@ -116,7 +121,7 @@ class Track:
         """Give torch's iterator its order, and its place in it, before the first draw."""
         place, is_resumed = self._begun, self._is_resumed
         if self._is_renewed:  # again, because batches of an abandoned epoch have arrived since, with their reports
-            self._streams.renew()
+            self.streams.renew()
         self._yielded = Yielded(place.order.yielded, place.order.ahead)
         if is_resumed and not self._is_iterable:
             iterator._sampler_iter = self._order.resume(place.order)
@@ -132,7 +137,7 @@ class Track:
 
     def note(self, worker: int, task: int | None = None) -> None:
         """Count a batch that is yielded; `task`: its number, if batches are not yielded in order."""
-        self._streams.note(worker)
+        self.streams.note(worker)
         if task is None and not self._yielded.ahead:
             self._yielded.num += 1
         else:
@@ -140,10 +145,6 @@ class Track:
         self._num_noted += 1
         if self._order.is_noting:
             self._order.forget(self._yielded.num)
-
-    def arrived(self, report: Report) -> None:
-        """Take a report from a worker."""
-        self._streams.arrived(report)
 
     def finish(self) -> None:
         """Note the end of the epoch."""
@@ -153,7 +154,7 @@ class Track:
         """Return the place after the last batch that was yielded."""
         if not self._has_begun:
             return self._begun  # the iterator could not be made
-        streams = self._streams.places()
+        streams = self.streams.places()
         if self._fetcher is not None:
             streams = (self._alone(streams[0]),)
         order = self._order.place(self._yielded.num, self._yielded.ahead)
@@ -162,7 +163,7 @@ class Track:
             order=order,
             streams=streams,
             num_workers=self._num_workers,
-            last_worker=self._streams.last_worker,
+            last_worker=self.streams.last_worker,
             base_seed=self.base_seed,
             len_called=self._len_called,
             is_finished=self._is_finished,
