@@ -125,7 +125,7 @@ class Packer:
     def _begin_part(self, num_bytes: int) -> bool:
         if self._slots is None:
             return False
-        part = self._slots.take(num_bytes)
+        part = self._slots.take(num_bytes, in_parts=sum(part.end for part in self._parts))
         if part is None:
             self.refusal = Miss.NO_MEMORY
             return False
@@ -137,8 +137,7 @@ class Packer:
         used = {room.part for room in pickler.storages}
         sent = [part for number, part in enumerate(self._parts) if number in used]
         if self._slots is not None:
-            for part in sent:
-                self._slots.send(part)
+            self._slots.send(sent)
         for part in sent:  # only now: if one of them cannot be handed over, nothing is sent
             part.is_sent = True
         return tuple([part.head() if part.is_sent else NOTHING for part in self._parts])
