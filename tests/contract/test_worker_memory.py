@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,36 @@ def test_batches_that_are_not_sent(loader_class: LoaderClass, collate: Callable[
         if number == SIZE // 4 // 2 + 6:  # this many may have been collated ahead
             before = reused(loader)
     assert before is None or reused(loader) - before >= 16, loader.stats()  # type: ignore[operator, attr-defined]
+
+
+class Forking:
+    """A collate function whose forked child collates other rows meanwhile, e.g. to write them to a log."""
+
+    def __call__(self, rows: list[Any]) -> Any:
+        """Collate in a child, then here, and then let the child write."""
+        go, told = os.pipe()
+        pid = os.fork()
+        if not pid:
+            try:
+                other = default_collate([row(-1)] * len(rows))
+                os.close(told)
+                os.read(go, 1)
+                other.fill_(-5)
+            finally:
+                os._exit(0)
+        batch = default_collate([each["x"] for each in rows])
+        os.close(told)
+        os.close(go)
+        os.waitpid(pid, 0)
+        return batch
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_a_child_of_a_worker_that_collates(loader_class: LoaderClass) -> None:
+    """A process that the user forks in a worker does not write into the worker's batch."""
+    loader = loader_class(DATASET, batch_size=4, num_workers=1, collate_fn=Forking())
+    for number, batch in enumerate(loader):
+        assert torch.equal(batch, expected(number)), number
 
 
 class NestedCollate(Rows):

@@ -50,6 +50,10 @@ class Packer:
         self.was_idle = False  # between the last task of this epoch and that of this batch
         self._pickler: BatchPickler | None = None  # that of the last batch
 
+    def leave_in_child(self) -> None:
+        """Give no more room, in a process that the user's code forked: the memory is its parent's, which writes it."""
+        self._thread = 0
+
     def accept(self, grant: Grant, descriptors: Handover) -> None:
         """Take over the slot that came with a task."""
         if self._slots is not None:
