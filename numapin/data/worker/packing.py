@@ -50,6 +50,11 @@ class Packer:
         self.was_idle = False  # between the last task of this epoch and that of this batch
         self._pickler: BatchPickler | None = None  # that of the last batch
 
+    def note_fork(self) -> None:
+        """Write no more to what a process that the user's code has just forked may read."""
+        if self._slots is not None:
+            self._slots.note_fork()
+
     def leave_in_child(self) -> None:
         """Give no more room, in a process that the user's code forked: the memory is its parent's, which writes it."""
         self._thread = 0

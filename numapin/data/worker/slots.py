@@ -91,6 +91,7 @@ class WorkerSlots:
         self._mapped: dict[int, torch.Tensor] = {}
         self._held: list[tuple[int, int]] = []  # granted and not used yet: number, size
         self._windows: dict[int, weakref.ref[Window]] = {}  # of batches that were made here
+        self._inherited: set[int] = set()  # that a child of this worker may read; not written again
         self._refused: list[int] = []
         self._notes: dict[str, bool] = {}  # texts for the rank to report, and whether they were sent
 
@@ -98,6 +99,7 @@ class WorkerSlots:
         """Take over the grant of a task."""
         for number in grant.forgotten:
             self._mapped.pop(number, None)
+            self._inherited.discard(number)
         self._expected_bytes = grant.expected_bytes
         if grant.slot < 0:
             return
@@ -157,11 +159,15 @@ class WorkerSlots:
             self._windows = {number: window for number, window in self._windows.items() if window() is not None}
         notes = tuple(note for note, is_sent in self._notes.items() if not is_sent)
         self._notes.update(dict.fromkeys(notes, True))
-        return refused, tuple(self._windows), notes
+        return refused, (*self._windows, *self._inherited), notes
+
+    def note_fork(self) -> None:
+        """Note that the user forked a process here: for as long as it lives, it may read what is referred to now."""
+        self._inherited.update(number for number, window in self._windows.items() if window() is not None)
 
     def _is_kept(self, number: int) -> bool:
         window = self._windows.get(number)
-        return window is not None and window() is not None
+        return (window is not None and window() is not None) or number in self._inherited
 
     def _map(self, number: int, fd: int, capacity: int) -> None:
         try:
