@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,76 @@ def test_batches_that_are_not_sent(loader_class: LoaderClass, collate: Callable[
         if number == SIZE // 4 // 2 + 6:  # this many may have been collated ahead
             before = reused(loader)
     assert before is None or reused(loader) - before >= 16, loader.stats()  # type: ignore[operator, attr-defined]
+
+
+class Forking:
+    """A collate function whose forked child collates other rows meanwhile, e.g. to write them to a log."""
+
+    def __call__(self, rows: list[Any]) -> Any:
+        """Collate in a child, then here, and then let the child write."""
+        go, told = os.pipe()
+        pid = os.fork()
+        if not pid:
+            try:
+                other = default_collate([row(-1)] * len(rows))
+                os.close(told)
+                os.read(go, 1)
+                other.fill_(-5)
+            finally:
+                os._exit(0)
+        batch = default_collate([each["x"] for each in rows])
+        os.close(told)
+        os.close(go)
+        os.waitpid(pid, 0)
+        return batch
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_a_child_of_a_worker_that_collates(loader_class: LoaderClass) -> None:
+    """A process that the user forks in a worker does not write into the worker's batch."""
+    loader = loader_class(DATASET, batch_size=4, num_workers=1, collate_fn=Forking())
+    for number, batch in enumerate(loader):
+        assert torch.equal(batch, expected(number)), number
+
+
+class Logging:
+    """A collate function whose forked child compares a batch with its values much later."""
+
+    def __init__(self) -> None:
+        self.num_calls = self.child = self.go = 0
+
+    def __call__(self, rows: list[Any]) -> Any:
+        """Return a batch, and the child's judgment once 20 more were made."""
+        self.num_calls += 1
+        batch = default_collate([each["x"] for each in rows])
+        if self.num_calls == 8:
+            self.child, self.go = compare_later(batch)
+        if self.num_calls == 28:
+            os.close(self.go)
+            return batch, os.waitpid(self.child, 0)[1]
+        return batch, None
+
+
+def compare_later(batch: torch.Tensor) -> tuple[int, int]:
+    """Fork a child that compares a batch with a copy once the descriptor is closed; status 0: it is the same."""
+    before = batch.clone()
+    go, told = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(told)
+        os.read(go, 1)
+        os._exit(0 if bool((batch == before).all()) else 1)  # no call that may start threads
+    os.close(go)
+    return pid, told
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_a_child_of_a_worker_that_reads(loader_class: LoaderClass) -> None:
+    """A process that the user forks in a worker can read a batch for as long as it lives; it costs one slot."""
+    loader = loader_class(DATASET, batch_size=4, num_workers=1, collate_fn=Logging())
+    found = [judged for number, (batch, judged) in enumerate(loader) if torch.equal(batch, expected(number))]
+    assert len(found) == SIZE // 4
+    assert [judged for judged in found if judged is not None] == [0]
 
 
 class NestedCollate(Rows):

@@ -133,7 +133,7 @@ class Loopback:
 
 
 def _offer(tasks: Handover, number: int, fd: int) -> bool:
-    tasks.send(number, fd)
+    tasks.send({number: fd})
     return True
 
 

@@ -13,16 +13,18 @@ import socket
 import struct
 import weakref
 from contextlib import contextmanager, suppress
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 from numapin.data.wire import descriptors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from numapin.data.wire.descriptors import SentDescriptor
 
 _TAG: Final = struct.Struct("<q")  # the number
+_AT_ONCE: Final = 253  # descriptors that the kernel takes in one message (SCM_MAX_FD)
 
 
 class Handover:
@@ -42,13 +44,13 @@ class Handover:
         fd = self._sender if self._child_sends else self._reader
         return _attach, (descriptors.send(fd), self._child_sends)
 
-    def send(self, number: int, fd: int, *, waits: bool = True) -> None:
-        """Send a descriptor under a number.
+    def send(self, files: Mapping[int, int], *, waits: bool = True) -> None:
+        """Send descriptors by their numbers, all or none: the reader may not look before it has heard of all of them.
 
         Raises BlockingIOError if there is no room and `waits` is off, other OSErrors if the reader is gone.
         """
         with self._socket(self._sender, waits=waits) as end:
-            socket.send_fds(end, [_TAG.pack(number)], [fd])
+            socket.send_fds(end, [_TAG.pack(number) for number in files], list(files.values()))
 
     def take(self, number: int) -> int:
         """Return the descriptor with a number that a message has mentioned; the caller closes it.
@@ -82,10 +84,13 @@ class Handover:
 
     def _receive(self) -> None:
         with self._socket(self._reader, waits=False) as end:
-            tag, fds, _flags, _address = socket.recv_fds(end, _TAG.size, 1)
+            tags, fds, _flags, _address = socket.recv_fds(end, _AT_ONCE * _TAG.size, _AT_ONCE)
+        if not tags:
+            raise BrokenPipeError(errno.EPIPE, "the sender of descriptors is gone")
         for fd in fds:  # Python 3.11 ignores MSG_CMSG_CLOEXEC here; a program that os.system starts would keep the file
             os.set_inheritable(fd, False)
-        self._early[_TAG.unpack(tag)[0]] = fds[0] if fds else None
+        for (number,), fd in zip_longest(_TAG.iter_unpack(tags), fds):  # the kernel drops those that have no room here
+            self._early[number] = fd
 
     @contextmanager
     def _socket(self, fd: int, *, waits: bool) -> Iterator[socket.socket]:

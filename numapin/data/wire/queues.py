@@ -55,7 +55,7 @@ class TaskQueue(Channel):
 
     def _offer(self, number: int, fd: int) -> bool:
         try:
-            self._handover.send(number, fd, waits=False)
+            self._handover.send({number: fd}, waits=False)
         except OSError:  # no room, or the worker is gone
             return False
         return True

@@ -50,6 +50,15 @@ class Packer:
         self.was_idle = False  # between the last task of this epoch and that of this batch
         self._pickler: BatchPickler | None = None  # that of the last batch
 
+    def note_fork(self) -> None:
+        """Write no more to what a process that the user's code has just forked may read."""
+        if self._slots is not None:
+            self._slots.note_fork()
+
+    def leave_in_child(self) -> None:
+        """Give no more room, in a process that the user's code forked: the memory is its parent's, which writes it."""
+        self._thread = 0
+
     def accept(self, grant: Grant, descriptors: Handover) -> None:
         """Take over the slot that came with a task."""
         if self._slots is not None:
@@ -125,7 +134,7 @@ class Packer:
     def _begin_part(self, num_bytes: int) -> bool:
         if self._slots is None:
             return False
-        part = self._slots.take(num_bytes)
+        part = self._slots.take(num_bytes, in_parts=sum(part.end for part in self._parts))
         if part is None:
             self.refusal = Miss.NO_MEMORY
             return False
@@ -137,8 +146,7 @@ class Packer:
         used = {room.part for room in pickler.storages}
         sent = [part for number, part in enumerate(self._parts) if number in used]
         if self._slots is not None:
-            for part in sent:
-                self._slots.send(part)
+            self._slots.send(sent)
         for part in sent:  # only now: if one of them cannot be handed over, nothing is sent
             part.is_sent = True
         return tuple([part.head() if part.is_sent else NOTHING for part in self._parts])

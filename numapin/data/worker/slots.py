@@ -22,6 +22,8 @@ from numapin.data.wire.message import PartHead
 from numapin.system import memory, placement
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numapin.data.locality import Locality
     from numapin.data.slots.handover import Handover
     from numapin.data.wire.grant import Grant
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 SLOT_NAME: Final = "numapin-slot"
 """The name of a slot's memfd, in /proc."""
 
+_GROWTH: Final = 4  # of a batch that is larger than expected, with each further slot
 _UNKNOWN_BYTES: Final = 4 << 30  # address space, not memory, for a batch of unknown size
 
 
@@ -88,6 +91,7 @@ class WorkerSlots:
         self._mapped: dict[int, torch.Tensor] = {}
         self._held: list[tuple[int, int]] = []  # granted and not used yet: number, size
         self._windows: dict[int, weakref.ref[Window]] = {}  # of batches that were made here
+        self._inherited: set[int] = set()  # that a child of this worker may read; not written again
         self._refused: list[int] = []
         self._notes: dict[str, bool] = {}  # texts for the rank to report, and whether they were sent
 
@@ -95,6 +99,7 @@ class WorkerSlots:
         """Take over the grant of a task."""
         for number in grant.forgotten:
             self._mapped.pop(number, None)
+            self._inherited.discard(number)
         self._expected_bytes = grant.expected_bytes
         if grant.slot < 0:
             return
@@ -109,13 +114,17 @@ class WorkerSlots:
         else:
             self._held.append((grant.slot, grant.capacity))
 
-    def take(self, num_bytes: int) -> BatchMemory | None:
-        """Return memory for at least `num_bytes`; None if the kernel refuses it."""
+    def take(self, num_bytes: int, *, in_parts: int = 0) -> BatchMemory | None:
+        """Return memory for at least `num_bytes`; None if the kernel refuses it.
+
+        `in_parts`: the bytes that the batch has already. It is larger than expected then, and each further slot has far
+        more room than the ones before, so that a batch of many tensors needs few.
+        """
         fitting = [held for held in self._held if held[1] >= num_bytes and not self._is_kept(held[0])]
         if not fitting:
             if len(self._held) > 1:  # they are of no use to this worker
                 self._refused.append(self._held.pop(0)[0])
-            return self._make(num_bytes)
+            return self._make(max(num_bytes, _GROWTH * in_parts))
         self._held.remove(fitting[-1])
         number, capacity = fitting[-1]
         return self._memory(number, None, self._mapped[number], capacity=capacity, populated=capacity)
@@ -127,17 +136,21 @@ class WorkerSlots:
         elif memory.fd is not None:  # None: it could not be sent, and is closed
             os.close(memory.fd)
 
-    def send(self, memory: BatchMemory) -> None:
-        """Hand a new slot to the rank; call it before the message that mentions the slot. Raises OSError."""
-        if memory.fd is None:
-            return
-        fd, memory.fd = memory.fd, None
+    def send(self, memories: Sequence[BatchMemory]) -> None:
+        """Hand a batch's new slots to the rank, all or none; call it before the message about them. Raises OSError."""
+        files = {made.number: made.fd for made in memories if made.fd is not None}
+        new = [made for made in memories if made.fd is not None]
+        for made in new:
+            made.fd = None
         try:
-            memory.capacity = min(memory.capacity, capacity_for(max(memory.end, self._expected_bytes)))
-            os.ftruncate(fd, memory.capacity)
-            self._arrivals.send(memory.number, fd)
+            for made in new:
+                made.capacity = min(made.capacity, capacity_for(max(made.end, self._expected_bytes)))
+                os.ftruncate(files[made.number], made.capacity)
+            if files:
+                self._arrivals.send(files)
         finally:
-            os.close(fd)
+            for fd in files.values():
+                os.close(fd)
 
     def report(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]:
         """Return, for the next message: granted slots that cannot be used, slots still referred to, notes."""
@@ -146,11 +159,15 @@ class WorkerSlots:
             self._windows = {number: window for number, window in self._windows.items() if window() is not None}
         notes = tuple(note for note, is_sent in self._notes.items() if not is_sent)
         self._notes.update(dict.fromkeys(notes, True))
-        return refused, tuple(self._windows), notes
+        return refused, (*self._windows, *self._inherited), notes
+
+    def note_fork(self) -> None:
+        """Note that the user forked a process here: for as long as it lives, it may read what is referred to now."""
+        self._inherited.update(number for number, window in self._windows.items() if window() is not None)
 
     def _is_kept(self, number: int) -> bool:
         window = self._windows.get(number)
-        return window is not None and window() is not None
+        return (window is not None and window() is not None) or number in self._inherited
 
     def _map(self, number: int, fd: int, capacity: int) -> None:
         try:

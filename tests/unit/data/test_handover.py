@@ -37,7 +37,7 @@ def send(handover: Handover, number: int, text: bytes) -> None:
     fd = os.memfd_create("a test")
     try:
         os.write(fd, text)
-        handover.send(number, fd)
+        handover.send({number: fd})
     finally:
         os.close(fd)
 
@@ -121,12 +121,13 @@ def test_a_descriptor_that_was_lost_is_an_error(handover: Handover) -> None:
 
 
 @contextmanager
-def no_more_files() -> Iterator[None]:
-    """Let this process open no more files."""
+def no_more_files(num: int = 0) -> Iterator[None]:
+    """Let this process open no more files, or `num` more."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    free = [os.dup(0) for _ in range(num + 1)]
+    for fd in free:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], limits[1]))
     try:
         yield
     finally:
@@ -151,13 +152,52 @@ def test_a_full_socket_does_not_block_the_rank(handover: Handover) -> None:
     def fill() -> None:
         nonlocal num_sent
         while True:
-            handover.send(num_sent, 0, waits=False)
+            handover.send({num_sent: 0}, waits=False)
             num_sent += 1
 
     with pytest.raises(OSError, match=r"temporarily unavailable|Too many references"):  # as root there is no such limit
         fill()
     for number in range(num_sent):
         os.close(handover.take(number))
+
+
+def test_several_arrive_as_one(handover: Handover) -> None:
+    """A batch in many slots: none is sent alone, so workers cannot fill the socket with parts of batches and wait."""
+    files = {number: os.memfd_create("a test") for number in range(200)}
+    for number, fd in files.items():
+        os.write(fd, b"%d" % number)
+    handover.send(files)
+    for fd in files.values():
+        os.close(fd)
+    assert [received(handover, number) for number in files] == [b"%d" % number for number in files]
+    with pytest.raises(BlockingIOError):
+        handover.take(0)
+
+
+def test_several_of_which_some_are_lost(handover: Handover) -> None:
+    """Those for which the receiver has no numbers are errors, one by one; the others arrive."""
+    before = num_open()
+    handover.send({1: 0, 2: 0})
+    with no_more_files(2):
+        os.close(handover.take(1))
+        os.close(handover.take(2))
+    handover.send({3: 0, 4: 0})
+    with no_more_files(1):
+        os.close(handover.take(3))
+        with pytest.raises(OSError, match="ulimit -n"):
+            handover.take(4)
+    assert num_open() == before
+
+
+def test_a_sender_that_is_gone_is_an_error() -> None:
+    """A worker must not wait for a descriptor of a rank that has ended."""
+    handover = Handover(child_sends=True)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, handover._sender)  # the number stays taken
+    os.close(null)
+    with pytest.raises(BrokenPipeError):
+        handover.take(1)
+    handover.close()
 
 
 def test_a_reader_that_is_gone_is_an_error() -> None:
@@ -167,7 +207,7 @@ def test_a_reader_that_is_gone_is_an_error() -> None:
     os.dup2(null, handover._reader)  # the number stays taken
     os.close(null)
     with pytest.raises(BrokenPipeError):
-        handover.send(1, 0)
+        handover.send({1: 0})
     handover.close()
 
 

@@ -80,7 +80,7 @@ class TestBoth:
     def test_all_parts_are_opened(self, loop: Loopback, opener: Opener) -> None:
         """A batch may be in several slots."""
         loop.send(ramp(256 * KIB))
-        batch: list[Any] = [ramp(200 * KIB), np.arange(100.0 * KIB), ramp(100 * KIB), ramp(7)]
+        batch: list[Any] = [ramp(200 * KIB), np.arange(100.0 * KIB), ramp(1000 * KIB), ramp(7)]
         parcel = loop.send(batch)
         assert len(parcel.head.parts) == 3
         opened: list[Any] = batch_of(opener, parcel)

@@ -116,9 +116,18 @@ class TestSlots:
         parcel = loop.send(batch)
         assert same(batch_of(Copier(pins=False), parcel), batch)
         head = parcel.head
-        assert [part for part, _, _ in head.storages] == [0, 1, 1, 2]
-        assert [part.is_new for part in head.parts] == [False, True, True]
+        assert [part for part, _, _ in head.storages] == [0, 1, 1, 1]
+        assert [part.is_new for part in head.parts] == [False, True]
         assert (head.miss, head.wanted_bytes) == (None, 160 * KIB - 256)
+
+    def test_many_tensors_need_few_slots(self, loop: Loopback) -> None:
+        """Each slot of a batch takes a descriptor, and as many as there are tensors would fill the workers' socket."""
+        loop.send(ramp(KIB))
+        batch = [ramp(3 * KIB) for _ in range(1000)]
+        parcel = loop.send(batch)
+        assert same(batch_of(Copier(pins=False), parcel), batch)
+        assert len(parcel.head.parts) <= 8
+        assert sum(part.capacity for part in parcel.head.parts) <= 1.25 * parcel.head.wanted_bytes
 
     def test_such_a_batch_has_one_slot_once_its_size_is_known(self, loop: Loopback) -> None:
         """A batch in pieces is copied to the GPU more slowly; nothing of it is left behind."""

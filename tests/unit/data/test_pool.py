@@ -193,7 +193,7 @@ class TestWorkers:
 
         def offer(number: int, fd: int) -> bool:
             offered.append(number)
-            loop.tasks[0].send(number, fd)
+            loop.tasks[0].send({number: fd})
             return True
 
         for _ in range(3):

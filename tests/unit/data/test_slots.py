@@ -42,7 +42,7 @@ class Rank:
         """Hand a new slot to the worker, filled with a byte."""
         with open(os.memfd_create("numapin-slot"), "wb", buffering=0) as file:  # noqa: PTH123
             file.write(bytes([fill]) * capacity)
-            self.tasks.send(number, file.fileno())
+            self.tasks.send({number: file.fileno()})
         self.own.accept(grant(number, capacity=capacity, is_new=True, **options), self.tasks)
 
     def grant_again(self, number: int, *, capacity: int = SIZE) -> None:
@@ -113,7 +113,7 @@ class TestMaking:
         assert made.capacity >= 4 << 30
         for num_bytes in (100, 10 * PAGE, 1):
             assert made.reserve(num_bytes) is not None
-        rank.own.send(made)
+        rank.own.send([made])
         assert rank.received(made.number) == (11 * PAGE, 11 * PAGE)
 
     def test_a_batch_that_is_larger_still_fits(self, rank: Rank) -> None:
@@ -126,7 +126,7 @@ class TestMaking:
         made = take(rank.own, 100)
         assert made.capacity == 20 * PAGE
         assert made.reserve(100) == 0
-        rank.own.send(made)
+        rank.own.send([made])
         assert rank.received(made.number) == (20 * PAGE, PAGE)
 
     def test_a_larger_batch_has_a_larger_one(self, rank: Rank) -> None:
@@ -230,7 +230,7 @@ class TestRefusals:
         with monkeypatch.context() as patch:
             patch.setattr(where, call, refuse(errno.ETOOMANYREFS))
             with pytest.raises(OSError, match="Too many references"):
-                rank.own.send(made)
+                rank.own.send([made])
         assert num_open() == 0
         rank.own.put_back(made)
         assert take(rank.own).is_new
@@ -279,7 +279,7 @@ class TestGranted:
         used = take(rank.own)
         assert (used.number, used.capacity, used.is_new, set(bytes(used.view))) == (5, SIZE, False, {7})
         assert used.reserve(SIZE) == 0
-        rank.own.send(used)
+        rank.own.send([used])
         assert used.head() == (5, SIZE, SIZE, False)
         assert num_open() == 0
         with pytest.raises(BlockingIOError):
@@ -383,11 +383,11 @@ class TestKept:
         """It comes back by a descriptor like any other; what the worker keeps of it counts all the same."""
         made = take(rank.own)
         made.reserve(SIZE)
-        rank.own.send(made)
+        rank.own.send([made])
         kept, number, capacity = made.view[:10], made.number, made.capacity
         del made
         fd = rank.arrivals.take(number)
-        rank.tasks.send(number, fd)
+        rank.tasks.send({number: fd})
         os.close(fd)
         rank.own.accept(grant(number, capacity=capacity, is_new=True), rank.tasks)
         assert take(rank.own).number != number
