@@ -169,6 +169,7 @@ class Lane:
         parcel = Parcel(head, body)
         if self.pool is not None:
             parcel.views, parcel.is_pinned = self.pool.lend(head)
+            parcel.find_body()
         self.opener.arrived(parcel)
         return parcel
 

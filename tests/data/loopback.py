@@ -104,7 +104,9 @@ class Loopback:
     def send(self, batch: object, worker: int = 0) -> Parcel:
         """Return the parcel of a batch, as the rank has it."""
         head, body = self.post(batch, worker)
-        return Parcel(head, body, *self.pool.lend(head))
+        parcel = Parcel(head, body, *self.pool.lend(head))
+        parcel.find_body()
+        return parcel
 
     def settle(self) -> None:
         """Wait until no slot is being checked and pinned."""

@@ -55,6 +55,7 @@ class Head(NamedTuple):
         refused: Granted slots that the worker cannot use.
         kept: Slots that the worker still refers to.
         notes: Texts for the rank to report.
+        body: Where the pickle lies, as in `storages`. None: it follows the head.
     """
 
     number: int
@@ -67,6 +68,7 @@ class Head(NamedTuple):
     refused: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    body: tuple[int, int, int] | None = None
 
 
 def encode_plain(message: object) -> bytes:
@@ -77,9 +79,14 @@ def encode_plain(message: object) -> bytes:
 def encode(head: Head, body: bytes | memoryview) -> bytes:
     """Return a batch as bytes."""
     # marshal writes neither enums nor named tuples.
-    number, worker, parts, wanted, miss, storages, *others = head
-    plain_parts, plain_storages = tuple(map(tuple, parts)), tuple(map(tuple, storages))
-    packed = marshal.dumps((number, worker, plain_parts, wanted, miss and miss.value, plain_storages, *others))
+    number, worker, parts, wanted, miss, storages, *others, place = head
+    plain_parts, plain_storages, plain_place = (
+        tuple(map(tuple, parts)),
+        tuple(map(tuple, storages)),
+        place and (*place,),
+    )
+    values = (number, worker, plain_parts, wanted, miss and miss.value, plain_storages, *others, plain_place)
+    packed = marshal.dumps(values)
     return b"".join((_HEAD.pack(_PARCEL, len(packed)), packed, body))
 
 

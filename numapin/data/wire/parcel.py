@@ -32,6 +32,12 @@ class Parcel:
     is_pinned: bool = False
     begun: Any = None
 
+    def find_body(self) -> None:
+        """Take a long pickle from the batch's memory, once its views are known."""
+        if self.head.body is not None:
+            part, start, num_bytes = self.head.body
+            self.body = self.view(part)[start : start + num_bytes]
+
     def num_bytes(self, part: int) -> int:
         """Return how many bytes were written to a part."""
         return len(self.views[part] or ())

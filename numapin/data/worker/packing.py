@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LARGE_BYTES: Final = 4 << 20  # larger batches are worth threads, and do not belong in the caches
 _LONG_PICKLE: Final = 16 << 10  # a pickler's table of objects never shrinks, and is cleared as a whole after each batch
+_PIPE_BYTES: Final = 64 << 10  # what a pipe has room for; longer pickles take many calls to get through it
 # torch.frombuffer gives these no quantizer: resizing such a tensor crashes the process.
 _QUANTIZED: Final = frozenset((torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4))
 
@@ -114,8 +115,9 @@ class Packer:
         pickler, self._pickler = self._pickler or BatchPickler(self), None
         try:
             body = pickler.pickled(batch)
-            sent = self._send(pickler)
-            message = encode(self._head(number, pickler, sent), body)
+            room = self._body_room(body)
+            sent = self._send(pickler, room)
+            message = encode(self._head(number, pickler, sent, room), b"" if room else body)
             if len(body) < _LONG_PICKLE:
                 self._pickler = pickler
             return message
@@ -141,9 +143,16 @@ class Packer:
         self._parts.append(part)
         return True
 
-    def _send(self, pickler: BatchPickler) -> tuple[PartHead, ...]:
+    def _body_room(self, body: bytes) -> PackedRoom | None:
+        """Write a long pickle into the batch's memory; None: it goes through the pipe."""
+        room = self.reserve(len(body)) if len(body) >= _PIPE_BYTES else None
+        if room is not None:
+            self.write(room, memoryview(body))
+        return room
+
+    def _send(self, pickler: BatchPickler, body: PackedRoom | None) -> tuple[PartHead, ...]:
         """Hand the new slots among the batch's parts to the rank; parts of which nothing is sent have no bytes."""
-        used = {room.part for room in pickler.storages}
+        used = {room.part for room in (*pickler.storages, *([body] if body else ()))}
         sent = [part for number, part in enumerate(self._parts) if number in used]
         if self._slots is not None:
             self._slots.send(sent)
@@ -151,7 +160,7 @@ class Packer:
             part.is_sent = True
         return tuple([part.head() if part.is_sent else NOTHING for part in self._parts])
 
-    def _head(self, number: int, pickler: BatchPickler, parts: tuple[PartHead, ...]) -> Head:
+    def _head(self, number: int, pickler: BatchPickler, parts: tuple[PartHead, ...], body: PackedRoom | None) -> Head:
         refused, kept, notes = self._slots.report() if self._slots else ((), (), ())
         return Head(
             number=number,
@@ -165,4 +174,5 @@ class Packer:
             refused=refused,
             kept=kept,
             notes=notes,
+            body=body,
         )
