@@ -110,6 +110,17 @@ def test_a_mapping_leaves_other_types_alone(own_class: Any) -> None:
     assert torch.equal(batch["y"], torch.tensor([0, 1 / 3], dtype=torch.float64))
 
 
+def test_a_mapping_with_a_target_that_is_a_source(own_class: Any) -> None:
+    """Each tensor is cast once: float64 to float32, although float32 itself becomes bfloat16."""
+    casts = {torch.float64: torch.float32, torch.float32: BF16}
+    thirds = torch.arange(2000, dtype=torch.float64).reshape(2, 1000) / 3
+    data = torch.utils.data.TensorDataset(thirds.float(), thirds)
+    for options in ({"num_workers": 1}, {"num_workers": 1, "pinned_budget": 0}, {"num_workers": 0}):
+        narrow, wide = next(iter(own_class(data, 2, cast=casts, **options)))
+        assert torch.equal(narrow, thirds.float().to(BF16))
+        assert torch.equal(wide, thirds.float())
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_copies_of_the_loader(own_class: Any, num_workers: int) -> None:
     """A framework's copy of the loader, made with the arguments that torch knows, casts as well."""

@@ -13,6 +13,7 @@ from torch.utils.data import DistributedSampler
 import numapin
 from numapin.errors import UsageError
 from tests.resuming import (
+    BeginsAgain,
     BegunShards,
     CallCounter,
     CountingShards,
@@ -116,7 +117,7 @@ def test_iterator_of_persistent_workers_goes_on() -> None:
         assert flat(loader) == list(range(4, SIZE))
 
 
-@pytest.mark.parametrize("kind", [Shards, ShuffledShards, CountingShards, BegunShards, OwnIterator])
+@pytest.mark.parametrize("kind", [Shards, ShuffledShards, CountingShards, BegunShards, OwnIterator, BeginsAgain])
 @pytest.mark.parametrize("stop", [1, 10])
 def test_iterable(kind: type[Shards], stop: int) -> None:
     """Each worker continues its own part, also after shorter parts have ended, and the workers take turns as before."""

@@ -30,6 +30,7 @@ from tests.resuming import (
     PythonShuffled,
     Remembering,
     RememberingBatches,
+    ShuffledAgain,
     Stream,
     disturb,
     flat,
@@ -70,6 +71,8 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "remembering batches": lambda: {"batch_sampler": RememberingBatches(20)},
     "stateful iterator": lambda: {"sampler": Begun(20)},
     "list": lambda: {"sampler": list(range(19, -1, -1))},
+    "own iterator": lambda: {"sampler": ShuffledAgain(20), "batch_size": None},
+    "own iterator in batches": lambda: {"sampler": ShuffledAgain(20), "batch_size": 4, "drop_last": True},
 }
 
 
