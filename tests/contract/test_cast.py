@@ -48,6 +48,15 @@ def unusual(samples: Sequence[Any]) -> Any:
     return torch.nn.Parameter(whole), whole.relu().to_sparse(), whole[:0], whole.clone().requires_grad_()
 
 
+class Named(torch.Tensor):
+    """A subclass, whose tensors are cast one by one."""
+
+
+def subclassed(samples: Sequence[Any]) -> Any:
+    """Return several tensors of a subclass."""
+    return [(sample["x"] * factor).as_subclass(Named) for sample in samples for factor in (1, 2, 4)]
+
+
 def buffered(samples: Sequence[Any]) -> Any:
     """Return buffers of both types."""
     narrow = numapin.batch_buffer((len(samples), 1000), BF16)
@@ -81,7 +90,7 @@ def narrowed(thing: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own, for every sparse tensor that it sends
-@pytest.mark.parametrize("collate", [default_collate, listed, unusual, buffered])
+@pytest.mark.parametrize("collate", [default_collate, listed, unusual, subclassed, buffered])
 @pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"pinned_budget": 0}], ids=["", "no-workers", "no-slots"])
 def test_values(own_class: Any, collate: Callable[[Any], Any], options: dict[str, Any]) -> None:
     """Every tensor has the bits that `.to(torch.bfloat16)` gives; integers and numpy arrays stay as they are."""
