@@ -94,6 +94,20 @@ def test_later_epochs_of_persistent_workers() -> None:
             assert flat(loader) == epochs[2]
 
 
+def test_state_of_a_new_loader() -> None:
+    """A state from before the first iterator changes nothing, not even the order that persistent workers begin with."""
+
+    def make() -> numapin.DataLoader[Any]:
+        return numapin.DataLoader(Numbers(SIZE), 3, True, num_workers=1, persistent_workers=True)
+
+    with make() as plain, make() as loaded:
+        loaded.load_state_dict(saved(plain.state_dict()))
+        torch.manual_seed(6)
+        expected = [flat(plain), flat(plain)]
+        torch.manual_seed(6)
+        assert [flat(loaded), flat(loaded)] == expected
+
+
 def test_abandoned_epoch_of_persistent_workers() -> None:
     """After an epoch that was left early, each worker's place is that of the new epoch, from its first batch on."""
     options: dict[str, Any] = {"batch_size": 2, "num_workers": 2, "persistent_workers": True}

@@ -335,7 +335,8 @@ class Order:
         if (num, rank) == (place.yielded, _rank()) and expected != self._checksum:
             raise UsageError(
                 "load_state_dict(): the sampler drew other indices than before, so samples would be lost and repeated",
-                "give it a generator of its own, or state_dict() and load_state_dict()",
+                "give it a generator of its own in an attribute (self.generator = ...), or state_dict() and "
+                "load_state_dict()",
             )
 
     def _plain_state(self, yielded: int) -> Any:

@@ -510,6 +510,7 @@ def _without(state: dict[str, Any], key: str) -> dict[str, Any]:
     ("change", "message"),
     [
         (lambda state: [state], "a state is a dict, not list"),
+        (lambda _: None, "a state is a dict, not NoneType"),  # of a checkpoint without one: not the start of an epoch
         (lambda state: _without(state, "_num_yielded"), "the state has no '_num_yielded'"),
         (lambda state: state | {"_num_yielded": "two"}, "_num_yielded is 'two', not a number"),
         (lambda state: state | {"_sampler_iter_yielded": -1}, "a negative number of batches: -1"),
