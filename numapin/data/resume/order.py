@@ -242,7 +242,8 @@ class Order:
 
     def note_state(self, iterator: object) -> None:
         """Note the sampler's own state after a draw."""
-        self._notes.append(_Note(state_or_none(self._sampler), state_or_none(iterator)))
+        own = iterator.state_dict() if isinstance(iterator, Batches) else state_or_none(iterator)
+        self._notes.append(_Note(state_or_none(self._sampler), own))
 
     def note_checksum(self, checksum: int) -> None:
         """Note the checksum of all indices up to a draw."""

@@ -583,6 +583,22 @@ def test_options_that_are_not_numbers(options: dict[str, Any]) -> None:
     numapin.DataLoader(Numbers(1), pinned_budget=8e9)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("kind", "key"), [(Remembering, "sampler_state"), (Begun, "sampler_iter_state")])
+def test_own_state_of_a_sampler_in_batches(kind: Any, key: str) -> None:
+    """It is in the state, as torchdata writes it, and nothing is drawn again: the epoch's start is not needed."""
+    loader = numapin.DataLoader(Numbers(20), 3, sampler=kind(20))
+    iterator = iter(loader)
+    first, state = flat([next(iterator), next(iterator)]), saved(loader.state_dict())
+    assert state["_sampler_iter_state"].keys() == {"samples_yielded", key}
+    del state["_numapin"]
+    disturb()
+    other = numapin.DataLoader(Numbers(20), 3, sampler=kind(20))
+    other.load_state_dict(state)
+    rest = flat(other)
+    assert rest == flat(iterator)
+    assert sorted(first + rest) == list(range(20))
+
+
 def test_plain_batch_sampler_is_torchs() -> None:
     """Batches of a custom sampler are those that torch's BatchSampler makes, with and without the last one."""
     for drop_last in (False, True):
