@@ -302,6 +302,8 @@ class Order:
     def _loaded_batches(self, state: Any) -> Batches | None:
         """Return the batches of a sampler that continues by its own state; None if it has none."""
         has_own = isinstance(state, dict) and ("sampler_state" in state or "sampler_iter_state" in state)
+        if has_own and state.get("samples_yielded", 0) % self._sampler.batch_size:
+            return None  # the last batch was short: the sampler has ended, and its state may be that of the next epoch
         batches = Batches(self._sampler, state) if has_own else None
         return batches if batches is not None and batches.is_stateful else None
 

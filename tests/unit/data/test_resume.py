@@ -599,6 +599,14 @@ def test_own_state_of_a_sampler_in_batches(kind: Any, key: str) -> None:
     assert sorted(first + rest) == list(range(20))
 
 
+def test_after_a_short_last_batch_nothing_is_left() -> None:
+    """The sampler's own state is then that of its next epoch, which does not belong to this one."""
+    first, rest, state = interrupt(lambda: numapin.DataLoader(Numbers(20), 3, sampler=Remembering(20)), 7)
+    loader = numapin.DataLoader(Numbers(20), 3, sampler=Remembering(20))
+    loader.load_state_dict(state)
+    assert (sorted(first), rest, flat(loader)) == (list(range(20)), [], [])
+
+
 def test_plain_batch_sampler_is_torchs() -> None:
     """Batches of a custom sampler are those that torch's BatchSampler makes, with and without the last one."""
     for drop_last in (False, True):
