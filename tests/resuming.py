@@ -304,6 +304,38 @@ class OwnIterator(CountingShards):
         return numbers[self.place - 1]
 
 
+class BeginsAgain(OwnIterator):
+    """The same, and every `iter()` begins again."""
+
+    def __iter__(self) -> Iterator[int]:
+        """Return itself, at the start."""
+        self.place = 0
+        return self
+
+
+class ShuffledAgain(Sampler[int]):
+    """A sampler that is its own iterator; every `iter()` draws a new order from a generator of its own."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.left = size, list[int]()
+        self.generator = random.Random(size)  # noqa: S311 - not a secret
+
+    def __len__(self) -> int:
+        """Return the length of an epoch."""
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        """Return itself, at the start of a new order."""
+        self.left = self.generator.sample(range(self.size), self.size)
+        return self
+
+    def __next__(self) -> int:
+        """Return the next index."""
+        if not self.left:
+            raise StopIteration
+        return self.left.pop()
+
+
 class CallCounter(Numbers):
     """A map-style dataset whose items show how many calls its copy has had; the state is that number."""
 

@@ -48,6 +48,15 @@ def unusual(samples: Sequence[Any]) -> Any:
     return torch.nn.Parameter(whole), whole.relu().to_sparse(), whole[:0], whole.clone().requires_grad_()
 
 
+class Named(torch.Tensor):
+    """A subclass, whose tensors are cast one by one."""
+
+
+def subclassed(samples: Sequence[Any]) -> Any:
+    """Return several tensors of a subclass."""
+    return [(sample["x"] * factor).as_subclass(Named) for sample in samples for factor in (1, 2, 4)]
+
+
 def buffered(samples: Sequence[Any]) -> Any:
     """Return buffers of both types."""
     narrow = numapin.batch_buffer((len(samples), 1000), BF16)
@@ -81,7 +90,7 @@ def narrowed(thing: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own, for every sparse tensor that it sends
-@pytest.mark.parametrize("collate", [default_collate, listed, unusual, buffered])
+@pytest.mark.parametrize("collate", [default_collate, listed, unusual, subclassed, buffered])
 @pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"pinned_budget": 0}], ids=["", "no-workers", "no-slots"])
 def test_values(own_class: Any, collate: Callable[[Any], Any], options: dict[str, Any]) -> None:
     """Every tensor has the bits that `.to(torch.bfloat16)` gives; integers and numpy arrays stay as they are."""
@@ -108,6 +117,17 @@ def test_a_mapping_leaves_other_types_alone(own_class: Any) -> None:
     batch = next(iter(own_class(Values(), 2, num_workers=1, cast={torch.float32: torch.float16})))
     assert (batch["x"].dtype, batch["y"].dtype, batch["n"].dtype) == (torch.float16, torch.float64, torch.int64)
     assert torch.equal(batch["y"], torch.tensor([0, 1 / 3], dtype=torch.float64))
+
+
+def test_a_mapping_with_a_target_that_is_a_source(own_class: Any) -> None:
+    """Each tensor is cast once: float64 to float32, although float32 itself becomes bfloat16."""
+    casts = {torch.float64: torch.float32, torch.float32: BF16}
+    thirds = torch.arange(2000, dtype=torch.float64).reshape(2, 1000) / 3
+    data = torch.utils.data.TensorDataset(thirds.float(), thirds)
+    for options in ({"num_workers": 1}, {"num_workers": 1, "pinned_budget": 0}, {"num_workers": 0}):
+        narrow, wide = next(iter(own_class(data, 2, cast=casts, **options)))
+        assert torch.equal(narrow, thirds.float().to(BF16))
+        assert torch.equal(wide, thirds.float())
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -13,6 +13,7 @@ from torch.utils.data import DistributedSampler
 import numapin
 from numapin.errors import UsageError
 from tests.resuming import (
+    BeginsAgain,
     BegunShards,
     CallCounter,
     CountingShards,
@@ -93,6 +94,20 @@ def test_later_epochs_of_persistent_workers() -> None:
             assert flat(loader) == epochs[2]
 
 
+def test_state_of_a_new_loader() -> None:
+    """A state from before the first iterator changes nothing, not even the order that persistent workers begin with."""
+
+    def make() -> numapin.DataLoader[Any]:
+        return numapin.DataLoader(Numbers(SIZE), 3, True, num_workers=1, persistent_workers=True)
+
+    with make() as plain, make() as loaded:
+        loaded.load_state_dict(saved(plain.state_dict()))
+        torch.manual_seed(6)
+        expected = [flat(plain), flat(plain)]
+        torch.manual_seed(6)
+        assert [flat(loaded), flat(loaded)] == expected
+
+
 def test_abandoned_epoch_of_persistent_workers() -> None:
     """After an epoch that was left early, each worker's place is that of the new epoch, from its first batch on."""
     options: dict[str, Any] = {"batch_size": 2, "num_workers": 2, "persistent_workers": True}
@@ -116,8 +131,8 @@ def test_iterator_of_persistent_workers_goes_on() -> None:
         assert flat(loader) == list(range(4, SIZE))
 
 
-@pytest.mark.parametrize("kind", [Shards, ShuffledShards, CountingShards, BegunShards, OwnIterator])
-@pytest.mark.parametrize("stop", [1, 10])
+@pytest.mark.parametrize("kind", [Shards, ShuffledShards, CountingShards, BegunShards, OwnIterator, BeginsAgain])
+@pytest.mark.parametrize("stop", [1, 10, 14])  # after 14 batches, the parts of two workers have ended
 def test_iterable(kind: type[Shards], stop: int) -> None:
     """Each worker continues its own part, also after shorter parts have ended, and the workers take turns as before."""
     options: dict[str, Any] = {"batch_size": 2, "num_workers": 3}
@@ -169,10 +184,17 @@ def test_out_of_order(kind: Any) -> None:
 
 def test_stateful_map_style() -> None:
     """Each worker's copy of a map-style dataset with a state has it again, in the epoch and in the next one."""
-    options: dict[str, Any] = {"batch_size": 2, "num_workers": 2}
-    _, rest, state = interrupt(lambda: numapin.DataLoader(CallCounter(SIZE), **options), 5)
-    found, _ = rest_after(lambda: numapin.DataLoader(CallCounter(SIZE), **options), state)
-    assert found == rest
+    options: dict[str, Any] = {"batch_size": 2, "num_workers": 2, "snapshot_every_n_steps": 3}  # for iterable ones only
+
+    def make() -> numapin.DataLoader[Any]:
+        return numapin.DataLoader(CallCounter(SIZE), persistent_workers=True, **options)
+
+    with make() as loader:
+        epochs = [flat(loader), flat(loader)]
+    _, rest, state = interrupt(make, 5)
+    found, loader = rest_after(make, state)
+    with loader:
+        assert [found, flat(loader)] == [rest, epochs[1]]
     with pytest.raises(UsageError, match="taken with num_workers=2, this loader has 1"):
         numapin.DataLoader(CallCounter(SIZE), 2, num_workers=1).load_state_dict(state)
 

@@ -27,7 +27,10 @@ def _busy_ns() -> dict[str, int]:
 
 
 class Products(Dataset[Any]):
-    """Items that multiply matrices; each is the number of threads that took part, and the number that exist."""
+    """Items that multiply matrices.
+
+    Each is the number of threads that took part, the number that exist, OMP_NUM_THREADS, and torch's number.
+    """
 
     def __len__(self) -> int:
         """Return the number of items."""
@@ -40,8 +43,8 @@ class Products(Dataset[Any]):
         while time.process_time() < until_s:
             _MATRIX @ _MATRIX
         busy = [thread for thread, ns in _busy_ns().items() if ns - before.get(thread, 0) > _BUSY_NS]
-        batch = numapin.batch_buffer(3, torch.int64)
-        return batch.copy_(torch.tensor([len(busy), len(_busy_ns()), int(os.environ["OMP_NUM_THREADS"])]))
+        numbers = len(busy), len(_busy_ns()), int(os.environ["OMP_NUM_THREADS"]), torch.get_num_threads()
+        return numapin.batch_buffer(4, torch.int64).copy_(torch.tensor(numbers))
 
 
 def _own_number(_worker: int) -> None:

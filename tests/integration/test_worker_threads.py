@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_numpy_in_workers() -> None:
     """BLAS uses one thread in our workers, forked or spawned, or the user's number; in torch's, that of the rank.
 
-    No idle BLAS threads are left behind: a worker has its main thread and the one that watches the rank. What the
-    user's worker_init_fn sets stays.
+    torch keeps its one thread. No idle BLAS threads are left behind: a worker has its main thread and the one that
+    watches the rank. What the user's worker_init_fn sets stays.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}
     done = subprocess.run(
@@ -30,6 +30,7 @@ def test_numpy_in_workers() -> None:
     )
     assert done.returncode == 0, done.stderr
     seen = {name: [int(n) for n in numbers] for name, *numbers in map(str.split, done.stdout.splitlines())}
+    assert [numbers.pop() for numbers in seen.values()] == [1] * len(seen)
     assert seen["torch"] == [2, 2, 2]
     assert seen["numapin"] == seen["numapin-spawn"] == [1, 2, 1]
     assert seen["numapin-2"][::2] == seen["numapin-0"][::2] == [2, 2]

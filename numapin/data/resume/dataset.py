@@ -6,12 +6,11 @@ there. An iterable dataset without a state of its own is read again up to its pl
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from numapin.data.resume import randomness
 from numapin.data.resume.place import StreamPlace
-from numapin.data.resume.samplers import is_stateful, load_own, state_or_none
+from numapin.data.resume.samplers import drawn, is_stateful, load_own, state_or_none
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,4 +59,4 @@ def restore_iterator(fetcher: _BaseDatasetFetcher, place: StreamPlace, *, batch_
 
 def _skip(samples: Iterator[Any], number: int) -> int:
     """Read samples; return how many there were, at most this number."""
-    return sum(1 for _ in islice(samples, number))
+    return sum(1 for _ in drawn(samples, number))

@@ -23,11 +23,11 @@ from numapin.data.resume import randomness
 from numapin.data.resume.checksum import extended
 from numapin.data.resume.kinds import kind_of, length_of, words_for
 from numapin.data.resume.place import OrderPlace
-from numapin.data.resume.samplers import Draws, Samplers, is_stateful, load_own, state_or_none
+from numapin.data.resume.samplers import Draws, Samplers, drawn, is_stateful, load_own, state_or_none
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from torch.utils.data import DataLoader
 
@@ -48,6 +48,7 @@ class Batches:
         if "sampler_state" in state and is_stateful(sampler):
             sampler.load_state_dict(state["sampler_state"])
         self._inner: Any = iter(sampler)
+        self._left = _grouped(self._inner, batches)  # first, because it calls `iter`, as torch does
         if "sampler_iter_state" in state and is_stateful(self._inner):
             self._inner.load_state_dict(state["sampler_iter_state"])
 
@@ -62,11 +63,9 @@ class Batches:
 
     def __next__(self) -> list[Any]:
         """Return the next batch of indices."""
-        inner, self._inner = self._inner, iter(())  # an error ends it, as it ends torch's generator
-        batch = list(islice(inner, self._batches.batch_size))
-        self._inner = inner
-        if not batch or (self._batches.drop_last and len(batch) < self._batches.batch_size):
-            raise StopIteration
+        left, self._left = self._left, iter(())  # an error ends it, as it ends torch's generator
+        batch = list(next(left))
+        self._left = left
         self._samples += len(batch)
         return batch
 
@@ -77,6 +76,13 @@ class Batches:
             if is_stateful(value):
                 state[key] = state_or_none(value)
         return state
+
+
+def _grouped(indices: Iterator[Any], batches: BatchSampler) -> Iterator[Any]:
+    """Return an iterator of batches, which calls `iter` and `next` as torch's BatchSampler does."""
+    if batches.drop_last:
+        return zip(*[indices] * batches.batch_size, strict=False)
+    return iter(lambda: list(islice(indices, batches.batch_size)), [])
 
 
 class _Lazy:
@@ -236,7 +242,8 @@ class Order:
 
     def note_state(self, iterator: object) -> None:
         """Note the sampler's own state after a draw."""
-        self._notes.append(_Note(state_or_none(self._sampler), state_or_none(iterator)))
+        own = iterator.state_dict() if isinstance(iterator, Batches) else state_or_none(iterator)
+        self._notes.append(_Note(state_or_none(self._sampler), own))
 
     def note_checksum(self, checksum: int) -> None:
         """Note the checksum of all indices up to a draw."""
@@ -295,6 +302,8 @@ class Order:
     def _loaded_batches(self, state: Any) -> Batches | None:
         """Return the batches of a sampler that continues by its own state; None if it has none."""
         has_own = isinstance(state, dict) and ("sampler_state" in state or "sampler_iter_state" in state)
+        if has_own and state.get("samples_yielded", 0) % self._sampler.batch_size:
+            return None  # the last batch was short: the sampler has ended, and its state may be that of the next epoch
         batches = Batches(self._sampler, state) if has_own else None
         return batches if batches is not None and batches.is_stateful else None
 
@@ -318,7 +327,7 @@ class Order:
 
     def _skip(self, iterator: Any, place: OrderPlace) -> None:
         """Drop the batches before the place. Raises UsageError if they are others than those that were yielded."""
-        skipped = islice(iterator, place.yielded)
+        skipped = drawn(iterator, place.yielded)
         if not self._samplers.has_custom:
             deque(skipped, maxlen=0)
             return
@@ -329,7 +338,8 @@ class Order:
         if (num, rank) == (place.yielded, _rank()) and expected != self._checksum:
             raise UsageError(
                 "load_state_dict(): the sampler drew other indices than before, so samples would be lost and repeated",
-                "give it a generator of its own, or state_dict() and load_state_dict()",
+                "give it a generator of its own in an attribute (self.generator = ...), or state_dict() and "
+                "load_state_dict()",
             )
 
     def _plain_state(self, yielded: int) -> Any:

@@ -156,6 +156,11 @@ class Place:
         return not self.num_yielded and self.order.is_start
 
     @property
+    def is_untouched(self) -> bool:
+        """Whether it is that of a new loader, before its first iterator."""
+        return self.is_start and not self.is_finished and not self.has_stateful_stream
+
+    @property
     def is_read_again(self) -> bool:
         """Whether samples before the place have to be read once more."""
         return any(stream.is_read_again for stream in self.streams)

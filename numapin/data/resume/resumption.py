@@ -6,6 +6,7 @@ Comes in: a loader, and the state dicts that its user saves and loads. Goes out:
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterDataPipe
@@ -20,7 +21,7 @@ from numapin.data.resume.track import Track
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from torch.utils.data import DataLoader
 
@@ -62,7 +63,7 @@ class Resumption:
 
     def load(self, loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
         """Let the next iterator begin where a state ends. Raises UsageError."""
-        if not state:  # as torchdata has it
+        if isinstance(state, Mapping) and not state:  # as torchdata has it
             self._loaded = self._next = self._track = None
             self._stop(loader)
             return
@@ -73,7 +74,7 @@ class Resumption:
         with randomness.preserved():
             _restore_order(loader, place, order)
         self._track, self._loaded = None, place
-        self._next = _next_epoch(loader, place) if place.is_finished else place
+        self._next = _next_epoch(loader, place) if place.is_finished else None if place.is_untouched else place
         self._stop(loader)
 
     @staticmethod

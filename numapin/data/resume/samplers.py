@@ -41,6 +41,16 @@ def load_own(value: Any, state: Any) -> bool:
     return True
 
 
+def drawn(iterator: Iterator[Any], number: int) -> Iterator[Any]:
+    """Yield at most this number of values, by `next` alone: `iter()` of a user's iterator may begin again."""
+    for _ in range(number):
+        try:
+            value = next(iterator)
+        except StopIteration:
+            return
+        yield value
+
+
 class Draws(NamedTuple):
     """All that decides the order of a sampler, at one moment.
 

@@ -71,7 +71,10 @@ class Stacker:
         first = batch[0]
         if not _can_stack(first) or not _are_alike(batch):
             return None
-        dtype = self._packer.casts.get(first.dtype, first.dtype)
+        casts = self._packer.casts
+        dtype = casts.get(first.dtype, first.dtype)
+        if dtype is not first.dtype and dtype in casts:
+            return None  # a mapping like {float64: float32, float32: bfloat16}: the pickler would cast it once more
         return self._packer.allocate(dtype, (len(batch), *first.shape))
 
     def stack(self, batch: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:

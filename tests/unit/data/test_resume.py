@@ -30,6 +30,7 @@ from tests.resuming import (
     PythonShuffled,
     Remembering,
     RememberingBatches,
+    ShuffledAgain,
     Stream,
     disturb,
     flat,
@@ -70,6 +71,8 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "remembering batches": lambda: {"batch_sampler": RememberingBatches(20)},
     "stateful iterator": lambda: {"sampler": Begun(20)},
     "list": lambda: {"sampler": list(range(19, -1, -1))},
+    "own iterator": lambda: {"sampler": ShuffledAgain(20), "batch_size": None},
+    "own iterator in batches": lambda: {"sampler": ShuffledAgain(20), "batch_size": 4, "drop_last": True},
 }
 
 
@@ -507,6 +510,7 @@ def _without(state: dict[str, Any], key: str) -> dict[str, Any]:
     ("change", "message"),
     [
         (lambda state: [state], "a state is a dict, not list"),
+        (lambda _: None, "a state is a dict, not NoneType"),  # of a checkpoint without one: not the start of an epoch
         (lambda state: _without(state, "_num_yielded"), "the state has no '_num_yielded'"),
         (lambda state: state | {"_num_yielded": "two"}, "_num_yielded is 'two', not a number"),
         (lambda state: state | {"_sampler_iter_yielded": -1}, "a negative number of batches: -1"),
@@ -577,6 +581,30 @@ def test_options_that_are_not_numbers(options: dict[str, Any]) -> None:
         numapin.DataLoader(Numbers(1), **options)
     assert caught.value.hint
     numapin.DataLoader(Numbers(1), pinned_budget=8e9)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("kind", "key"), [(Remembering, "sampler_state"), (Begun, "sampler_iter_state")])
+def test_own_state_of_a_sampler_in_batches(kind: Any, key: str) -> None:
+    """It is in the state, as torchdata writes it, and nothing is drawn again: the epoch's start is not needed."""
+    loader = numapin.DataLoader(Numbers(20), 3, sampler=kind(20))
+    iterator = iter(loader)
+    first, state = flat([next(iterator), next(iterator)]), saved(loader.state_dict())
+    assert state["_sampler_iter_state"].keys() == {"samples_yielded", key}
+    del state["_numapin"]
+    disturb()
+    other = numapin.DataLoader(Numbers(20), 3, sampler=kind(20))
+    other.load_state_dict(state)
+    rest = flat(other)
+    assert rest == flat(iterator)
+    assert sorted(first + rest) == list(range(20))
+
+
+def test_after_a_short_last_batch_nothing_is_left() -> None:
+    """The sampler's own state is then that of its next epoch, which does not belong to this one."""
+    first, rest, state = interrupt(lambda: numapin.DataLoader(Numbers(20), 3, sampler=Remembering(20)), 7)
+    loader = numapin.DataLoader(Numbers(20), 3, sampler=Remembering(20))
+    loader.load_state_dict(state)
+    assert (sorted(first), rest, flat(loader)) == (list(range(20)), [], [])
 
 
 def test_plain_batch_sampler_is_torchs() -> None:
