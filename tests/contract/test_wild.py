@@ -161,6 +161,8 @@ CASES: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {
     "axes-reversed": (lambda index: (np.arange(6000.0) + index).reshape(60, 100)[::-1, ::2], list),
     "many-tiny": (lambda index: [torch.tensor(index + n) for n in range(50)], list),
     "the-same-each-time": (lambda _: ROW, list),
+    "bytes": (lambda index: bytes([index]) * 50_000, list),
+    "long-texts-and-labels": (lambda index: {"text": f"{index} " * 30_000, "label": torch.tensor(index)}, list),
     "inside-objects": (lambda index: Annotated(row(index), {"mask": read_only(index)}), list),
     "channels-last": (
         lambda index: row(index, (1, 3, 40, 40)).contiguous(memory_format=torch.channels_last),

@@ -370,6 +370,22 @@ class TestEnd:
         assert packer._pickler is kept
         assert sys.getsizeof(kept) < 10_000
 
+    @pytest.mark.parametrize("batch", [b"abc" * 50_000, (ramp(300), ["a", b"b" * 100_000], np.arange(4000))])
+    def test_a_long_pickle_is_in_the_slot(self, loop: Loopback, batch: object) -> None:
+        """A pipe would take many calls for it. The slot is for the batch as a whole, and free afterwards."""
+        assert len(loop.packers[0].pack(0, batch)) < 500
+        parcel = loop.send(batch)
+        assert sum(part.num_bytes for part in parcel.head.parts) <= parcel.head.wanted_bytes
+        assert same(batch_of(Copier(pins=False), parcel), batch)
+        del parcel
+        assert loop.num_on_loan() == 0
+
+    def test_a_long_pickle_without_a_slot_goes_through_the_pipe(self) -> None:
+        """That is no miss: none of it is a tensor."""
+        head, body = decode(Packer(None, worker=0, pins=False, moves=False).pack(0, b"abc" * 50_000))
+        assert head is not None
+        assert (head.body, head.miss, unpickle(body)) == (None, None, b"abc" * 50_000)
+
     def test_the_pickle_is_small(self, loop: Loopback) -> None:
         """The pickle does not contain the tensors and arrays a second time."""
         message = loop.packers[0].pack(0, {"x": ramp(4000), "y": np.arange(4000)})

@@ -1,0 +1,38 @@
+"""The data path of a loader: which pool each of its iterators gets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from torch.utils.data import DataLoader
+
+from numapin.data.path import DataPath, PathOptions
+from tests.data.loopback import ANYWHERE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOADER: Final = DataLoader(range(4), num_workers=1)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[DataPath]:
+    """Give a new loader's data path, on an unknown machine."""
+    made = DataPath(PathOptions())
+    monkeypatch.setattr(made.home, "_locality", ANYWHERE)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("are_gone", [True, False])
+def test_a_pool_is_used_again_if_its_workers_are_gone(path: DataPath, *, are_gone: bool) -> None:
+    """One that lives may still write to its slots, so the next iterator gets others."""
+    first = path.lane(LOADER, pins=False)
+    pool = first.pool
+    assert pool is not None
+    first.end(workers_are_gone=are_gone)
+    second = path.lane(LOADER, pins=False)
+    assert (second.pool is pool) is are_gone
+    assert pool._is_closed is not are_gone
+    second.end(workers_are_gone=True)
