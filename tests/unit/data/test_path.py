@@ -13,7 +13,7 @@ from tests.data.loopback import ANYWHERE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LOADER: Final = DataLoader(range(4), num_workers=1)  # type: ignore[arg-type]
+LOADER: Final[DataLoader[int]] = DataLoader(range(4), num_workers=1)  # type: ignore[arg-type]
 
 
 @pytest.fixture
