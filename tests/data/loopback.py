@@ -6,7 +6,7 @@ Comes in: batches. Goes out: the parcels that the rank receives, over the memory
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -166,8 +166,17 @@ def num_mapped() -> int:
 
 def num_open() -> int:
     """Return the number of this process's descriptors of slots."""
-    entries = [entry for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
-    return sum("numapin-slot" in str(entry.readlink()) for entry in entries)
+    return len(slot_descriptors())
+
+
+def slot_descriptors() -> list[int]:
+    """Return this process's descriptors of slots; other threads may open and close some meanwhile."""
+    found = []
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        with suppress(FileNotFoundError):
+            if "numapin-slot" in str(entry.readlink()):
+                found.append(int(entry.name))
+    return found
 
 
 def held_bytes(pool: Pool) -> int:

@@ -21,7 +21,7 @@ from numapin.data.wire.grant import NO_GRANT, Grant
 from numapin.data.worker import slots as slots_module
 from numapin.data.worker.slots import BatchMemory, WorkerSlots
 from numapin.system import memory, placement
-from tests.data.loopback import ANYWHERE, num_mapped, num_open
+from tests.data.loopback import ANYWHERE, num_mapped, num_open, slot_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,9 +83,8 @@ def rank() -> Iterator[Rank]:
 def _no_slot_stays_open() -> Iterator[None]:
     """Close the descriptors of slots that a test has taken and neither sent nor put back."""
     yield
-    for entry in list(Path("/proc/self/fd").iterdir()):
-        if entry.is_symlink() and "numapin-slot" in str(entry.readlink()):
-            os.close(int(entry.name))
+    for fd in slot_descriptors():
+        os.close(fd)
 
 
 def take(own: WorkerSlots, num_bytes: int = SIZE) -> BatchMemory:
