@@ -75,6 +75,7 @@ class LaneIterator(_TorchsIterator):
         self._track = track_of(loader, path.notices.warn)
         self._task = 0  # the number of the last result
         if self._track is not None:
+            # Not to the track: it refers to the sampler, which may refer to the loader, and a lane must not (see Lane).
             self._lane.results.report_to(self._track.streams.arrived)
         self._lane.balance = _balance_of(loader, path, has_turns_in_state=bool(state))
         self._last_s: float | None = None
@@ -241,11 +242,8 @@ class LaneIterator(_TorchsIterator):
         """
         if _is_finalizing():
             return
-        if "_lane" not in self.__dict__:
-            return
-        if self._path.pid != os.getpid():  # a child that the user forked inherits the iterator, but not its workers
-            self._lane.give_up()
-            return
+        if "_lane" not in self.__dict__ or self._path.pid != os.getpid():
+            return  # a child that the user forked inherits the iterator, but not its workers
         try:
             if hasattr(self, "_workers"):
                 self._end_workers()

@@ -134,9 +134,9 @@ _lanes: Final[set[Lane]] = set()  # not ended yet
 class Lane:
     """The way of one iterator's batches: its pool of slots, its queues, and its opener.
 
-    It is alive until it is ended or given up, even if its iterator is garbage in a cycle of references. Otherwise its
+    It is alive until it is ended, even if its iterator is garbage in a cycle of references. Otherwise its
     pipes and sockets could be closed before the iterator ends its workers, which would then use closed descriptors, or
-    those of others. So it must not refer to the iterator or the loader.
+    numbers that other files have since taken. So it must not refer to the iterator or the loader.
     """
 
     def __init__(
@@ -146,13 +146,9 @@ class Lane:
         self._path, self.opener = path, opener
         self.balance: Balance | None = None
         self.results = result_queue(self._accept)
-        self._tasks: list[TaskQueue] = []  # torch's iterator closes them
+        self._tasks: list[TaskQueue] = []  # alive until torch's iterator closes them
         self.pool = pool()
         _lanes.add(self)
-
-    def give_up(self) -> None:
-        """Leave the lane as it is, in a process that only inherited it."""
-        _lanes.discard(self)
 
     def queues(self) -> Iterator[ResultQueue | TaskQueue]:
         """Yield the queues in the order in which torch's iterator asks for them: results, then one per worker."""

@@ -33,8 +33,8 @@ class Stats:
     Attributes:
         batches: Batches that were yielded.
         bytes: The bytes of slot memory that batches from workers needed.
-        hits: Batches that arrived with all their tensors and arrays in slots, except those below 1 KiB. Batches that
-            have not been yielded, as of an epoch that was left early, count, too.
+        hits: Batches that arrived with all their tensors and arrays in slots, except those below 1 KiB. This
+            includes batches that were never yielded, for example after a `break`.
         misses: The number of other batches that arrived, by reason.
         wait_s_per_batch: The mean time inside `next()`.
         wait_share: The share of the time between two batches that was spent in `next()`, 0 to 1.
@@ -102,8 +102,8 @@ class Stats:
 
     def _in_slots(self) -> str:
         others = "".join(f"; {count:,}: {reason}" for reason, count in self.misses.items())
-        some_wait = ", not all of them yielded" if self.hits > self.batches else ""
-        return f"{self.hits:,}{some_wait}{others}" if self.hits or others else ""
+        unyielded = ", not all of them yielded" if self.hits > self.batches else ""
+        return f"{self.hits:,}{unyielded}{others}" if self.hits or others else ""
 
     def _waiting(self) -> str:
         if self.wait_s_per_batch is None:

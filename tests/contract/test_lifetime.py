@@ -120,11 +120,7 @@ def test_kept_batches_keep_their_memory_only(loader_class: LoaderClass) -> None:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_garbage_in_any_order(
-    own_class: LoaderClass,
-    persistent: bool,  # noqa: FBT001
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_garbage_in_any_order(own_class: LoaderClass, monkeypatch: pytest.MonkeyPatch, *, persistent: bool) -> None:
     """An iterator in a cycle may be collected after what it refers to, as in free-threaded Python. It ends its workers.
 
     With the GIL, older objects are collected first, so the pipes are made before the iterator.
@@ -134,10 +130,11 @@ def test_garbage_in_any_order(
     gc.collect()
     problems: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda problem: problems.append(problem.exc_value))
-    monkeypatch.setattr(channel, "Pipe", lambda duplex: pipes.pop() if not duplex else None)
+    monkeypatch.setattr(channel, "Pipe", lambda duplex: pipes.pop())  # noqa: ARG005
     gc.disable()
     try:
         loader = own_class(DATASET, batch_size=4, num_workers=2, persistent_workers=persistent)
+        loader.sampler.owner = loader  # type: ignore[attr-defined] # a user's sampler may refer to its loader
         iterator = iter(loader)
         next(iterator)
         cycle: list[object] = [loader, iterator]

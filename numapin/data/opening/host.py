@@ -76,13 +76,13 @@ class Copier:
 class Lender(Copier):
     """Opens batches over the slot itself. Nothing is copied; the slot is free when the last reference is gone.
 
-    Tensors that are small beside their batch are copied: a loop that keeps the labels of all batches must not keep all
-    images with them.
+    Tensors that are small beside their batch, or beside its pickle, are copied: a loop that keeps the labels of all
+    batches must not keep all images with them.
     """
 
     def open(self, parcel: Parcel) -> object:
         """Return the batch. Every tensor has its own storage, as if it had been allocated separately."""
-        if self._pins and not parcel.is_pinned:
+        if (self._pins and not parcel.is_pinned) or parcel.is_mostly_pickle:
             return super().open(parcel)
         return unpickle(parcel.body, stand_ins(parcel, partial(self._lend, parcel), _lent))
 

@@ -242,6 +242,7 @@ class Order:
 
     def note_state(self, iterator: object) -> None:
         """Note the sampler's own state after a draw."""
+        # The state of Batches is loaded when it is made, so it has no load_state_dict, and state_or_none would skip it.
         own = iterator.state_dict() if isinstance(iterator, Batches) else state_or_none(iterator)
         self._notes.append(_Note(state_or_none(self._sampler), own))
 

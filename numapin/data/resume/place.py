@@ -157,8 +157,8 @@ class Place:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether it is that of a new loader, before its first iterator."""
-        return self.is_start and not self.is_finished and not self.has_stateful_stream
+        """Whether it is that of a new loader, before its first iterator, if it is not the end of an epoch."""
+        return self.is_start and not self.has_stateful_stream
 
     @property
     def is_read_again(self) -> bool:

@@ -6,7 +6,6 @@ Comes in: a loader, and the state dicts that its user saves and loads. Goes out:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterDataPipe
@@ -21,7 +20,7 @@ from numapin.data.resume.track import Track
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch.utils.data import DataLoader
 
@@ -63,7 +62,7 @@ class Resumption:
 
     def load(self, loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
         """Let the next iterator begin where a state ends. Raises UsageError."""
-        if isinstance(state, Mapping) and not state:  # as torchdata has it
+        if state == {}:  # as torchdata has it
             self._loaded = self._next = self._track = None
             self._stop(loader)
             return
@@ -74,7 +73,7 @@ class Resumption:
         with randomness.preserved():
             _restore_order(loader, place, order)
         self._track, self._loaded = None, place
-        self._next = _next_epoch(loader, place) if place.is_finished else None if place.is_untouched else place
+        self._next = _next_place(loader, place)
         self._stop(loader)
 
     @staticmethod
@@ -115,6 +114,13 @@ def resumption_of(loader: Any) -> Resumption:
 
 def _is_iterable(loader: DataLoader[Any]) -> bool:
     return bool(loader._dataset_kind == _DatasetKind.Iterable)
+
+
+def _next_place(loader: DataLoader[Any], place: Place) -> Place | None:
+    """Return where the next iterator begins; None: as that of a new loader."""
+    if place.is_finished:
+        return _next_epoch(loader, place)
+    return None if place.is_untouched else place
 
 
 def _next_epoch(loader: DataLoader[Any], place: Place) -> Place:

@@ -45,7 +45,9 @@ class Handover:
         return _attach, (descriptors.send(fd), self._child_sends)
 
     def send(self, files: Mapping[int, int], *, waits: bool = True) -> None:
-        """Send descriptors by their numbers, all or none: the reader may not look before it has heard of all of them.
+        """Send descriptors, by slot number, in one message: all or none.
+
+        The reader looks only after the batch's message, so a sender that filled the socket with some would hang.
 
         Raises BlockingIOError if there is no room and `waits` is off, other OSErrors if the reader is gone.
         """
@@ -89,7 +91,8 @@ class Handover:
             raise BrokenPipeError(errno.EPIPE, "the sender of descriptors is gone")
         for fd in fds:  # Python 3.11 ignores MSG_CMSG_CLOEXEC here; a program that os.system starts would keep the file
             os.set_inheritable(fd, False)
-        for (number,), fd in zip_longest(_TAG.iter_unpack(tags), fds):  # the kernel drops those that have no room here
+        # Fewer descriptors than numbers: there are too many open files in this process.
+        for (number,), fd in zip_longest(_TAG.iter_unpack(tags), fds):
             self._early[number] = fd
 
     @contextmanager

@@ -27,7 +27,7 @@ from numapin.data.slots.handover import Handover
 from numapin.data.slots.mapping import hide_from_children
 from numapin.data.slots.quarantine import Quarantine
 from numapin.data.slots.settling import Settling
-from numapin.data.slots.sizes import RecentSizes
+from numapin.data.slots.sizes import RecentSizes, num_slots_for
 from numapin.data.slots.slot import Slot
 from numapin.data.wire.grant import NO_GRANT, Grant
 
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 _SPARE: Final = 4  # the loop's batch, the one before, and two whose copies are under way
 _CATCH_UP_S: Final = 0.05  # the longest wait for the GPU before a worker goes without a slot
 _LOOK_S: Final = 0.0002
-_SHARE_OF_FILES: Final = 4  # at most one in this many of this process's descriptors belongs to a slot,
-_LARGEST_SHARE_OF_FILES: Final = 2  # or one in this many if the workers have many tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +127,8 @@ class Pool:
                 slot = self._slot_of(part, worker)
                 views.append(slot.lend(part.num_bytes, partial(self._note_end, slot)))
                 is_pinned = is_pinned and slot.pinned_on is not None
+        for number in self._slots.keys() & head.inherited:
+            self._slots[number].is_inherited = True
         return tuple(views), is_pinned
 
     def _slot_of(self, part: PartHead, worker: int) -> Slot:
@@ -166,9 +166,7 @@ class Pool:
         """Return the number of slots that may have descriptors; more are lent if the loop keeps many batches."""
         files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         usual = self.spec.num_workers * self.spec.prefetch + _SPARE
-        if files == resource.RLIM_INFINITY:
-            return sys.maxsize
-        return min(max(usual, files // _SHARE_OF_FILES), files // _LARGEST_SHARE_OF_FILES)
+        return sys.maxsize if files == resource.RLIM_INFINITY else num_slots_for(files, usual)
 
     # --- slots come back ---------------------------------------------------------------------------------------------
 
@@ -248,12 +246,14 @@ class Pool:
             self._set_free(slot)
 
     def _set_free(self, slot: Slot) -> None:
-        if self._is_closed or slot.fd is None:
+        if slot.is_inherited:
+            self._give_up(slot)
+        elif self._is_closed or slot.fd is None:
             self._discard(slot)
-            return
-        if self.spec.poison and slot.is_clean:
-            slot.poison()
-        self._free.add(slot)
+        else:
+            if self.spec.poison and slot.is_clean:
+                slot.poison()
+            self._free.add(slot)
 
     def _give_up(self, slot: Slot | None) -> None:
         """Use a slot no more; its memory goes when the last batch over it is gone."""
@@ -310,7 +310,7 @@ class Pool:
         if len(self._granted[worker]) > self.spec.prefetch:
             return None
         while (slot := self._free.take(worker)) is not None:
-            if self.sizes.is_useful(slot.num_bytes):
+            if self.sizes.is_useful(slot.num_bytes) and not slot.is_inherited:
                 return slot
             self._give_up(slot)
         return None

@@ -54,8 +54,9 @@ class Head(NamedTuple):
             memory (numpy's), None for a tensor that torch sends.
         refused: Granted slots that the worker cannot use.
         kept: Slots that the worker still refers to.
+        inherited: Slots that a process may read from now on that the user's code has forked in the worker.
         notes: Texts for the rank to report.
-        body: Where the pickle lies, as in `storages`. None: it follows the head.
+        body_room: The room of the pickle in the batch's memory, as in `storages`. None: it follows the head.
     """
 
     number: int
@@ -67,8 +68,9 @@ class Head(NamedTuple):
     buffers: tuple[int | None, ...]
     refused: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
+    inherited: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
-    body: tuple[int, int, int] | None = None
+    body_room: tuple[int, int, int] | None = None
 
 
 def encode_plain(message: object) -> bytes:
@@ -79,13 +81,10 @@ def encode_plain(message: object) -> bytes:
 def encode(head: Head, body: bytes | memoryview) -> bytes:
     """Return a batch as bytes."""
     # marshal writes neither enums nor named tuples.
-    number, worker, parts, wanted, miss, storages, *others, place = head
-    plain_parts, plain_storages, plain_place = (
-        tuple(map(tuple, parts)),
-        tuple(map(tuple, storages)),
-        place and (*place,),
-    )
-    values = (number, worker, plain_parts, wanted, miss and miss.value, plain_storages, *others, plain_place)
+    number, worker, parts, wanted, miss, storages, *others, body_room = head
+    plain_parts, plain_storages = tuple(map(tuple, parts)), tuple(map(tuple, storages))
+    plain_room = None if body_room is None else tuple(body_room)
+    values = (number, worker, plain_parts, wanted, miss and miss.value, plain_storages, *others, plain_room)
     packed = marshal.dumps(values)
     return b"".join((_HEAD.pack(_PARCEL, len(packed)), packed, body))
 

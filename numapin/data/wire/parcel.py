@@ -33,10 +33,17 @@ class Parcel:
     begun: Any = None
 
     def find_body(self) -> None:
-        """Take a long pickle from the batch's memory, once its views are known."""
-        if self.head.body is not None:
-            part, start, num_bytes = self.head.body
-            self.body = self.view(part)[start : start + num_bytes]
+        """Take a long pickle from the batch's memory, of which it is the end, once the views are known."""
+        if self.head.body_room is not None:
+            part, start, num_bytes = self.head.body_room
+            view = self.view(part)
+            self.body = view[start : start + num_bytes]
+            self.views = (*self.views[:part], view[:start] or None, *self.views[part + 1 :])
+
+    @property
+    def is_mostly_pickle(self) -> bool:
+        """Whether a tensor that is kept would keep a long pickle that is larger than all tensors."""
+        return self.head.body_room is not None and sum(len(view) for view in self.views if view) < len(self.body)
 
     def num_bytes(self, part: int) -> int:
         """Return how many bytes were written to a part."""

@@ -14,6 +14,7 @@ import torch
 
 from numapin.data.wire.message import NOTHING, Head, Miss, PartHead, encode
 from numapin.data.worker.pickling import BatchPickler
+from numapin.data.worker.slots import SlotReport
 from numapin.system import memory
 
 if TYPE_CHECKING:
@@ -56,9 +57,9 @@ class Packer:
         if self._slots is not None:
             self._slots.note_fork()
 
-    def leave_in_child(self) -> None:
-        """Give no more room, in a process that the user's code forked: the memory is its parent's, which writes it."""
-        self._thread = 0
+    def refuse_in_child(self) -> None:
+        """Give no more room in a child that the user's code forked: its parent writes to this memory."""
+        self._thread = 0  # no thread has this id
 
     def accept(self, grant: Grant, descriptors: Handover) -> None:
         """Take over the slot that came with a task."""
@@ -115,9 +116,9 @@ class Packer:
         pickler, self._pickler = self._pickler or BatchPickler(self), None
         try:
             body = pickler.pickled(batch)
-            room = self._body_room(body)
-            sent = self._send(pickler, room)
-            message = encode(self._head(number, pickler, sent, room), b"" if room else body)
+            body_room = self._write_body(body)
+            sent = self._send(pickler, body_room)
+            message = encode(self._head(number, pickler, sent, body_room), body if body_room is None else b"")
             if len(body) < _LONG_PICKLE:
                 self._pickler = pickler
             return message
@@ -136,23 +137,24 @@ class Packer:
     def _begin_part(self, num_bytes: int) -> bool:
         if self._slots is None:
             return False
-        part = self._slots.take(num_bytes, in_parts=sum(part.end for part in self._parts))
+        part = self._slots.take(num_bytes, num_bytes_so_far=sum(part.end for part in self._parts))
         if part is None:
             self.refusal = Miss.NO_MEMORY
             return False
         self._parts.append(part)
         return True
 
-    def _body_room(self, body: bytes) -> PackedRoom | None:
+    def _write_body(self, body: bytes) -> PackedRoom | None:
         """Write a long pickle into the batch's memory; None: it goes through the pipe."""
         room = self.reserve(len(body)) if len(body) >= _PIPE_BYTES else None
         if room is not None:
             self.write(room, memoryview(body))
         return room
 
-    def _send(self, pickler: BatchPickler, body: PackedRoom | None) -> tuple[PartHead, ...]:
+    def _send(self, pickler: BatchPickler, body_room: PackedRoom | None) -> tuple[PartHead, ...]:
         """Hand the new slots among the batch's parts to the rank; parts of which nothing is sent have no bytes."""
-        used = {room.part for room in (*pickler.storages, *([body] if body else ()))}
+        rooms = (*pickler.storages, body_room)
+        used = {room.part for room in rooms if room is not None}
         sent = [part for number, part in enumerate(self._parts) if number in used]
         if self._slots is not None:
             self._slots.send(sent)
@@ -160,8 +162,10 @@ class Packer:
             part.is_sent = True
         return tuple([part.head() if part.is_sent else NOTHING for part in self._parts])
 
-    def _head(self, number: int, pickler: BatchPickler, parts: tuple[PartHead, ...], body: PackedRoom | None) -> Head:
-        refused, kept, notes = self._slots.report() if self._slots else ((), (), ())
+    def _head(
+        self, number: int, pickler: BatchPickler, parts: tuple[PartHead, ...], body_room: PackedRoom | None
+    ) -> Head:
+        report = self._slots.report() if self._slots else SlotReport()
         return Head(
             number=number,
             worker=self._worker,
@@ -171,8 +175,6 @@ class Packer:
             miss=pickler.miss,
             storages=tuple(pickler.storages),
             buffers=tuple(pickler.buffers),
-            refused=refused,
-            kept=kept,
-            notes=notes,
-            body=body,
+            **report._asdict(),
+            body_room=body_room,
         )

@@ -84,7 +84,7 @@ class WorkerStart:
         if self.arrivals is not None:
             slots = WorkerSlots(self.arrivals, where, serial=self.serial + worker)
         _packer = Packer(slots, worker=worker, pins=self.pins, moves=self.moves, casts=self.casts)
-        os.register_at_fork(after_in_child=_packer.leave_in_child, after_in_parent=_packer.note_fork)
+        os.register_at_fork(after_in_child=_packer.refuse_in_child, after_in_parent=_packer.note_fork)
         if slots:
             Stacker(_packer, num_threads=self.num_copy_threads, can_be_ahead=self.can_be_ahead).install()
         state.begin(self.dataset, worker)

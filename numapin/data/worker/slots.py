@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SLOT_NAME: Final = "numapin-slot"
 """The name of a slot's memfd, in /proc."""
 
-_GROWTH: Final = 4  # of a batch that is larger than expected, with each further slot
+_GROWTH: Final = 4  # a further slot has room for this many times the batch so far
 _UNKNOWN_BYTES: Final = 4 << 30  # address space, not memory, for a batch of unknown size
 
 
@@ -81,6 +81,15 @@ class BatchMemory:
         return torch.frombuffer(self.view, dtype=dtype, count=count, offset=start)
 
 
+class SlotReport(NamedTuple):
+    """What a worker tells the rank about its slots, as in `Head`."""
+
+    refused: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
+    inherited: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
 class WorkerSlots:
     """The slots that one worker has: granted ones, and those it makes. `serial` is unique among a loader's workers."""
 
@@ -92,6 +101,7 @@ class WorkerSlots:
         self._held: list[tuple[int, int]] = []  # granted and not used yet: number, size
         self._windows: dict[int, weakref.ref[Window]] = {}  # of batches that were made here
         self._inherited: set[int] = set()  # that a child of this worker may read; not written again
+        self._new_inherited: list[int] = []  # of these, what the rank has not heard of
         self._refused: list[int] = []
         self._notes: dict[str, bool] = {}  # texts for the rank to report, and whether they were sent
 
@@ -114,17 +124,17 @@ class WorkerSlots:
         else:
             self._held.append((grant.slot, grant.capacity))
 
-    def take(self, num_bytes: int, *, in_parts: int = 0) -> BatchMemory | None:
+    def take(self, num_bytes: int, *, num_bytes_so_far: int = 0) -> BatchMemory | None:
         """Return memory for at least `num_bytes`; None if the kernel refuses it.
 
-        `in_parts`: the bytes that the batch has already. It is larger than expected then, and each further slot has far
-        more room than the ones before, so that a batch of many tensors needs few.
+        A batch that has bytes in other slots already is larger than expected, so a further slot has far more room than
+        those before: a batch of many tensors then needs few.
         """
         fitting = [held for held in self._held if held[1] >= num_bytes and not self._is_kept(held[0])]
         if not fitting:
             if len(self._held) > 1:  # they are of no use to this worker
                 self._refused.append(self._held.pop(0)[0])
-            return self._make(max(num_bytes, _GROWTH * in_parts))
+            return self._make(max(num_bytes, _GROWTH * num_bytes_so_far)) or self._make(num_bytes)
         self._held.remove(fitting[-1])
         number, capacity = fitting[-1]
         return self._memory(number, None, self._mapped[number], capacity=capacity, populated=capacity)
@@ -138,32 +148,35 @@ class WorkerSlots:
 
     def send(self, memories: Sequence[BatchMemory]) -> None:
         """Hand a batch's new slots to the rank, all or none; call it before the message about them. Raises OSError."""
-        files = {made.number: made.fd for made in memories if made.fd is not None}
-        new = [made for made in memories if made.fd is not None]
-        for made in new:
-            made.fd = None
+        files: dict[int, int] = {}
         try:
-            for made in new:
-                made.capacity = min(made.capacity, capacity_for(max(made.end, self._expected_bytes)))
-                os.ftruncate(files[made.number], made.capacity)
+            for made in memories:
+                if made.fd is not None:
+                    files[made.number], made.fd = made.fd, None
+                    made.capacity = min(made.capacity, capacity_for(max(made.end, self._expected_bytes)))
+                    os.ftruncate(files[made.number], made.capacity)
             if files:
                 self._arrivals.send(files)
         finally:
             for fd in files.values():
                 os.close(fd)
 
-    def report(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]:
-        """Return, for the next message: granted slots that cannot be used, slots still referred to, notes."""
+    def report(self) -> SlotReport:
+        """Return what the rank is told with the next message."""
         refused, self._refused = tuple(self._refused), []
+        inherited, self._new_inherited = tuple(self._new_inherited), []
         if len(self._windows) > 1:
             self._windows = {number: window for number, window in self._windows.items() if window() is not None}
         notes = tuple(note for note, is_sent in self._notes.items() if not is_sent)
         self._notes.update(dict.fromkeys(notes, True))
-        return refused, (*self._windows, *self._inherited), notes
+        return SlotReport(refused=refused, kept=tuple(self._windows), inherited=inherited, notes=notes)
 
     def note_fork(self) -> None:
-        """Note that the user forked a process here: for as long as it lives, it may read what is referred to now."""
-        self._inherited.update(number for number, window in self._windows.items() if window() is not None)
+        """Never write again to slots that a child forked here may read: its end is not watched."""
+        windows = self._windows.copy()  # in one step: another thread may have forked
+        new = [number for number, window in windows.items() if window() is not None and number not in self._inherited]
+        self._inherited.update(new)
+        self._new_inherited += new
 
     def _is_kept(self, number: int) -> bool:
         window = self._windows.get(number)

@@ -42,7 +42,7 @@ class Ranges(Generic[T]):
         `send` is called with a storage and the first and last byte of each new range. A result of None is not kept.
         """
         self._send, self._align_bytes = send, align_bytes
-        self._of_storage: dict[int, list[tuple[int, int, T]]] = {}  # by torch's storage: first, last byte, result
+        self._of_storage: dict[int, list[tuple[int, int, T]]] = {}  # by torch's storage: first byte, last byte, result
 
     def clear(self) -> None:
         """Forget all ranges."""
@@ -53,7 +53,8 @@ class Ranges(Generic[T]):
         storage = tensor.untyped_storage()
         size = storage.nbytes()
         begin, end = _byte_range(tensor)
-        ranges = self._of_storage.setdefault(storage._cdata, [])  # two that torch made of one array are two
+        # Not by address: torch makes each tensor over one array a storage of its own.
+        ranges = self._of_storage.setdefault(storage._cdata, [])
         for first, last, result in ranges:
             if first <= begin and end <= last:
                 return result, begin - first

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from numapin.data.opening.host import Copier, copied, stand_ins
+from numapin.data.opening.host import Copier, Lender, copied, stand_ins
 from numapin.data.wire.message import NOTHING, Miss, decode
 from numapin.data.wire.tensors import unpickle
 from numapin.data.worker.packing import Packer
@@ -380,11 +380,23 @@ class TestEnd:
         del parcel
         assert loop.num_on_loan() == 0
 
+    @pytest.mark.parametrize(("num_floats", "stays"), [(100_000, False), (900_000, True)])
+    def test_a_kept_tensor_does_not_keep_a_longer_pickle(self, loop: Loopback, num_floats: int, *, stays: bool) -> None:
+        """A loop that keeps the tensors of all batches must not keep all texts with them."""
+        tensor, _text = batch_of(Lender(pins=False), loop.send((ramp(num_floats), b"abc" * 500_000)))
+        assert same(tensor, ramp(num_floats))
+        assert loop.num_on_loan() == int(stays)
+
+    def test_a_long_pickle_is_not_among_the_memory_for_the_gpu(self, loop: Loopback) -> None:
+        """Only what lies before it is copied; nothing if there are no tensors."""
+        assert loop.send(b"abc" * 500_000).views == (None,)
+        assert [len(view) for view in loop.send((ramp(1024), b"abc" * 500_000)).views if view] == [4096]
+
     def test_a_long_pickle_without_a_slot_goes_through_the_pipe(self) -> None:
         """That is no miss: none of it is a tensor."""
         head, body = decode(Packer(None, worker=0, pins=False, moves=False).pack(0, b"abc" * 50_000))
         assert head is not None
-        assert (head.body, head.miss, unpickle(body)) == (None, None, b"abc" * 50_000)
+        assert (head.body_room, head.miss, unpickle(body)) == (None, None, b"abc" * 50_000)
 
     def test_the_pickle_is_small(self, loop: Loopback) -> None:
         """The pickle does not contain the tensors and arrays a second time."""

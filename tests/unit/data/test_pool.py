@@ -25,6 +25,7 @@ from tests.data.loopback import (
     held_bytes,
     lent,
     loopback,
+    make_head,
     make_spec,
     num_mapped,
     num_open,
@@ -151,6 +152,22 @@ class TestSizes:
 
 class TestWorkers:
     """Several workers share the slots."""
+
+    def test_what_a_workers_child_can_read_is_not_used_again(self, two: Loopback) -> None:
+        """Neither by another worker, nor by those of the next epoch: the child may live longer than the loader."""
+        granted, free, lent_now = [lent(two, BATCH) for _ in range(3)]
+        numbers = [slot.number for slot in two.pool.slots]
+        del granted
+        two.begin(1)
+        del free
+        two.pool.reclaim()
+        two.pool.lend(make_head(inherited=(*numbers, 12345)))
+        two.pool.recover()
+        del lent_now
+        two.start_workers()
+        fresh = [two.send(BATCH, worker).head.parts[0] for worker in (0, 1)]
+        assert all(part.is_new for part in fresh)
+        assert not set(numbers) & {slot.number for slot in two.pool.slots}
 
     def test_another_workers_slot_is_used_once_it_is_clean(self, two: Loopback) -> None:
         """A worker without a slot gets one of a worker that has several, once that one refers to it no more."""

@@ -160,7 +160,7 @@ class TestMaking:
         for _ in range(2):
             take(rank.own).reserve(PAGE)
         assert seen == [(SIZE, CpuSet({1}), CpuSet())] * 2
-        assert [rank.own.report()[2], rank.own.report()[2]] == [("memory on node 1 was refused",), ()]
+        assert [rank.own.report().notes, rank.own.report().notes] == [("memory on node 1 was refused",), ()]
         rank.close()
 
     def test_on_one_node_no_policy_is_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,8 +239,8 @@ class TestRefusals:
         rank.tasks._early[5] = None
         rank.own.accept(grant(5, is_new=True), rank.tasks)
         assert take(rank.own).is_new
-        assert rank.own.report()[0] == (5,)
-        assert rank.own.report()[0] == ()
+        assert rank.own.report().refused == (5,)
+        assert rank.own.report().refused == ()
 
     @pytest.mark.parametrize("code", [errno.ENOMEM, errno.EFAULT])
     def test_a_granted_slot_for_which_there_is_no_memory(
@@ -250,7 +250,7 @@ class TestRefusals:
         with monkeypatch.context() as patch:
             patch.setattr(memory, "populate", refuse(code))
             rank.grant(5)
-        assert rank.own.report()[0] == (5,)
+        assert rank.own.report().refused == (5,)
         assert num_open() == 0
         assert take(rank.own).is_new
 
@@ -266,7 +266,7 @@ class TestRefusals:
         with monkeypatch.context() as patch:
             patch.setattr(slots_module, "map_memfd", refuse(errno.ENOMEM))
             rank.grant(5)
-        assert (rank.own.report()[0], num_open()) == ((5,), 0)
+        assert (rank.own.report().refused, num_open()) == ((5,), 0)
 
 
 class TestGranted:
@@ -305,6 +305,18 @@ class TestGranted:
         del kept
         assert num_mapped() == before
 
+    def test_what_a_forked_child_can_read_goes_to_no_worker(self, rank: Rank) -> None:
+        """The child may read it for as long as it lives. The rank is told once, and this worker refuses it."""
+        rank.grant(5)
+        used = take(rank.own)
+        rank.own.note_fork()
+        rank.own.send([used])
+        del used
+        assert rank.own.report().inherited == (5,)
+        assert rank.own.report().inherited == ()
+        rank.grant_again(5)
+        assert rank.own.report().refused == (5,)
+
     def test_one_that_was_not_used_serves_the_next_batch(self, rank: Rank) -> None:
         """The last one comes first; a batch that needs two gets both."""
         rank.grant(5)
@@ -340,7 +352,7 @@ class TestGranted:
             rank.grant(number)
         for refused in ((5,), (6,), ()):
             assert take(rank.own, SIZE + 1).is_new
-            assert rank.own.report()[0] == refused
+            assert rank.own.report().refused == refused
         assert take(rank.own, SIZE).number == 7
 
 
@@ -354,7 +366,7 @@ class TestKept:
         kept = _kept(kind, take(rank.own).view)
         rank.grant_again(5)
         assert take(rank.own).number != 5
-        refused, still_kept, _ = rank.own.report()
+        refused, still_kept, *_ = rank.own.report()
         assert (refused, 5 in still_kept) == ((5,), True)
         assert set(bytes(kept)) == {7}
 
@@ -390,7 +402,7 @@ class TestKept:
         os.close(fd)
         rank.own.accept(grant(number, capacity=capacity, is_new=True), rank.tasks)
         assert take(rank.own).number != number
-        assert rank.own.report()[0] == (number,)
+        assert rank.own.report().refused == (number,)
         assert bytes(kept) == bytes(10)
 
     def test_every_batch_is_told_of_what_is_kept(self, rank: Rank) -> None:
