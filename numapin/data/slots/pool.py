@@ -246,14 +246,12 @@ class Pool:
             self._set_free(slot)
 
     def _set_free(self, slot: Slot) -> None:
-        if slot.is_inherited:
-            self._give_up(slot)
-        elif self._is_closed or slot.fd is None:
+        if self._is_closed or slot.fd is None:
             self._discard(slot)
-        else:
-            if self.spec.poison and slot.is_clean:
-                slot.poison()
-            self._free.add(slot)
+            return
+        if self.spec.poison and slot.is_clean:
+            slot.poison()
+        self._free.add(slot)
 
     def _give_up(self, slot: Slot | None) -> None:
         """Use a slot no more; its memory goes when the last batch over it is gone."""

@@ -221,6 +221,13 @@ class TestRefusals:
         rank.expect(SIZE)
         assert rank.own.take(SIZE) is not None
 
+    def test_no_address_space_for_more_than_is_needed(self, rank: Rank) -> None:
+        """A further slot of a batch is larger than needed only if it can be."""
+        rank.expect(SIZE)
+        found = rank.own.take(SIZE, num_bytes_so_far=1 << 49)
+        assert found is not None
+        assert found.capacity < 2 * SIZE
+
     @pytest.mark.parametrize("call", ["send", "ftruncate"])
     def test_it_cannot_be_sent(self, rank: Rank, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
         """Its descriptor is closed, and it is not mistaken for a granted slot."""
