@@ -24,7 +24,7 @@ def find_others(cls, name, path=None, target=None):
     return None if name.partition(".")[0] == "torch" else find(name, path, target)
 importlib.machinery.PathFinder.find_spec = classmethod(find_others)
 """
-SCRIPT: Final = "import os; print('rank', os.environ['RANK'], flush=True)\n"
+SCRIPT: Final = "import os; print(f'rank {os.environ[\"RANK\"]}', flush=True)\n"
 
 
 @pytest.fixture(scope="module")
