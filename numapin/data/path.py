@@ -134,9 +134,9 @@ _lanes: Final[set[Lane]] = set()  # not ended yet
 class Lane:
     """The way of one iterator's batches: its pool of slots, its queues, and its opener.
 
-    It is alive until it is ended, even if its iterator is garbage in a cycle of references. Otherwise its
-    pipes and sockets could be closed before the iterator ends its workers, which would then use closed descriptors, or
-    numbers that other files have since taken. So it must not refer to the iterator or the loader.
+    It is alive until it is ended, even if its iterator is garbage in a cycle of references. Otherwise its pipes and
+    sockets could be closed before the iterator ends its workers: it would then use closed descriptors, or numbers that
+    other files have since taken. So it must not refer to the iterator or the loader.
     """
 
     def __init__(

@@ -157,7 +157,7 @@ class Place:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether it is that of a new loader, before its first iterator, if it is not the end of an epoch."""
+        """Whether it is the place of a loader that was never iterated. The end of an epoch can look the same."""
         return self.is_start and not self.has_stateful_stream
 
     @property

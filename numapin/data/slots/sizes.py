@@ -23,7 +23,7 @@ def align(num_bytes: int, to: int = ALIGNMENT) -> int:
 
 
 def num_slots_for(num_files: int, usual: int) -> int:
-    """Return how many slots may have descriptors, of which the process may have so many.
+    """Return how many slots may have descriptors, in a process that may have `num_files` of them.
 
     At most one descriptor in four belongs to a slot, or one in two if as many as `usual` need them.
     """

@@ -42,7 +42,7 @@ class Parcel:
 
     @property
     def is_mostly_pickle(self) -> bool:
-        """Whether a tensor that is kept would keep a long pickle that is larger than all tensors."""
+        """Whether the pickle in the batch's memory is larger than its tensors: one that is kept would keep it, too."""
         return self.head.body_room is not None and sum(len(view) for view in self.views if view) < len(self.body)
 
     def num_bytes(self, part: int) -> int:

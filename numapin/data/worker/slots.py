@@ -82,7 +82,7 @@ class BatchMemory:
 
 
 class SlotReport(NamedTuple):
-    """What a worker tells the rank about its slots, as in `Head`."""
+    """News of a worker's slots for the rank. The fields are those of `Head`."""
 
     refused: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()

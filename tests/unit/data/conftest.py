@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from numapin.data.path import DataPath, PathOptions
+from tests.data.loopback import ANYWHERE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -18,3 +21,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
+
+
+@pytest.fixture
+def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[DataPath]:
+    """Give a new loader's data path, on an unknown machine."""
+    made = DataPath(PathOptions())
+    monkeypatch.setattr(made.home, "_locality", ANYWHERE)
+    yield made
+    made.close()

@@ -7,22 +7,10 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from torch.utils.data import DataLoader
 
-from numapin.data.path import DataPath, PathOptions
-from tests.data.loopback import ANYWHERE
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from numapin.data.path import DataPath
 
 LOADER: Final[DataLoader[int]] = DataLoader(range(4), num_workers=1)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[DataPath]:
-    """Give a new loader's data path, on an unknown machine."""
-    made = DataPath(PathOptions())
-    monkeypatch.setattr(made.home, "_locality", ANYWHERE)
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize("are_gone", [True, False])

@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from numapin.data.path import DataPath, PathOptions
 from numapin.data.stats import Counts, Stats
 from numapin.data.wire.message import NOTHING, Miss, PartHead
-from tests.data.loopback import ANYWHERE, Loopback, lent, make_head
+from tests.data.loopback import Loopback, lent, make_head
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from numapin.data.path import DataPath
 
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 HEAD: Final = make_head(parts=(PartHead(1, 100, PAGE, is_new=False),), wanted_bytes=100)
@@ -55,15 +54,6 @@ class TestArrivals:
         counts = Counts()
         counts.note_arrival(make_head())
         assert (counts.hits, dict(counts.misses), counts.num_bytes) == (0, {}, 0)
-
-
-@pytest.fixture
-def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[DataPath]:
-    """Give a new loader's data path, on an unknown machine."""
-    made = DataPath(PathOptions())
-    monkeypatch.setattr(made.home, "_locality", ANYWHERE)
-    yield made
-    made.close()
 
 
 class TestStats:
