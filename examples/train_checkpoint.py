@@ -35,7 +35,7 @@ def save(path: Path, net: nn.Module, optimizer: optim.Optimizer, seen: int, load
         new.replace(path)
 
 
-def main() -> None:  # noqa: C901, PLR0912 - one job from start to end, on one page
+def main() -> None:
     """Train for a few epochs, from the checkpoint if there is one."""
     received = []  # handled, because srun signals every process, and loader workers must continue
     for preempted in (signal.SIGUSR1, signal.SIGTERM):

@@ -47,7 +47,7 @@ def _ignore(_: Sequence[EndedRank], __: int) -> None:
     """Take no note of a failed round."""
 
 
-def launch(  # noqa: PLR0913 - what the steps before it made, and what is called back
+def launch(
     plan: Plan,
     job: Job,
     run_dir: str,

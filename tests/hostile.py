@@ -457,7 +457,7 @@ def small_capture(root: Path, online: str = "0-3") -> None:
     (root / "sys/devices/system/cpu/online").write_text(f"{online}\n", encoding="ascii")
 
 
-def process_capture(  # noqa: PLR0913 - each is a file
+def process_capture(
     root: Path, *, mounts: str = "", cpuset: str = "", cgroup: str = "", status: str = "", online: str = "0-3"
 ) -> None:
     """Write a capture with files of a process."""

@@ -43,7 +43,7 @@ _MAX_VARIABLE_BYTES: Final = 120_000  # Linux allows 128 KiB
 _STOPS: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
-def run_with_children(  # noqa: PLR0913 - what the command line gives
+def run_with_children(
     topology: Topology,
     request: Request,
     command: Sequence[str],

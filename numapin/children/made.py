@@ -23,7 +23,7 @@ _SEEN: Final = (*LISTS, *RANK_VARIABLES, SLURM_RANK)
 """The variables that may name a device, of which the table has the command's values."""
 
 
-def make_table(  # noqa: PLR0913 - what goes into it
+def make_table(
     plan: Plan,
     topology: Topology,
     environ: Mapping[str, str],

@@ -32,7 +32,7 @@ class DeviceEntry:
 
     __slots__ = ("bare", "index", "mig", "number", "pci", "slice", "uuid")
 
-    def __init__(  # noqa: PLR0913 - the fields
+    def __init__(
         self,
         *,
         number: int,
@@ -61,7 +61,7 @@ class ChildTable:
 
     __slots__ = ("allowed_cpus", "devices", "match", "run", "saw", "strict", "verbose")
 
-    def __init__(  # noqa: PLR0913 - the fields
+    def __init__(
         self,
         *,
         devices: Sequence[DeviceEntry],

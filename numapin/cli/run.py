@@ -352,7 +352,7 @@ def _print_commands(plan: Plan, job: AnyJob, environment: dict[str, str]) -> Non
         emit(f"rank {rank.local_rank}: {assignments} {command}\n", encoding=sys.getfilesystemencoding())
 
 
-def _launch(  # noqa: PLR0913 - the results of the steps before
+def _launch(
     plan: Plan,
     job: AnyJob,
     environment: dict[str, str],

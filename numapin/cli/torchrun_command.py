@@ -67,7 +67,7 @@ class TorchrunCommand(click.Command):
         other_sections: The same, for options that the short page leaves out, with torchrun's.
     """
 
-    def __init__(  # noqa: PLR0913 - what a help page is made of
+    def __init__(
         self,
         name: str,
         callback: Callable[[tuple[str, ...]], None],

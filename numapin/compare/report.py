@@ -64,7 +64,7 @@ class CompareReport:
         return {"schema": SCHEMA, "confidence": CONFIDENCE, **asdict(self)}
 
 
-def make_report(  # noqa: PLR0913 - what a report is made of
+def make_report(
     variants: Sequence[Variant],
     runs: Iterable[ComparedRun],
     *,

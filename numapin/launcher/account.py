@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numapin.plan.model import Plan
 
 
-def ended_rank(  # noqa: PLR0913 - one argument per fact
+def ended_rank(
     local_rank: int,
     *,
     rank: int,

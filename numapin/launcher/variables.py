@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def job_variables(  # noqa: PLR0913 - one argument per fact
+def job_variables(
     num_ranks: int,
     *,
     address: str,

@@ -132,7 +132,7 @@ class Request:
     cores_for: CoresFor | None
 
     # Written by hand, because the arguments have wider types than the attributes.
-    def __init__(  # noqa: PLR0913 - the options of the command line
+    def __init__(
         self,
         *,
         bind: Bind | str = Bind.NODE,

@@ -54,7 +54,7 @@ _CHILD: Final = (
 _USE_MODULE: Final = "put it into a module, which a new process can import: from train import train"
 
 
-def spawn(  # noqa: PLR0913 - the options of the command line
+def spawn(
     fn: Callable[..., T],
     args: Sequence[object] = (),
     *,

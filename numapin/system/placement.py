@@ -66,7 +66,7 @@ class Ledger:
 PINNED: Final = Ledger()
 
 
-def place(  # noqa: PLR0913 - the range, and where each part of it belongs
+def place(
     address: int, num_bytes: int, *, nodes: CpuSet, cpus: CpuSet, num_machine_nodes: int, within: CpuSet = _ANY
 ) -> Placement:
     """Place fresh memory on `nodes`, touch every page of it, and ask the kernel where the pages are (see `check`).

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def grid(  # noqa: PLR0913 - each is one dimension of a machine
+def grid(
     *,
     packages: int = 1,
     nodes: int = 2,

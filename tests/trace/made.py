@@ -53,7 +53,7 @@ class Made:
         """Let a GPU compute."""
         self.event("kernel", name, start, duration, LAUNCHER, device=device, stream=LAUNCHER)
 
-    def copy(  # noqa: PLR0913 - each is a column of the trace
+    def copy(
         self,
         start: float,
         duration: float,
@@ -98,7 +98,7 @@ class Made:
         return {"schemaVersion": 1, "baseTimeNanoseconds": BASE_NS, "numapin": own, "traceEvents": self.events}
 
 
-def loop(  # noqa: PLR0913 - the parts of a step
+def loop(
     *,
     steps: int = 4,
     wait: float = 0.0,

@@ -1,4 +1,4 @@
-"""The design's rules on modules, read from the source with `ast`: who imports what, how long they are, what they say.
+"""The design's rules on modules, read from the source with `ast`: who imports what, what they list.
 
 One direction, folder by folder: see LAYERS.
 """
@@ -213,27 +213,6 @@ def test_there_is_no_import_cycle() -> None:
     while free := {module for module, needs in left.items() if not needs & left.keys()}:
         left = {module: needs for module, needs in left.items() if module not in free}
     assert left == {}
-
-
-def test_every_module_says_what_comes_in_and_what_goes_out() -> None:
-    """The docstring has the stage's input and output in these words; the package itself says what it is."""
-    for module in MODULES:
-        text = ast.get_docstring(_tree(module)) or ""
-        assert text, module
-        if module != "numapin":
-            assert "comes in" in text.lower(), f"{module}: what comes in?"
-            assert "goes out" in text.lower(), f"{module}: what goes out?"
-
-
-def test_modules_and_functions_stay_short() -> None:
-    """No module is above 400 lines, and no function above 40 without its docstring."""
-    for module, path in MODULES.items():
-        assert len(path.read_text().splitlines()) <= 400, module
-        for node in ast.walk(_tree(module)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                doc = isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant)
-                start = node.body[1 if doc and len(node.body) > 1 else 0].lineno
-                assert (node.end_lineno or 0) - start < 40, f"{module}.{node.name}"
 
 
 def test_a_class_name_has_one_meaning() -> None:

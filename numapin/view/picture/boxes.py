@@ -168,7 +168,7 @@ def _rows(boxes: Iterable[Box], *, width: float, gap: float) -> list[list[Box]]:
     return rows
 
 
-def frame(  # noqa: PLR0913 - a dataclass for these would only repeat Box
+def frame(
     kind: BoxKind,
     rows: Iterable[Iterable[Box]],
     *,

@@ -323,7 +323,7 @@ def test_iterable_without_state_is_reported(capfd: pytest.CaptureFixture[str]) -
     data=st.data(),
 )
 @settings(max_examples=60, deadline=None)
-def test_no_sample_lost_or_repeated(  # noqa: PLR0913 - hypothesis gives each a name
+def test_no_sample_lost_or_repeated(
     size: int, batch_size: int, *, drop_last: bool, shuffle: bool, own: bool, data: st.DataObject
 ) -> None:
     """Whatever the sizes and the place, both parts together are the epoch, and the next epoch is whole."""

@@ -45,7 +45,7 @@ def _task(folder: Path, name: str, parent: int, *, cpus: str = "0-3", state: str
     (folder / "status").write_text(f"Name:\t{name}\nCpus_allowed:\tf\nCpus_allowed_list:\t{cpus}\n")
 
 
-def _add(  # noqa: PLR0913 - what a process has
+def _add(
     root: Path,
     pid: int,
     parent: int = 1,
