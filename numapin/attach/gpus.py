@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from numapin.base.bounds import MAX_RANKS
 from numapin.base.plural import listed
 from numapin.tasks.identify import parse_count
-from numapin.topology.sources.vendors.table import hiding_variables, seen_by_ranks
+from numapin.topology.vendors import hiding_variables, seen_by_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -24,7 +24,7 @@ from numapin.plan.request import Bind
 from numapin.system.proc import environment_of, has_open, is_running, pid_namespace
 from numapin.topology.discover import discover
 from numapin.topology.sources.nvml import read_processes
-from numapin.topology.sources.vendors.table import hiding_variables
+from numapin.topology.vendors import hiding_variables
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -39,7 +39,7 @@ from numapin.plan.nics import nic_variables, with_users_nics
 from numapin.plan.roles import with_users_openmp
 from numapin.rank.signals import open_mailbox
 from numapin.tasks import repeated
-from numapin.topology.sources.vendors.table import first_visible
+from numapin.topology.vendors import first_visible
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser

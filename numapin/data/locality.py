@@ -103,7 +103,7 @@ def _host_nodes(tree: Tree, online: CpuSet) -> CpuSet:
     """Return the nodes with CPUs if other nodes are GPU memory, into which a full node would spill; else none."""
     if len(online) == 1:
         return CpuSet()
-    from numapin.topology.sources.nvidia_driver import gpu_memory_nodes  # a machine with one node never needs it
+    from numapin.topology.sources.gpu_drivers import gpu_memory_nodes  # a machine with one node never needs it
 
     return CpuSet(node for node in online if _cpus(tree, node, online)) if gpu_memory_nodes(tree) else CpuSet()
 

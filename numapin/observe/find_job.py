@@ -29,7 +29,7 @@ from numapin.rank import handover
 from numapin.system.proc import children_of, descendants, environment_of, is_running
 from numapin.tasks import identify
 from numapin.topology.discover import discover
-from numapin.topology.sources.vendors.table import first_visible, hiding_variables
+from numapin.topology.vendors import first_visible, hiding_variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""The GPUs of a request, in the order of its ranks: the only place that looks up the GPUs of --gpus. Pure.
+"""The GPU of each rank, and the variables that show CUDA, HIP or Level Zero the GPUs of --gpus. Pure.
 
 Comes in: a `Topology` and a `Request`. Goes out: the GPU of each rank, and the variables that show these GPUs.
 """
@@ -6,10 +6,10 @@ Comes in: a `Topology` and a `Request`. Goes out: the GPU of each rank, and the 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from numapin.errors import UsageError
-from numapin.topology.sources.vendors.table import support_of
+from numapin.topology.vendors import support_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from numapin.topology.model import Gpu, Topology
 
 T = TypeVar("T")
-_LIST_GPUS: Final = "--gpus lists GPUs, such as 0,1: see numapin topo"
 
 
 def settle_gpus(topology: Topology, request: Request, environ: Mapping[str, str]) -> tuple[Request, dict[str, str]]:
@@ -38,7 +37,11 @@ def settle_gpus(topology: Topology, request: Request, environ: Mapping[str, str]
 def rank_gpus(topology: Topology, request: Request) -> tuple[Gpu | None, ...]:
     """Return the GPUs in the order of the ranks; None: unknown. Raises UsageError as `settle_gpus` does."""
     if request.rank_gpus is not None:
-        return _gpus_at(topology, request.rank_gpus)
+        by_index: dict[int | None, Gpu | None] = {gpu.index: gpu for gpu in topology.gpus} | {None: None}
+        for index in request.rank_gpus:
+            if index not in by_index:
+                raise UsageError(f"rank_gpus names gpu{index}, which does not exist", "list them with: numapin topo")
+        return tuple(by_index[index] for index in request.rank_gpus)
     if request.gpus is not None:
         return _named_gpus(topology, request.gpus)
     return tuple(None if gpu.cuda_index is None else gpu for gpu in topology.visible_gpus)
@@ -49,59 +52,38 @@ def in_turn(gpus: Sequence[T], num_ranks: int) -> tuple[T, ...]:
     return tuple(gpus[number % len(gpus)] for number in range(max(num_ranks, len(gpus))))
 
 
-def _gpus_at(topology: Topology, indices: Sequence[int | None]) -> tuple[Gpu | None, ...]:
-    by_index: dict[int | None, Gpu | None] = {gpu.index: gpu for gpu in topology.gpus}
-    by_index[None] = None
-    unknown = [index for index in indices if index not in by_index]
-    if unknown:
-        raise UsageError(f"rank_gpus names gpu{unknown[0]}, which does not exist", "list them with: numapin topo")
-    return tuple(map(by_index.__getitem__, indices))
-
-
 def _named_gpus(topology: Topology, keys: Sequence[str]) -> tuple[Gpu, ...]:
-    named = _find(topology, keys)
-    _require_visible(named, topology.visible_gpus)
+    """Return the GPUs of names, which must exist, be visible, differ, and be in an order that their runtime keeps."""
+    try:
+        named = tuple(topology.find_gpu(key, option="--gpus") for key in keys)
+    except UsageError as error:
+        if len(keys) > 1 or not keys[0].isdecimal():
+            raise
+        # A single number that is no GPU's may have been meant as a number of GPUs.
+        see = "--gpus lists GPUs, such as 0,1: see numapin topo"
+        hint = f"for {keys[0]} ranks, give --nproc-per-node {keys[0]}; {see}"
+        raise UsageError(error.message, hint, hint_for_fixed_ranks=see) from None
+
+    visible = topology.visible_gpus
+    hidden = [gpu for gpu in named if gpu not in visible]
+    if hidden or not named:
+        raise _not_visible(hidden, visible)
     indices = [gpu.index for gpu in named]
     if len(set(indices)) < len(indices):
         hint = "for several ranks per GPU: --nproc-per-node N"
         raise UsageError(f"--gpus names a GPU twice: {indices}", hint, hint_for_fixed_ranks="name each GPU once")
-    _require_order(named)
+    if indices != sorted(indices) and not support_of(named[0].vendor).keeps_list_order:
+        raise UsageError(
+            f"--gpus names {_labels(named)}, but Level Zero numbers the GPUs of a list in ascending order",
+            f"write: --gpus {','.join(map(str, sorted(indices)))}",
+        )
     return named
-
-
-def _find(topology: Topology, keys: Sequence[str]) -> tuple[Gpu, ...]:
-    """Find the GPUs of names. A single number that is no GPU's may have been meant as a number of GPUs."""
-    try:
-        return tuple(topology.find_gpu(key, option="--gpus") for key in keys)
-    except UsageError as error:
-        if len(keys) > 1 or not keys[0].isdecimal():
-            raise
-        hint = f"for {keys[0]} ranks, give --nproc-per-node {keys[0]}; {_LIST_GPUS}"
-        raise UsageError(error.message, hint, hint_for_fixed_ranks=_LIST_GPUS) from None
-
-
-def _require_order(named: Sequence[Gpu]) -> None:
-    """Raise UsageError if the runtime would number the GPUs in another order."""
-    in_order = sorted(named, key=lambda gpu: gpu.index)
-    if list(named) == in_order or support_of(named[0].vendor).keeps_list_order:
-        return
-    ascending = ",".join(str(gpu.index) for gpu in in_order)
-    raise UsageError(
-        f"--gpus names {_labels(named)}, but Level Zero numbers the GPUs of a list in ascending order",
-        f"write: --gpus {ascending}",
-    )
-
-
-def _require_visible(named: Sequence[Gpu], visible: Sequence[Gpu]) -> None:
-    hidden = [gpu for gpu in named if gpu not in visible]
-    if hidden or not named:
-        raise _not_visible(hidden, visible)
 
 
 def _not_visible(hidden: Sequence[Gpu], visible: Sequence[Gpu]) -> UsageError:
     """Return the error for GPUs that ranks cannot use; for no GPU at all, too."""
     shown = _labels(visible) or "none"
-    of_others = _of_other_vendors(hidden, visible)
+    of_others = [gpu for gpu in hidden if visible and gpu.vendor != visible[0].vendor]
     if of_others:
         problem = f"--gpus names {_labels(of_others)} ({of_others[0].vendor})"
         why = f"ranks use the GPUs of one vendor, here {visible[0].vendor}"
@@ -110,11 +92,6 @@ def _not_visible(hidden: Sequence[Gpu], visible: Sequence[Gpu]) -> UsageError:
     variable = support_of(vendor).hiding_variables[0]
     names = _labels(hidden) or "nothing"
     return UsageError(f"--gpus names {names}; {variable} shows {shown}", f"unset {variable}")
-
-
-def _of_other_vendors(hidden: Iterable[Gpu], visible: Sequence[Gpu]) -> list[Gpu]:
-    """Return the hidden GPUs that are not of the visible GPUs' vendor."""
-    return [gpu for gpu in hidden if gpu.vendor != visible[0].vendor] if visible else []
 
 
 def _labels(gpus: Iterable[Gpu]) -> str:

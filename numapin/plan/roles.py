@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from numapin.base.not_none import not_none
 from numapin.base.plural import counted, listed
 from numapin.errors import PlanError
-from numapin.plan.fast import even_shares
 from numapin.plan.model import RoleCpus
 from numapin.system.openmp import placing_variables
 
@@ -22,14 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from numapin.base.cpu_set import CpuSet
-    from numapin.plan.cpus import Draft
+    from numapin.plan.make import Draft
     from numapin.plan.model import Plan, RankPlan
     from numapin.plan.request import CoresFor
     from numapin.plan.usable import UsableMachine
     from numapin.topology.model import Core
 
 
-def with_roles(machine: UsableMachine, wanted: CoresFor, drafts: Sequence[Draft]) -> list[Draft]:
+def give_roles(machine: UsableMachine, wanted: CoresFor, drafts: Sequence[Draft]) -> None:
     """Give each rank's roles their cores.
 
     1. Ranks that share CPUs split the cores evenly, as exclusive ranks do; each takes its roles' cores from its own
@@ -44,30 +43,31 @@ def with_roles(machine: UsableMachine, wanted: CoresFor, drafts: Sequence[Draft]
     groups: dict[tuple[bool, CpuSet], list[Draft]] = defaultdict(list)
     for draft in drafts:
         groups[draft.bound, draft.cpus].append(draft)
-    done = chain.from_iterable(_of_group(machine, wanted, group) for group in groups.values())
-    return sorted(done, key=lambda draft: draft.local_rank)
+    for group in groups.values():
+        _give_group(machine, wanted, group)
 
 
-def _of_group(machine: UsableMachine, wanted: CoresFor, group: Sequence[Draft]) -> list[Draft]:
+def _give_group(machine: UsableMachine, wanted: CoresFor, group: Sequence[Draft]) -> None:
     """Give roles to the ranks that have the same CPUs."""
     first = group[0]
     if not first.bound:
-        why = "--cores-for: roles have no effect, because the rank is not bound"
-        return [draft.because(why, exact=False) for draft in group]
+        for draft in group:
+            draft.because("--cores-for: roles have no effect, because the rank is not bound", exact=False)
+        return
     cores = _alternating(machine.cores(first.cpus), first.home)
     if len(cores) < len(group) * (wanted.total + 1):
         raise _too_few(wanted, group, len(cores))
-    shares = even_shares(machine, cores, len(group))
+    shares = machine.even_shares(cores, len(group))
     taken = [_taken(machine, wanted, share, draft.home) for draft, share in zip(group, shares, strict=True)]
     main = first.cpus - frozenset(chain.from_iterable(chain.from_iterable(taken)))
     num_main = len(machine.cores(main))
     # The main thread takes part in the work of torch's threads, hence one thread more than the optimizer has cores.
     num_threads = wanted.optimizer + 1 if wanted.optimizer else max(1, num_main // len(group))
-    why = f"cores by role: {wanted.in_words}, {_left(num_main, len(group))}"
-    return [
-        _with(draft, main, own)._replace(num_threads=num_threads).because(why)
-        for draft, own in zip(group, taken, strict=True)
-    ]
+    for draft, own in zip(group, taken, strict=True):
+        loader, optimizer = (cpus & draft.cpus for cpus in own)
+        draft.roles = RoleCpus(main=main, loader=loader or None, optimizer=optimizer or None)
+        draft.cpus, draft.num_threads = main | loader | optimizer, num_threads
+        draft.because(f"cores by role: {wanted.in_words}, {_left(num_main, len(group))}")
 
 
 def _alternating(cores: Iterable[Core], home: int | None) -> list[Core]:
@@ -95,12 +95,6 @@ def _from_end(machine: UsableMachine, cores: Sequence[Core], number: int, home: 
     if number >= len(last):
         return cores[len(cores) - number :]
     return sorted(last.values(), key=lambda core: (machine.is_fast(core), core.node != home))[:number]
-
-
-def _with(draft: Draft, main: CpuSet, taken: tuple[CpuSet, CpuSet]) -> Draft:
-    loader, optimizer = (cpus & draft.cpus for cpus in taken)
-    roles = RoleCpus(main=main, loader=loader or None, optimizer=optimizer or None)
-    return draft._replace(cpus=main | loader | optimizer, roles=roles)
 
 
 def _left(num_cores: int, num_ranks: int) -> str:

@@ -12,6 +12,7 @@ Goes out: one frozen `Topology`.
     adapters.py      PURE  network devices, each with all of its names
     nearest_nics.py  PURE  the nearest NICs of each GPU, shared fairly
     visible.py       PURE  the effect of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER on the list of GPUs
+    vendors.py       PURE  the GPU vendors: one table of what differs between their runtimes
     gpus.py          PURE  readings -> GPUs, NICs, and the node of each: decides which source to believe
     fast.py          PURE  the cores of a node that are faster than its others
     links.py         PURE  readings -> links between GPUs and NICs

@@ -38,7 +38,7 @@ from numapin.topology.model import (
     Topology,
 )
 from numapin.topology.readings import CpuReading, NodeReading, Readings, siblings_known
-from numapin.topology.sources.vendors.table import seen_by_ranks
+from numapin.topology.vendors import seen_by_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

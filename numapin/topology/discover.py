@@ -16,7 +16,7 @@ from numapin.errors import MachineError, MachineFileError, UsageError
 from numapin.system.refusals import SYS_NICE
 from numapin.topology.build import build, with_gpu_nodes
 from numapin.topology.model import Topology
-from numapin.topology.sources.vendors.table import PCI_ORDER
+from numapin.topology.vendors import PCI_ORDER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -14,7 +14,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.topology.address import pci_order
 from numapin.topology.model import Gpu, GpuVendor, Nic, Node, NodeKind, NodeSource, Pcie
 from numapin.topology.readings import NvmlReading, PciReading, Readings
-from numapin.topology.sources.vendors.table import VENDORS, preferred, support_of
+from numapin.topology.vendors import VENDORS, preferred, support_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -30,7 +30,7 @@ from numapin.base.gpu_uuid import GPU_PREFIX, MIG_PREFIX, uuid_digits
 from numapin.topology.address import pci_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numapin.topology.model import Gpu
 
@@ -44,12 +44,8 @@ class _VisibleDevice(NamedTuple):
     gpu: Gpu
     mig: str | None = None
 
-
-class _Choice(NamedTuple):
-    """The devices that CUDA shows, in its order; None: unknown."""
-
-    devices: tuple[_VisibleDevice, ...] | None
-    notes: tuple[str, ...] = ()
+    def __str__(self) -> str:
+        return self.gpu.label if self.mig is None else f"a MIG instance of {self.gpu.label}"
 
 
 def apply_visibility(
@@ -62,10 +58,27 @@ def apply_visibility(
     """
     if not gpus:
         return (), ()
-    choice = _one_mig_only(_choose(gpus, visible_devices, device_order))
-    if choice.devices is None:
-        return with_unknown_order(gpus), choice.notes
-    return with_visible(gpus, [device.gpu for device in choice.devices]), choice.notes
+    in_order, why_unknown = _cuda_order(gpus, device_order)
+    devices: list[_VisibleDevice] | None = [_VisibleDevice(gpu) for gpu in in_order]
+    notes: list[str] = []
+    if visible_devices is not None:
+        devices, notes = _read_list(visible_devices, in_order)
+    if why_unknown and devices and _kind(visible_devices or "") == "":  # how many devices is known, but not which
+        devices, notes = None, [*notes, why_unknown]
+    if devices is None:
+        return with_unknown_order(gpus), tuple(notes)
+
+    split = next((device for device in devices if device.gpu.mig), None)
+    if split is not None:
+        if len(devices) > 1:
+            alone = "drivers before R570 show a process one MIG instance and nothing else"
+            remedy = "start a run for each instance, or list whole GPUs only, by UUID"
+            notes.append(f"only {split} counts as visible to CUDA: {alone}; {remedy}")
+        if split.mig is None:
+            remedy = f"choose: export CUDA_VISIBLE_DEVICES={split.gpu.mig[0].uuid}"
+            notes.append(f"{split.gpu.label} is split into MIG instances, and CUDA uses only the first; {remedy}")
+        devices = [split]
+    return with_visible(gpus, [device.gpu for device in devices]), tuple(notes)
 
 
 def with_visible(gpus: tuple[Gpu, ...], in_order: Sequence[Gpu]) -> tuple[Gpu, ...]:
@@ -84,20 +97,6 @@ def hides_all(entry: str) -> bool:
     return entry.strip().lower() in _HIDE_ALL
 
 
-def _choose(gpus: tuple[Gpu, ...], visible_devices: str | None, device_order: str | None) -> _Choice:
-    in_order, why_unknown = _cuda_order(gpus, device_order)
-    if visible_devices is None:
-        choice, by_order = _Choice(devices=tuple(map(_VisibleDevice, in_order))), True
-    else:
-        choice, by_order = _read_list(visible_devices, in_order), _kind(visible_devices) == ""
-    if why_unknown and by_order and choice.devices:  # the number of devices is known, but not which they are
-        return _Choice(devices=None, notes=(*choice.notes, why_unknown))
-    return choice
-
-
-# --- CUDA's order ----------------------------------------------------------------------------------------------------
-
-
 def _cuda_order(gpus: tuple[Gpu, ...], device_order: str | None) -> tuple[tuple[Gpu, ...], str]:
     """Return the GPUs in CUDA's order before any list, and why that order is unknown ("" if it is known).
 
@@ -109,114 +108,80 @@ def _cuda_order(gpus: tuple[Gpu, ...], device_order: str | None) -> tuple[tuple[
     if any(gpu.pci is None for gpu in gpus):
         return gpus, "CUDA's order of the GPUs is unknown because some PCI addresses are; name them by UUID"
     by_address = tuple(sorted(gpus, key=lambda gpu: pci_order(gpu.pci)))
-    if device_order == "PCI_BUS_ID" or _are_equally_fast(gpus):
+    names = {gpu.name for gpu in gpus}
+    are_equally_fast = len(names) == 1 and None not in names
+    if device_order == "PCI_BUS_ID" or are_equally_fast:
         return by_address, ""
-    return by_address, _by_speed(gpus)
-
-
-def _by_speed(gpus: tuple[Gpu, ...]) -> str:
-    names = ", ".join(sorted({gpu.name or "unknown" for gpu in gpus}))
-    return (
-        f"CUDA puts the fastest of different GPUs first ({names}), so its order is unknown; "
+    shown = ", ".join(sorted({name or "unknown" for name in names}))
+    return by_address, (
+        f"CUDA puts the fastest of different GPUs first ({shown}), so its order is unknown; "
         "type: export CUDA_DEVICE_ORDER=PCI_BUS_ID"
     )
 
 
-def _are_equally_fast(gpus: tuple[Gpu, ...]) -> bool:
-    names = {gpu.name for gpu in gpus}
-    return len(names) == 1 and None not in names
-
-
-# --- the list --------------------------------------------------------------------------------------------------------
-
-
-def _read_list(text: str, gpus: tuple[Gpu, ...]) -> _Choice:
-    """Read a list against the GPUs in CUDA's order, up to its first bad entry."""
-    entries = text.split(",")
-    find = _FINDERS[_kind(text)]
+def _read_list(text: str, gpus: Sequence[Gpu]) -> tuple[list[_VisibleDevice] | None, list[str]]:
+    """Read a list against the GPUs in CUDA's order, up to its first bad entry; None: it is unknown what it names."""
+    variable, entries, kind = f"CUDA_VISIBLE_DEVICES={text}", text.split(","), _kind(text)
+    find = {"": _find_index, GPU_PREFIX: _find_gpu, MIG_PREFIX: _find_mig}[kind]
     devices: list[_VisibleDevice] = []
     for position, entry in enumerate(entries):
         found = find(entry, gpus)
-        if isinstance(found, str) and _may_be_unknown(entry, text, gpus):
-            return _Choice(devices=None, notes=_unchecked(text))
-        if isinstance(found, str):
-            return _Choice(devices=tuple(devices), notes=_loss(text, entries[position:], found, alone=not devices))
-        if found in devices:
-            return _Choice(devices=(), notes=_repeated(text, found))
-        devices.append(found)
-    return _Choice(devices=tuple(devices))
-
-
-def _may_be_unknown(entry: str, text: str, gpus: tuple[Gpu, ...]) -> bool:
-    """Return whether an entry that was not found may be a GPU or MIG instance whose UUID is unknown."""
-    return _kind(text) == _kind(entry) != "" and any(gpu.uuid is None for gpu in gpus)
-
-
-def _unchecked(text: str) -> tuple[str, ...]:
-    unknown = "the UUIDs of some GPUs are unknown (is the driver loaded?)"
-    return (f"CUDA_VISIBLE_DEVICES={text} cannot be checked: {unknown}; check it with: nvidia-smi -L",)
-
-
-def _repeated(text: str, device: _VisibleDevice) -> tuple[str, ...]:
-    problem = f"names {_named(device)} twice, so CUDA refuses to start"
-    return (f"CUDA_VISIBLE_DEVICES={text} {problem}; name each device once",)
-
-
-def _loss(text: str, rest: list[str], why: str, *, alone: bool) -> tuple[str, ...]:
-    """Note what CUDA ignores if `rest` of a list starts with a bad entry; `alone`: it is the whole list."""
-    if alone and hides_all(rest[0]):
-        return (f"CUDA_VISIBLE_DEVICES={text} hides every GPU from CUDA; to use them: unset CUDA_VISIBLE_DEVICES",)
-    if not any(map(str.strip, rest)):  # "0,1," loses nothing
-        return ()
-    loss = "CUDA sees no GPU" if alone else "CUDA ignores it and everything after it"
-    return (f"CUDA_VISIBLE_DEVICES={text}: {why}, so {loss}; list the devices with: nvidia-smi -L",)
+        if not isinstance(found, str):
+            if found in devices:
+                return [], [f"{variable} names {found} twice, so CUDA refuses to start; name each device once"]
+            devices.append(found)
+            continue
+        if kind and kind == _kind(entry) and any(gpu.uuid is None for gpu in gpus):
+            unknown = "the UUIDs of some GPUs are unknown (is the driver loaded?)"
+            return None, [f"{variable} cannot be checked: {unknown}; check it with: nvidia-smi -L"]
+        if not devices and hides_all(entry):
+            return [], [f"{variable} hides every GPU from CUDA; to use them: unset CUDA_VISIBLE_DEVICES"]
+        if not any(map(str.strip, entries[position:])):  # "0,1," loses nothing
+            return devices, []
+        loss = "CUDA ignores it and everything after it" if devices else "CUDA sees no GPU"
+        return devices, [f"{variable}: {found}, so {loss}; list the devices with: nvidia-smi -L"]
+    return devices, []
 
 
 def _kind(entry: str) -> str:
     """Return "GPU-", "MIG-", or "" for an index and anything else."""
-    return next((prefix for prefix in _FINDERS if prefix and entry.startswith(prefix)), "")
+    return next((prefix for prefix in (GPU_PREFIX, MIG_PREFIX) if entry.startswith(prefix)), "")
 
 
-def _named(device: _VisibleDevice) -> str:
-    return device.gpu.label if device.mig is None else f"a MIG instance of {device.gpu.label}"
+# Each of these returns the device that an entry of its kind of list names, or why it names none.
 
 
-def _find_index(entry: str, gpus: tuple[Gpu, ...]) -> _VisibleDevice | str:
+def _find_index(entry: str, gpus: Sequence[Gpu]) -> _VisibleDevice | str:
     match = _INDEX.match(entry)
     if match is None:
-        return _other_kind(entry, "") if _kind(entry) else f"{entry!r} is not an index"
+        return f"{entry!r} is of another kind than the first entry" if _kind(entry) else f"{entry!r} is not an index"
     number = int(match[1])
-    return _VisibleDevice(gpu=gpus[number]) if 0 <= number < len(gpus) else f"there is no device {number}"
+    return _VisibleDevice(gpus[number]) if 0 <= number < len(gpus) else f"there is no device {number}"
 
 
-def _find_gpu(entry: str, gpus: tuple[Gpu, ...]) -> _VisibleDevice | str:
-    known = [(gpu.uuid, _VisibleDevice(gpu=gpu)) for gpu in gpus if gpu.uuid is not None]
-    return _find_uuid(entry, GPU_PREFIX, known)
+def _find_gpu(entry: str, gpus: Sequence[Gpu]) -> _VisibleDevice | str:
+    return _find_uuid(entry, GPU_PREFIX, [(gpu.uuid, _VisibleDevice(gpu)) for gpu in gpus if gpu.uuid is not None])
 
 
-def _find_mig(entry: str, gpus: tuple[Gpu, ...]) -> _VisibleDevice | str:
-    known = {mig.uuid: _VisibleDevice(gpu=gpu, mig=mig.uuid) for gpu in gpus for mig in gpu.mig}
+def _find_mig(entry: str, gpus: Sequence[Gpu]) -> _VisibleDevice | str:
+    known = {mig.uuid: _VisibleDevice(gpu, mig.uuid) for gpu in gpus for mig in gpu.mig}
     if entry in known:
         return known[entry]
     if entry.startswith(f"{MIG_PREFIX}{GPU_PREFIX}"):
-        return _find_mig_by_parent(entry.removeprefix(MIG_PREFIX), gpus)
+        # Its name before R470: <UUID of the GPU>/<GPU instance>/<compute instance>. Later drivers do not list the
+        # instances by these numbers, so only the GPU can be checked.
+        parent, _, numbers = entry.removeprefix(MIG_PREFIX).partition("/")
+        of_gpus = [(gpu.uuid, _VisibleDevice(gpu, f"{gpu.uuid}/{numbers}")) for gpu in gpus if gpu.uuid and gpu.mig]
+        return _find_uuid(parent, GPU_PREFIX, of_gpus)
     return _find_uuid(entry, MIG_PREFIX, known.items())
 
 
-def _find_mig_by_parent(entry: str, gpus: tuple[Gpu, ...]) -> _VisibleDevice | str:
-    """Find an instance by its name before R470: <UUID of the GPU>/<GPU instance>/<compute instance>.
-
-    Later drivers do not list the instances by these numbers, so only the GPU can be checked.
-    """
-    parent, _, numbers = entry.partition("/")
-    split = [(gpu.uuid, _VisibleDevice(gpu=gpu, mig=f"{gpu.uuid}/{numbers}")) for gpu in gpus if gpu.uuid and gpu.mig]
-    return _find_uuid(parent, GPU_PREFIX, split)
-
-
 def _find_uuid(entry: str, prefix: str, known: Iterable[tuple[str, _VisibleDevice]]) -> _VisibleDevice | str:
-    """Return the only device whose UUID starts with `entry`, or why there is none."""
+    """Return the only device whose UUID starts with `entry`."""
     if not entry.startswith(prefix):
-        return _other_kind(entry, prefix)
+        if entry.lstrip().startswith(prefix):
+            return f"CUDA does not skip the blank in {entry!r}"
+        return f"{entry!r} is of another kind than the first entry"
     digits = uuid_digits(entry, prefix)
     if not digits:
         return f"{entry!r} is not a UUID"
@@ -224,45 +189,3 @@ def _find_uuid(entry: str, prefix: str, known: Iterable[tuple[str, _VisibleDevic
     if len(fits) == 1:
         return fits[0]
     return f"several UUIDs start with {entry!r}" if fits else f"there is no {entry!r}"
-
-
-def _other_kind(entry: str, prefix: str) -> str:
-    if prefix and entry.lstrip().startswith(prefix):
-        return f"CUDA does not skip the blank in {entry!r}"
-    return f"{entry!r} is of another kind than the first entry"
-
-
-_FINDERS: Final[Mapping[str, Callable[[str, tuple[Gpu, ...]], _VisibleDevice | str]]] = {
-    "": _find_index,
-    GPU_PREFIX: _find_gpu,
-    MIG_PREFIX: _find_mig,
-}
-"""Kind of list -> the function that returns the device that an entry names, or why it names none."""
-
-
-# --- MIG -------------------------------------------------------------------------------------------------------------
-
-
-def _one_mig_only(choice: _Choice) -> _Choice:
-    """Keep only the first device that is split into MIG instances, if there is one."""
-    devices = choice.devices or ()
-    split = next((device for device in devices if device.gpu.mig), None)
-    if split is None:
-        return choice
-    notes = (*choice.notes, *_one_instance_note(split, len(devices)), *_first_instance_note(split))
-    return _Choice(devices=(split,), notes=notes)
-
-
-def _one_instance_note(split: _VisibleDevice, num_devices: int) -> tuple[str, ...]:
-    if num_devices == 1:
-        return ()
-    alone = "drivers before R570 show a process one MIG instance and nothing else"
-    remedy = "start a run for each instance, or list whole GPUs only, by UUID"
-    return (f"only {_named(split)} counts as visible to CUDA: {alone}; {remedy}",)
-
-
-def _first_instance_note(split: _VisibleDevice) -> tuple[str, ...]:
-    if split.mig is not None:
-        return ()
-    remedy = f"choose: export CUDA_VISIBLE_DEVICES={split.gpu.mig[0].uuid}"
-    return (f"{split.gpu.label} is split into MIG instances, and CUDA uses only the first; {remedy}",)

@@ -27,7 +27,7 @@ from numapin.topology.sources import xmlfile
 from numapin.topology.sources.hwloc import read_hwloc
 from numapin.topology.sources.nccl import nccl_nodes
 from numapin.topology.sources.sysfs import read_sysfs
-from numapin.topology.sources.vendors.table import PCI_ORDER
+from numapin.topology.vendors import PCI_ORDER
 from tests.machines.described import describe
 from tests.machines.roots import NAMES, load, nccl_xml, nvml_readings, write_root
 

@@ -37,7 +37,7 @@ PURE = (
     ),
     *("system.openmp", "system.numa_maps", "system.refusals", "system.nccl", "base.plural"),
     *("topology.address", "topology.parts", "topology.model", "topology.readings", "topology.build", "topology.fast"),
-    *("topology.visible", "topology.sources.vendors", "topology.adapters", "topology.nearest_nics"),
+    *("topology.visible", "topology.vendors", "topology.adapters", "topology.nearest_nics"),
     *("topology.sources.hwloc", "topology.sources.hwloc_devices", "topology.sources.hwloc_objects"),
     *("topology.gpus", "topology.sources.nccl", "topology.sources.xmlfile"),
     *("plan", "tasks.identify", "tasks.slice", "tasks.plan", "launcher.lost_gpus", "data.forks", "data.usage"),
@@ -157,8 +157,8 @@ def _imports(module: str, *, at_run_time: bool = True) -> frozenset[str]:
 def test_the_reader_of_imports_sees_them() -> None:
     """The tests below are not green because nothing was read: a few imports that are known are found."""
     assert "numapin.base.cpu_set" in _imports("numapin.plan.make")
-    assert "numapin.plan.cpus" in _imports("numapin.plan.make")  # inside a function
-    assert "numapin.topology.model" not in _imports("numapin.plan.make")  # for types only
+    assert "numapin.plan.usable" in _imports("numapin.plan.make")  # inside a function
+    assert "numapin.topology.model" not in _imports("numapin.plan.gpus")  # for types only
     assert "os" in _imports("numapin.topology.discover")
 
 

@@ -7,11 +7,7 @@ Comes in: a file's text, a root directory, or the live host. Goes out: readings 
     sysfs.py          EDGE  cores, caches, packages, nodes, the cpuset
     speeds.py         EDGE  the speeds of CPUs: highest_perf and cpu_capacity
     pci.py            EDGE  GPUs and NICs of sysfs
-    drivers.py        EDGE  the files of the GPU drivers, of all vendors
-    nvidia_driver.py  EDGE  /proc/driver/nvidia
-    amd_driver.py     EDGE  the KFD topology with its partitions and xGMI links
-    intel_driver.py   EDGE  tiles
-    render_nodes.py   EDGE  render nodes of AMD's and Intel's GPUs
+    gpu_drivers.py    EDGE  the files of the GPU drivers: /proc/driver/nvidia, the KFD, i915 and xe
     libnuma.py        EDGE  nodes, distances, memory and allowed nodes of the live host
     nvml.py           EDGE  NVIDIA's GPUs of the live host
     xmlfile.py        PURE  XML text -> elements that know their line
@@ -19,5 +15,4 @@ Comes in: a file's text, a root directory, or the live host. Goes out: readings 
     hwloc_devices.py  PURE  hwloc XML: GPUs, NICs, links between GPUs
     hwloc_objects.py  PURE  hwloc XML: what both of these need
     nccl.py           PURE  NCCL topology XML
-    vendors/          PURE  one module per GPU vendor: its runtime
 """

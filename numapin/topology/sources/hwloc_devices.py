@@ -16,7 +16,7 @@ from numapin.topology.address import pci_address
 from numapin.topology.model import GpuVendor, NicKind, NodeSource
 from numapin.topology.readings import VGA, FabricLink, NicReading, PciReading, nic_kind, pci_class
 from numapin.topology.sources.hwloc_objects import info, kind_of, numbers, of_kind, placed_of_kind, square, words_in
-from numapin.topology.sources.vendors.table import BY_PCI_ID, VENDORS, is_gpu, support_of
+from numapin.topology.vendors import BY_PCI_ID, VENDORS, is_gpu, support_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from numapin.base.cpu_set import CpuSet
     from numapin.topology.readings import GpuPart
     from numapin.topology.sources.hwloc_objects import Placed
-    from numapin.topology.sources.vendors.seam import VendorSupport
     from numapin.topology.sources.xmlfile import Element
+    from numapin.topology.vendors import VendorSupport
 
 _IO: Final = frozenset({"Bridge", "PCIDev", "OSDev", "Misc"})
 _PCI_TYPE: Final = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\].*", re.IGNORECASE)

@@ -34,7 +34,7 @@ from numapin.topology.readings import (
     pcie_generation,
     pcie_width,
 )
-from numapin.topology.sources.vendors.table import BY_PCI_ID, is_gpu
+from numapin.topology.vendors import BY_PCI_ID, is_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

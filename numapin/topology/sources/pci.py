@@ -28,8 +28,8 @@ from numapin.topology.readings import (
     pcie_generation,
     pcie_width,
 )
-from numapin.topology.sources.nvidia_driver import names_by_address
-from numapin.topology.sources.vendors.table import BY_PCI_ID, is_gpu
+from numapin.topology.sources.gpu_drivers import nvidia_names
+from numapin.topology.vendors import BY_PCI_ID, is_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping
@@ -47,7 +47,7 @@ _HOST_BRIDGE: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 def read_pci(tree: Tree, online: CpuSet) -> Iterator[PciReading]:
     """Yield the GPUs and the NICs in order of address. `local_cpus` are the online ones."""
-    driver = names_by_address(tree)
+    driver = nvidia_names(tree)
     for name in tree.names(_DEVICES):
         address, at = pci_address(name), f"{_DEVICES}/{name}"
         device_class = pci_class(tree.text(f"{at}/class"))

@@ -21,8 +21,7 @@ from numapin.errors import MachineError
 from numapin.system.cgroup import mounts, own_cgroups
 from numapin.system.tree import CAPTURE, Tree
 from numapin.topology.readings import CpuReading, NodeReading, Readings, core_notes, distinct_packages
-from numapin.topology.sources.drivers import read_drivers
-from numapin.topology.sources.nvidia_driver import gpu_memory_nodes
+from numapin.topology.sources.gpu_drivers import gpu_memory_nodes, read_drivers
 from numapin.topology.sources.pci import read_other_nics, read_pci
 from numapin.topology.sources.speeds import read_speeds
 

@@ -14,14 +14,13 @@ from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.request import Request
 from numapin.system.tree import Tree
+from numapin.topology import vendors
 from numapin.topology.build import build
 from numapin.topology.model import Gpu, GpuVendor, NodeSource
 from numapin.topology.readings import CpuReading, NodeReading, NvmlReading, NvmlReadings, PciReading, Readings
-from numapin.topology.sources import amd_driver, intel_driver
+from numapin.topology.sources.gpu_drivers import read_amd, read_intel
 from numapin.topology.sources.sysfs import read_sysfs
-from numapin.topology.sources.vendors.amd import AMD
-from numapin.topology.sources.vendors.intel import INTEL
-from numapin.topology.sources.vendors.table import first_visible, seen_by_ranks
+from numapin.topology.vendors import first_visible, seen_by_ranks, support_of
 from tests.machines.roots import load, write_root
 
 if TYPE_CHECKING:
@@ -240,7 +239,7 @@ def test_intel_export_names_the_numbers_without_a_mask() -> None:
     for environ, exported in (({}, "1,2"), ({"ZE_AFFINITY_MASK": "3,1,9"}, "1,3")):
         shown, _ = seen_by_ranks(gpus(GpuVendor.INTEL), environ)
         named = [gpu for gpu in shown if gpu.visible][-2:] if environ else list(shown[1:3])
-        assert INTEL.variables_for(named, environ) == {"ZE_AFFINITY_MASK": exported}
+        assert support_of(GpuVendor.INTEL).variables_for(named, environ) == {"ZE_AFFINITY_MASK": exported}
 
 
 def test_gpus_of_intel_are_named_in_ascending_order(tmp_path: Path) -> None:
@@ -290,10 +289,10 @@ def test_in_a_container_intels_gpus_need_their_device_file(tmp_path: Path) -> No
     """Containers show all GPUs in sysfs; on the live host the render node must be in /dev/dri, too."""
     (tmp_path / "sys/bus/pci/devices/0000:03:00.0/drm/renderD128").mkdir(parents=True)
     tree, gpu = Tree(str(tmp_path)), device(3, GpuVendor.INTEL)
-    driven = [found.is_driven for found in intel_driver.read(tree, [gpu], is_live=False).gpus]
-    absent = [found.is_driven for found in intel_driver.read(tree, [gpu], is_live=True).gpus]
+    driven = [found.is_driven for found in read_intel(tree, [gpu], is_live=False)]
+    absent = [found.is_driven for found in read_intel(tree, [gpu], is_live=True)]
     (tmp_path / "dev/dri/renderD128").mkdir(parents=True)
-    present = [found.is_driven for found in intel_driver.read(tree, [gpu], is_live=True).gpus]
+    present = [found.is_driven for found in read_intel(tree, [gpu], is_live=True)]
     assert (driven, absent, present) == ([None], [False], [True])
 
 
@@ -338,8 +337,8 @@ def test_garbled_files_of_the_kfd_are_left_out(tmp_path: Path) -> None:
 def test_on_the_live_host_amd_gpus_need_the_device_of_the_driver(tmp_path: Path) -> None:
     """A container without /dev/kfd shows the GPUs in sysfs; ranks do not count on them."""
     tree, gpu = Tree(str(tmp_path)), device(3, GpuVendor.AMD)
-    assert [found.is_driven for found in amd_driver.read(tree, [gpu], is_live=False).gpus] == [None]
-    live = amd_driver.read(tree, [gpu], is_live=True).gpus
+    assert [found.is_driven for found in read_amd(tree, [gpu], is_live=False)[0]] == [None]
+    live = read_amd(tree, [gpu], is_live=True)[0]
     topology = build(machine(*live))
     assert topology.visible_gpus == ()
     assert default_num_ranks(topology) == 1
@@ -391,31 +390,31 @@ def test_a_boards_vga_chip_is_not_a_gpu_unless_a_driver_serves_it(tmp_path: Path
     intel = device(4, GpuVendor.INTEL, is_vga=True)
     tree = Tree(str(tmp_path))
     for is_live in (False, True):
-        assert amd_driver.read(tree, [chip], is_live=is_live).gpus == ()
-        assert intel_driver.read(tree, [intel], is_live=is_live).gpus == ()
+        assert read_amd(tree, [chip], is_live=is_live)[0] == []
+        assert read_intel(tree, [intel], is_live=is_live) == []
     for found in (chip, intel):
         (tmp_path / f"sys/bus/pci/devices/{found.address}/drm/renderD128").mkdir(parents=True)
-    assert len(amd_driver.read(tree, [chip], is_live=False).gpus) == 1
-    assert len(intel_driver.read(tree, [intel], is_live=False).gpus) == 1
+    assert len(read_amd(tree, [chip], is_live=False)[0]) == 1
+    assert len(read_intel(tree, [intel], is_live=False)) == 1
 
 
 @pytest.mark.parametrize(
     ("vendor", "device_class", "address", "is_gpu"),
     [
-        (AMD, 0x0300, "0000:03:00.0", True),
-        (AMD, 0x0380, "0000:03:00.0", True),
-        (AMD, 0x1200, "0000:03:00.0", True),
-        (AMD, 0x0403, "0000:03:00.1", False),
-        (INTEL, 0x0380, "0000:3a:00.0", True),
-        (INTEL, 0x0300, "0000:03:00.0", True),
-        (INTEL, 0x0300, "0000:00:02.0", False),
-        (INTEL, 0x0380, "0000:00:02.0", False),
-        (INTEL, 0x1200, "0000:00:0b.0", False),
+        (GpuVendor.AMD, 0x0300, "0000:03:00.0", True),
+        (GpuVendor.AMD, 0x0380, "0000:03:00.0", True),
+        (GpuVendor.AMD, 0x1200, "0000:03:00.0", True),
+        (GpuVendor.AMD, 0x0403, "0000:03:00.1", False),
+        (GpuVendor.INTEL, 0x0380, "0000:3a:00.0", True),
+        (GpuVendor.INTEL, 0x0300, "0000:03:00.0", True),
+        (GpuVendor.INTEL, 0x0300, "0000:00:02.0", False),
+        (GpuVendor.INTEL, 0x0380, "0000:00:02.0", False),
+        (GpuVendor.INTEL, 0x1200, "0000:00:0b.0", False),
     ],
 )
-def test_what_is_a_gpu(vendor: object, device_class: int, address: str, *, is_gpu: bool) -> None:
+def test_what_is_a_gpu(vendor: GpuVendor, device_class: int, address: str, *, is_gpu: bool) -> None:
     """By class and address: sound devices, integrated graphics and NPUs of Intel's processors are not."""
-    assert vendor.is_gpu(device_class, address) == is_gpu  # type: ignore[attr-defined]
+    assert vendors.is_gpu(vendor, device_class, address) == is_gpu
 
 
 # --- GPUs of several vendors -----------------------------------------------------------------------------------------
