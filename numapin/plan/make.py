@@ -387,7 +387,7 @@ def _split(machine: UsableMachine, request: Request, group: list[Draft], cores: 
 
     rating = machine.rating_of(group[0].pool)
     sharers = len(group)
-    for draft, own in zip(group, machine.even_shares(cores, sharers), strict=True):
+    for draft, own in zip(group, _shares(machine, group, cores), strict=True):
         share, cpus = own, machine.usable_cpus(own)
         wanted = request.cpus_per_rank or len(cpus)
         if len(cpus) < wanted:
@@ -403,6 +403,22 @@ def _split(machine: UsableMachine, request: Request, group: list[Draft], cores: 
         draft.cpus, draft.num_threads = cpus, len(share)
         if rating:
             draft.because(machine.why_fast(share, rating))
+
+
+def _shares(machine: UsableMachine, group: Sequence[Draft], cores: Sequence[Core]) -> list[list[Core]]:
+    """Split the cores of a pool evenly; in a pool of several nodes, each rank gets those of its own node first."""
+    num_at = Counter(draft.home for draft in group)
+    if len({core.node for core in cores}) == 1:
+        return machine.even_shares(cores, len(group))
+    own = {
+        node: iter(machine.even_shares([core for core in cores if core.node == node], number))
+        for node, number in num_at.items()
+    }
+    sizes = [len(cores) // len(group) + (place < len(cores) % len(group)) for place in range(len(group))]
+    shares = [next(own[draft.home])[:size] for draft, size in zip(group, sizes, strict=True)]
+    taken = {core.id for share in shares for core in share}
+    rest = (core for core in cores if core.id not in taken)
+    return [[*share, *islice(rest, size - len(share))] for share, size in zip(shares, sizes, strict=True)]
 
 
 def _too_few_cores(machine: UsableMachine, group: list[Draft], cores: list[Core]) -> PlanError:

@@ -221,6 +221,16 @@ def test_socket_uses_what_its_package_has() -> None:
     assert "no usable CPU on node 5; node 1 is the nearest (distance 32)" in plan.ranks[0].reason
 
 
+@pytest.mark.parametrize(
+    ("wanted", "cpus"),
+    [(2, ["0-1", "12-13"]), (4, ["0-3", "12-15"]), (8, ["0-7", "8-15"]), (6, ["0-5", "8-9,12-15"])],
+)
+def test_socket_with_fewer_cpus_takes_those_of_the_own_node_first(wanted: int, cpus: list[str]) -> None:
+    """Of the package's CPUs a rank gets those next to its GPU; only what is missing comes from the other nodes."""
+    plan = make_plan(_eight(gpus=[0, 3]), Request(bind=Bind.SOCKET, cpus_per_rank=wanted))
+    assert _cpus(plan) == cpus
+
+
 def test_socket_without_packages_is_node() -> None:
     """An unknown package is the node, and the rank is not exact."""
     topology = grid(gpus=[0])
