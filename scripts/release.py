@@ -37,7 +37,7 @@ ALL_TESTS: Final = ("tests/contract", "tests/unit", "tests/integration/test_torc
 FEW_TESTS: Final = (  # half a minute
     *(f"tests/contract/test_{name}.py" for name in ("surface", "errors", "rng", "cast")),
     *(f"tests/unit/{name}" for name in ("data", "test_public_api.py")),
-    *(f"tests/unit/launcher/test_{name}.py" for name in ("agent", "direct", "installed_torch", "other_torch", "store")),
+    *(f"tests/unit/launcher/test_{name}.py" for name in ("direct", "hosts", "installed_torch", "options", "store")),
     "tests/integration/test_torchrun_parity.py",
 )
 # What depends on the versions of Python and torch, and takes two minutes on two CPUs.

@@ -236,7 +236,7 @@ class _BenchLaunchOptions(BenchOptions):
     "--peers",
     launch_cases.PEERS,
     default="torchrun,numapin",
-    about="Launchers to compare; numapin-agent uses torch's agent",
+    about="Launchers to compare; numapin-agent lets torch serve the ranks' store",
 )
 @click.option("--ranks", type=click.IntRange(1), default=4, help="Number of ranks per launcher.")
 @shared_options(repeats=7, timeout_s=300)

@@ -25,9 +25,9 @@ from numapin.cli.run_hooks import hook_environment
 from numapin.cli.torch_import import importing_torch, require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import BindingRefused, UsageError
-from numapin.launcher import preload
+from numapin.launcher import hosts, preload
+from numapin.launcher import options as torchruns
 from numapin.launcher.command import python, require_program
-from numapin.launcher.direct_options import DirectJob, read_line
 from numapin.launcher.installed_torch import torch_folder, why_not_served
 from numapin.launcher.lost_gpus import require_gpus
 from numapin.launcher.rehearse import rehearse
@@ -42,20 +42,16 @@ from numapin.tasks import repeated
 from numapin.topology.vendors import first_visible
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
-    from typing import TypeAlias
 
-    from numapin.launcher.torchrun import Job, OwnOption
+    from numapin.launcher.options import Job
     from numapin.plan.model import Plan
     from numapin.plan.request import Request
     from numapin.rank.signals import Mailbox
     from numapin.topology.model import Topology
     from numapin.topology.readings import NvmlReadings
-
-    AnyJob: TypeAlias = Job | DirectJob
 
 _DESCRIPTION = (
     "Run a training script with one rank per GPU, each bound to the CPUs and the memory of its GPU's NUMA node. "
@@ -82,8 +78,8 @@ OPTIONS = (
         ["--launcher"],
         type=click.Choice(_LAUNCHERS),
         default="auto",
-        help="What starts and watches the ranks: numapin, without importing torch (direct: one host, no restarts), or "
-        "torch's elastic agent (agent). auto (default): direct where possible.",
+        help="What serves the ranks' store on one host: numapin, without importing torch (direct), or torch (agent). "
+        "auto (default): torch if its store asks for more than this version of numapin knows.",
     ),
     click.Option(["--verbose"], is_flag=True, help="Say also where this run's files are, and why it is started so."),
     click.Option(["--dry-run"], is_flag=True, help="Show the plan and the command of each rank. Starts nothing."),
@@ -151,13 +147,13 @@ run = TorchrunCommand(
 )
 
 
-def start(job: AnyJob, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -> None:
+def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -> None:
     """Read the machine, make the plan, and run the job to its end; `trace` configures the tracing hook in the ranks."""
     with run_failure.shown(wanted=options.traceback):
         _start(job, options, mailbox, trace)
 
 
-def _start(job: AnyJob, options: RunOptions, mailbox: Mailbox, trace: str) -> None:
+def _start(job: Job, options: RunOptions, mailbox: Mailbox, trace: str) -> None:
     if job.is_single_host:
         _require_one_launcher(strict=options.strict)
     watch = run_reports.watching_of(options, run_reports.launcher_of(job))
@@ -178,7 +174,7 @@ def _start(job: AnyJob, options: RunOptions, mailbox: Mailbox, trace: str) -> No
         _launch(plan, job, environment, mailbox=mailbox, observed=observed, looks=looks, tell=tell)
 
 
-def _explain(job: AnyJob, plan: Plan, options: RunOptions, tell: Callable[[str], None]) -> None:
+def _explain(job: Job, plan: Plan, options: RunOptions, tell: Callable[[str], None]) -> None:
     """Report the launcher of the ranks and the decisions made for them."""
     if options.dry_run or options.verbose:
         _say_launcher(job)
@@ -195,89 +191,27 @@ def _require_one_launcher(*, strict: bool) -> None:
         warn([f"{repeated.message(task)}; {repeated.remedy(task)}"])
 
 
-def make_run_parser(options: Sequence[click.Option] = (), *, command: str = "run") -> ArgumentParser:
-    """Return the installed torch's torchrun parser with numapin's options and another command's `options` added."""
-    from numapin.launcher.torchrun import make_parser
-
-    parser = make_parser([_own_option(option) for option in (*OPTIONS, *options)])
-    parser.prog = f"numapin {command}"
-    return parser
-
-
-def _own_option(option: click.Option) -> OwnOption:
-    """Return a click option as torchrun's parser takes it."""
-    from numapin.launcher.torchrun import OwnOption
-
-    return OwnOption(
-        names=_names(option),
-        takes_value=not option.is_flag,
-        metavar=option.metavar or "|".join(getattr(option.type, "choices", ())) or option.type.name,
-        help=option.help or "",
-    )
-
-
 def parse(
-    arguments: tuple[str, ...], kind: type[_Options], options: Sequence[click.Option] = (), **command: str
-) -> tuple[AnyJob, _Options]:
+    arguments: tuple[str, ...], kind: type[_Options], options: Sequence[click.Option] = (), *, command: str = "run"
+) -> tuple[Job, _Options]:
     """Parse a command line as torchrun does; numapin's own options then go through click, as in `numapin plan`.
 
     `kind` has a field for each of `OPTIONS` and of another command's `options`.
-
-    A line for the direct way is parsed without torch.
     """
-    program = f"numapin {command.get('command', 'run')}"
-    direct = _read_directly(arguments, options)
-    if isinstance(direct, DirectJob):
-        values = _own_values(direct.own, kind, options, program)
-        if values.launcher != "agent":
-            require_program(direct.program, module=direct.module, no_python=direct.no_python, run_path=False)
-            return direct, values
-        direct = "--launcher agent"
-    require_torch(f"{program} with torch's agent ({direct})")
-    job = _parse_with_torch(arguments, options, **command)
-    values = _own_values(job.own, kind, options, program)
-    if values.launcher == "direct":
-        raise UsageError(
-            f"--launcher direct cannot start this job: {direct}",
-            "leave that out, or let torch's agent start the ranks: --launcher auto",
-        )
-    return replace(job, why_agent=direct), values
+    prog, all_own = f"numapin {command}", [*OPTIONS, *options]
+    own = {name: not option.is_flag for option in all_own for name in (*option.opts, *option.secondary_opts)}
+    job = torchruns.parse(arguments, own, os.environ, python=python(), prog=prog)
+    values = kind(**click.Command("run", params=[*all_own]).make_context(prog, list(job.own)).params)
+    require_program(job.program, module=job.module, no_python=job.no_python, run_path=job.run_path)
+    problem = "--launcher agent" if values.launcher == "agent" else why_not_served(torch_folder())
+    if not job.is_single_host:
+        problem = f"--nnodes {job.min_max_nodes[1]}"
+    if problem:
+        require_torch(f"{prog} with torch's store ({problem})")
+    return replace(job, why_torch=problem or ""), values
 
 
-def _read_directly(arguments: Sequence[str], options: Sequence[click.Option]) -> DirectJob | str:
-    """Return the job, or why torch's agent has to start it."""
-    own = {name: not option.is_flag for option in (*OPTIONS, *options) for name in _names(option)}
-    found = read_line(arguments, own, os.environ, python=python())
-    if isinstance(found, str):
-        return found
-    return why_not_served(torch_folder()) or found
-
-
-def _names(option: click.Option) -> tuple[str, ...]:
-    return (*option.opts, *option.secondary_opts)
-
-
-def _own_values(typed: Sequence[str], kind: type[_Options], options: Sequence[click.Option], program: str) -> _Options:
-    """Parse numapin's own options, with the same rules as in `numapin plan`."""
-    return kind(**click.Command("run", params=[*OPTIONS, *options]).make_context(program, list(typed)).params)
-
-
-def _parse_with_torch(arguments: Sequence[str], options: Sequence[click.Option], **command: str) -> Job:
-    """Parse a command line with torch's parser.
-
-    Importing torch starts OpenMP, which rebinds this thread if OMP_PROC_BIND or GOMP_CPU_AFFINITY is set. The plan is
-    for the launcher's original CPUs, so its affinity is restored.
-    """
-    affinity = os.sched_getaffinity(0)
-    with importing_torch():
-        from numapin.launcher import torchrun
-
-    os.sched_setaffinity(0, affinity)
-    torchrun.keep_log_visible()
-    return torchrun.parse(arguments, make_run_parser(options, **command))
-
-
-def _request(job: AnyJob, options: RunOptions, topology: Topology) -> tuple[Request, dict[str, str]]:
+def _request(job: Job, options: RunOptions, topology: Topology) -> tuple[Request, dict[str, str]]:
     """Return the request of the options, including torchrun's, and the variables that show CUDA the GPUs of --gpus."""
     asked = options.request(num_ranks=_num_ranks(job, topology), numa_binding=job.numa_binding)
     request, gpu_variables = settle_gpus(topology, asked, os.environ)
@@ -297,7 +231,7 @@ def _require_gpu_per_rank(num_ranks: int | None, num_gpus: int) -> None:
         )
 
 
-def _num_ranks(job: AnyJob, topology: Topology) -> int | None:
+def _num_ranks(job: Job, topology: Topology) -> int | None:
     """Return the number of ranks. None: one per GPU."""
     wanted = job.nproc_per_node
     if wanted is None:
@@ -309,9 +243,11 @@ def _num_ranks(job: AnyJob, topology: Topology) -> int | None:
     if wanted.isascii() and wanted.isdecimal():
         return int(wanted)
     require_torch(f"--nproc-per-node {wanted}")
-    from numapin.launcher.torchrun import number_of_ranks  # torch knows other devices, and counts CPUs
-
-    return number_of_ranks(wanted)
+    try:
+        with importing_torch():  # it knows other devices, and counts CPUs
+            return hosts.count_devices(wanted)
+    except ValueError as error:
+        raise UsageError(f"--nproc-per-node {wanted}: {error}", "give a number, or gpu, cpu or auto") from None
 
 
 def _gpus_of_virtual_ranks(topology: Topology, environ: Mapping[str, str]) -> tuple[int | None, ...]:
@@ -335,14 +271,14 @@ def _announce(plan: Plan, topology: Topology, *, quiet: bool) -> None:
     warn(plan.warnings)
 
 
-def _say_launcher(job: AnyJob) -> None:
+def _say_launcher(job: Job) -> None:
     """Say what starts the ranks, and why."""
     launcher = run_reports.launcher_of(job)
-    names = {"direct": "direct, without torch", "agent": "torch's elastic agent"}
+    names = {"direct": "direct, without torch", "agent": "with torch's store"}
     say(f"launcher: {names[launcher['name']]}: {launcher['reason']}")
 
 
-def _print_commands(plan: Plan, job: AnyJob, environment: dict[str, str]) -> None:
+def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
     """Print each rank's command, with the variables that it gets, in shell syntax."""
     for rank in plan.ranks:
         threads = os.environ.get("OMP_NUM_THREADS", str(rank.num_threads))
@@ -354,7 +290,7 @@ def _print_commands(plan: Plan, job: AnyJob, environment: dict[str, str]) -> Non
 
 def _launch(
     plan: Plan,
-    job: AnyJob,
+    job: Job,
     environment: dict[str, str],
     *,
     mailbox: Mailbox,
@@ -363,31 +299,21 @@ def _launch(
     tell: Callable[[str], None],
 ) -> None:
     """Run the job; `looks` returns readings of NVML by which lost GPUs are noticed before a restart."""
-    start_ranks = _way(plan, job, mailbox, lambda: require_gpus(plan, looks()))
+    from numapin.launcher.rounds import launch
+
+    if job.why_torch:
+        affinity = os.sched_getaffinity(0)
+        with importing_torch():
+            hosts.import_torch()
+        # Importing torch starts OpenMP, which rebinds this thread if OMP_PROC_BIND or GOMP_CPU_AFFINITY is set.
+        os.sched_setaffinity(0, affinity)
     keep_script(job.command)
     os.environ.update(environment)
     mailbox.leave(job.signals)
     mailbox.wrapper = None if preload.is_python(job.command) else job.command[0]
     with run_directory(os.environ, tell) as run_dir, observed(run_dir), run_failure.accounted(run_dir):
         tell(f"files of this run: {run_dir}")
-        start_ranks(run_dir)
-
-
-def _way(plan: Plan, job: AnyJob, mailbox: Mailbox, before_restart: Callable[[], None]) -> Callable[[str], None]:
-    """Return the function that starts the ranks, given the run's folder, and runs them to their end."""
-    if isinstance(job, DirectJob):
-        from numapin.launcher import direct
-
-        return lambda run_dir: direct.launch(plan, job, run_dir, mailbox)
-    with importing_torch():
-        from numapin.launch import launch
-        from numapin.launcher.agent_errors import own_errors
-
-    def launch_with_agent(run_dir: str) -> None:
-        with own_errors(job.program, plan, is_only_host=job.is_single_host) as failed_round:
-            launch(plan, job, run_dir, mailbox, before_restart, failed_round=failed_round)
-
-    return launch_with_agent
+        launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, looks()))
 
 
 def _gpu_readings() -> Iterator[NvmlReadings]:

@@ -12,21 +12,19 @@ from typing import TYPE_CHECKING
 from numapin.base.stderr import say
 from numapin.cli import run_failure
 from numapin.cli.output import require_writable, show, warn
-from numapin.launcher.direct_options import DirectJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
 
-    from numapin.cli.run import AnyJob, RunOptions
+    from numapin.cli.run import RunOptions
+    from numapin.launcher.options import Job
     from numapin.observe.during_run import Watching
     from numapin.observe.report import VerifyReport
 
 
 @contextmanager
-def observed(
-    run_dir: str, *, job: AnyJob, num_ranks: int, watch: Watching | None, options: RunOptions
-) -> Iterator[None]:
+def observed(run_dir: str, *, job: Job, num_ranks: int, watch: Watching | None, options: RunOptions) -> Iterator[None]:
     """Report, during and after a run, what its options ask for."""
     with (
         _loaders_reported(run_dir, job, options),
@@ -35,7 +33,7 @@ def observed(
         yield
 
 
-def _loaders_reported(run_dir: str, job: AnyJob, options: RunOptions) -> AbstractContextManager[None]:
+def _loaders_reported(run_dir: str, job: Job, options: RunOptions) -> AbstractContextManager[None]:
     """Report at the end which loaders took numapin's path. Each host has its launcher, and so its line."""
     if options.dataloader == "torch":
         return nullcontext()
@@ -45,11 +43,11 @@ def _loaders_reported(run_dir: str, job: AnyJob, options: RunOptions) -> Abstrac
     return reporting_loaders(run_dir, strict=options.strict, report=lambda text: say(f"{title}: {text}"))
 
 
-def launcher_of(job: AnyJob) -> dict[str, str]:
+def launcher_of(job: Job) -> dict[str, str]:
     """Return what starts the ranks, and why, as the report file has it."""
-    if isinstance(job, DirectJob):
-        return {"name": "direct", "reason": "one host and no restarts"}
-    return {"name": "agent", "reason": job.why_agent}
+    if not job.why_torch:
+        return {"name": "direct", "reason": "one host"}
+    return {"name": "agent", "reason": job.why_torch}
 
 
 def watching_of(options: RunOptions, launcher: Mapping[str, str]) -> Watching | None:

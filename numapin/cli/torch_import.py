@@ -32,7 +32,19 @@ def require_torch(what: str) -> None:
 @contextmanager
 def importing_torch() -> Iterator[None]:
     """Defer Ctrl-C and collect no garbage in the block, which imports torch. For the main thread only."""
+    import logging
+
+    from numapin.base.printable import printable_lines
+
+    class VisibleRecord(logging.LogRecord):
+        """A record of torch's log without control characters: the log names scripts, folders and hosts."""
+
+        def getMessage(self) -> str:  # noqa: N802 - logging's name
+            """Return the message. Line ends stay, because torch adds the origin to each line."""
+            return printable_lines(super().getMessage())
+
     gc.disable()
+    logging.setLogRecordFactory(VisibleRecord)
     try:
         with _interrupt_deferred():
             yield

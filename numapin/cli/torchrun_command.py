@@ -13,12 +13,12 @@ import click
 
 from numapin.cli.options import FilePath, Parsed
 from numapin.cli.output import emit
-from numapin.launcher.torchrun_options import TORCHRUN_OPTIONS, OptionGroup
+from numapin.launcher.options import TORCHRUN_OPTIONS, OptionGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from numapin.launcher.torchrun_options import TorchrunOption
+    from numapin.launcher.options import TorchrunOption
 
 _HELP_ALL: Final = "--help-all"
 _HELP: Final = ("-h", "--help", _HELP_ALL)

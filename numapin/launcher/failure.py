@@ -1,8 +1,7 @@
-"""Stage 3: the account of a job whose ranks failed. Pure.
+"""The account of a job whose ranks failed: how each ended, which was the first, and what probably ended it. Pure.
 
-Comes in: how each rank of this host ended, and what the host knows about it. Goes out: a `JobFailure`, which says which
-rank failed first and why. The direct way and torch's agent make the same. `view/failure_block.py` shows it.
-A rank's error file has the format of torch's @record.
+Comes in: how each rank of this host ended, and what the host knows about it. Goes out: a `JobFailure`, which
+`view/failure_block.py` shows. A rank's error file has the format of torch's @record.
 """
 
 from __future__ import annotations
@@ -11,13 +10,15 @@ import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import isfinite
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.plural import listed
 from numapin.errors import RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numapin.plan.model import RankPlan
 
@@ -27,6 +28,8 @@ _SUMMARY_CHARS: Final = 400
 _ENDINGS: Final = {0, *(end for number in (1, 2, 3, 9, 15) for end in (-number, _SHELLS_SIGNAL + number))}
 """The ends of ranks, and of wrappers around them, that the launcher ends after a failure: by SIGTERM, then SIGKILL, or
 by the signal that the launcher gets meanwhile: SIGHUP, SIGINT or SIGQUIT."""
+_SOON_S: Final = 60.0
+"""A cause is seen at most this long after its consequences."""
 _RECORD_S: Final = 2.0
 """torch's @record notes a whole second and writes it at once; a file written much later has been written again."""
 _TICK_S: Final = 0.02
@@ -75,42 +78,52 @@ class EndedRank:
     node: int | None = None
 
     @property
-    def failed_s(self) -> float:
-        """Return when it failed. What a rank recorded may be long before its process ended."""
-        if self.raised_s is not None:
-            return min(self.ended_s, self.raised_s)
-        whole = _time_of(self.error, "timestamp")
-        return self.ended_s if whole is None else min(self.ended_s, max(0, int(whole)) + 1)
+    def exception(self) -> str:
+        """The last part of a traceback, such as "KeyError: 'x'"; "" if the rank recorded none."""
+        message = _field(self.error, "message")
+        text = _field(message, "message") if isinstance(message, Mapping) else message
+        return text.strip() if isinstance(text, str) else ""
+
+    @property
+    def traceback(self) -> str:
+        """The whole traceback, "" if the rank recorded none."""
+        text = _field(self.error, "message", "extraInfo", "py_callstack")
+        return text.strip("\n") if isinstance(text, str) else ""
 
     @property
     def raised_s(self) -> float | None:
-        """Return when it recorded its exception, None if that is not known to a fraction of a second.
+        """When it recorded its exception, None if that is not known to a fraction of a second.
 
         torch's @record writes whole seconds. The file's own time has the fraction, unless it is another clock's, as on
         a file server, or the file was written again.
         """
-        exact, whole = _time_of(self.error, "time_s"), _time_of(self.error, "timestamp")
+        exact, whole = self._time("time_s"), self._time("timestamp")
         if exact is not None or whole is None or self.recorded_s is None:
             return exact
         is_plausible = whole - _TICK_S <= self.recorded_s <= whole + _RECORD_S
         return min(max(whole, self.recorded_s), whole + 1) if is_plausible else None
 
     @property
-    def exception(self) -> str:
-        """Return the last part of a traceback, such as "KeyError: 'x'"; "" if the rank recorded none."""
-        message = _part(self.error, "message")
-        text = _part(message, "message") if isinstance(message, Mapping) else message
-        return text.strip() if isinstance(text, str) else ""
+    def failed_s(self) -> float:
+        """When it failed. What a rank recorded may be long before its process ended."""
+        if self.raised_s is not None:
+            return min(self.ended_s, self.raised_s)
+        whole = self._time("timestamp")
+        return self.ended_s if whole is None else min(self.ended_s, max(0, int(whole)) + 1)
 
-    @property
-    def traceback(self) -> str:
-        """Return the whole traceback, "" if the rank recorded none."""
-        text = _part(_part(_part(self.error, "message"), "extraInfo"), "py_callstack")
-        return text.strip("\n") if isinstance(text, str) else ""
+    def _time(self, name: str) -> float | None:
+        """Return a time that the rank recorded, None if there is none."""
+        is_torchs = isinstance(_field(self.error, "message"), Mapping)
+        found = _field(self.error, "message", "extraInfo", name) if is_torchs else _field(self.error, name)
+        try:
+            seconds = float(str(found))
+        except ValueError:
+            return None
+        return seconds if isfinite(seconds) else None
 
     @property
     def signal_number(self) -> int | None:
-        """Return the signal that ended it, or that ended the program below it, as wrappers report. None: no signal."""
+        """The signal that ended it, or that ended the program below it, as wrappers report. None: no signal."""
         if self.exitcode < 0:
             return -self.exitcode
         number = self.exitcode - _SHELLS_SIGNAL
@@ -118,7 +131,7 @@ class EndedRank:
 
     @property
     def end(self) -> str:
-        """Return how the process ended: "exit status 3", "SIGKILL"."""
+        """How the process ended: "exit status 3", "SIGKILL"."""
         if self.is_left:
             return "still there after SIGKILL"
         if self.exitcode < 0:
@@ -127,40 +140,26 @@ class EndedRank:
         return f"exit status {self.exitcode}{below}"
 
     @property
+    def has_our_end(self) -> bool:
+        """Whether it was ended, and ended as ranks do that the launcher ends."""
+        return self.was_ended and self.exitcode in _ENDINGS
+
+    @property
     def state(self) -> str:
-        """Return "finished", "failed", "ended" or "left".
+        """One of "finished", "failed", "ended" and "left".
 
         It succeeded, or failed by itself, maybe while the launcher ended it; or the launcher ended it, or tried to.
         """
         if self.is_left:
             return "left"
-        if self.was_ended:
-            return "ended" if self.has_our_end and not self._has_raised else "failed"
-        return "failed" if self.exitcode else "finished"
-
-    @property
-    def _has_raised(self) -> bool:
-        """Return whether an exception ended it, other than the one that Python makes of a signal."""
-        return self.exception != "" and not self.exception.startswith("KeyboardInterrupt")
-
-    @property
-    def has_our_end(self) -> bool:
-        """Return whether it was ended, and ended as ranks do that the launcher ends."""
-        return self.was_ended and self.exitcode in _ENDINGS
-
-    @property
-    def has_aborted(self) -> bool:
-        """Return whether native code in it gave up, and it recorded no exception."""
-        return self.signal_number == signal.SIGABRT and not self.exception
-
-    @property
-    def is_silent(self) -> bool:
-        """Return whether it failed before the launcher ended ranks, and recorded no exception."""
-        return self.state == "failed" and not self.was_ended and not self.exception
+        if not self.was_ended:
+            return "failed" if self.exitcode else "finished"
+        has_raised = self.exception != "" and not self.exception.startswith("KeyboardInterrupt")  # made of a signal
+        return "ended" if self.has_our_end and not has_raised else "failed"
 
     @property
     def lost_peer(self) -> bool:
-        """Return whether its exception, or one before it, says that another rank closed a connection or was silent."""
+        """Whether its exception, or one before it, says that another rank closed a connection or was silent."""
         messages = (line for line in self.traceback.split("\n") if not line.startswith("  "))  # without the source
         return any(map(_LOST_PEER.search, (self.exception, *messages)))
 
@@ -215,19 +214,18 @@ class JobFailure:
 
     @property
     def first(self) -> EndedRank:
-        """Return the rank that failed first."""
+        """The rank that failed first."""
         return self.ranks[0]
 
     @property
     def summary(self) -> str:
-        """Return the first failure in one line."""
-        rank = self.first
-        reason = rank.exception.partition("\n")[0][:_SUMMARY_CHARS] or rank.end
-        return f"rank {rank.rank} failed first{self.where}: {reason}"
+        """The first failure in one line."""
+        reason = self.first.exception.partition("\n")[0][:_SUMMARY_CHARS] or self.first.end
+        return f"rank {self.first.rank} failed first{self.where}: {reason}"
 
     @property
     def where(self) -> str:
-        """Return the words that say among which ranks the first was the first; "" if among all."""
+        """The words that say among which ranks the first was the first; "" if among all."""
         return "" if self.is_only_host else " on this host"
 
     def to_json(self) -> dict[str, object]:
@@ -258,6 +256,46 @@ class RanksFailed(RankError):  # noqa: N818 - the event, as in BindingRefused
         return type(self), (self.failure,)
 
 
+def in_order(ranks: Iterable[EndedRank], *, is_only_host: bool) -> tuple[tuple[EndedRank, ...], str]:
+    """Return the ranks in the order in which they failed, and why the first is not the earliest; "" if it is.
+
+    If the earliest failures are exceptions about a lost connection, the first is the earliest other failure. A rank
+    that dies closes its connections before its end is seen: GPU drivers and core dumps take their time. One that raises
+    may close them in a `finally`, before its exception has left the program.
+    """
+
+    def by_failure(rank: EndedRank) -> tuple[bool, bool, bool, float]:
+        # A rank that was running when the first failure was seen can still have failed before it: Python takes its time
+        # to end, and the exact time of the exception says so.
+        ended_by_us = rank.was_ended and rank.raised_s is None
+        return rank.state == "finished", ended_by_us, rank.state != "failed", rank.failed_s
+
+    def is_cause(rank: EndedRank) -> bool:
+        if rank.exception:
+            return rank.state == "failed" and not rank.lost_peer
+        return rank.state == "failed" and not rank.was_ended
+
+    order = sorted(ranks, key=by_failure)
+    consequences = list(takewhile(lambda rank: rank.state == "failed" and rank.lost_peer, order))
+    if not consequences:
+        return tuple(order), ""
+    begun, rest = order[0], order[len(consequences) :]
+    causes = [rank for rank in rest if is_cause(rank) and rank.failed_s - begun.failed_s <= _SOON_S]
+    # A rank that aborted may be a consequence, too. It counts if there is nothing else and no other host.
+    certain = [rank for rank in causes if rank.exception or rank.signal_number != signal.SIGABRT]
+    first = next(iter(certain or (causes if is_only_host else [])), None)
+    if first is not None:
+        earlier_s = first.failed_s - begun.failed_s
+        what = f"the {'exception' if first.exception else 'end'} of rank {first.rank}"
+        why = f"rank {begun.rank} failed {earlier_s:.1f} s before {what} was seen, but because of a lost connection"
+        return (first, *(rank for rank in order if rank is not first)), why
+    suspects = [rank.rank for rank in rest if rank.state != "failed"]
+    where = [listed("rank", suspects)] if suspects else []
+    where += [] if is_only_host else ["the other hosts"]
+    why = f"it lost its connection to another rank; look also at {' and '.join(where)}" if where else ""
+    return tuple(order), why
+
+
 def name_of_signal(number: int | None) -> str:
     """Return "SIGTERM", or "signal 40" for one without a name."""
     try:
@@ -266,60 +304,14 @@ def name_of_signal(number: int | None) -> str:
         return f"signal {number}"
 
 
-def likely_cause(failure: JobFailure) -> tuple[str, str]:
-    """Return what probably ended the first rank, or its DataLoader worker, and what to do next; empty if unknown."""
-    rank = failure.first
-    if rank.exception:
-        return _cause_of_worker(failure)
-    number = rank.signal_number
-    return _OF_STATUS.get(rank.exitcode, ("", "")) if number is None else _cause_of_signal(failure, number)
+def _field(found: object, *names: str) -> object:
+    """Return what is at a path in nested mappings, None if there is nothing."""
+    for name in names:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
-def _cause_of_worker(failure: JobFailure) -> tuple[str, str]:
-    """Return what probably ended the DataLoader worker that the first exception is about; empty if it is about none.
-
-    torch often says only that a worker "exited unexpectedly". The exception before that one then has the signal. If the
-    worker dies while its batch is read, the exception may not mention it at all.
-    """
-    rank = failure.first
-    if not _WORKER.search(rank.exception) and not _is_of_lost_batch(rank):
-        return "", ""
-    texts = f"{rank.traceback}\n{rank.exception}"
-    signals = [found["signal"] for found in _WORKER.finditer(texts) if found["signal"]]
-    if signals:
-        number = _BY_DESCRIPTION.get(signals[-1])
-        return ("", "") if number is None else _cause_of_signal(failure, number)
-    return ("", "") if _EXIT_CODE.search(texts) else _of_lost_worker(failure)
-
-
-def _is_of_lost_batch(rank: EndedRank) -> bool:
-    """Return whether the DataLoader lost its connection while it read a batch.
-
-    Other queues of tensors fail in the same function.
-    """
-    last = rank.traceback.rpartition("Traceback (most recent call last)")[2]
-    return _READS_TENSOR in last and _READS_BATCH in last and bool(_LOST_CONNECTION.match(rank.exception))
-
-
-def _of_lost_worker(failure: JobFailure) -> tuple[str, str]:
-    """Return what probably ended a DataLoader worker of which nothing else is known."""
-    if failure.out_of_memory:
-        return failure.out_of_memory, failure.out_of_memory_advice
-    _, advice = _OF_SIGNAL[signal.SIGBUS]
-    return f"a DataLoader worker was killed, or found /dev/shm full{_size_of_shm(failure)}", f"if it was full: {advice}"
-
-
-def _size_of_shm(failure: JobFailure) -> str:
-    return "" if failure.shm_bytes is None else f"; it has {failure.shm_bytes >> 20:,} MiB here"
-
-
-def _cause_of_signal(failure: JobFailure, number: int) -> tuple[str, str]:
-    """Return what probably sent a signal, and what to do next."""
-    if number == signal.SIGKILL and failure.out_of_memory:
-        return failure.out_of_memory, failure.out_of_memory_advice
-    cause, advice = _OF_SIGNAL.get(number, ("another process sent it; numapin did not", ""))
-    return (cause + _size_of_shm(failure) if number == signal.SIGBUS else cause), advice
-
+# --- the likely cause ------------------------------------------------------------------------------------------------
 
 # torch/utils/data/dataloader.py and torch/csrc/DataLoader.cpp
 _WORKER: Final = re.compile(
@@ -333,15 +325,13 @@ _READS_TENSOR: Final = "in rebuild_storage_fd"  # torch/multiprocessing/reductio
 _READS_BATCH: Final = "in _try_get_data"  # torch/utils/data/dataloader.py
 _BY_DESCRIPTION: Final = {signal.strsignal(number): int(number) for number in signal.Signals}
 _SEE_FRAMES: Final = "see the Python lines where it happens: PYTHONFAULTHANDLER=1 numapin run …"
+_SHM_ADVICE: Final = "docker run --shm-size=8g, or numapin run --dataloader=numapin, which does not need it"
 _OF_SIGNAL: Final[Mapping[int, tuple[str, str]]] = {
     signal.SIGKILL: (
         "a scheduler, a user, or the kernel when the host is short of memory",
         "look for out-of-memory kills in dmesg, and for limits in the scheduler's log",
     ),
-    signal.SIGBUS: (
-        "DataLoader workers send batches through /dev/shm, which is full",
-        "docker run --shm-size=8g, or numapin run --dataloader=numapin, which does not need it",
-    ),
+    signal.SIGBUS: ("DataLoader workers send batches through /dev/shm, which is full", _SHM_ADVICE),
     signal.SIGSEGV: ("native code used invalid memory: an extension, a library or the driver", _SEE_FRAMES),
     signal.SIGABRT: (
         "native code gave up: a failed check, or an NCCL collective that timed out",
@@ -363,16 +353,40 @@ _OF_STATUS: Final[Mapping[int, tuple[str, str]]] = {
 }
 
 
-def _time_of(error: object, name: str) -> float | None:
-    """Return a time that the rank recorded, None if there is none."""
-    message = _part(error, "message")
-    source = _part(message, "extraInfo") if isinstance(message, Mapping) else error
-    try:
-        seconds = float(str(_part(source, name)))
-    except ValueError:
-        return None
-    return seconds if isfinite(seconds) else None
+def likely_cause(failure: JobFailure) -> tuple[str, str]:
+    """Return what probably ended the first rank, or its DataLoader worker, and what to do next; empty if unknown."""
+    rank = failure.first
+    if not rank.exception:
+        number = rank.signal_number
+        return _OF_STATUS.get(rank.exitcode, ("", "")) if number is None else _cause_of_signal(failure, number)
+
+    # torch often says only that a worker "exited unexpectedly". The exception before that one then has the signal. If
+    # the worker dies while its batch is read, the exception may not mention it at all. Other queues of tensors fail in
+    # the same function, so the DataLoader must be among the frames.
+    last = rank.traceback.rpartition("Traceback (most recent call last)")[2]
+    is_of_batch = _READS_TENSOR in last and _READS_BATCH in last and _LOST_CONNECTION.match(rank.exception)
+    if not is_of_batch and not _WORKER.search(rank.exception):
+        return "", ""
+    texts = f"{rank.traceback}\n{rank.exception}"
+    signals = [found["signal"] for found in _WORKER.finditer(texts) if found["signal"]]
+    if signals:
+        number = _BY_DESCRIPTION.get(signals[-1])
+        return ("", "") if number is None else _cause_of_signal(failure, number)
+    if _EXIT_CODE.search(texts):
+        return "", ""
+    if failure.out_of_memory:
+        return failure.out_of_memory, failure.out_of_memory_advice
+    cause = f"a DataLoader worker was killed, or found /dev/shm full{_size_of_shm(failure)}"
+    return cause, f"if it was full: {_SHM_ADVICE}"
 
 
-def _part(found: object, name: str) -> object:
-    return found.get(name) if isinstance(found, Mapping) else None
+def _cause_of_signal(failure: JobFailure, number: int) -> tuple[str, str]:
+    """Return what probably sent a signal, and what to do next."""
+    if number == signal.SIGKILL and failure.out_of_memory:
+        return failure.out_of_memory, failure.out_of_memory_advice
+    cause, advice = _OF_SIGNAL.get(number, ("another process sent it; numapin did not", ""))
+    return (cause + _size_of_shm(failure) if number == signal.SIGBUS else cause), advice
+
+
+def _size_of_shm(failure: JobFailure) -> str:
+    return "" if failure.shm_bytes is None else f"; it has {failure.shm_bytes >> 20:,} MiB here"

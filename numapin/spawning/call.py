@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from numapin.base.cpu_set import CpuSet
 from numapin.base.printable import printable
 from numapin.errors import UsageError
-from numapin.launcher import processes, run_folder
+from numapin.launcher import ranks as rank_processes
+from numapin.launcher import run_folder
+from numapin.launcher.ranks import job_variables, rank_variables
 from numapin.launcher.rehearse import in_thread, rehearse
-from numapin.launcher.variables import job_variables, rank_variables
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.request import Bind, Request, parse_bind, parse_cores_for, parse_gpus, parse_memory
@@ -231,8 +232,11 @@ def _process(
     python = os.fsdecode(mp_spawn.get_executable())
     flags = mp_spawn.get_command_line()[1:-3]  # between the executable and multiprocessing's own program
     call = [_CHILD, str(-1 if tracker is None else tracker), *map(str, own)]
-    return processes.start(
-        processes.shim_command(local_rank, python, python, [*flags, "-u", "-c", *call]),
+    return rank_processes.start(
+        local_rank,
+        python,
+        python,
+        [*flags, "-u", "-c", *call],
         {**variables, **rank_variables(local_rank)},
         pass_fds=(*own, *shared, *(() if tracker is None else (tracker,))),
         stdin=subprocess.DEVNULL,

@@ -14,7 +14,7 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from numapin.errors import NumapinError, RankError
-from numapin.launcher.processes import LOOK_S, StartedRank, ended_on_error, look_at, names_of, running_after
+from numapin.launcher.ranks import LOOK_S, StartedRank, ended_on_error, names_of, running_after
 from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome, unpickle
 from numapin.system import oom
 from numapin.system.proc import is_exiting
@@ -131,7 +131,8 @@ def results_of(ranks: Sequence[RankProcess], *, timeout_s: float | None) -> tupl
         if time.monotonic() > deadline:
             raise RankError(f"{names_of(running)} did not end within {timeout_s:g} s", "give spawn a longer timeout")
         wait([rank.pipe for rank in running if rank.talks], LOOK_S)
-        look_at(running)
+        for rank in running:
+            rank.look()
         _require_answers(running)
         for rank in running:
             _collect(rank, ranks, results)

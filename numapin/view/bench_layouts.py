@@ -114,7 +114,7 @@ LAUNCH: Final = Layout(
         "torchrun": "torchrun, as installed",
         "torchrun-numa": "torchrun --numa-binding=node",
         "numapin": "numapin run --launcher direct",
-        "numapin-agent": "numapin run --launcher agent, which uses torch's agent",
+        "numapin-agent": "numapin run --launcher agent, in which torch serves the ranks' store",
     },
 )
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import numapin
-from numapin import errors, launch, pinned
+from numapin import errors, pinned
 from numapin.data.stats import Stats
 from tests.docs.pages import PAGES, name_of
 
@@ -25,7 +25,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "make_plan": numapin.make_plan,
     "spawn": numapin.spawn,
     "bind_this_process": numapin.bind_this_process,
-    "launch": launch.launch,
     "pinned.empty": pinned.empty,
     "pinned.pin": pinned.pin,
     "pinned.where": pinned.where,

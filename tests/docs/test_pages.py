@@ -14,6 +14,8 @@ from click.testing import CliRunner
 
 from numapin.cli import run, trace
 from numapin.cli.main import numapin
+from numapin.errors import UsageError
+from numapin.launcher import options
 from scripts import docs_check, docs_site
 from tests.docs.pages import DOCS, PAGES, ROOT, anchors_of, command_lines_of, links_of, name_of, prose_of
 
@@ -70,15 +72,13 @@ def check_command_line(words: list[str]) -> None:
 
 def _check_torch_line(name: str, words: list[str]) -> None:
     """Parse a line, which ends with a script, with the parser of `run`, and then numapin's own options with click."""
-    options = trace._OPTIONS if name == "trace" else ()
-    parser = run.make_run_parser(options, command=name)
-
-    def fail(message: str) -> None:
-        raise LookupError(message)
-
-    parser.error = fail  # type: ignore[method-assign, assignment]
-    own = parser.parse_args(words).numapin_own
-    click.Command(name, params=[*run.OPTIONS, *options]).make_context(name, list(own))
+    own = [*run.OPTIONS, *(trace._OPTIONS if name == "trace" else ())]
+    spellings = {spelling: not option.is_flag for option in own for spelling in option.opts + option.secondary_opts}
+    try:
+        job = options.parse(words, spellings, {}, python="python", prog=f"numapin {name}")
+    except UsageError as error:
+        raise LookupError(error.message) from None
+    click.Command(name, params=own).make_context(name, list(job.own))
 
 
 @pytest.mark.parametrize(

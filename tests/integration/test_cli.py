@@ -342,7 +342,7 @@ def test_save_shows_nothing_else(tmp_path: Path, options: tuple[str, ...]) -> No
         ("exec", "missing argument 'COMMAND...'", "numapin exec --help"),
         ("trace --steps 0 t.py", "invalid value for '--steps'", "numapin trace --help"),
         ("run --bind x t.py", "invalid value for '--bind'", "numapin run --help"),
-        ("run --nope t.py", "unrecognized arguments: --nope", "numapin run --help"),
+        ("run --nope t.py", "no such option '--nope'", "numapin run --help"),
         ("run", "there is no script to run", "numapin run train.py"),
         ("trace --steps 3", "there is no script to run", "numapin trace train.py"),
     ],

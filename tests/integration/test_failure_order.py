@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin.system.proc import is_dying
 from tests.integration.forking import CommandLine
 from tests.integration.launching import TORCH_QUICKLY, environment, numapin, script, start
 from tests.waiting import wait_until
@@ -208,35 +207,6 @@ def test_the_same_under_torchrun(tmp_path: Path) -> None:
     assert status == 1
     assert "SignalException" in err
     assert "ChildFailedError" not in err
-
-
-STARTS = """
-import subprocess
-asked = []
-signal.signal(signal.SIGTERM, lambda *_: (asked.append(1), mark(f"asked.{len(asked)}")))
-started = subprocess.Popen(["sleep", "300"], preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN))
-Path("started").write_text(str(started.pid))
-mark("here")
-while True: time.sleep(0.05)
-"""
-
-
-def test_signals_with_which_torch_gives_up(tmp_path: Path) -> None:
-    """The third ends the agent, which has begun to end the ranks twice. The ranks' children are killed, too."""
-    process = started(tmp_path, "run", "--quiet", "--launcher", "agent", script(tmp_path, TOGETHER + STARTS))
-    try:
-        assert wait_until((tmp_path / "here").exists, limit_s=LIMIT_S)
-        for number in (1, 2):
-            process.send_signal(signal.SIGTERM)
-            assert wait_until((tmp_path / f"asked.{number}").exists, limit_s=LIMIT_S)
-        process.send_signal(signal.SIGTERM)
-        process.wait(20)  # less than the grace period
-    finally:
-        process.kill()
-    pids = [int((tmp_path / name).read_text()) for name in ("here", "started")]
-    assert wait_until(lambda: all(is_dying(pid) for pid in pids), limit_s=5)
-    assert process.returncode == 143
-    assert (tmp_path / "err").read_text() == "numapin: stopped by SIGTERM; all ranks have ended\n"
 
 
 class Hosts:

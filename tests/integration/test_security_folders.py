@@ -477,7 +477,7 @@ class TestCommand:
         assert f"warning: the folder of this run, {old[0]}, was removed or replaced" in done.err
         assert "set NUMAPIN_RUN_DIR to a folder outside of /tmp" in done.err
         assert new[0] != old[0]
-        assert new[1].startswith(f"{new[0]}/logs/")
+        assert new[1].startswith(f"{new[0]}/error-")
         for name in ("plan.json", "lock", "observed-0-1.json"):
             assert name in new[2]
         assert not list(place.rglob("run-*"))

@@ -73,7 +73,7 @@ def test_torch_is_hidden(folder: Path) -> None:
     ],
 )
 def test_works_without_torch(folder: Path, line: str, says: str) -> None:
-    """These need no torch; `run` does not, as long as it needs no elastic agent."""
+    """These need no torch; `run` does not, as long as torch does not serve its store."""
     result = call(folder, *line.split())
     assert result.returncode == 0, result.stderr
     assert says in result.stdout + result.stderr
@@ -99,7 +99,7 @@ def test_running_jobs_without_torch(folder: Path, command: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "run --max-restarts 2 script.py",
+        "run --nnodes 2 script.py",
         "run --launcher agent script.py",
         "run --nproc-per-node xpu script.py",
         "bench transfer --quick",

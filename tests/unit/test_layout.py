@@ -30,7 +30,6 @@ PURE = (
         "base.records",
         "base.quoting",
         "base.suggest",
-        "launcher.torchrun_options",
         "base.encodable",
         "base.content_policy",
         "base.notebook",
@@ -42,7 +41,7 @@ PURE = (
     *("topology.gpus", "topology.sources.nccl", "topology.sources.xmlfile"),
     *("plan", "tasks.identify", "tasks.slice", "tasks.plan", "launcher.lost_gpus", "data.forks", "data.usage"),
     *("tasks.repeated", "cli.run_decisions", "children.table", "children.devices"),
-    *(f"launcher.{name}" for name in ("variables", "direct_options", "store", "failure")),
+    *(f"launcher.{name}" for name in ("options", "store", "failure")),
     "data.resume.place",
     *(
         "observe.model",
@@ -88,7 +87,6 @@ ONLY_IN = {
     "ctypes": ("system", "topology.sources.libnuma"),
     "numa": ("system.calls", "topology.sources.libnuma"),
     "torch": (
-        "launch",
         "launcher",
         "data",
         "pinned",

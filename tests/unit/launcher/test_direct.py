@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from numapin.errors import NumapinError, Stopped
-from numapin.launcher import direct
-from numapin.launcher.direct_options import DirectJob, read_line
-from numapin.launcher.processes import StartedRank
+from numapin.launcher import rounds
+from numapin.launcher.hosts import HostPlace
+from numapin.launcher.logs import RankOutput
+from numapin.launcher.options import parse
+from numapin.launcher.ranks import StartedRank
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,23 +25,21 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("argument", ["a\0b", "x" * (1 << 18)], ids=["NUL", "too long"])
 def test_a_rank_that_cannot_be_started(argument: str) -> None:
     """It is an error of ours that names the rank and the reason."""
-    job = read_line(["train.py", argument], {}, {}, python="python3")
-    assert isinstance(job, DirectJob)
-    with direct._Alarm(job.signals) as alarm, pytest.raises(NumapinError, match="rank 0 cannot be started: "):
-        direct._start([], job, [{}], alarm)
+    job = parse(["train.py", argument], {}, {}, python="python3", prog="numapin run")
+    with pytest.raises(NumapinError, match="rank 0 cannot be started: "):
+        rounds.start_rank(job, 0, {}, RankOutput("error.json"))
 
 
 def test_a_rank_that_sigkill_does_not_end(tmp_path: Path) -> None:
     """Neither the account nor the message of a stopped job says that the rank has ended."""
     process: Any = SimpleNamespace(pid=41)
-    rank = direct._ended(StartedRank(3, process), was_ended=True, run_dir=str(tmp_path))
+    files, place = RankOutput(str(tmp_path / "error.json")), HostPlace(0, 1, 0, 4, 0, 4, "127.0.0.1", 1)
+    rank = rounds.ended_rank(StartedRank(3, process), place, files, was_ended=True)
     assert (rank.state, rank.end) == ("left", "still there after SIGKILL")
     error = RuntimeError()
-    assert direct._notes_of(error) == ""
+    assert rounds.notes_of(error) == ""
     error.add_note("rank 3 (pid 41): still there")
-    assert (
-        Stopped(signal.SIGTERM, direct._notes_of(error)).message == "stopped by SIGTERM; rank 3 (pid 41): still there"
-    )
+    assert Stopped(signal.SIGTERM, rounds.notes_of(error)).message == "stopped by SIGTERM; rank 3 (pid 41): still there"
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["running", "dying"])
@@ -51,7 +51,7 @@ def test_a_rank_that_is_dying_was_not_ended_by_us(*, is_killed: bool) -> None:
             process.kill()
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         rank = StartedRank(0, process)
-        assert direct._is_running(rank) == (not is_killed)
+        assert rank.is_running == (not is_killed)
         rank.status = 0
-        assert not direct._is_running(rank)
+        assert not rank.is_running
         process.kill()

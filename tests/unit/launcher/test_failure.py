@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from numapin.errors import Stopped
-from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed, likely_cause
-from numapin.launcher.first_failure import in_order
+from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed, in_order, likely_cause
 from numapin.plan.make import make_plan
 from numapin.plan.request import Request
 from tests.pictures import golden_machine

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from numapin.cli.run import make_run_parser
+from numapin.launcher.options import parse
 from numapin.launcher.rendezvous_id import why_known
-from numapin.launcher.torchrun import parse
 
 RANDOM = ["7f3a9c04e1b2d856", "9f86d081884c7d659a2feaa0c55ad015", "3f0e2a4c-9d1b-4c57-8a66-0b1f5e7d9c20"]
 TOKENS = ["dGhpcyBpcyBhIHNlY3JldCE", "Xk-9_vQzR2mLwTbYc4uJhA"]
@@ -27,20 +26,15 @@ def test_a_name_is_easy_to_guess(run_id: str) -> None:
 
 @pytest.mark.parametrize("spelling", ["--rdzv-id", "--rdzv_id"])
 @pytest.mark.parametrize("variables", [{"PET_RDZV_ID": RANDOM[0]}, {}])
-def test_ps_shows_a_typed_id(spelling: str, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ps_shows_a_typed_id(spelling: str, variables: dict[str, str]) -> None:
     """An id on the command line is known, also if PET_RDZV_ID has the same value."""
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    job = parse(["--nnodes", "2", spelling, RANDOM[0], __file__], make_run_parser())
-    assert (job.arguments.rdzv_id, job.typed_rendezvous_id) == (RANDOM[0], True)
+    job = parse(["--nnodes", "2", spelling, RANDOM[0], __file__], {}, variables, python="python", prog="numapin run")
+    assert (job.rdzv_id, job.is_id_typed) == (RANDOM[0], True)
     assert why_known(RANDOM[0], is_typed=True) == "ps shows --rdzv-id to every user of this host"
 
 
 @pytest.mark.parametrize(("variables", "rdzv_id"), [({"PET_RDZV_ID": RANDOM[0]}, RANDOM[0]), ({}, "none")])
-def test_an_id_that_is_not_typed(variables: dict[str, str], rdzv_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PET_RDZV_ID, or torch's default, counts as not typed; a parser may be used again."""
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    parser = make_run_parser()
-    jobs = [parse(["--nnodes", "2", __file__], parser) for _ in range(2)]
-    assert [(job.arguments.rdzv_id, job.typed_rendezvous_id) for job in jobs] == [(rdzv_id, False)] * 2
+def test_an_id_that_is_not_typed(variables: dict[str, str], rdzv_id: str) -> None:
+    """PET_RDZV_ID, or torch's default, counts as not typed."""
+    job = parse(["--nnodes", "2", __file__], {}, variables, python="python", prog="numapin run")
+    assert (job.rdzv_id, job.is_id_typed) == (rdzv_id, False)

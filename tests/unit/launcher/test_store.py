@@ -22,9 +22,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch mar
 
 from numapin.launcher import store as launcher_store
 from numapin.launcher import store_server
-from numapin.launcher.listening import LOOPBACK, listen
 from numapin.launcher.store import RankStore, StoreClient, StoreRefusal
-from numapin.launcher.store_server import serving
+from numapin.launcher.store_server import LOOPBACK, listen, serving
 from tests.needs import TORCH_VERSION
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ LIMIT = timedelta(seconds=20)
 SERVER = f"""
 import sys
 from numapin.launcher import store as launcher_store
-from numapin.launcher.listening import listen
+from numapin.launcher.store_server import listen
 from numapin.launcher.store_server import serving
 with listen({LOOPBACK!r}, 0) as listening, serving(listening):
     print(listening.getsockname()[1], flush=True)

@@ -1,0 +1,354 @@
+"""Where the launchers of a job meet before its ranks start: in torch's rendezvous, if there are several. Edge.
+
+Comes in: a `Job`. Goes out: a `HostPlace` for each round: the numbers of this host's ranks, and the address of their
+store.
+
+- A job on one host has no rendezvous. The launcher serves the ranks' store on one address, by default the loopback.
+- Several hosts meet in torch's c10d store, whose state torch unpickles. Anyone who reaches the port can write there, so
+  the state is signed with the rendezvous id, which never enters the store. Nothing is unpickled without a valid
+  signature.
+
+Of torch this uses the public interface of its rendezvous only. The keys that hosts exchange are those of torch's agent,
+so that a host under torchrun can take part in a static rendezvous.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import Counter
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from numapin.base.stderr import say
+from numapin.errors import NumapinError, Stopped, UsageError
+from numapin.launcher.ranks import StopSignal
+from numapin.launcher.rendezvous_id import why_known
+from numapin.launcher.store_server import LOOPBACK, listen, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Self
+
+    from torch.distributed import Store  # type: ignore[attr-defined] # torch marks no exports
+    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+
+    from numapin.launcher.options import Job
+    from numapin.launcher.ranks import Alarm
+
+_SIGNED_C10D: Final = "numapin-c10d"
+_NUM_MAC_BYTES: Final = 32
+_BARRIER: Final = "torchelastic/agent/terminal_state"
+_BARRIER_S: Final = 300
+# Each host writes its own key before it reads the other, so of two hosts at least one sees the other.
+_SUCCEEDED: Final = "numapin/hosts-that-succeeded"
+_RESTARTING: Final = "numapin/hosts-that-restart"
+_SEE_OTHERS: Final = "see what numapin printed on the other hosts"
+_NOT_MET: Final = {
+    "RendezvousClosedError": ("the job has ended on another host", _SEE_OTHERS),
+    "RendezvousConnectionError": (
+        "the rendezvous host has ended its launcher, or cannot be reached",
+        "see what numapin printed there, and whether --rdzv-endpoint is right",
+    ),
+    "RendezvousTimeoutError": (
+        "the other hosts of the job did not come in time",
+        "start it on all of them, or wait for longer with: --rdzv-conf join_timeout=SECONDS",
+    ),
+}
+"""The message and the hint for each of torch's rendezvous errors, by its name."""
+
+
+class NotMet(NumapinError):  # noqa: N818 - the event, as in BindingRefused
+    """The hosts of a job do not meet, so no round can begin."""
+
+
+class HostPlace(NamedTuple):
+    """This host's part in a round: its number, those of its first rank, and the store of the ranks."""
+
+    group_rank: int
+    num_hosts: int
+    first_rank: int
+    world_size: int
+    first_role_rank: int
+    role_size: int
+    address: str
+    port: int
+
+
+class OneHost:
+    """A job on one host: each round has a new store, so that restarted ranks never read keys of earlier ones."""
+
+    stays_open = False
+
+    def __init__(self, job: Job, num_ranks: int) -> None:
+        self._address, self._port = job.local_addr or LOOPBACK, job.master_port or 0
+        self._num_ranks, self._open = num_ranks, ExitStack()
+        self._uses_torch = bool(job.why_torch)
+        self._torchs_store: Any = None
+
+    def __enter__(self) -> Self:
+        """Return this."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the store."""
+        self._open.close()
+
+    def join(self, _: Alarm) -> HostPlace:
+        """Begin a round. Raises UsageError for an address that this host does not have."""
+        self._open.close()
+        self._torchs_store = None  # closes the port of the round before
+        listening = self._open.enter_context(listen(self._address, self._port))
+        port, size = listening.getsockname()[1], self._num_ranks
+        if self._uses_torch:
+            from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+            self._torchs_store = TCPStore(
+                self._address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+            )
+        else:
+            self._open.enter_context(serving(listening))
+        return HostPlace(0, 1, 0, size, 0, size, self._address, port)
+
+    def num_waiting(self) -> int:
+        """Return 0: no host can join."""
+        return 0
+
+    def leave_round(self) -> None:
+        """Do nothing: no other host has to know that ranks are about to be restarted."""
+
+    def succeeded(self, _: Alarm) -> None:
+        """Do nothing: there is no other host to wait for."""
+
+
+class SeveralHosts:
+    """A job on several hosts, in torch's rendezvous, which is closed at the end, but not after a signal."""
+
+    def __init__(self, job: Job, num_ranks: int) -> None:
+        from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
+        from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+        self._job, self._num_ranks = job, num_ranks
+        self.stays_open = False  # whether the hosts that are left continue without this one
+        self._store: Any = None
+        self._ranks_store: Any = None
+        self.place: HostPlace | None = None
+        backend, run_id = job.rdzv_backend, job.rdzv_id
+        if backend == "c10d":
+            backend = _SIGNED_C10D
+            with suppress(ValueError):  # registered before
+                rendezvous_handler_registry.register(_SIGNED_C10D, _meet_signed)
+            problem = why_known(run_id, is_typed=job.is_id_typed)
+            if problem:
+                say(
+                    f"warning: {problem}: anyone who knows it and can reach {job.rdzv_endpoint} can run code as you; "
+                    "make one with openssl rand -hex 16 and set it on every host, without --rdzv-id: "
+                    "export PET_RDZV_ID=…"
+                )
+        elif backend == "etcd-v2":
+            say(
+                "warning: the rendezvous state in etcd-v2 is a pickle that numapin does not sign: anyone who can write "
+                f"to {job.rdzv_endpoint} can run code as you; use --rdzv-backend c10d"
+            )
+        least, most = job.min_max_nodes
+        settings: dict[str, Any] = {"timeout": 900, **job.rdzv_conf}
+        self._master = (job.master_addr, job.master_port or 29500)
+        endpoint = job.rdzv_endpoint
+        if backend == "static":
+            settings["rank"] = job.node_rank
+            endpoint = endpoint or "{}:{}".format(*self._master)
+            host, _, port = endpoint.rpartition(":")
+            self._master = (host, int(port))
+        parameters = RendezvousParameters(backend, endpoint, run_id, least, most, local_addr=job.local_addr, **settings)
+        try:
+            self._handler: RendezvousHandler = get_rendezvous_handler(parameters)
+        except ValueError as error:
+            hint = "several hosts meet with: --rdzv-backend c10d"
+            raise UsageError(f"--rdzv-backend {backend}: {error}", hint) from None
+        except Exception as error:  # noqa: BLE001 - the backend may raise anything
+            raise _not_met(error) from None
+
+    def __enter__(self) -> Self:
+        """Return this."""
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Close the rendezvous; then count this host where hosts that succeeded wait for the others."""
+        if isinstance(error, (StopSignal, Stopped)) or self.stays_open:
+            return  # the host may come back, or the others continue without it
+        with suppress(Exception):  # the store is gone: the error that ends the job counts
+            self._handler.shutdown()
+        if error is not None and self._store is not None:
+            with suppress(Exception):
+                self._arrive()
+
+    def join(self, alarm: Alarm) -> HostPlace:
+        """Meet the other hosts of the next round. Raises NotMet, and StopSignal if a signal comes meanwhile."""
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        self._ranks_store = None  # closes the port of the round before
+        try:
+            with alarm.raising(), _torchs_store_unused():
+                info = self._handler.next_rendezvous()
+                store, number, num_hosts = info.store, info.rank, info.world_size
+                first, size, first_of_role, role_size = self._numbers(store, number, num_hosts)
+                address, port = self._master
+                if self._job.rdzv_backend != "static":
+                    address = info.bootstrap_store_info.master_addr  # type: ignore[union-attr] # of a c10d rendezvous
+                    if number == 0:
+                        self._ranks_store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+                        store.set("numapin/ranks-store", str(self._ranks_store.port))
+                    port = int(store.get("numapin/ranks-store"))
+        except Exception as error:  # noqa: BLE001 - the backend may raise anything
+            raise _not_met(error) from None
+        self._store = store
+        self.place = HostPlace(number, num_hosts, first, size, first_of_role, role_size, address, port)
+        return self.place
+
+    def _numbers(self, store: Store, number: int, num_hosts: int) -> list[int]:
+        """Return the first rank, the number of ranks, and the same of this role: the first host counts for all."""
+        mine = {"role": self._job.role, "rank": number, "local_world_size": self._num_ranks}
+        store.set(f"torchelastic/role_info/{number}", json.dumps(mine))
+        if number == 0:
+            hosts = [json.loads(store.get(f"torchelastic/role_info/{host}")) for host in range(num_hosts)]
+            of_role: Counter[str] = Counter()
+            for host in hosts:
+                of_role[host["role"]] += host["local_world_size"]
+            first, first_of_role = 0, Counter[str]()
+            for host_number, host in enumerate(hosts):
+                role, size = host["role"], host["local_world_size"]
+                numbers = [first, sum(of_role.values()), first_of_role[role], of_role[role]]
+                store.set(f"torchelastic/assigned_ranks/{host_number}", json.dumps(numbers))
+                first, first_of_role[role] = first + size, first_of_role[role] + size
+        found: list[int] = json.loads(store.get(f"torchelastic/assigned_ranks/{number}"))
+        return found
+
+    def num_waiting(self) -> int:
+        """Return the number of hosts that wait for the next round."""
+        return self._handler.num_nodes_waiting()
+
+    def leave_round(self) -> None:
+        """Let the other hosts of this round know that this one is about to restart its ranks.
+
+        Raises NotMet if the ranks of a host have succeeded, so that no other round can follow. That host remains in
+        this round until it has left the exit barrier, and then closes the rendezvous.
+        """
+        num_succeeded = 0
+        with suppress(RuntimeError):  # the store is gone, which the rendezvous reports
+            self._store.add(_RESTARTING, 1)
+            num_succeeded = self._store.add(_SUCCEEDED, 0)
+        if num_succeeded:
+            raise NotMet("the ranks of another host have succeeded, so it cannot take part in a restart", _SEE_OTHERS)
+
+    def succeeded(self, alarm: Alarm) -> None:
+        """Wait until the ranks of all hosts have ended, as torch's agent does: the first host serves the store.
+
+        If another host restarts its ranks, it waits in vain for this one: close the rendezvous, which ends that wait.
+        In other rendezvous than c10d, a host may be able to restart its ranks alone, so nothing is noted there.
+        """
+        with suppress(RuntimeError):  # the store is gone
+            if self._job.rdzv_backend == "c10d":
+                self._store.add(_SUCCEEDED, 1)
+                if self._store.add(_RESTARTING, 0):
+                    self._handler.set_closed()
+            self._arrive()
+        # torch's wait lets no signal through, so it is in a thread; to ask again and again would end in an error with
+        # C++ frames once the host that serves the store has left.
+        waiting = threading.Thread(target=self._await_others, name="numapin-exit-barrier", daemon=True)
+        waiting.start()
+        while waiting.is_alive():
+            alarm.wait(0.1)
+            alarm.ring()
+
+    def _await_others(self) -> None:
+        with suppress(RuntimeError):  # the store is gone, or the time is up
+            self._store.wait([f"{_BARRIER}/last_member"], timedelta(seconds=_BARRIER_S))
+
+    def _arrive(self) -> None:
+        """Count this host in the exit barrier. torch counts only hosts that succeeded, so these wait in vain."""
+        if self.place is not None and self._store.add(f"{_BARRIER}/num_members", 1) == self.place.num_hosts:
+            self._store.set(f"{_BARRIER}/last_member", "<val_ignored>")
+
+
+def import_torch() -> None:
+    """Import of torch what is used here."""
+    import torch.distributed.elastic.rendezvous.registry  # noqa: F401 - the import is the effect
+
+
+def count_devices(wanted: str) -> int:
+    """Return the number of ranks that --nproc-per-node means to torch: cpu, or a kind of device. Raises ValueError."""
+    from torch.distributed.run import determine_local_world_size
+
+    return determine_local_world_size(wanted) or 0
+
+
+@contextmanager
+def _torchs_store_unused() -> Iterator[None]:
+    """Keep torch from serving one store for all rounds, which it announces in the first only; we serve one in each."""
+    name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+    former = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if former is not None:
+            os.environ[name] = former
+
+
+def _not_met(error: Exception) -> NotMet:
+    message, hint = _NOT_MET.get(type(error).__name__, (f"the hosts of the job did not meet: {error}", _SEE_OTHERS))
+    return NotMet(message, hint)
+
+
+def public_id(run_id: str) -> str:
+    """Return the public form of a rendezvous id: a digest, from which a random id cannot be recovered."""
+    import hashlib  # here, because a job on one host does not need it
+
+    return hashlib.sha256(b"numapin rendezvous " + run_id.encode()).hexdigest()
+
+
+def _meet_signed(parameters: RendezvousParameters) -> RendezvousHandler:
+    """Return torch's own c10d handler on a signed state; it and the store see the digest of the id only."""
+    import copy
+    import hmac
+
+    from torch.distributed.elastic.rendezvous.api import RendezvousStateError
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+
+    secret = parameters.run_id.encode()
+    public = copy.copy(parameters)
+    public.run_id = public_id(parameters.run_id)
+
+    def verified(signed: bytes) -> bytes:
+        mac, state = signed[:_NUM_MAC_BYTES], signed[_NUM_MAC_BYTES:]
+        if not hmac.compare_digest(mac, hmac.digest(secret, state, "sha256")):
+            raise RendezvousStateError(
+                "the rendezvous state is not signed with this job's --rdzv-id: a host has another id or runs torchrun, "
+                "or another user writes to the rendezvous port"
+            )
+        return state
+
+    class SignedBackend(C10dRendezvousBackend):
+        """torch's c10d backend, which accepts only a state that is signed with the rendezvous id."""
+
+        @property
+        def name(self) -> str:
+            return _SIGNED_C10D
+
+        def get_state(self) -> tuple[bytes, Any] | None:
+            found = super().get_state()
+            return None if found is None else (verified(found[0]), found[1])
+
+        def set_state(self, state: bytes, token: object = None) -> tuple[bytes, Any, bool] | None:
+            if token and not isinstance(token, bytes):  # never valid; torch would read the state with `get_state`
+                found = self.get_state()
+                return None if found is None else (*found, False)
+            written = super().set_state(hmac.digest(secret, state, "sha256") + state, token)
+            return None if written is None else (verified(written[0]), *written[1:])
+
+    _, store = create_backend(public)
+    return create_handler(store, SignedBackend(store, public.run_id), public)

@@ -1,0 +1,118 @@
+"""The output of ranks in files: --log-dir, --redirects, --tee and their filters, as torchrun writes them. Edge.
+
+Comes in: a `Job`. Goes out: for each rank of a round the files of its output and of its error; and on the terminal,
+the lines of --tee. The files are torchrun's: LOG_DIR/RUN-ID_RANDOM/attempt_N/LOCAL_RANK/{stdout.log,error.json,…}.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+from string import Template
+from typing import IO, TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import TextIO
+
+    from numapin.launcher.options import Job
+
+_LOOK_S: Final = 0.1
+_STREAMS: Final = (("stdout", 1), ("stderr", 2))
+
+
+def _of(streams: Mapping[int | None, int], local_rank: int) -> int:
+    """Return a rank's streams of --tee or --redirects."""
+    return streams.get(None, streams.get(local_rank, 0))
+
+
+class RankOutput(NamedTuple):
+    """Files of a rank: its error, and its output by stream; "" is the launcher's own stream."""
+
+    error: str
+    stdout: str = ""
+    stderr: str = ""
+
+    @property
+    def logs(self) -> tuple[str, ...]:
+        """The files with output of the rank."""
+        return tuple(path for path in (self.stdout, self.stderr) if path not in ("", os.devnull))
+
+
+class Logs:
+    """The logs of a job, a folder for each attempt, and the thread that shows the lines of --tee."""
+
+    def __init__(self, job: Job, run_id: str) -> None:
+        self._job, self._run_id = job, run_id
+        self._folder = ""
+        self._ended = threading.Event()
+        self._tail: threading.Thread | None = None
+
+    def begin(self, attempt: int, num_ranks: int, run_dir: str) -> list[RankOutput]:
+        """Make the folders of an attempt, and begin to show the lines of --tee."""
+        job = self._job
+        if not job.keeps_logs:
+            again = f"-{attempt}" if attempt else ""
+            return [RankOutput(os.path.join(run_dir, f"error-{n}{again}.json")) for n in range(num_ranks)]
+        base = job.log_dir or os.path.join(run_dir, "logs")
+        if os.path.dirname(self._folder) != base:  # at first, and if the run goes on in another folder
+            import tempfile
+
+            os.makedirs(base, exist_ok=True)
+            self._folder = tempfile.mkdtemp(prefix=f"{self._run_id}_", dir=base)
+        folder = os.path.join(self._folder, f"attempt_{attempt}")
+        shutil.rmtree(folder, ignore_errors=True)
+        files, shown = [], []
+        for local_rank in range(num_ranks):
+            own = os.path.join(folder, str(local_rank))
+            os.makedirs(own)
+            is_shown = not job.local_ranks_filter or local_rank in job.local_ranks_filter
+            paths = {}
+            for stream, bit in _STREAMS:
+                is_teed = bool(_of(job.tee, local_rank) & bit)
+                if is_teed or _of(job.redirects, local_rank) & bit:
+                    paths[stream] = os.path.join(own, f"{stream}.log")
+                    if is_teed and is_shown:
+                        shown.append((local_rank, stream, paths[stream]))
+                else:
+                    paths[stream] = "" if is_shown else os.devnull
+            files.append(RankOutput(os.path.join(own, "error.json"), **paths))
+        self._ended = threading.Event()
+        if shown:
+            self._tail = threading.Thread(target=self._show, args=(shown, folder), name="numapin-tee", daemon=True)
+            self._tail.start()
+        return files
+
+    def close(self) -> None:
+        """Show what is left of the lines of this attempt."""
+        self._ended.set()
+        if self._tail is not None:
+            self._tail.join()
+            self._tail = None
+
+    def _show(self, shown: list[tuple[int, str, str]], folder: str) -> None:
+        """Copy lines of the files to the launcher's streams, behind a prefix; and those of the filters to a file."""
+        template = os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or "[${role_name}${local_rank}]:"
+        sources: list[tuple[IO[str], TextIO, str, tuple[str, ...], str]] = []
+        for local_rank, stream, path in shown:
+            prefix = Template(template).safe_substitute(role_name=self._job.role, local_rank=local_rank)
+            source = open(path, "a+", errors="replace")  # noqa: SIM115 - for as long as the rank runs
+            source.seek(0)
+            filters = getattr(self._job, f"duplicate_{stream}_filters")
+            sources.append(
+                (source, getattr(sys, stream), prefix, filters, os.path.join(folder, f"filtered_{stream}.log"))
+            )
+        is_last = False
+        while not is_last:
+            is_last = self._ended.wait(_LOOK_S)
+            for lines, target, prefix, filters, filtered in sources:
+                while line := lines.readline():
+                    target.write(f"{prefix}{line}")
+                    if any(text in line for text in filters):
+                        with open(filtered, "a", errors="replace") as file:
+                            file.write(f"{prefix}{line}")
+                target.flush()
+        for lines, *_ in sources:
+            lines.close()

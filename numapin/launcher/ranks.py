@@ -1,0 +1,436 @@
+"""The processes of this host's ranks: start them, watch them, and end them with all that they started. Edge.
+
+Comes in: a command and its environment for each rank. Goes out: processes, of which none is left after an error, and
+the account of those that failed. `numapin run` and `numapin.spawn` start and end their ranks here.
+
+Each rank leads a session. What it starts stays in that session, in any process group, unless it calls setsid(2); then
+the environment that it inherited identifies it. Out of reach: processes that have left the session and either got
+another environment or overwrote theirs (setproctitle does so), that run as another user, or in another container.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+from numapin.base.plural import listed
+from numapin.rank import handover, shim, signals
+from numapin.system import oom, proc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from typing import IO, Self
+
+    from numapin.errors import Stopped
+    from numapin.launcher.failure import EndedRank, RanksFailed
+    from numapin.plan.model import Plan
+
+LOOK_S: Final = 0.05
+"""Seconds between two looks at running ranks. pidfds would need Linux 5.3."""
+DEATH_S: Final = 30
+"""Seconds to wait for killed processes before others replace them: giving back GPU memory takes seconds, and the new
+ranks need it. A process that still exists after this time may never end."""
+_OF_RANKS: Final = ("LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")  # the launcher sets NUMAPIN_RUN_DIR for itself, too
+
+
+# --- one rank --------------------------------------------------------------------------------------------------------
+
+
+class StartedRank:
+    """A rank's process, which leads a session of its own.
+
+    Attributes:
+        local_rank: The number of the rank.
+        process: The process.
+        status: The exit status, the negated signal number, or None while the process is running.
+        ended_s: The time (since the epoch) when the end was seen.
+    """
+
+    def __init__(self, local_rank: int, process: subprocess.Popen[bytes]) -> None:
+        self.local_rank = local_rank
+        self.process = process
+        self.status: int | None = None
+        self.ended_s: float | None = None
+
+    def look(self) -> None:
+        """Update the status. The process is not reaped, so its number, and its group's, go to no other process."""
+        if self.status is not None:
+            return
+        try:
+            ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # other code of this process has reaped it
+            self.status = self.process.wait()
+        else:
+            if ended is None:
+                return
+            self.status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        self.ended_s = time.time()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is running, and the kernel is not ending it: that may take a GPU's driver seconds."""
+        return self.status is None and not proc.is_dying(self.process.pid)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the rank's process group."""
+        if self.process.returncode is None:  # once reaped, its number may belong to another process
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, number)
+
+    def close(self) -> None:
+        """Reap the process if it has ended."""
+        if self.status is not None:
+            self.process.wait()
+
+
+def start(
+    local_rank: int,
+    python: str,
+    program: str,
+    arguments: Sequence[str],
+    variables: Mapping[str, str],
+    *,
+    pass_fds: Sequence[int] = (),
+    stdin: int | None = None,
+    stdout: IO[bytes] | None = None,
+    stderr: IO[bytes] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a rank: `python` runs the shim, which becomes `program`, a Python; "" if the first argument is the program.
+
+    The rank leads a session, so that the launcher handles Ctrl-C and can signal all that the rank starts.
+    """
+    ids = [f"--local-rank={local_rank}", f"--launcher={os.getpid()}"]
+    command = [python, "-I", "-S", "-c", shim.CODE, *ids, f"--exec={program}", *arguments]
+    with signals.kept_from_children():
+        return subprocess.Popen(
+            command,
+            env=variables,
+            pass_fds=pass_fds,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+
+
+def job_variables(
+    num_ranks: int,
+    *,
+    address: str,
+    port: int,
+    run_id: str,
+    role: str = "default",
+    launcher_has_store: bool,
+    environ: Mapping[str, str],
+) -> dict[str, str]:
+    """Return torchrun's variables that all ranks of one host have; the launcher or rank 0 serves the store."""
+    return {
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(num_ranks)),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": role,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": str(launcher_has_store),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+
+
+def rank_variables(local_rank: int) -> dict[str, str]:
+    """Return torchrun's variables of one rank of a job on one host."""
+    return dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(local_rank))
+
+
+# --- signals to the launcher -----------------------------------------------------------------------------------------
+
+
+class StopSignal(BaseException):
+    """A signal that stops the launcher. All ranks get the same signal. Not an Exception: it says nothing failed."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.number = number
+
+
+class Alarm:
+    """Wakes the launcher when a rank ends or a signal arrives, and notes the signals that are to end all ranks.
+
+    Handlers only take notes, so that no signal can interrupt the start of a rank and leave one that nobody knows.
+    For the main thread only.
+    """
+
+    def __init__(self, numbers: Collection[signal.Signals]) -> None:
+        self._numbers = numbers
+        self._received: list[signal.Signals] = []  # those that neither `ring` nor `further` has taken
+        self._raises = False
+        self.stopped_by: signal.Signals | None = None
+
+    def __enter__(self) -> Self:
+        """Install the handlers."""
+        self._ours, self._theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        self._theirs.setblocking(False)
+        self._poll = select.poll()  # select() takes no descriptor above 1023
+        self._poll.register(self._ours, select.POLLIN)
+        self._former_fd = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
+        self._former = {number: signal.signal(number, self._note) for number in self._numbers}
+        self._former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # the default wakes nothing
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Restore the former handlers."""
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._former_fd)
+        self._ours.close()
+        self._theirs.close()
+
+    def _note(self, number: int, _: object) -> None:
+        self._received.append(signal.Signals(number))
+        if self._raises:
+            self.ring()
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Raise StopSignal at once if a signal arrives in the block, in which there are no ranks."""
+        self.ring()
+        self._raises = True
+        try:
+            yield
+        finally:
+            self._raises = False
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a signal arrives, SIGCHLD included, at most this long."""
+        if self._poll.poll(seconds * 1000):
+            self._ours.recv(4096)
+
+    def ring(self) -> None:
+        """Raise StopSignal if a signal to end has arrived."""
+        number = self.further()
+        if number is not None:
+            raise StopSignal(number)
+
+    def further(self) -> signal.Signals | None:
+        """Return the signal that stops the job; None if none has come, or if it was returned before."""
+        if not self._received or self.stopped_by is not None:
+            return None
+        self.stopped_by = self._received[0]
+        self._received.clear()
+        return self.stopped_by
+
+    def is_urgent(self) -> bool:
+        """Return whether not to wait for the ranks: a failed job is stopped, or Ctrl-C was pressed again.
+
+        A second SIGTERM is no hurry: some schedulers send two.
+        """
+        return bool(self._received) if self.stopped_by is None else signal.SIGINT in self._received
+
+
+# --- the end of ranks ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def ended_on_error(
+    ranks: Sequence[StartedRank],
+    grace_s: float,
+    is_urgent: Callable[[], bool] = lambda: False,
+    further: Callable[[], signal.Signals | None] = lambda: None,
+) -> Iterator[None]:
+    """On any exception of the body, end all ranks in this list, and what they started in their sessions.
+
+    SIGTERM comes first, or the signal of a StopSignal; then, after at most `grace_s` seconds, SIGKILL, or earlier if
+    `is_urgent` says so. But if `further` returns another signal then, they get that one, and the time once more.
+    """
+
+    def started() -> list[int]:
+        return in_sessions({rank.process.pid for rank in ranks})
+
+    try:
+        yield
+    except BaseException as error:
+        number: signal.Signals | None = error.number if isinstance(error, StopSignal) else signal.SIGTERM
+        try:
+            while number is not None:
+                groups = {rank.process.pid for rank in ranks}
+                elsewhere = [pid for pid in started() if _group_of(pid) not in groups]
+                for rank in ranks:
+                    rank.signal(number)
+                ask(elsewhere, number)
+                deadline_s = time.monotonic() + grace_s
+                running_after(ranks, grace_s, is_urgent)
+                # Below a shell, the training program is what the rank started: it has the grace period, too.
+                while time.monotonic() < deadline_s and not is_urgent() and started():
+                    time.sleep(LOOK_S)
+                number = further()
+        finally:  # a second Ctrl-C continues here at once
+            for rank in ranks:
+                rank.signal(signal.SIGKILL)
+            left = running_after(ranks, DEATH_S)
+            kill_after(time.monotonic(), started)
+            if left:
+                error.add_note(survival(names_of(left)))
+        raise
+    finally:
+        for rank in ranks:
+            rank.close()
+
+
+def running_after(
+    ranks: Sequence[StartedRank], seconds: float, is_urgent: Callable[[], bool] = lambda: False
+) -> list[StartedRank]:
+    """Wait at most this long for the ranks to end; return those that are still running."""
+    deadline_s = time.monotonic() + seconds
+    while True:
+        for rank in ranks:
+            rank.look()
+        running = [rank for rank in ranks if rank.status is None]
+        if not running or time.monotonic() > deadline_s or is_urgent():
+            return running
+        time.sleep(LOOK_S / 5)
+
+
+def names_of(ranks: Sequence[StartedRank]) -> str:
+    """Return text such as "ranks 0-1 (pid 100 101)"."""
+    pids = " ".join(str(rank.process.pid) for rank in ranks)
+    return f"{listed('rank', [rank.local_rank for rank in ranks])} (pid {pids})"
+
+
+def survival(ranks: str) -> str:
+    """Return the sentence about ranks that SIGKILL has not ended, e.g. because the kernel waits for a device."""
+    return f"{ranks}: still there {DEATH_S} s after SIGKILL; see: cat /proc/PID/stack"
+
+
+# --- what ranks started ----------------------------------------------------------------------------------------------
+
+
+def in_sessions(leaders: Collection[int]) -> list[int]:
+    """Return the processes, other than the leaders, in sessions that ranks of this launcher lead.
+
+    While such a process exists, the kernel gives the leader's id to no other process. So if a process that is not a
+    child of this one has that id, nothing is left of the session.
+    """
+    found = dict(proc.processes())
+    reused = {pid for pid in leaders if pid in found and found[pid].parent != os.getpid()}
+    sessions = {*leaders} - reused
+    return [pid for pid, process in found.items() if process.session in sessions and pid not in sessions]
+
+
+def ranks_left() -> list[int]:
+    """Return the ranks of this launcher that have not ended: its children that lead a session."""
+    found = dict(proc.processes())
+    return [pid for pid, process in found.items() if process.parent == os.getpid() and process.session == pid]
+
+
+def detached(folders: Collection[str]) -> list[int]:
+    """Return the processes that ranks of the runs with these folders started, in any session, by their environment."""
+    found = []
+    for pid, _ in proc.processes():
+        try:
+            environ = proc.environment_of(pid) or {}
+        except OSError:
+            continue
+        is_of_rank = environ.get("NUMAPIN_RUN_DIR") in folders and all(name in environ for name in _OF_RANKS)
+        if pid != os.getpid() and is_of_rank:
+            found.append(pid)
+    return found
+
+
+def end_detached(folders: Collection[str], grace_s: float) -> None:
+    """End what ranks of the runs with these folders started: SIGTERM, and SIGKILL after the grace period."""
+    deadline_s = time.monotonic() + grace_s
+    ask(detached(folders), signal.SIGTERM)
+    kill_after(deadline_s, lambda: detached(folders))
+
+
+def ask(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send processes a signal, and let stopped ones continue to handle it."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+            os.kill(pid, signal.SIGCONT)
+
+
+def kill_after(deadline_s: float, find: Callable[[], list[int]]) -> None:
+    """Wait until `find` returns no process; from the deadline (monotonic) on, kill what it returns."""
+    while left := find():
+        now_s = time.monotonic()
+        if now_s >= deadline_s + DEATH_S:
+            return
+        if now_s >= deadline_s:
+            ask(left, signal.SIGKILL)
+        time.sleep(LOOK_S)
+
+
+def _group_of(pid: int) -> int | None:
+    """Return a process's group, None if the process has ended."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
+
+
+# --- the account of ranks that failed --------------------------------------------------------------------------------
+
+
+def recorded_error(error_file: str) -> tuple[object, float | None]:
+    """Return the JSON that a rank wrote about its error, and when it was written; None where unknown."""
+    from numapin.base.strict_json import decode
+
+    try:
+        return decode(handover.read_text(error_file)), os.stat(error_file).st_mtime
+    except (OSError, ValueError):
+        return None, None
+
+
+def ranks_failed(
+    program: str, ended: Iterable[EndedRank], plan: Plan, kills_before: oom.Kills | None, *, is_only_host: bool = True
+) -> RanksFailed:
+    """Return the error about ranks of this host that have ended, of which at least one failed by itself.
+
+    Args:
+        program: The script, as the user typed it.
+        ended: The ranks.
+        plan: Their bindings.
+        kills_before: The count of out-of-memory kills when they started.
+        is_only_host: Whether the job has no ranks on other hosts.
+    """
+    from numapin.launcher.failure import JobFailure, RanksFailed, in_order
+
+    order, why_first = in_order((rank.placed(plan.ranks) for rank in ended), is_only_host=is_only_host)
+    shm_bytes = None
+    with suppress(OSError):
+        shm = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
+        shm_bytes = shm.f_blocks * shm.f_frsize
+    return RanksFailed(
+        JobFailure(
+            program=program,
+            host=os.uname().nodename,
+            ranks=order,
+            why_first=why_first,
+            is_only_host=is_only_host,
+            out_of_memory=oom.explain(kills_before),
+            out_of_memory_advice=oom.REMEDY,
+            shm_bytes=shm_bytes,
+        )
+    )
+
+
+def stopped_after(error: RanksFailed, number: signal.Signals, left: str = "") -> tuple[Stopped, RanksFailed | None]:
+    """Return the error about a signal that came while a failed job ended, and its cause.
+
+    There is no cause if the first rank was ended by the same signal: schedulers signal all processes at once.
+    """
+    from numapin.errors import Stopped
+
+    is_same = error.failure.first.signal_number == number
+    return Stopped(number, left), None if is_same else error

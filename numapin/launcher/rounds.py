@@ -1,0 +1,280 @@
+"""Stage 3: run a planned job on this host to its end: one round of ranks, and another for each restart. Edge.
+
+Comes in: a `Plan` and a `Job`. Goes out: ranks, run to their end. On one host nothing of torch is imported. The ranks
+find what torch's agent would give them: the same variables, a store, the same signals, the same grace period.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import uuid
+from contextlib import ExitStack, closing, suppress
+from typing import TYPE_CHECKING, Final
+
+from numapin.base.plural import counted
+from numapin.base.stderr import say
+from numapin.errors import NumapinError, Stopped, UsageError
+from numapin.launcher import ranks as rank_processes
+from numapin.launcher.hosts import NotMet, OneHost, SeveralHosts, public_id
+from numapin.launcher.logs import Logs
+from numapin.launcher.ranks import Alarm, StartedRank, StopSignal, end_detached, ended_on_error
+from numapin.launcher.run_folder import run_directory
+from numapin.rank import handover
+from numapin.system import oom
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numapin.launcher.failure import EndedRank, RanksFailed
+    from numapin.launcher.hosts import HostPlace
+    from numapin.launcher.logs import RankOutput
+    from numapin.launcher.options import Job
+    from numapin.plan.model import Plan
+    from numapin.rank.signals import Mailbox
+
+# An ended rank and a signal end the wait at once. This bounds how late a rank's new handler is seen.
+_LOOK_S: Final = 0.1
+
+
+class _RankFailed(Exception):  # noqa: N818 - ends the other ranks; the report follows when they have ended
+    """A rank failed while these others were running."""
+
+    def __init__(self, others: frozenset[int]) -> None:
+        super().__init__(others)
+        self.others = others
+
+
+class _HostsWait(Exception):  # noqa: N818 - ends this round's ranks; the next round has more or other hosts
+    """Other hosts wait for the next round."""
+
+
+def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart: Callable[[], None]) -> None:
+    """Start the ranks and run them to their end.
+
+    Args:
+        plan: The binding of each rank.
+        job: The parsed command line.
+        run_dir: The directory of this run.
+        mailbox: The signals to pass on to the ranks.
+        before_restart: Called before ranks are restarted. If it raises NumapinError, this host leaves the job.
+
+    Raises:
+        RanksFailed: A rank failed, and no restart is left; all ranks have ended.
+        Stopped: A signal stopped the launcher; all ranks have ended.
+        NumapinError: A rank could not be started, the hosts did not meet, or `before_restart` raised it.
+        UsageError: The address or the port cannot be used.
+    """
+    run_id = job.run_id or str(uuid.uuid4())
+    logs, num_ranks, restarts = Logs(job, run_id), len(plan.ranks), 0
+    failure: RanksFailed | None = None
+    used: set[str] = set()  # the folders of the run in which ranks have been started
+    with ExitStack() as opened, _stopped_by_signals():
+        alarm = opened.enter_context(Alarm(job.signals))
+        hosts: OneHost | SeveralHosts
+        hosts = OneHost(job, num_ranks) if job.is_single_host else SeveralHosts(job, num_ranks)
+        opened.enter_context(hosts)
+        handover.hand_over(plan, run_dir, os.environ)
+        identity = handover.identity(run_dir)
+        while True:
+            if identity is None or handover.identity(run_dir) != identity:
+                run_dir, identity = _folder_again(plan, run_dir, opened)
+            if used:
+                end_detached(used, job.shutdown_timeout_s)
+            used.add(run_dir)
+            kills_before, ranks = oom.read_kills(), list[StartedRank]()
+            try:
+                place = hosts.join(alarm)
+                files = logs.begin(restarts, num_ranks, run_dir)
+                shared = _shared_variables(job, place, num_ranks, restarts, run_id)
+                grace_s = job.shutdown_timeout_s
+                with closing(logs), ended_on_error(ranks, grace_s, alarm.is_urgent, alarm.further):
+                    for local_rank in range(num_ranks):
+                        alarm.ring()
+                        own = _own_variables(job, local_rank, place, files[local_rank])
+                        ranks.append(start_rank(job, local_rank, {**shared, **own}, files[local_rank]))
+                    _watch(ranks, job, hosts, mailbox, alarm)
+                hosts.succeeded(alarm)
+                return  # noqa: TRY300 - `else` would be far from here
+            except NotMet as error:
+                if failure is None:
+                    raise
+                say(f"{error.message}; the ranks are not restarted")
+                raise failure from None
+            except _HostsWait:
+                continue
+            except _RankFailed as failed:
+                others, only = failed.others, job.is_single_host
+                ended = [ended_rank(r, place, files[r.local_rank], was_ended=r.local_rank in others) for r in ranks]
+                failure = rank_processes.ranks_failed(job.program, ended, plan, kills_before, is_only_host=only)
+                alarm.further()  # a signal may have come while the ranks ended
+                if alarm.stopped_by is not None:
+                    stopped, cause = rank_processes.stopped_after(failure, alarm.stopped_by, left=notes_of(failed))
+                    raise stopped from cause
+                for note in getattr(failed, "__notes__", ()):
+                    say(note)
+                if restarts == job.max_restarts:
+                    _tell_outer_launcher(failure)
+                    raise failure from None
+            restarts += 1
+            left = counted(job.max_restarts - restarts, "restart")
+            say(f"round {restarts}: {failure.failure.summary}; the ranks are restarted, {left} left")
+            try:
+                hosts.leave_round()
+                before_restart()
+            except NotMet as error:
+                say(f"{error.message}; the ranks are not restarted")
+                raise failure from None
+            except NumapinError:
+                # Leaving with this error must not close the rendezvous for the hosts that can continue.
+                hosts.stays_open = place.num_hosts > job.min_max_nodes[0]
+                raise
+
+
+def _watch(
+    ranks: Sequence[StartedRank], job: Job, hosts: OneHost | SeveralHosts, mailbox: Mailbox, alarm: Alarm
+) -> None:
+    """Wait until all ranks have ended well. Raises _RankFailed, _HostsWait and StopSignal."""
+    mailbox.address({rank.local_rank: rank.process.pid for rank in ranks})
+    asked_s = time.monotonic()
+    while running := [rank for rank in ranks if rank.status is None]:
+        alarm.wait(_LOOK_S)
+        alarm.ring()
+        mailbox.deliver()
+        for rank in running:
+            rank.look()
+        if any(rank.status for rank in running):
+            raise _RankFailed(frozenset(rank.local_rank for rank in running if rank.is_running))
+        if time.monotonic() >= asked_s + job.monitor_interval:
+            asked_s = time.monotonic()
+            if hosts.num_waiting():
+                raise _HostsWait
+
+
+def start_rank(job: Job, local_rank: int, variables: Mapping[str, str], files: RankOutput) -> StartedRank:
+    """Start one rank. Raises NumapinError if the kernel refuses it."""
+    words = job.command_of(local_rank)
+    program, *arguments = ["", *words] if job.no_python and not job.run_path else words
+    try:
+        with ExitStack() as opened:
+            streams = [opened.enter_context(open(path, "ab")) if path else None for path in files[1:]]
+            process = rank_processes.start(
+                local_rank, sys.executable, program, arguments, variables, stdout=streams[0], stderr=streams[1]
+            )
+    except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
+        raise NumapinError(f"rank {local_rank} cannot be started: {error}", "see limits with: ulimit -a") from None
+    return StartedRank(local_rank, process)
+
+
+def ended_rank(rank: StartedRank, place: HostPlace, files: RankOutput, *, was_ended: bool) -> EndedRank:
+    """Return how a rank ended, with what it recorded. One that is still there counts as killed."""
+    from numapin.launcher.failure import EndedRank  # a job that succeeds does not need it
+
+    error, recorded_s = rank_processes.recorded_error(files.error)
+    return EndedRank(
+        local_rank=rank.local_rank,
+        rank=place.first_rank + rank.local_rank,
+        pid=rank.process.pid,
+        exitcode=-signal.SIGKILL if rank.status is None else rank.status,
+        ended_s=rank.ended_s or time.time(),
+        was_ended=was_ended,
+        is_left=rank.status is None,
+        error_file=files.error,
+        error=error,
+        recorded_s=recorded_s,
+        logs=files.logs,
+    )
+
+
+def notes_of(error: BaseException) -> str:
+    """Return which ranks did not end, "" if all did."""
+    return "; ".join(getattr(error, "__notes__", ()))
+
+
+class _stopped_by_signals:  # noqa: N801 - used as a function
+    """Turn StopSignal into Stopped, with the ranks that did not end."""
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Raise Stopped in place of StopSignal."""
+        if isinstance(error, StopSignal):
+            raise Stopped(error.number, notes_of(error)) from None
+
+
+def _folder_again(plan: Plan, lost: str, opened: ExitStack) -> tuple[str, tuple[int, int] | None]:
+    """Make another folder for a run whose folder a cleaner of temporary files has removed; return it, and its identity.
+
+    Where it was, there may now be a folder in which another user replaces files with links. Raises NumapinError.
+    """
+    environ = {name: value for name, value in os.environ.items() if name != "NUMAPIN_RUN_DIR"}  # set by hand_over
+    run_dir = opened.enter_context(run_directory(environ))
+    say(
+        f"warning: the folder of this run, {lost}, was removed or replaced, as cleaners of temporary files do; "
+        f"{run_dir} takes its place; to prevent this, set NUMAPIN_RUN_DIR to a folder outside of /tmp"
+    )
+    handover.hand_over(plan, run_dir, os.environ)
+    return run_dir, handover.identity(run_dir)
+
+
+def _tell_outer_launcher(failure: RanksFailed) -> None:
+    """Copy the first rank's error to the file that another elastic launcher, of which this is a rank, has named."""
+    from numapin.base.strict_json import encode
+
+    outer, first = os.environ.get("TORCHELASTIC_ERROR_FILE"), failure.failure.first
+    if not outer or not isinstance(first.error, dict):
+        return
+    message = first.error.get("message")
+    if isinstance(message, dict):
+        message = {**message, "errorCode": first.exitcode}
+    with suppress(OSError), open(outer, "w", encoding="ascii") as file:
+        file.write(encode({**first.error, "message": message}))
+
+
+# --- what torchrun sets for ranks ------------------------------------------------------------------------------------
+
+
+def _shared_variables(job: Job, place: HostPlace, num_ranks: int, restarts: int, run_id: str) -> dict[str, str]:
+    """Return the environment of all ranks of this host."""
+    is_signed = not job.is_single_host and job.rdzv_backend == "c10d"
+    return {
+        **os.environ,
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "ROLE_WORLD_SIZE": str(place.role_size),
+        "GROUP_RANK": str(place.group_rank),
+        "GROUP_WORLD_SIZE": str(place.num_hosts),
+        "ROLE_NAME": job.role,
+        "MASTER_ADDR": place.address,
+        "MASTER_PORT": str(place.port),
+        "TORCHELASTIC_RESTART_COUNT": str(restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
+        "TORCHELASTIC_RUN_ID": public_id(run_id) if is_signed else run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": job.signals_to_handle,
+    }
+
+
+def _own_variables(job: Job, local_rank: int, place: HostPlace, files: RankOutput) -> dict[str, str]:
+    """Return the variables of one rank. Raises UsageError if --virtual-local-rank has no GPU for it."""
+    own = {
+        "RANK": str(place.first_rank + local_rank),
+        "LOCAL_RANK": str(local_rank),
+        "ROLE_RANK": str(place.first_role_rank + local_rank),
+        "TORCHELASTIC_ERROR_FILE": files.error,
+    }
+    if not job.virtual_local_rank:
+        return own
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        gpu = str(local_rank) if listed is None else listed.split(",")[local_rank].strip()
+    except IndexError:
+        raise UsageError(
+            f"--virtual-local-rank: CUDA_VISIBLE_DEVICES={listed} has no GPU for rank {local_rank}",
+            "start fewer ranks with --nproc-per-node",
+        ) from None
+    return {**own, "LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": gpu}

@@ -1,0 +1,187 @@
+"""How a host leaves a job of several: counted where others wait for it, and the rendezvous closed or not."""
+
+from __future__ import annotations
+
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore  # type: ignore[attr-defined] # torch marks no exports
+
+from numapin.errors import Stopped
+from numapin.launcher import hosts
+from numapin.launcher.hosts import HostPlace, NotMet, SeveralHosts
+from numapin.launcher.ranks import StopSignal
+
+
+class Waiting:
+    """Stands in for the launcher's signals; none comes, unless `rings`."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+        self.num_waits = 0
+
+    def wait(self, _: float) -> None:
+        """Return at once."""
+        self.num_waits += 1
+
+    def ring(self) -> None:
+        """Raise what came."""
+        if self.error is not None:
+            raise self.error
+
+
+class Gone:
+    """A store whose host has ended."""
+
+    def add(self, key: str, number: int) -> int:
+        """Fail as torch's does."""
+        raise RuntimeError(f"no connection for {key} {number}")
+
+    def wait(self, *_: object) -> None:
+        """Fail as torch's does."""
+        raise RuntimeError("no connection")
+
+
+def host(store: Any = None, *, num_hosts: int = 2, backend: str = "c10d") -> tuple[Any, list[str]]:
+    """Return a host that has met others in `store`, and the list of what it does to the rendezvous."""
+    made: Any = SeveralHosts.__new__(SeveralHosts)
+    done: list[str] = []
+    made._handler = SimpleNamespace(
+        shutdown=lambda: done.append(f"closed before {num_arrived(made._store)}"),
+        set_closed=lambda: done.append("closed for those that wait"),
+    )
+    made._job = SimpleNamespace(rdzv_backend=backend)
+    made._store = HashStore() if store is None else store
+    made.stays_open = False
+    made.place = HostPlace(0, num_hosts, 0, num_hosts, 0, num_hosts, "head", 1)
+    return made, done
+
+
+def num_arrived(store: Any) -> int | str:
+    """Return the number of hosts in the exit barrier."""
+    return "any" if store is None else store.add(f"{hosts._BARRIER}/num_members", 0)
+
+
+def leave(made: Any, error: BaseException | None) -> None:
+    """Leave the job with an error, or without."""
+    made.__exit__(None if error is None else type(error), error, None)
+
+
+@pytest.mark.parametrize("error", [ValueError(), KeyboardInterrupt(), NotMet("", "")], ids=repr)
+def test_an_error(error: BaseException) -> None:
+    """The rendezvous is closed first: the host that serves it may end as soon as it is released."""
+    made, done = host()
+    leave(made, error)
+    assert (done, num_arrived(made._store)) == (["closed before 0"], 1)
+
+
+@pytest.mark.parametrize("error", [StopSignal(signal.SIGTERM), Stopped(signal.SIGTERM, "")], ids=repr)
+def test_after_a_signal(error: BaseException) -> None:
+    """The host may come back: nothing is closed."""
+    made, done = host()
+    leave(made, error)
+    assert (done, num_arrived(made._store)) == ([], 0)
+
+
+def test_before_the_first_round() -> None:
+    """A host that never met others has no store, and closes the rendezvous."""
+    made, done = host()
+    made._store = made.place = None
+    leave(made, KeyError("no round"))
+    assert done == ["closed before any"]
+
+
+def test_a_host_that_leaves_enough_others() -> None:
+    """Its rendezvous stays open, so that they meet again without it."""
+    made, done = host()
+    made.stays_open = True
+    leave(made, NotMet("a GPU is gone", ""))
+    assert done == []
+
+
+def test_ranks_that_succeeded_count_once() -> None:
+    """Both hosts are released when both have arrived; a second time would release hosts before others have ended."""
+    first, done = host()
+    second, _ = host(first._store)
+    second._arrive()
+    alarm = Waiting()
+    first.succeeded(alarm)
+    assert num_arrived(first._store) == 2
+    leave(first, None)
+    assert (done, num_arrived(first._store)) == (["closed before 2"], 2)
+
+
+def test_a_signal_ends_the_wait_for_other_hosts() -> None:
+    """The wait of torch would let none through for five minutes."""
+    made, _ = host()
+    with pytest.raises(StopSignal):
+        made.succeeded(Waiting(StopSignal(signal.SIGTERM)))
+    assert num_arrived(made._store) == 1
+
+
+def test_no_restart_after_a_host_has_succeeded() -> None:
+    """That host stays in the round, so a restart would wait in vain. This is not a lost GPU: the job ends."""
+    succeeded, _ = host(num_hosts=1)
+    succeeded.succeeded(Waiting())
+    failed, _ = host(succeeded._store)
+    with pytest.raises(NotMet, match="the ranks of another host have succeeded"):
+        failed.leave_round()
+
+
+def test_success_while_another_host_restarts() -> None:
+    """The other host waits in vain for this one. Closing the rendezvous ends that."""
+    made, done = host(num_hosts=1)
+    other, _ = host(made._store)
+    other.leave_round()
+    made.succeeded(Waiting())
+    assert done == ["closed for those that wait"]
+
+
+def test_other_rendezvous_than_c10d() -> None:
+    """In torch's static one, a host restarts alone, and may succeed after others."""
+    made, done = host(num_hosts=1, backend="static")
+    made.leave_round()
+    made.succeeded(Waiting())
+    made.leave_round()
+    assert done == []
+
+
+def test_a_host_that_only_arrives_does_not_keep_others_from_restarting() -> None:
+    """The hosts that a lost one leaves behind meet again without it."""
+    made, _ = host()
+    leave(made, ValueError())
+    made.leave_round()
+
+
+def test_a_store_that_is_gone() -> None:
+    """Neither this host's success nor its failure becomes another error."""
+    made, done = host(Gone())
+    made._handler.shutdown = lambda: done.append("closed")
+    made.leave_round()
+    made.succeeded(Waiting())
+    leave(made, ValueError())
+    assert done == ["closed"]
+
+
+def test_numbers_of_ranks() -> None:
+    """The first host counts for all: by host, and by role, as torch does."""
+    store = HashStore()
+    jobs = [("trainer", 4), ("reader", 2), ("trainer", 4)]
+    found: dict[int, list[int]] = {}
+    for number in (1, 2, 0):
+        made, _ = host(store, num_hosts=3)
+        made._job.role, made._num_ranks = jobs[number]
+        if number:  # these wait for the first host's answer, in a real job
+            store.set(
+                f"torchelastic/role_info/{number}",
+                f'{{"role": "{jobs[number][0]}", "rank": {number}, "local_world_size": {jobs[number][1]}}}',
+            )
+        else:
+            found[0] = made._numbers(store, 0, 3)
+    for number in (1, 2):
+        made, _ = host(store, num_hosts=3)
+        made._job.role, made._num_ranks = jobs[number]
+        found[number] = made._numbers(store, number, 3)
+    assert found == {0: [0, 10, 0, 8], 1: [4, 10, 0, 2], 2: [6, 10, 4, 8]}

@@ -1,0 +1,190 @@
+"""Command lines of `numapin run`, compared with torch's parser: each option alone and in pairs, variables, mistakes."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from torch.distributed.run import get_args_parser
+
+from numapin.cli.run import OPTIONS
+from numapin.errors import UsageError
+from numapin.launcher.options import TORCHRUN_OPTIONS, Job, parse
+from tests.needs import TORCH_VERSION
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+
+OWN = {name: not option.is_flag for option in OPTIONS for name in (*option.opts, *option.secondary_opts)}
+SCRIPT = str(Path(__file__).resolve())
+TABLE = [option for option in TORCHRUN_OPTIONS if option.since <= TORCH_VERSION]
+
+
+def read(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> Job:
+    """Read a command line."""
+    return parse(arguments, OWN, environ or {}, python="python3", prog="numapin run")
+
+
+def message(arguments: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
+    """Return the message about a mistake."""
+    with pytest.raises(UsageError) as caught:
+        read(arguments, environ)
+    return caught.value.message
+
+
+@pytest.fixture(scope="module")
+def torchs() -> argparse.ArgumentParser:
+    """Return torch's parser."""
+    return get_args_parser()
+
+
+ALONE = [
+    [],
+    ["--nproc-per-node", "4"],
+    ["--nproc_per_node=gpu"],
+    ["--nproc-p", "2"],
+    ["--standalone"],
+    ["--nnodes=1:4"],
+    ["--node_rank", "1"],
+    ["--rdzv-backend", "c10d", "--rdzv_endpoint", "head:29500"],
+    ["--rdzv-id", "job7"],
+    ["--rdzv-conf", "join_timeout=600,is_host=1"],
+    ["--max-restarts", "3"],
+    ["--monitor_interval=0.5"],
+    ["--start-method", "fork"],
+    ["--role="],
+    ["--master-addr", "10.0.0.1", "--master-port=29501"],
+    ["--local-addr", "127.0.0.2"],
+    ["--numa-binding", "socket"],
+    ["-m"],
+    ["--module"],
+    ["--no_python"],
+    ["--log-dir", "logs", "-t3"],
+    ["-r", "0:3,1:2"],
+    ["--tee=1", "--local-ranks-filter", "0"],
+    ["--run-path"],
+]
+"""Options of torchrun alone; the test also tries all pairs."""
+OTHER_DEFAULTS = {"nproc_per_node", "shutdown_timeout", "master_port"}
+"""Options whose default numapin decides later."""
+REST = [[], ["--lr", "0.1"], ["-m", "x", "--bind", "mine", "${local_rank}", "$$", "--nnodes=2"], ["-"]]
+
+
+def test_as_torch_reads_it(torchs: argparse.ArgumentParser) -> None:
+    """Each line means what it means to torch's parser: every option, the program, and what belongs to it."""
+    lines = [*ALONE, *([*one, *other] for one, other in itertools.permutations(ALONE, 2))]
+    for number, options in enumerate(lines):
+        line = [*options, SCRIPT, *REST[number % len(REST)]]
+        theirs = torchs.parse_args(line)
+        if theirs.no_python and theirs.module and not theirs.run_path:
+            assert message(line) == "--no-python cannot be combined with --module"
+            continue
+        job = read(line)
+        for option in TABLE:
+            value = getattr(theirs, option.key)
+            if isinstance(value, list):
+                wanted: object = tuple(value)
+            else:
+                wanted = value if not option.value or value is None else option.read(str(value))
+            if option.key in job.typed or option.key not in OTHER_DEFAULTS:
+                assert job.options[option.key] == wanted, (option.key, line)
+        assert (job.own, job.program) == ((), theirs.training_script)
+        assert list(job.command[-1 - len(REST[number % len(REST)]) :]) == [SCRIPT, *theirs.training_script_args], line
+    assert len(lines) > 500
+
+
+@pytest.mark.parametrize("own", [["--bind", "exclusive"], ["--no-smt", "--memory=bind"], ["--quiet", "--report", "r"]])
+def test_own_options_are_told_apart(own: list[str]) -> None:
+    """Our options may stand anywhere before the script; those after it are the script's."""
+    words = [word for option in own for word in option.split("=")]
+    for line in ([*own, "--nnodes", "2", "s.py"], ["--nnodes", "2", *own, "s.py"]):
+        job = read(line)
+        assert (list(job.own), job.nnodes, job.program) == (words, (2, 2), "s.py")
+    assert read(["s.py", *own]).own == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "command"),
+    [
+        ([], ["python3", "-u", "s", "a", "2", "$"]),
+        (["-m"], ["python3", "-u", "-m", "s", "a", "2", "$"]),
+        (["--no-python"], ["s", "a", "2", "$"]),
+    ],
+)
+def test_the_command_of_a_rank(options: list[str], command: list[str]) -> None:
+    """The macros of torchrun are in the arguments, not in the program."""
+    assert read([*options, "s", "a", "${local_rank}", "$$"]).command_of(2) == command
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--nnodes two s.py", "--nnodes is two; it must be a number, 0 or more"),
+        ("--nnodes 3:1 s.py", "--nnodes is 3:1; it must be a number of hosts, or MIN:MAX"),
+        ("--max-restarts=-1 s.py", "--max-restarts is -1; it must be a number, 0 or more"),
+        ("--master-port 99999 s.py", "--master-port is 99999; it must be a port, below 65536"),
+        ("--rdzv-conf a s.py", "--rdzv-conf is a; it must be KEY=VALUE,..."),
+        ("--tee 9 s.py", "--tee is 9; it must be 0 to 3"),
+        ("--signals-to-handle SIGNONE s.py", "--signals-to-handle is SIGNONE; it must be names of signals"),
+        ("--numa-binding nodes s.py", "--numa-binding: 'nodes' is not one of node, socket"),
+        ("--nn 2 --rdzv- x s.py", "option --rdzv- is ambiguous"),
+        ("--standalone=1 s.py", "option --standalone takes no value"),
+        ("--quiet=1 s.py", "option --quiet takes no value"),
+        ("--role -x s.py", "option --role needs a value"),
+        ("--role", "option --role needs a value"),
+        ("--bnd node s.py", "no such option '--bnd'"),
+        ("--no-python -m x", "--no-python cannot be combined with --module"),
+        ("--quiet", "there is no script to run"),
+        ("", "there is no script to run"),
+    ],
+)
+def test_mistakes(line: str, says: str) -> None:
+    """A mistake is told in words before anything starts."""
+    assert message(line.split()).startswith(says)
+
+
+def test_variables_of_torchrun() -> None:
+    """PET_* variables are defaults, also of flags; the command line wins."""
+    environ = {"PET_NNODES": "1:2", "PET_MAX_RESTARTS": "3", "PET_STANDALONE": "0", "PET_MODULE": "1"}
+    job = read(["--max-restarts", "1", "x"], environ)
+    assert (job.nnodes, job.max_restarts, job.standalone, job.module) == ((1, 2), 1, False, True)
+    assert {"nnodes", "max_restarts"} <= job.typed
+    assert message(["x"], {"PET_NNODES": "many"}).startswith("--nnodes is many")
+
+
+def test_an_id_in_the_environment_is_not_seen_by_ps() -> None:
+    """Only an id on the command line is visible to other users."""
+    assert not read(["x"], {"PET_RDZV_ID": "secret"}).is_id_typed
+    assert read(["--rdzv-id", "secret", "x"]).is_id_typed
+
+
+def test_the_grace_period_from_the_environment() -> None:
+    """The variable of torch counts, and the option before it."""
+    environ = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "9"}
+    assert read(["s.py"], environ).shutdown_timeout_s == 9
+    assert read(["--shutdown-timeout", "7", "s.py"], environ).shutdown_timeout_s == 7
+    assert message(["s.py"], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "soon"}).endswith("=soon is not a number")
+
+
+@pytest.mark.parametrize(
+    ("line", "is_single"),
+    [
+        ("s.py", True),
+        ("--standalone --nnodes 2 s.py", True),
+        ("--rdzv-backend c10d --rdzv-endpoint head:1 s.py", True),
+        ("--rdzv-endpoint head:1 s.py", False),
+        ("--rdzv-backend etcd-v2 s.py", False),
+        ("--nnodes 1:2 s.py", False),
+    ],
+)
+def test_which_jobs_need_no_rendezvous(line: str, *, is_single: bool) -> None:
+    """A job on one host meets nobody; an endpoint of a static or other rendezvous may have other hosts behind it."""
+    assert read(line.split()).is_single_host == is_single
+
+
+def test_no_spelling_is_ours_and_torchs() -> None:
+    """Each name means one thing."""
+    assert not {name for option in TORCHRUN_OPTIONS for name in option.spellings} & set(OWN)
