@@ -1,7 +1,7 @@
-"""Bind all threads of a process and of its descendants to CPUs. Edge.
+"""`numapin attach`: bind all threads of the targets, then move their pages if requested. Edge.
 
-Comes in: a `Target`, and a function that records the CPUs of threads, and those that some get, before they are changed.
-Goes out: `BoundProcess`es.
+Comes in: an `Aim` and options. Goes out: `Attached`. All threads are bound before any page moves, so that pages that
+are touched meanwhile are local.
 
 A thread inherits its CPUs from the one that starts it. So processes and threads are listed again until all that are new
 have inherited the planned CPUs: then everything that starts later is started by a bound thread.
@@ -10,46 +10,143 @@ have inherited the planned CPUs: then everything that starts later is started by
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from numapin.attach.changes import BoundProcess
-from numapin.attach.processes import is_ours, read_family
+from numapin.attach.pages import described, move, planned_nodes, policy_shortfalls, read_memory
+from numapin.attach.report import STAYS, Attached, AttachedRank, BoundProcess
+from numapin.attach.targets import LIST, is_ours, read_family
+from numapin.attach.undo import open_records
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted
-from numapin.errors import NumapinError
+from numapin.base.sizes import render
+from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.system import affinity, proc
+from numapin.system.affinity import ThreadId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
-    from numapin.attach.targets import Target
-    from numapin.system.affinity import ThreadId
+    from numapin.attach.targets import Aim, Target
+    from numapin.plan.model import RankPlan
 
     _Recorder = Callable[[Mapping[ThreadId, CpuSet], Mapping[ThreadId, CpuSet]], None]
 
 _MOST_LOOKS: Final = 100
 _RESTLESS: Final = "it starts processes or threads faster than they can be bound; some may have started unbound"
+_UNREADABLE: Final = "its memory cannot be read, so no page was moved; run this as the job's user, or as root"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """The options of binding.
+    """The options of binding."""
 
-    Attributes:
-        children: Whether descendants follow.
-        widen: Whether threads on fewer CPUs than planned get all of these.
-        other_users: Whether root may change other users' processes.
-        dry_run: Whether to change nothing.
-        without: Process ids that are left out, with their descendants.
-    """
-
-    children: bool
-    widen: bool
-    other_users: bool
+    children: bool  # whether descendants follow
+    widen: bool  # whether threads on fewer CPUs than planned get all of these
+    other_users: bool  # whether root may change other users' processes
     dry_run: bool
-    without: frozenset[int] = frozenset()
+    without: frozenset[int] = frozenset()  # processes that are left out, with their descendants
+
+
+def attach(
+    aim: Aim, how: How, *, migrate: bool, environ: Mapping[str, str], progress: Callable[[int, int, int], None]
+) -> Attached:
+    """Bind all targets, and move their pages if requested.
+
+    `progress` is called with a process id, the bytes of its memory that were done, and their total. Raises UsageError
+    if every target ended first, or if roles forbid to widen, and NumapinError if nothing can be recorded.
+    """
+    if how.widen and any(target.plan.roles for target in aim.targets):
+        raise UsageError("--widen undoes the run's --cores-for: roles have CPUs of their own", "leave out --widen")
+    all_pids = {target.subject.pid for target in aim.targets}
+    ranks: list[AttachedRank] = []
+    interrupted = False
+    with nullcontext() if how.dry_run else open_records(environ, tidy=True) as records:
+        for target in aim.targets:
+            pid = target.subject.pid
+            problem = "interrupted"
+            processes: tuple[BoundProcess, ...] = ()
+            if not interrupted:
+                others = (aim.apart | all_pids) - {pid}
+                record = partial(records.add, target) if records else None
+                try:
+                    binder = Binder(target, replace(how, without=others), record)
+                    processes = binder.run()
+                except NumapinError as error:  # ends all of it only if nothing was bound before
+                    if not any(rank.processes for rank in ranks):
+                        raise
+                    problem = error.message
+                else:
+                    interrupted, problem = binder.interrupted, "it ended before"
+            ranks.append(
+                AttachedRank(
+                    pid=pid,
+                    gpu_source=target.gpu_source,
+                    requested=target.plan,
+                    processes=processes,
+                    problem=None if processes else problem,
+                )
+            )
+        paths = [] if records is None else [records.path_of(target.subject.pid) for target in aim.targets]
+    if not any(rank.processes for rank in ranks):
+        if interrupted:
+            raise KeyboardInterrupt
+        pids = ", ".join(str(rank.pid) for rank in ranks)
+        ended = f"process {pids} ended before it was" if len(ranks) == 1 else f"processes {pids} ended before they were"
+        raise UsageError(f"{ended} bound; nothing was changed", LIST)
+
+    for number, rank in enumerate(ranks):
+        looked_at = []
+        for process in rank.processes:
+            if interrupted:
+                looked_at.append(process)
+                continue
+            with_pages, interrupted = _with_pages(
+                process, rank.requested, is_moving=migrate and not how.dry_run, migrate=migrate, progress=progress
+            )
+            looked_at.append(with_pages)
+        ranks[number] = replace(rank, processes=tuple(looked_at))
+    return Attached(
+        dry_run=how.dry_run,
+        migrate=migrate,
+        interrupted=interrupted,
+        records=tuple(path for path in paths if path is not None),
+        warnings=aim.warnings,
+        ranks=tuple(ranks),
+    )
+
+
+def _with_pages(
+    process: BoundProcess, plan: RankPlan, *, is_moving: bool, migrate: bool, progress: Callable[[int, int, int], None]
+) -> tuple[BoundProcess, bool]:
+    """Return a process with its memory, which is moved if requested, and whether Ctrl-C ended that.
+
+    What was bound is reported in any case.
+    """
+    pid, interrupted = process.pid, False
+    shortfalls: list[str] = []
+    pages = None
+    try:
+        main = ThreadId(pid, pid, proc.stat(proc.folder_of(pid)).start)
+        memory = read_memory(pid, planned_nodes(plan))
+        if memory is None:
+            shortfalls += [_UNREADABLE] if migrate else []
+        elif not is_moving:
+            pages, shortfalls = described(memory), [*policy_shortfalls(memory, plan)]
+        else:
+            pages, interrupted = move(main, plan, memory, partial(progress, pid))
+            stays = [f"{render(size)} stay on other nodes: {STAYS[word]}" for word, size in pages.stays.items()]
+            shortfalls = [*policy_shortfalls(memory, plan), *stays]
+    except proc.Gone:
+        return process, False
+    except KeyboardInterrupt:
+        return process, True
+    except (MachineError, OSError) as error:
+        words = error.message if isinstance(error, MachineError) else str(error)
+        shortfalls = [f"its memory cannot be read: {words}"]
+    return replace(process, pages=pages, shortfalls=(*process.shortfalls, *shortfalls)), interrupted
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,9 +164,12 @@ class _Tally:
 
 
 class Binder:
-    """Binds one target. `interrupted` is set if Ctrl-C ended it early; what was done by then is in the results."""
+    """Binds one target. `interrupted` is set if Ctrl-C ended it early; what was done by then is in the results.
 
-    def __init__(self, target: Target, how: How, record: _Recorder) -> None:
+    `record` is called with the CPUs of threads, and those that some get, before they are changed; None in a dry run.
+    """
+
+    def __init__(self, target: Target, how: How, record: _Recorder | None) -> None:
         self._target, self._how, self._record = target, how, record
         self._seen: set[ThreadId] = set()
         self._tallies: dict[int, _Tally] = {}
@@ -82,141 +182,112 @@ class Binder:
         Raises NumapinError if nothing can be recorded and nothing was changed.
         """
         try:
-            self._bind_all()
+            for _ in range(_MOST_LOOKS):
+                if not self._bind_new_threads() or self._how.dry_run:
+                    break
+            else:
+                self._notes.append(_RESTLESS)
         except KeyboardInterrupt:
             self.interrupted = True
         except NumapinError as error:
             if not any(tally.changed for tally in self._tallies.values()):
                 raise
             self._notes.append(f"threads that started meanwhile were not bound: {error.message}")
-        return tuple(self._result(pid, tally) for pid, tally in self._tallies.items())
+        processes = []
+        for pid, tally in self._tallies.items():
+            refused = [f"{counted(number, 'thread')} {text}" for text, number in tally.refusals.items()]
+            processes.append(
+                BoundProcess(
+                    pid=pid,
+                    name=tally.name,
+                    threads=tally.threads,
+                    changed=tally.changed,
+                    narrower=tally.narrower,
+                    ended=tally.ended,
+                    cpus_before=CpuSet(tally.before),
+                    cpus=CpuSet(tally.after),
+                    pages=None,
+                    shortfalls=(*refused, *(self._notes if pid == self._target.subject.pid else [])),
+                )
+            )
+        return tuple(processes)
 
-    def _bind_all(self) -> None:
-        for _ in range(_MOST_LOOKS):
-            has_changed = self._bind_some(self._new())
-            if self._how.dry_run or not has_changed:
-                return
-        self._notes.append(_RESTLESS)
-
-    def _new(self) -> list[ThreadId]:
-        """Return the threads that exist now and were not seen before."""
-        return [thread for pid in self._pids() for thread in self._threads(pid) if thread not in self._seen]
-
-    def _pids(self) -> Iterator[int]:
-        """Yield the processes that exist now, the target first; nothing once the target has ended."""
-        pid, start = self._target.subject.pid, self._target.subject.start
-        family = read_family()
-        if family.starts.get(pid) != start:
-            return
-        below = family.below(pid, without=self._how.without) if self._how.children else ()
-        for each in (pid, *below):
-            with suppress(proc.Gone):
-                if self._may_touch(each, family.starts[each]):
-                    yield each
-
-    def _may_touch(self, pid: int, start: int) -> bool:
-        """Return whether a process may be changed; note once that it may not. Raises Gone."""
-        if is_ours(pid, start, other_users=self._how.other_users):
-            return True
-        note = f"child process {pid} belongs to another user and was left as it is"
-        if note not in self._notes:
-            self._notes.append(note)
-        return False
-
-    def _threads(self, pid: int) -> list[ThreadId]:
-        try:
-            name, threads = proc.stat(proc.folder_of(pid)).name, affinity.threads_of(pid)
-        except proc.Gone:
+    def _new_threads(self) -> list[ThreadId]:
+        """Return the threads that exist now and were not seen before; none once the target has ended."""
+        subject, family = self._target.subject, read_family()
+        if family.starts.get(subject.pid) != subject.start:
             return []
-        self._tallies.setdefault(pid, _Tally(name=name))
-        return threads
+        below = family.below(subject.pid, without=self._how.without) if self._how.children else ()
+        found: list[ThreadId] = []
+        for pid in (subject.pid, *below):
+            try:
+                if not is_ours(pid, family.starts[pid], other_users=self._how.other_users):
+                    note = f"child process {pid} belongs to another user and was left as it is"
+                    self._notes += [] if note in self._notes else [note]
+                    continue
+                name, threads = proc.stat(proc.folder_of(pid)).name, affinity.threads_of(pid)
+            except proc.Gone:
+                continue
+            self._tallies.setdefault(pid, _Tally(name=name))
+            found += [thread for thread in threads if thread not in self._seen]
+        return found
 
-    def _bind_some(self, threads: Collection[ThreadId]) -> bool:
+    def _bind_new_threads(self) -> bool:
         """Record the CPUs of new threads, then bind them; return whether there was anything to bind."""
-        before = dict(self._read(threads))
-        new = {thread: self._planned(thread) for thread, cpus in before.items() if self._is_to_change(thread, cpus)}
-        if new and not self._how.dry_run:
-            self._record(before, new)
-        self._seen.update(threads)
-        cut = {thread: found for thread, cpus in before.items() if (found := self._bind_one(thread, cpus)) is not None}
-        if cut:
-            self._record({}, cut)
-        return bool(new)
-
-    def _planned(self, thread: ThreadId) -> CpuSet:
-        """Return the CPUs that a thread gets. The roles of descendants are unknown, so these get all of the rank's."""
-        plan = self._target.plan
-        return plan.main_cpus if thread.pid == self._target.subject.pid else plan.cpus
-
-    def _is_narrower(self, before: CpuSet) -> bool:
-        return before < self._target.plan.cpus and not self._how.widen
-
-    def _has_role(self, cpus: CpuSet) -> bool:
-        """Return whether a thread on these CPUs is on those of a role."""
-        roles = self._target.plan.roles
-        return roles is not None and any(cpus <= each for each in roles.by_name.values())
-
-    def _is_to_change(self, thread: ThreadId, before: CpuSet) -> bool:
-        return before != self._planned(thread) and not self._is_narrower(before)
-
-    def _read(self, threads: Collection[ThreadId]) -> Iterator[tuple[ThreadId, CpuSet]]:
+        plan, threads = self._target.plan, self._new_threads()
+        before: dict[ThreadId, CpuSet] = {}
         for thread in threads:
             tally = self._tallies[thread.pid]
             tally.threads += 1
             try:
-                yield thread, affinity.cpus_of(thread)
+                before[thread] = affinity.cpus_of(thread)
             except proc.Gone:
                 tally.ended += 1
             except OSError as error:
                 tally.refusals[f"cannot be examined ({error.strerror})"] += 1
 
-    def _bind_one(self, thread: ThreadId, before: CpuSet) -> CpuSet | None:
-        """Bind a thread if it is to be changed; return its CPUs if the kernel gave it fewer than planned."""
-        tally, planned = self._tallies[thread.pid], self._planned(thread)
-        tally.before |= before
-        if not self._is_to_change(thread, before):
-            tally.narrower += self._is_narrower(before) and not self._has_role(before)
-            tally.after |= before
-            return None
+        new: dict[ThreadId, CpuSet] = {}
+        for thread, cpus in before.items():
+            # The roles of descendants are unknown, so these get all of the rank's CPUs.
+            planned = plan.main_cpus if thread.pid == self._target.subject.pid else plan.cpus
+            is_narrower = cpus < plan.cpus and not self._how.widen
+            if cpus != planned and not is_narrower:
+                new[thread] = planned
+                continue
+            is_on_role = plan.roles is not None and any(cpus <= each for each in plan.roles.by_name.values())
+            tally = self._tallies[thread.pid]
+            tally.narrower += is_narrower and not is_on_role
+            tally.after |= cpus
+        if new and self._record is not None and not self._how.dry_run:
+            self._record(before, new)
+        self._seen.update(threads)
+
+        cut: dict[ThreadId, CpuSet] = {}
+        for thread, cpus in before.items():
+            self._tallies[thread.pid].before |= cpus
+            if thread in new:
+                found = self._bind_one(thread, cpus, new[thread])
+                if found is not None and found != new[thread]:
+                    cut[thread] = found
+        if cut and self._record is not None:
+            self._record({}, cut)  # the kernel gave fewer CPUs: --restore must know these as given, too
+        return bool(new)
+
+    def _bind_one(self, thread: ThreadId, before: CpuSet, planned: CpuSet) -> CpuSet | None:
+        """Bind a thread and count the result; return the CPUs that it has then. None: it ended, or was refused."""
+        tally, see = self._tallies[thread.pid], f"see: cat /proc/{thread.pid}/cgroup"
         try:
             found = planned if self._how.dry_run else affinity.set_cpus(thread, planned)
         except proc.Gone:
             tally.ended += 1
+            return None
         except OSError as error:
-            tally.refusals[_refusal(error, planned, thread.pid)] += 1
+            refusal = f"did not get CPUs {planned} ({error.strerror}) and stay where they were; {see}"
+            tally.refusals[refusal] += 1
             tally.after |= before
-        else:
-            tally.changed += found != before
-            tally.after |= found
-            if found != planned:
-                tally.refusals[_exclusion(planned - found, thread.pid)] += 1
-                return found
-        return None
-
-    def _result(self, pid: int, tally: _Tally) -> BoundProcess:
-        refused = [f"{counted(number, 'thread')} {text}" for text, number in tally.refusals.items()]
-        notes = self._notes if pid == self._target.subject.pid else []
-        return BoundProcess(
-            pid=pid,
-            name=tally.name,
-            threads=tally.threads,
-            changed=tally.changed,
-            narrower=tally.narrower,
-            ended=tally.ended,
-            cpus_before=CpuSet(tally.before),
-            cpus=CpuSet(tally.after),
-            pages=None,
-            shortfalls=(*refused, *notes),
-        )
-
-
-def _refusal(error: OSError, planned: CpuSet, pid: int) -> str:
-    return f"did not get CPUs {planned} ({error.strerror}) and stay where they were; {_see(pid)}"
-
-
-def _exclusion(missing: CpuSet, pid: int) -> str:
-    return f"did not get CPUs {missing}, which the cpuset excludes; {_see(pid)}"
-
-
-def _see(pid: int) -> str:
-    return f"see: cat /proc/{pid}/cgroup"
+            return None
+        tally.changed += found != before
+        tally.after |= found
+        if found != planned:
+            tally.refusals[f"did not get CPUs {planned - found}, which the cpuset excludes; {see}"] += 1
+        return found

@@ -8,30 +8,25 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import filterfalse
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from numapin.attach.changes import ProcessPages
+from numapin.attach.report import ProcessPages
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import LibnumaError
 from numapin.observe.model import MemoryKind
 from numapin.observe.read import has_gpu_files, kind_of
 from numapin.system import numa_maps, proc
-from numapin.system.affinity import ThreadId, is_same
+from numapin.system.affinity import is_same
 from numapin.system.migrate import FINAL, Stay, move_pages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from numapin.plan.model import RankPlan
+    from numapin.system.affinity import ThreadId
 
-_FOLLOWS_CPUS: Final = ("default", "local")
 _PAGES_PER_CALL: Final = 1 << 13  # 32 MiB of 4 KiB pages: Ctrl-C and the progress wait for no more
 _INTERRUPTED: Final = "interrupted"
-_OWN_POLICY: Final = "policy"
-_UNSEEN: Final = "unseen"
 
 
 class Region(NamedTuple):
@@ -64,13 +59,8 @@ class ProcessMemory(NamedTuple):
     own_bytes: int
 
     @property
-    def far_bytes(self) -> int:
-        """The bytes on other nodes than the planned ones."""
-        return self.own_bytes + self.movable_bytes
-
-    @property
     def movable_bytes(self) -> int:
-        """The part of them that can be moved, as far as the mappings tell."""
+        """The bytes on other nodes than the planned ones that can be moved, as far as the mappings tell."""
         return sum(region.far_bytes for region in self.regions)
 
     @property
@@ -87,7 +77,7 @@ def planned_nodes(plan: RankPlan) -> CpuSet:
 def policy_shortfalls(memory: ProcessMemory, plan: RankPlan) -> tuple[str, ...]:
     """Return why future pages do not go to the planned nodes, if the policy of the process forbids that."""
     nodes = planned_nodes(plan)
-    if memory.policy in (None, *_FOLLOWS_CPUS) or not nodes or memory.policy_nodes <= nodes:
+    if memory.policy in (None, "default", "local") or not nodes or memory.policy_nodes <= nodes:
         return ()
     return (
         f"its memory policy is {memory.policy}, and no other process can change that: new pages go there; start the "
@@ -97,17 +87,10 @@ def policy_shortfalls(memory: ProcessMemory, plan: RankPlan) -> tuple[str, ...]:
 
 def described(memory: ProcessMemory) -> ProcessPages:
     """Return the report of memory that is not to be moved."""
+    far_bytes = memory.own_bytes + memory.movable_bytes
     return ProcessPages(
-        policy=memory.policy,
-        before=memory.by_node,
-        after=None,
-        far_bytes=memory.far_bytes,
-        moved_bytes=0,
-        stays={},
+        policy=memory.policy, before=memory.by_node, after=None, far_bytes=far_bytes, moved_bytes=0, stays={}
     )
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
 
 
 def read_memory(pid: int, nodes: CpuSet) -> ProcessMemory | None:
@@ -123,124 +106,84 @@ def read_memory(pid: int, nodes: CpuSet) -> ProcessMemory | None:
     if not text:
         raise proc.Gone
     try:
-        mappings = list(numa_maps.parse(text))
+        return parsed_memory(text, maps, nodes)
     except ValueError as error:
         raise proc.garbled(f"{folder}/numa_maps", str(error)) from None
-    return _memory(mappings, numa_maps.ends(maps), nodes, has_gpu=has_gpu_files(text))
 
 
-def _memory(
-    mappings: Iterable[numa_maps.Mapping], ends: Mapping[int, int], nodes: CpuSet, *, has_gpu: bool
-) -> ProcessMemory:
-    kinds = [(mapping, kind_of(mapping.words, has_gpu=has_gpu)) for mapping in mappings]
-    counted = [mapping for mapping, kind in kinds if kind is not MemoryKind.FILE]
+def parsed_memory(numa_maps_text: str, maps_text: str, nodes: CpuSet) -> ProcessMemory:
+    """Return the memory of a process from the texts of its numa_maps and maps files. Raises ValueError.
+
+    The line of the first stack shows the process's policy. A mapping with another one that names nodes was placed by
+    the program itself. Pages can be moved where the end and the page size of their mapping are known.
+    """
+    has_gpu, ends = has_gpu_files(numa_maps_text), numa_maps.ends(maps_text)
+    kinds = [(mapping, kind_of(mapping.words, has_gpu=has_gpu)) for mapping in numa_maps.parse(numa_maps_text)]
     stack = next((mapping for mapping, kind in kinds if kind is MemoryKind.STACK), None)
-    is_own = partial(_is_own, process_policy=("default", "") if stack is None else (stack.mode, stack.nodes))
-    own_bytes = sum(_far_bytes(mapping, nodes) for mapping in filter(is_own, counted))
+    policy = ("default", "") if stack is None else (stack.mode, stack.nodes)
+    by_node: Counter[int] = Counter()
+    regions, own_bytes = [], 0
+    for mapping, kind in kinds:
+        if kind is MemoryKind.FILE:
+            continue
+        by_node.update(mapping.bytes_by_node)
+        far_bytes = sum(size for node, size in mapping.bytes_by_node.items() if node not in nodes)
+        end = ends.get(mapping.start)
+        if mapping.nodes and (mapping.mode, mapping.nodes) != policy:
+            own_bytes += far_bytes
+        elif far_bytes and end is not None and mapping.page_bytes:
+            regions.append(Region(mapping.start, end, mapping.page_bytes, far_bytes))
+    policy_nodes = CpuSet.parse(policy[1]) if policy[1] else CpuSet()
     return ProcessMemory(
-        policy=None if stack is None else f"{stack.mode}:{CpuSet.parse(stack.nodes)}".removesuffix(":"),
-        policy_nodes=CpuSet() if stack is None else CpuSet.parse(stack.nodes),
-        by_node=_by_node(counted),
-        regions=tuple(_regions(filterfalse(is_own, counted), ends, nodes)),
+        policy=None if stack is None else f"{stack.mode}:{policy_nodes}".removesuffix(":"),
+        policy_nodes=policy_nodes,
+        by_node=by_node,
+        regions=tuple(regions),
         own_bytes=own_bytes,
     )
 
 
-def _by_node(mappings: Iterable[numa_maps.Mapping]) -> Counter[int]:
-    by_node: Counter[int] = Counter()
-    for mapping in mappings:
-        by_node.update(mapping.bytes_by_node)
-    return by_node
+def move(
+    main: ThreadId, plan: RankPlan, memory: ProcessMemory, progress: Callable[[int, int], None]
+) -> tuple[ProcessPages, bool]:
+    """Move pages to the planned nodes, and read back where they are; return also whether Ctrl-C ended it early.
 
-
-def _far_bytes(mapping: numa_maps.Mapping, nodes: CpuSet) -> int:
-    return sum(size for node, size in mapping.bytes_by_node.items() if node not in nodes)
-
-
-def _regions(mappings: Iterable[numa_maps.Mapping], ends: Mapping[int, int], nodes: CpuSet) -> Iterator[Region]:
-    """Yield the mappings with pages elsewhere that can be moved: their end and page size are known."""
-    for mapping in mappings:
-        end, far_bytes = ends.get(mapping.start), _far_bytes(mapping, nodes)
-        if far_bytes and end is not None and mapping.page_bytes:
-            yield Region(mapping.start, end, mapping.page_bytes, far_bytes)
-
-
-def _is_own(mapping: numa_maps.Mapping, process_policy: tuple[str, str]) -> bool:
-    """Return whether a mapping has a policy of its own that names nodes."""
-    return mapping.nodes != "" and (mapping.mode, mapping.nodes) != process_policy
-
-
-# --- moving ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True, kw_only=True)
-class Move:
-    """Moves the pages of one process to its planned nodes.
-
-    Attributes:
-        main: The main thread of the process.
-        plan: Its plan.
-        progress: Called with the bytes that were done and their total.
-        end: The reason why the rest was not tried, a word of `STAYS`. None: everything was tried.
+    `main` is the main thread of the process. `progress` is called with the bytes that were done and their total. Raises
+    Gone.
     """
-
-    main: ThreadId
-    plan: RankPlan
-    progress: Callable[[int, int], None]
-    end: str | None = None
-    _moved_bytes: int = 0
-    _stays: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether Ctrl-C ended it early."""
-        return self.end == _INTERRUPTED
-
-    def run(self, memory: ProcessMemory) -> ProcessPages:
-        """Move the pages in `memory`, and read back where they are. Raises Gone."""
-        nodes = planned_nodes(self.plan)
-        self._try_to_move(memory, nodes)
-        after = read_memory(self.main.pid, nodes) or memory
-        self._stays[self.end or _UNSEEN] += max(0, after.movable_bytes - self._stays.total())
-        self._stays[_OWN_POLICY] = after.own_bytes
-        return ProcessPages(
-            policy=memory.policy,
-            before=memory.by_node,
-            after=after.by_node,
-            far_bytes=memory.far_bytes,
-            moved_bytes=self._moved_bytes,
-            stays=dict(+self._stays),
-        )
-
-    def _try_to_move(self, memory: ProcessMemory, nodes: CpuSet) -> None:
-        """Move the pages; note in `end` what stopped that."""
-        try:
-            self._move_all(memory, nodes)
-        except KeyboardInterrupt:
-            self.end = _INTERRUPTED
-        except LibnumaError:
-            self.end = Stay.REFUSED
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ENOSYS):
-                raise
-            self.end = Stay.REFUSED
-
-    def _move_all(self, memory: ProcessMemory, nodes: CpuSet) -> None:
-        node = self.plan.node if self.plan.node in nodes else min(nodes, default=None)
-        if node is None:
-            return
-        total = memory.movable_bytes
+    nodes, total = planned_nodes(plan), memory.movable_bytes
+    node = plan.node if plan.node in nodes else min(nodes, default=None)
+    moved_bytes = 0
+    stays: Counter[str] = Counter()
+    end: str | None = None  # why the rest was not tried, a word of `STAYS`
+    try:
         for region, piece in memory.pieces:
-            self._move_piece(region, piece, node, nodes)
-            self.progress(min(total, self._moved_bytes + self._stays.total()), total)
-            if self.end is not None:
-                return
-
-    def _move_piece(self, region: Region, piece: range, node: int, nodes: CpuSet) -> None:
-        """Move some pages of a region; set `end` if the others need not be tried."""
-        if not is_same(self.main):
-            raise proc.Gone
-        moved = move_pages(self.main.pid, piece, node, within=nodes)
-        self._moved_bytes += moved.num_moved * region.page_bytes
-        self._stays.update({reason: pages * region.page_bytes for reason, pages in moved.stays.items()})
-        self.end = next((reason for reason in moved.stays if reason in FINAL), None)
+            if node is None or end is not None:
+                break
+            if not is_same(main):
+                raise proc.Gone
+            moved = move_pages(main.pid, piece, node, within=nodes)
+            moved_bytes += moved.num_moved * region.page_bytes
+            stays.update({reason: pages * region.page_bytes for reason, pages in moved.stays.items()})
+            end = next((reason for reason in moved.stays if reason in FINAL), None)
+            progress(min(total, moved_bytes + stays.total()), total)
+    except KeyboardInterrupt:
+        end = _INTERRUPTED
+    except LibnumaError:
+        end = Stay.REFUSED
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOSYS):
+            raise
+        end = Stay.REFUSED
+    after = read_memory(main.pid, nodes) or memory
+    stays[end or "unseen"] += max(0, after.movable_bytes - stays.total())
+    stays["policy"] = after.own_bytes
+    pages = ProcessPages(
+        policy=memory.policy,
+        before=memory.by_node,
+        after=after.by_node,
+        far_bytes=memory.own_bytes + total,
+        moved_bytes=moved_bytes,
+        stays=dict(+stays),
+    )
+    return pages, end == _INTERRUPTED

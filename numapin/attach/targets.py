@@ -1,55 +1,65 @@
-"""The processes to bind, each with its plan. Edge.
+"""Choose the processes that `numapin attach` changes, find each one's GPU, and plan its CPUs. Edge.
 
-Comes in: process ids or a run, and binding options. Goes out: `Target`s. A process that uses a GPU, or that has a
-LOCAL_RANK, is a target, and its descendants follow it, unless the driver sees one compute on another GPU. Any other
-process, such as a launcher, stands for the nearest targets below it.
+Comes in: process ids or a run, and binding options. Goes out: an `Aim`, or an error for a process that does not exist,
+belongs to another user, or uses an unknown GPU. Nothing is changed here.
+
+A process that computes on a GPU, has a LOCAL_RANK, or sees one GPU only, is a target. Its descendants follow it, unless
+the driver sees one compute on another GPU. Any other process, such as a launcher, stands for the nearest targets below.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from numapin.attach.cpuset import in_whole_cpuset, shortfalls_of
-from numapin.attach.gpus import KnownGpu, gpu_of, gpus_of_ranks, local_rank, local_size, visible_gpus
-from numapin.attach.processes import Family, Subject, examine, of_another_user, read_family, why_untouchable
-from numapin.base.plural import counted
+from numapin.base.bounds import MAX_CPUS, MAX_RANKS
+from numapin.base.cpu_set import CpuSet
+from numapin.base.plural import counted, listed
 from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.launcher import run_folder
 from numapin.observe.find_job import find_run
 from numapin.plan.make import plan_and_rank_warnings
 from numapin.plan.request import Bind
-from numapin.system.proc import environment_of, has_open, is_running, pid_namespace
+from numapin.system import proc
+from numapin.system.cgroup import cpuset_directories
+from numapin.system.tree import Tree
+from numapin.tasks.identify import parse_count
 from numapin.topology.discover import discover
 from numapin.topology.sources.nvml import read_processes
-from numapin.topology.vendors import hiding_variables
+from numapin.topology.vendors import hiding_variables, seen_by_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from numapin.observe.find_job import RunningJob
-    from numapin.plan.model import GpuRef, RankPlan
+    from numapin.plan.model import RankPlan
     from numapin.plan.request import Request
     from numapin.topology.model import Gpu, Topology
 
+LIST: Final = "list processes with: nvidia-smi, or pgrep -af COMMAND"
 _FIRST_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
-_GPU_FILES: Final = "/dev/nvidia"
+_CPUSET_FILES: Final = ("cpuset.cpus.effective", "cpuset.effective_cpus")  # cgroup version 2, version 1
 _START: Final = "start each rank with LOCAL_RANK set, or with: numapin exec -- COMMAND"
-_SHARED_MODES: Final = (Bind.NODE, Bind.SOCKET)
+
+
+class Subject(NamedTuple):
+    """A process that may be changed, known for good by its start time in clock ticks since boot.
+
+    `uid` is its user; None if its real and its effective user are different, as those of a set-user-ID program.
+    """
+
+    pid: int
+    start: int
+    name: str
+    uid: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A process to bind.
-
-    Attributes:
-        subject: The process.
-        plan: The CPUs and nodes that it gets.
-        gpu_source: How its GPU is known.
-        shortfalls: What the plan lacks.
-    """
+    """A process to bind, its plan, how its GPU is known, and what the plan lacks."""
 
     subject: Subject
     plan: RankPlan
@@ -76,12 +86,19 @@ class Wish:
     other_users: bool
 
 
+class KnownGpu(NamedTuple):
+    """A process's GPU and how it is known. `gpu` None: unknown, and `source` has the reason."""
+
+    gpu: Gpu | None
+    source: str
+
+
 class _Owner(NamedTuple):
-    """A process that is to be bound, before it has a plan."""
+    """A target before it has a plan, with the environment that it was started with."""
 
     subject: Subject
     environ: Mapping[str, str]
-    gpu: KnownGpu
+    known: KnownGpu
 
 
 def aim_at_processes(pids: Sequence[int], wish: Wish, environ: Mapping[str, str]) -> Aim:
@@ -89,26 +106,57 @@ def aim_at_processes(pids: Sequence[int], wish: Wish, environ: Mapping[str, str]
     for pid in pids:
         examine(pid, other_users=wish.other_users)
     topology = _machine(wish, environ)
-    if wish.gpus is not None:
-        owners = _with_given_gpus(list(dict.fromkeys(pids)), wish.gpus, topology, wish)
+    if wish.gpus is None:
+        owners = _owners_at_and_below(pids, topology, wish)
     else:
-        owners = _owners(pids, topology, wish)
-    _require_gpus(owners, topology)
+        owners = _owners_of_given_gpus(list(dict.fromkeys(pids)), wish.gpus, topology, wish)
     targets, warnings = _planned(topology, owners, wish.request)
-    return Aim(targets, (*topology.warnings, *warnings, *_run_notes(owners, wish)))
+    notes: list[str] = []
+    if wish.is_default:
+        folders = {owner.environ.get("NUMAPIN_RUN_DIR", "") for owner in owners} - {""}
+        runs = sorted(Path(folder).name for folder in folders if run_folder.is_live(folder))
+        notes = [f"{run} is a run of numapin; to apply its own plan: numapin attach --job {run}" for run in runs]
+    return Aim(targets, (*topology.warnings, *warnings, *notes))
 
 
 def aim_at_run(named: str, wish: Wish, environ: Mapping[str, str]) -> Aim:
     """Return the ranks of a run, with its plan, or with another one if options were given. Raises as the other."""
     job = find_run_to_change(named, environ, other_users=wish.other_users)
-    subjects = _subjects(job, wish)
+    source = f"the plan of {job.name}"
+    subjects: dict[int, Subject] = {}
+    for rank, pid in sorted(job.pids.items()):
+        try:
+            if rank not in job.gone:
+                subjects[rank] = _subject(job, rank, pid, wish)
+        except NumapinError:
+            if proc.is_running(pid, job.starts.get(rank)):
+                raise
+    if not subjects:
+        problem = "all of its ranks have ended" if job.pids else "no rank has started yet"
+        raise UsageError(f"{job.name}: {problem}", "see: numapin top")
     gone = tuple(f"rank {rank} of {job.name} has ended" for rank in sorted(job.pids.keys() - subjects.keys()))
     if wish.is_default:
-        return Aim(_with_own_plans(job, subjects), gone, job.bound)
-    _require_one_gpu_each(job, subjects)
+        targets = tuple(
+            Target(subject=subject, plan=_own_plan(job, rank), gpu_source=source) for rank, subject in subjects.items()
+        )
+        return Aim(targets, gone, job.bound)
+
+    plans = {rank.local_rank: rank for rank in job.plan.ranks}
+    for rank, subject in subjects.items():
+        names = job.gpus.get(rank, ())
+        if len(names) > 1:
+            raise UsageError(
+                f"process {subject.pid} of {job.name} uses {', '.join(names)}, and a new plan has one GPU each",
+                f"apply the run's own plan: numapin attach --job {job.name}",
+            )
     topology = _machine(wish, environ)
-    owners = _ranks_of(job, subjects, topology)
-    _require_gpus(owners, topology)
+    gpus = {gpu.uuid or gpu.pci: gpu for gpu in topology.gpus}
+    owners = []
+    for rank, subject in subjects.items():
+        planned = plans[rank].gpu
+        gpu = gpus.get(planned.uuid or planned.pci) if planned else None
+        variables = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(len(plans))}
+        owners.append(_Owner(subject, variables, KnownGpu(gpu, source)))
     targets, warnings = _planned(topology, owners, wish.request)
     return Aim(targets, (*topology.warnings, *warnings, *gone), job.bound)
 
@@ -121,35 +169,8 @@ def find_run_to_change(named: str, environ: Mapping[str, str], *, other_users: b
     job = find_run(named, environ)
     problem = why_untouchable(job.owner, other_users=other_users)
     if problem:
-        raise of_another_user(f"the folder of {job.name}", problem)
+        raise _of_another_user(f"the folder of {job.name}", problem)
     return job
-
-
-def _machine(wish: Wish, environ: Mapping[str, str]) -> Topology:
-    """Read the machine with all of its GPUs and all CPUs of this cpuset: other processes may not be limited as this."""
-    hiding = hiding_variables()
-    shown = {name: value for name, value in environ.items() if name not in hiding}
-    with in_whole_cpuset():
-        return discover(environ=shown, gpu_nodes=wish.gpu_nodes)
-
-
-# --- which processes -------------------------------------------------------------------------------------------------
-
-
-def _subjects(job: RunningJob, wish: Wish) -> dict[int, Subject]:
-    """Return the process of each rank that has not ended, in order. Raises UsageError if all have, and as `examine`."""
-    found: dict[int, Subject] = {}
-    for rank, pid in sorted(job.pids.items()):
-        try:
-            if rank not in job.gone:
-                found[rank] = _subject(job, rank, pid, wish)
-        except NumapinError:
-            if is_running(pid, job.starts.get(rank)):
-                raise
-    if not found:
-        problem = "all of its ranks have ended" if job.pids else "no rank has started yet"
-        raise UsageError(f"{job.name}: {problem}", "see: numapin top")
-    return found
 
 
 def _subject(job: RunningJob, rank: int, pid: int, wish: Wish) -> Subject:
@@ -168,227 +189,311 @@ def _subject(job: RunningJob, rank: int, pid: int, wish: Wish) -> Subject:
     return subject
 
 
-def _with_own_plans(job: RunningJob, subjects: Mapping[int, Subject]) -> tuple[Target, ...]:
-    """Return the ranks of a run with the plan that it was started with."""
-    source = _source(job)
-    return tuple(Target(subject=each, plan=_own_plan(job, rank), gpu_source=source) for rank, each in subjects.items())
-
-
 def _own_plan(job: RunningJob, rank: int) -> RankPlan:
     """Return the plan of a rank; that of a process with several GPUs has the CPUs and the nodes of all."""
-    own, names = _plans(job)[rank], job.gpus.get(rank, ())
+    own = next(plan for plan in job.plan.ranks if plan.local_rank == rank)
+    names = job.gpus.get(rank, ())
     if len(names) < 2:
         return own
     used = [plan for plan in job.plan.ranks if plan.gpu is not None and f"GPU {plan.gpu.index}" in names]
     cpus = own.cpus.union(*(plan.cpus for plan in used))
-    nodes = own.nodes.union(*(plan.nodes for plan in used))
-    return replace(own, cpus=cpus, nodes=nodes)
+    return replace(own, cpus=cpus, nodes=own.nodes.union(*(plan.nodes for plan in used)))
 
 
-def _require_one_gpu_each(job: RunningJob, subjects: Mapping[int, Subject]) -> None:
-    """Raise UsageError for a process with several GPUs: a new plan has one for each."""
-    for rank, subject in subjects.items():
-        names = job.gpus.get(rank, ())
-        if len(names) > 1:
-            raise UsageError(
-                f"process {subject.pid} of {job.name} uses {', '.join(names)}, and a new plan has one GPU each",
-                f"apply the run's own plan: numapin attach --job {job.name}",
-            )
+# --- which processes may be changed ----------------------------------------------------------------------------------
 
 
-def _ranks_of(job: RunningJob, subjects: Mapping[int, Subject], topology: Topology) -> list[_Owner]:
-    """Return the ranks of a run, each with the GPU that its plan names."""
-    plans = _plans(job)
-    gpus = {_identity(gpu): gpu for gpu in topology.gpus}
-    return [
-        _Owner(
-            subject,
-            {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(len(plans))},
-            KnownGpu(_gpu_of_plan(plans[rank], gpus), _source(job)),
-        )
-        for rank, subject in subjects.items()
-    ]
+def examine(pid: int, *, other_users: bool) -> Subject:
+    """Return the process with this id. `other_users`: root may take another user's.
+
+    Raises UsageError for a process that does not exist or must not be touched, and MachineError for another user's.
+    """
+    if pid == os.getpid():
+        raise UsageError(f"process {pid} is numapin itself", LIST)
+    folder = proc.folder_of(pid)
+    try:
+        leader, uid, found = int(proc.status_field(folder, "Tgid")), _uid(folder), proc.stat(folder)
+    except proc.Gone:
+        raise UsageError(f"there is no process {pid}", LIST) from None
+    except PermissionError:
+        raise _of_another_user(f"process {pid}", "another user") from None
+    if leader != pid:
+        raise UsageError(f"{pid} is a thread of process {leader}", f"type: numapin attach --pid {leader}")
+    if found.has_ended:
+        raise UsageError(f"there is no process {pid}", LIST)
+    if found.is_kernel_thread:
+        raise UsageError(f"process {pid} is a thread of the kernel: attach does not touch it", LIST)
+    if pid == 1:
+        what = "the first process of this host or container"
+        raise UsageError(f"process {pid} is {what}: attach does not touch it", LIST)
+    problem = why_untouchable(uid, other_users=other_users)
+    if problem:
+        raise _of_another_user(f"process {pid}", problem)
+    return Subject(pid, found.start, found.name, uid)
 
 
-def _gpu_of_plan(plan: RankPlan, gpus: Mapping[str | None, Gpu]) -> Gpu | None:
-    return None if plan.gpu is None else gpus.get(_identity(plan.gpu))
+def is_ours(pid: int, start: int, *, other_users: bool) -> bool:
+    """Return whether a descendant is still that process and may be changed; Gone if it has ended."""
+    folder = proc.folder_of(pid)
+    try:
+        uid = _uid(folder)
+    except PermissionError:
+        return False
+    found = proc.stat(folder)
+    if found.has_ended or found.start != start:
+        raise proc.Gone
+    return not found.is_kernel_thread and why_untouchable(uid, other_users=other_users) is None
 
 
-def _plans(job: RunningJob) -> dict[int, RankPlan]:
-    return {rank.local_rank: rank for rank in job.plan.ranks}
+def why_untouchable(uid: int | None, *, other_users: bool) -> str | None:
+    """Return whose the process is if it may not be changed. `uid` None: of several users."""
+    own = os.geteuid()
+    if uid == own or (own == 0 and other_users):
+        return None
+    return "several users" if uid is None else f"another user (uid {uid})"
 
 
-def _source(job: RunningJob) -> str:
-    return f"the plan of {job.name}"
+def _uid(folder: str) -> int | None:
+    """Return the user of a process; None if its real and its effective user are different."""
+    real, effective, *_ = map(int, proc.status_field(folder, "Uid").split())
+    return real if real == effective else None
 
 
-def _identity(gpu: Gpu | GpuRef) -> str | None:
-    return gpu.uuid or gpu.pci
+def _of_another_user(what: str, whose: str) -> MachineError:
+    hint = "to change it anyway, add --other-users" if os.geteuid() == 0 else "run this as that user"
+    return MachineError(f"{what} belongs to {whose}", hint)
 
 
-def _with_given_gpus(pids: Sequence[int], keys: Sequence[str], topology: Topology, wish: Wish) -> list[_Owner]:
+class Family(NamedTuple):
+    """All processes at one moment: the start time of each, and the children of each."""
+
+    starts: Mapping[int, int]
+    children: Mapping[int, list[int]]
+
+    def below(self, pid: int, *, without: Collection[int] = ()) -> Iterator[int]:
+        """Yield the descendants of a process, nearest first, without these and theirs."""
+        todo, seen = [pid], {pid, *without}  # the processes were not read at once, so their parents can make a circle
+        for parent in todo:
+            found = [child for child in self.children.get(parent, ()) if child not in seen]
+            seen.update(found)
+            yield from found
+            todo += found
+
+
+def read_family() -> Family:
+    """Look at all processes. This one is left out: it may have been started by a process that is to be bound."""
+    starts: dict[int, int] = {}
+    children: dict[int, list[int]] = {}
+    for pid, found in proc.processes():
+        if pid != os.getpid():
+            starts[pid] = found.start
+            children.setdefault(found.parent, []).append(pid)
+    return Family(starts, children)
+
+
+# --- which of them are bound, and their GPUs -------------------------------------------------------------------------
+
+
+def _owners_of_given_gpus(pids: Sequence[int], keys: Sequence[str], topology: Topology, wish: Wish) -> list[_Owner]:
     """Return the processes themselves with the GPUs that the user named: one for all, or one for each."""
-    gpus = _one_for_each([topology.find_gpu(key, option="--gpu") for key in keys], len(pids))
+    gpus = [topology.find_gpu(key, option="--gpu") for key in keys]
+    if len(gpus) not in (1, len(pids)):
+        problem = f"--gpu names {len(gpus)} GPUs for {counted(len(pids), 'process')}"
+        raise UsageError(problem, "name one GPU, or one for each process")
+    if len(gpus) == 1:
+        gpus *= len(pids)
     subjects = [examine(pid, other_users=wish.other_users) for pid in pids]
     return [
-        _Owner(subject, _environ(subject.pid), KnownGpu(gpu, "--gpu"))
+        _Owner(subject, proc.environment_of(subject.pid) or {}, KnownGpu(gpu, "--gpu"))
         for subject, gpu in zip(subjects, gpus, strict=True)
     ]
 
 
-def _one_for_each(gpus: list[Gpu], num_processes: int) -> list[Gpu]:
-    if len(gpus) not in (1, num_processes):
-        problem = f"--gpu names {len(gpus)} GPUs for {counted(num_processes, 'process')}"
-        raise UsageError(problem, "name one GPU, or one for each process")
-    return gpus * num_processes if len(gpus) == 1 else gpus
-
-
-def _owners(pids: Sequence[int], topology: Topology, wish: Wish) -> list[_Owner]:
+def _owners_at_and_below(pids: Sequence[int], topology: Topology, wish: Wish) -> list[_Owner]:
     """Return the processes at and below these that are to be bound for themselves, each once."""
-    family, computing = read_family(), _computing()
-    first = [owner for pid in pids for owner in _nearest(pid, family, computing, topology) or [pid]]
+    family, computing = read_family(), read_processes()
+    if computing and proc.pid_namespace() != _FIRST_NAMESPACE:
+        # In a container, the driver may report the host's process ids: only a process with a GPU open counts there.
+        computing = {pid: uuids for pid, uuids in computing.items() if proc.has_open(pid, "/dev/nvidia")}
+
+    def owner(pid: int) -> _Owner:
+        environ = proc.environment_of(pid) or {}
+        known = gpu_of(topology, environ, computing.get(pid, ()))
+        return _Owner(examine(pid, other_users=wish.other_users), environ, known)
+
+    def is_owner(pid: int) -> bool:
+        environ = proc.environment_of(pid) or {}
+        if pid in computing or local_rank(environ) is not None:
+            return True
+        is_limited = any(name in environ for name in hiding_variables())
+        return is_limited and len(visible_gpus(topology, environ)) == 1
+
+    first: dict[int, None] = {}  # the owners nearest to each process that was given, in order
+    for given in pids:
+        nearest: list[int] = []
+        covered: set[int] = set()
+        for pid in (given, *family.below(given)):
+            if pid not in covered and is_owner(pid):
+                nearest.append(pid)
+                covered.update(family.below(pid))
+        first |= dict.fromkeys(nearest or [given])
+
     found: dict[int, _Owner] = {}
-    for pid in _uppermost(first, family):
-        owner = found[pid] = _owner(pid, topology, computing, wish)
-        found |= _of_other_gpus(owner, family, topology, computing, wish)
+    for pid in first:
+        if any(pid in family.below(other) for other in first if other != pid):
+            continue  # the other one was given, too
+        found[pid] = owner(pid)
+        for below in family.below(pid):
+            if below in computing:
+                other_owner = owner(below)
+                if other_owner.known.gpu not in (None, found[pid].known.gpu):
+                    found[below] = other_owner
     return list(found.values())
 
 
-def _uppermost(pids: Iterable[int], family: Family) -> list[int]:
-    """Return the processes that are not below another of them, each once."""
-    once = dict.fromkeys(pids)
-    return [pid for pid in once if not _is_below(pid, once.keys() - {pid}, family)]
+def gpu_of(  # noqa: PLR0911 - one return per way to know
+    topology: Topology, environ: Mapping[str, str], uuids: Sequence[str]
+) -> KnownGpu:
+    """Return the GPU of a process; `uuids` are those of the GPUs on which the driver sees it compute.
 
-
-def _is_below(pid: int, others: Iterable[int], family: Family) -> bool:
-    return any(pid in family.below(other) for other in others)
-
-
-def _nearest(pid: int, family: Family, computing: Mapping[int, tuple[str, ...]], topology: Topology) -> list[int]:
-    """Return the nearest processes at or below one that use a GPU, have a rank, or see one GPU only."""
-    found: list[int] = []
-    for each in (pid, *family.below(pid)):
-        if not _is_below(each, found, family) and _is_owner(each, computing, topology):
-            found.append(each)
-    return found
-
-
-def _is_owner(pid: int, computing: Mapping[int, tuple[str, ...]], topology: Topology) -> bool:
-    environ = _environ(pid)
-    return pid in computing or local_rank(environ) is not None or _is_on_one_gpu(topology, environ)
-
-
-def _is_on_one_gpu(topology: Topology, environ: Mapping[str, str]) -> bool:
-    is_limited = any(name in environ for name in hiding_variables())
-    return is_limited and len(visible_gpus(topology, environ)) == 1
-
-
-def _owner(pid: int, topology: Topology, computing: Mapping[int, tuple[str, ...]], wish: Wish) -> _Owner:
-    subject = examine(pid, other_users=wish.other_users)
-    environ = _environ(pid)
-    return _Owner(subject, environ, gpu_of(topology, environ, computing.get(pid, ())))
-
-
-def _environ(pid: int) -> Mapping[str, str]:
-    """Return the environment with which a process started; empty if it cannot be read."""
-    return environment_of(pid) or {}
-
-
-def _of_other_gpus(
-    owner: _Owner, family: Family, topology: Topology, computing: Mapping[int, tuple[str, ...]], wish: Wish
-) -> dict[int, _Owner]:
-    """Return the descendants that compute on other GPUs than the process itself."""
-    below = (pid for pid in family.below(owner.subject.pid) if pid in computing)
-    found = {pid: _owner(pid, topology, computing, wish) for pid in below}
-    same = (None, owner.gpu.gpu)
-    return {pid: each for pid, each in found.items() if each.gpu.gpu not in same}
-
-
-def _computing() -> dict[int, tuple[str, ...]]:
-    """Return the processes that compute on GPUs, as the driver sees them.
-
-    In a container, the driver may report the host's process ids. There, only processes count that have a GPU open.
+    1. The GPU on which the driver sees it compute. Of several, the one that its LOCAL_RANK names, or else the first if
+       all of them are on one node.
+    2. The GPU that LOCAL_RANK names among those that CUDA_VISIBLE_DEVICES (AMD, Intel: their variables) shows.
+    3. The only GPU that these variables show.
     """
-    found = read_processes()
-    if found and pid_namespace() != _FIRST_NAMESPACE:
-        return {pid: uuids for pid, uuids in found.items() if has_open(pid, _GPU_FILES)}
-    return found
+    computing = [gpu for gpu in topology.gpus if gpu.uuid in uuids]
+    visible, rank = visible_gpus(topology, environ), local_rank(environ)
+    named = visible[rank % len(visible)] if visible and rank is not None else None
+    given = [f"{name}={environ[name][:60]}" for name in hiding_variables() if name in environ]
+    shown = f" ({', '.join(given)})" if given else ""
+    if computing:
+        if named not in computing and len({gpu.node for gpu in computing}) > 1:
+            names = listed("GPU", [gpu.index for gpu in computing])
+            return KnownGpu(None, f"it computes on {names}, which are on different nodes")
+        return KnownGpu(named if named in computing else computing[0], "the driver sees it compute there")
+    if named is not None:
+        return KnownGpu(named, f"LOCAL_RANK={environ['LOCAL_RANK']}{shown}")
+    if not topology.has_usable_gpu:
+        return KnownGpu(None, "this host has no GPU")
+    if len(visible) == 1:
+        return KnownGpu(visible[0], f"the only GPU that it sees{shown}")
+    if not visible:
+        return KnownGpu(None, f"it sees no GPU{shown}, or CUDA's order is unknown")
+    names = listed("GPU", [gpu.index for gpu in visible])
+    return KnownGpu(None, f"it computes on none yet, has no LOCAL_RANK, and sees {names}{shown}")
 
 
-def _require_gpus(owners: Sequence[_Owner], topology: Topology) -> None:
-    """Raise UsageError for a process without a GPU; ranks on a host without GPUs need none."""
-    for owner in owners:
-        is_cpu_rank = not topology.has_usable_gpu and local_rank(owner.environ) is not None
-        if owner.gpu.gpu is None and not is_cpu_rank:
-            pid = owner.subject.pid
-            problem = f"the GPU of process {pid} ({owner.subject.name}) is unknown: {owner.gpu.source}"
-            raise UsageError(problem, _how_to_choose(pid, topology))
+def visible_gpus(topology: Topology, environ: Mapping[str, str]) -> list[Gpu]:
+    """Return the GPUs that a process's runtime sees, in its order; none if the order is unknown."""
+    seen, _ = seen_by_ranks(topology.vendor_gpus, environ)
+    ordered = sorted((gpu.cuda_index, gpu.index) for gpu in seen if gpu.visible and gpu.cuda_index is not None)
+    by_index = {gpu.index: gpu for gpu in topology.gpus}
+    return [by_index[index] for _, index in ordered]
 
 
-def _how_to_choose(pid: int, topology: Topology) -> str:
-    """Return what the user can do if a process's GPU is unknown; --gpu names one that the host has."""
-    if topology.has_usable_gpu:
-        return f"name it: numapin attach --pid {pid} --gpu N (numapin topo lists them), or {_START}"
-    return f"without a GPU only ranks are bound: {_START}"
-
-
-def _run_notes(owners: Sequence[_Owner], wish: Wish) -> tuple[str, ...]:
-    """Note that a process belongs to a run of numapin, which has a plan."""
-    if not wish.is_default:
-        return ()
-    folders = {owner.environ.get("NUMAPIN_RUN_DIR", "") for owner in owners} - {""}
-    names = sorted(Path(folder).name for folder in folders if run_folder.is_live(folder))
-    return tuple(f"{name} is a run of numapin; to apply its own plan: numapin attach --job {name}" for name in names)
+def local_rank(environ: Mapping[str, str], name: str = "LOCAL_RANK") -> int | None:
+    """Return the rank that a launcher gave to a process; None if there is none, or text that no launcher writes."""
+    number = parse_count(environ.get(name, ""))
+    return number if number is not None and number < MAX_RANKS else None
 
 
 # --- their plans -----------------------------------------------------------------------------------------------------
 
 
+def _machine(wish: Wish, environ: Mapping[str, str]) -> Topology:
+    """Read the machine with all of its GPUs and all CPUs of this cpuset: other processes may not be limited as this."""
+    hiding = hiding_variables()
+    shown = {name: value for name, value in environ.items() if name not in hiding}
+    with in_whole_cpuset():
+        return discover(environ=shown, gpu_nodes=wish.gpu_nodes)
+
+
+@contextmanager
+def in_whole_cpuset() -> Iterator[None]:
+    """Give this thread all CPUs of its cpuset, and its former ones at the end. The kernel cuts a wish for all CPUs.
+
+    taskset, a binding shell, a rank or a Slurm step may have started this command on some of them. If the kernel
+    refuses, these stay.
+    """
+    inherited = os.sched_getaffinity(0)
+    with suppress(OSError):
+        os.sched_setaffinity(0, range(MAX_CPUS))
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.sched_setaffinity(0, inherited)
+
+
 def _planned(
     topology: Topology, owners: Sequence[_Owner], request: Request
 ) -> tuple[tuple[Target, ...], tuple[str, ...]]:
-    """Plan for the processes; where ranks split CPUs, for the other ranks of their jobs too."""
-    numbers = _numbers(owners)
-    has_gpus = any(owner.gpu.gpu is not None for owner in owners)
-    if _is_split(request) or not has_gpus:
-        places, num_ranks = numbers, _num_ranks(numbers, owners)
-    else:
+    """Plan for the processes; where ranks split CPUs, for the other ranks of their jobs too.
+
+    Raises UsageError for a process without a GPU; ranks on a host without GPUs need none.
+    """
+    for owner in owners:
+        is_cpu_rank = not topology.has_usable_gpu and local_rank(owner.environ) is not None
+        if owner.known.gpu is None and not is_cpu_rank:
+            pid, hint = owner.subject.pid, f"without a GPU only ranks are bound: {_START}"
+            if topology.has_usable_gpu:
+                hint = f"name it: numapin attach --pid {pid} --gpu N (numapin topo lists them), or {_START}"
+            raise UsageError(f"the GPU of process {pid} ({owner.subject.name}) is unknown: {owner.known.source}", hint)
+
+    ranks = [rank for owner in owners if (rank := local_rank(owner.environ)) is not None]
+    numbers = ranks if len(set(ranks)) == len(owners) else list(range(len(owners)))
+    has_gpus = any(owner.known.gpu is not None for owner in owners)
+    shares_cpus = request.bind in (Bind.NODE, Bind.SOCKET) and request.cpus_per_rank is None
+    if shares_cpus and has_gpus:
         places, num_ranks = list(range(len(owners))), len(owners)
-    gpus = _rank_gpus(topology, owners, places, num_ranks) if has_gpus else None
+    else:
+        sizes = (local_rank(owner.environ, "LOCAL_WORLD_SIZE") or 0 for owner in owners)
+        places, num_ranks = numbers, max(max(numbers) + 1, *sizes)
+    gpus = None
+    if has_gpus:
+        visible = [gpu.index for gpu in visible_gpus(topology, owners[0].environ)]
+        known = {place: owner.known.gpu.index for place, owner in zip(places, owners, strict=True) if owner.known.gpu}
+        gpus = gpus_of_ranks(visible, known, num_ranks)
     plan, warnings = plan_and_rank_warnings(topology, replace(request, num_ranks=num_ranks, rank_gpus=gpus))
     targets = tuple(
-        _target(owner, replace(plan.ranks[place], local_rank=number), topology)
+        Target(
+            subject=owner.subject,
+            plan=replace(plan.ranks[place], local_rank=number),
+            gpu_source=owner.known.source if owner.known.gpu else "the rank has no GPU",
+            shortfalls=shortfalls_of(owner.subject.pid, topology.allowed.cpus),
+        )
         for owner, place, number in zip(owners, places, numbers, strict=True)
     )
     return targets, warnings
 
 
-def _is_split(request: Request) -> bool:
-    """Return whether ranks on the same node get CPUs of their own."""
-    return request.bind not in _SHARED_MODES or request.cpus_per_rank is not None
+def gpus_of_ranks(visible: Sequence[int], given: Mapping[int, int], num_ranks: int) -> tuple[int | None, ...]:
+    """Return the GPU of each rank: the one that it was given, or that of its turn among several visible ones.
+
+    A rank that was given another GPU than that of its turn trades with the rank whose turn it is: otherwise that one
+    would be taken to use the same GPU. None: unknown.
+    """
+    turns = [visible[rank % len(visible)] if len(visible) > 1 else None for rank in range(num_ranks)]
+    for rank, gpu in given.items():
+        others = (other for other, turn in enumerate(turns) if turn == gpu and other not in given)
+        turns[next(others, rank)] = turns[rank]
+        turns[rank] = gpu
+    return tuple(turns)
 
 
-def _target(owner: _Owner, plan: RankPlan, topology: Topology) -> Target:
-    source = owner.gpu.source if owner.gpu.gpu else "the rank has no GPU"
-    shortfalls = shortfalls_of(owner.subject.pid, topology.allowed.cpus)
-    return Target(subject=owner.subject, plan=plan, gpu_source=source, shortfalls=shortfalls)
+def cpus_of_cpuset(pid: int, tree: Tree | None = None) -> CpuSet:
+    """Return the CPUs of a process's cpuset, as far as they can be seen: those of its threads are among them."""
+    tree = tree or Tree("")
+    files = (f"{directory}/{name}" for directory in cpuset_directories(tree, pid) for name in _CPUSET_FILES)
+    return CpuSet(next(filter(None, map(tree.numbers, files)), CpuSet())).union(*proc.thread_cpus(pid))
 
 
-def _rank_gpus(
-    topology: Topology, owners: Sequence[_Owner], places: Sequence[int], num_ranks: int
-) -> tuple[int | None, ...]:
-    """Return the GPU of each rank. Ranks that are not to be bound are taken to use the GPUs that these see, in turn."""
-    visible = [gpu.index for gpu in visible_gpus(topology, owners[0].environ)]
-    given = {place: owner.gpu.gpu.index for place, owner in zip(places, owners, strict=True) if owner.gpu.gpu}
-    return gpus_of_ranks(visible, given, num_ranks)
-
-
-def _numbers(owners: Sequence[_Owner]) -> list[int]:
-    """Return the local rank of each process, or their order if LOCAL_RANK does not distinguish them."""
-    found = [number for owner in owners if (number := local_rank(owner.environ)) is not None]
-    are_distinct = len(set(found)) == len(owners)
-    return found if are_distinct else list(range(len(owners)))
-
-
-def _num_ranks(places: Collection[int], owners: Sequence[_Owner]) -> int:
-    return max(max(places) + 1, *(local_size(owner.environ) or 0 for owner in owners))
+def shortfalls_of(pid: int, known: CpuSet) -> tuple[str, ...]:
+    """Return what a plan from the known CPUs lacks for a process: the other CPUs of its cpuset."""
+    missing = cpus_of_cpuset(pid) - known
+    if not missing:
+        return ()
+    return (
+        f"the plan leaves out CPUs {missing}: the process may use them, but numapin attach was started in a cpuset "
+        f"without them; start it outside that cpuset; see: cat /proc/self/cgroup /proc/{pid}/cgroup",
+    )

@@ -26,9 +26,6 @@ diagnostics on stderr, an exit status.
     attach.py        EDGE  numapin attach
     verify.py        EDGE  numapin verify
     top.py           EDGE  numapin top
-    top_live.py      EDGE  its screen
-    top_metrics.py   EDGE  its metrics: stdout, a file, HTTP
-    full_screen.py   EDGE  take over a terminal, and give it back
     trace.py         EDGE  numapin trace
     trace_reading.py EDGE  trace files and folders
     trace_watch.py   EDGE  report, or end the job, as soon as the steps are recorded

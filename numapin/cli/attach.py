@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.attach.bind import How
-from numapin.attach.perform import Attach
-from numapin.attach.record import place_to_name
-from numapin.attach.restore import restore
+from numapin.attach.bind import attach as attach_to
 from numapin.attach.targets import Wish, aim_at_processes, aim_at_run, find_run_to_change
+from numapin.attach.undo import place_to_name, restore
 from numapin.base.cpu_set import CpuSet
 from numapin.base.sizes import render
 from numapin.cli.options import GPU_NODES, PIDS, Parsed, with_values
@@ -27,12 +26,9 @@ from numapin.errors import BindingRefused, NumapinError, UsageError
 from numapin.plan.request import Bind, Memory, Request, parse_gpus
 
 if TYPE_CHECKING:
-    from numapin.attach.changes import Attached, Restored
-    from numapin.attach.targets import Aim
+    from numapin.attach.report import Attached, Restored
 
 _MODES: Final = [mode.value for mode in Bind if mode is not Bind.NONE]
-_NAME_ONE: Final = "name what to bind: numapin attach --pid PID,... or numapin attach --job @last"
-_SEE: Final = "the report lists the differences; without --strict, the status is 0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,23 +57,6 @@ class _AttachOptions:
         """Whether an option was given that decides the CPUs."""
         given = (self.bind, self.cpus_per_rank, self.reserve_cpus, self.gpu_nodes)
         return not self.smt or any(value is not None for value in given)
-
-    def wish(self) -> Wish:
-        """Return what to plan. Raises UsageError."""
-        request = Request(
-            bind=Bind(self.bind or Bind.NODE),
-            memory=Memory.PREFERRED,
-            cpus_per_rank=self.cpus_per_rank,
-            smt=self.smt,
-            reserve_cpus=self.reserve_cpus or CpuSet(),
-        )
-        return Wish(
-            request=request,
-            is_default=not self.decides,
-            gpus=self.gpus,
-            gpu_nodes=self.gpu_nodes or (),
-            other_users=self.other_users,
-        )
 
 
 @click.command(params=[PIDS, GPU_NODES])
@@ -154,15 +133,50 @@ def attach(options: _AttachOptions) -> None:
     """
     if options.pids is not None and options.job is not None:
         raise UsageError("--pid and --job both name a job", "give one of them")
-    done = _restored(options) if options.restore else _attached(options)
+    done = _restore(options) if options.restore else _attach(options)
     if options.strict and not done.exact:
-        raise BindingRefused("--strict: not everything could be done exactly", _SEE)
+        raise BindingRefused(
+            "--strict: not everything could be done exactly",
+            "the report lists the differences; without --strict, the status is 0",
+        )
 
 
-def _attached(options: _AttachOptions) -> Attached:
-    aim = _aim(options)
+def _attach(options: _AttachOptions) -> Attached:
+    request = Request(
+        bind=Bind(options.bind or Bind.NODE),
+        memory=Memory.PREFERRED,
+        cpus_per_rank=options.cpus_per_rank,
+        smt=options.smt,
+        reserve_cpus=options.reserve_cpus or CpuSet(),
+    )
+    wish = Wish(
+        request=request,
+        is_default=not options.decides,
+        gpus=options.gpus,
+        gpu_nodes=options.gpu_nodes or (),
+        other_users=options.other_users,
+    )
+    if options.job is not None and options.gpus is not None:
+        raise UsageError("--gpu works only with --pid; a run has a plan of its GPUs", "leave out --gpu")
+    try:
+        if options.job is not None:
+            aim = aim_at_run(options.job, wish, os.environ)
+        elif options.pids is not None:
+            aim = aim_at_processes(options.pids, wish, os.environ)
+        else:
+            raise UsageError(
+                "neither --pid nor --job is given",
+                "name what to bind: numapin attach --pid PID,... or numapin attach --job @last",
+            )
+    except NumapinError as error:
+        error.use_hint_for_fixed_ranks()  # the ranks run already
+        raise
+
+    def show_progress(pid: int, done: int, total: int) -> None:
+        show_status(f"process {pid}: {render(done)} of {render(total)} on other nodes done")
+
     how = How(children=options.children, widen=options.widen, other_users=options.other_users, dry_run=options.dry_run)
-    done = Attach(aim=aim, how=how, migrate=options.migrate, environ=os.environ, progress=_show_progress).run()
+    done = attach_to(aim, how, migrate=options.migrate, environ=os.environ, progress=show_progress)
     if options.migrate:
         clear_status()
     if options.as_json:
@@ -177,28 +191,21 @@ def _attached(options: _AttachOptions) -> Attached:
     return done
 
 
-def _aim(options: _AttachOptions) -> Aim:
-    """Return the processes that the options name, each with its plan."""
-    if options.job is not None and options.gpus is not None:
-        raise UsageError("--gpu works only with --pid; a run has a plan of its GPUs", "leave out --gpu")
-    try:
-        return _aim_at(options, options.wish())
-    except NumapinError as error:
-        error.use_hint_for_fixed_ranks()  # the ranks run already
-        raise
-
-
-def _aim_at(options: _AttachOptions, wish: Wish) -> Aim:
+def _restore(options: _AttachOptions) -> Restored:
+    given = {
+        "--migrate": options.migrate,
+        "--widen": options.widen,
+        "binding options": options.decides or options.gpus is not None,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise UsageError(f"--restore cannot be combined with {name}", "numapin attach --restore --pid PID,...")
+    pids = options.pids
     if options.job is not None:
-        return aim_at_run(options.job, wish, os.environ)
-    if options.pids is not None:
-        return aim_at_processes(options.pids, wish, os.environ)
-    raise UsageError("neither --pid nor --job is given", _NAME_ONE)
-
-
-def _restored(options: _AttachOptions) -> Restored:
-    _require_no_binding(options)
-    pids = options.pids if options.job is None else _pids_of_run(options.job, other_users=options.other_users)
+        job = find_run_to_change(options.job, os.environ, other_users=options.other_users)
+        pids = tuple(job.pids.values())
+        if not pids:
+            raise UsageError(f"{job.name}: no rank has started yet, so there is nothing to restore", "see: numapin top")
     done = restore(pids, os.environ, other_users=options.other_users, dry_run=options.dry_run)
     if options.as_json:
         emit(json_text(done.to_json()))
@@ -208,26 +215,3 @@ def _restored(options: _AttachOptions) -> Restored:
         warn(done.warnings)
         show(restore_table(done))
     return done
-
-
-def _pids_of_run(named: str, *, other_users: bool) -> tuple[int, ...]:
-    job = find_run_to_change(named, os.environ, other_users=other_users)
-    if not job.pids:
-        raise UsageError(f"{job.name}: no rank has started yet, so there is nothing to restore", "see: numapin top")
-    return tuple(job.pids.values())
-
-
-def _require_no_binding(options: _AttachOptions) -> None:
-    """Raise UsageError for an option that says how to bind."""
-    given = {"--migrate": options.migrate, "--widen": options.widen}
-    given["binding options"] = options.decides or options.gpus is not None
-    wrong = next((name for name, is_given in given.items() if is_given), None)
-    if wrong is not None:
-        raise UsageError(
-            f"--restore cannot be combined with {wrong}",
-            "numapin attach --restore --pid PID,...",
-        )
-
-
-def _show_progress(pid: int, done: int, total: int) -> None:
-    show_status(f"process {pid}: {render(done)} of {render(total)} on other nodes done")

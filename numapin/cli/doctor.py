@@ -19,12 +19,12 @@ from numapin.cli.options import GPU_NODES, MACHINE, Parsed, topology_from, with_
 from numapin.cli.output import emit, json_text, show
 from numapin.data.budget import read_room
 from numapin.doctor.advice import Loader, advise
-from numapin.doctor.examine import examine
-from numapin.doctor.files import read_files
+from numapin.doctor.check import Host
 from numapin.doctor.live import read_live
-from numapin.doctor.model import DoctorReport
+from numapin.doctor.model import DoctorReport, examine
 from numapin.doctor.script import remedy_script
 from numapin.errors import LibnumaError, UsageError
+from numapin.system.tree import Tree
 from numapin.topology.discover import discover
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _report(options: _DoctorOptions, topology: Topology) -> DoctorReport:
     return DoctorReport(
         host=topology.host,
         source=topology.source,
-        findings=examine(read_files(root, topology, live=live), topology),
+        findings=examine(Host(tree=Tree(os.fspath(root).rstrip("/")), topology=topology, live=live)),
         advice=advise(_loader(options, num_ranks), room, num_gpus=len(gpus), shm_free_bytes=shm_free_bytes),
     )
 

@@ -1,56 +1,49 @@
 """`numapin top`: show a running job live. Edge.
 
-Comes in: a run, or the processes of a job. Goes out: a screen that is redrawn every second, one sample as a table or
+Comes in: a run, or the processes of a job. Goes out: a table that is redrawn every second, one sample as a table or
 JSON (schema numapin.top/1), or metrics. Status 0, even if the job ends meanwhile; 2: no such job; 3: it cannot be read.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
+import sys
 import time
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from contextlib import contextmanager, suppress
+from itertools import chain, repeat
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from numapin.base.stderr import say
-from numapin.cli.full_screen import ended_by_signals
-from numapin.cli.options import JOB, with_values
-from numapin.cli.output import emit, json_text, show
-from numapin.cli.top_live import ONCE, terminal, watch
-from numapin.cli.top_metrics import OPTION, STDOUT, Address, export, target_of
-from numapin.errors import UsageError
+from numapin.cli.options import JOB
+from numapin.cli.output import emit, json_text, require_writable, show, width_of_stdout, write
+from numapin.errors import NumapinError, Stopped, UsageError
 from numapin.launcher.named_run import LAST
 from numapin.observe.find_job import find_job
 from numapin.observe.sample import Sampler
+from numapin.observe.top import LoopPaces
 from numapin.observe.top import top as compare
 from numapin.topology.sources.nvml import open_loads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
+    from types import FrameType
+
+    from rich.console import Console
 
     from numapin.observe.find_job import RunningJob
     from numapin.observe.top import Top
     from numapin.topology.readings import GpuLoad
 
-    Follow = Callable[[Callable[[], object]], Iterator[Top]]
-
+_OPENMETRICS: Final = "--openmetrics"
+_ONCE: Final = "numapin top --once"
 _SEARCH_EVERY_S: Final = 2.0  # with --pid, finding the job again queries NVML
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TopOptions:
-    """The options of `numapin top`."""
-
-    run: str | None
-    pids: tuple[int, ...] | None
-    interval_s: float
-    once: bool
-    as_json: bool
-    metrics: str | None
+_FIRST_S: Final = 0.3  # until the first frame
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 @click.command(params=[*JOB])
@@ -65,21 +58,26 @@ class _TopOptions:
 @click.option("--once", is_flag=True, help="Show one sample and exit; with --openmetrics, write one.")
 @click.option("--json", "as_json", is_flag=True, help="With --once: print JSON (schema numapin.top/1).")
 @click.option(
-    OPTION,
+    _OPENMETRICS,
     "metrics",
-    metavar="[FILE|HOST:PORT]",
+    metavar="[FILE]",
     is_flag=False,
-    flag_value=STDOUT,
-    help="Write metrics in OpenMetrics format: one sample to stdout (also with -); to a file that is replaced every "
-    "interval, for node_exporter's textfile collector; or over HTTP at a loopback address, e.g. localhost:9836.",
+    flag_value="-",
+    help="Write metrics in OpenMetrics format: one sample to stdout (also with -), or to a file that is replaced every "
+    "interval, for node_exporter's textfile collector.",
 )
-@with_values(_TopOptions)
-def top(options: _TopOptions) -> None:
-    """Show the steps, CPUs, memory and GPU of each rank live.
+def top(
+    run: str | None,
+    pids: tuple[int, ...] | None,
+    interval_s: float,
+    *,
+    once: bool,
+    as_json: bool,
+    metrics: str | None,
+) -> None:
+    """Show the steps, CPUs, memory and GPU of each rank live; Ctrl-C quits.
 
-    Keys: q or Ctrl-C quits, s sorts, p pauses, up and down select a rank, d shows its details. A bar divides the time
-    of a step into computation, the part of it beside a copy to the GPU, and waiting for a batch; it needs
-    numapin.DataLoader or run --dataloader=numapin. Red is off plan.
+    Steps and waiting need numapin.DataLoader or run --dataloader=numapin. Red is off plan.
 
     RUN is a run's folder, its name, an end of the name, or @last, the newest run; by default it is this user's only
     active run. Threads and GPUs are read every interval. New processes are found and pages counted every 10 seconds,
@@ -91,52 +89,36 @@ def top(options: _TopOptions) -> None:
       numapin top @last                the newest run, if several are active
       numapin top --pid 4711           a job that torchrun, srun or python started
       numapin top --once --json        one sample for scripts
-      numapin top --openmetrics        one sample for a monitoring system
-      numapin top --openmetrics localhost:9836
-                                       serve http://localhost:9836/metrics until the job ends
+      numapin top --openmetrics /var/lib/node_exporter/numapin.prom
+                                       metrics for a monitoring system, until the job ends
     """
-    output = _output(options)
-    find = partial(find_job, pids=options.pids, environ=os.environ, again="numapin top")
-    job = find(options.run)
-    is_fixed = options.run not in (None, LAST) or options.pids is not None  # the last run may soon be another one
-    run_name = options.run if is_fixed else job.name
-    with open_loads(_gpu_uuids(job)) as loads, suppress(KeyboardInterrupt):  # the usual end
-        output(job, partial(_follow, job, lambda: find(run_name), loads))
+    if metrics is not None and as_json:
+        raise UsageError(f"--json and {_OPENMETRICS} are two outputs", "give one of them")
+    if as_json and not once:
+        raise UsageError("--json prints one sample", f"type: {_ONCE} --json")
+    console = None if once or metrics is not None else _terminal()
 
+    def find() -> RunningJob:
+        return find_job(name, pids, os.environ, again="numapin top")
 
-def _output(options: _TopOptions) -> Callable[[RunningJob, Follow], None]:
-    """Return the function that shows the job as requested. Raises UsageError if that cannot be done."""
-    interval_s = options.interval_s
-    pause = partial(time.sleep, interval_s)
-    if options.metrics is not None:
-        target = _target(options, options.metrics)
-        return lambda job, follow: _export(follow(pause), job.name, target, once=options.once)
-    if options.as_json and not options.once:
-        raise UsageError("--json prints one sample", f"type: {ONCE} --json")
-    if options.once:
-        return lambda _job, follow: _print(next(follow(pause)), as_json=options.as_json)
-    console = terminal()
-    return lambda _job, follow: watch(console, follow, interval_s)
-
-
-def _target(options: _TopOptions, named: str) -> Path | Address | None:
-    """Return where the metrics go. Raises UsageError for options that ask for another output."""
-    target = target_of(named)
-    if options.as_json:
-        raise UsageError(f"--json and {OPTION} are two outputs", "give one of them")
-    if options.once and isinstance(target, Address):
-        raise UsageError(f"--once and {OPTION} {target}: a server answers more than once", "leave --once out")
-    return target
-
-
-def _export(seen: Iterator[Top], run: str, target: Path | Address | None, *, once: bool) -> None:
-    with ended_by_signals():
-        export(seen, run, target, once=once)
-
-
-def _gpu_uuids(job: RunningJob) -> list[str]:
+    name = run
+    job = find()
+    if pids is None and run in (None, LAST):
+        name = job.name  # the last run may soon be another one
     gpus = [rank.gpu for rank in job.plan.ranks if rank.gpu is not None]
-    return [gpu.uuid for gpu in gpus if gpu.uuid is not None]
+    with (
+        open_loads([gpu.uuid for gpu in gpus if gpu.uuid is not None]) as loads,
+        suppress(KeyboardInterrupt),  # the usual end
+        _ended_by_signals(),
+    ):
+        pauses = chain([min(interval_s, _FIRST_S if console else interval_s)], repeat(interval_s))
+        seen = _follow(job, find, loads, lambda: time.sleep(next(pauses)))
+        if console is not None:
+            _watch(console, seen)
+        elif metrics is not None:
+            _export(seen, job.name, None if metrics == "-" else Path(metrics), once=once)
+        else:
+            _print(next(seen), as_json=as_json)
 
 
 def _follow(
@@ -157,20 +139,15 @@ def _follow(
         if not any(rank.is_gone for rank in seen.ranks) or time.monotonic() < next_search_s:
             continue
         next_search_s = time.monotonic() + _SEARCH_EVERY_S
-        found = _found(again)
-        if found is None and seen.has_ended:
-            return
-        if found is not None and found.pids != job.pids:
+        try:
+            found = again()
+        except UsageError:  # it has ended, or its launcher was killed while ranks are still running
+            if seen.has_ended:
+                return
+            continue
+        if found.pids != job.pids:
             job, sampler = found, Sampler(found, loads)
             before = sampler.sample()
-
-
-def _found(find: Callable[[], RunningJob]) -> RunningJob | None:
-    """Find the job. None: it has ended, or its launcher was killed while ranks are still running."""
-    try:
-        return find()
-    except UsageError:
-        return None
 
 
 def _print(seen: Top, *, as_json: bool) -> None:
@@ -179,6 +156,80 @@ def _print(seen: Top, *, as_json: bool) -> None:
     else:
         from numapin.view.top_table import top_table
 
-        show(top_table(seen))
+        show(top_table(seen, {}, width=width_of_stdout()))
     if seen.has_ended:
         say(f"{seen.run}: the job ended")
+
+
+def _terminal() -> Console:
+    """Return stdout as a terminal whose lines can be redrawn. Raises UsageError if it is not."""
+    from rich.console import Console
+
+    if sys.stdout is None or not sys.stdout.isatty():
+        raise UsageError("stdout is not a terminal", f"type: {_ONCE}")
+    console = Console(highlight=False, emoji=False, markup=False)
+    if console.is_dumb_terminal:
+        raise UsageError(f"TERM={os.environ['TERM']}: this terminal cannot redraw lines", f"type: {_ONCE}")
+    return console
+
+
+def _watch(console: Console, seen: Iterator[Top]) -> None:
+    """Redraw the table in place until the job ends; the last figures of living ranks stay. Raises NumapinError."""
+    from rich.live import Live
+
+    from numapin.view.top_table import top_table
+    from numapin.view.visible import visible
+
+    paces = LoopPaces()
+    try:
+        with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+            for now in seen:
+                found = paces.add(now)
+                if now.has_ended:
+                    continue
+                columns, rows = os.get_terminal_size(sys.stdout.fileno())  # rich prefers COLUMNS, which does not follow
+                console.size = console.size._replace(width=columns or 80, height=rows or 24)
+                live.update(visible(top_table(now, found, width=console.width)), refresh=True)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise NumapinError("the terminal is gone", f"without a terminal, type: {_ONCE}") from None
+    say("the job ended")
+
+
+def _export(seen: Iterator[Top], run: str, path: Path | None, *, once: bool) -> None:
+    """Write one sample to stdout or a file, or all to a file until the job ends. Raises NumapinError.
+
+    When the job ends, or the export does, the file only says so: figures that are no longer true would stay there.
+    """
+    from numapin.view.openmetrics import ended, openmetrics
+
+    if path is None:
+        emit(openmetrics(next(seen)))
+        return
+    require_writable(path, option=_OPENMETRICS)
+    if once:
+        write(openmetrics(next(seen)), path, option=_OPENMETRICS)
+        return
+    try:
+        for now in seen:
+            write(openmetrics(now), path, option=_OPENMETRICS)
+    finally:
+        write(ended(run), path, option=_OPENMETRICS)
+    say("the job ended")
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """End the block with `Stopped` on SIGTERM, SIGHUP or SIGQUIT, unless the parent process ignores the signal."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise Stopped(signal.Signals(number), "the job goes on")
+
+    watched = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    former = {number: signal.signal(number, end) for number in watched}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

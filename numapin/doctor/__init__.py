@@ -4,15 +4,12 @@ Comes in: a `Topology`, and a root directory: the live machine or a capture. Goe
 
 ::
 
-    model.py      PURE  DoctorReadings, Live, Check, DoctorFinding, DoctorReport (schema numapin.doctor/1)
-    files.py      EDGE  /proc and /sys below a root -> DoctorReadings
-    live.py       EDGE  facts of the running machine: system calls, NVML, the environment -> Live
-    placement.py  PURE  checks of nodes, cpusets, limits and memory policies
-    memory.py     PURE  checks of the host's memory, the nodes' free memory, and swap
-    host.py       PURE  checks of kernel settings and hardware
-    network.py    PURE  checks of the NICs near GPUs, and of the variables that choose NICs
-    software.py   PURE  checks of the driver, NCCL, libraries and environment variables
-    advice.py     PURE  advice on pinned memory
-    examine.py    PURE  all checks, in order
-    script.py     PURE  the remedies as a shell script
+    check.py     PURE  what a check takes and returns, and the list of all checks
+    machine.py   EDGE  checks of nodes, cpusets, memory, kernel settings and PCIe
+    network.py   PURE  checks of the NICs near GPUs, and of the variables that choose NICs
+    software.py  PURE  checks of the driver, NCCL, libraries and environment variables
+    live.py      EDGE  facts of the running machine: system calls, NVML, the environment -> Live
+    model.py     PURE  all checks run once, and the report (schema numapin.doctor/1)
+    advice.py    PURE  advice on pinned memory
+    script.py    PURE  the remedies as a shell script
 """

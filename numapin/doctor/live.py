@@ -9,19 +9,20 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import re
 import sys
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.printable import printable
-from numapin.doctor.files import read_confinement, read_module_version
-from numapin.doctor.model import Live
+from numapin.doctor.check import Live
 from numapin.doctor.network import NIC_VARIABLES
 from numapin.errors import LibnumaError, NumapinError
 from numapin.launcher.rehearse import in_child
 from numapin.system import memory, nccl_files, numa
 from numapin.system.proc import all_pids, environment_of
+from numapin.system.tree import Tree
 from numapin.tasks.identify import parse_count
 from numapin.topology.sources.libnuma import load
 from numapin.topology.sources.nvml import read_nvml
@@ -41,7 +42,7 @@ _FORGOTTEN: Final = "accepted, but not kept"
 def read_live(topology: Topology, environ: Mapping[str, str]) -> Live:
     """Read the facts of the running machine; memory policies are tried on a node that this process may use."""
     libnuma = _libnuma_problem()
-    seccomp, capabilities = read_confinement(Path("/"))
+    seccomp, capabilities = read_confinement(Tree(""))
     shm_bytes, shm_free_bytes = _size(_SHM)
     return Live(
         environ=environ,
@@ -49,7 +50,7 @@ def read_live(topology: Topology, environ: Mapping[str, str]) -> Live:
         seccomp=seccomp,
         capabilities=capabilities,
         nvml=read_nvml(),
-        module_version=read_module_version(Path("/")),
+        module_version=read_module_version(Tree("")),
         libnuma=libnuma,
         streaming_stores=memory.can_pass_caches() if memory.may_pass_caches(os.uname().machine) else None,
         torch=_version("torch"),
@@ -60,6 +61,21 @@ def read_live(topology: Topology, environ: Mapping[str, str]) -> Live:
         shm_free_bytes=shm_free_bytes,
         jobs=_running_jobs(),
     )
+
+
+def read_module_version(tree: Tree) -> str | None:
+    """Return the version of the loaded NVIDIA kernel module, or None."""
+    text = tree.text("proc/driver/nvidia/version") or ""
+    found = re.search(r"^NVRM version:.*?\s([0-9]{3,4}(?:\.[0-9]{1,4}){1,2})\s", text, re.MULTILINE | re.ASCII)
+    return found[1] if found else None
+
+
+def read_confinement(tree: Tree) -> tuple[int | None, int | None]:
+    """Return the seccomp mode of this process and its effective capabilities as a bit mask; None: unknown."""
+    status = tree.text("proc/self/status") or ""
+    mode = re.search(r"^Seccomp:\s*([0-9])$", status, re.MULTILINE | re.ASCII)
+    mask = re.search(r"^CapEff:\s*([0-9a-f]{1,16})$", status, re.MULTILINE | re.ASCII)
+    return int(mode[1]) if mode else None, int(mask[1], 16) if mask else None
 
 
 def _allowed_node(topology: Topology) -> int:

@@ -1,6 +1,6 @@
 """Checks of the NICs near GPUs, and of the variables that choose NICs. Pure.
 
-Comes in: the `Topology`, and the `Live` facts of the running machine. Goes out: one `DoctorFinding` per check.
+Comes in: the `Topology`, and the `Live` facts of the running machine. Goes out: one `Result` per check.
 Sources: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (NCCL_IB_HCA),
 https://docs.nvidia.com/nvshmem/api/gen/env.html, and src/ucp/core/ucp_context.c of UCX.
 """
@@ -13,52 +13,36 @@ from typing import TYPE_CHECKING, Final
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted, listed
-from numapin.doctor.model import Check
+from numapin.doctor.check import Host, Live, Result, check, live_check, note, ok, unknown, warning
 from numapin.topology.nearest_nics import nearest_by_link, rdma_adapters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from numapin.doctor.model import DoctorFinding, DoctorReadings, Live
     from numapin.topology.model import Topology
 
-SHARING: Final = Check(
-    name="nic-sharing",
-    where="the links of: numapin topo --format matrix",
-    why="UCX and NVSHMEM choose a NIC in each process alone, by distance. GPUs that are equally near to several NICs "
-    "may all take the first of them and share its bandwidth. NCCL balances NICs itself.",
-)
-PACKAGE: Final = Check(
-    name="nic-package",
-    where="/sys/bus/pci/devices/*/numa_node",
-    why="Traffic between such a NIC and a GPU crosses the link between the sockets, which memory traffic needs, too.",
-)
-NAMES: Final = Check(
-    name="nic-names",
-    where="NCCL_IB_HCA, UCX_NET_DEVICES, NVSHMEM_HCA_LIST and NVSHMEM_HCA_PE_MAPPING, here and in running ranks",
-    why="A name that no NIC has is ignored, so that traffic goes through fewer NICs, or over TCP.",
-)
-SAME_HCA: Final = Check(
-    name="nccl-ib-hca",
-    where="NCCL_IB_HCA in /proc/PID/environ of running ranks (LOCAL_RANK, MASTER_PORT)",
-    why="NCCL requires the same value on all ranks of a job; with different ones the job can hang.",
-)
 _MOST_CHARS: Final = 60  # of a name
 _MOST_NAMES: Final = 16  # in a message
 NO_RDMA: Final = "no RDMA NIC (InfiniBand, RoCE) was found"
 
 
-def sharing(_readings: DoctorReadings, topology: Topology) -> DoctorFinding:
+@check(
+    "nic-sharing",
+    where="the links of: numapin topo --format matrix",
+    why="UCX and NVSHMEM choose a NIC in each process alone, by distance. GPUs that are equally near to several NICs "
+    "may all take the first of them and share its bandwidth. NCCL balances NICs itself.",
+)
+def sharing(host: Host) -> Result:
     """Find GPUs that would share a NIC while another one, equally near by its link, is idle."""
-    lacking, near = _lacking(topology), nearest_by_link(topology)
+    lacking, near = _lacking(host.topology), nearest_by_link(host.topology)
     if lacking:
-        return SHARING.ok(lacking)
+        return ok(lacking)
     if not near:
-        return SHARING.unknown("the links between GPUs and NICs are unknown")
+        return unknown("the links between GPUs and NICs are unknown")
     shared = list(_shared(near))
     if shared:
-        return SHARING.note("; ".join(shared), remedy="numapin run --nic-env ucx,nvshmem … (deals the NICs out)")
-    return SHARING.ok("no two GPUs share a NIC while another one is as near and idle")
+        return note("; ".join(shared), remedy="numapin run --nic-env ucx,nvshmem … (deals the NICs out)")
+    return ok("no two GPUs share a NIC while another one is as near and idle")
 
 
 def _lacking(topology: Topology) -> str:
@@ -84,17 +68,23 @@ def _are(number: int) -> str:
     return "is" if number == 1 else "are"
 
 
-def package(_readings: DoctorReadings, topology: Topology) -> DoctorFinding:
+@check(
+    "nic-package",
+    where="/sys/bus/pci/devices/*/numa_node",
+    why="Traffic between such a NIC and a GPU crosses the link between the sockets, which memory traffic needs, too.",
+)
+def package(host: Host) -> Result:
     """Find NICs on a package that has no GPU."""
+    topology = host.topology
     nics, lacking = rdma_adapters(topology), _lacking(topology)
     if lacking:
-        return PACKAGE.ok(lacking)
+        return ok(lacking)
     homes = _packages_of((gpu.node for gpu in topology.gpus), topology)
     if not homes:
-        return PACKAGE.unknown("the packages of the GPUs are unknown")
+        return unknown("the packages of the GPUs are unknown")
     far = [name for name, nic in nics.items() if _packages_of([nic.node], topology) - homes]
     if not far:
-        return PACKAGE.ok("no NIC is known to be on a package without a GPU")
+        return ok("no NIC is known to be on a package without a GPU")
     return _far_away(far, homes, are_all=len(far) == len(nics))
 
 
@@ -105,25 +95,30 @@ def _packages_of(nodes: Iterable[int | None], topology: Topology) -> CpuSet:
     return CpuSet(package for package in found if package is not None)
 
 
-def _far_away(far: Sequence[str], homes: CpuSet, *, are_all: bool) -> DoctorFinding:
+def _far_away(far: Sequence[str], homes: CpuSet, *, are_all: bool) -> Result:
     """Return the finding about NICs that are on no package of a GPU."""
     there = f"all GPUs are on {listed('package', homes)}"
     move = f"move the card to a slot of {listed('package', homes)}"
     if are_all:
-        return PACKAGE.warning(f"{there}, and all NICs on another one: {', '.join(far)}", remedy=move)
+        return warning(f"{there}, and all NICs on another one: {', '.join(far)}", remedy=move)
     keep_off = f"keep GPU traffic off it on all ranks alike: export NCCL_IB_HCA=^={','.join(far)}"
-    return PACKAGE.note(f"{there}; on another one: {', '.join(far)}", remedy=f"{keep_off}; or {move}")
+    return note(f"{there}; on another one: {', '.join(far)}", remedy=f"{keep_off}; or {move}")
 
 
-def names(live: Live, topology: Topology) -> DoctorFinding:
+@live_check(
+    "nic-names",
+    where="NCCL_IB_HCA, UCX_NET_DEVICES, NVSHMEM_HCA_LIST and NVSHMEM_HCA_PE_MAPPING, here and in running ranks",
+    why="A name that no NIC has is ignored, so that traffic goes through fewer NICs, or over TCP.",
+)
+def names(live: Live, topology: Topology) -> Result:
     """Find variables that name NICs that this machine does not have."""
     nics = rdma_adapters(topology)
     unknown = list(dict.fromkeys(_unknown_names(live, nics)))
     if unknown:
         remedy = f"name NICs that exist ({', '.join(nics) or NO_RDMA}), or unset the variable; see: numapin topo"
-        return NAMES.warning("; ".join(unknown), remedy=remedy)
+        return warning("; ".join(unknown), remedy=remedy)
     is_set = any(name in environ for environ in _environments(live) for name in _READERS)
-    return NAMES.ok("every name is that of a NIC" if is_set else "none of these variables is set")
+    return ok("every name is that of a NIC" if is_set else "none of these variables is set")
 
 
 def _environments(live: Live) -> Iterator[Mapping[str, str]]:
@@ -170,15 +165,20 @@ _READERS: Final[dict[str, Callable[[str], list[str]]]] = {
 NIC_VARIABLES: Final = tuple(_READERS)
 
 
-def same_hca(live: Live, _topology: Topology) -> DoctorFinding:
+@live_check(
+    "nccl-ib-hca",
+    where="NCCL_IB_HCA in /proc/PID/environ of running ranks (LOCAL_RANK, MASTER_PORT)",
+    why="NCCL requires the same value on all ranks of a job; with different ones the job can hang.",
+)
+def same_hca(live: Live, _topology: Topology) -> Result:
     """Find running jobs whose ranks on this host were started with different values of NCCL_IB_HCA."""
     differing = list(filter(None, (_difference(job, ranks) for job, ranks in live.jobs.items())))
     if differing:
         remedy = "export one NCCL_IB_HCA before the launcher starts, and set it in no rank; or unset NCCL_IB_HCA"
-        return SAME_HCA.warning("; ".join(differing), remedy=remedy)
+        return warning("; ".join(differing), remedy=remedy)
     if not live.jobs:
-        return SAME_HCA.ok("no rank of a job is running that this user may read")
-    return SAME_HCA.ok(f"the same on all ranks of {counted(len(live.jobs), 'job')}")
+        return ok("no rank of a job is running that this user may read")
+    return ok(f"the same on all ranks of {counted(len(live.jobs), 'job')}")
 
 
 def _difference(job: str, ranks: Mapping[int, Mapping[str, str]]) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.base import quoting
 from numapin.base.plural import counted
 from numapin.base.printable import printable
-from numapin.doctor.model import DoctorSeverity
+from numapin.doctor.check import DoctorSeverity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -1,188 +1,168 @@
 """Checks of the driver, NCCL, libraries and environment variables. Pure.
 
-Comes in: the `Live` facts of the running machine, and the `Topology`. Goes out: one `DoctorFinding` per check.
+Comes in: the `Live` facts of the running machine, and the `Topology`. Goes out: one `Result` per check.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from numapin.base.plural import counted
 from numapin.base.printable import printable
 from numapin.data import forks
-from numapin.doctor.model import Check
+from numapin.doctor.check import Live, Result, error, live_check, note, ok, unknown, warning
 from numapin.system.nccl import IGNORE, MENDED, ignores_affinity, narrows
 from numapin.system.openmp import binding_variables
 
 if TYPE_CHECKING:
-    from numapin.doctor.model import DoctorFinding, Live
     from numapin.topology.model import Gpu, Topology
 
-DRIVER: Final = Check(
-    name="driver",
+
+@live_check(
+    "driver",
     where="nvmlInit, nvmlSystemGetDriverVersion, /proc/driver/nvidia/version",
     why="CUDA does not start if the driver's libraries or its kernel module are missing, or if their versions differ.",
 )
-PERSISTENCE: Final = Check(
-    name="persistence",
-    where="nvmlDeviceGetPersistenceMode",
-    why="Without persistence mode, the driver initializes an idle GPU again for each job, which takes seconds.",
-)
-LIBNUMA: Final = Check(
-    name="libnuma",
-    where="import numa, dlopen libnuma.so.1",
-    why="Without libnuma, ranks are bound to CPUs but get no memory policy, and the nodes of pages cannot be checked.",
-)
-STORES: Final = Check(
-    name="streaming-stores",
-    where="dlopen libstores.so in the numapin package",
-    why="With libstores.so, large batches for a GPU bypass the CPU caches, which saves a third of the memory traffic.",
-)
-PYTHON: Final = Check(
-    name="python",
-    where="sys.version_info",
-    why=f"Before Python {forks.MENDED}, a forked DataLoader worker can hang at its start if a C++ thread, e.g. one of "
-    "gloo, was waiting for the GIL. torch's loader then waits forever; numapin's starts the worker again.",
-)
-TORCH: Final = Check(
-    name="torch",
-    where="the metadata of the package torch",
-    why="topo, plan, job, exec, doctor, verify, top, and `run` on one host without restarts, work without torch. "
-    "trace, compare, most of bench, the DataLoader, and `run` with restarts or several hosts need it.",
-)
-STRAYS: Final = Check(
-    name="py-libnuma",
-    where="the list of files of the package py-libnuma",
-    why="py-libnuma 1.2 also installs a package `tests`. `import tests` in a project then finds that one, unless the "
-    "project's own folder comes first on sys.path.",
-)
-NCCL: Final = Check(
-    name="nccl",
-    where="the metadata of the packages nvidia-nccl-cu*, else the file name of libnccl.so.2",
-    why="NCCL 2.29.2 to 2.29.7 bind the thread that creates a communicator to the CPUs of the GPU's node and leave it "
-    "there, with all threads that it starts later.",
-)
-NCCL_AFFINITY: Final = Check(
-    name="nccl-affinity",
-    where="NCCL_IGNORE_CPU_AFFINITY in the environment",
-    why="With this variable, NCCL's threads use all CPUs of the GPU's node, including those of other ranks. With NCCL "
-    "2.29.2 to 2.29.7, so do the rank's main thread and all threads that it starts later.",
-)
-OPENMP: Final = Check(
-    name="openmp-affinity",
-    where="OMP_PROC_BIND, OMP_PLACES, KMP_AFFINITY, GOMP_CPU_AFFINITY in the environment",
-    why="With these variables, OpenMP binds the main thread to one place when torch is imported. DataLoader workers "
-    "inherit that place, and ranks that share a node get the same CPUs.",
-)
-DEVICE_ORDER: Final = Check(
-    name="device-order",
-    where="CUDA_DEVICE_ORDER in the environment, nvmlDeviceGetName",
-    why="With GPUs of several models, CUDA numbers the fastest first: cuda:0 need not be GPU 0 of nvidia-smi.",
-)
-
-
-def driver(live: Live, topology: Topology) -> DoctorFinding:
+def driver(live: Live, topology: Topology) -> Result:
     """Find a driver that is missing, or whose libraries and kernel module differ."""
     if live.nvml.gpus is None:
         return _no_nvml(live, topology)
     libraries, module = live.nvml.driver, live.module_version
     known = {libraries, module} - {None, ""}
     if len(known) > 1:
-        return DRIVER.error(
+        return error(
             f"the driver's libraries are {libraries}, but the kernel module is {module}",
             remedy="reboot, or unload and reload the nvidia modules (in a container: restart it)",
         )
-    return DRIVER.ok(f"{libraries or 'version unknown'}, kernel module {module or 'unknown'}")
+    return ok(f"{libraries or 'version unknown'}, kernel module {module or 'unknown'}")
 
 
-def _no_nvml(live: Live, topology: Topology) -> DoctorFinding:
-    note = next(iter(live.nvml.notes), "NVML does not answer; nvidia-smi")
-    what, _, remedy = note.rpartition("; ")
+def _no_nvml(live: Live, topology: Topology) -> Result:
+    what, _, remedy = next(iter(live.nvml.notes), "NVML does not answer; nvidia-smi").rpartition("; ")
     others = [gpu for gpu in topology.gpus if not gpu.is_nvidia]
     if live.nvml.broken or len(others) < len(topology.gpus):
-        return DRIVER.error(what, remedy=remedy)
+        return error(what, remedy=remedy)
     if others:
         return _other_driver(others, topology)
-    return DRIVER.note(f"{what}, and no NVIDIA GPU was found", remedy=remedy)
+    return note(f"{what}, and no NVIDIA GPU was found", remedy=remedy)
 
 
-def _other_driver(gpus: list[Gpu], topology: Topology) -> DoctorFinding:
+def _other_driver(gpus: list[Gpu], topology: Topology) -> Result:
     """Judge the driver of a machine with GPUs of other vendors than NVIDIA."""
     vendors = ", ".join(sorted({str(gpu.vendor) for gpu in gpus}))
     shown = f"{counted(len(topology.visible_gpus), 'GPU')} of {len(gpus)} visible ({vendors})"
     if topology.visible_gpus:
-        return DRIVER.ok(shown)
-    return DRIVER.error(shown, remedy="see the notes of: numapin topo")
+        return ok(shown)
+    return error(shown, remedy="see the notes of: numapin topo")
 
 
-def persistence(live: Live, _topology: Topology) -> DoctorFinding:
+@live_check(
+    "persistence",
+    where="nvmlDeviceGetPersistenceMode",
+    why="Without persistence mode, the driver initializes an idle GPU again for each job, which takes seconds.",
+)
+def persistence(live: Live, _topology: Topology) -> Result:
     """Find GPUs that are shut down while idle."""
     modes = {f"gpu{gpu.index}": gpu.persistence for gpu in live.nvml.gpus or ()}
     off = [name for name, mode in modes.items() if mode is False]
     if off:
         remedy = "sudo systemctl enable --now nvidia-persistenced (or: sudo nvidia-smi -pm 1)"
-        return PERSISTENCE.note(f"off for {', '.join(off)}", remedy=remedy)
+        return note(f"off for {', '.join(off)}", remedy=remedy)
     if None in modes.values():
-        return PERSISTENCE.unknown("NVML does not report it")
-    return PERSISTENCE.ok("on" if modes else "no GPU")
+        return unknown("NVML does not report it")
+    return ok("on" if modes else "no GPU")
 
 
-def libnuma(live: Live, _topology: Topology) -> DoctorFinding:
+@live_check(
+    "libnuma",
+    where="import numa, dlopen libnuma.so.1",
+    why="Without libnuma, ranks are bound to CPUs but get no memory policy, and the nodes of pages cannot be checked.",
+)
+def libnuma(live: Live, _topology: Topology) -> Result:
     """Find a missing libnuma."""
     if live.libnuma is None:
-        return LIBNUMA.ok("available")
+        return ok("available")
     remedy = "sudo apt-get install libnuma1 (Fedora, RHEL: sudo dnf install numactl-libs)"
-    return LIBNUMA.error(live.libnuma, remedy=remedy)
+    return error(live.libnuma, remedy=remedy)
 
 
-def streaming_stores(live: Live, _topology: Topology) -> DoctorFinding:
+@live_check(
+    "streaming-stores",
+    where="dlopen libstores.so in the numapin package",
+    why="With libstores.so, large batches for a GPU bypass the CPU caches, which saves a third of the memory traffic.",
+)
+def streaming_stores(live: Live, _topology: Topology) -> Result:
     """Find a numapin that was installed without a C compiler."""
     if live.streaming_stores is None:
-        return STORES.ok("not available: for x86-64 and aarch64 only")
+        return ok("not available: for x86-64 and aarch64 only")
     if live.streaming_stores:
-        return STORES.ok("libstores.so is installed")
+        return ok("libstores.so is installed")
     reinstall = "in numapin's source folder: pip install --force-reinstall --no-deps ."
     remedy = f"sudo apt-get install gcc libc6-dev, then, {reinstall}"
-    return STORES.note("libstores.so is missing: torch.stack writes the batches", remedy=remedy)
+    return note("libstores.so is missing: torch.stack writes the batches", remedy=remedy)
 
 
-def python(live: Live, _topology: Topology) -> DoctorFinding:
+@live_check(
+    "python",
+    where="sys.version_info",
+    why=f"Before Python {forks.MENDED}, a forked DataLoader worker can hang at its start if a C++ thread, e.g. one of "
+    "gloo, was waiting for the GIL. torch's loader then waits forever; numapin's starts the worker again.",
+)
+def python(live: Live, _topology: Topology) -> Result:
     """Find a Python whose forked children can hang."""
     version = ".".join(map(str, live.python))
     if not forks.may_hang(live.python):
-        return PYTHON.ok(version)
+        return ok(version)
     what = f"{version}: forked children can hang ({forks.ISSUE})"
-    return PYTHON.warning(what, remedy=f"use Python {forks.MENDED} or newer")
+    return warning(what, remedy=f"use Python {forks.MENDED} or newer")
 
 
-def torch(live: Live, _topology: Topology) -> DoctorFinding:
+@live_check(
+    "torch",
+    where="the metadata of the package torch",
+    why="topo, plan, job, exec, doctor, verify, top, and `run` on one host without restarts, work without torch. "
+    "trace, compare, most of bench, the DataLoader, and `run` with restarts or several hosts need it.",
+)
+def torch(live: Live, _topology: Topology) -> Result:
     """Find an environment without torch."""
     if live.torch is None:
-        return TORCH.note("not installed", remedy="pip install 'numapin[torch]', if you need one of these")
-    return TORCH.ok(live.torch)
+        return note("not installed", remedy="pip install 'numapin[torch]', if you need one of these")
+    return ok(live.torch)
 
 
-def strays(live: Live, _topology: Topology) -> DoctorFinding:
+@live_check(
+    "py-libnuma",
+    where="the list of files of the package py-libnuma",
+    why="py-libnuma 1.2 also installs a package `tests`. `import tests` in a project then finds that one, unless the "
+    "project's own folder comes first on sys.path.",
+)
+def strays(live: Live, _topology: Topology) -> Result:
     """Find packages that py-libnuma has put beside its own."""
     if not live.strays:
-        return STRAYS.ok("installs nothing but its own package")
+        return ok("installs nothing but its own package")
     what = f"it also installed {', '.join(map(printable, live.strays))}: it may hide the tests of a project"
-    return STRAYS.note(what, remedy="run a project's tests in its folder with: python -m pytest")
+    return note(what, remedy="run a project's tests in its folder with: python -m pytest")
 
 
-def nccl(live: Live, _topology: Topology) -> DoctorFinding:
+@live_check(
+    "nccl",
+    where="the metadata of the packages nvidia-nccl-cu*, else the file name of libnccl.so.2",
+    why="NCCL 2.29.2 to 2.29.7 bind the thread that creates a communicator to the CPUs of the GPU's node and leave it "
+    "there, with all threads that it starts later.",
+)
+def nccl(live: Live, _topology: Topology) -> Result:
     """Find an NCCL that does not restore the caller's CPU affinity."""
     if not live.nccl:
-        return NCCL.unknown("no package nvidia-nccl-cu* and no libnccl.so.2 is installed")
+        return unknown("no package nvidia-nccl-cu* and no libnccl.so.2 is installed")
     what = ", ".join(map(" ".join, live.nccl.items()))
     affected = _narrowing(live)
     if affected:
         upgrade = f"pip install --upgrade '{affected[0]}>={MENDED}' (pip warns if torch requires another version)"
         remedy = f"install libnccl2 {MENDED} or newer" if affected[0].startswith("/") else upgrade
-        return NCCL.warning(f"{what}: does not restore the caller's CPU affinity", remedy=remedy)
+        return warning(f"{what}: does not restore the caller's CPU affinity", remedy=remedy)
     if None in map(narrows, live.nccl.values()):
-        return NCCL.unknown(f"{what}: not a version of NCCL")
-    return NCCL.ok(f"{what}: restores the caller's CPU affinity")
+        return unknown(f"{what}: not a version of NCCL")
+    return ok(f"{what}: restores the caller's CPU affinity")
 
 
 def _narrowing(live: Live) -> list[str]:
@@ -190,39 +170,56 @@ def _narrowing(live: Live) -> list[str]:
     return [name for name, version in live.nccl.items() if narrows(version)]
 
 
-def nccl_affinity(live: Live, _topology: Topology) -> DoctorFinding:
+@live_check(
+    "nccl-affinity",
+    where="NCCL_IGNORE_CPU_AFFINITY in the environment",
+    why="With this variable, NCCL's threads use all CPUs of the GPU's node, including those of other ranks. With NCCL "
+    "2.29.2 to 2.29.7, so do the rank's main thread and all threads that it starts later.",
+)
+def nccl_affinity(live: Live, _topology: Topology) -> Result:
     """Find the variable that makes NCCL leave the CPUs of its rank."""
     value = live.environ.get(IGNORE)
     if value is None:
-        return NCCL_AFFINITY.ok(f"{IGNORE} not set")
+        return ok(f"{IGNORE} not set")
     if not ignores_affinity(live.environ):
-        return NCCL_AFFINITY.ok(f"set to {value!r}")
+        return ok(f"set to {value!r}")
     threads = "all threads of a rank" if _narrowing(live) else "NCCL's threads"
     what = f"{IGNORE}={value}: {threads} leave the rank's CPUs"
-    return NCCL_AFFINITY.warning(what, remedy=f"unset {IGNORE}")
+    return warning(what, remedy=f"unset {IGNORE}")
 
 
-def openmp(live: Live, _topology: Topology) -> DoctorFinding:
+@live_check(
+    "openmp-affinity",
+    where="OMP_PROC_BIND, OMP_PLACES, KMP_AFFINITY, GOMP_CPU_AFFINITY in the environment",
+    why="With these variables, OpenMP binds the main thread to one place when torch is imported. DataLoader workers "
+    "inherit that place, and ranks that share a node get the same CPUs.",
+)
+def openmp(live: Live, _topology: Topology) -> Result:
     """Find variables that make OpenMP bind threads."""
     binding = binding_variables(live.environ)
     if not binding:
-        return OPENMP.ok("no variable binds threads")
+        return ok("no variable binds threads")
     what = ", ".join(f"{name}={value}" for name, value in binding.items())
-    return OPENMP.warning(what, remedy=f"unset {' '.join(binding)}")
+    return warning(what, remedy=f"unset {' '.join(binding)}")
 
 
-def device_order(live: Live, topology: Topology) -> DoctorFinding:
+@live_check(
+    "device-order",
+    where="CUDA_DEVICE_ORDER in the environment, nvmlDeviceGetName",
+    why="With GPUs of several models, CUDA numbers the fastest first: cuda:0 need not be GPU 0 of nvidia-smi.",
+)
+def device_order(live: Live, topology: Topology) -> Result:
     """Find GPUs of several models in CUDA's own order."""
     order = live.environ.get("CUDA_DEVICE_ORDER")
     setting = f"CUDA_DEVICE_ORDER={order}" if order else "CUDA_DEVICE_ORDER not set"
     nvidia = [gpu for gpu in topology.gpus if gpu.is_nvidia]
     if not nvidia:
-        return DEVICE_ORDER.ok(f"{setting}; no GPU")
+        return ok(f"{setting}; no GPU")
     models = _models(nvidia)
     what = f"{setting}; GPU models: {', '.join(models) or 'unknown'}"
     if len(models) > 1 and order != "PCI_BUS_ID":
-        return DEVICE_ORDER.warning(what, remedy="export CUDA_DEVICE_ORDER=PCI_BUS_ID")
-    return DEVICE_ORDER.ok(what)
+        return warning(what, remedy="export CUDA_DEVICE_ORDER=PCI_BUS_ID")
+    return ok(what)
 
 
 def _models(gpus: list[Gpu]) -> list[str]:

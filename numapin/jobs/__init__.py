@@ -15,10 +15,7 @@ Comes in: a `JobRequest`. Goes out: the text of a script or manifest. Each engin
     pbs.py               PURE  qsub
     lsf.py               PURE  bsub
     slurm_options.py     PURE  arrays and components of heterogeneous jobs
-    kubernetes.py        PURE  kubectl apply: checks, and the forms' table
-    kubernetes_forms.py  PURE  a Job, JobSet, TrainJob, LeaderWorkerSet or PyTorchJob
-    pod.py               PURE  the pod of all forms
+    kubernetes.py        PURE  kubectl apply: checks, and the values of the templates
     pod_options.py       PURE  the user's additions to pods: variables, volumes, ...
-    claims.py            PURE  devices of dynamic resource allocation
-    manifest.py          PURE  YAML with comments
+    manifest.py          PURE  fill the templates in
 """

@@ -1,145 +1,165 @@
-"""Kubernetes: manifests for kubectl apply. Pure.
+"""Kubernetes: manifests for kubectl apply. Pure, but for reading the templates of this package.
 
 Comes in: a `JobRequest`. Goes out: YAML of the form requested: a Job, JobSet, TrainJob, LeaderWorkerSet or PyTorchJob,
-with what it needs beside it. What a form cannot do is an error, or a warning.
+with what it needs beside it. What a form cannot do is an error, or a warning. Each pod is one host's part of the job
+and runs `numapin run`, which reads PET_* variables as torchrun does.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib import resources
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.not_none import without_none
 from numapin.errors import UsageError
-from numapin.jobs import kubernetes_forms as forms
-from numapin.jobs.claims import claim_template
+from numapin.jobs import shell
 from numapin.jobs.image import in_registry
-from numapin.jobs.manifest import yaml_document
-from numapin.jobs.pod import DEVICES, num_gpus
-from numapin.jobs.pod_options import Gang
+from numapin.jobs.manifest import Lines, fill
+from numapin.jobs.pod_options import SHM, Gang, VolumeKind
 from numapin.jobs.request import KubernetesKind
 from numapin.topology.model import GpuVendor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from numapin.jobs.pod_options import PodOptions
+    from numapin.jobs.pod_options import Volume
     from numapin.jobs.request import JobRequest
 
+DEVICES: Final = {
+    GpuVendor.NVIDIA: "nvidia.com/gpu",
+    GpuVendor.AMD: "amd.com/gpu",
+    GpuVendor.INTEL: "gpu.intel.com/i915",
+}
+"""The resource of each vendor's device plugin."""
+_RETRIES: Final = 3
+_PORT: Final = 29500
+_CLAIM: Final = "gpus"
 _NAME: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _LABEL: Final = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
 _QUEUE: Final = re.compile(rf"(?=.{{1,63}}$){_LABEL}(?:\.{_LABEL})*")
-_IMAGE_OPTION: Final = "--container registry/image:tag (with numapin in it)"
 _IMAGE: Final = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]*")
+# Signs the rendezvous: it is random, the same in all pods of a Job, and new for each Job.
+_JOB_UID: Final = "metadata.labels['controller-uid']"
+_IS_HOST: Final = 'export PET_RDZV_CONF="is_host=$((JOB_COMPLETION_INDEX == 0))"'
+_DISRUPTED: Final = [{"type": "DisruptionTarget", "status": "True"}]
+_POD_GROUPS: Final = {
+    Gang.COSCHEDULING: "scheduling.x-k8s.io/v1alpha1",
+    Gang.VOLCANO: "scheduling.volcano.sh/v1beta1",
+}
+_WHY: Final = {
+    "SYS_NICE": "Without SYS_NICE the default seccomp profile refuses set_mempolicy and mbind. numapin then binds CPUs "
+    "only,\nand says so. A custom profile that allows both calls works as well.",
+    "IPC_LOCK": "IPC_LOCK lets NCCL and UCX register memory with RDMA devices beyond the limit on locked memory.",
+}
+_WHY_SHM: Final = "torch's DataLoader passes batches through /dev/shm, which has 64 MiB in a pod. numapin's does not."
+_ALL_ALIKE: Final = "All GPUs of a pod have the same value of this attribute; a pod that cannot get them stays pending."
+_EACH_ALIKE: Final = (
+    "Each GPU has the same value of this attribute as its own devices, which serve the rank of that GPU."
+)
+_PET: Final = ("NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "LOCAL_ADDR")
+_PET_RDZV: Final = ("RDZV_BACKEND", "RDZV_ENDPOINT", "RDZV_CONF")
+_RESERVED: Final = frozenset(f"PET_{name}" for name in (*_PET, *_PET_RDZV))
+"""Variables that numapin or an operator sets, from the options of `numapin job`."""
+_OF_RANKS: Final = frozenset(
+    (
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
+        *(f"TORCHELASTIC_{name}" for name in ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS", "USE_AGENT_STORE")),
+        *(f"NUMAPIN_{name}" for name in ("BINDING", "CHILDREN", "DATALOADER", "NIC_ENV", "ROLES", "STEPS", "TRACE")),
+    )
+)
+"""Variables that numapin sets for each rank."""
+_OPTION_OF: Final = {
+    "NUMAPIN_DATALOADER": "give --dataloader instead",
+    "NUMAPIN_NIC_ENV": "give --nic-env instead",
+    "NUMAPIN_ROLES": "give --cores-for instead",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _FormOf:
-    """A form.
+class _Form:
+    """A form. A pod's name, with what a controller appends, has at most 63 characters."""
 
-    Attributes:
-        build: The function that returns its documents.
-        longest_name: The limit of a job's name. A pod's name, with what a controller appends, has at most 63
-            characters.
-        refused: The options that it cannot do, by click's names, each with its reason and remedy.
-    """
-
-    build: Callable[[JobRequest, str], list[dict[str, object]]]
     longest_name: int
-    refused: Mapping[str, tuple[str, str]]
+    container: str
+    first_pod: str | None = None  # its name, by which other pods find it; None: the operator says it
+    has_pod_groups: bool = False  # whether the manifest, not the operator, makes gangs
+    refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # options, with the reason and the remedy
 
 
 _ENDLESS: Final = ("a LeaderWorkerSet runs until it is deleted", "leave it out, or use --form jobset")
 _FORMS: Final = {
-    KubernetesKind.JOB: _FormOf(build=forms.job, longest_name=52, refused={}),
-    KubernetesKind.JOBSET: _FormOf(build=forms.jobset, longest_name=44, refused={}),
-    KubernetesKind.TRAINJOB: _FormOf(
-        build=forms.trainjob,
+    KubernetesKind.JOB: _Form(longest_name=52, container="worker", first_pod="{0}-0.{0}", has_pod_groups=True),
+    KubernetesKind.JOBSET: _Form(longest_name=44, container="node", first_pod="{0}-node-0-0.{0}", has_pod_groups=True),
+    # A TrainJob by itself cannot say all that the pods need: its patches changed between releases of the Trainer. So a
+    # runtime holds them. The Trainer's torch policy sets PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and others, and it
+    # requires the container's name.
+    KubernetesKind.TRAINJOB: _Form(
         longest_name=44,
-        refused={"ttl": ("Kubeflow Trainer does not delete finished jobs", "leave it out, or use --form jobset")},
+        container="node",
+        refused={"--ttl": ("Kubeflow Trainer does not delete finished jobs", "leave it out, or use --form jobset")},
     ),
-    KubernetesKind.LEADERWORKERSET: _FormOf(
-        build=forms.leaderworkerset,
+    KubernetesKind.LEADERWORKERSET: _Form(
         longest_name=44,
+        container="worker",
         refused={
-            "time": _ENDLESS,
-            "ttl": _ENDLESS,
-            "requeue": ("a LeaderWorkerSet always starts its pods again", "leave it out"),
-            "coscheduling": (
+            "--time": _ENDLESS,
+            "--ttl": _ENDLESS,
+            "--requeue": ("a LeaderWorkerSet always starts its pods again", "leave it out"),
+            "--gang coscheduling": (
                 "the LeaderWorkerSet controller makes gangs for Volcano only",
                 "use --gang volcano, or leave it out",
             ),
         },
     ),
-    KubernetesKind.PYTORCHJOB: _FormOf(build=forms.pytorchjob, longest_name=52, refused={}),
+    # The operator makes the Services, and sets PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and the other variables.
+    KubernetesKind.PYTORCHJOB: _Form(longest_name=52, container="pytorch"),
 }
 
 
 def build(request: JobRequest) -> str:
     """Return the manifest. Raises UsageError for what Kubernetes or the form does not take, and for missing sizes."""
-    form, name, gpus = _FORMS[request.kind], job_name(request), num_gpus(request)
-    _require_name(name, form)
-    _require_queue(request)
-    _require_complete(request)
-    _require_image(request)
-    _require_possible(request, form)
-    request.pod.require_claimable(gpus)
-    claims = [claim_template(name, gpus, request.pod)] if request.pod.device_classes else []
-    return "".join(yaml_document(document) for document in [*claims, *form.build(request, name)])
+    form, name, options = _FORMS[request.kind], job_name(request), request.pod
+    _require_valid(request, form, name)
+    retries = _RETRIES if request.requeue else 0
+    values: dict[str, object] = {
+        "name": name,
+        "nodes": request.nodes,
+        "num_ranks": request.num_ranks,
+        "num_ranks_text": str(request.num_ranks),
+        "labels": {"kueue.x-k8s.io/queue-name": request.queue} if request.queue else None,
+        "annotations": dict(options.annotations),
+        "ttl_s": options.ttl_s,
+        "retries": retries,
+        "backoff_of_pods": retries * request.nodes,
+        "max_restarts": _RETRIES,
+        "ignore_evictions": {"rules": [{"action": "Ignore", "onPodConditions": _DISRUPTED}]} if retries else None,
+        "fail_on_eviction": {"rules": [{"action": "FailJob", "onPodConditions": _DISRUPTED}]} if retries else None,
+        "replica_restarts": "OnFailure" if retries else "Never",
+        "gang_api": options.gang and _POD_GROUPS[options.gang],
+        "gang_policy": options.gang and {options.gang.value: {}},
+        "scheduling_policy": options.gang and {"minAvailable": request.nodes},
+        "num_workers": request.nodes - 1,
+    }
+    values["restart_all"] = _filled("restart_all", values) if retries else None
+    values["pod"] = _filled("pod", _pod_values(request, form, name))
+    values["workers"] = _filled("pytorchjob_workers", values) if request.nodes > 1 else None
+    documents: list[str] = []
+    if options.device_classes:
+        documents += _filled("claims", values | _claim_values(request, name))
+    if request.kind is KubernetesKind.JOB and request.nodes > 1:
+        documents += _filled("service", values)
+    if options.gang and form.has_pod_groups:
+        documents += _filled("podgroup", values)
+    documents += _filled(request.kind.value, values)
+    return "\n".join([*documents, ""])
 
 
-def warnings(request: JobRequest) -> tuple[str, ...]:
-    """Return what to check, because the form, the driver or the network may need more than the manifest says."""
-    is_leader_worker_set = request.kind is KubernetesKind.LEADERWORKERSET
-    gang_of = None if request.pod.gang is None else request.kind
-    known = (
-        (
-            _ends_after_time(request),
-            "a PyTorchJob is not restarted after --time: apply it again, or use --form job",
-        ),
-        (
-            _requests_intel_gpus(request),
-            f"{DEVICES[GpuVendor.INTEL]} is for GPUs with the driver i915; with the driver xe, write gpu.intel.com/xe "
-            "instead",
-        ),
-        (
-            _has_unlocked_rdma(request.pod),
-            "RDMA devices without --ipc-lock: NCCL fails where the limit on locked memory is low",
-        ),
-        (
-            gang_of is KubernetesKind.PYTORCHJOB,
-            "the training operator makes gangs only if it runs with --gang-scheduler-name",
-        ),
-        (
-            gang_of is KubernetesKind.LEADERWORKERSET,
-            "the LeaderWorkerSet controller makes gangs only if gangSchedulingManagement is in its configuration",
-        ),
-        (
-            is_leader_worker_set and request.nodes > 1 and not _has_secret(request.pod),
-            "a LeaderWorkerSet gives its pods no secret for the rendezvous: put PET_RDZV_ID into a Secret, such as "
-            "rendezvous, and add --env-from secret/rendezvous",
-        ),
-    )
-    return tuple(text for is_given, text in known if is_given)
-
-
-def _ends_after_time(request: JobRequest) -> bool:
-    """Return whether the job's time ends it, although it is to be requeued."""
-    return request.kind is KubernetesKind.PYTORCHJOB and request.requeue and bool(request.time_s)
-
-
-def _requests_intel_gpus(request: JobRequest) -> bool:
-    """Return whether Intel GPUs are requested as a resource, not claimed from DRA."""
-    return request.vendor is GpuVendor.INTEL and bool(request.gpus_per_node) and not request.pod.device_classes
-
-
-def _has_unlocked_rdma(pod: PodOptions) -> bool:
-    return not pod.ipc_lock and any("rdma" in name for name, _ in pod.resources)
-
-
-def _has_secret(pod: PodOptions) -> bool:
-    """Return whether the pods may get a secret for the rendezvous."""
-    return bool(pod.env_from) or any(name == "PET_RDZV_ID" for name, _ in pod.env)
+def _filled(template: str, values: Mapping[str, object]) -> Lines:
+    path = resources.files("numapin.jobs") / "templates" / f"{template}.yaml"
+    return fill(path.read_text(encoding="ascii"), values)
 
 
 def job_name(request: JobRequest) -> str:
@@ -148,36 +168,47 @@ def job_name(request: JobRequest) -> str:
     return request.name or (made if made[0].isalpha() else f"job-{made}")
 
 
-def _require_name(name: str, form: _FormOf) -> None:
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _require_valid(request: JobRequest, form: _Form, name: str) -> None:
     if not _NAME.fullmatch(name) or len(name) > form.longest_name:
         raise UsageError(
             f"--job-name {name!r} is not a valid Kubernetes name",
             f"use lower case letters, digits and -, starting with a letter, at most {form.longest_name}",
         )
-
-
-def _require_queue(request: JobRequest) -> None:
     if request.queue is not None and not _QUEUE.fullmatch(request.queue):
         raise UsageError(
             f"--queue {request.queue!r} is not the name of a Kueue LocalQueue",
             "use lower case letters, digits and -, such as team-a",
         )
-
-
-def _require_complete(request: JobRequest) -> None:
-    """Raise UsageError that names everything that a pod needs and the request lacks."""
-    sizes = {
-        "its CPUs as a number": (request.cpus_per_task, "--cpus-per-task N"),
-        "its memory as a number": (request.memory_bytes, "--mem-per-node SIZE"),
+    needs = (
+        ("an image", request.container, "--container registry/image:tag (with numapin in it)"),
+        ("its CPUs as a number", request.cpus_per_task, "--cpus-per-task N"),
+        ("its memory as a number", request.memory_bytes, "--mem-per-node SIZE"),
+    )
+    missing = [(need, option) for need, value, option in needs if value is None]
+    if missing:
+        lacks_size = any(need != "an image" for need, _ in missing)
+        why = "; without these numbers it is not Guaranteed, and gets no CPUs of its own" if lacks_size else ""
+        other = "; --machine FILE (numapin topo --save FILE) has CPUs and memory" if lacks_size else ""
+        what, options = (_joined(words) for words in zip(*missing, strict=True))
+        raise UsageError(f"a pod needs {what}{why}", f"give {options}{other}")
+    if not _IMAGE.fullmatch(in_registry(request.container or "") or ""):
+        raise UsageError(
+            f"--container {request.container!r} is not an image in a registry",
+            "for example: --container registry/image:tag",
+        )
+    given = {
+        "--time": request.time_s is not None,
+        "--ttl": request.pod.ttl_s is not None,
+        "--requeue": request.requeue,
+        "--gang coscheduling": request.pod.gang is Gang.COSCHEDULING,
     }
-    needs = {"an image": (request.container, _IMAGE_OPTION), **sizes}
-    missing = {need: option for need, (value, option) in needs.items() if value is None}
-    if not missing:
-        return
-    lacks_size = not sizes.keys().isdisjoint(missing)
-    why = "; without these numbers it is not Guaranteed, and gets no CPUs of its own" if lacks_size else ""
-    other = "; --machine FILE (numapin topo --save FILE) has CPUs and memory" if lacks_size else ""
-    raise UsageError(f"a pod needs {_joined(tuple(missing))}{why}", f"give {_joined(tuple(missing.values()))}{other}")
+    for option, (why, remedy) in form.refused.items():
+        if given[option]:
+            raise UsageError(f"{option} with --form {request.kind}: {why}", remedy)
+    request.pod.require_claimable(_num_gpus(request))
 
 
 def _joined(words: tuple[str, ...]) -> str:
@@ -185,23 +216,189 @@ def _joined(words: tuple[str, ...]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _require_image(request: JobRequest) -> None:
-    if not _IMAGE.fullmatch(in_registry(request.container or "") or ""):
-        raise UsageError(
-            f"--container {request.container!r} is not an image in a registry",
-            "for example: --container registry/image:tag",
+def warnings(request: JobRequest) -> tuple[str, ...]:
+    """Return what to check, because the form, the driver or the network may need more than the manifest says."""
+    pod, kind = request.pod, request.kind
+    found = []
+    if kind is KubernetesKind.PYTORCHJOB and request.requeue and request.time_s:
+        found.append("a PyTorchJob is not restarted after --time: apply it again, or use --form job")
+    if request.vendor is GpuVendor.INTEL and request.gpus_per_node and not pod.device_classes:
+        driver = "is for GPUs with the driver i915; with the driver xe, write gpu.intel.com/xe instead"
+        found.append(f"{DEVICES[GpuVendor.INTEL]} {driver}")
+    if not pod.ipc_lock and any("rdma" in name for name, _ in pod.resources):
+        found.append("RDMA devices without --ipc-lock: NCCL fails where the limit on locked memory is low")
+    if pod.gang and kind is KubernetesKind.PYTORCHJOB:
+        found.append("the training operator makes gangs only if it runs with --gang-scheduler-name")
+    if pod.gang and kind is KubernetesKind.LEADERWORKERSET:
+        found.append(
+            "the LeaderWorkerSet controller makes gangs only if gangSchedulingManagement is in its configuration"
         )
+    has_secret = bool(pod.env_from) or any(name == "PET_RDZV_ID" for name, _ in pod.env)
+    if kind is KubernetesKind.LEADERWORKERSET and request.nodes > 1 and not has_secret:
+        found.append(
+            "a LeaderWorkerSet gives its pods no secret for the rendezvous: put PET_RDZV_ID into a Secret, such as "
+            "rendezvous, and add --env-from secret/rendezvous"
+        )
+    return tuple(found)
 
 
-def _require_possible(request: JobRequest, form: _FormOf) -> None:
-    """Raise UsageError for an option that the form cannot do."""
-    given = {
-        "time": ("--time", request.time_s is not None),
-        "ttl": ("--ttl", request.pod.ttl_s is not None),
-        "requeue": ("--requeue", request.requeue),
-        "coscheduling": ("--gang coscheduling", request.pod.gang is Gang.COSCHEDULING),
+# --- values of the templates -----------------------------------------------------------------------------------------
+
+
+def _num_gpus(request: JobRequest) -> int:
+    """Return the number of GPUs that a cluster counts on each host: whole ones, where ranks use tiles."""
+    return -(-request.gpus_per_node // request.tiles_per_gpu)  # rounded up
+
+
+def _pod_values(request: JobRequest, form: _Form, name: str) -> dict[str, object]:
+    """Return the values of a pod with one container, all of whose sizes are requests and limits."""
+    options, kind = request.pod, request.kind
+    signal_s = request.signal_s or 0
+    labels = {"scheduling.x-k8s.io/pod-group": name} if options.gang is Gang.COSCHEDULING else {}
+    annotations = {"scheduling.k8s.io/group-name": name} if options.gang is Gang.VOLCANO else {}
+    if not form.has_pod_groups:
+        labels, annotations = {}, {}
+    annotations |= dict(options.annotations)
+    exports: list[str] = []
+    if request.nodes > 1 and form.first_pod:
+        exports = [_IS_HOST]
+    elif request.nodes > 1 and kind is KubernetesKind.LEADERWORKERSET:  # each group is a job of its own
+        exports = [
+            f'export PET_RDZV_ENDPOINT="$LWS_LEADER_ADDRESS:{_PORT}"',
+            'export PET_RDZV_CONF="is_host=$((LWS_WORKER_INDEX == 0))"',
+        ]
+    grace = [f"--shutdown-timeout={request.signal_s}"] if request.signal_s else []
+    needs_shm = not request.dataloader and not options.has_shm
+    volumes: list[dict[str, object]] = []
+    mounts: list[dict[str, object]] = []
+    if needs_shm:
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
+        mounts.append({"name": "shm", "mountPath": SHM})
+    for number, volume in enumerate(options.volumes):
+        volumes.append({"name": f"volume-{number}", **_source(volume)})
+        read_only = {"readOnly": True} if volume.read_only else {}
+        mounts.append({"name": f"volume-{number}", "mountPath": volume.path, **read_only})
+    capabilities = [*(["SYS_NICE"] if request.sys_nice else []), *(["IPC_LOCK"] if options.ipc_lock else [])]
+    amounts = {"cpu": request.cpus_per_task, "memory": f"{(request.memory_bytes or 0) >> 20}Mi"}
+    if _num_gpus(request) and not options.device_classes:
+        amounts[DEVICES[request.vendor]] = _num_gpus(request)
+    amounts |= {resource: int(text) if text.isdecimal() else text for resource, text in options.resources}
+    claims = {"claims": [{"name": _CLAIM}]} if options.device_classes else {}
+    claim = {"name": _CLAIM, "resourceClaimTemplateName": f"{name}-{_CLAIM}"}
+    arguments = ["numapin", "run", *grace, *request.run_options, *shell.run_command(request)]
+    has_own_policy = kind in (KubernetesKind.LEADERWORKERSET, KubernetesKind.PYTORCHJOB)
+    return {
+        "pod_metadata": without_none({"labels": labels or None, "annotations": annotations or None}),
+        "subdomain": name if kind is KubernetesKind.JOB and request.nodes > 1 else None,
+        "restart_policy": None if has_own_policy else "Never",
+        # The limit is the pod's, minus the time to save, which it gets between SIGTERM and SIGKILL: a Job's own limit
+        # would include the time in which no host was free.
+        "deadline_s": request.time_s and request.time_s - signal_s,
+        "grace_s": request.signal_s and signal_s + 10,  # the launcher ends after its ranks
+        "scheduler": options.scheduler or ("volcano" if options.gang is Gang.VOLCANO else None),
+        "service_account": options.service_account,
+        "pull_secrets": [{"name": secret} for secret in options.pull_secrets],
+        "node_selector": dict(options.node_selector),
+        "tolerations": [
+            without_none(
+                {
+                    "key": taint.key,
+                    "operator": "Exists" if taint.value is None else "Equal",
+                    "value": taint.value,
+                    "effect": taint.effect,
+                }
+            )
+            for taint in options.tolerations
+        ],
+        "resource_claims": [claim] if options.device_classes else None,
+        "container": form.container,
+        "image": in_registry(request.container or ""),
+        "start": _unexpanded("\n".join([shell.OPEN_FILES, *exports, 'exec "$@"'])),
+        "args": [_unexpanded(word) for word in arguments],
+        "env": _environment(request, form, name),
+        "env_from": [
+            {"secretRef" if source is VolumeKind.SECRET else "configMapRef": {"name": each}}
+            for source, each in options.env_from
+        ],
+        "resources": {"requests": amounts, "limits": amounts, **claims},
+        "why_capabilities": "\n".join(_WHY[capability] for capability in capabilities),
+        "security": {"capabilities": {"add": capabilities}} if capabilities else None,
+        "mounts": mounts,
+        "why_shm": _WHY_SHM if needs_shm else "",
+        "volumes": volumes,
     }
-    for name, (why, remedy) in form.refused.items():
-        option, is_given = given[name]
-        if is_given:
-            raise UsageError(f"{option} with --form {request.kind}: {why}", remedy)
+
+
+def _environment(request: JobRequest, form: _Form, name: str) -> list[dict[str, object]]:
+    """Return the variables of `numapin run`, and the user's. Raises UsageError for one that numapin sets."""
+    kind, is_one_host = request.kind, request.nodes == 1
+    values: dict[str, str] = {}
+    if form.first_pod or kind is KubernetesKind.LEADERWORKERSET:
+        values = {"PET_NNODES": str(request.nodes), "PET_NPROC_PER_NODE": str(request.num_ranks)}
+        if not is_one_host:
+            values["PET_RDZV_BACKEND"] = "c10d"
+    of_pod: dict[str, str] = {}
+    if form.first_pod and not is_one_host:
+        values["PET_RDZV_ENDPOINT"] = f"{form.first_pod.format(name)}:{_PORT}"
+        if kind is KubernetesKind.JOB and request.requeue:  # a pod is restarted alone: the other launchers meet again
+            values["PET_MAX_RESTARTS"] = str(_RETRIES)
+    if not is_one_host and (form.first_pod or kind is KubernetesKind.TRAINJOB):
+        of_pod["PET_RDZV_ID"] = _JOB_UID
+    if not is_one_host and (form.first_pod or kind is KubernetesKind.LEADERWORKERSET):
+        of_pod["PET_LOCAL_ADDR"] = "status.podIP"
+    for variable, _ in request.pod.env:
+        if variable in _RESERVED or variable in values or variable in of_pod:
+            raise UsageError(f"--env {variable}: the manifest sets this variable itself", "leave it out")
+        if variable in _OF_RANKS:
+            remedy = _OPTION_OF.get(variable, "leave it out")
+            raise UsageError(f"--env {variable}: numapin sets this variable itself, for each rank", remedy)
+    entries: list[dict[str, object]] = [{"name": variable, "value": value} for variable, value in values.items()]
+    for variable, path in of_pod.items():
+        entries.append({"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}})
+    return entries + [{"name": variable, "value": _unexpanded(value)} for variable, value in request.pod.env]
+
+
+def _source(volume: Volume) -> dict[str, object]:
+    match volume.kind:
+        case VolumeKind.PVC:
+            read_only = {"readOnly": True} if volume.read_only else {}
+            return {"persistentVolumeClaim": {"claimName": volume.name, **read_only}}
+        case VolumeKind.SECRET:
+            return {"secret": {"secretName": volume.name}}
+        case VolumeKind.CONFIGMAP:
+            return {"configMap": {"name": volume.name}}
+        case VolumeKind.EMPTYDIR:
+            return {"emptyDir": {"medium": "Memory"} if volume.path == SHM else {}}
+        case VolumeKind.HOST:
+            return {"hostPath": {"path": volume.name}}
+
+
+def _claim_values(request: JobRequest, name: str) -> dict[str, object]:
+    """Return the devices of dynamic resource allocation (DRA, resource.k8s.io/v1, Kubernetes 1.34), one claim per pod.
+
+    A rank's devices share an attribute; with the GPUs' class only, all GPUs of the pod do.
+    """
+    options, gpus = request.pod, _num_gpus(request)
+    if len(options.device_classes) == 1:
+        groups = [{"gpu": (options.device_classes[0], gpus)}]
+    else:
+        kinds = ["gpu", *(f"device-{number}" for number in range(1, len(options.device_classes)))]
+        pairs = list(zip(kinds, options.device_classes, strict=True))
+        groups = [{f"{kind}-{gpu}": (each, 1) for kind, each in pairs} for gpu in range(gpus)]
+    requests = [
+        {"name": device, "exactly": {"deviceClassName": each, "count": count}}
+        for group in groups
+        for device, (each, count) in group.items()
+    ]
+    constraints = [{"requests": [*group], "matchAttribute": options.match_attribute} for group in groups]
+    return {
+        "claim_template": f"{name}-{_CLAIM}",
+        "device_requests": requests,
+        "device_constraints": constraints if options.match_attribute else None,
+        "why_constraints": _ALL_ALIKE if len(options.device_classes) == 1 else _EACH_ALIKE,
+    }
+
+
+def _unexpanded(text: str) -> str:
+    """Escape text in commands, arguments and variables, in which Kubernetes replaces $(NAME) by a variable."""
+    return re.sub(r"\$\$+|\$(?=\()", lambda dollars: dollars[0] * 2, text)

@@ -1,21 +1,20 @@
-"""Kubernetes manifests as text. Pure.
+"""Fill Kubernetes manifests in: the files of `templates`, as YAML that readers of 1.1 and 1.2 read the same way. Pure.
 
-Comes in: a document as mappings, lists and scalars, with notes. Goes out: YAML that readers of YAML 1.1 and 1.2 read
-the same way, with each note as a comment above its key.
+Comes in: a template, and values by name. Goes out: text. A line `key: $name` or `- $name` gets a value: a scalar in its
+place, a mapping, a list or other lines below it. A value that is None or empty leaves the line out, with the comment
+above it. In comments, names are replaced by texts.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from io import StringIO
+from string import Template
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_INDENT: Final = 2  # of a mapping inside a mapping or sequence
-_NEVER_FOLDED: Final = 1 << 30  # characters in a line
+_SLOT: Final = re.compile(r"(?P<indent> *)(?P<head>(?:- )?[\w./-]+:|-) \$(?P<name>\w+)")
 # Strings that need no quotes, except for these words, which YAML 1.1 readers take for other values.
 _PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _NOT_PLAIN: Final = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
@@ -23,64 +22,76 @@ _NOT_PLAIN: Final = frozenset({"y", "n", "yes", "no", "on", "off", "true", "fals
 _BLOCK: Final = re.compile(r"(?! )[ -~]*[!-~](\n[ -~]*[!-~])+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Noted:
-    """The value of a key, and a comment of one or more lines above that key."""
+class Lines(tuple[str, ...]):
+    """Lines of YAML that are a value, such as a template that has been filled in."""
 
-    value: object
-    note: str
+    __slots__ = ()
 
 
-def yaml_document(value: Mapping[str, object]) -> str:
-    """Return a mapping as a YAML document, starting with `---`, that YAML 1.1 and 1.2 readers read the same way."""
-    from ruamel.yaml import YAML  # here: no other command needs it
-
-    writer = YAML()
-    writer.explicit_start = True
-    writer.allow_unicode = False  # invisible characters are escaped
-    writer.width = _NEVER_FOLDED
-    text = StringIO()
-    writer.dump(_yaml_node(value, column=0), text)
-    return text.getvalue()
-
-
-def _yaml_node(value: object, *, column: int) -> object:
-    """Return a value as ruamel.yaml's types, with quotes and comments; `column` is that of a mapping's keys.
-
-    Every node is new, because the writer would turn a shared one into an anchor and aliases.
-    """
-    from ruamel.yaml.comments import CommentedSeq
-
-    if isinstance(value, list):
-        return CommentedSeq([_yaml_node(item, column=_inner_column(item, column)) for item in value])
-    return _yaml_mapping(value, column) if isinstance(value, dict) else _yaml_scalar(value)
+def fill(template: str, values: Mapping[str, object]) -> Lines:
+    """Return the lines of a template with its values. Raises KeyError for a name without a value."""
+    lines: list[str] = []
+    comment: list[str] = []
+    for line in template.splitlines():
+        indent, mark, remark = line.partition("# ")
+        if mark and not indent.strip():
+            texts = {name: value or "" for name, value in values.items()}
+            comment += [f"{indent}# {text}" for text in Template(remark).substitute(texts).splitlines()]
+            continue
+        slot = _SLOT.fullmatch(line)
+        if slot is None:
+            lines += [*comment, line]
+        elif values[slot["name"]] not in (None, "", [], {}, ()):
+            filled = _entry(slot["head"], values[slot["name"]])
+            lines += [*comment, *(slot["indent"] + each for each in filled)]
+        comment = []
+    return Lines(lines)
 
 
-def _yaml_mapping(mapping: Mapping[str, object], column: int) -> object:
-    from ruamel.yaml.comments import CommentedMap
-
-    node = CommentedMap()
-    for key, item in mapping.items():
-        name = _yaml_scalar(key)
-        value = item.value if isinstance(item, Noted) else item
-        node[name] = _yaml_node(value, column=_inner_column(value, column))
-        if isinstance(item, Noted):
-            node.yaml_set_comment_before_after_key(name, before=item.note, indent=column)
-    return node
-
-
-def _inner_column(value: object, column: int) -> int:
-    """Return the column of a value inside a mapping or sequence at `column`; only mappings are indented."""
-    return column + (_INDENT if isinstance(value, dict) else 0)
+def yaml_lines(value: Mapping[str, object] | list[object]) -> list[str]:
+    """Return a mapping or a list as a block of YAML lines."""
+    if not isinstance(value, list):
+        return [line for key, item in value.items() for line in _entry(f"{_word(key)}:", item)]
+    lines: list[str] = []
+    for item in value:
+        if isinstance(item, dict | list) and item:
+            first, *rest = yaml_lines(item)
+            lines += [f"- {first}", *(f"  {line}" for line in rest)]
+        else:
+            lines += _entry("-", item)
+    return lines
 
 
-def _yaml_scalar(value: object) -> object:
-    """Return a string with quotes if a reader could misread it; other values stay as they are."""
-    from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
+def _entry(head: str, value: object) -> list[str]:
+    """Return the lines of a key or a dash with its value. A list is not indented below its key."""
+    if isinstance(value, Lines):
+        return [head, *(f"  {line}" for line in value)]
+    if isinstance(value, dict | list) and value:
+        indent = "  " if isinstance(value, dict) else ""
+        return [head, *(indent + line for line in yaml_lines(value))]
+    first, *rest = _scalar(value).split("\n")
+    return [f"{head} {first}", *(f"  {line}" for line in rest)]
 
+
+def _scalar(value: object) -> str:
+    """Return a scalar or an empty collection, with quotes if a reader could misread it."""
     if not isinstance(value, str):
-        return value
-    if _BLOCK.fullmatch(value):
-        return LiteralScalarString(value)
-    is_plain = _PLAIN.fullmatch(value) and value.lower() not in _NOT_PLAIN
-    return value if is_plain else DoubleQuotedScalarString(value)
+        return str(value).lower() if isinstance(value, bool) else str(value)
+    return f"|-\n{value}" if _BLOCK.fullmatch(value) else _word(value)
+
+
+def _word(text: str) -> str:
+    """Return a string in one line, with quotes if a reader could misread it."""
+    if _PLAIN.fullmatch(text) and text.lower() not in _NOT_PLAIN:
+        return text
+    return '"' + "".join(map(_escaped, text)) + '"'
+
+
+def _escaped(character: str) -> str:
+    """Return a character of a quoted string. JSON's pairs of surrogates would stay two characters in YAML."""
+    if character in '"\\':
+        return f"\\{character}"
+    code = ord(character)
+    if 0x20 <= code <= 0x7E:
+        return character
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -12,6 +12,5 @@ Comes in: process ids, or the folder of a run. Goes out: `Observed`, and a `Veri
     during_run.py  EDGE  verify while `numapin run` is running
     loaders.py     EDGE  report which loaders took numapin's data path
     sample.py      EDGE  read again and again at little cost
-    top.py         PURE  the activity between two samples
-    history.py     PURE  the recent activity: rates and curves
+    top.py         PURE  the activity between two samples, and the pace over the last ones
 """

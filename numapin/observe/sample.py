@@ -8,27 +8,20 @@ from __future__ import annotations
 
 import os
 import time
-from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.not_none import without_none
 from numapin.data.loop_times import find_waited, read_waited
 from numapin.observe.read import LIVE, observe
 from numapin.observe.top import Sample
 from numapin.system.proc import activity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from numapin.base.cpu_set import CpuSet
-    from numapin.data.loop_times import Waited
     from numapin.observe.find_job import RunningJob
-    from numapin.observe.model import Observed, ObservedRank
-    from numapin.system.proc import Stat
     from numapin.topology.readings import GpuLoad
-
-    Activity = Mapping[int, tuple[Stat | None, tuple[CpuSet, ...]]]
 
 _PAGES_EVERY_S: Final = 10.0
 _REST: Final = 250  # seconds between readings of the pages per second of CPU that one took: 0.4 % of a core
@@ -39,75 +32,46 @@ class Sampler:
 
     def __init__(self, job: RunningJob, loads: Callable[[], Mapping[str, GpuLoad]]) -> None:
         self._pids, self._gone, self._loads = job.pids, job.gone, loads
-        self._observed = self._observe()
+        self._read_pages()
+
+    def _read_pages(self) -> None:
+        """Read processes, pages, and where the loop times are; schedule the next reading by its cost."""
+        began_s = time.process_time()
+        self._observed = observe(self._pids, gone=self._gone)
+        found = {rank: find_waited(pid) for rank, pid in self._pids.items() if rank not in self._gone}
+        self._loops = {rank: descriptor for rank, descriptor in found.items() if descriptor is not None}
+        took_s = time.process_time() - began_s
+        self._next_pages_s = time.monotonic() + max(_PAGES_EVERY_S, _REST * took_s)
 
     def sample(self) -> Sample:
         """Read threads and GPUs, and the pages if they are due."""
         if time.monotonic() >= self._next_pages_s:
-            self._observed = self._observe()
-        ranks = self._observed.ranks
-        now = {rank.local_rank: self._activity_of(rank) for rank in ranks}
-        alive = [rank for rank in ranks if _has_threads(rank, now)]
+            self._read_pages()
+        ticks_per_s, booted_s = os.sysconf("SC_CLK_TCK"), time.clock_gettime(time.CLOCK_BOOTTIME)
+        threads: dict[int, tuple[CpuSet, ...]] = {}
+        cpu_s: dict[int, dict[int, float]] = {}
+        up_s: dict[int, float] = {}
+        for rank in self._observed.ranks:
+            number = rank.local_rank
+            # Of a rank that is known to be gone, other processes may have the ids now.
+            found = {} if number in self._gone else {pid: activity(pid) for pid in rank.pids}
+            threads[number] = tuple(cpus for _, of_process in found.values() for cpus in of_process)
+            cpu_s[number] = {pid: stat.own_ticks / ticks_per_s for pid, (stat, _) in found.items() if stat is not None}
+            own, own_threads = found.get(rank.pid, (None, ()))
+            if own is not None and own_threads:
+                up_s[number] = max(booted_s - own.start / ticks_per_s, 0.0)
+        waited = {rank: read_waited(self._pids[rank], descriptor) for rank, descriptor in self._loops.items()}
         return Sample(
             at_s=time.monotonic(),
-            threads={rank: _cpus_of_threads(found) for rank, found in now.items()},
-            gone=_numbers(ranks) - _numbers(alive),
-            memory={rank.local_rank: rank for rank in ranks},
+            threads=threads,
+            gone=frozenset(threads) - up_s.keys(),
+            memory={rank.local_rank: rank for rank in self._observed.ranks},
             loads=self._loads(),
             swapped=read_swapped(),
-            waited=self._waited(),
-            cpu_s={rank: _cpu_s(found) for rank, found in now.items()},
-            up_s={rank.local_rank: _up_s(now[rank.local_rank][rank.pid][0]) for rank in alive},
+            waited={rank: totals for rank, totals in waited.items() if totals is not None},
+            cpu_s=cpu_s,
+            up_s=up_s,
         )
-
-    def _activity_of(self, rank: ObservedRank) -> Activity:
-        """Return the activity of a rank's processes by their ids; nothing for a rank that is known to be gone."""
-        return {} if rank.local_rank in self._gone else {pid: activity(pid) for pid in rank.pids}
-
-    def _waited(self) -> dict[int, Waited]:
-        """Return the loop times of the ranks that use `numapin.DataLoader`."""
-        found = {rank: read_waited(self._pids[rank], descriptor) for rank, descriptor in self._loop_times.items()}
-        return without_none(found)
-
-    def _observe(self) -> Observed:
-        """Read processes, pages, and where the loop times are; schedule the next reading by its cost."""
-        began_s = time.process_time()
-        observed = observe(self._pids, gone=self._gone)
-        self._loop_times = self._find_loop_times()
-        took_s = time.process_time() - began_s
-        self._next_pages_s = time.monotonic() + max(_PAGES_EVERY_S, _REST * took_s)
-        return observed
-
-    def _find_loop_times(self) -> dict[int, int]:
-        """Return the descriptors of the ranks' loop times."""
-        found = {rank: find_waited(pid) for rank, pid in self._pids.items() if rank not in self._gone}
-        return without_none(found)
-
-
-def _has_threads(rank: ObservedRank, now: Mapping[int, Activity]) -> bool:
-    """Return whether a rank's own process is alive."""
-    return bool(now[rank.local_rank].get(rank.pid, (None, ()))[1])
-
-
-def _numbers(ranks: Iterable[ObservedRank]) -> frozenset[int]:
-    return frozenset(rank.local_rank for rank in ranks)
-
-
-def _cpus_of_threads(found: Activity) -> tuple[CpuSet, ...]:
-    """Return the CPUs of each thread of a rank's processes."""
-    return tuple(chain.from_iterable(cpus for _, cpus in found.values()))
-
-
-def _cpu_s(found: Activity) -> dict[int, float]:
-    """Return the CPU time that each process used itself."""
-    ticks_per_s = os.sysconf("SC_CLK_TCK")
-    return {pid: stat.own_ticks / ticks_per_s for pid, (stat, _) in found.items() if stat is not None}
-
-
-def _up_s(stat: Stat | None) -> float:
-    """Return the time since a process started."""
-    started_s = 0.0 if stat is None else stat.start / os.sysconf("SC_CLK_TCK")
-    return max(time.clock_gettime(time.CLOCK_BOOTTIME) - started_s, 0.0)
 
 
 def read_swapped(*, root: Path = LIVE) -> tuple[int, int] | None:

@@ -1,12 +1,14 @@
-"""The activity of a running job between two samples. Pure.
+"""The activity of a running job between two samples, and the pace of its loops over the last ones. Pure.
 
-Comes in: two `Sample`s of a job, and its plan. Goes out: `Top`, with an entry per rank and the machine's swap rates.
+Comes in: `Sample`s of a job, and its plan. Goes out: `Top`, with an entry per rank and the machine's swap rates (schema
+numapin.top/1). None is unknown.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from numapin.observe.verify import JUDGED, LOCKED, elsewhere
 from numapin.topology.readings import GpuLoad
@@ -19,67 +21,40 @@ if TYPE_CHECKING:
     from numapin.observe.model import ObservedRank
     from numapin.plan.model import Plan, RankPlan
 
-SCHEMA: Final = "numapin.top/1"
+_WINDOW: Final = 10  # intervals that a pace covers, so that steps may be longer than an interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """The readings of one moment, by local rank.
-
-    Attributes:
-        at_s: When the readings were taken, on the monotonic clock.
-        threads: The CPUs of every thread of a rank and its descendants.
-        gone: Ranks whose process has ended.
-        memory: The pages; they may be older than the rest.
-        loads: The GPUs' loads, by UUID.
-        swapped: Pages swapped in and out since the machine started. None: unknown.
-        waited: The loop times of the ranks that use `numapin.DataLoader`.
-        cpu_s: The CPU time that each process of a rank has used, by process id.
-        up_s: The time since each rank's process started.
-    """
+    """The readings of one moment on the monotonic clock, by local rank."""
 
     at_s: float
-    threads: Mapping[int, tuple[CpuSet, ...]]
-    gone: frozenset[int]
-    memory: Mapping[int, ObservedRank]
-    loads: Mapping[str, GpuLoad]
-    swapped: tuple[int, int] | None
-    waited: Mapping[int, Waited] = field(default_factory=dict)
-    cpu_s: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
-    up_s: Mapping[int, float] = field(default_factory=dict)
+    threads: Mapping[int, tuple[CpuSet, ...]]  # the CPUs of every thread of a rank and its descendants
+    gone: frozenset[int]  # ranks whose process has ended
+    memory: Mapping[int, ObservedRank]  # the pages; they may be older than the rest
+    loads: Mapping[str, GpuLoad]  # by UUID
+    swapped: tuple[int, int] | None  # pages in and out since the machine started
+    waited: Mapping[int, Waited] = field(default_factory=dict)  # of the ranks whose loops are counted
+    cpu_s: Mapping[int, Mapping[int, float]] = field(default_factory=dict)  # the CPU time used, by rank and process id
+    up_s: Mapping[int, float] = field(default_factory=dict)  # since each rank's process started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopRank:
-    """One rank now; None is unknown.
-
-    Attributes:
-        plan: The rank's part of the plan.
-        pid: The rank's process id.
-        is_gone: Whether that process has ended.
-        num_threads: The number of threads of the rank and its descendants.
-        num_off_plan: How many of them may run on CPUs outside the plan.
-        remote_share: The share of its pages on nodes outside the plan, the page cache of files left out.
-        pinned_bytes: Its page-locked memory.
-        wait_share: The share of its loops' time spent waiting for the next batch.
-        load: The load of its GPU.
-        cpu_share: The CPU time of its processes per second; 1.0 is one CPU that is never idle.
-        up_s: The time since its process started.
-        loop: The totals of its loops. None: it uses no `numapin.DataLoader`.
-    """
+    """One rank now."""
 
     plan: RankPlan
     pid: int
     is_gone: bool
     num_threads: int
-    num_off_plan: int
-    remote_share: float | None
+    num_off_plan: int  # threads that may run on CPUs outside the plan
+    remote_share: float | None  # of its pages on nodes outside the plan, the page cache of files left out
     pinned_bytes: int | None
-    wait_share: float | None
+    wait_share: float | None  # of its loops' time, spent waiting for the next batch
     load: GpuLoad
-    cpu_share: float | None = None
+    cpu_share: float | None = None  # CPU time of its processes per second; 1.0 is one CPU that is never idle
     up_s: float | None = None
-    loop: Waited | None = None
+    loop: Waited | None = None  # the totals of its loops
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -109,14 +84,14 @@ class Top:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether all ranks are gone."""
+        """Whether all ranks are gone."""
         return all(rank.is_gone for rank in self.ranks)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON form."""
+        """Return the JSON form (schema numapin.top/1)."""
         swapped_in, swapped_out = self.swap_per_s or (None, None)
         return {
-            "schema": SCHEMA,
+            "schema": "numapin.top/1",
             "run": self.run,
             "ended": self.has_ended,
             "interval_s": self.interval_s,
@@ -129,62 +104,82 @@ class Top:
 def top(run: str, plan: Plan, *, before: Sample, now: Sample) -> Top:
     """Return the activity of a job between two samples."""
     planned = {rank.local_rank: rank for rank in plan.ranks}
-    ranks = tuple(_rank(planned[rank], memory, before, now) for rank, memory in sorted(now.memory.items()))
-    return Top(run=run, interval_s=now.at_s - before.at_s, ranks=ranks, swap_per_s=_swap_per_s(before, now))
-
-
-def _swap_per_s(before: Sample, now: Sample) -> tuple[float, float] | None:
-    """Return the machine's pages swapped in and out per second; None if a sample has no counters."""
     interval_s = now.at_s - before.at_s
-    if before.swapped is None or now.swapped is None or interval_s <= 0:
-        return None
-    (in_before, out_before), (in_now, out_now) = before.swapped, now.swapped
-    return (in_now - in_before) / interval_s, (out_now - out_before) / interval_s
+    swap_per_s = None
+    if before.swapped is not None and now.swapped is not None and interval_s > 0:
+        (in_before, out_before), (in_now, out_now) = before.swapped, now.swapped
+        swap_per_s = ((in_now - in_before) / interval_s, (out_now - out_before) / interval_s)
+    ranks = tuple(_rank(planned[rank], memory, before, now) for rank, memory in sorted(now.memory.items()))
+    return Top(run=run, interval_s=interval_s, ranks=ranks, swap_per_s=swap_per_s)
 
 
 def _rank(plan: RankPlan, memory: ObservedRank, before: Sample, now: Sample) -> TopRank:
-    threads = now.threads[plan.local_rank]
+    rank, interval_s = plan.local_rank, now.at_s - before.at_s
+    by_node = memory.bytes_by_node(JUDGED)
+    remote_share = None
+    if memory.has_memory and by_node and plan.nodes:
+        remote_share = sum(elsewhere(plan, by_node).values()) / by_node.total()
+    used, used_before = now.cpu_s.get(rank), before.cpu_s.get(rank)
+    cpu_share = None
+    if used and used_before and interval_s > 0:  # of processes in both samples: a new one has used time before
+        grown = (cpu_s - used_before[pid] for pid, cpu_s in used.items() if pid in used_before)
+        cpu_share = sum(max(cpu_s, 0.0) for cpu_s in grown) / interval_s
     return TopRank(
         plan=plan,
         pid=memory.pid,
-        is_gone=plan.local_rank in now.gone,
-        num_threads=len(threads),
-        num_off_plan=sum(not cpus <= plan.cpus for cpus in threads),
-        remote_share=_remote_share(plan, memory),
+        is_gone=rank in now.gone,
+        num_threads=len(now.threads[rank]),
+        num_off_plan=sum(not cpus <= plan.cpus for cpus in now.threads[rank]),
+        remote_share=remote_share,
         pinned_bytes=memory.bytes_by_node(LOCKED).total() if memory.has_memory else None,
-        wait_share=_wait_share(before.waited.get(plan.local_rank), now.waited.get(plan.local_rank)),
-        load=_load(plan, now.loads),
-        cpu_share=_cpu_share(plan.local_rank, before, now),
-        up_s=now.up_s.get(plan.local_rank),
-        loop=now.waited.get(plan.local_rank),
+        wait_share=_wait_share(before.waited.get(rank), now.waited.get(rank)),
+        load=now.loads.get((plan.gpu and plan.gpu.uuid) or "", GpuLoad()),
+        cpu_share=cpu_share,
+        up_s=now.up_s.get(rank),
+        loop=now.waited.get(rank),
     )
 
 
-def _cpu_share(rank: int, before: Sample, now: Sample) -> float | None:
-    """Return the CPU time per second of the processes that are in both samples; None if the rank is in one only."""
-    used, used_before = now.cpu_s.get(rank), before.cpu_s.get(rank)
-    interval_s = now.at_s - before.at_s
-    if not used or not used_before or interval_s <= 0:
-        return None
-    return sum(max(cpu_s - used_before[pid], 0.0) for pid, cpu_s in used.items() if pid in used_before) / interval_s
-
-
-def _remote_share(plan: RankPlan, memory: ObservedRank) -> float | None:
-    """Return the share of pages on nodes outside the plan; None if the pages or the planned nodes are unknown."""
-    by_node = memory.bytes_by_node(JUDGED)
-    if not (memory.has_memory and by_node and plan.nodes):
-        return None
-    return sum(elsewhere(plan, by_node).values()) / by_node.total()
-
-
-def _load(plan: RankPlan, loads: Mapping[str, GpuLoad]) -> GpuLoad:
-    """Return the load of the rank's GPU, all unknown if the GPU has no UUID or NVML did not answer."""
-    uuid = plan.gpu.uuid if plan.gpu is not None else None
-    return loads.get(uuid or "", GpuLoad())
-
-
 def _wait_share(before: Waited | None, now: Waited | None) -> float | None:
-    """Return the share between two samples; None without our loader, or if no step ended in between."""
+    """Return the share between two totals; None if one is missing, or if no step ended in between."""
     if before is None or now is None or now.stepped_s <= before.stepped_s:
         return None
-    return (now.waited_s - before.waited_s) / (now.stepped_s - before.stepped_s)
+    return min(max((now.waited_s - before.waited_s) / (now.stepped_s - before.stepped_s), 0.0), 1.0)
+
+
+class LoopPace(NamedTuple):
+    """The steps of one rank lately: how many per second, and the share of their time spent waiting for a batch."""
+
+    steps_per_s: float | None = None
+    wait_share: float | None = None
+
+
+class LoopPaces:
+    """The paces of all ranks over the last intervals. A rank that was restarted begins anew."""
+
+    def __init__(self) -> None:
+        self._at_s = 0.0
+        self._totals: dict[int, deque[tuple[float, int, Waited]]] = {}
+
+    def add(self, seen: Top) -> dict[int, LoopPace]:
+        """Add an interval; return the pace of each rank whose steps are counted."""
+        self._at_s += seen.interval_s
+        paces = {}
+        for rank in seen.ranks:
+            number = rank.plan.local_rank
+            totals = self._totals.setdefault(number, deque(maxlen=_WINDOW + 1))
+            if rank.loop is None or (totals and totals[-1][1] != rank.pid):
+                totals.clear()
+            if rank.loop is None:
+                continue
+            totals.append((self._at_s, rank.pid, rank.loop))
+            first_s, _, first = totals[0]
+            num_steps, passed_s = rank.loop.num_steps - first.num_steps, self._at_s - first_s
+            if len(totals) == 1:  # since its loops began
+                num_steps, passed_s = rank.loop.num_steps, rank.loop.stepped_s
+            is_counted = rank.loop.num_steps > 0 and passed_s > 0
+            paces[number] = LoopPace(
+                steps_per_s=max(num_steps, 0) / passed_s if is_counted else None,
+                wait_share=_wait_share(first, rank.loop) if len(totals) > 1 else rank.wait_share,
+            )
+        return paces

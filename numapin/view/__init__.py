@@ -11,10 +11,6 @@ Comes in: topologies, plans, reports. Goes out: rich renderables, and the text o
     verify_table.py   PURE  ranks compared with their plan
     attach_table.py   PURE  processes that were bound while they ran
     top_table.py      PURE  a running job
-    top_screen.py     PURE  the same, live on a whole screen
-    top_columns.py    PURE  its columns, and which of them fit
-    top_view.py       PURE  its keys: order, selection, pause
-    gauges.py         PURE  bars and curves in cells
     openmetrics.py    PURE  a running job for a monitoring system
     doctor_table.py   PURE  findings about the machine
     trace_table.py    PURE  the time of a step by activity

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from numapin.base.plural import counted
-from numapin.doctor.model import DoctorSeverity
+from numapin.doctor.check import DoctorSeverity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

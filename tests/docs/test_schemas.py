@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from numapin.attach.changes import Attached, AttachedRank, BoundProcess, ProcessPages, Restored, RestoredProcess
+from numapin.attach.report import Attached, AttachedRank, BoundProcess, ProcessPages, Restored, RestoredProcess
 from numapin.base.cpu_set import CpuSet
 from numapin.bench.machine import BenchMachine
 from numapin.bench.model import BenchAnswer, Benchmark, BenchReport, BenchVerdict, Case, Peer, Run, summarize

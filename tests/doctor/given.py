@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from numapin.doctor.examine import examine
-from numapin.doctor.files import read_files
-from numapin.doctor.model import Live
+from numapin.doctor.check import Host, Live
+from numapin.doctor.model import examine
+from numapin.system.tree import Tree
 from numapin.topology.discover import discover
 from numapin.topology.readings import NvmlReadings
 from tests.machines.roots import load, write_root
@@ -54,7 +54,7 @@ def put(root: Path, files: Mapping[str, str | bytes | None]) -> None:
 def findings(root: Path, *, answers: Live | None = None) -> dict[str, DoctorFinding]:
     """Examine the machine below a root, and return what each check found."""
     topology = discover(root=root)
-    return {finding.check: finding for finding in examine(read_files(root, topology, live=answers), topology)}
+    return {finding.check: finding for finding in examine(Host(tree=Tree(str(root)), topology=topology, live=answers))}
 
 
 def machine(folder: Path, name: str = "2node-interleaved-smt2-2gpu") -> Path:

@@ -322,9 +322,9 @@ def test_running_job(folder: Path) -> None:
         )
         assert shown("top", "--once", "--interval", "0.1", **there).status == 0
         shown("top", "--once", "--json", "--interval", "0.1", str(run))
-        live = on_terminal(
-            [*NUMAPIN, "top", "--interval", "0.1", str(run)], typed=lambda seen: b"dq" if b"swap:" in seen else b""
-        )
+        interrupted = ("timeout", "--foreground", "--preserve-status", "--signal=INT", "5")
+        live = on_terminal([*interrupted, *NUMAPIN, "top", "--interval", "0.1", str(run)])
+        assert "swap:" in live.text
         assert (live.status, live.problems(live=True)) == (0, [])
         stack.enter_context(_run(base, FILE, pid, plan))
         both = shown("verify", **there)

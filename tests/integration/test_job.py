@@ -567,22 +567,6 @@ class TestCommand:
         for engine, submit in (("slurm", "sbatch FILE"), ("kubernetes", "kubectl apply -f FILE"), ("lsf", "bsub <")):
             assert submit in forked("job", engine, "--help").out
 
-    def test_only_kubernetes_needs_a_yaml_library(self) -> None:
-        """Only `job kubernetes` imports ruamel.yaml."""
-        node = ["--gpus-per-node", "1", "--cpus-per-task", "4", "--mem-per-node", "8G", "--container", "a"]
-        others = [["job", "--help"], ["job", "slurm", *node, "train.py"], ["topo", "--json"], ["plan", "--json"]]
-        code = f"""
-import sys
-from numapin.cli.main import numapin
-for words in {others}:
-    numapin(words, standalone_mode=False)
-before = "ruamel" in sys.modules
-numapin({["job", "kubernetes", *node, "train.py"]}, standalone_mode=False)
-sys.exit(before or "ruamel.yaml" not in sys.modules)
-"""
-        done = call(sys.executable, "-c", code)
-        assert done.status == 0, done.err
-
     def test_without_torch(self) -> None:
         """Neither scripts nor help import torch."""
         for words in (["job", "--help"], ["job", "slurm", "--gpus-per-node", "1", "train.py"]):

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.attach.bind import Binder, How
-from numapin.attach.pages import Move, ProcessMemory, Region
-from numapin.attach.perform import Attach
-from numapin.attach.processes import examine
-from numapin.attach.targets import Aim, Target
+from numapin.attach.bind import Binder, How, attach
+from numapin.attach.pages import ProcessMemory, Region, move
+from numapin.attach.targets import Aim, Target, examine
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import NumapinError, UsageError
 from numapin.plan.model import RoleCpus
@@ -88,9 +86,8 @@ def test_targets_that_all_ended(number: int, words: str) -> None:
             targets.append(Target(subject=subject, plan=PLANNED, gpu_source=""))
             process.kill()
     how = replace(HOW, dry_run=True)
-    attach = Attach(aim=Aim(tuple(targets), ()), how=how, migrate=False, environ={}, progress=lambda *_: None)
     with pytest.raises(UsageError) as error:
-        attach.run()
+        attach(Aim(tuple(targets), ()), how, migrate=False, environ={}, progress=lambda *_: None)
     pids = ", ".join(str(target.subject.pid) for target in targets)
     assert error.value.message == f"{words.format(pids)}; nothing was changed"
     assert "pgrep" in error.value.hint, "a process that was given by its id need not be one of a run"
@@ -114,9 +111,8 @@ def test_roles(target: Target) -> None:
         (process,) = Binder(replace(target, plan=plan), HOW, _nothing).run()
         assert (cpus_of(thread), process.changed, process.narrower) == (after, before != after, 0)
     aim = Aim((replace(target, plan=plan),), ())
-    wide = Attach(aim=aim, how=replace(HOW, widen=True), migrate=False, environ={}, progress=lambda *_: None)
     with pytest.raises(UsageError, match="--widen undoes"):
-        wide.run()
+        attach(aim, replace(HOW, widen=True), migrate=False, environ={}, progress=lambda *_: None)
 
 
 @needs_two_cpus
@@ -146,9 +142,8 @@ def test_interrupted_move(target: Target) -> None:
         assert (done, total) == (0, 8192)
         raise KeyboardInterrupt
 
-    move = Move(main=main, plan=replace(PLANNED, nodes=CpuSet({0}), node=0), progress=interrupt)
-    pages = move.run(seen)
-    assert move.interrupted
+    pages, interrupted = move(main, replace(PLANNED, nodes=CpuSet({0}), node=0), seen, interrupt)
+    assert interrupted
     assert (pages.before, pages.moved_bytes) == ({0: 8192}, 0)
 
 
@@ -162,13 +157,13 @@ def test_a_descendant_that_has_bound_itself(tmp_path: Path) -> None:
         child = int(process.stdout.readline())
         plan = replace(PLANNED, cpus=CpuSet({max(ALL)}))
         target = Target(subject=examine(process.pid, other_users=False), plan=plan, gpu_source="")
-        Attach(
-            aim=Aim((target,), (), frozenset({process.pid, child})),
-            how=HOW,
+        attach(
+            Aim((target,), (), frozenset({process.pid, child})),
+            HOW,
             migrate=False,
             environ={"TMPDIR": str(tmp_path)},
             progress=lambda *_: None,
-        ).run()
+        )
         found = [cpus_of(thread) for pid in (process.pid, child) for thread in threads_of(pid)]
         process.communicate("\n")
     assert found == [plan.cpus, ALL]

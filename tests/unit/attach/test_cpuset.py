@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.attach.cpuset import cpus_of_cpuset, in_whole_cpuset, shortfalls_of
+from numapin.attach.targets import cpus_of_cpuset, in_whole_cpuset, shortfalls_of
 from numapin.base.cpu_set import CpuSet
 from numapin.system.tree import Tree
 from tests.needs import needs_two_cpus

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from numapin.attach.gpus import gpu_of, gpus_of_ranks, local_rank
+from numapin.attach.targets import gpu_of, gpus_of_ranks, local_rank
 from numapin.base.cpu_set import CpuSet
 from numapin.topology.model import Allowed, Core, Gpu, Node, NodeKind, NodeSource, Topology
 

@@ -35,7 +35,7 @@ LINES = (
 
 def _memory(lines: Sequence[str], policy: str = "default") -> pages.ProcessMemory:
     text = "\n".join(lines).format(policy)
-    return pages._memory(numa_maps.parse(text), numa_maps.ends(MAPS), NODE_1, has_gpu=False)
+    return pages.parsed_memory(text, MAPS, NODE_1)
 
 
 def test_memory() -> None:
@@ -44,7 +44,7 @@ def test_memory() -> None:
     assert (memory.policy, memory.policy_nodes) == ("default", CpuSet())
     assert memory.by_node == {0: 12 * 4096 + (2 << 20), 1: 9 * 4096}
     assert memory.regions == (pages.Region(0x10000, 0x20000, 4096, 40960), pages.Region(0x30000, 0x50000, 4096, 8192))
-    assert (memory.own_bytes, memory.far_bytes) == (2 << 20, (2 << 20) + 12 * 4096)
+    assert (memory.own_bytes, pages.described(memory).far_bytes) == (2 << 20, (2 << 20) + 12 * 4096)
 
 
 def test_policy_of_the_process() -> None:

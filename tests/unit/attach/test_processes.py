@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from numapin.attach.processes import Family, examine, read_family, why_untouchable
+from numapin.attach.targets import Family, examine, read_family, why_untouchable
 from numapin.errors import UsageError
 
 

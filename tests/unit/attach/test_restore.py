@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.attach import restore as restoring
-from numapin.attach.bind import How
-from numapin.attach.perform import Attach
-from numapin.attach.processes import examine
-from numapin.attach.record import Attachment, FormerThread, place_to_name
-from numapin.attach.restore import restore
-from numapin.attach.targets import Aim, Target
+from numapin.attach import undo
+from numapin.attach.bind import How, attach
+from numapin.attach.targets import Aim, Target, examine
+from numapin.attach.undo import Attachment, FormerThread, place_to_name, restore
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError, UsageError
 from numapin.launcher.run_places import DEFAULT_PLACES
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from numapin.attach.processes import Subject
+    from numapin.attach.targets import Subject
 
 ALL = CpuSet(os.sched_getaffinity(0))
 FIRST, LAST = CpuSet({min(ALL)}), CpuSet({max(ALL)})
@@ -84,7 +81,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _attach(pid: int, environ: dict[str, str], cpus: CpuSet = LAST) -> None:
     target = Target(subject=examine(pid, other_users=False), plan=replace(PLANNED, cpus=cpus), gpu_source="")
     how = How(children=True, widen=False, other_users=False, dry_run=False)
-    Attach(aim=Aim((target,), ()), how=how, migrate=False, environ=environ, progress=lambda *_: None).run()
+    attach(Aim((target,), ()), how, migrate=False, environ=environ, progress=lambda *_: None)
 
 
 @needs_two_cpus
@@ -121,7 +118,7 @@ def test_a_process_that_ends_meanwhile(
                 _end(other)
             return subject
 
-        monkeypatch.setattr(restoring, "examine", ending)
+        monkeypatch.setattr(undo, "examine", ending)
         done = restore(None, environ, other_users=False, dry_run=False)
     assert {cpus_of(each) for each in threads_of(process.pid)} == {ALL}
     assert [each.pid for each in done.processes] == [process.pid]

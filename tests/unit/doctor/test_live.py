@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from numapin.base.cpu_set import CpuSet
 from numapin.doctor import live as reading
-from numapin.doctor.examine import examine
-from numapin.doctor.model import DoctorReadings, DoctorSeverity
+from numapin.doctor.check import DoctorSeverity, Host
+from numapin.doctor.model import examine
 from numapin.system import numa
+from numapin.system.tree import Tree
 from numapin.topology.model import GpuVendor, NodeSource
 from numapin.topology.readings import NvmlReading, NvmlReadings
-from tests.doctor.given import CALLS, live
+from tests.doctor.given import CALLS, live, put
 from tests.machines.grids import gpu, grid
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numapin.doctor.model import DoctorFinding
     from numapin.topology.model import Topology
 
@@ -36,10 +37,13 @@ def _nvml(*, persistence: bool | None = True, **rest: Any) -> NvmlReadings:
 
 
 def _find(
-    check: str, topology: Topology | None = None, *, readings: DoctorReadings | None = None, **answers: Any
+    check: str, topology: Topology | None = None, *, numa_node: str | None = None, **answers: Any
 ) -> DoctorFinding:
-    complete = replace(readings or DoctorReadings(), live=live(**answers))
-    (finding,) = (found for found in examine(complete, topology or grid()) if found.check == check)
+    with tempfile.TemporaryDirectory() as root:
+        if numa_node is not None:
+            put(Path(root), {f"sys/bus/pci/devices/{gpu(0, 0).pci}/numa_node": numa_node})
+        host = Host(tree=Tree(root), topology=topology or grid(), live=live(**answers))
+        (finding,) = (found for found in examine(host) if found.check == check)
     return finding
 
 
@@ -224,22 +228,20 @@ def test_nvml_against_the_kernel(
 ) -> None:
     """Different nodes from NVML and the kernel are a warning; if only one knows, the finding names it."""
     topology = replace(grid(), gpus=(replace(gpu(0, 0), node_source=source),))
-    readings = DoctorReadings(gpu_nodes={0: kernel})
-    finding = _find("gpu-nodes", topology, readings=readings, nvml=_nvml(memory_nodes=CpuSet(nodes)))
+    finding = _find("gpu-nodes", topology, numa_node=kernel, nvml=_nvml(memory_nodes=CpuSet(nodes)))
     assert (finding.severity, words in finding.what) == (severity, True), finding.what
 
 
 def test_remedies_for_contradicting_nodes_measure_without_saving() -> None:
     """`bench transfer --save` places only GPUs of unknown node, so it would fail for GPUs whose nodes contradict."""
     topology = replace(grid(), gpus=(gpu(0, 0),))
-    readings = DoctorReadings(gpu_nodes={0: "0"})
-    finding = _find("gpu-nodes", topology, readings=readings, nvml=_nvml(memory_nodes=CpuSet({1})))
+    finding = _find("gpu-nodes", topology, numa_node="0", nvml=_nvml(memory_nodes=CpuSet({1})))
     assert (finding.remedy or "").endswith("to measure them: numapin bench transfer")
 
 
 def test_a_kernel_without_the_file_of_a_node() -> None:
     """A missing numa_node is not reported as if the kernel had written a word."""
-    finding = _find("gpu-nodes", replace(grid(), gpus=(gpu(0, None),)), readings=DoctorReadings(gpu_nodes={}))
+    finding = _find("gpu-nodes", replace(grid(), gpus=(gpu(0, None),)))
     assert finding.what == "no source reports the node of gpu0; the kernel reports no numa_node"
 
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin.doctor import live as reading
-from numapin.doctor.examine import examine
-from numapin.doctor.model import DoctorReadings, DoctorSeverity
+from numapin.doctor.check import DoctorSeverity, Host
+from numapin.doctor.model import examine
+from numapin.system.tree import Tree
 from numapin.topology.model import Link, Nic, NicKind, Topology
 from tests.doctor.given import live
 from tests.machines.grids import grid
@@ -34,8 +35,8 @@ def _machine(name: str) -> Topology:
 
 
 def _find(check: str, topology: Topology, environ: Mapping[str, str] | None = None) -> DoctorFinding:
-    readings = DoctorReadings(live=live(environ=environ or {}))
-    (finding,) = (found for found in examine(readings, topology) if found.check == check)
+    host = Host(tree=Tree("/nonexistent"), topology=topology, live=live(environ=environ or {}))
+    (finding,) = (found for found in examine(host) if found.check == check)
     assert (finding.remedy is not None) == (finding.severity in (WARNING, NOTE))
     return finding
 
@@ -142,8 +143,8 @@ def test_names_that_no_nic_has(variable: str, value: str, wrong: str) -> None:
 def test_names_in_the_environment_of_ranks() -> None:
     """What a rank's own environment names is checked, too, and each fault is reported once."""
     jobs = {"host:29500": {rank: {"NVSHMEM_HCA_LIST": "mlx5_9:1"} for rank in range(8)}}
-    readings = DoctorReadings(live=live(jobs=jobs))
-    (finding,) = (f for f in examine(readings, _machine("2pkg-2node-8gpu-4nic")) if f.check == "nic-names")
+    host = Host(tree=Tree("/nonexistent"), topology=_machine("2pkg-2node-8gpu-4nic"), live=live(jobs=jobs))
+    (finding,) = (f for f in examine(host) if f.check == "nic-names")
     assert finding.what == "NVSHMEM_HCA_LIST names mlx5_9, which no NIC here has"
 
 

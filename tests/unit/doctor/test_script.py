@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin.doctor.advice import Advice, PinVerdict
-from numapin.doctor.model import DoctorFinding, DoctorReport, DoctorSeverity
+from numapin.doctor.check import DoctorSeverity
+from numapin.doctor.model import DoctorFinding, DoctorReport
 from numapin.doctor.script import _FIXES, remedy_script
 from tests.terminals import HOSTILE
 

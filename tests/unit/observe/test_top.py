@@ -72,7 +72,7 @@ def _top(now: Sample, *, plan: RankPlan = PLANNED, before: Sample = SAMPLE) -> T
 def _shown(seen: Top, *, width: int = 80) -> list[str]:
     console = Console(width=width, color_system=None)
     with console.capture() as captured:
-        console.print(top_table(seen))
+        console.print(top_table(seen, {}, width=width))
     return captured.get().splitlines()
 
 
@@ -146,21 +146,22 @@ class TestTable:
 
     def test_row(self) -> None:
         """A row has GPU, node, CPUs, threads off them, remote share, MiB, GB/s and percent."""
-        head, row, *_, swap = _shown(_top(replace(SAMPLE, at_s=101.0, swapped=(1010, 5000))))
-        assert head.split() == ["rank", "GPU", "node", "CPUs", "off", "remote", "pinned", "wait", "H2D", "busy"]
-        assert row.split() == ["0", "1", "81:00.0", "1", "4-7", "0/2", "0.0%", "0", "-", "24.0", "87%"]
-        assert swap == "swap: 10 pages/s in, 0 out (whole machine)"
+        _, swap, head, row, *_ = _shown(_top(replace(SAMPLE, at_s=101.0, swapped=(1010, 5000))))
+        names = ("rank", "GPU", "node", "CPUs", "off", "remote", "pinned", "steps/s", "wait", "CPU", "H2D", "busy")
+        assert head.split() == list(names)
+        assert row.split() == ["0", "1", "81:00.0", "1", "4-7", "0/2", "0.0%", "0.0", "-", "-", "-", "24.0", "87%"]
+        assert swap.endswith("swap: 10 pages/s in, 0 out (whole machine)")
 
     def test_unknown_is_a_dash(self) -> None:
         """What is unknown is a dash, never a zero."""
         blind = replace(SAMPLE, loads={}, memory={0: _memory(unreadable="no")}, swapped=None)
-        _, row, *_, swap = _shown(_top(blind))
-        assert row.split()[-5:] == ["-", "-", "-", "-", "-"]
-        assert swap == "swap: unknown"
+        _, swap, _, row, *_ = _shown(_top(blind))
+        assert row.split()[-7:] == ["-"] * 7
+        assert swap.endswith("swap: unknown")
 
     def test_gone(self) -> None:
         """A rank that is gone has no numbers."""
-        _, row, *_ = _shown(_top(replace(SAMPLE, gone=frozenset({0}), threads={0: ()})))
+        _, _, _, row, *_ = _shown(_top(replace(SAMPLE, gone=frozenset({0}), threads={0: ()})))
         assert row.split()[-1] == "gone"
 
     def test_width(self) -> None:
@@ -170,10 +171,17 @@ class TestTable:
         memory = replace(_memory(_pages(MemoryKind.SLOT, 65536, 65536)), local_rank=15)
         seen = _top(replace(SAMPLE, threads={15: threads}, memory={15: memory}), plan=plan)
         lines = _shown(seen)
-        assert len(lines) == 5
+        assert len(lines) == 6
         assert max(map(len, lines)) <= 80
-        assert "…" in lines[1]
-        assert lines[1].endswith("24.0   87%")
+        assert "…" in lines[3]
+        assert lines[3].endswith("24.0   87%")
+
+    @pytest.mark.parametrize("width", [1, 20, 40, 80, 120, 200])
+    def test_any_width(self, width: int) -> None:
+        """Less important columns are left out before a line is cut, and the ranks stay."""
+        lines = _shown(_top(SAMPLE), width=width)
+        assert len(lines) == 6
+        assert max(map(len, lines)) <= width
 
 
 class TestReaders:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rich.console import Console, RenderableType
 
-from numapin.attach.changes import Attached, AttachedRank, BoundProcess, ProcessPages, Restored, RestoredProcess
+from numapin.attach.report import Attached, AttachedRank, BoundProcess, ProcessPages, Restored, RestoredProcess
 from numapin.base.cpu_set import CpuSet
 from numapin.view.attach_table import attach_table, restore_table
 from tests.unit.planned import PLANNED

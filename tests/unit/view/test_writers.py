@@ -17,8 +17,7 @@ _PLACES = {
     "bench/machine.py",  # JSON for its parent, in ASCII
     "cli/main.py",  # tracebacks
     "cli/output.py",
-    "cli/top_live.py",  # the live display
-    "cli/full_screen.py",  # its frames
+    "cli/top.py",  # the live display
     "rank/signals.py",  # names of signals and numbers
     "children/hook/sitecustomize.py",
     "launcher/sitehook/sitecustomize.py",

@@ -1,8 +1,4 @@
-"""What `attach` did, as data. Pure.
-
-Comes in: counts from `bind`, `pages` and `restore`. Goes out: `Attached` and `Restored`, and their JSON
-(numapin.attach/1, numapin.restore/1).
-"""
+"""What `numapin attach` and `--restore` did, as data and as JSON (numapin.attach/1, numapin.restore/1). Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +12,6 @@ if TYPE_CHECKING:
     from numapin.base.cpu_set import CpuSet
     from numapin.plan.model import RankPlan
 
-SCHEMA: Final = "numapin.attach/1"
-RESTORE_SCHEMA: Final = "numapin.restore/1"
 FUTURE_MEMORY: Final = (
     "the memory policy of a running process cannot be changed: new pages go to the node of the CPU that first "
     "touches them"
@@ -39,71 +33,41 @@ STAYS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPages:
-    """The memory of a process in bytes, files not counted.
+    """The memory of a process in bytes, files not counted; far is on other nodes than the planned ones."""
 
-    Attributes:
-        policy: The memory policy of its main thread. None: unknown.
-        before: The bytes on each node at first.
-        after: The bytes on each node in the end. None: nothing was to be moved.
-        far_bytes: The bytes on other nodes than the planned ones, at first.
-        moved_bytes: The bytes that were moved.
-        stays: The bytes that were not, by reason; the words are those of `STAYS`.
-    """
-
-    policy: str | None
-    before: Mapping[int, int]
-    after: Mapping[int, int] | None
-    far_bytes: int
+    policy: str | None  # of its main thread; None: unknown
+    before: Mapping[int, int]  # by node
+    after: Mapping[int, int] | None  # None: nothing was to be moved
+    far_bytes: int  # before
     moved_bytes: int
-    stays: Mapping[str, int]
+    stays: Mapping[str, int]  # what was not moved, by a word of `STAYS`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundProcess:
-    """One process and its threads.
-
-    Attributes:
-        pid: The process id.
-        name: The name of the process.
-        threads: How many threads were seen.
-        changed: How many of them got other CPUs; in a dry run, how many would.
-        narrower: How many were left on fewer CPUs than planned.
-        ended: How many ended meanwhile.
-        cpus_before: The CPUs that its threads could use before.
-        cpus: The CPUs that they can use now; in a dry run, the ones that they would get.
-        pages: Its memory. None: the kernel does not report it.
-        shortfalls: What could not be done, with remedies.
-    """
+    """One process and its threads; in a dry run, what would be done."""
 
     pid: int
     name: str
     threads: int
-    changed: int
-    narrower: int
-    ended: int
+    changed: int  # threads that got other CPUs
+    narrower: int  # threads that were left on fewer CPUs than planned
+    ended: int  # threads that ended meanwhile
     cpus_before: CpuSet
     cpus: CpuSet
-    pages: ProcessPages | None
+    pages: ProcessPages | None  # None: the kernel does not report them
     shortfalls: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachedRank:
-    """A process that was to be bound.
-
-    Attributes:
-        pid: The process id.
-        gpu_source: How its GPU is known.
-        requested: Its plan.
-        processes: It and its descendants, as far as they were reached.
-        problem: Why it was not reached. None: it was.
-    """
+    """A process that was to be bound, with its descendants as far as they were reached."""
 
     pid: int
     gpu_source: str
     requested: RankPlan
     processes: tuple[BoundProcess, ...]
-    problem: str | None = None
+    problem: str | None = None  # why it was not reached
 
     @property
     def exact(self) -> bool:
@@ -113,16 +77,7 @@ class AttachedRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """All that `attach` did.
-
-    Attributes:
-        dry_run: Whether nothing was changed.
-        migrate: Whether pages were to be moved.
-        interrupted: Whether Ctrl-C ended it early.
-        records: The files with the CPUs before the change.
-        warnings: Messages about the machine and the processes.
-        ranks: The processes that were to be bound.
-    """
+    """All that `attach` did; `records` are the files with the CPUs before the change."""
 
     dry_run: bool
     migrate: bool
@@ -138,29 +93,19 @@ class Attached:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.attach/1)."""
-        return {"schema": SCHEMA, "exact": self.exact, "future_memory": FUTURE_MEMORY, **to_json(self)}
+        return {"schema": "numapin.attach/1", "exact": self.exact, "future_memory": FUTURE_MEMORY, **to_json(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredProcess:
-    """A process whose threads were set back.
-
-    Attributes:
-        pid: The process id of the bound process; its descendants are counted with it.
-        name: Its name.
-        threads: How many threads have their former CPUs.
-        started_since: How many of these started after the change; they got the CPUs of their process.
-        ended: How many threads have ended since.
-        left: How many the program has moved to other CPUs since; they were left alone.
-        shortfalls: What could not be done.
-    """
+    """A process whose threads were set back; its descendants are counted with it."""
 
     pid: int
     name: str
-    threads: int
-    started_since: int
+    threads: int  # that have their former CPUs
+    started_since: int  # of these; they got the CPUs of their process
     ended: int
-    left: int
+    left: int  # the program has moved them since
     shortfalls: tuple[str, ...]
 
 
@@ -179,4 +124,4 @@ class Restored:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.restore/1)."""
-        return {"schema": RESTORE_SCHEMA, "exact": self.exact, **to_json(self)}
+        return {"schema": "numapin.restore/1", "exact": self.exact, **to_json(self)}

@@ -1,0 +1,149 @@
+"""What a check of the doctor takes and returns, and the list of all checks. Pure.
+
+A check is one function with `@check`: it takes a `Host`, reads what it needs through it, and returns a `Result`. To add
+one, write that function; examine.py runs all of them in the order of their definition.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable  # noqa: TC003 - the type of a field that is read
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numapin.system.tree import Tree
+    from numapin.topology.model import Topology
+    from numapin.topology.readings import NvmlReadings
+
+
+class DoctorSeverity(StrEnum):
+    """The severity of a finding, worst first."""
+
+    ERROR = "error"  # a job fails, or a rank cannot be bound to its GPU's node
+    WARNING = "warning"  # it costs speed or safety
+    NOTE = "note"  # it costs something in some jobs only
+    OK = "ok"
+
+
+class Result(NamedTuple):
+    """What a check found, and the command that fixes it. `severity` None: no answer, and `what` has the reason."""
+
+    severity: DoctorSeverity | None
+    what: str
+    remedy: str | None = None
+
+
+def error(what: str, *, remedy: str) -> Result:
+    """Return an error and the command that fixes it."""
+    return Result(DoctorSeverity.ERROR, what, remedy)
+
+
+def warning(what: str, *, remedy: str) -> Result:
+    """Return a warning and the command that fixes it."""
+    return Result(DoctorSeverity.WARNING, what, remedy)
+
+
+def note(what: str, *, remedy: str | None = None) -> Result:
+    """Return a note, with a command if there is something to do."""
+    return Result(DoctorSeverity.NOTE, what, remedy)
+
+
+def ok(what: str) -> Result:
+    """Return that nothing is wrong."""
+    return Result(DoctorSeverity.OK, what)
+
+
+def unknown(what: str) -> Result:
+    """Return that there is no answer."""
+    return Result(None, what)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """Facts that only the running machine has."""
+
+    environ: Mapping[str, str]  # that ranks would inherit
+    refused: Mapping[str, str | None] | None  # each policy call with the kernel's error, if any; None without libnuma
+    seccomp: int | None  # the mode of this process; 2 means filtered
+    capabilities: int | None  # the effective ones of this process, as a bit mask
+    nvml: NvmlReadings
+    module_version: str | None  # of NVIDIA's kernel module; the driver's libraries must have the same
+    libnuma: str | None  # why libnuma cannot be used; None if it can
+    streaming_stores: bool | None  # whether libstores.so is installed; None on machines that it does not support
+    torch: str | None  # the version of the installed torch
+    strays: tuple[str, ...]  # packages that py-libnuma has put into site-packages, other than its own
+    python: tuple[int, ...]
+    nccl: Mapping[str, str]  # the NCCL packages, or the path of the library without a package, with their versions
+    shm_bytes: int | None
+    shm_free_bytes: int | None
+    jobs: Mapping[str, Mapping[int, Mapping[str, str]]] = field(default_factory=dict)
+    """The variables that choose NICs, of each running rank on this host, by its job's address and local rank."""
+
+    def has_capability(self, bit: int) -> bool | None:
+        """Return whether the process has a capability; None if that is unknown."""
+        return None if self.capabilities is None else bool(self.capabilities & bit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """The machine or the capture that is examined: its files, its topology, and for the running machine, `live`."""
+
+    tree: Tree
+    topology: Topology
+    live: Live | None
+
+    def match(self, path: str, pattern: str) -> str | None:
+        """Return the first group of a pattern in a file; None if the file is missing, unreadable or garbled."""
+        found = re.search(pattern, self.tree.text(path) or "", re.MULTILINE | re.ASCII)
+        return found[1] if found else None
+
+    def word(self, path: str) -> str | None:
+        """Return the only word of a file; None if it holds anything else."""
+        return self.match(path, r"\A([\w.+~-]{1,64})\Z")
+
+    def absent(self, what: str) -> Result:
+        """Return the result for an absent file: all is well on a live kernel, unknown in a capture."""
+        return unknown("the capture has no such file") if self.live is None else ok(what)
+
+
+class Check(NamedTuple):
+    """A check: its name, the file or call that it reads, what the fault costs a job, and the function."""
+
+    name: str
+    where: str
+    why: str
+    run: Callable[[Host], Result]
+
+
+CHECKS: Final[list[Check]] = []
+
+
+def check(name: str, *, where: str, why: str) -> Callable[[Callable[[Host], Result]], Callable[[Host], Result]]:
+    """Add a function to the checks."""
+
+    def add(function: Callable[[Host], Result]) -> Callable[[Host], Result]:
+        CHECKS.append(Check(name, where, why, function))
+        return function
+
+    return add
+
+
+def live_check(
+    name: str, *, where: str, why: str
+) -> Callable[[Callable[[Live, Topology], Result]], Callable[[Live, Topology], Result]]:
+    """Add a function that needs the running machine to the checks."""
+
+    def add(function: Callable[[Live, Topology], Result]) -> Callable[[Live, Topology], Result]:
+        def run(host: Host) -> Result:
+            if host.live is None:
+                return unknown("not checked: needs the running machine, and this is a capture")
+            return function(host.live, host.topology)
+
+        CHECKS.append(Check(name, where, why, run))
+        return function
+
+    return add
