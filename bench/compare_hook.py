@@ -18,7 +18,7 @@ from torch.optim import optimizer as optimizer_module
 from torch.utils.data import DataLoader
 
 from numapin.compare import hook
-from numapin.compare.settings import StepSettings
+from numapin.compare.record import StepSettings
 from numapin.launcher.preload import STEPS_VARIABLE
 
 NUM_STEPS: Final = 3000

@@ -26,7 +26,7 @@ from numapin.bench.verdict import verdict_of
 from numapin.cli.early_end import EarlyEnd
 from numapin.cli.options import FilePath, Parsed
 from numapin.cli.output import clear_status, emit, json_text, require_writable, say_error, show, show_status, write
-from numapin.compare.schedule import duration
+from numapin.compare.measure import duration
 from numapin.errors import NumapinError, UsageError
 from numapin.view.bench_plot import bench_figure
 from numapin.view.bench_table import bench_table

@@ -16,7 +16,7 @@ from numapin.base.folders import make_own
 from numapin.base.redact import without_secrets
 from numapin.base.stderr import say
 from numapin.cli.output import clear_status, emit, json_text, say_error, show, show_status, write
-from numapin.compare.schedule import duration
+from numapin.compare.measure import duration
 from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class RunsSoFar:
         """Make all runs."""
         from numapin.compare.job import JobOptions
         from numapin.compare.measure import measure_all
-        from numapin.compare.settings import StepSettings
+        from numapin.compare.record import StepSettings
         from numapin.topology.sources.nvml import open_loads
 
         given = self._options

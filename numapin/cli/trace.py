@@ -29,7 +29,7 @@ from numapin.cli.trace_writing import REPORT, TIMELINE, make_folders, show_repor
 from numapin.errors import NumapinError, UsageError
 from numapin.launcher.command import python
 from numapin.rank.signals import open_mailbox
-from numapin.trace.difference import difference
+from numapin.trace.report import difference
 from numapin.trace.settings import Settings
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _compare_command(first: Path, second: Path, *, as_json: bool) -> None:
     if as_json:
         emit(json_text(found.to_json()))
         return
-    from numapin.view.trace_difference import difference_table
+    from numapin.view.trace_table import difference_table
 
     show(difference_table(found))
 

@@ -7,35 +7,40 @@ because the first may have been slow. A variant that fails is left out of the la
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.redact import without_secrets
 from numapin.compare.job import JobOptions, JobResult, run_job
-from numapin.compare.schedule import Estimate, turns
-from numapin.compare.window import FEWEST_STEPS
+from numapin.compare.record import FEWEST_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from numapin.compare.settings import StepSettings
+    from numapin.compare.record import StepSettings
     from numapin.compare.variants import Variant
 
 _PATIENCE: Final = 4  # times the wanted seconds: a variant may be so much slower than the first one
+_SEED: Final = 17  # a comparison can be repeated in the same order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRun:
-    """One run of a variant in one round. Round None is the first run, which does not count."""
+    """One run of a variant in one round. Round None is the first run, which does not count.
+
+    `order` is its place among all runs; `left_s` is the time for the rest of them.
+    """
 
     variant: str
     round: int | None
-    order: int  # among all runs
+    order: int
     took_s: float
     result: JobResult
-    left_s: float | None = None  # for the rest of the runs
+    left_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,51 +56,45 @@ class RunProgress:
     left_s: float | None
 
 
-@dataclass(slots=True, kw_only=True)
-class _Campaign:
-    """The runs that are planned, and the time that the earlier ones took."""
+@dataclass(slots=True)
+class Estimate:
+    """The durations of the runs so far, by variant."""
 
-    plan: Sequence[tuple[int | None, str]]
-    progress: Callable[[RunProgress], None]
-    estimate: Estimate = field(default_factory=Estimate)
-    failed: set[str] = field(default_factory=set)
+    durations_s: dict[str, list[float]] = field(default_factory=dict)
 
-    def run(self, number: int, variant: Variant, options: JobOptions, *, is_again: bool = False) -> ComparedRun:
-        """Make run `number` of the plan; `is_again`: for the second time."""
-        round_number, name = self.plan[number]
-        began_s = time.monotonic()
-        result = run_job(
-            variant,
-            options,
-            log_name=_log_name(number, f"{name}-again" if is_again else name),
-            report=lambda doing: self._report(number, doing, time.monotonic() - began_s),
-        )
-        took_s = time.monotonic() - began_s
-        if result.failure is None:
-            self.estimate.note(name, took_s)
-        else:
-            self.failed.add(name)
-        left_s = self.estimate.left_s(self._later(number))
-        return ComparedRun(variant=name, round=round_number, order=number, took_s=took_s, result=result, left_s=left_s)
+    def note(self, name: str, duration_s: float) -> None:
+        """Note that a run has ended."""
+        self.durations_s.setdefault(name, []).append(duration_s)
 
-    def _later(self, number: int) -> list[str]:
-        """Return the variants of the runs after run `number`."""
-        return [name for _, name in self.plan[number + 1 :] if name not in self.failed]
+    def left_s(self, names: Sequence[str]) -> float | None:
+        """Return the time that runs of these variants will take; None before the first run has ended."""
+        if not self.durations_s:
+            return None
+        any_s = statistics.median(chain.from_iterable(self.durations_s.values()))
+        return sum(statistics.median(self.durations_s.get(name) or [any_s]) for name in names)
 
-    def _report(self, number: int, doing: str, elapsed_s: float) -> None:
-        round_number, name = self.plan[number]
-        own_s, rest_s = self.estimate.left_s([name]), self.estimate.left_s(self._later(number))
-        self.progress(
-            RunProgress(
-                number=number,
-                total=len(self.plan) - 1,
-                variant=name,
-                round=round_number,
-                doing=doing,
-                elapsed_s=elapsed_s,
-                left_s=None if own_s is None or rest_s is None else max(own_s - elapsed_s, 0.0) + rest_s,
-            )
-        )
+
+def duration(seconds: float) -> str:
+    """Return a duration as people say it: "40 s", "12 min", "1 h 05 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def turns(names: Sequence[str], num_rounds: int) -> Iterator[tuple[int, str]]:
+    """Yield round and variant.
+
+    Each pair of rounds has an order of its own, drawn at random, and its second round runs backwards: ABBA, BAAB. So a
+    machine that slows down, and neighbors in the order, favor none.
+    """
+    chance = random.Random(_SEED)  # noqa: S311 - an order, no secret
+    order = list(names)
+    for number in range(num_rounds):
+        if number % 2 == 0:
+            chance.shuffle(order)
+        for name in order if number % 2 == 0 else reversed(order):
+            yield number, name
 
 
 def measure_all(
@@ -108,35 +107,74 @@ def measure_all(
     fewer than two variants are left.
     """
     by_name = {variant.name: variant for variant in variants}
-    rounds = list(turns(list(by_name), num_rounds))
+    rounds: list[tuple[int | None, str]] = [*turns(list(by_name), num_rounds)]
     failed: set[str] = set()
-    for name, variant in by_name.items():
-        campaign = _Campaign(plan=[(None, name), *rounds], progress=progress, failed=failed)
-        for first in _uncounted_runs(campaign, variant, options):
-            yield first
+    for name in by_name:
+        campaign = _Campaign(by_name, [(None, name), *rounds], failed, progress)
+        first = campaign.run(0, options)
+        yield first
+        if name not in failed:
+            settings = with_equal_steps(options.settings, first.result.steps_s)
+            if settings.steps < options.settings.steps:
+                first = campaign.run(0, options, is_again=True)
+                yield first
         if name not in failed:
             break
     else:
         return
-    settings = with_equal_steps(options.settings, first.result.steps_s)
-    yield from _counted_runs(campaign, by_name, replace(options, settings=settings))
+    counted = replace(options, settings=with_equal_steps(options.settings, first.result.steps_s))
+    for number, (_, name) in enumerate(rounds, 1):
+        is_over = len(by_name) - len(failed) < 2 and number > len(by_name)  # each had its first turn
+        if name not in failed and not is_over:
+            yield campaign.run(number, counted)
 
 
-def _uncounted_runs(campaign: _Campaign, variant: Variant, options: JobOptions) -> Iterator[ComparedRun]:
-    """Yield the first run, and a second one if fewer than the wanted steps fit into the time by the first."""
-    first = campaign.run(0, variant, options)
-    yield first
-    if first.result.failure is None:
-        fitting = with_equal_steps(options.settings, first.result.steps_s).steps
-        if fitting < options.settings.steps:
-            yield campaign.run(0, variant, options, is_again=True)
+@dataclass(slots=True)
+class _Campaign:
+    """The runs that are planned, number 0 of which does not count, and the time that the earlier ones took."""
 
+    variants: dict[str, Variant]
+    plan: Sequence[tuple[int | None, str]]
+    failed: set[str]
+    progress: Callable[[RunProgress], None]
+    estimate: Estimate = field(default_factory=Estimate)
 
-def _counted_runs(campaign: _Campaign, variants: Mapping[str, Variant], options: JobOptions) -> Iterator[ComparedRun]:
-    for number, (_, name) in enumerate(campaign.plan[1:], 1):
-        is_over = len(variants) - len(campaign.failed) < 2 and number > len(variants)  # each had its first turn
-        if name not in campaign.failed and not is_over:
-            yield campaign.run(number, variants[name], options)
+    def run(self, number: int, options: JobOptions, *, is_again: bool = False) -> ComparedRun:
+        """Make run `number` of the plan; `is_again`: for the second time."""
+        round_number, name = self.plan[number]
+        began_s = time.monotonic()
+
+        def report(doing: str) -> None:
+            elapsed_s = time.monotonic() - began_s
+            own_s, rest_s = self.estimate.left_s([name]), self._rest_s(number)
+            left_s = None if own_s is None or rest_s is None else max(own_s - elapsed_s, 0.0) + rest_s
+            self.progress(
+                RunProgress(
+                    number=number,
+                    total=len(self.plan) - 1,
+                    variant=name,
+                    round=round_number,
+                    doing=doing,
+                    elapsed_s=elapsed_s,
+                    left_s=left_s,
+                )
+            )
+
+        (shown,) = without_secrets([f"{name}-again" if is_again else name])
+        file_name = "".join(char if char.isalnum() or char in ".-_" else "_" for char in shown)[:80]
+        result = run_job(self.variants[name], options, log_name=f"{number:03d}-{file_name}", report=report)
+        took_s = time.monotonic() - began_s
+        if result.failure is None:
+            self.estimate.note(name, took_s)
+        else:
+            self.failed.add(name)
+        return ComparedRun(
+            variant=name, round=round_number, order=number, took_s=took_s, result=result, left_s=self._rest_s(number)
+        )
+
+    def _rest_s(self, number: int) -> float | None:
+        """Return the time that the runs after run `number` will take."""
+        return self.estimate.left_s([name for _, name in self.plan[number + 1 :] if name not in self.failed])
 
 
 def with_equal_steps(settings: StepSettings, first_s: Sequence[float]) -> StepSettings:
@@ -149,8 +187,3 @@ def with_equal_steps(settings: StepSettings, first_s: Sequence[float]) -> StepSe
     fitting = int(settings.seconds / max(settled_s, 1e-9))
     steps = min(settings.steps, max(fitting, FEWEST_STEPS))
     return replace(settings, steps=steps, seconds=settings.seconds * _PATIENCE)
-
-
-def _log_name(number: int, name: str) -> str:
-    (shown,) = without_secrets([name])
-    return f"{number:03d}-{''.join(char if char.isalnum() or char in '.-_' else '_' for char in shown)[:80]}"

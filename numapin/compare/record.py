@@ -1,20 +1,42 @@
-"""The measurements of a rank, as data. Pure.
+"""What a rank measures, and its measurements, as data. Pure.
 
-Comes in: the rank's window and counts, or the text of its file. Goes out: the other of the two. Times are nanoseconds
-of CLOCK_MONOTONIC, which all processes of a host share.
+Comes in: the options of the command, or their text in NUMAPIN_STEPS; the rank's window and counts, or the text of its
+file. Goes out: the other of the two. Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from numapin.base.records import AtMost
-from numapin.compare.window import FEWEST_STEPS
+from numapin.base.strict_json import decode, encode
 
 SCHEMA: Final = "numapin.steps/1"
 MOST_STEPS: Final = 10_000
+FEWEST_STEPS: Final = 2
+"""The fewest steps of a window: one step is no average."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSettings:
+    """Measure up to `steps` steps or `seconds` seconds after the first `skip` steps; write into the folder."""
+
+    folder: str
+    skip: int
+    steps: int
+    seconds: float
+
+    def to_text(self) -> str:
+        """Return the text that `from_text` reads."""
+        return encode(asdict(self), indent=None)
+
+    @classmethod
+    def from_text(cls, text: str) -> StepSettings | None:
+        """Return the settings, None if the variable is unset or empty."""
+        given: Any = decode(text) if text else None
+        return None if given is None else cls(**given)
 
 
 class Phase(StrEnum):

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from numapin.base.redact import HIDDEN, is_secret, without_secrets
 from numapin.bench.model import Spread
-from numapin.compare.arms import Arm
 from numapin.compare.figures import STEP
+from numapin.compare.ratio import Arm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -17,14 +17,7 @@ change, and a timeline.
     intervals.py  PURE  unions and overlaps of time intervals
     analysis.py   PURE  where the time of each step went
     pace.py       PURE  which steps count, and when the next one is overdue
-    places.py     PURE  where the loop's thread was while nothing else explains the time
-    finding.py    PURE  a finding
-    findings.py   PURE  what costs time, and what to change: copies, and all other findings
-    loading.py    PURE  findings about loading and epochs
-    host.py       PURE  findings about Python, sleeping, and optimizers on the CPU
-    uneven.py     PURE  steps that take much longer than the others
-    straggler.py  PURE  a rank that is slower than the others
-    difference.py PURE  the difference between two runs, by part
-    report.py     PURE  the ranks' analyses and findings as data and JSON
+    findings.py   PURE  what costs time, and what to change, in a rank and between ranks
+    report.py     PURE  the ranks' analyses and findings as data and JSON; the difference between two runs
     timeline.py   PURE  the picture, as an HTML file
 """

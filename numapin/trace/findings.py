@@ -1,157 +1,180 @@
-"""Findings about a trace, with their remedies. Pure.
+"""What costs time in a trace, and what to change. Pure.
 
-Comes in: an `Analysis`. Goes out: findings, each with its cost, evidence and remedy; or one that says that nothing can
-be gained.
+Comes in: the `Analysis` of a rank, or those of all ranks. Goes out: findings, each with its cost, evidence and remedy.
 
-What takes less than a hundredth of the step time is not reported.
+`find` looks at one rank: copies, loading, communication, the host, and steps that take much longer than the others.
+`find_straggler` compares ranks. What takes less than a hundredth of the step time is not reported.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from statistics import median, mode
 from typing import TYPE_CHECKING, Final
 
-from numapin.trace.analysis import COMMUNICATION
-from numapin.trace.finding import FLOOR, TraceFinding, ms_per_step
-from numapin.trace.host import idle, updating
-from numapin.trace.loading import WAITING, epoch_costs, epochs, pins, waits
+from numapin.base.plural import counted
+from numapin.trace.analysis import COMMUNICATION, PARTS
+from numapin.trace.intervals import Lengths, common, length, union
 from numapin.trace.records import DEVICE_TO_HOST, HOST_TO_DEVICE
-from numapin.trace.uneven import uneven_finding, uneven_steps, without_excess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numapin.trace.analysis import Analysis, Group
+    from numapin.trace.intervals import Intervals
     from numapin.trace.noted import ScriptNotes
 
-# Shares of the step time.
-_BUSY: Final = 0.9
+# Shares of the step time from which on something is reported.
+FLOOR: Final = 0.01
+WAITING: Final = 0.05
 _COMMUNICATING: Final = 0.1
+_UPDATING: Final = 0.05
+_IDLE: Final = 0.2  # launching small kernels leaves gaps in any program
+_UNEVEN: Final = 0.05
+_LATE: Final = 0.05
+_BUSY: Final = 0.9
+
+_OVERLAPPED: Final = 0.5  # of the time of the copies
+_FULL: Final = 0.9  # of the workers' time, spent on making batches
+_ASLEEP: Final = 0.5  # of the stack samples
+_FEWEST_SAMPLES: Final = 3
+_FEWEST_STEPS: Final = 5  # to call steps uneven, or a rank slow
+_SLOW_STEP: Final = 1.5  # times the median step
+_NOTICED: Final = 0.01  # of the time of all steps, above the median step
+_SLOW_RANK: Final = 1.15  # times the median of the other ranks
+
+_IN_WORDS: Final = {
+    "other": "other work of the loop",
+    "copy": "copies",
+    "pin": "pinning memory",
+    "epoch": "the start of an epoch",
+    "wait": "waiting for data",
+}
 _WAITING_FOR_RANKS: Final = "waiting for other ranks"
 _THEY_WAIT: Final = ", which wait for the slowest rank and then transfer"
 _TRANSFER_LESS: Final = (
     "transfer less (bfloat16, no_sync() while accumulating), or overlap it with compute (DDP's buckets, FSDP's "
     "prefetch)"
 )
-_OVERLAPPED: Final = 0.5  # of the time of the copies
+_UNEVEN_REMEDIES: Final = {
+    "compute": "inputs of similar size in each batch: sort or bucket by length, or pack; a compiler or cuDNN that "
+    "tunes itself for each new shape needs fixed shapes",
+    COMMUNICATION: "see whether another rank is slow in these steps, or checkpoints",
+    "copy": "copy less in these steps: evaluate, log or save from the GPU less often, or with pinned memory",
+    "pin": "use batches of the same size, so that pinned memory is used again",
+    "other": "do that less often, or in another thread or process: logging, checkpoints, evaluation, garbage",
+}
+_UNSEEN: Final = (
+    "look at these steps in the Chrome trace: logging, checkpoints, evaluation and garbage collection are usual "
+    "causes, and so are other processes on the rank's CPUs (numapin verify @last)"
+)
+_SLOW_RANK_REMEDIES: Final = {
+    "compute": "compare its device and its CPUs with the others': numapin doctor; numapin top shows clocks and load",
+    "wait": "compare its data with the others': larger samples, slower storage, fewer CPUs for its workers",
+    "epoch": "compare its data with the others': its workers start more slowly",
+    "copy": "see whether its memory is on its GPU's node: numapin verify @last",
+    "pin": "see whether its memory is on its own node: numapin verify @last",
+    "other": "see what else runs on its CPUs, and whether only this rank logs or saves: numapin verify @last",
+}
 
-_BUSY_US: Final = attrgetter("busy_us")
-_OVERLAPPED_US: Final = attrgetter("overlapped_us")
-_EXPOSED_US: Final = attrgetter("exposed_us")
-_BLOCKED_US: Final = attrgetter("blocked_us")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFinding:
+    """Something that costs time, or the statement that nothing does.
+
+    `costs` is the share of the step time that the remedy can save at most; 0 if nothing can be gained. `part` is the
+    part of a step that it is about, None if there is no single one.
+    """
+
+    what: str
+    costs: float
+    evidence: str
+    remedy: str
+    part: str | None = None
 
 
 def find(analysis: Analysis) -> tuple[TraceFinding, ...]:
     """Return the findings about a rank's steps; the most costly comes first."""
     uneven = uneven_steps(analysis)
-    usual = without_excess(analysis, uneven)
-    checked = (
-        *(check(usual) for check in _CHECKS),
-        idle(usual, uneven),
-    )
-    found = [finding for finding in checked if finding is not None]
-    if uneven is not None:
-        found = [*_without_part(found, usual, uneven.part), uneven_finding(analysis, uneven)]
+    usual = analysis if uneven is None else uneven.removed_from(analysis)
+    found = [*_copies(usual), *_loading(usual), *_communication(usual), *_host(usual, uneven)]
+    if uneven is not None:  # the slow steps' extra time is theirs; other findings on that part cost what is left of it
+        left = usual.share(uneven.part)
+        found = [replace(one, costs=min(one.costs, left)) if one.part == uneven.part else one for one in found]
+        found = [one for one in found if one.part != uneven.part or one.costs >= FLOOR]
+        found.append(_uneven_finding(analysis, uneven))
     if not found:
-        return _busy(analysis)
+        found = [*_bound_by_compute(analysis)]
     return tuple(sorted(found, key=attrgetter("costs"), reverse=True))
 
 
-def _without_part(found: Iterable[TraceFinding], usual: Analysis, part: str) -> list[TraceFinding]:
-    """Return the findings; one about the part that makes steps slow costs at most what is left of that part."""
-    left = usual.share(part)
-    capped = (replace(one, costs=min(one.costs, left)) if one.part == part else one for one in found)
-    return [one for one in capped if one.part != part or one.costs >= FLOOR]
+def _bound_by_compute(analysis: Analysis) -> Iterator[TraceFinding]:
+    """Yield that only the computing itself is left, if it is."""
+    busy = analysis.share("compute") + analysis.share(COMMUNICATION)
+    if busy >= _BUSY and analysis.share("wait") + _epoch_costs(analysis) < WAITING:
+        device = "GPU" if analysis.trace.on_gpu else "CPU"
+        yield TraceFinding(
+            what="bound by compute",
+            costs=0.0,
+            evidence=f"the {device} computed or communicated for {busy:.0%} of the time",
+            remedy="nothing in loading or copying: a faster model, or more or faster devices",
+        )
 
 
-def without_waiting(found: Iterable[TraceFinding], *, is_slowest: bool) -> tuple[TraceFinding, ...]:
-    """Return a rank's findings without its waiting for the slowest rank. That rank's own communication is transfer."""
-    kept = (_as_transfer(finding) if is_slowest else finding for finding in found)
-    return tuple(finding for finding in kept if finding.what != _WAITING_FOR_RANKS)
+# --- copies ------------------------------------------------------------------------------------------------------
 
 
-def _as_transfer(finding: TraceFinding) -> TraceFinding:
-    if finding.what != _WAITING_FOR_RANKS:
-        return finding
-    evidence = f"{finding.evidence.removesuffix(_THEY_WAIT)} on the slowest rank, too; it waits for no other"
-    return replace(finding, what=COMMUNICATION, evidence=evidence, remedy=_TRANSFER_LESS)
+def _copies(analysis: Analysis) -> Iterator[TraceFinding]:
+    """Yield the kinds of copies between host and GPU that take time in which no kernel runs."""
+    to_gpu = [group for group in analysis.groups if group.direction == HOST_TO_DEVICE]
+    pinned = [group for group in to_gpu if group.source == "Pinned"]
+    noted = analysis.trace.noted
+    kinds = {
+        "pageable copies": [group for group in to_gpu if group.source == "Pageable"],
+        "pinned, but blocking": [group for group in pinned if group.num_blocking],
+        "asynchronous, but not overlapped": [group for group in pinned if not group.num_blocking],  # issued too late
+        "copies to the host": [group for group in analysis.groups if group.direction == DEVICE_TO_HOST],
+    }
+    remedies = {
+        "pageable copies": _pageable_remedy(noted),
+        "pinned, but blocking": "use .to(device, non_blocking=True)",
+        "asynchronous, but not overlapped": _ahead_remedy(noted),
+        "copies to the host": "copy less often (.item(), .cpu(), logging, checkpoints), or into pinned memory with "
+        "non_blocking=True",
+    }
+    for what, groups in kinds.items():
+        exposed_us = sum(group.exposed_us for group in groups)  # of copies that overlap each other it may exceed all
+        costs = min(exposed_us / analysis.window_us, 1.0) if analysis.window_us else 0.0
+        busy_us = sum(group.busy_us for group in groups)
+        overlapped = sum(group.overlapped_us for group in groups) / busy_us if busy_us else 1.0
+        is_hidden = what == "asynchronous, but not overlapped" and overlapped >= _OVERLAPPED
+        if costs < FLOOR or is_hidden:
+            continue
+        which = "to the host" if what == "copies to the host" else f"from {(groups[0].source or '').lower()} memory"
+        seen = {
+            "pageable copies": "the driver stages each copy and blocks the host",
+            "pinned, but blocking": "the host waited for each copy to finish",
+        }.get(what, f"kernels ran during {overlapped:.0%} of that time")
+        same_stream = what == "asynchronous, but not overlapped" and any(group.same_stream for group in groups)
+        stream = " on the stream of the kernels" if same_stream else ""
+        evidence = f"{_described(analysis, groups, which)}{stream}: {seen}"
+        yield TraceFinding(what=what, costs=costs, evidence=evidence, remedy=remedies[what], part="copy")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Copies:
-    """Copies to the GPU from one kind of memory, or to the host; the groups that took longest come first."""
-
-    analysis: Analysis
-    which: str
-    groups: Sequence[Group]
-
-    @classmethod
-    def of(cls, analysis: Analysis, memory: str) -> _Copies:
-        to_device = (group for group in analysis.groups if group.direction == HOST_TO_DEVICE)
-        groups = [group for group in to_device if group.source == memory]
-        return cls(analysis=analysis, which=f"from {memory.lower()} memory", groups=groups)
-
-    @classmethod
-    def to_host(cls, analysis: Analysis) -> _Copies:
-        groups = [group for group in analysis.groups if group.direction == DEVICE_TO_HOST]
-        return cls(analysis=analysis, which="to the host", groups=groups)
-
-    @property
-    def blocking(self) -> _Copies:
-        return replace(self, groups=[group for group in self.groups if group.num_blocking])
-
-    @property
-    def asynchronous(self) -> _Copies:
-        return replace(self, groups=[group for group in self.groups if not group.num_blocking])
-
-    @property
-    def costs(self) -> float:
-        """The share of the step time that no kernel hid. Copies that overlap each other cost all of it at most."""
-        window_us = self.analysis.window_us
-        return min(self._total(_EXPOSED_US) / window_us, 1.0) if window_us else 0.0
-
-    @property
-    def overlapped(self) -> float:
-        """The share of the copies' own time during which kernels ran; 1 for copies that took no time."""
-        busy_us = self._total(_BUSY_US)
-        return self._total(_OVERLAPPED_US) / busy_us if busy_us else 1.0
-
-    def _total(self, time_us: Callable[[Group], float]) -> float:
-        return sum(map(time_us, self.groups))
-
-    def described(self) -> str:
-        """Return the number, size, time and origin of the copies."""
-        count = sum(group.count for group in self.groups)
-        busy = f"{ms_per_step(self.analysis, self._total(_BUSY_US))} per step"
-        blocked_us = self._total(_BLOCKED_US)
-        blocked = f"; host blocked for {ms_per_step(self.analysis, blocked_us)} per step" if blocked_us else ""
-        return f"{count} copies {self.which} ({self._size()}{busy}{self._origin()}{blocked})"
-
-    def _size(self) -> str:
-        sizes = [group.num_bytes for group in self.groups if group.num_bytes is not None]
-        return f"{sum(sizes) / 1e6:.1f} MB in total, " if len(sizes) == len(self.groups) else ""
-
-    def _origin(self) -> str:
-        """Return the operator and the shape that most of the time goes to."""
-        longest = self.groups[0]
-        if not longest.operator:
-            return ""
-        shape = f" of shape {longest.shapes}" if longest.shapes else ""
-        return f", mostly {longest.operator}{shape}"
-
-
-def _pageable(analysis: Analysis) -> TraceFinding | None:
-    copies = _Copies.of(analysis, "Pageable")
-    if copies.costs < FLOOR:
-        return None
-    return TraceFinding(
-        what="pageable copies",
-        costs=copies.costs,
-        evidence=f"{copies.described()}: the driver stages each copy and blocks the host",
-        remedy=_pageable_remedy(analysis.trace.noted),
-        part="copy",
-    )
+def _described(analysis: Analysis, groups: Sequence[Group], which: str) -> str:
+    """Return the number, size and time of copies, and the operator and shape that most of the time goes to."""
+    sizes = [group.num_bytes for group in groups if group.num_bytes is not None]
+    size = f"{sum(sizes) / 1e6:.1f} MB in total, " if len(sizes) == len(groups) else ""
+    busy = f"{_ms_per_step(analysis, sum(group.busy_us for group in groups))} per step"
+    longest = groups[0]
+    shape = f" of shape {longest.shapes}" if longest.shapes else ""
+    origin = f", mostly {longest.operator}{shape}" if longest.operator else ""
+    blocked_us = sum(group.blocked_us for group in groups)
+    blocked = f"; host blocked for {_ms_per_step(analysis, blocked_us)} per step" if blocked_us else ""
+    return f"{sum(group.count for group in groups)} copies {which} ({size}{busy}{origin}{blocked})"
 
 
 def _pageable_remedy(noted: ScriptNotes) -> str:
@@ -175,90 +198,364 @@ def _pageable_remedy(noted: ScriptNotes) -> str:
     )
 
 
-def _blocking(analysis: Analysis) -> TraceFinding | None:
-    copies = _Copies.of(analysis, "Pinned").blocking
-    if copies.costs < FLOOR:
-        return None
-    return TraceFinding(
-        what="pinned, but blocking",
-        costs=copies.costs,
-        evidence=f"{copies.described()}: the host waited for each copy to finish",
-        remedy="use .to(device, non_blocking=True)",
-        part="copy",
-    )
-
-
-def _not_overlapped(analysis: Analysis) -> TraceFinding | None:
-    """Find asynchronous copies that are issued too late: the next kernel on their stream needs them."""
-    copies = _Copies.of(analysis, "Pinned").asynchronous
-    if copies.overlapped >= _OVERLAPPED or copies.costs < FLOOR:
-        return None
-    stream = " on the stream of the kernels" if any(group.same_stream for group in copies.groups) else ""
-    return TraceFinding(
-        what="asynchronous, but not overlapped",
-        costs=copies.costs,
-        evidence=f"{copies.described()}{stream}: kernels ran during {copies.overlapped:.0%} of that time",
-        remedy=_ahead_remedy(analysis.trace.noted),
-        part="copy",
-    )
-
-
-def _to_host(analysis: Analysis) -> TraceFinding | None:
-    copies = _Copies.to_host(analysis)
-    if copies.costs < FLOOR:
-        return None
-    return TraceFinding(
-        what="copies to the host",
-        costs=copies.costs,
-        evidence=f"{copies.described()}: kernels ran during {copies.overlapped:.0%} of that time",
-        remedy="copy less often (.item(), .cpu(), logging, checkpoints), or into pinned memory with non_blocking=True",
-        part="copy",
-    )
-
-
 def _ahead_remedy(noted: ScriptNotes) -> str:
-    loader = noted.loader
-    if loader is not None and loader.delivers_on_gpu:
+    if noted.loader is not None and noted.loader.delivers_on_gpu:
         return "prefetch the script's own copies by one step, on a separate stream"
     return 'copy one batch ahead on a separate stream, as numapin.DataLoader(…, device="cuda") does'
 
 
-def _busy(analysis: Analysis) -> tuple[TraceFinding, ...]:
-    """Report that only the computing itself is left, if there is no other finding."""
-    busy = analysis.share("compute") + analysis.share(COMMUNICATION)
-    if busy < _BUSY or analysis.share("wait") + epoch_costs(analysis) >= WAITING:
-        return ()
-    device = "GPU" if analysis.trace.on_gpu else "CPU"
-    bound = TraceFinding(
-        what="bound by compute",
-        costs=0.0,
-        evidence=f"the {device} computed or communicated for {busy:.0%} of the time",
-        remedy="nothing in loading or copying: a faster model, or more or faster devices",
-    )
-    return (bound,)
+# --- loading -----------------------------------------------------------------------------------------------------
 
 
-def _communicating(analysis: Analysis) -> TraceFinding | None:
-    costs = analysis.share(COMMUNICATION)
-    if costs < _COMMUNICATING:
+def _loading(analysis: Analysis) -> Iterator[TraceFinding]:
+    """Yield waiting for data, workers that start again at each epoch, and pinning in the loop's own thread."""
+    noted = analysis.trace.noted
+    if analysis.share("wait") >= WAITING:
+        yield TraceFinding(
+            what="waiting for data",
+            costs=analysis.share("wait"),
+            evidence="the loop waited in next() on its DataLoader for "
+            f"{_ms_per_step(analysis, analysis.waited_within_us)} per step, "
+            f"{_ms_per_step(analysis, analysis.parts_us['wait'])} of it while nothing computed",
+            remedy=_waiting_remedy(analysis),
+        )
+    if _epoch_costs(analysis) >= FLOOR:
+        each = f"{analysis.parts_us['epoch'] / max(analysis.num_epochs, 1) / 1000:.1f} ms"
+        began = (
+            f"{analysis.num_epochs} of the traced steps began an epoch; ending the last one and starting the next, to "
+            f"its first batch, took {each}"
+        )
+        yield TraceFinding(
+            what="start of an epoch",
+            costs=_epoch_costs(analysis),
+            evidence=began if analysis.num_epochs else f"an epoch ended, and ending its workers took {each}",
+            remedy=_epoch_remedy(analysis),
+        )
+    if analysis.share("pin") >= FLOOR:
+        yield TraceFinding(
+            what="pinning in the loop",
+            costs=analysis.share("pin"),
+            evidence=f".pin_memory() takes {_ms_per_step(analysis, analysis.parts_us['pin'])} per step in the loop's "
+            "own thread",
+            remedy="remove .pin_memory(): batches of numapin's loader with pin_memory=True or device= are pinned"
+            if noted.uses_numapin
+            else "use DataLoader(…, pin_memory=True), which pins in a separate thread, or numapin.DataLoader",
+        )
+
+
+def _waiting_remedy(analysis: Analysis) -> str:
+    """Return what helps a loop that waits: workers, more of them while CPUs are left, or cheaper samples.
+
+    Workers that make batches nearly all of the time are the limit of every loader, so no other one is advised then.
+    """
+    noted = analysis.trace.noted
+    waited_us: dict[str, float] = defaultdict(float)
+    for wait in analysis.trace.waits:
+        waited_us[wait.name] += wait.end - wait.start
+    if "SingleProcess" in max(waited_us, key=lambda name: waited_us[name], default=""):
+        own = "numapin.DataLoader" if noted.uses_numapin else "DataLoader"
+        return f"the loop loads its own batches: use worker processes, {own}(…, num_workers=N)"
+    workers, cpus = noted.loader.num_workers if noted.loader else 0, noted.origin.num_cpus
+    more = "use more workers"
+    if workers and cpus and workers >= cpus:
+        more = f"give each rank more CPUs (--cpus-per-rank, --bind; {workers} workers share {cpus} CPUs)"
+    elif workers and cpus:
+        more = f"use more workers (num_workers={workers} now, and the rank has {cpus} CPUs)"
+    load = _worker_load(analysis)
+    if load is not None and load >= _FULL:
+        return f"the workers are the limit ({load:.0%} of their time goes to samples): {more}, a cheaper __getitem__"
+    if noted.uses_numapin:
+        balance = ", or balance=True if samples are unequal" if workers != 1 else ""
+        return f"numapin's loader is in use: {more}, a cheaper __getitem__{balance}"
+    return f"{more}, a cheaper __getitem__, or numapin.DataLoader: numapin run --dataloader=numapin"
+
+
+def _worker_load(analysis: Analysis) -> float | None:
+    """Return the share of the steps' time in which the workers made batches; None if no batch is noted.
+
+    The batch that a worker makes when the trace ends is not noted; it is taken to last as long as the others.
+    """
+    by_worker: dict[int | None, list[tuple[float, float]]] = defaultdict(list)
+    for load in analysis.trace.loads:
+        by_worker[load.row].append(load.pair)
+    if not by_worker or not analysis.window_us:
         return None
-    time = ms_per_step(analysis, analysis.parts_us[COMMUNICATION])
-    return TraceFinding(
-        what=_WAITING_FOR_RANKS,
-        costs=costs,
-        evidence=f"for {time} per step only collective operations ran{_THEY_WAIT}",
-        remedy=f"make ranks equally fast; {_TRANSFER_LESS}",
+    steps, busy_us = union(step.pair for step in analysis.trace.steps), 0.0
+    for own in by_worker.values():
+        last_end = own[-1][1]
+        unfinished = (last_end, last_end + median(end - start for start, end in own))
+        busy_us += length(common(union([*own, unfinished]), steps))
+    return busy_us / len(by_worker) / analysis.window_us
+
+
+def _epoch_costs(analysis: Analysis) -> float:
+    """Return the share of the step time that starts of epochs take over a whole epoch, if its length is known.
+
+    A training epoch is as long as the longest loader; a validation in between is a part of it.
+    """
+    share, loader = analysis.share("epoch"), analysis.trace.noted.loader
+    if not share or loader is None or not loader.num_batches or not analysis.num_batches:
+        return share
+    num_starts = Counter(start.loader for start in analysis.epoch_starts)
+    batches_per_start = analysis.num_batches / max(num_starts.values(), default=1)
+    return share * min(batches_per_start / loader.num_batches, 1.0)
+
+
+def _epoch_remedy(analysis: Analysis) -> str:
+    loader, which = analysis.slowest_loader, ""
+    if loader is not None and len(analysis.trace.noted.loaders) > 1:
+        batches = "no length" if loader.num_batches is None else counted(loader.num_batches, "batch")
+        which = f" of the loader with {batches} and {counted(loader.num_workers, 'worker')}"
+    if loader is not None and loader.is_persistent:
+        return (
+            f"the workers{which} are already persistent (persistent_workers=True): make the dataset's __iter__ and "
+            "first samples cheaper"
+        )
+    return f"keep the workers{which} between epochs: DataLoader(…, persistent_workers=True)"
+
+
+# --- communication and the host -----------------------------------------------------------------------------------
+
+
+def _communication(analysis: Analysis) -> Iterator[TraceFinding]:
+    costs = analysis.share(COMMUNICATION)
+    if costs >= _COMMUNICATING:
+        time = _ms_per_step(analysis, analysis.parts_us[COMMUNICATION])
+        yield TraceFinding(
+            what=_WAITING_FOR_RANKS,
+            costs=costs,
+            evidence=f"for {time} per step only collective operations ran{_THEY_WAIT}",
+            remedy=f"make ranks equally fast; {_TRANSFER_LESS}",
+        )
+
+
+def without_waiting(found: Sequence[TraceFinding], *, is_slowest: bool) -> list[TraceFinding]:
+    """Return a rank's findings without its waiting for the slowest rank. That rank's own communication is transfer."""
+    kept = []
+    for one in found:
+        if one.what != _WAITING_FOR_RANKS:
+            kept.append(one)
+        elif is_slowest:
+            evidence = f"{one.evidence.removesuffix(_THEY_WAIT)} on the slowest rank, too; it waits for no other"
+            kept.append(replace(one, what=COMMUNICATION, evidence=evidence, remedy=_TRANSFER_LESS))
+    return kept
+
+
+def _host(analysis: Analysis, uneven: Uneven | None) -> Iterator[TraceFinding]:
+    """Yield an optimizer that steps on the CPU, and other time in which nothing was loaded, copied or computed."""
+    window_us, noted = analysis.window_us, analysis.trace.noted
+    if not window_us:
+        return
+    if analysis.updating_us / window_us >= _UPDATING:
+        num_threads, num_cpus = noted.origin.num_threads, noted.origin.num_cpus
+        threads = f" with {counted(num_threads, 'thread')}" if num_threads else ""
+        cpus = f" on {noted.place}" if noted.place else ""
+        has_few_threads = num_threads and num_cpus and num_threads < num_cpus / 2
+        more = f"set OMP_NUM_THREADS={(num_cpus or 0) // 2}; " if has_few_threads else ""
+        yield TraceFinding(
+            what="optimizer on the CPU",
+            costs=analysis.updating_us / window_us,
+            evidence=f"{noted.optimizer or 'the optimizer'} steps{threads}{cpus} for "
+            f"{_ms_per_step(analysis, analysis.updating_us)} per step, and the GPU is idle meanwhile",
+            remedy=f"{more}keep parameters and optimizer state on the GPU if they fit (no CPU offload); else use "
+            "fused=True, and give each rank more cores of its own: numapin run --bind exclusive",
+        )
+    idle_us = max(analysis.parts_us["other"] - analysis.updating_us, 0.0)
+    explained = uneven.slow if uneven is not None and uneven.part == "other" else ()
+    usual = union(step.pair for i, step in enumerate(analysis.trace.steps) if i not in explained)
+    place = place_within(analysis, usual)
+    if idle_us / window_us < _IDLE or not (analysis.trace.on_gpu or place):
+        return
+    happened = "no kernel and no copy ran" if analysis.trace.on_gpu else "no operator of torch ran"
+    what = "GPU idle" if analysis.trace.on_gpu else "Python between operators"
+    remedy = (
+        "find what the host does in these gaps in the Chrome trace: .item(), logging, or launching small kernels "
+        "(larger batches, torch.compile or CUDA graphs help)"
+    )
+    if place is not None and place.slept >= _ASLEEP:
+        what = "the script sleeps or waits"
+        remedy = f"take what blocks out of the loop, or into another thread: {place.own}"
+    elif place is not None:
+        kernels = "; if it launches many small kernels, larger batches, torch.compile or CUDA graphs help"
+        remedy = f"make {place.own} cheaper, or call it less often{kernels if analysis.trace.on_gpu else ''}"
+    yield TraceFinding(
+        what=what,
+        costs=idle_us / window_us,
+        evidence=f"for {_ms_per_step(analysis, idle_us)} per step {happened}, and the loop was not waiting for data"
+        + (f"; the loop's thread was mostly in {place}" if place else ""),
+        remedy=remedy,
     )
 
 
-_CHECKS: Final[tuple[Callable[[Analysis], TraceFinding | None], ...]] = (
-    _pageable,
-    _blocking,
-    _not_overlapped,
-    _to_host,
-    waits,
-    epochs,
-    pins,
-    _communicating,
-    updating,
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodePlace:
+    """The function of the script where most samples are, and their share; `inside` is what it called, "" if nothing.
+
+    `slept` is the share of these samples in which the thread did not run.
+    """
+
+    own: str
+    inside: str
+    share: float
+    slept: float
+
+    def __str__(self) -> str:
+        """Return "load (train.py:12), in sleep (x.py:3) (80 % of the samples)"."""
+        inside = f", in {self.inside}" if self.inside else ""
+        return f"{self.own}{inside} ({self.share:.0%} of the samples)"
+
+
+def place_within(analysis: Analysis, window: Intervals) -> CodePlace | None:
+    """Return where the thread was in the window while it did what no part explains; None with too few samples."""
+    all_samples, at = analysis.trace.noted.samples, attrgetter("at")
+    samples = [
+        sample
+        for start, end in common(analysis.other, window)
+        for sample in all_samples[bisect_left(all_samples, start, key=at) : bisect_left(all_samples, end, key=at)]
+    ]
+    if len(samples) < _FEWEST_SAMPLES:
+        return None
+    functions = [sample.own.rpartition(":")[0] for sample in samples]  # without the line
+    function, count = Counter(functions).most_common(1)[0]
+    there = [sample for sample, own in zip(samples, functions, strict=True) if own == function]
+    own, innermost = Counter((one.own, one.innermost) for one in there).most_common(1)[0][0]
+    return CodePlace(
+        own=own,
+        inside="" if own == innermost else innermost,
+        share=count / len(samples),
+        slept=sum(one.is_running is False for one in there) / len(there),
+    )
+
+
+# --- steps that take much longer than the others --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uneven:
+    """The slow steps, the part that takes most of their extra time, and that time, in all of them together.
+
+    `totals_us` are the steps' times without what has findings of its own: epochs, waiting, an optimizer on the CPU.
+    """
+
+    slow: tuple[int, ...]
+    part: str
+    excess_us: float
+    totals_us: tuple[float, ...]
+
+    def removed_from(self, analysis: Analysis) -> Analysis:
+        """Return the analysis without the extra time of slow steps, which is not the other findings' as well."""
+        left_us = max(analysis.parts_us[self.part] - self.excess_us, 0.0)
+        return replace(analysis, parts_us={**analysis.parts_us, self.part: left_us})
+
+
+def uneven_steps(analysis: Analysis) -> Uneven | None:
+    """Return the slow steps; None if they cost little."""
+    if len(analysis.steps_us) < _FEWEST_STEPS or not analysis.window_us:
+        return None
+    updating = Lengths(analysis.updating)
+    steps = [
+        {part: step[part] - (updating.between(*span.pair) if part == "other" else 0.0) for part in _UNEVEN_REMEDIES}
+        for step, span in zip(analysis.steps_us, analysis.trace.steps, strict=True)
+    ]
+    totals = tuple(sum(step.values()) for step in steps)
+    least = max(_SLOW_STEP * median(totals), median(totals) + _NOTICED * analysis.window_us)
+    slow = tuple(i for i, total in enumerate(totals) if total > least)
+    excess: dict[str, float] = {}
+    for part in _UNEVEN_REMEDIES:
+        usual = median(step[part] for step in steps)
+        excess[part] = sum(max(steps[i][part] - usual, 0.0) for i in slow)
+    part = max(excess, key=lambda name: excess[name])
+    if excess[part] / analysis.window_us < _UNEVEN:
+        return None
+    return Uneven(slow=slow, part=part, excess_us=excess[part], totals_us=totals)
+
+
+def _uneven_finding(analysis: Analysis, uneven: Uneven) -> TraceFinding:
+    """Return what is uneven, with the slowest step."""
+    totals, slowest = uneven.totals_us, max(uneven.slow, key=lambda i: uneven.totals_us[i])
+    place = place_within(analysis, (analysis.trace.steps[slowest].pair,)) if uneven.part == "other" else None
+    seen = f"; there, the loop was mostly in {place}" if place else ""
+    return TraceFinding(
+        what="uneven steps",
+        costs=uneven.excess_us / analysis.window_us,
+        evidence=f"slow steps: {len(uneven.slow)} of {len(totals)}; step {slowest} took {_ms(totals[slowest])}, the "
+        f"median step {_ms(median(totals))}, without waiting for data; most of the difference is in "
+        f"{_IN_WORDS.get(uneven.part, uneven.part)}{seen}",
+        remedy=_UNSEEN if uneven.part == "other" and place is None else _UNEVEN_REMEDIES[uneven.part],
+        part=uneven.part,
+    )
+
+
+# --- a rank that is slower than the others ---------------------------------------------------------------------------
+
+
+def find_straggler(analyses: Sequence[Analysis]) -> tuple[Analysis, TraceFinding] | None:
+    """Return the rank that is slower than all others, with its finding; None if there is none.
+
+    Ranks that wait for each other have equal steps; so what counts is a rank's own time, without communication. It has
+    to be late in most steps: a single slow step says nothing about the rank.
+    """
+    ranks = [one for one in _latest(analyses) if len(one.steps_us) >= _FEWEST_STEPS]
+    if len(ranks) < 2:
+        return None
+    own_us = {id(one): median(map(_own_us, one.steps_us)) for one in ranks}
+    slowest = max(ranks, key=lambda one: own_us[id(one)])
+    others = [one for one in ranks if one is not slowest]
+    usual_us = median(own_us[id(one)] for one in others)
+    costs = (own_us[id(slowest)] - usual_us) / slowest.step_us if slowest.step_us else 0.0
+    late = [step for step in slowest.steps_us if _own_us(step) >= _SLOW_RANK * usual_us]
+    if costs < _LATE or len(late) <= len(slowest.steps_us) / 2:
+        return None
+    # The part that takes most of the difference in most of the late steps. A single long step decides nothing; nor do
+    # the medians of parts, which miss parts that take turns.
+    usual_parts = {
+        part: median(median(step[part] for step in other.steps_us) for other in others) for part in _SLOW_RANK_REMEDIES
+    }
+    part = mode(max(usual_parts, key=lambda name: step[name] - usual_parts[name]) for step in late)
+    place = place_within(slowest, slowest.other) if part == "other" else None
+    doing = f", where its loop is mostly in {place}" if place else ""
+    noted = slowest.trace.noted
+    known = ", ".join(filter(None, (f"host {noted.origin.host}" if noted.origin.host else "", noted.place)))
+    where, effect = f" ({known})" if known else "", "the others wait for it"
+    if median(other.step_us for other in others) * _SLOW_RANK < slowest.step_us:
+        effect = "the others do not wait for it in these steps, but finish earlier"
+    finding = TraceFinding(
+        what="one slow rank",
+        costs=costs,
+        evidence=f"rank {slowest.trace.rank}{where} spends {_ms(own_us[id(slowest)])} per step outside communication, "
+        f"the others {_ms(usual_us)} (medians); most of the difference is in {_IN_WORDS.get(part, part)}{doing}; "
+        f"{effect}",
+        remedy=_SLOW_RANK_REMEDIES[part],
+    )
+    return slowest, finding
+
+
+def too_few_steps(analyses: Sequence[Analysis]) -> str:
+    """Return a note on the ranks that have too few steps to be called slow; "" if there are none to compare."""
+    latest = _latest(analyses)
+    short = [one.trace.rank for one in latest if len(one.steps_us) < _FEWEST_STEPS]
+    if len(latest) < 2 or not short:
+        return ""
+    ranks = f"rank {short[0]} has" if len(short) == 1 else f"{len(short)} of {len(latest)} ranks have"
+    if len(short) == len(latest):
+        ranks = "all ranks have"
+    few = _FEWEST_STEPS
+    return f"{ranks} fewer than {few} steps, too few to look for a slow rank: trace more (--steps {few})"
+
+
+def _latest(analyses: Sequence[Analysis]) -> list[Analysis]:
+    """Return the analysis of each rank's last start."""
+    return list({one.trace.rank: one for one in analyses if one.trace.rank is not None}.values())
+
+
+def _own_us(step: Mapping[str, float]) -> float:
+    """Return the time of a step without communication."""
+    return sum(step[part] for part in PARTS if part != COMMUNICATION)
+
+
+def _ms_per_step(analysis: Analysis, time_us: float) -> str:
+    return f"{time_us / len(analysis.trace.steps) / 1000:.2f} ms"
+
+
+def _ms(time_us: float) -> str:
+    return f"{time_us / 1000:.1f} ms"

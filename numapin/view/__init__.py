@@ -13,8 +13,7 @@ Comes in: topologies, plans, reports. Goes out: rich renderables, and the text o
     top_table.py      PURE  a running job
     openmetrics.py    PURE  a running job for a monitoring system
     doctor_table.py   PURE  findings about the machine
-    trace_table.py    PURE  the time of a step by activity
-    trace_difference.py PURE  two traced runs, by part of a step
+    trace_table.py    PURE  the time of a step by activity, and two traced runs by part
     compare_table.py  PURE  variants of a script, compared
     compare_page.py   PURE  the same as a page with plots
     compare_style.py  PURE  its style, and what it does not show

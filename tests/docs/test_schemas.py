@@ -25,9 +25,8 @@ from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed
 from numapin.observe.model import NcclLibrary
 from numapin.rank.bind import Applied
 from numapin.trace.analysis import analyze
-from numapin.trace.difference import difference
 from numapin.trace.reading import read_trace
-from numapin.trace.report import make_report
+from numapin.trace.report import difference, make_report
 from tests.trace.made import loop
 from tests.unit.compare.made import failed, report_of
 from tests.unit.planned import PLANNED

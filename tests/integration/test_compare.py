@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from numapin.base.records import read_record
-from numapin.compare.record import SCHEMA, Phase, RankSteps, StepUnit
-from numapin.compare.settings import StepSettings
+from numapin.compare.record import SCHEMA, Phase, RankSteps, StepSettings, StepUnit
 from numapin.launcher.preload import steps_environment
 from tests.integration.launching import (
     NUMAPIN,

@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin.base.records import to_json
-from numapin.compare import meter
-from numapin.compare.job import JobOptions, JobResult, run_job
-from numapin.compare.output import MOST_BYTES, RunOutput
-from numapin.compare.rank_files import NO_STEP, RankFiles
-from numapin.compare.record import SCHEMA, Phase, RankSteps, StepUnit
-from numapin.compare.settings import StepSettings
+from numapin.compare import hook
+from numapin.compare.job import MOST_BYTES, NO_STEP, JobOptions, JobResult, RankFiles, RunOutput, run_job
+from numapin.compare.record import SCHEMA, Phase, RankSteps, StepSettings, StepUnit
 from numapin.compare.variants import own_command
 from tests.integration.launching import call
 from tests.integration.stepping import script_with_stand_in
@@ -136,7 +133,7 @@ def test_ranks_that_a_script_starts_by_itself_have_the_process_groups_numbers(mo
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(sys.modules, "torch.distributed", group)
-    assert meter._place()[:3] == (3, 3, 4)
+    assert hook._place()[:3] == (3, 3, 4)
 
 
 def test_output_stays_small_and_shows_its_end_without_secrets(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ PURE = (
         "base.encodable",
         "base.content_policy",
         "base.notebook",
+        "base.stats",
     ),
     *("system.openmp", "system.numa_maps", "system.refusals", "system.nccl", "base.plural"),
     *("topology.address", "topology.parts", "topology.model", "topology.readings", "topology.build", "topology.fast"),
@@ -71,8 +72,8 @@ PURE = (
         f"trace.{name}"
         for name in ("noted", "places", "finding", "loading", "host", "uneven", "straggler", "difference")
     ),
-    *(f"compare.{name}" for name in ("settings", "window", "record", "variants", "schedule")),
-    *(f"compare.{name}" for name in ("figures", "ratio", "arms", "results", "notes", "report")),
+    *(f"compare.{name}" for name in ("record", "variants")),
+    *(f"compare.{name}" for name in ("figures", "ratio", "results", "notes", "report")),
 )
 IMPURE = {"os", "pathlib", "subprocess", "ctypes", "torch", "pynvml", "numa", "click", "socket", "shutil", "tempfile"}
 
@@ -87,10 +88,10 @@ ONLY_IN = {
         "pinned",
         "bench.measure",
         "bench.machine",
+        "compare.hook",
         "trace.hook",
         "trace.notes",
         "trace.tracer",
-        "compare.meter",
     ),
     "click": ("cli",),
     "rich": ("cli", "view"),

@@ -6,10 +6,9 @@ import random
 
 import pytest
 
-from numapin.compare.arms import Arm, compare_arms
 from numapin.compare.measure import with_equal_steps
-from numapin.compare.ratio import StepRatio, Verdict
-from numapin.compare.settings import StepSettings
+from numapin.compare.ratio import Arm, StepRatio, Verdict, compare_arms
+from numapin.compare.record import StepSettings
 
 ROUNDS = 8
 

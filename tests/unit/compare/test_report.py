@@ -15,11 +15,10 @@ from rich.console import Console
 from numapin.cli.compare import _percent
 from numapin.cli.compare_runs import progress_text
 from numapin.compare.figures import FIGURES, STEP, RunReadings, figures_of
-from numapin.compare.measure import RunProgress
+from numapin.compare.measure import Estimate, RunProgress, duration, turns
 from numapin.compare.ratio import Verdict
 from numapin.compare.record import Phase, RankSteps, StepUnit
 from numapin.compare.report import CompareReport, verdict_lines
-from numapin.compare.schedule import Estimate, duration, turns
 from numapin.compare.usage import between
 from numapin.compare.variants import DEFAULT, KNOWN, known_variant, own_command, own_variant, parse_names
 from numapin.compare.variants import require_different_names as require

@@ -15,7 +15,7 @@ from tests.trace.made import Made, loop
 
 if TYPE_CHECKING:
     from numapin.trace.analysis import Analysis
-    from numapin.trace.finding import TraceFinding
+    from numapin.trace.findings import TraceFinding
 
 STACKS = [["augment (train.py:7)", "augment (train.py:7)"], ["log (train.py:9)", "send (sockets.py:1)"]]
 
@@ -91,6 +91,21 @@ class TestLoadersInUse:
         made = with_loader(loop(wait=300, compute=700))
         made.noted["num_cpus"] = num_cpus
         assert said in found(made)["waiting for data"].remedy
+
+
+class TestWorkersAtTheirLimit:
+    """Workers that make batches all of the time limit any loader."""
+
+    def test_no_other_loader_is_advised(self) -> None:
+        """The remedy has the workers' load, and neither another loader nor balance=True."""
+        made = loop(wait=600, compute=400)  # a batch takes a worker 1200 of the 1000 us of a step
+        made.noted["loaders"] = [{"num_workers": 1}]
+        made.noted["num_cpus"] = 8
+        remedy = found(made)["waiting for data"].remedy
+        assert remedy.startswith("the workers are the limit (100% of their time goes to samples): use more workers")
+        assert "numapin" not in remedy
+        one_worker = with_loader(loop(wait=300, compute=700), num_workers=1)
+        assert "balance" not in found(one_worker)["waiting for data"].remedy
 
 
 class TestNoContradiction:

@@ -7,9 +7,8 @@ from statistics import NormalDist
 import pytest
 
 from numapin.trace.analysis import Analysis, analyze
-from numapin.trace.difference import difference
 from numapin.trace.reading import read_trace
-from numapin.trace.report import TraceReport, make_report
+from numapin.trace.report import TraceReport, difference, make_report
 from tests.trace.made import Made, loop
 
 

@@ -21,7 +21,7 @@ from tests.trace.made import Made, loop
 if TYPE_CHECKING:
     from typing import Any
 
-    from numapin.trace.finding import TraceFinding
+    from numapin.trace.findings import TraceFinding
 
 Started: TypeAlias = tuple[int, int]  # a start and a duration
 STARTED = st.tuples(st.integers(0, 40), st.integers(0, 40))
