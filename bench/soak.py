@@ -33,7 +33,7 @@ from torch.utils.data import Dataset
 import numapin
 from numapin.base.files import write_text_to
 from numapin.bench.machine import read_machine
-from numapin.data.worker.slots import SLOT_NAME
+from numapin.data.packing import SLOT_NAME
 from numapin.system import proc
 from numapin.system.placement import PINNED
 

@@ -25,9 +25,12 @@ Comes in: the arguments of torch's DataLoader. Goes out: batches.
     containers.py  PURE  rebuild nested containers
     arguments.py   PURE  check shapes and numbers that a user gave
     forks.py       PURE  Python versions whose forked children can hang
+    forking.py     EDGE  keep forked workers from destroying CUDA objects that they inherited as garbage
+    message.py     PURE  what travels between a worker and the rank, and how a batch is rebuilt from it
+    queues.py      EDGE  torch's two queues, over pipes without locks
+    worker.py      EDGE  what a worker runs first: bind it, collate into slots, end it with its rank
+    packing.py     EDGE  in a worker: put batches into slots
     resume/              the place in an epoch, for state_dict()
-    worker/              in a worker: bind it, put batches into slots
     slots/               memory for batches: made, lent, taken back
-    wire/                transport between a worker and the rank
     opening/             turn a parcel into a batch, on the host or on the device
 """

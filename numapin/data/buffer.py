@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import get_worker_info
 
 from numapin.base.stderr import say
+from numapin.data import packing
 from numapin.data.arguments import sizes_of
-from numapin.data.worker import setup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -78,7 +78,7 @@ def batch_buffer(shape: int | Iterable[int], dtype: torch.dtype | None = None) -
     ordinary = torch.empty(sizes, dtype=dtype, device="cpu")
     if get_worker_info() is None:
         return _pinned(ordinary) if torch.cuda.is_initialized() else ordinary
-    in_slot = None if ordinary.is_quantized else setup.allocate(ordinary.dtype, sizes)
+    in_slot = None if ordinary.is_quantized else packing.allocate(ordinary.dtype, sizes)
     return ordinary if in_slot is None else in_slot
 
 

@@ -26,13 +26,13 @@ from torch.utils.data.dataloader import _DatasetKind, _MultiProcessingDataLoader
 from numapin.data import starting, usage_log
 from numapin.data.balance import Balance
 from numapin.data.casting import CastingCollate
+from numapin.data.forking import collection_paused
 from numapin.data.local import Changed, DeviceIterator, LocalIterator, profile_name
+from numapin.data.message import Parcel
 from numapin.data.path import path_of
+from numapin.data.queues import ResultQueue
 from numapin.data.resume.resumption import resumption_of, track_of
 from numapin.data.slots.pool import unused_slots_hidden
-from numapin.data.wire.parcel import Parcel
-from numapin.data.wire.queues import ResultQueue
-from numapin.data.worker.garbage import collection_paused
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:

@@ -16,8 +16,6 @@ from numapin.data.resume.resumption import track_of
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from numapin.data.wire.tensors import Movable
-
 
 class Changed:
     """A loader with some attributes changed, for torch's iterator to read. The user's loader stays as it is."""
@@ -78,7 +76,7 @@ class DeviceIterator(LocalIterator):
         data = super()._next_data()
         return containers.rebuild(data, self._move, is_leaf=_can_move)
 
-    def _move(self, value: Movable) -> object:
+    def _move(self, value: Any) -> object:
         if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.is_contiguous():
             value = value.pin_memory()
         return value.to(self._device, non_blocking=True)

@@ -9,7 +9,7 @@ import os
 from typing import Final
 
 from numapin.base.stderr import say
-from numapin.data.wire.message import Miss
+from numapin.data.message import Miss
 from numapin.errors import BindingRefused
 
 _UNSUPPORTED: Final = (

@@ -22,16 +22,14 @@ from numapin.data.arguments import require_number
 from numapin.data.budget import num_ranks_of, read_room
 from numapin.data.home import Home
 from numapin.data.loop_times import totals_of
+from numapin.data.message import Parcel
 from numapin.data.notices import Notices
 from numapin.data.opening.device import Mover
-from numapin.data.opening.host import Copier, Lender, Opener
+from numapin.data.opening.host import Copier, Lender
+from numapin.data.queues import ResultQueue, TaskQueue
 from numapin.data.slots.pool import Pool, PoolSpec
 from numapin.data.stats import Counts, PoolTotals, Stats
-from numapin.data.wire.parcel import Parcel
-from numapin.data.wire.queues import ResultQueue, TaskQueue
-from numapin.data.worker.owner import OwnerProcess
-from numapin.data.worker.setup import WorkerStart
-from numapin.data.worker.threads import num_worker_threads
+from numapin.data.worker import OwnerProcess, WorkerStart, num_worker_threads
 from numapin.errors import UsageError
 from numapin.system import calls, cuda, memory
 
@@ -42,8 +40,8 @@ if TYPE_CHECKING:
 
     from numapin.data.balance import Balance
     from numapin.data.casting import Casts
-    from numapin.data.wire.message import Head
-    from numapin.data.worker.state import DatasetStart
+    from numapin.data.message import Head
+    from numapin.data.resume.worker_state import DatasetStart
 
 _MAX_COPY_THREADS: Final = 4
 
@@ -140,7 +138,7 @@ class Lane:
     """
 
     def __init__(
-        self, path: DataPath, opener: Opener, pool: Callable[[], Pool | None], result_queue: type[ResultQueue]
+        self, path: DataPath, opener: Copier | Mover, pool: Callable[[], Pool | None], result_queue: type[ResultQueue]
     ) -> None:
         """Take a pool last: if the queue cannot be made, no pool has to be given back."""
         self._path, self.opener = path, opener
@@ -158,14 +156,12 @@ class Lane:
             self._tasks.append(queue)
             yield queue
 
-    def _accept(self, head: Head, body: memoryview) -> Parcel:
+    def _accept(self, head: Head, body: bytes) -> Parcel:
         if self.balance is not None:
             self.balance.note_arrival(head.worker)
         self._path.note_arrival(head)
-        parcel = Parcel(head, body)
-        if self.pool is not None:
-            parcel.views, parcel.is_pinned = self.pool.lend(head)
-            parcel.find_body()
+        views, is_pinned = ((), False) if self.pool is None else self.pool.lend(head)
+        parcel = Parcel(head, body, views, is_pinned=is_pinned)
         self.opener.arrived(parcel)
         return parcel
 
@@ -290,7 +286,7 @@ class DataPath:
             notes=self.notices.texts,
         )
 
-    def _opener(self, *, pins: bool) -> Opener:
+    def _opener(self, *, pins: bool) -> Copier | Mover:
         device = self.options.cuda_device
         if device is not None:
             self._mover = self._mover or self._new_mover(device)
@@ -307,7 +303,7 @@ class DataPath:
             raise UsageError(f"device={str(device)!r}: libcuda.so.1 cannot be used", "see: numapin topo")
         return Mover(torch.device("cuda", self.home.device_index), driver)
 
-    def _pool_spec(self, loader: DataLoader[Any], opener: Opener, *, pins: bool) -> PoolSpec:
+    def _pool_spec(self, loader: DataLoader[Any], opener: Copier | Mover, *, pins: bool) -> PoolSpec:
         needs_cuda = pins or self.options.cuda_device is not None
         return PoolSpec(
             num_workers=loader.num_workers,

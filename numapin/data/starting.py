@@ -20,14 +20,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from numapin.data import forks
-from numapin.data.worker.garbage import collection_paused
+from numapin.data.forking import collection_paused
 from numapin.system.proc import state_of, waits_forever
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from multiprocessing.process import BaseProcess
 
-    from numapin.data.wire.queues import ResultQueue, TaskQueue
+    from numapin.data.queues import ResultQueue, TaskQueue
 
 P = TypeVar("P", bound="BaseProcess")
 

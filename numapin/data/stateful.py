@@ -10,6 +10,7 @@ device. The iterator opens both when the batch is due, and hands torchdata the t
 
 from __future__ import annotations
 
+import pickle
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -21,10 +22,9 @@ from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 
 from numapin.data import usage_log
 from numapin.data.iterator import LaneIterator, pins_elsewhere
+from numapin.data.message import Parcel, pickled
 from numapin.data.path import path_of
-from numapin.data.wire.parcel import Parcel
-from numapin.data.wire.queues import ResultQueue
-from numapin.data.wire.tensors import pickled, unpickle
+from numapin.data.queues import ResultQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +86,7 @@ class _StatefulResults(ResultQueue):
 
 
 def _unseal(sealed: bytes | None) -> object:
-    return None if sealed is None else unpickle(sealed)
+    return None if sealed is None else pickle.loads(sealed)  # noqa: S301 - from our own worker
 
 
 class _StatefulLane:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from numapin.base.cpu_set import CpuSet
+    from numapin.data.message import Head, Miss
     from numapin.data.slots.pool import Pool
     from numapin.data.slots.slot import Slot
-    from numapin.data.wire.message import Head, Miss
 
 _WIDTH: Final = 80
 _INDENT: Final = 12

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from numapin.base.records import to_json
 from numapin.base.stderr import say
+from numapin.data.message import Miss
 from numapin.data.stats import Counts
 from numapin.data.usage import SCHEMA, LoaderUsage, OffPath, OutsideSlots
-from numapin.data.wire.message import Miss
 from numapin.errors import NumapinError
 from numapin.rank import handover
 

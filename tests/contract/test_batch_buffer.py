@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialS
 
 import numapin
 from numapin.data import buffer
-from numapin.data.worker.packing import Packer
+from numapin.data.packing import Packer
 from numapin.errors import UsageError
 from tests.contract.datasets import Rows, row
 from tests.contract.watching import TORCH, LoaderClass

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from numapin.data.wire import channel
+from numapin.data import queues as channel
 from tests.contract.datasets import At, Raise, Rows
 from tests.contract.watching import LoaderClass, pass_first_batches, settle
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
+import numapin
 from tests.contract.datasets import Rows, row
 from tests.contract.describe import Described, assert_same_batches, describe
 from tests.contract.test_ownership import DATASET, SIZE, expected
@@ -201,3 +202,30 @@ def test_a_slot_that_is_used_again_and_again_is_noted_once(own_class: LoaderClas
     loader = own_class(Rows(400), batch_size=4, num_workers=1, prefetch_factor=1)
     most = max(sum(map(len, pool._unclean)) for _ in loader for pool in loader._numapin_path._pools)  # type: ignore[attr-defined]
     assert most <= 4
+
+
+class Cached(torch.utils.data.Dataset[torch.Tensor]):
+    """Keeps each sample that it has collated."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, torch.Tensor] = {}
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        """Return a sample that a collate_fn inside the dataset has made."""
+        if index % 16 not in self.kept:
+            rows = [torch.full((1024,), float(index % 16)) for _ in range(8)]
+            self.kept[index % 16] = torch.utils.data.default_collate(rows)
+        return self.kept[index % 16]
+
+
+def test_a_dataset_that_keeps_collated_samples_keeps_no_slots() -> None:
+    """Only the loader's own collate_fn writes into slots: those of a sample would stay with it."""
+    with numapin.DataLoader(Cached(), batch_size=4, num_workers=1) as loader:
+        for number, batch in enumerate(loader):
+            assert batch[:, 0, 0].tolist() == [float((4 * number + sample) % 16) for sample in range(4)]
+        assert loader.stats().slots_made <= 5
+        assert loader.stats().bytes == 16 * 4 * 8 * 1024 * 4

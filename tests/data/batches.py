@@ -11,7 +11,7 @@ import torch
 from numapin.data.opening.host import Copier, Lender
 
 if TYPE_CHECKING:
-    from numapin.data.wire.message import Head
+    from numapin.data.message import Head
     from tests.data.loopback import Loopback
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numapin.data.queues import Channel
     from numapin.data.slots.handover import Handover
-    from numapin.data.wire.channel import Channel
 
 WAIT_S: Final = 20
 

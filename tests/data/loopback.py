@@ -14,20 +14,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from numapin.base.cpu_set import CpuSet
 from numapin.data.locality import Locality
+from numapin.data.message import Head, Parcel, decode
 from numapin.data.opening.host import Lender
+from numapin.data.packing import Packer, WorkerSlots
 from numapin.data.slots.handover import Handover
 from numapin.data.slots.pool import Pool, PoolSpec
-from numapin.data.wire.message import Head, decode
-from numapin.data.wire.parcel import Parcel
-from numapin.data.worker.packing import Packer
-from numapin.data.worker.slots import WorkerSlots
 from numapin.system import cuda
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numapin.data.opening.host import Opener
+    from numapin.data.opening.host import Copier
 
 WAIT_S: Final = 20
 ANYWHERE: Final = Locality(nodes=CpuSet(), cpus=CpuSet(), memory=None, num_machine_nodes=1, reason="a test")
@@ -95,7 +93,7 @@ class Loopback:
         self._is_busy[worker] = False
         return packer.pack(0, batch)
 
-    def post(self, batch: object, worker: int = 0) -> tuple[Head, memoryview]:
+    def post(self, batch: object, worker: int = 0) -> tuple[Head, bytes]:
         """Pack a batch, and return what arrives."""
         head, body = decode(self.pack(batch, worker))
         assert head is not None
@@ -104,9 +102,8 @@ class Loopback:
     def send(self, batch: object, worker: int = 0) -> Parcel:
         """Return the parcel of a batch, as the rank has it."""
         head, body = self.post(batch, worker)
-        parcel = Parcel(head, body, *self.pool.lend(head))
-        parcel.find_body()
-        return parcel
+        views, is_pinned = self.pool.lend(head)
+        return Parcel(head, body, views, is_pinned=is_pinned)
 
     def settle(self) -> None:
         """Wait until no slot is being checked and pinned."""
@@ -154,7 +151,7 @@ def lent(loop: Loopback, batch: object, worker: int = 0) -> Any:
     return batch_of(Lender(pins=False), loop.send(batch, worker))
 
 
-def batch_of(opener: Opener, parcel: Parcel) -> Any:
+def batch_of(opener: Copier, parcel: Parcel) -> Any:
     """Return a parcel's batch."""
     return opener.open(parcel)
 

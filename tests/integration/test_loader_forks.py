@@ -324,7 +324,7 @@ def test_other_methods_know_of_none(method: str) -> None:
 _GARBAGE = """
 import gc, os, types
 import torch, numapin
-from numapin.data.worker import garbage
+from numapin.data import forking as garbage
 rank = os.getpid()
 class cuda:
     is_initialized = staticmethod(lambda: os.getpid() == rank)

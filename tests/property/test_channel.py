@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numapin.data.wire.channel import Channel, _frames
+from numapin.data.queues import Channel, _frames
 
 WAIT_S: Final = 20
 
@@ -156,6 +156,6 @@ def test_reads_may_end_anywhere(script: list[int], cuts: list[int]) -> None:
     for cut in (*cuts, len(raw)):
         channel._take(channel._unread + raw[:cut])
         raw = raw[cut:]
-    assert list(channel.arrived()) == messages(0, script)
+    assert list(channel._messages) == messages(0, script)
     assert channel._unread == b""
     channel.close()

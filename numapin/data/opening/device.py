@@ -9,23 +9,20 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from numapin.data.message import unpack
 from numapin.data.opening.capture import no_capture
-from numapin.data.opening.host import copied, is_small, stand_ins
+from numapin.data.opening.host import copied, is_small
 from numapin.data.slots.sizes import align
-from numapin.data.wire.tensors import StoragePlace, unpickle
 from numapin.system import memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from numapin.data.wire.message import Head
-    from numapin.data.wire.parcel import Parcel
-    from numapin.data.wire.tensors import Movable
+    from numapin.data.message import Head, Parcel
     from numapin.system.cuda import Driver
 
 _AHEAD: Final = 2  # batches whose copies are started before they are due
@@ -59,14 +56,14 @@ class _Copy:
         """Return the allocations on the device."""
         return (self.buffer,) if self.small is None else (self.buffer, self.small)
 
-    def place(self, start: int, num_bytes: int) -> StoragePlace:
-        """Return the place of the storage with `num_bytes` from `start` of the part."""
+    def place(self, start: int, num_bytes: int) -> tuple[torch.UntypedStorage, int]:
+        """Return where the `num_bytes` from `start` of the part are: a storage, and the byte where they begin."""
         base = 0
         for first, last in self.runs:
             if self.small is not None and first <= start and start + num_bytes <= last:
-                return StoragePlace(self.small.untyped_storage(), base + start - first)
+                return self.small.untyped_storage(), base + start - first
             base += last - first
-        return StoragePlace(self.buffer.untyped_storage(), start)
+        return self.buffer.untyped_storage(), start
 
 
 def small_runs(head: Head, part: int) -> tuple[tuple[int, int], ...]:
@@ -127,7 +124,11 @@ class Mover:
                 stream.wait_event(copy.event)
             for tensor in copy.tensors:
                 tensor.record_stream(stream)
-        return unpickle(parcel.body, stand_ins(parcel, partial(_place, copies), copied, self.move))
+
+        def plain_at(part: int, start: int, size: int) -> memoryview:
+            return copied(parcel.view(part), start, size)
+
+        return unpack(parcel, lambda part, *at: copies[part].place(*at), plain_at, self.move)
 
     def _copies_of(self, parcel: Parcel) -> dict[int, _Copy]:
         """Return the copies that were started when the parcel arrived, or start them."""
@@ -137,7 +138,7 @@ class Mover:
         copies: dict[int, _Copy] = parcel.begun
         return copies
 
-    def move(self, tensor: Movable) -> object:
+    def move(self, tensor: Any) -> object:  # noqa: ANN401 - or anything else with `to`
         """Return a tensor that torch sent, on the device."""
         return tensor.to(self.device, non_blocking=True)
 
@@ -248,10 +249,6 @@ class Mover:
         event = torch.cuda.Event(enable_timing=True)
         event.record(self._stream)
         return event
-
-
-def _place(copies: Mapping[int, _Copy], part: int, start: int, num_bytes: int) -> StoragePlace:
-    return copies[part].place(start, num_bytes)
 
 
 def _get_stream(index: int) -> tuple[int, int, int]:

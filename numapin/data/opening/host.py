@@ -6,39 +6,17 @@ Comes in: `Parcel`s. Goes out: batches, over the slot itself (`Lender`), or over
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import torch
 
-from numapin.data.wire.tensors import StoragePlace, unpickle
+from numapin.data.message import unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numapin.data.wire.parcel import Parcel
+    from numapin.data.message import Parcel
 
 _SMALL_BYTES: Final = 256 << 10
 _SMALL_RATIO: Final = 8
-
-
-class Opener(Protocol):
-    """Makes batches from parcels."""
-
-    def open(self, parcel: Parcel) -> object:
-        """Return the batch."""
-
-    def arrived(self, parcel: Parcel) -> None:
-        """Begin what can be begun before a parcel is due."""
-
-    def restart(self) -> None:
-        """Forget parcels that have arrived and are never opened."""
-
-    def poll(self) -> None:
-        """Release slots that our own copies no longer read."""
-
-    def drain(self) -> None:
-        """Release all slots that our own copies read, once these have ended."""
 
 
 class Copier:
@@ -46,6 +24,8 @@ class Copier:
 
     It starts nothing ahead of time, and its copies end before it returns the batch.
     """
+
+    lends = False
 
     def __init__(self, *, pins: bool) -> None:
         """With `pins`, separate memory is pinned."""
@@ -57,20 +37,33 @@ class Copier:
     def restart(self) -> None:
         """Do nothing."""
 
-    def poll(self) -> None:
-        """Do nothing."""
-
-    def drain(self) -> None:
-        """Do nothing."""
+    poll = drain = restart
 
     def open(self, parcel: Parcel) -> object:
-        """Return the batch; the slot is free at once."""
-        return unpickle(parcel.body, stand_ins(parcel, partial(self._copy, parcel), copied))
+        """Return the batch. Every tensor has its own storage, as if it had been allocated separately."""
+        lends = self.lends and (parcel.is_pinned or not self._pins)
+        if lends and parcel.head.body_room is not None:  # a pickle that is longer than the tensors: they would keep it
+            lends = sum(len(view) for view in parcel.views if view) >= len(parcel.body)
 
-    def _copy(self, parcel: Parcel, part: int, start: int, size: int) -> StoragePlace:
-        """Return a place in new memory with a copy of a range."""
-        copy = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=self._pins)
-        return StoragePlace(copy.copy_(parcel.bytes(part, start, size)).untyped_storage(), 0)
+        def storage_at(part: int, start: int, size: int) -> tuple[torch.UntypedStorage, int]:
+            view = parcel.view(part)
+            found = torch.frombuffer(view, dtype=torch.uint8, count=size, offset=start)
+            if not lends or is_small(size, len(view)):
+                found = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=self._pins).copy_(found)
+            return found.untyped_storage(), 0
+
+        def plain_at(part: int, start: int, size: int) -> memoryview:
+            view = parcel.view(part)
+            return view[start : start + size] if lends and not is_small(size, len(view)) else copied(view, start, size)
+
+        def whole_at(part: int, start: int, num_bytes: int, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor:
+            view = parcel.view(part)
+            found = torch.frombuffer(view, dtype=dtype, count=num_bytes // dtype.itemsize, offset=start)
+            if not lends or is_small(num_bytes, len(view)):
+                found = torch.empty_like(found, pin_memory=True).copy_(found) if self._pins else found.clone()
+            return found.resize_(size)
+
+        return unpack(parcel, storage_at, plain_at, whole_at=whole_at)
 
 
 class Lender(Copier):
@@ -80,43 +73,7 @@ class Lender(Copier):
     batches must not keep all images with them.
     """
 
-    def open(self, parcel: Parcel) -> object:
-        """Return the batch. Every tensor has its own storage, as if it had been allocated separately."""
-        if (self._pins and not parcel.is_pinned) or parcel.is_mostly_pickle:
-            return super().open(parcel)
-        return unpickle(parcel.body, stand_ins(parcel, partial(self._lend, parcel), _lent))
-
-    def _lend(self, parcel: Parcel, part: int, start: int, size: int) -> StoragePlace:
-        if is_small(size, parcel.num_bytes(part)):
-            return self._copy(parcel, part, start, size)
-        return StoragePlace(parcel.bytes(part, start, size).untyped_storage(), 0)
-
-
-def stand_ins(
-    parcel: Parcel,
-    place: Callable[[int, int, int], StoragePlace],
-    plain: Callable[[memoryview, int, int], object],
-    mover: Callable[[Any], object] = lambda tensor: tensor,
-) -> Iterator[object]:
-    """Yield what takes the place of each out-of-band buffer of a parcel, in order.
-
-    Args:
-        parcel: The parcel. Tensors that share a storage get the same place.
-        place: Makes the place of a storage from a part's number, the offset in it and the length, in bytes.
-        plain: Makes plain memory from a part's view, the offset in it and the length, in bytes.
-        mover: Takes the place of the buffer of a tensor that torch sends.
-    """
-    places: dict[int, StoragePlace] = {}
-    for number in parcel.head.buffers:
-        if number is None:
-            yield mover
-        elif number < 0:
-            part, start, size = parcel.head.storages[~number]
-            yield plain(parcel.view(part), start, size)
-        else:
-            if number not in places:
-                places[number] = place(*parcel.head.storages[number])
-            yield places[number]
+    lends = True
 
 
 def is_small(num_bytes: int, batch_bytes: int) -> bool:
@@ -127,8 +84,3 @@ def is_small(num_bytes: int, batch_bytes: int) -> bool:
 def copied(view: memoryview, start: int, size: int) -> memoryview:
     """Return plain memory (numpy's) outside the slot."""
     return memoryview(bytearray(view[start : start + size]))
-
-
-def _lent(view: memoryview, start: int, size: int) -> memoryview:
-    """Return plain memory (numpy's), in the slot unless it is small."""
-    return copied(view, start, size) if is_small(size, len(view)) else view[start : start + size]

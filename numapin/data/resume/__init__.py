@@ -13,6 +13,7 @@ torchdata's StatefulDataLoader; after `load_state_dict()`, the rest of the epoch
     order.py       EDGE  follow an epoch through its sampler, and continue in the middle of one
     dataset.py     EDGE  read the state of a dataset, and continue in it
     streams.py     EDGE  count each worker's batches, and keep what its dataset reported
+    worker_state.py EDGE  report a dataset's state from its worker, and restore it
     track.py       EDGE  one iterator's place, from the batches that it yields
     resumption.py  EDGE  write and load the state of a loader
 """

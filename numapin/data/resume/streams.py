@@ -102,7 +102,7 @@ def packed(place: Any) -> bytes:
     """Return a report's body. An error that cannot be pickled becomes a RuntimeError."""
     try:
         return pickle.dumps(place)
-    except Exception as error:  # noqa: BLE001 - the user's state may raise anything
+    except Exception as error:
         wrapped = ExceptionWrapper(where="in the state of a dataset in a worker")
         wrapped.exc_type, wrapped.exc_msg = RuntimeError, f"{type(error).__name__}: {wrapped.exc_msg}"
         return pickle.dumps(wrapped)

@@ -19,7 +19,7 @@ from numapin.data.resume.order import Order
 from numapin.data.resume.place import Place, StreamPlace
 from numapin.data.resume.samplers import is_stateful
 from numapin.data.resume.streams import Streams
-from numapin.data.worker.state import DatasetStart
+from numapin.data.resume.worker_state import DatasetStart
 
 if TYPE_CHECKING:
     from collections.abc import Callable

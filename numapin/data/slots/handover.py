@@ -14,17 +14,28 @@ import struct
 import weakref
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Final
-
-from numapin.data.wire import descriptors
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from numapin.data.wire.descriptors import SentDescriptor
-
 _TAG: Final = struct.Struct("<q")  # the number
 _AT_ONCE: Final = 253  # descriptors that the kernel takes in one message (SCM_MAX_FD)
+
+
+class SentDescriptor(Protocol):
+    """A descriptor that travels to a child process; multiprocessing has no public type for it."""
+
+    def detach(self) -> int:
+        """Return the descriptor in the child; to be called once."""
+
+
+def sent(fd: int) -> SentDescriptor | None:
+    """Return a descriptor to be pickled for the child that is being started; None while no child is."""
+    found: SentDescriptor | None = DupFd(fd) if get_spawning_popen() is not None else None
+    return found
 
 
 class Handover:
@@ -42,7 +53,7 @@ class Handover:
     def __reduce__(self) -> tuple[object, ...]:
         """Give the child's end to a process that is being started."""
         fd = self._sender if self._child_sends else self._reader
-        return _attach, (descriptors.send(fd), self._child_sends)
+        return _attach, (sent(fd), self._child_sends)
 
     def send(self, files: Mapping[int, int], *, waits: bool = True) -> None:
         """Send descriptors, by slot number, in one message: all or none.

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
+from numapin.data.message import NO_GRANT, Grant
 from numapin.data.opening.capture import no_capture
 from numapin.data.slots.free import FreeSlots
 from numapin.data.slots.handover import Handover
@@ -29,13 +30,12 @@ from numapin.data.slots.quarantine import Quarantine
 from numapin.data.slots.settling import Settling
 from numapin.data.slots.sizes import RecentSizes, num_slots_for
 from numapin.data.slots.slot import Slot
-from numapin.data.wire.grant import NO_GRANT, Grant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numapin.data.locality import Locality
-    from numapin.data.wire.message import Head, PartHead
+    from numapin.data.message import Head, PartHead
     from numapin.system.cuda import Driver
 
 _SPARE: Final = 4  # the loop's batch, the one before, and two whose copies are under way

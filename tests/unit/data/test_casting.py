@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from numapin.data.casting import CastingCollate, cast_tensor, casts_of
+from numapin.data.packing import Narrower, Packer
 from numapin.data.path import PathOptions
-from numapin.data.worker.narrow import Narrower
-from numapin.data.worker.packing import Packer
 from numapin.errors import UsageError
 from tests.data.loopback import loopback
 

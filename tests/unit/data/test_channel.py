@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from numapin.data.wire.channel import Channel
+from numapin.data.queues import Channel
 from tests.data import child
 from tests.waiting import wait_until
 
@@ -125,8 +125,8 @@ class TestFill:
         channel.send(b"one")
         channel.send(b"two")
         assert channel.fill()
-        assert list(channel.arrived()) == [b"one", b"two"]
-        assert list(channel.arrived()) == []
+        assert [channel._messages.popleft() for _ in range(2)] == [b"one", b"two"]
+        assert list(channel._messages) == []
         assert not channel.fill()
 
     def test_what_it_took_in_is_received_first(self, channel: Channel) -> None:
@@ -145,7 +145,7 @@ class TestFill:
         for byte in raw:
             os.write(channel._writer.fileno(), bytes([byte]))
             channel.fill()
-        assert list(channel.arrived()) == [b"first", b"second"]
+        assert list(channel._messages) == [b"first", b"second"]
         sender.close()
 
 
@@ -190,7 +190,7 @@ class TestSend:
         """A worker whose rank is gone continues to its own end, as with torch's queues."""
         channel = Channel()
         channel.send(LARGE)  # some of it waits in the thread
-        channel.stop_reading()
+        channel._reader.close()
         channel.send(message)
         wait_until(lambda: channel._late is None or not channel._late.is_busy(), limit_s=WAIT_S)
         channel.send(message)

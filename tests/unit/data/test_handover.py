@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from numapin.data.queues import Channel
 from numapin.data.slots.handover import _TAG, Handover
-from numapin.data.wire.channel import Channel
 from tests.data import child
 
 if TYPE_CHECKING:

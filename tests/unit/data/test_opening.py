@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from numapin.data.opening.host import Copier, Lender, Opener, is_small
+from numapin.data.opening.host import Copier, Lender, is_small
 from numapin.system import memory
 from tests.data.loopback import Loopback, batch_of, loopback
 
@@ -27,9 +27,9 @@ def loop() -> Iterator[Loopback]:
 
 
 @pytest.fixture(params=[Lender, Copier])
-def opener(request: pytest.FixtureRequest) -> Opener:
+def opener(request: pytest.FixtureRequest) -> Copier:
     """Give an opener on the host."""
-    made: Opener = request.param(pins=False)
+    made: Copier = request.param(pins=False)
     return made
 
 
@@ -46,7 +46,7 @@ def within(tensor: torch.Tensor, loop: Loopback) -> bool:
 class TestBoth:
     """With either opener, the batch belongs to the user."""
 
-    def test_it_can_be_edited(self, loop: Loopback, opener: Opener) -> None:
+    def test_it_can_be_edited(self, loop: Loopback, opener: Copier) -> None:
         """A change in place affects no other batch, nor the worker's."""
         sent = ramp(1000)
         one, other = (batch_of(opener, loop.send(sent)) for _ in range(2))
@@ -54,14 +54,14 @@ class TestBoth:
         assert torch.equal(other, sent)
         assert torch.equal(sent, ramp(1000))
 
-    def test_every_storage_is_its_own(self, loop: Loopback, opener: Opener) -> None:
+    def test_every_storage_is_its_own(self, loop: Loopback, opener: Copier) -> None:
         """Each storage has its size from the worker: torch.save of one tensor writes only that one."""
         batch = batch_of(opener, loop.send([ramp(64 * KIB), ramp(1000), ramp(10)]))
         assert [tensor.untyped_storage().nbytes() for tensor in batch] == [256 * KIB, 4000, 40]
         assert len({tensor.untyped_storage().data_ptr() for tensor in batch}) == 3
         assert not any(tensor._is_view() for tensor in batch)
 
-    def test_views_share(self, loop: Loopback, opener: Opener) -> None:
+    def test_views_share(self, loop: Loopback, opener: Copier) -> None:
         """Views share memory as in the worker, whether small beside the batch or not."""
         large, small = ramp(64 * KIB), ramp(100)
         batch = batch_of(opener, loop.send((large, large[::2], small, small.view(10, 10).t())))
@@ -69,7 +69,7 @@ class TestBoth:
         batch[2].zero_()
         assert not batch[3].any()
 
-    def test_arrays_are_writable(self, loop: Loopback, opener: Opener) -> None:
+    def test_arrays_are_writable(self, loop: Loopback, opener: Copier) -> None:
         """Arrays are writable and do not share memory with the worker."""
         sent = np.arange(50_000.0)
         batch = batch_of(opener, loop.send([sent, ramp(10)]))
@@ -77,7 +77,7 @@ class TestBoth:
         assert batch[0][:3].tolist() == [1, 2, 3]
         assert sent[:3].tolist() == [0, 1, 2]
 
-    def test_all_parts_are_opened(self, loop: Loopback, opener: Opener) -> None:
+    def test_all_parts_are_opened(self, loop: Loopback, opener: Copier) -> None:
         """A batch may be in several slots."""
         loop.send(ramp(256 * KIB))
         batch: list[Any] = [ramp(200 * KIB), np.arange(100.0 * KIB), ramp(1000 * KIB), ramp(7)]
@@ -86,11 +86,11 @@ class TestBoth:
         opened: list[Any] = batch_of(opener, parcel)
         assert [one.tolist() for one in opened] == [one.tolist() for one in batch]
 
-    def test_a_batch_without_memory(self, loop: Loopback, opener: Opener) -> None:
+    def test_a_batch_without_memory(self, loop: Loopback, opener: Copier) -> None:
         """A batch without memory arrives unchanged."""
         assert batch_of(opener, loop.send(["text", None, {"x": 7}])) == ["text", None, {"x": 7}]
 
-    def test_nothing_is_begun_before_its_turn(self, loop: Loopback, opener: Opener) -> None:
+    def test_nothing_is_begun_before_its_turn(self, loop: Loopback, opener: Copier) -> None:
         """A parcel keeps its slot, and releases it if it is never opened."""
         parcel = loop.send(ramp(1000))
         opener.arrived(parcel)

@@ -8,12 +8,22 @@ from typing import Any, Final
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from numapin.data.wire.grant import NO_GRANT, Grant, decode_grant
-from numapin.data.wire.message import NOTHING, Head, Miss, PartHead, decode, encode, encode_plain
-from numapin.data.wire.tensors import StoragePlace, move, rebuild, tensor_over, unpickle
+from numapin.data.message import (
+    DTYPES,
+    NOTHING,
+    Head,
+    Miss,
+    Parcel,
+    PartHead,
+    buffer,
+    decode,
+    encode,
+    encode_plain,
+    move,
+    tensor_over,
+    unpack,
+)
 
 HEAD: Final = Head(
     number=7,
@@ -22,12 +32,11 @@ HEAD: Final = Head(
     wanted_bytes=1 << 40,
     miss=None,
     storages=((0, 0, 100), (2, 256, 17)),
-    buffers=(0, None, ~1),
+    buffers=((0, 5, (4, 25), (25, 1), 0, True), None, 1),
     refused=(8, 9),
     kept=((5 << 32) + 1,),
     notes=("memory on node 1 was refused",),
 )
-NUMBERS: Final = st.integers(-1, (1 << 63) - 1)
 
 
 class TestMessages:
@@ -43,12 +52,8 @@ class TestMessages:
         ],
     )
     def test_a_batch(self, head: Head) -> None:
-        """Head and pickle come back; the pickle is not copied."""
-        message = encode(head, memoryview(b"the pickle"))
-        found, body = decode(message)
-        assert found == head
-        assert bytes(body) == b"the pickle"
-        assert body.obj is message
+        """Head and pickle come back."""
+        assert decode(encode(head, b"the pickle")) == (head, b"the pickle")
 
     @pytest.mark.parametrize("message", [(3, None), "end", {"key": [1, 2]}, b"", None])
     def test_a_plain_message(self, message: object) -> None:
@@ -67,24 +72,6 @@ class TestMessages:
         assert all(Miss(miss.value) is miss for miss in Miss)
 
 
-class TestGrants:
-    """What stands before a task."""
-
-    @given(
-        grant=st.builds(Grant, NUMBERS, NUMBERS, st.booleans(), NUMBERS, st.lists(NUMBERS, max_size=5).map(tuple)),
-        task=st.binary(max_size=50),
-    )
-    def test_any_grant_and_task_come_back(self, grant: Grant, task: bytes) -> None:
-        """Neither takes a byte of the other, and the types are the same."""
-        found, rest = decode_grant(grant.encode() + task)
-        assert (found, bytes(rest)) == (grant, task)
-        assert isinstance(found.is_new, bool)
-
-    def test_a_task_without_a_slot(self) -> None:
-        """It says so, and nothing else."""
-        assert decode_grant(NO_GRANT.encode() + b"task")[0] == (-1, 0, False, 0, ())
-
-
 class TestTensorOver:
     """A tensor over a storage."""
 
@@ -98,27 +85,23 @@ class TestTensorOver:
         tensor[0, 0] = 40
         assert memory[3] == 40
 
-    def test_rebuild_counts_from_the_place(self) -> None:
-        """The place is where the tensor's storage begins, `start` where in that the tensor does."""
-        memory = torch.arange(64, dtype=torch.int16)
-        place = StoragePlace(memory.untyped_storage(), 20)
-        assert rebuild(place, torch.int16, (3,), (1,), 6).tolist() == [13, 14, 15]
-
-
-class _Pickler(pickle.Pickler):
-    """Pickles every tensor as something out of band."""
-
-    def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, torch.Tensor):
-            return rebuild, (pickle.PickleBuffer(bytearray(1)), thing.dtype, tuple(thing.shape), thing.stride(), 0)
-        return NotImplemented
-
 
 def test_a_batch_is_unpacked_over_its_places() -> None:
     """Tensors get places in the order of the pickle; the rest of the batch is as it was."""
+    entries = (
+        (0, DTYPES.index(torch.float32), (2,), (1,), 0, False),
+        (0, DTYPES.index(torch.float32), (3,), (1,), 12, False),
+    )
     file, memory = io.BytesIO(), torch.arange(8.0).untyped_storage()
-    _Pickler(file, 5, buffer_callback=lambda _: False).dump({"x": torch.zeros(2), "y": ["text", torch.zeros(3)]})
-    batch: Any = unpickle(file.getbuffer(), iter([StoragePlace(memory, 8), StoragePlace(memory, 20)]))
+    mark = pickle.PickleBuffer(bytearray(1))
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, thing: Any) -> Any:
+            return (buffer, (mark,)) if isinstance(thing, torch.Tensor) else NotImplemented
+
+    Pickler(file, 5, buffer_callback=lambda _: False).dump({"x": torch.zeros(2), "y": ["text", torch.zeros(3)]})
+    head = HEAD._replace(storages=((0, 0, 32),), buffers=entries)
+    batch: Any = unpack(Parcel(head, file.getvalue()), lambda *_: (memory, 8), lambda *_: memoryview(b""))
     assert batch["x"].tolist() == [2, 3]
     assert batch["y"][0] == "text"
     assert batch["y"][1].tolist() == [5, 6, 7]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import torch
 
+from numapin.data.message import Miss
 from numapin.data.slots import pool as pool_module
 from numapin.data.slots.pool import Pool, unused_slots_hidden
 from numapin.data.slots.slot import Slot
-from numapin.data.wire.message import Miss
 from numapin.system import placement
 from tests.data.child import in_forked_child
 from tests.data.loopback import (
@@ -347,7 +347,7 @@ class TestFiles:
         self, loop: Loopback, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A limit on address space may forbid the first slot, whose size is unknown, and no other."""
-        monkeypatch.setattr("numapin.data.worker.slots._UNKNOWN_BYTES", 1 << 49)
+        monkeypatch.setattr("numapin.data.packing._UNKNOWN_BYTES", 1 << 49)
         assert loop.send(BATCH.clone()).head.miss == Miss.NO_MEMORY
         assert loop.send(BATCH.clone()).head.miss is None
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin.data.wire.grant import NO_GRANT, Grant
-from numapin.data.wire.queues import TaskQueue
-from numapin.data.worker import setup
+from numapin.data import packing as setup
+from numapin.data.message import NO_GRANT, Grant
+from numapin.data.queues import TaskQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ class Worker:
 def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
     """Make this process a worker."""
     made = Worker()
-    monkeypatch.setattr(setup, "_packer", made)
+    monkeypatch.setattr(setup, "own", made)
     return made
 
 

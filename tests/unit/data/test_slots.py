@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from numapin.base.cpu_set import CpuSet
+from numapin.data import packing as slots_module
+from numapin.data.message import NO_GRANT, Grant
+from numapin.data.packing import BatchMemory, WorkerSlots
 from numapin.data.slots.handover import Handover
 from numapin.data.slots.mapping import map_memfd
 from numapin.data.slots.sizes import capacity_for
-from numapin.data.wire.grant import NO_GRANT, Grant
-from numapin.data.worker import slots as slots_module
-from numapin.data.worker.slots import BatchMemory, WorkerSlots
 from numapin.system import memory, placement
 from tests.data.loopback import ANYWHERE, num_mapped, num_open, slot_descriptors
 
@@ -160,7 +160,10 @@ class TestMaking:
         for _ in range(2):
             take(rank.own).reserve(PAGE)
         assert seen == [(SIZE, CpuSet({1}), CpuSet())] * 2
-        assert [rank.own.report().notes, rank.own.report().notes] == [("memory on node 1 was refused",), ()]
+        assert [rank.own.report().get("notes", ()), rank.own.report().get("notes", ())] == [
+            ("memory on node 1 was refused",),
+            (),
+        ]
         rank.close()
 
     def test_on_one_node_no_policy_is_set(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,8 +249,8 @@ class TestRefusals:
         rank.tasks._early[5] = None
         rank.own.accept(grant(5, is_new=True), rank.tasks)
         assert take(rank.own).is_new
-        assert rank.own.report().refused == (5,)
-        assert rank.own.report().refused == ()
+        assert rank.own.report().get("refused", ()) == (5,)
+        assert rank.own.report().get("refused", ()) == ()
 
     @pytest.mark.parametrize("code", [errno.ENOMEM, errno.EFAULT])
     def test_a_granted_slot_for_which_there_is_no_memory(
@@ -257,7 +260,7 @@ class TestRefusals:
         with monkeypatch.context() as patch:
             patch.setattr(memory, "populate", refuse(code))
             rank.grant(5)
-        assert rank.own.report().refused == (5,)
+        assert rank.own.report().get("refused", ()) == (5,)
         assert num_open() == 0
         assert take(rank.own).is_new
 
@@ -273,7 +276,7 @@ class TestRefusals:
         with monkeypatch.context() as patch:
             patch.setattr(slots_module, "map_memfd", refuse(errno.ENOMEM))
             rank.grant(5)
-        assert (rank.own.report().refused, num_open()) == ((5,), 0)
+        assert (rank.own.report().get("refused", ()), num_open()) == ((5,), 0)
 
 
 class TestGranted:
@@ -319,10 +322,10 @@ class TestGranted:
         rank.own.note_fork()
         rank.own.send([used])
         del used
-        assert rank.own.report().inherited == (5,)
-        assert rank.own.report().inherited == ()
+        assert rank.own.report().get("inherited", ()) == (5,)
+        assert rank.own.report().get("inherited", ()) == ()
         rank.grant_again(5)
-        assert rank.own.report().refused == (5,)
+        assert rank.own.report().get("refused", ()) == (5,)
 
     def test_one_that_was_not_used_serves_the_next_batch(self, rank: Rank) -> None:
         """The last one comes first; a batch that needs two gets both."""
@@ -359,7 +362,7 @@ class TestGranted:
             rank.grant(number)
         for refused in ((5,), (6,), ()):
             assert take(rank.own, SIZE + 1).is_new
-            assert rank.own.report().refused == refused
+            assert rank.own.report().get("refused", ()) == refused
         assert take(rank.own, SIZE).number == 7
 
 
@@ -373,7 +376,8 @@ class TestKept:
         kept = _kept(kind, take(rank.own).view)
         rank.grant_again(5)
         assert take(rank.own).number != 5
-        refused, still_kept, *_ = rank.own.report()
+        report = rank.own.report()
+        refused, still_kept = report["refused"], report["kept"]
         assert (refused, 5 in still_kept) == ((5,), True)
         assert set(bytes(kept)) == {7}
 
@@ -409,7 +413,7 @@ class TestKept:
         os.close(fd)
         rank.own.accept(grant(number, capacity=capacity, is_new=True), rank.tasks)
         assert take(rank.own).number != number
-        assert rank.own.report().refused == (number,)
+        assert rank.own.report().get("refused", ()) == (number,)
         assert bytes(kept) == bytes(10)
 
     def test_every_batch_is_told_of_what_is_kept(self, rank: Rank) -> None:
@@ -417,11 +421,11 @@ class TestKept:
         rank.grant(5)
         rank.grant(6)
         kept = take(rank.own).view
-        assert set(rank.own.report()[1]) == {6}
+        assert set(rank.own.report()["kept"]) == {6}
         other = take(rank.own)
-        assert set(rank.own.report()[1]) == {5, 6}
+        assert set(rank.own.report()["kept"]) == {5, 6}
         del kept
-        assert set(rank.own.report()[1]) == {other.number}
+        assert set(rank.own.report()["kept"]) == {other.number}
 
 
 def _kept(kind: str, view: memoryview) -> Any:

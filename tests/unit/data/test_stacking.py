@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from numapin.data import path
+from numapin.data.packing import LARGE_BYTES, Packer
 from numapin.data.path import DataPath, PathOptions
-from numapin.data.worker.packing import LARGE_BYTES, Packer
-from numapin.data.worker.stacking import Stacker
+from numapin.data.worker import Stacker
 from numapin.errors import LibraryError
 from numapin.system import calls, memory
 from tests.data.loopback import lent, loopback

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from numapin.data.message import NOTHING, Miss, PartHead
 from numapin.data.stats import Counts, Stats
-from numapin.data.wire.message import NOTHING, Miss, PartHead
 from tests.data.loopback import Loopback, lent, make_head
 
 if TYPE_CHECKING:

@@ -9,15 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from numapin.data.message import NOTHING, PartHead, tensor_over
 from numapin.data.opening.device import _Copy, small_runs
-from numapin.data.wire.message import NOTHING, PartHead
-from numapin.data.wire.tensors import tensor_over
 from tests.data.loopback import make_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numapin.data.wire.message import Head
+    from numapin.data.message import Head
 
 BATCH_BYTES: Final = 4 << 20
 LARGE_BYTES: Final = 256 << 10  # what is larger is not small
@@ -45,9 +44,10 @@ def check(storages: Sequence[tuple[int, int]]) -> None:
     event: Any = None
     copy = _Copy(BYTES, event, small, runs)
     for start, size in storages:
-        place = copy.place(start, size)
-        assert place.start + size <= place.storage.nbytes(), (start, size)
-        assert torch.equal(tensor_over(*place, torch.uint8, (size,), (1,)), BYTES[start : start + size]), (start, size)
+        storage, begin = copy.place(start, size)
+        assert begin + size <= storage.nbytes(), (start, size)
+        found = tensor_over(storage, begin, torch.uint8, (size,), (1,))
+        assert torch.equal(found, BYTES[start : start + size]), (start, size)
 
 
 class TestSmallRuns:

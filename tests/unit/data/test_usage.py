@@ -14,10 +14,10 @@ import pytest
 from numapin.base.records import read_record, to_json
 from numapin.base.strict_json import encode
 from numapin.data import usage_log
+from numapin.data.message import Miss
 from numapin.data.stats import Counts
 from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage, OffPath, OutsideSlots
 from numapin.data.usage_log import UsageLog
-from numapin.data.wire.message import Miss
 from numapin.observe.loaders import read_loaders
 
 if TYPE_CHECKING:

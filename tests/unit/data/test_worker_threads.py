@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from numapin.data.worker.threads import limit_libraries, num_worker_threads
+from numapin.data.worker import limit_libraries, num_worker_threads
 from numapin.errors import UsageError
 from numapin.system import threads
 

@@ -1,0 +1,635 @@
+"""Put batches into a worker's slots. Edge (memory).
+
+Comes in: a batch of any type, and a free slot with each task. Goes out: the message for the rank.
+
+A batch has one slot, taken at its first tensor and filled from its start; a further one if it does not fit. The batch
+is pickled with its memory out of band (PEP 574); tensors that only torch can send stay in the pickle. A new slot's
+pages are faulted in as they are needed, so that no more memory is used than the batch has, and that a lack of memory is
+an error and no SIGBUS.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import re
+import sys
+import threading
+import weakref
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+import torch
+from torch._tensor import _rebuild_from_type_v2
+from torch._utils import ExceptionWrapper, _rebuild_tensor_v2, _rebuild_tensor_v3
+from torch.multiprocessing.reductions import reduce_tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from numapin.data.casting import cast_tensor
+from numapin.data.message import (
+    DTYPES,
+    NOTHING,
+    Head,
+    Miss,
+    PartHead,
+    buffer,
+    encode,
+    move,
+    packed_sequence,
+    tensor_over,
+)
+from numapin.data.slots.mapping import fault_in, map_memfd
+from numapin.data.slots.sizes import align, capacity_for
+from numapin.system import memory, placement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numapin.data.casting import Casts
+    from numapin.data.locality import Locality
+    from numapin.data.message import Grant
+    from numapin.data.slots.handover import Handover
+    from numapin.system.memory import Window
+
+    Room = tuple[int, int, int]  # the part's number, the offset in it, the length, in bytes
+    Reduced = tuple[Callable[..., object], tuple[object, ...]]  # how pickle rebuilds an object
+    Allocate = Callable[[torch.dtype, tuple[int, ...]], torch.Tensor | None]
+
+T = TypeVar("T")
+
+SLOT_NAME: Final = "numapin-slot"
+"""The name of a slot's memfd, in /proc."""
+
+LARGE_BYTES: Final = 4 << 20  # larger batches are worth threads, and do not belong in the caches
+_GROWTH: Final = 4  # a further slot has room for this many times the batch so far
+_UNKNOWN_BYTES: Final = 4 << 30  # address space, not memory, for a batch of unknown size
+_LONG_PICKLE: Final = 16 << 10  # the pickler's table of objects never shrinks, and is cleared as a whole for each batch
+_PIPE_BYTES: Final = 64 << 10  # what a pipe has room for; longer pickles take many calls to get through it
+_LARGEST_ITEM_BYTES: Final = 16  # so that views of any dtype into the same range are aligned
+_SMALL_BYTES: Final = 1024  # plain memory below this stays in the pickle, and a tensor below it is no miss
+_MAX_STORAGE_RATIO: Final = 4  # a view's whole storage is sent, so that views share it, unless it is larger than this
+_ARRAY: Final[type | None] = getattr(sys.modules.get("numpy"), "ndarray", None)  # torch imports it if it is there
+_UNCHANGED: Final[Reduced] = NotImplemented  # leaves an object to pickle
+_DTYPE_NUMBERS: Final = {dtype: number for number, dtype in enumerate(DTYPES)}
+_COPIED: Final = frozenset(dtype for dtype in DTYPES if not re.search(r"\bu?int[1-7]$", f"{dtype}"))  # torch can
+# torch.frombuffer gives these no quantizer: resizing such a tensor crashes the process.
+_QUANTIZED: Final = frozenset((torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4))
+
+own: Packer | None = None  # this worker's
+
+
+def allocate(dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor | None:
+    """Return an uninitialized tensor in the memory of the batch that is being made; None if it has no room."""
+    return None if own is None else own.allocate(dtype, size)
+
+
+def pack(number: int, batch: object, *, where: str) -> bytes:
+    """Return the message for a batch. If it cannot be pickled, the rank raises that error when the batch is due.
+
+    torch's own queue prints such an error in the worker, and the rank waits forever.
+    """
+    packer = own or Packer(None, worker=0, pins=False, moves=False)
+    try:
+        return packer.pack(number, batch)
+    except Exception as error:  # a user's __reduce__ may raise anything
+        wrapped = ExceptionWrapper(where=where)
+        try:
+            return packer.pack(number, wrapped)
+        except Exception:  # the error itself cannot be pickled
+            wrapped.exc_type, wrapped.exc_msg = RuntimeError, f"{type(error).__name__}: {wrapped.exc_msg}"
+            return packer.pack(number, wrapped)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class BatchMemory:
+    """A slot, or a part of one, that one batch is being written into. Numbers in bytes."""
+
+    number: int  # the slot's
+    fd: int | None  # of a slot that was made for this batch, until it is sent; None for a granted one
+    view: memoryview
+    address: int
+    capacity: int
+    end: int = 0  # where free room begins
+    populated: int  # up to where pages exist for sure
+    is_sent: bool = False  # whether something in it was sent
+    is_new: bool  # whether it was made for this batch
+
+    def head(self) -> PartHead:
+        """Return its entry in the head of the batch's message."""
+        return PartHead(self.number, self.end, self.capacity, self.is_new)
+
+    def reserve(self, num_bytes: int) -> int | None:
+        """Return the offset of free room, None if there is not enough. Raises OSError if the kernel has no memory."""
+        start, stop = self.end, self.end + num_bytes
+        if stop > self.capacity:
+            return None
+        if stop > self.populated:
+            until = min(align(stop, os.sysconf("SC_PAGESIZE")), self.capacity)
+            placement.touch(self.address + self.populated, until - self.populated)
+            self.populated = until
+        self.end = align(stop)
+        return start
+
+    def tensor(self, start: int, dtype: torch.dtype, count: int) -> torch.Tensor:
+        """Return `count` elements from byte `start` on, as a tensor with a storage of its own."""
+        return torch.frombuffer(self.view, dtype=dtype, count=count, offset=start)
+
+
+class WorkerSlots:
+    """The slots that one worker has: granted ones, and those it makes. `serial` is unique among a loader's workers."""
+
+    def __init__(self, arrivals: Handover, locality: Locality, *, serial: int) -> None:
+        self._arrivals, self._locality = arrivals, locality
+        self._next_number = serial << 32
+        self._expected_bytes = 0
+        self._mapped: dict[int, torch.Tensor] = {}
+        self._held: list[tuple[int, int]] = []  # granted and not used yet: number, size
+        self._windows: dict[int, weakref.ref[Window]] = {}  # of batches that were made here
+        self._inherited: set[int] = set()  # that a child of this worker may read; not written again
+        self._new_inherited: list[int] = []  # of these, what the rank has not heard of
+        self._refused: list[int] = []
+        self._notes: dict[str, bool] = {}  # texts for the rank to report, and whether they were sent
+
+    def accept(self, grant: Grant, descriptors: Handover) -> None:
+        """Take over the grant of a task."""
+        for number in grant.forgotten:
+            self._mapped.pop(number, None)
+            self._inherited.discard(number)
+        self._expected_bytes = grant.expected_bytes
+        if grant.slot < 0:
+            return
+        if grant.is_new:
+            try:
+                fd = descriptors.take(grant.slot)
+                try:
+                    mapped = self._mapped[grant.slot] = map_memfd(fd, grant.capacity)
+                finally:
+                    os.close(fd)
+                fault_in(mapped)
+            except OSError:  # no descriptor, no address space or no memory is left
+                self._refused.append(grant.slot)
+                return
+        if self._is_kept(grant.slot):  # a collate_fn or a dataset keeps what was in it
+            self._refused.append(grant.slot)
+        else:
+            self._held.append((grant.slot, grant.capacity))
+
+    def take(self, num_bytes: int, *, num_bytes_so_far: int = 0) -> BatchMemory | None:
+        """Return memory for at least `num_bytes`; None if the kernel refuses it.
+
+        A batch that has bytes in other slots already is larger than expected, so a further slot has far more room than
+        those before: a batch of many tensors then needs few.
+        """
+        for held in reversed(self._held):
+            number, capacity = held
+            if capacity >= num_bytes and not self._is_kept(number):
+                self._held.remove(held)
+                return self._memory(number, None, self._mapped[number], capacity, populated=capacity)
+        if len(self._held) > 1:  # they are of no use to this worker
+            self._refused.append(self._held.pop(0)[0])
+        return self._make(max(num_bytes, _GROWTH * num_bytes_so_far)) or self._make(num_bytes)
+
+    def put_back(self, made: BatchMemory) -> None:
+        """Keep a granted slot that was taken and not sent for the next batch; a new one is dropped."""
+        if not made.is_new:
+            self._held.append((made.number, made.capacity))
+        elif made.fd is not None:  # None: it could not be sent, and is closed
+            os.close(made.fd)
+
+    def send(self, memories: Sequence[BatchMemory]) -> None:
+        """Hand a batch's new slots to the rank, all or none; call it before the message about them. Raises OSError."""
+        files: dict[int, int] = {}
+        try:
+            for made in memories:
+                if made.fd is not None:
+                    files[made.number], made.fd = made.fd, None
+                    made.capacity = min(made.capacity, capacity_for(max(made.end, self._expected_bytes)))
+                    os.ftruncate(files[made.number], made.capacity)
+            if files:
+                self._arrivals.send(files)
+        finally:
+            for fd in files.values():
+                os.close(fd)
+
+    def report(self) -> dict[str, tuple[Any, ...]]:
+        """Return what the rank is told with the next message: the fields of `Head` with these names."""
+        if len(self._windows) > 1:
+            self._windows = {number: window for number, window in self._windows.items() if window() is not None}
+        told: dict[str, tuple[Any, ...]] = {"kept": tuple(self._windows)}
+        if self._refused:
+            told["refused"], self._refused = tuple(self._refused), []
+        if self._new_inherited:
+            told["inherited"], self._new_inherited = tuple(self._new_inherited), []
+        if not all(self._notes.values()):
+            told["notes"] = tuple(note for note, is_sent in self._notes.items() if not is_sent)
+            self._notes = dict.fromkeys(self._notes, True)
+        return told
+
+    def note_fork(self) -> None:
+        """Never write again to slots that a child forked here may read: its end is not watched."""
+        windows = self._windows.copy()  # in one step: another thread may have forked
+        new = [number for number, window in windows.items() if window() is not None and number not in self._inherited]
+        self._inherited.update(new)
+        self._new_inherited += new
+
+    def _is_kept(self, number: int) -> bool:
+        window = self._windows.get(number)
+        return (window is not None and window() is not None) or number in self._inherited
+
+    def _make(self, num_bytes: int) -> BatchMemory | None:
+        """Make a slot whose pages will be on the rank's node; None if the kernel refuses it."""
+        capacity = capacity_for(max(num_bytes, self._expected_bytes or _UNKNOWN_BYTES))
+        try:
+            fd = os.memfd_create(SLOT_NAME)
+        except OSError:
+            return None
+        try:
+            os.ftruncate(fd, capacity)
+            owner = map_memfd(fd, capacity)
+        except OSError:
+            os.close(fd)
+            return None
+        where = self._locality
+        if where.nodes and where.num_machine_nodes > 1:
+            for refusal in placement.prefer(owner.data_ptr(), capacity, where.nodes, within=where.within):
+                self._notes.setdefault(refusal, False)
+        self._next_number += 1
+        return self._memory(self._next_number, fd, owner, capacity, populated=0)
+
+    def _memory(
+        self, number: int, fd: int | None, owner: torch.Tensor, capacity: int, *, populated: int
+    ) -> BatchMemory:
+        """Return a slot's memory, whose window tells whether anything still refers to it."""
+        address = owner.data_ptr()
+        window = memory.window(address, capacity, owner=owner)
+        self._windows[number] = weakref.ref(window)
+        return BatchMemory(
+            number=number,
+            fd=fd,
+            is_new=fd is not None,
+            view=memory.view_of(window),
+            address=address,
+            capacity=capacity,
+            populated=populated,
+        )
+
+
+class Packer(ForkingPickler):
+    """Puts one batch after the other into slots, for the thread that made it only.
+
+    It is one pickler for all batches: making one takes longer than pickling a batch of a few tensors.
+    """
+
+    def __init__(self, slots: WorkerSlots | None, *, worker: int, pins: bool, moves: bool, casts: Casts = ()) -> None:
+        """Take where batches must end up: in pinned memory (`pins`), or on a device (`moves`)."""
+        self._file = io.BytesIO()
+        super().__init__(self._file, pickle.HIGHEST_PROTOCOL, True, self._take_out)
+        self._slots, self._worker, self.pins, self.moves = slots, worker, pins, moves
+        self.casts = dict(casts)
+        self.passes_caches = (pins or moves) and memory.can_pass_caches()  # a GPU reads what is written, and no CPU
+        self.was_idle = False  # between the last task of this epoch and that of this batch
+        self.is_collating = True  # False: a collate_fn that runs now is not the loader's, but one inside a sample
+        self._thread = threading.get_ident()
+        self._parts: list[BatchMemory] = []
+        self._first_refusal = Miss.NO_SLOTS if slots is None else None
+        self._refusal: Miss | None = self._first_refusal  # why this batch has no room in a slot
+        self._mark = pickle.PickleBuffer(bytearray(1))  # stands for a tensor among the out-of-band buffers
+        self._next: tuple[Any, ...] | None = None  # the tensor that the next mark stands for, as in `Head.buffers`
+        self._narrower = Narrower(self.casts, self.allocate)
+        self._ranges = Ranges(self._bring, align_bytes=_LARGEST_ITEM_BYTES)
+        self._storages: list[Room] = []
+        self._buffers: list[tuple[Any, ...] | int | None] = []
+        self._wanted_bytes = 0
+        self._miss: Miss | None = None
+
+    def accept(self, grant: Grant, descriptors: Handover) -> None:
+        """Take over the slot that came with a task."""
+        if self._slots is not None:
+            self._slots.accept(grant, descriptors)
+
+    def note_fork(self) -> None:
+        """Write no more to what a process that the user's code has just forked may read."""
+        if self._slots is not None:
+            self._slots.note_fork()
+
+    def refuse_in_child(self) -> None:
+        """Give no more room in a child that the user's code forked: its parent writes to this memory."""
+        self._thread = 0  # no thread has this id
+
+    # --- room in the slots -------------------------------------------------------------------------------------------
+
+    def allocate(self, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor | None:
+        """Return an uninitialized contiguous tensor in this batch's memory; None if it has no room."""
+        count = torch.Size(size).numel()
+        if not count or dtype in _QUANTIZED or threading.get_ident() != self._thread:
+            return None
+        room = self._reserve(dtype.itemsize * count)
+        return None if room is None else self._parts[room[0]].tensor(room[1], dtype, count).resize_(size)
+
+    def _reserve(self, num_bytes: int) -> Room | None:
+        """Return room in this batch's memory. None: it has no room, and `_refusal` says why."""
+        if self._slots is None:
+            return None
+        try:
+            start = self._parts[-1].reserve(num_bytes) if self._parts else None
+            if start is None:
+                part = self._slots.take(num_bytes, num_bytes_so_far=sum([part.end for part in self._parts]))
+                if part is not None:
+                    self._parts.append(part)
+                    start = part.reserve(num_bytes)
+        except OSError:
+            start = None
+        if start is None:
+            self._refusal = Miss.NO_MEMORY
+            return None
+        return len(self._parts) - 1, start, num_bytes
+
+    def _find(self, address: int, num_bytes: int) -> Room | None:
+        """Return the place of an address in this batch's memory; None outside it."""
+        for number, part in enumerate(self._parts):
+            if 0 <= address - part.address < part.end:
+                return number, address - part.address, num_bytes
+        return None
+
+    def write(self, room: Room, source: memoryview | bytes) -> None:
+        """Copy plain memory into its room."""
+        part, start, num_bytes = room
+        self._parts[part].view[start : start + num_bytes] = source
+
+    def copy(self, room: Room, source: int) -> None:
+        """Copy the bytes at an address into their room."""
+        part, start, num_bytes = room
+        target = self._parts[part].address + start
+        if self.passes_caches and num_bytes >= LARGE_BYTES:
+            memory.stack_past_caches(target, [source], num_bytes)
+        else:
+            memory.copy(target, source, num_bytes)
+
+    # --- a batch -----------------------------------------------------------------------------------------------------
+
+    def pack(self, number: int, batch: object) -> bytes:
+        """Return the message for a batch, and be ready for the next one. Raises what pickling the batch raises."""
+        is_short = False
+        try:
+            self.dump(batch)
+            body = self._file.getvalue()
+            body_room = self._reserve(len(body)) if len(body) >= _PIPE_BYTES else None
+            if body_room is not None:
+                self.write(body_room, body)
+            used = {room[0] for room in (*self._storages, body_room) if room is not None}
+            sent = [part for at, part in enumerate(self._parts) if at in used]
+            if self._slots is not None:
+                self._slots.send(sent)
+            for part in sent:  # only now: if one of them cannot be handed over, nothing is sent
+                part.is_sent = True
+            head = Head(
+                number=number,
+                worker=self._worker,
+                parts=tuple([part.head() if part.is_sent else NOTHING for part in self._parts]),
+                # Tensors that were collated and then dropped took room, too.
+                wanted_bytes=max(self._wanted_bytes, sum([part.end for part in self._parts])),
+                miss=self._miss,
+                storages=tuple(self._storages),
+                buffers=tuple(self._buffers),
+                body_room=body_room,
+                **({} if self._slots is None else self._slots.report()),
+            )
+            is_short = len(body) < _LONG_PICKLE
+            return encode(head, body if body_room is None else b"")
+        finally:
+            if is_short:
+                self.clear_memo()
+            else:
+                self.memo = {}  # a new table
+            self._file.seek(0)
+            self._file.truncate()
+            self._narrower.forget()
+            self._ranges.clear()
+            self._storages.clear()
+            self._buffers.clear()
+            self._wanted_bytes, self._miss, self._next = 0, None, None
+            self.finish()
+
+    def finish(self) -> None:
+        """End a batch, sent or not: keep the memory that was not sent for the next one."""
+        parts, self._parts, self._refusal = self._parts, [], self._first_refusal
+        for part in parts:
+            if not part.is_sent and self._slots is not None:
+                self._slots.put_back(part)
+
+    def reducer_override(self, thing: object) -> Reduced:
+        """Reduce a tensor to its place in the slot; leave everything else as it is."""
+        if isinstance(thing, torch.Tensor):
+            return self._reduce_tensor(thing)
+        if type(thing) is _ARRAY:
+            return self._reduce_array(thing)
+        if self.moves and type(thing) is PackedSequence:
+            return packed_sequence, (thing.data, thing.batch_sizes.tolist(), *thing[2:])
+        return _UNCHANGED
+
+    def _reduce_tensor(self, given: torch.Tensor) -> Reduced:
+        """Cast a tensor and put it into the slot. If only torch can send it, have it moved to the batch's device."""
+        tensor = given
+        if self.casts:
+            tensor = self._narrower.narrow(given, is_plain=type(given) is torch.Tensor and is_plain(given))
+        reduce: Callable[[Any], Any] = reduce_tensor
+        if type(tensor) is torch.Tensor:
+            if self._put(tensor):
+                return buffer, (self._mark,)
+        else:  # as its class reduces it, but for the memory
+            reduce = self.dispatch_table.get(type(tensor), _reduce_by_value)
+            if reduce is _reduce_by_value and type(tensor).__reduce_ex__ is torch.Tensor.__reduce_ex__:
+                build, arguments = _reduce_by_value(tensor)
+                with torch._C.DisableTorchFunctionSubclass():  # else the subclass decides what as_subclass returns
+                    plain = tensor.as_subclass(torch.Tensor) if _is_over_memory(build, arguments) else None
+                if plain is not None and self._put(plain):
+                    return build, (buffer, arguments[1], (self._mark,), arguments[3])
+        with torch._C.DisableTorchFunctionSubclass():  # a subclass may refuse to answer
+            is_strided = tensor.layout is torch.strided and not tensor.is_nested
+            is_large = not is_strided or (tensor.device.type != "meta" and tensor.nbytes >= _SMALL_BYTES)
+        if is_large:
+            self._miss = self._miss or Miss.UNSUPPORTED
+        if self.moves:
+            reduced = reduce(tensor)
+            if len(reduced) == 2:
+                self._next = None
+                return move, (self._mark, *reduced)
+        if tensor is given:
+            return _UNCHANGED
+        extra: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+        cast: Reduced = extra.get(type(tensor), _reduce_by_value)(tensor)  # pickle would send the tensor as it was
+        return cast
+
+    def _put(self, tensor: torch.Tensor) -> bool:
+        """Have a plain tensor in the slot, and let the next mark stand for it; return False if it cannot be there."""
+        if not is_plain(tensor):
+            return False
+        number, start = self._ranges.find(tensor)
+        if number is None:
+            return False
+        dtype = tensor.dtype
+        is_whole = dtype in _COPIED and tensor.nbytes == self._storages[number][2] and tensor.is_contiguous()
+        self._next = (number, _DTYPE_NUMBERS[dtype], tuple(tensor.shape), tensor.stride(), start, is_whole)
+        return True
+
+    def _reduce_array(self, array: Any) -> Reduced:
+        """Reduce an array so that it arrives as from torch: writable, contiguous, in this machine's byte order."""
+        if array.dtype.byteorder in "<>":  # not the machine's, which is "="
+            array = array.astype(array.dtype.newbyteorder("="))
+        elif not array.flags.forc:  # in neither C's nor Fortran's order: NumPy would keep the order of its axes
+            array = array.copy()
+        elif not array.flags.writeable:
+            array = array.copy(order="K")
+        else:
+            return _UNCHANGED
+        reduced: Reduced = array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return reduced
+
+    def _take_out(self, out_of_band: pickle.PickleBuffer) -> bool:
+        """Return whether a buffer stays in the pickle. pickle calls this for each one, in order."""
+        if out_of_band is self._mark:
+            self._buffers.append(self._next)
+            return False
+        raw = out_of_band.raw()
+        number = self._store(raw) if raw.nbytes >= _SMALL_BYTES else None
+        if number is None:
+            return True
+        self._buffers.append(number)
+        return False
+
+    def _store(self, raw: memoryview) -> int | None:
+        """Have plain memory in the slot; return the number of its storage, None if there is no room."""
+        self._wanted_bytes += align(raw.nbytes)
+        room = None if raw.readonly else self._find(memory.address_of(raw), raw.nbytes)
+        if room is None:
+            room = self._reserve(raw.nbytes)
+            if room is not None:
+                self.write(room, raw)
+        self._miss = self._miss or self._refusal
+        return None if room is None else self._add(room)
+
+    def _bring(self, storage: torch.UntypedStorage, first: int, last: int) -> int | None:
+        """Have bytes `first` to `last` of a storage in the slot; return their number, None if they are not there."""
+        self._wanted_bytes += align(last - first)
+        address = storage.data_ptr() + first
+        room = self._find(address, last - first)
+        if room is None and storage.is_shared() and not self.pins:
+            # The rank's tensor is the worker's memory, as with torch, so a copy would not be the same.
+            if last - first >= _SMALL_BYTES:
+                self._miss = self._miss or self._refusal or Miss.SHARED  # torch's own collate shares memory
+            return None
+        if room is None:
+            room = self._reserve(last - first)
+            if room is not None:
+                self.copy(room, address)
+        self._miss = self._miss or self._refusal
+        return None if room is None else self._add(room)
+
+    def _add(self, room: Room) -> int:
+        self._storages.append(room)
+        return len(self._storages) - 1
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is nothing but strided bytes of this process's memory."""
+    return not (
+        tensor.requires_grad
+        or tensor.layout is not torch.strided
+        or tensor.device.type != "cpu"
+        or tensor.is_nested
+        or tensor.is_quantized
+        or tensor.is_conj()
+        or tensor.is_neg()
+        or tensor._is_zerotensor()  # autograd's zero gradients, which have no memory
+        or not tensor.numel()
+    )
+
+
+def _is_over_memory(build: object, arguments: tuple[Any, ...]) -> bool:
+    """Return whether a tensor of a subclass is rebuilt from (function, class, its storage and shape, attributes)."""
+    if build is not _rebuild_from_type_v2 or arguments[0] not in (_rebuild_tensor_v2, _rebuild_tensor_v3):
+        return False
+    *_, hooks = arguments[2][:6]
+    return not hooks
+
+
+def _reduce_by_value(tensor: torch.Tensor) -> tuple[Any, ...]:
+    reduced: tuple[Any, ...] = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    return reduced
+
+
+class Ranges(Generic[T]):
+    """The ranges of storages that one batch needs. Tensors that share memory share a range."""
+
+    def __init__(self, send: Callable[[torch.UntypedStorage, int, int], T], *, align_bytes: int) -> None:
+        """Begin ranges at multiples of `align_bytes`.
+
+        `send` is called with a storage and the first and last byte of each new range. A result of None is not kept.
+        """
+        self._send, self._align_bytes = send, align_bytes
+        self._of_storage: dict[int, list[tuple[int, int, T]]] = {}  # by torch's storage: first byte, last byte, result
+        self.clear = self._of_storage.clear
+
+    def find(self, tensor: torch.Tensor) -> tuple[T, int]:
+        """Return the result of the range that contains a plain tensor, and the tensor's offset in it, in bytes."""
+        storage = tensor.untyped_storage()
+        size, itemsize = storage.nbytes(), tensor.itemsize
+        begin = int(tensor.storage_offset()) * itemsize
+        if tensor.is_contiguous():
+            end = begin + tensor.nbytes
+        else:
+            last_element = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+            end = begin + itemsize * (1 + last_element)
+        # Not by address: torch makes each tensor over one array a storage of its own.
+        ranges = self._of_storage.setdefault(storage._cdata, [])
+        for first, last, result in ranges:
+            if first <= begin and end <= last:
+                return result, begin - first
+        is_whole = size <= _MAX_STORAGE_RATIO * (end - begin)
+        first, last = (0, size) if is_whole else (begin - begin % self._align_bytes, end)
+        result = self._send(storage, first, last)
+        if result is not None:
+            ranges.append((first, last, result))
+        return result, begin - first
+
+
+class Narrower:
+    """Casts the tensors of one batch. Tensors of one dtype that share memory still do afterwards."""
+
+    def __init__(self, casts: Mapping[torch.dtype, torch.dtype], allocate: Allocate) -> None:
+        """Take the dtypes to cast, and the function that allocates in the batch's slot."""
+        self._casts, self._allocate = casts, allocate
+        self._ranges = {
+            source: Ranges(partial(self._cast, source, target), align_bytes=source.itemsize)
+            for source, target in casts.items()
+        }
+        self._others: list[torch.Tensor] = []  # kept, so that no address is used twice in a batch
+
+    def narrow(self, tensor: torch.Tensor, *, is_plain: bool) -> torch.Tensor:
+        """Return a tensor in its narrower dtype; the tensor itself if it has none."""
+        source, target = tensor.dtype, self._casts.get(tensor.dtype)
+        if target is None:
+            return tensor
+        if not is_plain:
+            self._others.append(cast_tensor(tensor, self._casts))
+            return self._others[-1]
+        narrowed, offset = self._ranges[source].find(tensor)
+        start = offset // source.itemsize * target.itemsize
+        return tensor_over(narrowed.untyped_storage(), start, target, tuple(tensor.shape), tensor.stride())
+
+    def forget(self) -> None:
+        """Drop the tensors: they refer to the slot."""
+        for ranges in self._ranges.values():
+            ranges.clear()
+        self._others.clear()
+
+    def _cast(
+        self, source: torch.dtype, target: torch.dtype, storage: torch.UntypedStorage, first: int, last: int
+    ) -> torch.Tensor:
+        size = ((last - first) // source.itemsize,)
+        wide = tensor_over(storage, first, source, size, (1,))
+        room = self._allocate(target, size)
+        return wide.to(target) if room is None else room.copy_(wide)

@@ -1,0 +1,295 @@
+"""What a DataLoader worker of ours runs first. Edge.
+
+Comes in: `WorkerStart`, from the rank, as the worker_init_fn. Goes out: a worker on the rank's CPUs and memory whose
+batches are collated into slots, and which ends when the rank does.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils import collate
+from torch.utils.data.dataloader import _DatasetKind
+
+from numapin.data import packing
+from numapin.data.forking import is_in_bad_fork
+from numapin.data.packing import LARGE_BYTES, SLOT_NAME, Packer, WorkerSlots, is_plain
+from numapin.data.resume import worker_state
+from numapin.data.slots import handover
+from numapin.errors import UsageError
+from numapin.rank import bind
+from numapin.system import memory
+from numapin.system.threads import limit_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numapin.data.casting import Casts
+    from numapin.data.locality import Locality
+    from numapin.data.resume.worker_state import DatasetStart
+    from numapin.data.slots.handover import Handover, SentDescriptor
+
+    CollateMap = dict[type | tuple[type, ...], Callable[..., Any]]
+
+_VARIABLE: Final = "NUMAPIN_WORKER_THREADS"
+_torch_collate: Final = collate.collate_tensor_fn
+_IS_NESTED, _SHAPE, _DTYPE = attrgetter("is_nested"), attrgetter("shape"), attrgetter("dtype")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStart:
+    """The worker_init_fn that every worker of ours runs; the user's own comes last."""
+
+    arrivals: Handover | None  # hands new slots to the rank; None: slots are turned off
+    serial: int  # that this start of workers shares with no other of the loader
+    rank: OwnerProcess  # that the worker ends with
+    locality: Locality
+    pins: bool  # whether batches must end up in pinned memory
+    moves: bool  # whether batches must end up on a device
+    num_copy_threads: int  # that stack a large batch
+    can_be_ahead: bool  # whether a worker has several tasks at once, so that one that was idle is ahead of the loop
+    num_library_threads: int  # of numpy's BLAS, OpenMP, MKL and OpenCV; 0: their own default
+    casts: Casts
+    dataset: DatasetStart | None  # where it begins; None: its state is not asked for
+    then: Callable[[int], None] | None  # the user's own worker_init_fn
+
+    def __call__(self, worker: int) -> None:
+        """Set this worker up. Raises only the errors of the user's own function."""
+        where = self.locality
+        # The rank has reported refusals.
+        bind.bind_thread(cpus=where.worker_cpus, memory=where.memory, nodes=where.nodes, within=where.within)
+        self.rank.end_with()
+        limit_libraries(self.num_library_threads)
+        # Descriptors of slots that the rank had at the fork would keep memory that the rank gives back. Nothing in a
+        # forked child uses them: what it inherits of the rank's pools does nothing in another process.
+        for fd in _open_files(f"/memfd:{SLOT_NAME}"):
+            os.close(fd)
+        if is_in_bad_fork():
+            _release_gpus()
+        slots = None
+        if self.arrivals is not None:
+            slots = WorkerSlots(self.arrivals, where, serial=self.serial + worker)
+        packing.own = packer = Packer(slots, worker=worker, pins=self.pins, moves=self.moves, casts=self.casts)
+        os.register_at_fork(after_in_child=packer.refuse_in_child, after_in_parent=packer.note_fork)
+        if slots is not None:
+            Stacker(packer, num_threads=self.num_copy_threads, can_be_ahead=self.can_be_ahead).install()
+        worker_state.begin(self.dataset, worker)
+        if self.then is not None:
+            self.then(worker)
+
+
+def _release_gpus() -> None:
+    """Replace GPU devices inherited by fork by /dev/null: they would keep the rank's GPU memory after its end.
+
+    CUDA cannot be used in a forked child anyway. The numbers stay taken, so that a library that still has them cannot
+    hit another file.
+    """
+    with suppress(OSError), Path(os.devnull).open("rb") as null:
+        for fd in _open_files("/dev/nvidia"):
+            os.dup2(null.fileno(), fd, inheritable=False)
+
+
+def _open_files(prefix: str) -> list[int]:
+    """Return the descriptors of this process whose files have paths that begin with `prefix`."""
+    found: list[int] = []
+    with suppress(OSError):  # /proc is hidden
+        for entry in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):  # that of the iteration itself
+                if str(entry.readlink()).startswith(prefix):
+                    found.append(int(entry.name))
+    return found
+
+
+class OwnerProcess:
+    """The rank's process, as its workers see it: a pidfd, which cannot be mistaken for a later process."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+
+    @classmethod
+    def this(cls) -> OwnerProcess:
+        """Return this process. Kernels before 5.3 have no pidfd; nothing is watched there."""
+        try:
+            return cls(os.pidfd_open(os.getpid()))
+        except OSError:
+            return cls(None)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Send the descriptor to a process that is being started."""
+        return _attach, (None if self._fd is None else handover.sent(self._fd),)
+
+    def end_with(self) -> None:
+        """End this process as soon as the rank has ended, whatever ended it and whichever thread forked this one."""
+        if self._fd is not None:
+            threading.Thread(target=_exit_after, args=(self._fd,), name="numapin-watch", daemon=True).start()
+
+
+def _exit_after(fd: int) -> None:
+    ended = select.poll()
+    ended.register(fd, select.POLLIN)
+    ended.poll()
+    os._exit(1)
+
+
+def _attach(fd: SentDescriptor | None) -> OwnerProcess:
+    return OwnerProcess(None if fd is None else fd.detach())
+
+
+def num_worker_threads(wanted: int | None, environ: Mapping[str, str]) -> int:
+    """Return the threads that each library in a worker may use; 0: the library's default. Raises UsageError.
+
+    One by default, like torch's own in a worker: the workers are the parallelism.
+    """
+    if wanted is not None:
+        return wanted
+    text = environ.get(_VARIABLE, "1")
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"{_VARIABLE}={text!r} is not a number of threads", f"use e.g. {_VARIABLE}=1")
+    return int(text)
+
+
+def limit_libraries(num_threads: int) -> None:
+    """Let libraries other than torch use `num_threads` threads in this worker; 0: leave them as they are.
+
+    torch keeps the one thread that its worker loop has set, even where it shares its OpenMP runtime with another
+    library: with more, GNU's runtime hangs in a forked process.
+    """
+    if num_threads == 0:
+        return
+    torchs = torch.get_num_threads()
+    limit_threads(num_threads, os.environ)
+    set_for_opencv = getattr(sys.modules.get("cv2"), "setNumThreads", None)
+    if set_for_opencv is not None:
+        set_for_opencv(num_threads)
+    torch.set_num_threads(torchs)
+
+
+class Stacker:
+    """Stacks samples straight into the memory of a packer's batch."""
+
+    def __init__(self, packer: Packer, *, num_threads: int, can_be_ahead: bool = False) -> None:
+        """Stack large batches on `num_threads` threads, or on one if the worker is ahead of the loop."""
+        self._packer, self._num_threads, self._can_be_ahead = packer, num_threads, can_be_ahead
+        # torch's number of threads is a setting of each thread.
+        self._pool = ThreadPoolExecutor(num_threads, "numapin-copy", partial(torch.set_num_threads, 1))
+
+    def install(self) -> None:
+        """Let torch's default collate stack tensors here, in this process, unless the user has put in another function.
+
+        Code that stacks into new shared memory, as torch's own function does (for tensors of a subclass; in a user's
+        map of functions; PyTorch Geometric), gets a part of the batch's slot instead. But a collate inside a sample
+        does not: a dataset that keeps what it made would keep the slots of whole batches.
+        """
+        packer = self._packer
+        functions: CollateMap = collate.default_collate_fn_map
+        if functions.get(torch.Tensor) is _torch_collate:
+            functions[torch.Tensor] = self.collate
+        storages: Any = torch.UntypedStorage
+        torchs_storage = storages._new_shared.__func__  # the one place through which all of them go
+        torchs_fetcher: Callable[..., Any] = _DatasetKind.create_fetcher
+
+        def _new_shared(cls: type, size: int, *, device: torch.device | str = "cpu") -> object:
+            is_ours = packer.is_collating and cls is torch.UntypedStorage and torch.device(device).type == "cpu"
+            room = packer.allocate(torch.uint8, (size,)) if is_ours else None
+            return torchs_storage(cls, size, device=device) if room is None else room.untyped_storage()
+
+        def outermost(collate_fn: Callable[[Any], object], samples: object) -> object:
+            packer.is_collating = True
+            try:
+                return collate_fn(samples)
+            finally:
+                packer.is_collating = False
+
+        def create_fetcher(
+            kind: int, dataset: object, auto_collation: object, collate_fn: Callable[[Any], object], *rest: object
+        ) -> object:
+            info = get_worker_info()
+            if auto_collation and info is not None and dataset is info.dataset:
+                packer.is_collating, collate_fn = False, partial(outermost, collate_fn)
+            return torchs_fetcher(kind, dataset, auto_collation, collate_fn, *rest)
+
+        storages._new_shared = classmethod(_new_shared)
+        _DatasetKind.create_fetcher = staticmethod(create_fetcher)  # type: ignore[method-assign]
+
+    def collate(self, batch: Any, *, collate_fn_map: CollateMap | None = None) -> torch.Tensor:
+        """Stack tensors as torch's default collate does, straight into the batch's slot if there is room."""
+        out = None
+        if self._packer.is_collating and get_worker_info() is not None and _can_stack(batch):
+            casts, dtype = self._packer.casts, batch[0].dtype
+            narrow = casts.get(dtype, dtype)
+            # For {float64: float32, float32: bfloat16} the pickler would cast it once more.
+            if narrow is dtype or narrow not in casts:
+                out = self._packer.allocate(narrow, (len(batch), *batch[0].shape))
+        if out is None:
+            return _torch_collate(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
+        return self.stack(batch, out)
+
+    def stack(self, batch: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+        """Stack into `out`, cast to its dtype; a large batch on several threads.
+
+        Many threads at once slow the GPU's copies down, so a worker that is ahead of the loop takes its time.
+        """
+        stack: Callable[..., object] = torch.stack
+        if out.nbytes < LARGE_BYTES:
+            return torch.stack(batch, 0, out=out)  # type: ignore[arg-type] # it takes tuples, too
+        if batch[0].dtype is not out.dtype:
+            stack = _stack_cast
+        elif self._packer.passes_caches and all(map(_is_block, batch)):
+            stack = _stack_past_caches
+        is_ahead = self._can_be_ahead and self._packer.was_idle
+        num_parts = 1 if is_ahead else min(self._num_threads, len(batch))
+        cuts = [len(batch) * part // num_parts for part in range(num_parts + 1)]
+        first, *others = [partial(stack, batch[begin:end], out=out[begin:end]) for begin, end in pairwise(cuts)]
+        waits = [self._begin(other) for other in others]
+        try:
+            first()
+        finally:
+            for wait in waits:
+                wait()
+        return out
+
+    def _begin(self, work: Callable[[], object]) -> Callable[[], object]:
+        """Start work on a thread; return a function that waits for its end, or does it if no thread can be started."""
+        try:
+            return self._pool.submit(work).result
+        except RuntimeError:
+            return work
+
+
+def _is_block(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's bytes are its elements in their order."""
+    return is_plain(tensor) and tensor.is_contiguous()
+
+
+def _can_stack(batch: Any) -> bool:
+    """Return whether these are dense tensors of one shape and dtype, without a call into Python code for each."""
+    if not isinstance(batch, list | tuple) or set(map(type, batch)) != {torch.Tensor} or any(map(_IS_NESTED, batch)):
+        return False
+    first = batch[0]
+    is_dense = first.layout is torch.strided and first.device.type == "cpu"
+    if not is_dense or first.is_quantized or first.requires_grad:
+        return False
+    return len(set(map(_SHAPE, batch))) == 1 == len(set(map(_DTYPE, batch)))  # a nested tensor would have no shape
+
+
+def _stack_past_caches(batch: Sequence[torch.Tensor], *, out: torch.Tensor) -> None:
+    memory.stack_past_caches(out.data_ptr(), [tensor.data_ptr() for tensor in batch], out.nbytes // len(batch))
+
+
+def _stack_cast(batch: Sequence[torch.Tensor], *, out: torch.Tensor) -> None:
+    """Cast sample by sample, which takes a fifth less time than torch.stack."""
+    for sample, row in zip(batch, out.unbind(), strict=True):
+        row.copy_(sample)
