@@ -13,14 +13,29 @@ from numapin.plan.nics import exported, nic_variables, with_users_nics, without_
 from numapin.plan.request import Bind, NicLibrary, Request, parse_nic_env
 from numapin.tasks.identify import Task
 from numapin.tasks.plan import plan_task
+from numapin.topology.model import Link, Nic, NicKind, Topology
 from tests.machines.grids import grid
-from tests.unit.topology.test_nearest_nics import linked, rdma
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from numapin.plan.model import RankPlan
-    from numapin.topology.model import Topology
 
 BOTH = ("ucx", "nvshmem")
+
+
+def rdma(number: int) -> Nic:
+    """Return a NIC with a verbs name."""
+    return Nic(name=f"mlx5_{number}", pci=f"0000:{0x80 + number:02x}:00.0", kind=NicKind.INFINIBAND)
+
+
+def linked(
+    gpus: Sequence[int | None], nics: Sequence[Nic], words: Mapping[tuple[int, int], str], default: str = ""
+) -> Topology:
+    """Return a machine of two packages with these nodes of GPUs, and links by the numbers of GPU and NIC."""
+    pairs = {(gpu, nic): words.get((gpu, nic), default) for gpu in range(len(gpus)) for nic in range(len(nics))}
+    links = tuple(Link(a=f"gpu{gpu}", b=nics[nic].name, kind=word) for (gpu, nic), word in pairs.items() if word)
+    return replace(grid(packages=2, nodes=1, gpus=gpus), nics=tuple(nics), links=links)
 
 
 def _machine(num_gpus: int = 2, num_nics: int = 2) -> Topology:

@@ -1,0 +1,165 @@
+"""What a table of files cannot say: the live host, a chroot, bounded time, and files that are swapped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin.base.bounds import MAX_GPUS
+from numapin.base.cpu_set import CpuSet
+from numapin.errors import MachineFileError
+from numapin.system import tree
+from numapin.system.tree import Tree
+from numapin.topology.discover import discover
+from numapin.topology.model import GpuVendor, Nic, NicKind
+from numapin.topology.readings import PciReading
+from numapin.topology.sources.gpu_drivers import read_amd, read_intel
+from numapin.topology.sources.speeds import read_speeds
+from tests.hostile import winding_capture
+from tests.machines.grids import grid
+from tests.topology import cases_visible
+from tests.topology.documents import card, distances, two_packages
+from tests.topology.reading import Case, read, written
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CHROOTED = """if True:
+    import ctypes, os, sys
+    from pathlib import Path
+    from numapin.topology.discover import discover
+    from numapin.topology.sources import gpu_drivers, sysfs
+    if os.geteuid():
+        ctypes.CDLL(None).unshare(0x10000000)  # CLONE_NEWUSER
+    try:
+        os.chroot(sys.argv[1])
+    except PermissionError:
+        sys.exit(77)
+    assert not os.path.exists("/proc")
+    print(discover(root=Path(sys.argv[2])).to_json())
+"""
+
+
+def test_the_live_machine() -> None:
+    """CPUs and allowed CPUs are those that the kernel reports to this process."""
+    topology = discover()
+    assert os.sched_getaffinity(0) <= topology.cpus
+    assert topology.allowed.cpus == CpuSet(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("vendor", [GpuVendor.AMD, GpuVendor.INTEL])
+def test_on_the_live_host_gpus_need_their_device_file(vendor: GpuVendor, tmp_path: Path) -> None:
+    """A container shows the GPUs in sysfs without /dev/kfd or the render node; ranks do not count on them."""
+    (tmp_path / "sys/bus/pci/devices/0000:03:00.0/drm/renderD128").mkdir(parents=True)
+    gpu = PciReading(address="0000:03:00.0", vendor=vendor, node=1)
+
+    def is_driven(*, is_live: bool) -> list[bool | None]:
+        tree = Tree(str(tmp_path))
+        if vendor is GpuVendor.AMD:
+            return [found.is_driven for found in read_amd(tree, [gpu], is_live=is_live)[0]]
+        return [found.is_driven for found in read_intel(tree, [gpu], is_live=is_live)]
+
+    assert is_driven(is_live=False) == [None]
+    assert is_driven(is_live=True) == [False]
+    (tmp_path / "dev/dri/renderD128").mkdir(parents=True)
+    assert is_driven(is_live=True) == [vendor is GpuVendor.INTEL]
+
+
+def test_without_proc_nothing_is_missing(tmp_path: Path) -> None:
+    """On a host whose /proc is not mounted, such as a bare chroot, a capture is read as with it, through links too."""
+    written(Case(devices={"pci0000:16/0000:18:00.0": {"class": "0x030200", "vendor": "0x10de"}}), tmp_path / "machine")
+    command = [sys.executable, "-c", CHROOTED, str(tmp_path), "/machine"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 77:
+        pytest.skip("no right to change the root directory here")
+    expected = discover(root=tmp_path / "machine").to_json()
+    assert (done.stderr, done.stdout) == ("", f"{ {**expected, 'source': 'root /machine'} }\n")
+
+
+def test_a_file_that_is_replaced_meanwhile_is_not_read(tmp_path: Path) -> None:
+    """A file that has taken the name of the one that was found is stale."""
+    for name in ("found", "other"):
+        (tmp_path / name).write_text("1\n")
+    with tree._Walk(str(tmp_path), "found", tree._Steps()) as walk:
+        os.close(walk._open_by_name(os.O_RDONLY))
+        (tmp_path / "other").rename(tmp_path / "found")
+        with pytest.raises(OSError, match="Stale file handle"):
+            walk._open_by_name(os.O_RDONLY)
+
+
+@pytest.mark.parametrize(("case", "seen"), cases_visible.observed().values(), ids=cases_visible.observed())
+def test_visible_gpus_are_those_that_cuda_showed(case: Case, seen: str, tmp_path: Path) -> None:
+    """The table of values that were tried on hardware has more than 100 rows, some of each outcome."""
+    topology = read(case, tmp_path)
+    shown = sorted((gpu.cuda_index, gpu.index) for gpu in topology.visible_gpus)
+    assert ",".join(str(index) for _, index in shown) == ("" if seen in ("none", "refused") else seen)
+    assert any("refuses to start" in note for note in topology.notes) == (seen == "refused")
+
+
+def test_every_truncation_of_a_file_is_refused(tmp_path: Path) -> None:
+    """A file cut anywhere before its end is not XML."""
+    text = two_packages(card(), after=distances("0 1", "10 21 31 10")).rstrip()
+    for end in range(1, len(text) - 1, 7):
+        (tmp_path / "cut").write_text(text[:end])
+        with pytest.raises(MachineFileError, match=r"cut: line \d+, column \d+: not XML"):
+            discover(machine=tmp_path / "cut")
+
+
+def test_entities_that_grow_without_bound_are_refused_at_once(tmp_path: Path) -> None:
+    """A billion laughs are refused before their declaration."""
+    laughs = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10 if n else "ha"}">' for n in range(12))
+    (tmp_path / "laughs").write_text(f'<!DOCTYPE topology [{laughs}]>\n<topology version="2.0">&l11;</topology>')
+    begun = time.process_time()
+    with pytest.raises(MachineFileError, match="line 1: the DOCTYPE contains declarations"):
+        discover(machine=tmp_path / "laughs")
+    assert time.process_time() - begun < 1
+
+
+def test_the_file_that_lstopo_writes_reads_as_described(tmp_path: Path) -> None:
+    """A second oracle: hwloc's own XML of a machine in words."""
+    lstopo = shutil.which("lstopo-no-graphics")
+    if lstopo is None:
+        pytest.skip("lstopo-no-graphics is not installed (Debian package hwloc-nox)")
+    command = [lstopo, "--input", "package:2 [numa(memory=1GB)] l3:2 core:3 pu:2", "--of", "xml"]
+    written = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    (tmp_path / "file").write_text(written)
+    topology = discover(machine=tmp_path / "file")
+    assert [str(node.cpus) for node in topology.nodes] == ["0-11", "12-23"]
+    assert [(len(core.cpus), core.l3) for core in topology.cores] == [
+        (2, l3) for l3 in (0, 6, 12, 18) for _ in range(3)
+    ]
+
+
+def test_links_that_wind_through_many_folders_are_refused_at_once(tmp_path: Path) -> None:
+    """The error names the place where the number of steps was seen."""
+    winding_capture(tmp_path / "root", 64)
+    begun = time.process_time()
+    with pytest.raises(MachineFileError, match=r"root/sys/.*: its files and links take more than 600000 steps"):
+        discover(root=tmp_path / "root")
+    assert time.process_time() - begun < 4
+
+
+def test_a_machine_without_ratings_costs_two_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its number of CPUs."""
+    asked: list[str] = []
+    monkeypatch.setattr(Tree, "number", lambda _self, path: asked.append(path))
+    assert read_speeds(Tree(str(tmp_path)), [CpuSet({cpu, cpu + 4}) for cpu in range(4)]) == ()
+    assert len(asked) == 2
+
+
+def test_the_nearest_nics_of_the_largest_machine_take_no_time() -> None:
+    """256 GPUs and 256 equally near NICs take a second at most; with more NICs there are no links to go by."""
+    nics = [Nic(name=f"mlx5_{n}", pci=f"{n:04x}:00:00.0", node=0, kind=NicKind.INFINIBAND) for n in range(256)]
+    machine = replace(grid(packages=2, nodes=1, gpus=[0] * MAX_GPUS), nics=tuple(nics))
+    start = time.process_time()
+    assert len({found.names[0] for found in machine.nearest_nics.values()}) == 256
+    assert time.process_time() - start < 2
+    more = (replace(nics[0], name=f"mlx5_{n}", pci=f"{n:04x}:01:00.0") for n in range(257))
+    assert replace(machine, nics=tuple(more)).nearest_nics == {}
