@@ -67,11 +67,7 @@ PURE = (
     ),
     *(f"doctor.{name}" for name in ("check", "script", "network", "software", "advice")),
     *(f"trace.{name}" for name in ("intervals", "records", "reading", "analysis", "findings", "report", "settings")),
-    *("trace.timeline", "trace.pace"),
-    *(
-        f"trace.{name}"
-        for name in ("noted", "places", "finding", "loading", "host", "uneven", "straggler", "difference")
-    ),
+    *("trace.timeline", "trace.pace", "trace.noted"),
     *(f"compare.{name}" for name in ("record", "variants")),
     *(f"compare.{name}" for name in ("figures", "ratio", "results", "notes", "report")),
 )
@@ -105,7 +101,7 @@ LAYERS = (
     ("plan",),
     ("rank",),
     ("launcher",),
-    ("launch", "spawning", "tasks"),
+    ("spawning", "tasks"),
     ("children",),
     ("data",),
     ("pinned", "observe"),
@@ -153,6 +149,16 @@ def test_the_reader_of_imports_sees_them() -> None:
     assert "numapin.plan.usable" in _imports("numapin.plan.make")  # inside a function
     assert "numapin.topology.model" not in _imports("numapin.plan.gpus")  # for types only
     assert "os" in _imports("numapin.topology.discover")
+
+
+def test_the_lists_above_name_what_exists() -> None:
+    """A name that no module has any more would let its rule hold for nothing."""
+    names = [
+        *PURE,
+        *(place for places in ONLY_IN.values() for place in places),
+        *(n for layer in LAYERS for n in layer),
+    ]
+    assert [name for name in names if not any(_within(module, (name,)) for module in MODULES)] == []
 
 
 @pytest.mark.parametrize("name", PURE)
