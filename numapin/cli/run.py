@@ -299,7 +299,7 @@ def _launch(
     tell: Callable[[str], None],
 ) -> None:
     """Run the job; `looks` returns readings of NVML by which lost GPUs are noticed before a restart."""
-    from numapin.launcher.rounds import launch
+    from numapin.launch import launch
 
     if job.why_torch:
         affinity = os.sched_getaffinity(0)

@@ -1,6 +1,4 @@
-"""Stage 3: start the ranks of this host, and run them to their end.
-
-Comes in: a `Plan` and torchrun's command line. Goes out: running ranks.
+"""Stage 3: what `numapin/launch.py`, the life of a job, is made of.
 
 ::
 
@@ -8,7 +6,6 @@ Comes in: a `Plan` and torchrun's command line. Goes out: running ranks.
     command.py       EDGE  the program that each rank becomes
     stdin_script.py  EDGE  a script on stdin
     rehearse.py      EDGE  try every binding before a rank starts
-    rounds.py        EDGE  run a job on this host: one round of ranks, and another for each restart
     ranks.py         EDGE  the processes of ranks: start them, see how they ended, end them
     hosts.py         EDGE  the rendezvous of several hosts, closed to other users
     rendezvous_id.py PURE  whether others can know a rendezvous id

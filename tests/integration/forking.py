@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _IMPORTED: Final = (
     *("torch.distributed.run", "torch.distributed.launcher.api"),
     *("numapin.cli.main", "numapin.cli.run", "numapin.cli.trace", "numapin.launcher.options", "numapin.launcher.hosts"),
-    *("numapin.cli.entry", "numapin.launcher.ranks", "numapin.launcher.rounds", "numapin.topology.discover"),
+    *("numapin.cli.entry", "numapin.launcher.ranks", "numapin.launch", "numapin.topology.discover"),
 )
 _READ_AT_START: Final = ("LD_", "PYTHON", "LC_", "LANG", "LOGLEVEL", "TORCH", "OMP_", "GOMP_", "KMP_", "MKL_")
 _READ_LATER: Final = ("TORCHELASTIC_ERROR_FILE",)

@@ -101,6 +101,7 @@ LAYERS = (
     ("plan",),
     ("rank",),
     ("launcher",),
+    ("launch",),
     ("spawning", "tasks"),
     ("children",),
     ("data",),

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from numapin import launch
 from numapin.errors import NumapinError, Stopped
-from numapin.launcher import rounds
 from numapin.launcher.hosts import HostPlace
 from numapin.launcher.logs import RankOutput
 from numapin.launcher.options import parse
@@ -27,19 +27,19 @@ def test_a_rank_that_cannot_be_started(argument: str) -> None:
     """It is an error of ours that names the rank and the reason."""
     job = parse(["train.py", argument], {}, {}, python="python3", prog="numapin run")
     with pytest.raises(NumapinError, match="rank 0 cannot be started: "):
-        rounds.start_rank(job, 0, {}, RankOutput("error.json"))
+        launch.start_rank(job, 0, {}, RankOutput("error.json"))
 
 
 def test_a_rank_that_sigkill_does_not_end(tmp_path: Path) -> None:
     """Neither the account nor the message of a stopped job says that the rank has ended."""
     process: Any = SimpleNamespace(pid=41)
     files, place = RankOutput(str(tmp_path / "error.json")), HostPlace(0, 1, 0, 4, 0, 4, "127.0.0.1", 1)
-    rank = rounds.ended_rank(StartedRank(3, process), place, files, was_ended=True)
+    rank = launch.ended_rank(StartedRank(3, process), place, files, was_ended=True)
     assert (rank.state, rank.end) == ("left", "still there after SIGKILL")
     error = RuntimeError()
-    assert rounds.notes_of(error) == ""
+    assert launch.notes_of(error) == ""
     error.add_note("rank 3 (pid 41): still there")
-    assert Stopped(signal.SIGTERM, rounds.notes_of(error)).message == "stopped by SIGTERM; rank 3 (pid 41): still there"
+    assert Stopped(signal.SIGTERM, launch.notes_of(error)).message == "stopped by SIGTERM; rank 3 (pid 41): still there"
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["running", "dying"])

@@ -1,7 +1,7 @@
-"""Stage 3: run a planned job on this host to its end: one round of ranks, and another for each restart. Edge.
+"""The life of a job on this host: join the other hosts, start the ranks, watch them, restart or end them, and report.
 
-Comes in: a `Plan` and a `Job`. Goes out: ranks, run to their end. On one host nothing of torch is imported. The ranks
-find what torch's agent would give them: the same variables, a store, the same signals, the same grace period.
+On one host nothing of torch is imported. The ranks find what torch's agent would give them: the same variables, a
+store, the same signals, the same grace period.
 """
 
 from __future__ import annotations
