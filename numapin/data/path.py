@@ -184,6 +184,31 @@ class Lane:
                 self._path.take_back(pool, is_usable=workers_are_gone)
 
 
+class _Pools:
+    """A loader's pools that are open or still have batches, and what they may pin.
+
+    Each pool asks it for its budget, so it must refer neither to them nor to the path, which would be a cycle.
+    """
+
+    def __init__(self, home: Home, limit_bytes: int | None) -> None:
+        self._home, self._limit_bytes = home, limit_bytes
+        self._references: list[weakref.ref[Pool]] = []
+
+    def __iter__(self) -> Iterator[Pool]:
+        """Yield the pools; in any thread, so the list is replaced and never changed."""
+        return (pool for pool in [reference() for reference in self._references] if pool is not None)
+
+    def add(self, pool: Pool) -> None:
+        """Add a pool, and forget those that are gone."""
+        self._references = [weakref.ref(each) for each in (*self, pool)]
+
+    def budget_bytes(self) -> int | None:
+        """Return how many more bytes may be pinned; None: no bound is known."""
+        if self._limit_bytes is not None:
+            return max(0, self._limit_bytes - PoolTotals.of(self).pinned_bytes)
+        return read_room(Path("/"), nodes=self._home.locality.nodes, num_ranks=num_ranks_of(os.environ)).num_bytes
+
+
 class DataPath:
     """One loader's data path."""
 
@@ -194,7 +219,7 @@ class DataPath:
         self.counts, self._totals = Counts(), totals_of(self.pid)
         self._num_bytes_told = 0
         self._idle: list[Pool] = []
-        self._references: list[weakref.ref[Pool]] = []  # the settling thread reads it, too
+        self._pools = _Pools(self.home, options.pinned_budget)
         self._mover: Mover | None = None
         self._is_closed = False
 
@@ -252,11 +277,6 @@ class DataPath:
         pool.recover()
         self._idle.append(pool)
 
-    @property
-    def _pools(self) -> list[Pool]:
-        """Return the pools that are open or still have batches."""
-        return [pool for pool in [reference() for reference in self._references] if pool is not None]
-
     def close(self) -> None:
         """Close the pools that no iterator uses. The others are closed when their iterators give them back."""
         self._is_closed = True
@@ -312,7 +332,7 @@ class DataPath:
             device=self.home.device_index if needs_cuda else 0,
             driver=cuda.driver() if needs_cuda else None,
             reader=_reader if isinstance(opener, Lender) else _no_reader,
-            budget_bytes=self._budget_bytes,
+            budget_bytes=self._pools.budget_bytes,
             report=self.notices.report_refusal,
             pins_at_once=pins,
             poison=os.environ.get("NUMAPIN_POISON") == "1",
@@ -332,14 +352,8 @@ class DataPath:
         except OSError as error:
             self.notices.report_refusal(f"no slots, so torch sends the batches: {error.strerror}; see: ulimit -n")
             return None
-        self._references = [weakref.ref(each) for each in (*self._pools, pool)]
+        self._pools.add(pool)
         return pool
-
-    def _budget_bytes(self) -> int | None:
-        """Return how many more bytes may be pinned; None: no bound is known."""
-        if self.options.pinned_budget is not None:
-            return max(0, self.options.pinned_budget - PoolTotals.of(self._pools).pinned_bytes)
-        return read_room(Path("/"), nodes=self.home.locality.nodes, num_ranks=num_ranks_of(os.environ)).num_bytes
 
 
 def _num_copy_threads(num_workers: int, environ: Mapping[str, str]) -> int:

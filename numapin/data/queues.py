@@ -331,16 +331,20 @@ class ResultQueue(Channel):
         except Exception:  # noqa: BLE001 - a user's type may raise anything
             return number, ExceptionWrapper(where="in pin memory thread")
 
+    def forget(self) -> None:
+        """Accept no more batches, and drop those that arrived and were not asked for: they hold slots.
+
+        `accept` may refer to the owner of this queue, so keeping it would make a cycle of references.
+        """
+        self._results.clear()
+        self._accept = _refuse
+
     def look_ahead(self) -> None:
         """Accept batches that have arrived, so that copies start ahead of time; do nothing while enough wait."""
         if self._open is None and len(self._results) < _ENOUGH:
             self.fill()
             while self._messages:
                 self._take_in(self._messages.popleft())
-
-    def forget(self) -> None:
-        """Drop the batches that arrived and were not asked for: they hold slots."""
-        self._results.clear()
 
     def _take_in(self, message: bytes) -> None:
         head, body = decode(message)
@@ -353,3 +357,8 @@ class ResultQueue(Channel):
             self._results.append(body)
         elif self._report_to is not None:
             self._report_to(body[0])
+
+
+def _refuse(_head: Head, _body: bytes) -> Parcel:
+    message = "the iterator has ended"
+    raise RuntimeError(message)

@@ -11,13 +11,18 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from numapin.data import queues as channel
 from tests.contract.datasets import At, Raise, Rows
 from tests.contract.watching import LoaderClass, pass_first_batches, settle
+from tests.garbage import left_by
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 DATASET = Rows(400, delay_s=0.0005)
@@ -101,6 +106,51 @@ def test_forgotten(loader_class: LoaderClass, num_batches: int, persistent: bool
     assert all(worker.is_alive() for worker in workers) or num_batches == 100
     del loader, iterator, workers
     assert not grown(before)
+
+
+def whole(loader: Any) -> list[Any]:
+    """Take all batches and keep none."""
+    for _ in loader:
+        pass
+    return []
+
+
+def broken_off(loader: Any) -> list[Any]:
+    """Take some batches and keep none."""
+    abandon(loader, 3)
+    return []
+
+
+def again(loader: Any) -> list[Any]:
+    """Take all batches twice, and keep the last ones."""
+    list(loader)
+    return list(loader)
+
+
+def closed(loader: Any) -> list[Any]:
+    """Keep some batches, and close the loader in the middle."""
+    with loader:
+        return [str(loader.stats()), *itertools.islice(loader, 3)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 2},
+        {"num_workers": 2, "persistent_workers": True},
+        {"num_workers": 2, "balance": True, "cast": torch.float16},
+        {"num_workers": 0},
+    ],
+    ids=["workers", "persistent", "balanced", "local"],
+)
+@pytest.mark.parametrize("use", [whole, broken_off, again, closed])
+def test_no_garbage_in_cycles(own_class: LoaderClass, use: Callable[[Any], list[Any]], options: dict[str, Any]) -> None:
+    """A loader that is gone leaves nothing for the garbage collector, which may run in a forked child of the process.
+
+    So it is gone with its last reference, also if its batches are kept.
+    """
+    dataset = Rows(60)
+    assert left_by(lambda: use(own_class(dataset, batch_size=4, **options))) == []
 
 
 def test_kept_batches_keep_their_memory_only(loader_class: LoaderClass) -> None:
