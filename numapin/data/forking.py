@@ -1,20 +1,30 @@
-"""Keep forked workers from destroying CUDA objects that they inherited as garbage. Edge (the garbage collector).
+"""Keep forked children from destroying CUDA objects that they inherited. Edge (the garbage collector, CUDA).
 
-Comes in: the start of workers in a rank that uses CUDA. Goes out: workers that collect only their own garbage.
+Comes in: the start of workers in a rank that uses CUDA, and the device memory of its batches. Goes out: workers that
+collect only their own garbage, and children that may drop, collect and end as they like.
 
 CUDA does not work in a forked child: the destructor of torch's CUDAEvent throws there, which aborts the process
-(CUDAEvent.h, CUDAFunctions.cpp). So no collection may run between the fork and the worker's first line either.
+(CUDAEvent.h, CUDAFunctions.cpp). So does torch when it frees memory that several streams use, because it records an
+event for each of them (CUDACachingAllocator.cpp, insert_events). No collection may run between the fork and the child's
+first line either.
 """
 
 from __future__ import annotations
 
 import gc
+import multiprocessing.process
 import os
 import threading
 from functools import cache
 from typing import Final
+from weakref import WeakValueDictionary
 
 import torch
+
+from numapin.system import memory
+
+_on_devices: Final[WeakValueDictionary[int, torch.UntypedStorage]] = WeakValueDictionary()  # by id
+_at_forks: Final[list[list[torch.UntypedStorage]]] = []  # of the forks in progress; threads may fork at once
 
 
 class _Pause:
@@ -54,9 +64,30 @@ collection_paused: Final = _Pause()
 """The block in which workers are forked."""
 
 
+def keep_in_children(storage: torch.UntypedStorage) -> None:
+    """Let no child that is forked from now on free this device memory, whoever refers to it there."""
+    _watch_forks()
+    _on_devices[id(storage)] = storage
+
+
 @cache
 def _watch_forks() -> None:
-    os.register_at_fork(after_in_child=collection_paused.leave_in_child)
+    os.register_at_fork(before=_hold_memory, after_in_parent=_at_forks.pop, after_in_child=_leave_in_child)
+
+
+def _hold_memory() -> None:
+    """Hold the memory during the fork: the child may collect garbage before it comes to `_leave_in_child`."""
+    _at_forks.append(list(_on_devices.values()))
+
+
+def _leave_in_child() -> None:
+    # As multiprocessing's own children do: when this one ended, it would end its parent's workers as if they were its.
+    getattr(multiprocessing.process, "_children", set()).clear()
+    for storages in _at_forks:
+        for storage in storages:
+            memory.keep_forever(storage)
+    _at_forks.clear()
+    collection_paused.leave_in_child()
 
 
 def is_in_bad_fork() -> bool:

@@ -1,19 +1,23 @@
 """CUDA driver calls that torch lacks, typed and checked. Edge.
 
-Comes in: device ordinals (torch's own numbers), addresses, sizes in bytes. Goes out: events, or CudaRefused with the
-driver's name for the error.
+Comes in: device ordinals (torch's own numbers), addresses, sizes in bytes, streams as the driver's CUstream. Goes out:
+events, or CudaRefused with the driver's name for the error.
 
 The driver API is used instead of the runtime, because a failed cudaHostRegister leaves a runtime error pending, which
 surfaces at a later, unrelated kernel launch. The driver keeps no such state. Both share the primary contexts, and so
 torch's. Source: CUDA Driver API reference (CUDA 12). Signatures and checks are tables; a call that fails raises.
+
+Events are numbers here, which are used again and never destroyed. The destructor of torch.cuda.Event calls CUDA, which
+aborts a forked child that inherited the object.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections import defaultdict
 from contextlib import contextmanager
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -28,6 +32,7 @@ _LIBRARY: Final = "libcuda.so.1"
 _SUCCESS: Final = 0
 _NOT_READY: Final = 600
 _MEMHOSTREGISTER_PORTABLE: Final = 1  # registered for every context, so that one call serves all devices
+_EVENT_BLOCKING_SYNC: Final = 1  # a thread that waits for the event sleeps
 _EVENT_DISABLE_TIMING: Final = 2
 _CAPTURE_MODE_RELAXED: Final = 2
 
@@ -44,6 +49,10 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "cuMemHostUnregister": (c_void_p,),
     "cuEventCreate": (POINTER(c_void_p), c_uint),
     "cuCtxRecordEvent": (c_void_p, c_void_p),
+    "cuEventRecord": (c_void_p, c_void_p),
+    "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
+    "cuEventSynchronize": (c_void_p,),
+    "cuEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
     "cuMemcpyHtoDAsync_v2": (c_void_p, c_void_p, c_size_t, c_void_p),
     "cuDevicePrimaryCtxGetState": (c_int, POINTER(c_uint), POINTER(c_int)),
     "cuEventQuery": (c_void_p,),
@@ -71,10 +80,27 @@ class CudaRefused(NumapinError):  # noqa: N818 - reads as what happened, like Bi
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A CUDA event of a device's primary context; `handle` is the driver's CUevent."""
+    """A CUDA event of a device's primary context; `handle` is the driver's CUevent, made with `flags`."""
 
     device: int
     handle: int
+    flags: int
+
+
+class PrimaryContext:
+    """A device's primary context. Inside the block it is the calling thread's current one; any thread may enter it."""
+
+    def __init__(self, handle: int, push: Callable[[int], int], pop: Callable[[object], int]) -> None:
+        self.handle, self._push, self._pop = handle, push, pop
+        self._popped = byref(c_void_p())  # never read
+
+    def __enter__(self) -> None:
+        """Make it current. A generator would take longer, and every batch comes here."""
+        self._push(self.handle)
+
+    def __exit__(self, *_: object) -> None:
+        """Make the former context current."""
+        self._pop(self._popped)
 
 
 def driver() -> Driver | None:
@@ -107,8 +133,8 @@ class Driver:
         self.pid = os.getpid()
         self._call = self._functions(ctypes.CDLL(library))
         self._get_state, self._query = self._call["cuDevicePrimaryCtxGetState"], self._call["cuEventQuery"]
-        self._record: Any = self._call.get("cuCtxRecordEvent")
-        self._copy = self._call["cuMemcpyHtoDAsync_v2"]
+        self._record_context: Any = self._call.get("cuCtxRecordEvent")
+        self._record_stream, self._copy = self._call["cuEventRecord"], self._call["cuMemcpyHtoDAsync_v2"]
         self._call["cuInit"](0)
         ordinals = range(self._out(c_int(), "cuDeviceGetCount"))
         # Each device has its own place for the driver's answer, so that threads do not read each other's.
@@ -116,13 +142,13 @@ class Driver:
         self._states = tuple(
             (ordinal, self._device(ordinal), place, byref(place)) for ordinal, place in enumerate(places)
         )
-        self._contexts: dict[int, int] = {}
-        self._idle: tuple[list[Event], ...] = tuple([] for _ in ordinals)
+        self._contexts: dict[int, PrimaryContext] = {}
+        self._idle: defaultdict[tuple[int, int], list[Event]] = defaultdict(list)  # by device and flags
 
     @property
     def can_record_contexts(self) -> bool:
-        """Whether the driver has cuCtxRecordEvent (CUDA 12.5, driver R555), which `record` needs."""
-        return self._record is not None
+        """Whether the driver has cuCtxRecordEvent (CUDA 12.5, driver R555), which `record` needs without a stream."""
+        return self._record_context is not None
 
     def active_devices(self) -> tuple[int, ...]:
         """Return the ordinals of the devices whose primary context is active in this process, in ascending order."""
@@ -139,44 +165,85 @@ class Driver:
         Creates the primary context of `device` if it has none. Touch the pages first: the call holds locks of the
         whole driver while it pins. It does not disturb a capture.
         """
-        with self.relaxed_capture(), self._current(device):
+        with self.relaxed_capture(), self.context(device):
             self._call["cuMemHostRegister_v2"](address, num_bytes, _MEMHOSTREGISTER_PORTABLE)
 
     def unregister(self, device: int, address: int) -> None:
         """Undo the `register` at `address`. It does not disturb a capture."""
-        with self.relaxed_capture(), self._current(device):
+        with self.relaxed_capture(), self.context(device):
             self._call["cuMemHostUnregister"](address)
 
-    def record(self, device: int) -> Event:
-        """Return an event that passes when all work submitted so far to any stream of the device's context is done.
+    def context(self, device: int) -> PrimaryContext:
+        """Return the device's primary context, which is created if there is none. During a capture, relax it first."""
+        found = self._contexts.get(device)
+        if found is None:  # two threads at once retain the same context twice, which is harmless
+            handle = self._out(c_void_p(), "cuDevicePrimaryCtxRetain", self._device(device))
+            push, pop = self._call["cuCtxPushCurrent_v2"], self._call["cuCtxPopCurrent_v2"]
+            found = self._contexts[device] = PrimaryContext(handle, push, pop)
+        return found
 
-        Call it inside `data.opening.capture.no_capture`: during a capture it fails
-        (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) and breaks the capture. It also fails if the context is not active, or
-        if the driver is too old.
+    def record(self, device: int, *, stream: int | None = None, is_timed: bool = False) -> Event:
+        """Return an event that passes when all work submitted so far to a stream is done. Call it in the `context`.
+
+        None: to any stream of the device, from any context. Call that inside `data.opening.capture.no_capture`: during
+        a capture it fails (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) and breaks the capture. It also fails if the context
+        is not active, or if the driver is too old.
         """
+        flags = (0 if is_timed else _EVENT_DISABLE_TIMING) | (0 if stream is None else _EVENT_BLOCKING_SYNC)
+        idle = self._idle[device, flags]
         try:
-            event = self._idle[device].pop()
+            event = idle.pop()
         except IndexError:
-            event = self._new_event(device)
+            event = self._new_event(device, flags)
         try:
-            self._record(self._contexts[device], event.handle)
+            if stream is None:
+                self._record_context(self._contexts[device].handle, event.handle)
+            else:
+                self._record_stream(event.handle, stream)
         except CudaRefused:
-            self.recycle(event)
+            idle.append(event)
             raise
         return event
+
+    def record_everywhere(self) -> list[Event]:
+        """Return an event of the whole context of each active device, as `record` does; if one is refused, none."""
+        events: list[Event] = []
+        try:
+            events.extend(self.record(device) for device in self.active_devices())
+        except CudaRefused:
+            self.recycle(*events)
+            raise
+        return events
+
+    def let_wait(self, stream: int, event: Event) -> None:
+        """Let a stream of the event's device (0: the default stream) wait for the event. The host does not wait."""
+        with self.context(event.device):
+            self._call["cuStreamWaitEvent"](stream, event.handle, 0)
 
     def has_passed(self, event: Event) -> bool:
         """Return whether all work before the event is done. A kernel's failure may surface here."""
         return bool(self._query(event.handle))
 
-    def recycle(self, event: Event) -> None:
-        """Take back an event that is no longer used, for a later `record`."""
-        self._idle[event.device].append(event)
+    def wait(self, event: Event) -> None:
+        """Wait on the host until all work before the event is done. Not during a capture."""
+        self._call["cuEventSynchronize"](event.handle)
+
+    def elapsed_ms(self, began: Event, ended: Event) -> float:
+        """Return the time between two timed events that have passed."""
+        elapsed = c_float()
+        self._call["cuEventElapsedTime"](byref(elapsed), began.handle, ended.handle)
+        return elapsed.value
+
+    def recycle(self, *events: Event) -> None:
+        """Take back events that are no longer used, for a later `record`. Finalizers may call it."""
+        for event in events:
+            self._idle[event.device, event.flags].append(event)
 
     def copy_to_device(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         """Enqueue a copy from host memory to a device on a stream (a CUstream).
 
-        Both ranges must stay allocated until the copy is done. It takes half the host time of Tensor.copy_.
+        Call it in the device's `context`. Both ranges must stay allocated until the copy is done. It takes half the
+        host time of Tensor.copy_.
         """
         self._copy(target, source, num_bytes, stream)
 
@@ -194,24 +261,14 @@ class Driver:
         finally:
             self._call["cuThreadExchangeStreamCaptureMode"](byref(mode))  # the first call stored the former mode
 
-    def _new_event(self, device: int) -> Event:
-        if not self.can_record_contexts:
+    def _new_event(self, device: int, flags: int) -> Event:
+        is_of_context = not flags & _EVENT_BLOCKING_SYNC
+        if is_of_context and not self.can_record_contexts:
             raise _refused("CUDA_ERROR_NOT_FOUND", "this CUDA driver has no cuCtxRecordEvent")
         if device not in self.active_devices():
             raise _refused("CUDA_ERROR_INVALID_CONTEXT", f"no CUDA context to record is active on device {device}")
-        with self._current(device):
-            return Event(device, self._out(c_void_p(), "cuEventCreate", _EVENT_DISABLE_TIMING))
-
-    @contextmanager
-    def _current(self, device: int) -> Iterator[None]:
-        """Make the device's primary context this thread's current one, inside the block."""
-        if device not in self._contexts:  # two threads at once retain the same context twice, which is harmless
-            self._contexts[device] = self._out(c_void_p(), "cuDevicePrimaryCtxRetain", self._device(device))
-        self._call["cuCtxPushCurrent_v2"](self._contexts[device])
-        try:
-            yield
-        finally:
-            self._out(c_void_p(), "cuCtxPopCurrent_v2")
+        with self.context(device):
+            return Event(device, self._out(c_void_p(), "cuEventCreate", flags), flags)
 
     def _device(self, ordinal: int) -> int:
         return self._out(c_int(), "cuDeviceGet", ordinal)

@@ -69,6 +69,11 @@ def copy(target: int, source: int, num_bytes: int) -> None:
     ctypes.memmove(target, source, num_bytes)
 
 
+def keep_forever(thing: object) -> None:
+    """Let an object never be destroyed, not even when Python ends, which clears all modules."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
 def may_pass_caches(machine: str) -> bool:
     """Return whether stores.c is written for a kind of machine, as `platform.machine` names it."""
     return machine in ("x86_64", "aarch64")

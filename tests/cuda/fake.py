@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,53 @@ def installed(library: Path) -> Iterator[FakeCuda]:
         cuda._load.cache_clear()
         yield fake
     cuda._load.cache_clear()
+
+
+class FakeStream:
+    """A stream of the fake, with what numapin reads of torch's."""
+
+    stream_id, device_index, device_type, cuda_stream = 1, 0, 1, 7
+
+    def __init__(self, device: object = None) -> None:
+        self.device = device
+
+
+@contextmanager
+def moving() -> Iterator[None]:
+    """Let numapin.DataLoader(device="cuda") use the installed fake inside the block, without a torch that has CUDA.
+
+    Its batches are in host memory. Forked children cannot use the GPU, and abort if they free a batch, as with torch.
+    """
+    import torch
+
+    from numapin.data.opening import device
+
+    pid, empty = os.getpid(), torch.empty
+
+    def is_in_child() -> bool:
+        return os.getpid() != pid
+
+    def end_child() -> None:
+        if is_in_child():
+            os.abort()
+
+    def record_stream(tensor: torch.Tensor, _stream: object) -> None:
+        weakref.finalize(tensor.untyped_storage(), end_child).atexit = False
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", lambda *size, device=None, **more: empty(*size, **more))  # noqa: ARG005, PLW0108
+        patch.setattr(torch.Tensor, "record_stream", record_stream)
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(torch.cuda, "is_initialized", lambda: not is_in_child())
+        patch.setattr(torch.cuda, "_is_in_bad_fork", is_in_child)
+        patch.setattr(torch.cuda, "current_device", lambda: 0)
+        patch.setattr(torch.cuda, "Stream", FakeStream)
+        patch.setattr(torch.cuda, "current_stream", FakeStream)
+        patch.setattr(device, "_get_stream", lambda _: (0, 0, 1))
+        patch.setattr(device, "_set_stream", lambda _: None)
+        patch.setattr(device, "_get_device", lambda: 0)
+        patch.setattr(device, "_get_handle", lambda _: 0)
+        yield
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
  *
  * It does no work; it keeps the driver's books and refuses what the driver refuses: calls before cuInit and in a forked
  * child, calls without a current context, overlapping registrations, a record or an event query that a capture of
- * global mode forbids (which also breaks that capture). Built with -DOLD_CUDA it lacks cuCtxRecordEvent.
+ * global mode forbids (which also breaks that capture). Every stream is past every copy and every wait; an event that
+ * is held back passes when the host waits for it. Built with -DOLD_CUDA it lacks cuCtxRecordEvent.
  *
  * It is steered by numbers with names, the table `numbers` below. Each starts as the environment says, FAKE_CUDA_ and
  * the name in capitals, else as the table says. In the process itself, fake_cuda_set and fake_cuda_get change and read
@@ -31,7 +32,7 @@ enum {
     NOT_REGISTERED = 713,
     CAPTURE_UNSUPPORTED = 900
 };
-enum { PORTABLE = 1, DISABLE_TIMING = 2, RELAXED = 2 };
+enum { PORTABLE = 1, BLOCKING_SYNC = 1, DISABLE_TIMING = 2, RELAXED = 2 };
 enum { MAX_DEVICES = 8, MAX_RANGES = 256, MAX_DEPTH = 16, NAME = 64 };
 
 static const struct {
@@ -60,9 +61,11 @@ enum {
     HOLD_EVENTS, /* 1: events pass up to number `passed` only, in the order of their records */
     PASSED,
     CAPTURING,  /* 1: some stream of every context is capturing, in global mode, until the capture is broken */
+    CHILD_ABORTS, /* 1: a call in a forked child ends it, as torch does with the error that the driver returns */
     QUERY_FAILS, /* a CUresult: what cuEventQuery answers */
     RECORDED,    /* events recorded, since reset */
     CREATED,     /* events created */
+    WAITED,      /* waits of streams for events */
     REGISTERED_BYTES,
     REGISTERED_RANGES,
     RETAINED,    /* cuDevicePrimaryCtxRetain called */
@@ -79,9 +82,11 @@ static struct {
     [HOLD_EVENTS] = {"hold_events", 0, 0},
     [PASSED] = {"passed", 0, 0},
     [CAPTURING] = {"capturing", 0, 0},
+    [CHILD_ABORTS] = {"child_aborts", 0, 0},
     [QUERY_FAILS] = {"query_fails", 0, 0},
     [RECORDED] = {"recorded", 0, 0},
     [CREATED] = {"created", 0, 0},
+    [WAITED] = {"waited", 0, 0},
     [REGISTERED_BYTES] = {"registered_bytes", 0, 0},
     [REGISTERED_RANGES] = {"registered_ranges", 0, 0},
     [RETAINED] = {"retained", 0, 0},
@@ -95,6 +100,7 @@ typedef struct {
 typedef struct {
     Context *context;
     long record; /* the number of its latest record; 0: none, and it has passed */
+    unsigned flags;
 } Event;
 
 static Context contexts[MAX_DEVICES];
@@ -149,7 +155,11 @@ int fake_cuda_mode(void) { return mode; }
 
 /* ---- what several calls share; the lock is held ---- */
 
-static int usable(void) { return initialized == getpid() ? SUCCESS : NOT_INITIALIZED; }
+static int usable(void) {
+    if (initialized == getpid()) return SUCCESS;
+    if (initialized && N(CHILD_ABORTS)) abort();
+    return NOT_INITIALIZED;
+}
 
 static int break_capture(void) {
     N(CAPTURING) = 0;
@@ -247,10 +257,11 @@ int cuMemHostRegister_v2(void *from, size_t bytes, unsigned flags) {
 int cuMemHostUnregister(void *from) { ANSWER(unsafe() ?: in_context() ?: unregister_range(from)); }
 
 int cuEventCreate(Event **event, unsigned flags) {
-    int wrong = flags != DISABLE_TIMING ? INVALID_VALUE : SUCCESS;
+    int wrong = flags & ~(unsigned)(BLOCKING_SYNC | DISABLE_TIMING) ? INVALID_VALUE : SUCCESS;
     Event *made = calloc(1, sizeof *made);
     if (!made) abort();
     made->context = depth > 0 ? current[depth - 1] : NULL;
+    made->flags = flags;
     ANSWER(wrong ?: in_context() ?: (*event = made, N(CREATED)++, SUCCESS));
 }
 
@@ -265,10 +276,42 @@ static int record(Context *context, Event *event) {
 int cuCtxRecordEvent(Context *context, Event *event) { ANSWER(record(context, event)); }
 #endif
 
-/* The device is host memory here, and every stream is past every copy. */
+static int record_on(Event *event) {
+    if (!event) return INVALID_HANDLE;
+    event->record = ++N(RECORDED);
+    return SUCCESS;
+}
+
+int cuEventRecord(Event *event, void *stream) {
+    (void)stream;
+    ANSWER(in_context() ?: record_on(event));
+}
+
+int cuStreamWaitEvent(void *stream, Event *event, unsigned flags) {
+    (void)stream;
+    ANSWER(!event || flags ? INVALID_VALUE : in_context() ?: (N(WAITED)++, SUCCESS));
+}
+
+static int wait_for(const Event *event) {
+    if (!event) return INVALID_HANDLE;
+    if (event->record > N(PASSED)) N(PASSED) = event->record;
+    return SUCCESS;
+}
+
+int cuEventSynchronize(Event *event) { ANSWER(unsafe() ?: wait_for(event)); }
+
+static int elapsed(float *ms, const Event *from, const Event *to) {
+    if (!from || !to || (from->flags | to->flags) & DISABLE_TIMING) return INVALID_HANDLE;
+    *ms = (float)(to->record - from->record);
+    return query(from) ?: query(to);
+}
+
+int cuEventElapsedTime(float *ms, Event *from, Event *to) { ANSWER(elapsed(ms, from, to)); }
+
+/* The device is host memory here. */
 int cuMemcpyHtoDAsync_v2(void *target, const void *source, size_t bytes, void *stream) {
     (void)stream;
-    ANSWER(!target || !source ? INVALID_VALUE : (memcpy(target, source, bytes), SUCCESS));
+    ANSWER(!target || !source ? INVALID_VALUE : in_context() ?: (memcpy(target, source, bytes), SUCCESS));
 }
 
 int cuEventQuery(const Event *event) { ANSWER(unsafe() ?: query(event)); }

@@ -100,6 +100,61 @@ def test_an_event_waits_for_every_stream(driver: Driver) -> None:
     driver.recycle(late)
 
 
+def test_an_event_of_a_stream(driver: Driver, memory: np.ndarray[Any, Any]) -> None:
+    """In a thread without a context: an event passes with its stream's work only, and the default stream waits for it.
+
+    The time between two events is that of the work.
+    """
+    untyped: Any = torch.cuda
+    stream = untyped.Stream()
+    target = torch.zeros(NUM_BYTES, dtype=torch.uint8, device="cuda")
+    driver.register(0, memory.ctypes.data, memory.nbytes)
+    torch.cuda.synchronize()
+
+    def copy_late() -> tuple[cuda.Event, ...]:
+        with untyped.stream(stream):
+            untyped._sleep(CYCLES)
+        return submit()
+
+    def submit() -> tuple[cuda.Event, ...]:
+        with driver.context(0):
+            began = driver.record(0, stream=stream.cuda_stream, is_timed=True)
+            driver.copy_to_device(target.data_ptr(), memory.ctypes.data, NUM_BYTES, stream.cuda_stream)
+            ended = driver.record(0, stream=stream.cuda_stream, is_timed=True)
+            event = driver.record(0, stream=stream.cuda_stream)
+        driver.let_wait(0, event)
+        return began, ended, event
+
+    began, ended, event = copy_late()
+    total = target.sum()  # on the default stream
+    assert not driver.has_passed(event)
+    assert int(total) == NUM_BYTES
+    in_thread(lambda: driver.wait(event))
+    assert driver.has_passed(event)
+    assert 0.5 < driver.elapsed_ms(began, ended) < 100  # 64 MiB; by 100 GB/s and by less than 1
+    again = in_thread(submit)
+    in_thread(lambda: driver.wait(again[-1]))
+    driver.recycle(began, ended, event, *again)
+    driver.unregister(0, memory.ctypes.data)
+
+
+def test_no_context_stays_current(driver: Driver) -> None:
+    """After the block, the thread's current device is the same."""
+    last = torch.cuda.device_count() - 1
+    with driver.context(last):
+        pass
+    assert torch.cuda.current_device() == 0
+    assert_runs_on(0)
+    with torch.cuda.device(last), driver.context(0):
+        pass
+    assert torch.cuda.current_device() == 0
+
+
+def assert_runs_on(device: int) -> None:
+    """Fail unless a kernel runs on a device by default."""
+    assert torch.ones(8, device="cuda").sum().device == torch.device("cuda", device)
+
+
 def test_a_capture_goes_through_beside_us(driver: Driver, memory: np.ndarray[Any, Any]) -> None:
     """Queries and registrations of relaxed threads do not invalidate a capture, and records have to wait."""
     watch_captures()

@@ -94,10 +94,10 @@ def assert_no_error_is_pending() -> None:
     torch.cuda.synchronize()
 
 
-def run_program(scene: str, argument: str) -> str:
+def run_program(scene: str, argument: str, environment: dict[str, str] | None = None) -> str:
     """Run a scene of gpu_program and return its output; fail if it fails."""
     command = [sys.executable, "-m", "tests.integration.gpu_program", scene, argument]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

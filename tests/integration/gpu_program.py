@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import os
 import resource
 import sys
 import time
+import weakref
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import DataLoader
 
 import numapin
+from numapin.data import forking
 from numapin.data.slots import quarantine
 from numapin.system.placement import PINNED
+from tests.cuda.fake import moving
+from tests.garbage import left_by
 from tests.integration.gpu_loading import (
     BATCH,
     CYCLES,
@@ -107,7 +113,145 @@ def limited(kind: str) -> None:
     say(json.dumps({"wrong": wrong, "batches": stats.batches, "hits": stats.hits, "notes": stats.notes}))
 
 
-SCENES: dict[str, Callable[[str], None]] = {"train": train, "capture": capture, "vanish": vanish, "limited": limited}
+def use(way: str, **options: Any) -> list[Any]:
+    """Use a loader in one way, and return what stays alive: batches, the loader, its iterator."""
+    loader: Any = numapin.DataLoader(
+        Filled(80), BATCH, num_workers=2, persistent_workers=way == "persistent", **options
+    )
+    if way == "whole":
+        assert wrong_ones(list(loader), 0) == []
+        return []
+    if way == "broken off":
+        for number, _ in enumerate(loader):
+            if number == 5:
+                break
+        return []
+    if way == "kept":
+        return list(loader)
+    if way == "persistent":
+        for _ in range(3):
+            assert wrong_ones(list(loader), 0) == []
+        return [loader]
+    iterator = iter(loader)  # in the middle
+    return [loader, iterator, next(iterator), next(iterator)]
+
+
+def collect(_worker: int = 0) -> None:
+    """Collect garbage, in a worker."""
+    gc.collect()
+
+
+def drop(held: list[Any]) -> None:
+    """Drop in a child all that it inherited."""
+    held.clear()
+    gc.collect()
+
+
+def fork_and_collect(held: list[Any]) -> int:
+    """Fork a child that drops all, collects and ends at once."""
+    pid = os.fork()
+    if pid == 0:
+        drop(held)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def fork_and_end(held: list[Any]) -> int:
+    """Fork a child that ends as a script does: Python clears all modules."""
+    pid = os.fork()
+    if pid == 0:
+        vars(sys.modules[__name__])["inherited"] = held
+        sys.exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def start_process(held: list[Any]) -> int | None:
+    """Start a process by multiprocessing's fork."""
+    process = multiprocessing.get_context("fork").Process(target=drop, args=(held,))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def start_torchs_workers(_: list[Any]) -> int:
+    """Use torch's own loader, whose workers collect garbage; return the number of wrong batches."""
+    return len(wrong_ones(list(DataLoader(Filled(40), BATCH, num_workers=2, worker_init_fn=collect)), 0))
+
+
+def start_own_workers(_: list[Any]) -> int:
+    """Fork a child that loads with workers of its own, in host memory."""
+    pid = os.fork()
+    if pid == 0:
+        torch.set_num_threads(1)  # GNU's OpenMP hangs in a forked child with more
+        wrong = wrong_ones(list(numapin.DataLoader(Filled(40), BATCH, num_workers=2, worker_init_fn=collect)), 0)
+        gc.collect()
+        os._exit(len(wrong))
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+CHILDREN = (fork_and_collect, fork_and_end, start_process, start_torchs_workers, start_own_workers)
+
+
+def fork(argument: str) -> None:
+    """Use a loader in one way ("device kept"), then start children of all kinds; print their statuses, 0 is good."""
+    place, _, way = argument.partition(" ")
+    gc.disable()
+    alone = fork_and_end([torch.empty(1, device="cuda")])
+    held = use(way, **({"device": "cuda"} if place == "device" else {"pin_memory": True}))
+    told = {"torch alone": alone, **{start.__name__: start(held) for start in CHILDREN}}
+    if way == "in the middle":
+        _, iterator, *batches = held
+        told["wrong"] = len(wrong_ones([*batches, *iterator], 0))
+    say(json.dumps(told))
+
+
+def unguarded(_: str) -> None:
+    """Fork a child that drops a batch whose memory forked children may free; print its status."""
+    vars(sys.modules["numapin.data.opening.device"])["keep_in_children"] = lambda _: None
+    held = use("kept", device="cuda")
+    assert not forking._on_devices
+    say(str(fork_and_collect(held)))
+
+
+def keep(_: str) -> None:
+    """Print how many memories of batches are known to forks while they are kept, as views only, and after that."""
+    held = [batch[1:, :5] for batch in use("kept", device="cuda")]
+    numbers = [len(forking._on_devices)]
+    seen = [weakref.ref(batch.untyped_storage()) for batch in held]
+    held.clear()
+    say(json.dumps([*numbers, len(forking._on_devices), sum(reference() is not None for reference in seen)]))
+
+
+def validate(_: str) -> None:
+    """Train with numapin's loader and validate with torch's, for 20 epochs; print the number of wrong batches."""
+    train_loader: Any = numapin.DataLoader(Filled(80), BATCH, num_workers=2, device="cuda")
+    validation: Any = DataLoader(Filled(40), BATCH, num_workers=2, worker_init_fn=collect)
+    wrong = 0
+    for _epoch in range(20):
+        wrong += len(wrong_ones(list(train_loader), 0)) + len(wrong_ones(list(validation), 0))
+    say(str(wrong))
+
+
+def garbage(place: str) -> None:
+    """Print what each way of using a loader leaves as garbage in cycles."""
+    options: dict[str, Any] = {"device": "cuda"} if place == "device" else {"pin_memory": True}
+    torch.empty(1, device="cuda")
+    ways = ("whole", "broken off", "kept", "persistent", "in the middle")
+    say(json.dumps({way: left_by(lambda way=way: use(way, **options)) for way in ways}))  # type: ignore[misc]
+
+
+SCENES: dict[str, Callable[[str], None]] = {
+    "train": train,
+    "capture": capture,
+    "vanish": vanish,
+    "limited": limited,
+    "fork": fork,
+    "unguarded": unguarded,
+    "keep": keep,
+    "validate": validate,
+    "garbage": garbage,
+}
 
 if __name__ == "__main__":
-    SCENES[sys.argv[1]](sys.argv[2])
+    with moving() if "FAKE_CUDA_CHILD_ABORTS" in os.environ else nullcontext():
+        SCENES[sys.argv[1]](sys.argv[2])

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 import numapin
+from numapin.system.cuda import Driver
 from tests.contract.zoo import Pinnable
 from tests.integration import launching
 from tests.integration.gpu_loading import (
@@ -111,7 +112,7 @@ class TestMoving:
     def test_a_consumer_waits_for_the_copy(self, is_guarded: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
         """The stream that is current at next() waits for a late copy; without numapin's event it would not."""
         if not is_guarded:
-            monkeypatch.setattr(torch.cuda.Stream, "wait_event", lambda *_: None)
+            monkeypatch.setattr(Driver, "let_wait", lambda *_: None)
         copies: Any = lambda loader: loader._numapin_path._mover._stream  # noqa: E731 - only a name
         assert (self.wrong_after(lambda loader, _: self.delay(copies(loader)), num_batches=12) == []) is is_guarded
 

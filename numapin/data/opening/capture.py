@@ -33,8 +33,10 @@ def watch_captures() -> None:
     It replaces capture_begin, capture_end and reset of the class, so call it before the first capture begins.
     """
     graphs = getattr(torch.cuda, "CUDAGraph", None)
+    if graphs is None or graphs in _watched:  # in a forked child, a thread of the parent may hold the lock forever
+        return
     with _lock:
-        if graphs is None or graphs in _watched:
+        if graphs in _watched:
             return
         _watched.add(graphs)
         for name, watch in (("capture_begin", _begins), ("capture_end", _ends), ("reset", _ends)):

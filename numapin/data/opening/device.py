@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from numapin.data.forking import keep_in_children
 from numapin.data.message import unpack
 from numapin.data.opening.capture import no_capture
 from numapin.data.opening.host import copied, is_small
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numapin.data.message import Head, Parcel
-    from numapin.system.cuda import Driver
+    from numapin.system.cuda import Driver, Event
 
 _AHEAD: Final = 2  # batches whose copies are started before they are due
 _IN_FLIGHT: Final = 4  # copies; with more, the workers would run out of slots
@@ -39,16 +40,18 @@ class _Copy:
 
     Attributes:
         buffer: All bytes of the part, once `event` has passed.
-        event: The end of the copy. It is another copy's once `is_done`.
+        event: The end of the copies. It is another copy's once `is_done`.
         small: A separate copy of the small tensors; None without small tensors.
         runs: The (start, end) of the ranges that `small` holds, in bytes of the part.
+        timing: The beginning and the end of the copy to `buffer`, for one in `_TIMED_EVERY`; before `event`.
         is_done: Whether the copy was seen to have ended.
     """
 
     buffer: torch.Tensor
-    event: torch.cuda.Event
+    event: Event
     small: torch.Tensor | None
     runs: tuple[tuple[int, int], ...]
+    timing: tuple[Event, Event] | None = None
     is_done: bool = False
 
     @property
@@ -89,17 +92,20 @@ def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class Mover:
-    """An opener on a device: one copy per batch, on one stream for the loader's life, ordered by events."""
+    """An opener on a device: one copy per batch, on one stream for the loader's life, ordered by events.
+
+    It holds no object whose destructor calls CUDA but the memory of batches, which forked children never free: a child
+    may collect it as garbage. Streams of torch's pool are never destroyed.
+    """
 
     def __init__(self, device: torch.device, driver: Driver) -> None:
         self.device, self._driver = device, driver
         self._timed_bytes, self._timed_ms = 0, 0.0
         self._stream = torch.cuda.Stream(device)
         self._key = (self._stream.stream_id, self._stream.device_index, self._stream.device_type)
+        self._handle = self._stream.cuda_stream
         self._reading: deque[tuple[_Copy, memoryview]] = deque()  # slots that copies still read
-        self._events: list[torch.cuda.Event] = []  # of copies that are done
-        self._timings: deque[tuple[torch.cuda.Event, torch.cuda.Event, int]] = deque()
-        self._streams: dict[tuple[int, int, int], torch.cuda.Stream] = {}
+        self._streams: dict[int, torch.cuda.Stream] = {}
         self._num_ahead = 0
         self._num_copies = 0
 
@@ -117,11 +123,18 @@ class Mover:
 
     def open(self, parcel: Parcel) -> object:
         """Return the batch on the device, for use by the current stream; never blocks the host."""
-        copies = self._copies_of(parcel)
-        stream = self._consumer()
+        if parcel.begun is None:
+            copies = self._start(parcel)
+        else:
+            copies = parcel.begun
+            self._num_ahead -= 1
+        handle = _get_handle(self.device.index)
+        stream = self._streams.get(handle)
+        if stream is None:
+            stream = self._streams[handle] = torch.cuda.current_stream(self.device)
         for copy in copies.values():
             if not copy.is_done:
-                stream.wait_event(copy.event)
+                self._driver.let_wait(handle, copy.event)
             for tensor in copy.tensors:
                 tensor.record_stream(stream)
 
@@ -129,14 +142,6 @@ class Mover:
             return copied(parcel.view(part), start, size)
 
         return unpack(parcel, lambda part, *at: copies[part].place(*at), plain_at, self.move)
-
-    def _copies_of(self, parcel: Parcel) -> dict[int, _Copy]:
-        """Return the copies that were started when the parcel arrived, or start them."""
-        if parcel.begun is None:
-            return self._start(parcel)
-        self._num_ahead -= 1
-        copies: dict[int, _Copy] = parcel.begun
-        return copies
 
     def move(self, tensor: Any) -> object:  # noqa: ANN401 - or anything else with `to`
         """Return a tensor that torch sent, on the device."""
@@ -150,9 +155,7 @@ class Mover:
         """Release all slots, once their copies have ended: a few milliseconds, or until a capture has ended."""
         until_s = time.monotonic() + _DRAIN_S
         while self._reading and time.monotonic() < until_s:
-            with no_capture() as is_quiet:
-                if is_quiet:
-                    self._reading[-1][0].event.synchronize()
+            self._wait_for(self._reading[-1][0])
             self.poll()
 
     def poll(self) -> None:
@@ -160,20 +163,25 @@ class Mover:
         if not self._reading:
             return
         with no_capture() as is_quiet:
-            if not is_quiet:
-                return
-            while self._reading and self._reading[0][0].event.query():
-                copy, _view = self._reading.popleft()
+            while is_quiet and self._reading and self._driver.has_passed(self._reading[0][0].event):
+                copy, view = self._reading.popleft()
                 copy.is_done = True
-                self._events.append(copy.event)
-            while self._timings and self._timings[0][1].query():
-                began, ended, size = self._timings.popleft()
-                self._timed_bytes += size
-                self._timed_ms += began.elapsed_time(ended)
+                self._driver.recycle(copy.event)
+                if copy.timing is not None:
+                    self._timed_bytes += len(view)
+                    self._timed_ms += self._driver.elapsed_ms(*copy.timing)
+                    self._driver.recycle(*copy.timing)
+
+    def _wait_for(self, copy: _Copy) -> None:
+        """Wait on the host until a copy has ended; not during a capture."""
+        with no_capture() as is_quiet:
+            if is_quiet:
+                self._driver.wait(copy.event)
 
     def _start(self, parcel: Parcel) -> dict[int, _Copy]:
         """Start the copies of a batch's parts on our stream."""
-        self._wait_for_room()
+        if len(self._reading) >= _IN_FLIGHT:  # a loop that runs far ahead of the GPU leaves the workers without slots
+            self._wait_for(self._reading[-_IN_FLIGHT][0])
         with no_capture() as is_quiet:
             if is_quiet:
                 return self._start_on_our_stream(parcel)
@@ -181,74 +189,52 @@ class Mover:
                 return self._start_on_our_stream(parcel)
 
     def _start_on_our_stream(self, parcel: Parcel) -> dict[int, _Copy]:
-        ours, current = _get_stream(self.device.index), _get_device()
-        others = None if current == self.device.index else _get_stream(current)
-        try:
-            _set_stream(self._key)  # a tenth of what torch.cuda.stream() costs
-            return {part: self._begin(parcel.head, part, view) for part, view in enumerate(parcel.views) if view}
-        finally:
-            _set_stream(ours)
-            if others is not None:  # this also restores the current device
-                _set_stream(others)
-
-    def _wait_for_room(self) -> None:
-        """Let the GPU catch up: if a loop runs far ahead of it, the workers run out of slots."""
-        if len(self._reading) >= _IN_FLIGHT:
-            with no_capture() as is_quiet:
-                if is_quiet:
-                    self._reading[-_IN_FLIGHT][0].event.synchronize()
+        index = self.device.index
+        ours, current = _get_stream(index), _get_device()
+        others = None if current == index else _get_stream(current)
+        # The driver's calls need a current context, which a new thread does not have.
+        with self._driver.context(index):
+            try:
+                _set_stream(self._key)  # a tenth of what torch.cuda.stream() costs
+                return {part: self._begin(parcel.head, part, view) for part, view in enumerate(parcel.views) if view}
+            finally:
+                _set_stream(ours)
+                if others is not None:  # this also restores the current device
+                    _set_stream(others)
 
     def _begin(self, head: Head, part: int, view: memoryview) -> _Copy:
         runs = small_runs(head, part)
         # All memory before the first copy: without memory, the slot is free again, and nothing may read it.
         buffer = self._empty(len(view))
         small = self._empty(sum(last - first for first, last in runs)) if runs else None
-        copy = _Copy(buffer, self._event(), small, runs)
-        self._copy(view, buffer)
-        if small is not None:
-            self._gather(view, buffer, small, runs)
-        copy.event.record(self._stream)
+        driver, index, stream = self._driver, self.device.index, self._handle
+        source = memory.address_of(view)
+        self._num_copies += 1
+        is_timed = self._num_copies % _TIMED_EVERY == 0
+        began = driver.record(index, stream=stream, is_timed=True) if is_timed else None
+        driver.copy_to_device(buffer.data_ptr(), source, len(view), stream)
+        timing = None if began is None else (began, driver.record(index, stream=stream, is_timed=True))
+        if small is not None and len(runs) > _FEW_RUNS:
+            torch.cat([buffer[first:last] for first, last in runs], out=small)
+        elif small is not None:
+            target = small.data_ptr()
+            for first, last in runs:
+                driver.copy_to_device(target, source + first, last - first, stream)
+                target += last - first
+        copy = _Copy(buffer, driver.record(index, stream=stream), small, runs, timing)
         self._reading.append((copy, view))
         return copy
 
     def _empty(self, num_bytes: int) -> torch.Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+        made = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+        keep_in_children(made.untyped_storage())
+        return made
 
-    def _event(self) -> torch.cuda.Event:
-        """Return an event that no stream waits for, or a new one."""
-        return self._events.pop() if self._events else torch.cuda.Event(blocking=True)
 
-    def _gather(
-        self, view: memoryview, buffer: torch.Tensor, small: torch.Tensor, runs: tuple[tuple[int, int], ...]
-    ) -> None:
-        """Start copies of a part's ranges into `small`: from the slot if they are few, else from `buffer`."""
-        if len(runs) > _FEW_RUNS:
-            torch.cat([buffer[first:last] for first, last in runs], out=small)
-            return
-        source, target = memory.address_of(view), small.data_ptr()
-        for first, last in runs:
-            self._driver.copy_to_device(target, source + first, last - first, self._stream.cuda_stream)
-            target += last - first
-
-    def _consumer(self) -> torch.cuda.Stream:
-        """Return the current stream of the device."""
-        key = _get_stream(self.device.index)
-        if key not in self._streams:
-            self._streams[key] = torch.cuda.current_stream(self.device)
-        return self._streams[key]
-
-    def _copy(self, view: memoryview, buffer: torch.Tensor) -> None:
-        """Start the copy on our stream; time one in `_TIMED_EVERY`."""
-        self._num_copies += 1
-        began = None if self._num_copies % _TIMED_EVERY else self._mark()
-        self._driver.copy_to_device(buffer.data_ptr(), memory.address_of(view), len(view), self._stream.cuda_stream)
-        if began is not None:
-            self._timings.append((began, self._mark(), len(view)))
-
-    def _mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(self._stream)
-        return event
+def _get_handle(index: int) -> int:
+    """Return a device's current stream as the driver's own number."""
+    handle: int = torch._C._cuda_getCurrentRawStream(index)  # noqa: SLF001
+    return handle
 
 
 def _get_stream(index: int) -> tuple[int, int, int]:

@@ -41,9 +41,13 @@ class Quarantine:
 
     def drop(self) -> list[Slot]:
         """Return and forget all slots that are held back; copies may still read them."""
-        held = [*self._waiting, *(slot for _, slots in self._covered for slot in slots)]
-        self._waiting.clear()
-        self._covered.clear()
+        driver = self._find_driver()
+        held, self._waiting = self._waiting, []
+        while self._covered:
+            events, slots = self._covered.popleft()
+            held += slots
+            if driver is not None:
+                driver.recycle(*events)
         return held
 
     def passed(self) -> list[Slot]:
@@ -65,23 +69,19 @@ class Quarantine:
                 return self._ended(driver)
 
     def _cover(self, driver: Driver) -> None:
-        """Record an event on every device for the slots that wait for one. A refusal is retried later."""
+        """Record an event on every device for the slots that wait for one."""
+        if not self._waiting:
+            return
         slots, self._waiting = self._waiting, []
-        events: list[Event] = []
         try:
-            if slots:
-                events.extend(driver.record(device) for device in driver.active_devices())
-                self._covered.append((events, slots))
-        except CudaRefused:  # a capture that torch does not know of: the slots stay where they are
-            self._waiting = slots
-            for event in events:
-                driver.recycle(event)
+            self._covered.append((driver.record_everywhere(), slots))
+        except CudaRefused:  # a capture that torch does not know of: tried again at the next look
+            self._waiting += slots
 
     def _ended(self, driver: Driver) -> list[Slot]:
         ended: list[Slot] = []
         while self._covered and all(driver.has_passed(event) for event in self._covered[0][0]):
             events, slots = self._covered.popleft()
-            for event in events:
-                driver.recycle(event)
+            driver.recycle(*events)
             ended += slots
         return ended

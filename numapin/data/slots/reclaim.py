@@ -91,9 +91,13 @@ class Reclaimer:
 
         with no_capture() as is_free:
             if is_free:
-                fence = self._driver.record if self._driver.can_record_contexts else _wait_for
-                events = [fence(device) for device in self._driver.active_devices()]
-                self._batches.append(_Batch(self._unfenced, [event for event in events if event is not None]))
+                if self._driver.can_record_contexts:
+                    events = self._driver.record_everywhere()
+                else:
+                    events = []
+                    for device in self._driver.active_devices():
+                        _wait_for(device)
+                self._batches.append(_Batch(self._unfenced, events))
                 self._unfenced = []
 
     def _release(self, batch: _Batch) -> None:

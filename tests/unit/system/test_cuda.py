@@ -152,6 +152,41 @@ def test_a_recycled_event_is_recorded_anew(driver: Driver, fake_cuda: FakeCuda) 
     assert driver.record(0) != event
 
 
+def test_an_event_of_a_stream(driver: Driver, fake_cuda: FakeCuda) -> None:
+    """It passes with the stream's work; another stream, or the host, can wait for it; no context stays pushed."""
+    fake_cuda.hold_events()
+    with driver.context(0):
+        event = driver.record(0, stream=7)
+    driver.let_wait(0, event)
+    assert (driver.has_passed(event), fake_cuda.get("waited"), fake_cuda.depth()) == (False, 1, 0)
+    driver.wait(event)
+    assert driver.has_passed(event)
+
+
+def test_timed_events_are_kept_apart(driver: Driver, fake_cuda: FakeCuda) -> None:
+    """Events of a context, of a stream and timed ones are each used again for their own purpose."""
+    with driver.context(0):
+        for _ in range(3):
+            began, ended = (driver.record(0, stream=7, is_timed=True) for _ in range(2))
+            assert driver.elapsed_ms(began, ended) > 0
+            untimed = driver.record(0, stream=7)
+            with pytest.raises(CudaRefused, match="cuEventElapsedTime"):
+                driver.elapsed_ms(began, untimed)
+            driver.recycle(began, ended, untimed, driver.record(0))
+    assert fake_cuda.get("created") == 4
+
+
+def test_an_event_on_every_device_or_none(driver: Driver, fake_cuda: FakeCuda) -> None:
+    """If one device refuses, the events of the others are used again."""
+    driver.register(1, ADDRESS, PAGE)
+    assert [event.device for event in driver.record_everywhere()] == [0, 1]
+    fake_cuda.begin_capture()
+    with pytest.raises(CudaRefused):
+        driver.record_everywhere()
+    assert len(driver.record_everywhere()) == 2
+    assert fake_cuda.get("created") == 4
+
+
 def test_a_record_during_a_capture_breaks_it(driver: Driver, fake_cuda: FakeCuda) -> None:
     """Recording breaks a capture, in relaxed mode too, as in the real driver; the event is not lost."""
     fake_cuda.begin_capture()
@@ -281,7 +316,8 @@ def test_the_hot_calls_are_cheap(driver: Driver, fake_cuda: FakeCuda) -> None:
 def test_a_copy_moves_the_bytes(driver: Driver) -> None:
     """A copy takes addresses and a number of bytes, and changes nothing else; a null address is refused."""
     source, target = ctypes.create_string_buffer(b"abcdef", 6), ctypes.create_string_buffer(b"......", 6)
-    driver.copy_to_device(ctypes.addressof(target), ctypes.addressof(source), 4, 0)
+    with driver.context(0):
+        driver.copy_to_device(ctypes.addressof(target), ctypes.addressof(source), 4, 0)
     assert target.raw == b"abcd.."
-    with pytest.raises(CudaRefused):
+    with driver.context(0), pytest.raises(CudaRefused, match="INVALID_VALUE"):
         driver.copy_to_device(0, ctypes.addressof(source), 4, 0)
