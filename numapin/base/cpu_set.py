@@ -64,26 +64,27 @@ class CpuSet(frozenset[int]):
             self._text = _rendered_large(self) if len(self) > _LARGE else render(self)
             return self._text
 
-    # The operators of a frozenset return plain frozensets. An operation that changes nothing copies nothing.
+    # The operators of a frozenset return plain frozensets, and refuse other kinds of sets, such as the keys of a dict.
+    # An operation that changes nothing copies nothing.
 
     def __and__(self, other: AbstractSet[object]) -> CpuSet:
         """Return the numbers that are in both."""
-        found = frozenset.__and__(self, other)
+        found = frozenset.intersection(self, other)
         return self if len(found) == len(self) else CpuSet(found)
 
     def __or__(self, other: AbstractSet[int]) -> CpuSet:  # type: ignore[override]
         """Return the numbers that are in either."""
-        found = frozenset.__or__(self, other)
+        found = frozenset.union(self, other)
         return self if len(found) == len(self) else CpuSet(found)
 
     def __sub__(self, other: AbstractSet[object]) -> CpuSet:
         """Return the numbers that are not in the other set."""
-        found = frozenset.__sub__(self, other)
+        found = frozenset.difference(self, other)
         return self if len(found) == len(self) else CpuSet(found)
 
     def __xor__(self, other: AbstractSet[int]) -> CpuSet:  # type: ignore[override]
         """Return the numbers that are in one set only."""
-        return CpuSet(frozenset.__xor__(self, other))
+        return CpuSet(frozenset.symmetric_difference(self, other))
 
     def union(self, *others: Iterable[int]) -> CpuSet:  # type: ignore[override]
         """Return the numbers that are in any of the sets."""

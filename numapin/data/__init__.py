@@ -19,6 +19,7 @@ Comes in: the arguments of torch's DataLoader. Goes out: batches.
     stats.py       PURE  counts of a loader's work
     usage.py       PURE  which loaders took this path, and why others did not
     usage_log.py   EDGE  a process's record of that, for the launcher
+    torch_names.py EDGE  the private names of torch that all this is built on, and whether this torch has them
     stateful.py    EDGE  the same path for torchdata's StatefulDataLoader
     loop_times.py  EDGE  a loader's waiting times, published for `numapin top`
     casting.py     PURE  narrow the tensors of batches

@@ -82,10 +82,12 @@ class CastingCollate:
 
     def __call__(self, samples: object) -> object:
         """Return the batch, with the tensors in its containers cast."""
-        return containers.rebuild(self._collate(samples), self._cast, is_leaf=_is_tensor)
+        return cast_batch(self._collate(samples), self._casts)
 
-    def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
-        return cast_tensor(tensor, self._casts)
+
+def cast_batch(data: object, casts: Mapping[torch.dtype, torch.dtype]) -> object:
+    """Return a batch with the tensors in its containers cast."""
+    return containers.rebuild(data, lambda tensor: cast_tensor(tensor, casts), is_leaf=_is_tensor)
 
 
 def _is_tensor(value: object) -> bool:

@@ -7,18 +7,19 @@ Comes in: torch's DataLoader class. Goes out: the same class, whose `_get_iterat
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch.utils.data
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from numapin.base.stderr import say
-from numapin.data import stateful, usage_log
+from numapin.data import stateful, torch_names, usage_log
+from numapin.data.casting import cast_batch
 from numapin.data.iterator import LaneIterator, iterator_of, load_state
-from numapin.data.local import LocalIterator
+from numapin.data.local import LocalIterator, put_on
 from numapin.data.path import PathOptions
 from numapin.data.resume.resumption import Resumption, resumption_of
+from numapin.data.torch_names import _BaseDataLoaderIter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,11 +52,11 @@ def mark(text: str, options: PathOptions) -> Mark:
 
 @dataclass(slots=True)
 class _Installed:
-    """The state of `install`. `everything`: all loaders are taken over, or copies only; None before the first call."""
+    """The state of `install`: whether all loaders are taken over, or copies only; the classes; and the lines shown."""
 
-    everything: bool | None = None
+    everything: bool = False
     balance: bool = False
-    is_announced: bool = False
+    shown: set[str] = field(default_factory=set)
     hooked: list[type[_Loader]] = field(default_factory=list)
 
 
@@ -68,16 +69,24 @@ def install(*, only_copies: bool = False, balance: bool = False) -> None:
     The same goes for torchdata's StatefulDataLoader, if the program has imported it. A second call can only extend that
     to all loaders, and to torchdata's. One line on stderr reports the first loader that is taken over.
     `balance` works as in `numapin.DataLoader`, for all loaders that are not copies.
+
+    If torch lacks a private name that the path needs, loaders stay torch's, and one line on stderr says so.
     """
-    if _STATE.everything is None:
-        _hook(torch.utils.data.DataLoader, iterator_of)
-        _mark_copies(torch.utils.data.DataLoader)
-        _watch_iterators()
-    _STATE.everything = bool(_STATE.everything) or not only_copies
+    _STATE.everything = _STATE.everything or not only_copies
     _STATE.balance = _STATE.balance or balance
-    theirs = stateful.loader_class()
-    if theirs is not None and theirs not in _STATE.hooked:
-        _hook(theirs, stateful.iterator_of)
+    torchs, theirs = torch.utils.data.DataLoader, stateful.loader_class()
+    if torchs not in _STATE.hooked:
+        _mark_copies(torchs)
+        _watch_iterators()
+        if torch_names.why_off():
+            _leave(torchs)
+        else:
+            _hook(torchs, iterator_of)
+    if theirs is not None and theirs not in _STATE.hooked and not torch_names.why_off():
+        if torch_names.why_off(torch_names.TORCHDATA):
+            _leave(theirs, torch_names.TORCHDATA)
+        else:
+            _hook(theirs, stateful.iterator_of)
 
 
 class LoaderCopy(torch.utils.data.DataLoader[Any]):
@@ -125,26 +134,49 @@ def _hook(cls: type[_Loader], iterator_of_it: Callable[[_Loader, PathOptions], A
         if self.num_workers == 0:
             usage_log.note_other(self, usage_log.NO_WORKERS)
             return torchs_own(self)
-        _announce()
+        _say_once("torch's DataLoader uses numapin's data path in this process")
         iterator: _BaseDataLoaderIter = iterator_of_it(self, options or PathOptions(balance=_STATE.balance))
         return iterator
 
     cls._get_iterator = _get_iterator  # type: ignore[method-assign]
 
 
+def _leave(cls: type[_Loader], package: str = torch_names.TORCH) -> None:
+    """Leave loaders of this class as they are, and say so. Batches of our loaders are still cast and moved."""
+    _STATE.hooked.append(cls)
+    _say_once(f"warning: {torch_names.explained(package)}")
+    torchs_own = cls.__iter__
+
+    def __iter__(self: _Loader) -> Any:  # noqa: N807
+        options: PathOptions | None = getattr(self.pin_memory_device, "options", None)
+        batches = torchs_own(self)
+        return batches if options is None else map(partial(_finished, options), batches)
+
+    cls.__iter__ = __iter__  # type: ignore[method-assign]
+
+
+def _finished(options: PathOptions, batch: object) -> object:
+    """Return a batch of torch's own iterator, cast and on its device."""
+    if options.casts:
+        batch = cast_batch(batch, dict(options.casts))
+    return batch if options.cuda_device is None else put_on(options.cuda_device, batch)
+
+
 def _watch_iterators() -> None:
-    """Note the iterators that other classes of loaders make themselves; those that we made are known already."""
+    """Note the iterators of torch's own path; those that we made are known already."""
     torchs_own = _BaseDataLoaderIter.__init__
 
-    def __init__(self: _BaseDataLoaderIter, loader: _Loader) -> None:  # noqa: N807 - torch's own name
+    def __init__(self: _BaseDataLoaderIter, loader: _Loader, *rest: Any, **named: Any) -> None:  # noqa: N807
         if _STATE.everything and not isinstance(self, LaneIterator | LocalIterator):
-            usage_log.note_other(loader, f"{type(loader).__name__} makes its own iterators")
-        torchs_own(self, loader)
+            is_theirs = isinstance(loader, stateful.loader_class() or ())
+            off = torch_names.why_off() or (is_theirs and torch_names.why_off(torch_names.TORCHDATA))
+            usage_log.note_other(loader, off or f"{type(loader).__name__} makes its own iterators")
+        torchs_own(self, loader, *rest, **named)
 
     _BaseDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
 
 
-def _announce() -> None:
-    if not _STATE.is_announced:
-        _STATE.is_announced = True
-        say("torch's DataLoader uses numapin's data path in this process")
+def _say_once(line: str) -> None:
+    if line not in _STATE.shown:
+        _STATE.shown.add(line)
+        say(line)

@@ -17,11 +17,7 @@ from multiprocessing import util
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch.multiprocessing
-from torch._C import _remove_worker_pids, _set_worker_pids
-from torch._utils import ExceptionWrapper
 from torch.autograd import profiler
-from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
-from torch.utils.data.dataloader import _DatasetKind, _MultiProcessingDataLoaderIter
 
 from numapin.data import starting, usage_log
 from numapin.data.balance import Balance
@@ -33,16 +29,24 @@ from numapin.data.path import path_of
 from numapin.data.queues import ResultQueue
 from numapin.data.resume.resumption import resumption_of, track_of
 from numapin.data.slots.pool import unused_slots_hidden
+from numapin.data.torch_names import (
+    MP_STATUS_CHECK_INTERVAL,
+    ExceptionWrapper,
+    _DatasetKind,
+    _MultiProcessingDataLoaderIter,
+    _remove_worker_pids,
+    _set_worker_pids,
+)
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch.utils.data import DataLoader
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     from numapin.data.path import DataPath, PathOptions
     from numapin.data.resume.track import Track
+    from numapin.data.torch_names import _BaseDataLoaderIter
 
     _TorchsIterator = _MultiProcessingDataLoaderIter
 else:

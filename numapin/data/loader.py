@@ -6,16 +6,19 @@ near the GPU and pinned, or on the GPU.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 import torch.utils.data
 
+from numapin.data import torch_names
 from numapin.data.casting import casts_of
 from numapin.data.install import install, mark
 from numapin.data.iterator import iterator_of, load_state
 from numapin.data.path import DataPath, PathOptions, path_of
 from numapin.data.resume.resumption import Resumption, resumption_of
+from numapin.errors import BindingRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -23,9 +26,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from torch.utils.data import Dataset, Sampler
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     from numapin.data.stats import Stats
+    from numapin.data.torch_names import _BaseDataLoaderIter
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -69,7 +72,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         node: The NUMA node for memory, workers and pin thread. None: the node that `numapin run` planned, else the
             GPU's.
         strict: Raise BindingRefused at the next batch if the kernel or the driver refuses something that the loader
-            needs. Otherwise the refusal is reported once, on stderr and in `stats().notes`.
+            needs, or at once if this torch lacks a private name that the path is built on. Otherwise the refusal is
+            reported once, on stderr and in `stats().notes`.
         cast: Narrow floating-point tensors while they are written into the batch's memory, so that half the bytes or
             less go to the GPU: `torch.bfloat16` or `torch.float16` for float32 and float64 tensors, or a mapping of
             dtypes, such as `{torch.float32: torch.bfloat16}`. Values are rounded as `Tensor.to` rounds. None: no cast.
@@ -88,6 +92,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     Raises:
         UsageError: The device, the node, the budget, the cast or the number of threads is invalid. torch's own errors
             are raised too.
+        BindingRefused: With `strict`: torch's own loader would be used.
 
     Example:
         ```python
@@ -167,6 +172,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             in_order=in_order,
         )
         install(only_copies=True)
+        if strict and torch_names.why_off():
+            raise BindingRefused(torch_names.explained(), "to run with torch's own loader, remove strict=True")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place of the newest iterator, after the last batch that it yielded.
@@ -228,7 +235,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 print(loader.stats().misses)
             ```
         """
-        return self._numapin_path.stats()
+        stats, off = self._numapin_path.stats(), torch_names.explained()
+        return replace(stats, notes=(off, *stats.notes)) if off else stats
 
     def close(self) -> None:
         """Stop persistent workers and release the memory.
@@ -243,9 +251,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                     ...
             ```
         """
-        iterator, self._iterator = self._iterator, None
-        if iterator is not None:
-            iterator._shutdown_workers()  # type: ignore[attr-defined] # noqa: SLF001 - torch has no public way
+        if not torch_names.why_off():  # else the workers end with the iterator
+            iterator, self._iterator = self._iterator, None
+            if iterator is not None:
+                iterator._shutdown_workers()  # type: ignore[attr-defined] # noqa: SLF001 - torch has no public way
         self._numapin_path.close()
 
     def __enter__(self) -> Self:
@@ -262,5 +271,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _numapin_path(self) -> DataPath:
         return path_of(self, self._numapin_options)
 
-    def _get_iterator(self) -> _BaseDataLoaderIter:
-        return iterator_of(self, self._numapin_options)
+    if not torch_names.why_off():
+
+        def _get_iterator(self) -> _BaseDataLoaderIter:
+            return iterator_of(self, self._numapin_options)

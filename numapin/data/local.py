@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from numapin.data import containers
 from numapin.data.resume.resumption import track_of
+from numapin.data.torch_names import _SingleProcessDataLoaderIter
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -73,13 +73,18 @@ class DeviceIterator(LocalIterator):
         self._device = device
 
     def _next_data(self) -> Any:
-        data = super()._next_data()
-        return containers.rebuild(data, self._move, is_leaf=_can_move)
+        return put_on(self._device, super()._next_data())
 
-    def _move(self, value: Any) -> object:
+
+def put_on(device: torch.device, data: object) -> object:
+    """Return a batch with its tensors, and objects that can be moved, copied to a GPU in the order of its stream."""
+
+    def move(value: Any) -> object:
         if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.is_contiguous():
             value = value.pin_memory()
-        return value.to(self._device, non_blocking=True)
+        return value.to(device, non_blocking=True)
+
+    return containers.rebuild(data, move, is_leaf=_can_move)
 
 
 def _can_move(value: object) -> bool:

@@ -23,9 +23,6 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import torch
-from torch._tensor import _rebuild_from_type_v2
-from torch._utils import ExceptionWrapper, _rebuild_tensor_v2, _rebuild_tensor_v3
-from torch.multiprocessing.reductions import reduce_tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from numapin.data.casting import cast_tensor
@@ -43,6 +40,13 @@ from numapin.data.message import (
 )
 from numapin.data.slots.mapping import fault_in, map_memfd
 from numapin.data.slots.sizes import align, capacity_for
+from numapin.data.torch_names import (
+    ExceptionWrapper,
+    _rebuild_from_type_v2,
+    _rebuild_tensor_v2,
+    _rebuild_tensor_v3,
+    reduce_tensor,
+)
 from numapin.system import memory, placement
 
 if TYPE_CHECKING:

@@ -26,15 +26,14 @@ from multiprocessing.connection import Pipe
 from multiprocessing.context import assert_spawning
 from typing import TYPE_CHECKING, Any, Final
 
-from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
-from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 
 from numapin.data import packing
 from numapin.data.message import NO_GRANT, Grant, Head, Parcel, decode, encode_plain, pickled
 from numapin.data.resume import worker_state
 from numapin.data.resume.streams import Report
 from numapin.data.slots.handover import Handover
+from numapin.data.torch_names import ExceptionWrapper, _IterableDatasetStopIteration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,15 +16,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from torch._utils import ExceptionWrapper
-from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
-from torch.utils.data._utils.worker import _IterableDatasetStopIteration
-
 from numapin.data import usage_log
 from numapin.data.iterator import LaneIterator, pins_elsewhere
 from numapin.data.message import Parcel, pickled
 from numapin.data.path import path_of
 from numapin.data.queues import ResultQueue
+from numapin.data.torch_names import MP_STATUS_CHECK_INTERVAL, ExceptionWrapper, _IterableDatasetStopIteration
+from numapin.data.torch_names import STATEFUL as MODULE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,15 +31,12 @@ if TYPE_CHECKING:
 
     from numapin.data.path import Lane, PathOptions
 
-MODULE: Final = "torchdata.stateful_dataloader.stateful_dataloader"
 _ITERATOR: Final = "_StatefulMultiProcessingDataLoaderIter"
 
 
 def loader_class() -> type[DataLoader[Any]] | None:
-    """Return torchdata's loader; None if the program has not imported it, or if its iterators are not known."""
-    module = sys.modules.get(MODULE)
-    cls: type[DataLoader[Any]] | None = getattr(module, "StatefulDataLoader", None)
-    return cls if hasattr(module, _ITERATOR) else None
+    """Return torchdata's loader; None if the program has not imported it."""
+    return getattr(sys.modules.get(MODULE), "StatefulDataLoader", None)
 
 
 def iterator_of(loader: Any, options: PathOptions) -> Any:

@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.utils.data import get_worker_info
-from torch.utils.data._utils import collate
-from torch.utils.data.dataloader import _DatasetKind
 
 from numapin.data import packing
 from numapin.data.forking import is_in_bad_fork
 from numapin.data.packing import LARGE_BYTES, SLOT_NAME, Packer, WorkerSlots, is_plain
 from numapin.data.resume import worker_state
 from numapin.data.slots import handover
+from numapin.data.torch_names import _DatasetKind, collate, collate_tensor_fn
 from numapin.errors import UsageError
 from numapin.rank import bind
 from numapin.system import memory
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     CollateMap = dict[type | tuple[type, ...], Callable[..., Any]]
 
 _VARIABLE: Final = "NUMAPIN_WORKER_THREADS"
-_torch_collate: Final = collate.collate_tensor_fn
+_torch_collate: Final = collate_tensor_fn
 _IS_NESTED, _SHAPE, _DTYPE = attrgetter("is_nested"), attrgetter("shape"), attrgetter("dtype")
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.printable import printable
+from numapin.data import torch_names
 from numapin.doctor.check import Live
 from numapin.doctor.network import NIC_VARIABLES
 from numapin.errors import LibnumaError, NumapinError
@@ -54,6 +55,7 @@ def read_live(topology: Topology, environ: Mapping[str, str]) -> Live:
         libnuma=libnuma,
         streaming_stores=memory.can_pass_caches() if memory.may_pass_caches(os.uname().machine) else None,
         torch=_version("torch"),
+        torch_off=_torch_off(),
         strays=_strays(),
         python=sys.version_info[:3],
         nccl=_nccl_versions() or _nccl_library(environ),
@@ -148,6 +150,15 @@ def _nccl_versions() -> Mapping[str, str]:
     """Return the NCCL packages installed beside torch, from their own metadata."""
     versions = {package: _version(package) for package in NCCL_PACKAGES}
     return {package: version for package, version in versions.items() if version is not None}
+
+
+def _torch_off() -> str:
+    """Return why numapin's data path is off with this torch, from torch's files."""
+    try:
+        torch = metadata.distribution("torch")
+    except metadata.PackageNotFoundError:
+        return ""
+    return torch_names.explained_in(Path(str(torch.locate_file(""))), torch_names.TORCH, torch.version)
 
 
 def _version(package: str) -> str | None:

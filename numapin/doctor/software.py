@@ -119,14 +119,18 @@ def python(live: Live, _topology: Topology) -> Result:
 
 @live_check(
     "torch",
-    where="the metadata of the package torch",
+    where="the metadata of the package torch, and private names in its files",
     why="topo, plan, job, exec, doctor, verify, top, and `run` on one host without restarts, work without torch. "
-    "trace, compare, most of bench, the DataLoader, and `run` with restarts or several hosts need it.",
+    "trace, compare, most of bench, the DataLoader, and `run` with restarts or several hosts need it. The DataLoader "
+    "is built on private names of torch; if a release lacks one, batches come from torch's own loader.",
 )
 def torch(live: Live, _topology: Topology) -> Result:
-    """Find an environment without torch."""
+    """Find an environment without torch, or a torch that numapin's DataLoader does not know."""
     if live.torch is None:
         return note("not installed", remedy="pip install 'numapin[torch]', if you need one of these")
+    if live.torch_off:
+        what, _, remedy = live.torch_off.rpartition("; ")
+        return warning(what, remedy=remedy)
     return ok(live.torch)
 
 

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain, cycle, islice
-from math import inf
+from math import ceil, inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from numapin.base.cpu_set import CpuSet
@@ -44,7 +44,8 @@ def make_plan(topology: Topology, request: Request) -> Plan:
     3. A rank's home is its GPU's node; a home without usable CPUs is replaced by the nearest node that has some.
     4. The mode makes a pool of CPUs of the home.
     5. Ranks of one pool share it, or split it by whole cores (`exclusive`, `cpus_per_rank`), in the order of their
-       GPUs' PCI addresses, so that renumbering GPUs moves no CPUs. Fast cores are taken first, evenly.
+       GPUs' PCI addresses, so that renumbering GPUs moves no CPUs. Of several nodes, a rank's own comes first. Fast
+       cores are taken first, evenly.
     6. A rank's thread count is its part of the physical cores of its pool. With `cores_for`, the loader's workers and
        the optimizer's threads get cores of their own, and the main thread the others (`plan/roles.py`).
     7. Its memory is on its GPU's node (the package's nodes for `socket`), or on the nearest node with allowed memory.
@@ -406,19 +407,32 @@ def _split(machine: UsableMachine, request: Request, group: list[Draft], cores: 
 
 
 def _shares(machine: UsableMachine, group: Sequence[Draft], cores: Sequence[Core]) -> list[list[Core]]:
-    """Split the cores of a pool evenly; in a pool of several nodes, each rank gets those of its own node first."""
-    num_at = Counter(draft.home for draft in group)
+    """Split the cores of a pool evenly; in a pool of several nodes, each rank gets those of its own node first.
+
+    Fast cores are split evenly, too, within one where the own nodes have enough others.
+    """
     if len({core.node for core in cores}) == 1:
         return machine.even_shares(cores, len(group))
-    own = {
+    own_shares = {
         node: iter(machine.even_shares([core for core in cores if core.node == node], number))
-        for node, number in num_at.items()
+        for node, number in Counter(draft.home for draft in group).items()
     }
+    most_fast = ceil(machine.num_fast(cores) / len(group))
     sizes = [len(cores) // len(group) + (place < len(cores) % len(group)) for place in range(len(group))]
-    shares = [next(own[draft.home])[:size] for draft, size in zip(group, sizes, strict=True)]
+    shares = []
+    for draft, size in zip(group, sizes, strict=True):
+        own = next(own_shares[draft.home])
+        fast = list(filter(machine.is_fast, own))  # they come first
+        shares.append([*fast[:most_fast], *own[len(fast) :], *fast[most_fast:]][:size])
+
+    # Cores of other nodes fill the shares up: fast ones where the fewest are, the others side by side.
     taken = {core.id for share in shares for core in share}
-    rest = (core for core in cores if core.id not in taken)
-    return [[*share, *islice(rest, size - len(share))] for share, size in zip(shares, sizes, strict=True)]
+    left = [core for core in cores if core.id not in taken]
+    for core in filter(machine.is_fast, left):
+        short = [share for share, size in zip(shares, sizes, strict=True) if len(share) < size]
+        min(short, key=machine.num_fast).append(core)
+    others = (core for core in left if not machine.is_fast(core))
+    return [[*share, *islice(others, size - len(share))] for share, size in zip(shares, sizes, strict=True)]
 
 
 def _too_few_cores(machine: UsableMachine, group: list[Draft], cores: list[Core]) -> PlanError:

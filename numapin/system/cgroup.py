@@ -8,6 +8,7 @@ Source: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -32,6 +33,7 @@ class Controller:
     events: str
 
 
+_ESCAPED: Final = re.compile(r"\\([0-7]{3})")  # /proc/mounts has a blank in a directory's name as \040
 _V1: Final = Controller(
     limit="memory.limit_in_bytes",
     usage="memory.usage_in_bytes",
@@ -85,8 +87,11 @@ def cpuset_directories(tree: Tree, process: int) -> Iterator[str]:
 
 def mounts(tree: Tree) -> Iterator[Mount]:
     """Yield the mounted file systems."""
-    lines = (line.split() for line in (tree.text("proc/mounts") or "").splitlines())
-    return (Mount(at=line[1], kind=line[2], options=line[3].split(",")) for line in lines if len(line) > 3)
+    lines = (line.split(" ") for line in (tree.text("proc/mounts") or "").split("\n"))
+    for line in lines:
+        if len(line) > 3:
+            at = _ESCAPED.sub(lambda code: chr(int(code[1], 8)), line[1])
+            yield Mount(at=at, kind=line[2], options=line[3].split(","))
 
 
 def _upwards(at: str, path: str) -> Iterator[str]:

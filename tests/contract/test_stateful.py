@@ -266,10 +266,8 @@ def test_an_abandoned_epoch_ends_its_workers() -> None:
     assert [int(batch["index"]) for batch in persistent] == list(range(14))
 
 
-def test_an_unknown_torchdata_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the iterator that we know, or without torchdata, no class is taken over."""
+def test_torchdata_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its class is taken over only if the program has imported it."""
     assert stateful.loader_class() is TORCHDATA
-    monkeypatch.delattr(torchdata, "_StatefulMultiProcessingDataLoaderIter")
-    assert stateful.loader_class() is None
     monkeypatch.delitem(sys.modules, stateful.MODULE)
     assert stateful.loader_class() is None

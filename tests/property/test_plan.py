@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
@@ -164,6 +165,20 @@ def bound_ranks_are_at_home_or_say_why_not(case: Case) -> None:
         assert at_home or not rank.exact
 
 
+def ranks_of_a_socket_use_their_own_node_first(case: Case) -> None:
+    """A rank with CPUs of its own uses its part of its node's cores before cores of the other nodes of its package."""
+    if case.plan is None or case.request.bind is not Bind.SOCKET or case.request.cpus_per_rank is None:
+        return
+    usable = case.topology.allowed.cpus - case.request.reserve_cpus
+    num_ranks_at = Counter(rank.node for rank in case.plan.ranks)
+    num_with = Counter(rank.cpus for rank in case.plan.ranks)
+    for rank in _bound(case):
+        used = [core for core in case.topology.cores if core.cpus & rank.cpus]
+        own = [core for core in case.topology.cores if core.node == rank.node and core.cpus & usable]
+        part = min(len(used), len(own) // num_ranks_at[rank.node])
+        assert sum(core.node == rank.node for core in used) >= part or num_with[rank.cpus] > 1
+
+
 def memory_is_allowed_host_memory(case: Case) -> None:
     """The nodes of a policy are allowed and have memory and CPUs; a GPU's node is never among them."""
     if case.plan is None:
@@ -243,6 +258,7 @@ PROPERTIES = (
     ranks_that_split_a_pool_share_no_core,
     thread_counts_never_exceed_the_cores,
     bound_ranks_are_at_home_or_say_why_not,
+    ranks_of_a_socket_use_their_own_node_first,
     memory_is_allowed_host_memory,
     plans_are_repeatable_and_go_to_json_and_back,
 )

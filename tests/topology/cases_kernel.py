@@ -125,6 +125,13 @@ CASES: Final = {
             "dev/cpuset/dummy/mems": "0-1",
         }
     ),
+    "the kernel escapes blanks and backslashes in the name of a mount": Case(
+        files={
+            "proc/self/cgroup": "0::/job",
+            "proc/mounts": "none /a\\040b\\134c cgroup2 rw 0 0",
+            "a b\\c/job/cpuset.cpus.effective": "2-3",
+        }
+    ),
     **{
         f"a cgroup {text!r} says nothing, so all is allowed": Case(
             files={

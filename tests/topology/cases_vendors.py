@@ -86,11 +86,12 @@ CASES: Final = {
     **shown(
         TILES,
         *({"ZE_AFFINITY_MASK": mask} for mask in ("2,0", "3,1,3", "0x2", "0,9,2", "9", "", "0.1", "all")),
+        *({"ZE_AFFINITY_MASK": mask} for mask in ("-1", "-9", "-9,2")),  # no device has a negative number
         *({"ONEAPI_DEVICE_SELECTOR": text} for text in ("level_zero:0", "opencl:gpu", "level_zero:gpu", "*:*")),
         {"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"},
         {"ZE_ENABLE_PCI_ID_DEVICE_ORDER": "1"},
     ),
-    **shown(TILES, {}, {"ZE_AFFINITY_MASK": "3,1,9"}, gpus="1,3"),
+    **shown(TILES, {}, {"ZE_AFFINITY_MASK": "3,1,9"}, {"ZE_AFFINITY_MASK": "3,-9,1"}, gpus="1,3"),
     **shown(TILES, {}, gpus="3,1"),
     "without a selector that is understood, Intel's ranks are not bound, without advice on CUDA": Case(
         on=TILES, environ={"ONEAPI_DEVICE_SELECTOR": "level_zero:0"}, plans=True

@@ -15,8 +15,6 @@ from numapin.data.resume.samplers import drawn, is_stateful, load_own, state_or_
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch.utils.data._utils.fetch import _BaseDatasetFetcher
-
 
 def has_state(fetcher: Any) -> bool:
     """Return whether the fetcher's dataset, or its iterator, has a state of its own."""
@@ -43,7 +41,7 @@ def restore_dataset(dataset: Any, place: StreamPlace) -> None:
     load_own(dataset, place.dataset)
 
 
-def restore_iterator(fetcher: _BaseDatasetFetcher, place: StreamPlace, *, batch_size: int | None) -> None:
+def restore_iterator(fetcher: Any, place: StreamPlace, *, batch_size: int | None) -> None:
     """Load the own state of the dataset's iterator, or read up to the place."""
     found: Any = fetcher
     if not place.is_iterable:

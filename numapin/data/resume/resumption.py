@@ -9,14 +9,15 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterDataPipe
-from torch.utils.data.dataloader import _DatasetKind
 
 from numapin.base.stderr import say
+from numapin.data import torch_names
 from numapin.data.arguments import require_number
 from numapin.data.resume import randomness
 from numapin.data.resume.order import Order
 from numapin.data.resume.place import OrderPlace, Place, StreamPlace, read_place
 from numapin.data.resume.track import Track
+from numapin.data.torch_names import _DatasetKind
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -105,7 +106,9 @@ def track_of(loader: DataLoader[Any], warn: Callable[[str], None] = _warn) -> Tr
 
 
 def resumption_of(loader: Any) -> Resumption:
-    """Return the loader's own state; a copy of a loader gets a new one."""
+    """Return the loader's own state; a copy of a loader gets a new one. Raises UsageError if the data path is off."""
+    if torch_names.why_off():
+        raise UsageError(f"the loader has no state: {torch_names.explained()}", "or use torchdata's StatefulDataLoader")
     found: Resumption = loader._numapin_resumption
     if not found.is_of(loader):
         found = loader._numapin_resumption = Resumption(found.every, loader)

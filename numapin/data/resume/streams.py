@@ -12,9 +12,8 @@ import pickle
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch._utils import ExceptionWrapper
-
 from numapin.data.resume.place import StreamPlace
+from numapin.data.torch_names import ExceptionWrapper
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,8 +11,6 @@ from contextlib import nullcontext
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data.dataloader import _DatasetKind
-
 from numapin.data.resume import randomness
 from numapin.data.resume.dataset import place_in, restore_dataset, restore_iterator
 from numapin.data.resume.order import Order
@@ -20,6 +18,7 @@ from numapin.data.resume.place import Place, StreamPlace
 from numapin.data.resume.samplers import is_stateful
 from numapin.data.resume.streams import Streams
 from numapin.data.resume.worker_state import DatasetStart
+from numapin.data.torch_names import _DatasetKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

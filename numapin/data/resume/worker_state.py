@@ -9,15 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
-from torch.utils.data._utils.worker import _IterableDatasetStopIteration, _ResumeIteration
-from torch.utils.data.dataloader import _DatasetKind
 
 from numapin.data.resume import randomness
 from numapin.data.resume.dataset import has_state, place_in, restore_dataset, restore_iterator
 from numapin.data.resume.place import StreamPlace
 from numapin.data.resume.streams import Report, packed
+from numapin.data.torch_names import ExceptionWrapper, _DatasetKind, _IterableDatasetStopIteration, _ResumeIteration
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -100,6 +100,7 @@ def test_bad_masks_are_quoted(text: str) -> None:
 
 
 A, B = CpuSet({0, 1, 2, 8}), CpuSet({2, 3})
+KEYS = {2: "", 3: ""}.keys()
 
 
 @pytest.mark.parametrize(
@@ -109,6 +110,10 @@ A, B = CpuSet({0, 1, 2, 8}), CpuSet({2, 3})
         (A | B, "0-3,8"),
         (A - B, "0-1,8"),
         (A ^ B, "0-1,3,8"),
+        (A & KEYS, "2"),
+        (A | KEYS, "0-3,8"),
+        (A - KEYS, "0-1,8"),
+        (A ^ KEYS, "0-1,3,8"),
         (A.intersection([2], B), "2"),
         (A.union([4], [5]), "0-2,4-5,8"),
         (A.difference([0], B), "1,8"),

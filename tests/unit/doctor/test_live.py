@@ -94,6 +94,12 @@ CASES: list[tuple[str, dict[str, Any], DoctorSeverity | None, str]] = [
     ("streaming-stores", {"streaming_stores": None}, OK, "not available: for x86-64 and aarch64 only"),
     ("torch", {}, OK, "2.13.0"),
     ("torch", {"torch": None}, NOTE, "not installed"),
+    (
+        "torch",
+        {"torch_off": "torch 2.16.0 has no x._y; use 2.15"},
+        WARNING,
+        "torch 2.16.0 has no x._y",
+    ),
     ("py-libnuma", {}, OK, "nothing but its own package"),
     ("py-libnuma", {"strays": ("/site-packages/tests",)}, NOTE, "/site-packages/tests: it may hide"),
     ("python", {}, OK, "3.12.1"),

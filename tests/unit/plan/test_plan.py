@@ -18,7 +18,7 @@ from numapin.errors import MachineFileError, NumapinError, PlanError, UsageError
 from numapin.plan.make import make_plan
 from numapin.plan.model import GpuRef, Plan, RankPlan, RoleCpus
 from numapin.plan.request import Bind, Memory, NicLibrary, Request
-from numapin.topology.model import Allowed, Topology
+from numapin.topology.model import Allowed, CpuSpeed, Topology
 from tests.machines.grids import gpu, grid
 
 if TYPE_CHECKING:
@@ -229,6 +229,26 @@ def test_socket_with_fewer_cpus_takes_those_of_the_own_node_first(wanted: int, c
     """Of the package's CPUs a rank gets those next to its GPU; only what is missing comes from the other nodes."""
     plan = make_plan(_eight(gpus=[0, 3]), Request(bind=Bind.SOCKET, cpus_per_rank=wanted))
     assert _cpus(plan) == cpus
+
+
+def test_socket_with_fewer_cpus_splits_fast_cores_evenly() -> None:
+    """Three ranks of one node and one of another: each gets the same number of the package's fast cores."""
+    topology = grid(packages=1, nodes=2, cores=8, smt=1, gpus=[0, 0, 0, 1])
+    fast = CpuSet({0, 1, 2, 3, 8, 9, 10, 11})
+    speeds = (CpuSpeed(cpus=fast, highest_perf=200), CpuSpeed(cpus=topology.cpus - fast, highest_perf=100))
+    plan = make_plan(replace(topology, speeds=speeds), Request(bind=Bind.SOCKET, cpus_per_rank=4))
+    assert [len(rank.cpus & fast) for rank in plan.ranks] == [2, 2, 2, 2]
+    assert _cpus(plan)[3] == "8-9,12-13"
+    assert [len(rank.cpus & CpuSet(range(8))) for rank in plan.ranks] == [3, 3, 2, 0]
+
+
+@pytest.mark.parametrize(("cpus_per_rank", "cpus"), [(None, "0-7"), (4, "0-3")])
+def test_socket_of_a_gpu_on_a_node_without_cpus(cpus_per_rank: int | None, cpus: str) -> None:
+    """A node of memory alone that names its package takes the package's CPUs."""
+    topology = grid(packages=2, nodes=2, cores=4, smt=1, memory_nodes=[8], gpus=[8])
+    nodes = tuple(replace(node, package=0) if node.id == 8 else node for node in topology.nodes)
+    plan = make_plan(replace(topology, nodes=nodes), Request(bind=Bind.SOCKET, cpus_per_rank=cpus_per_rank))
+    assert (_cpus(plan), plan.ranks[0].node, plan.exact) == ([cpus], 8, True)
 
 
 def test_socket_without_packages_is_node() -> None:

@@ -1,0 +1,125 @@
+"""Private names of torch and torchdata: all are declared; if one is renamed, torch's own loader makes the batches."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import numapin
+from numapin.data import torch_names
+from numapin.data.torch_names import CUDA_NAMES, LAST, NAMES, STATEFUL, TORCH, TORCHDATA
+from tests.contract import renamed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(numapin.__file__).parent
+SITE = Path(torch.__file__).parents[1]
+OURS = {"_rank"}
+"""Private names of our own classes that torch's loader has, too, on classes that ours do not extend."""
+OF_OTHERS = {"_exit", "_fields", "_getframe", "_replace", "_inst", "_rand", "_extra_reducers", "_C"}
+"""Private names of Python's standard library and of numpy, and the module torch._C."""
+
+
+def _data_path() -> dict[Path, ast.Module]:
+    files = [*(ROOT / "data").rglob("*.py"), ROOT / "pinned.py"]
+    return {file: ast.parse(file.read_text()) for file in files if file.name != "torch_names.py"}
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def _members(tree: ast.AST) -> Iterator[str]:
+    """Yield the private names of members: attributes, methods, and strings that are given to a call, as to hasattr."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=name) | ast.FunctionDef(name=name) if _is_private(name):
+                yield name
+            case ast.Call(args=[*_, ast.Constant(str(name))]) | ast.Call(args=[ast.Constant(str(name)), *_]):
+                yield from (name,) if name.isidentifier() and _is_private(name) else ()
+
+
+def _defined(tree: ast.AST) -> Iterator[str]:
+    """Yield the names that code defines itself: functions, classes, variables, and attributes of `self`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
+                yield name
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                yield name
+            case ast.arg(arg=name):
+                yield name
+
+
+def test_every_private_name_is_declared() -> None:
+    """Each private name that is torchdata's, torch's loader's, or not defined by the data path is in the table."""
+    trees = _data_path().values()
+    used = {name for tree in trees for name in _members(tree)}
+    own = {name for tree in trees for name in _defined(tree)}
+    modules = ("torch.utils.data.dataloader", STATEFUL)
+    files = [SITE.joinpath(*module.split(".")).with_suffix(".py") for module in modules]
+    theirs = {name for file in files if file.exists() for name in _members(ast.parse(file.read_text()))}
+    declared = {part for names in NAMES.values() for name in names for part in name.split(".")} | {*CUDA_NAMES}
+    assert (used & theirs | used - own) - declared == (OURS & used) | (OF_OTHERS & used)
+
+
+def test_private_names_are_imported_from_one_module() -> None:
+    """A missing name must not keep a module of the data path from being imported."""
+    imported = [
+        f"{file.name}: {node.module}.{alias.name}"
+        for file, tree in _data_path().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(TORCH)
+        for alias in node.names
+        if "._" in f"{node.module}.{alias.name}"
+    ]
+    assert imported == []
+
+
+def test_this_torch_is_known() -> None:
+    """Nothing is missing here, neither in the imported modules nor in their files, and no stand-in is in use."""
+    packages = (TORCH, *((TORCHDATA,) if find_spec(TORCHDATA) else ()))
+    assert [torch_names.why_off(package) for package in packages] == [""] * len(packages)
+    assert [torch_names.explained_in(SITE, package, "") for package in packages] == [""] * len(packages)
+    for name in torch_names.__all__:
+        assert getattr(getattr(torch_names, name), "__module__", "torch") != "numapin.data.torch_names"
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    """Return what loops saw with each name renamed."""
+    command = [sys.executable, "-m", renamed.__name__]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=True, cwd=ROOT.parent)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.xdist_group("renamed")
+@pytest.mark.timeout(1200)  # for loops in some 80 processes
+@pytest.mark.parametrize("name", sorted(renamed.targets()))
+def test_a_renamed_name_costs_the_path_not_the_batches(name: str, seen: dict[str, Any]) -> None:
+    """All loaders make their batches, cast where that was asked for; one line names what is missing, and the remedy."""
+    package = name.partition(".")[0]
+    if package == TORCHDATA and not find_spec(TORCHDATA):
+        pytest.skip("no torchdata; type: pip install .[dev]")
+    found = seen[name]
+    narrow, wide = ([[f"torch.float{bits}", *pair] for pair in ([0.0, 1.0], [2.0, 3.0])] for bits in (32, 64))
+    lines = [line for line in found["stderr"].splitlines() if "uses numapin's data path in this process" not in line]
+    assert (found.get("numapin"), found.get("alone"), found.get(package)) == (narrow, wide, wide), "\n".join(lines)
+    (line,) = lines
+    off = TORCH if "strict" in found else TORCHDATA  # a name of both is torch's
+    assert line.startswith(f"numapin: warning: {off} ")
+    assert f".{name.rpartition('.')[2]}" in line
+    assert f", so numapin's data path is off, and {off}'s own DataLoader makes the batches; " in line
+    assert line.endswith(f"; install a newer numapin, or {off} {LAST[off]} or older")
+    assert found["notes"] == ([found["strict"]] if off == TORCH else [])
+    assert off == TORCHDATA or line == f"numapin: warning: {found['strict']}"
