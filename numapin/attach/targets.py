@@ -24,7 +24,7 @@ from numapin.observe.find_job import find_run
 from numapin.plan.make import plan_and_rank_warnings
 from numapin.plan.request import Bind
 from numapin.system import proc
-from numapin.system.cgroup import cpuset_directories
+from numapin.system.cgroup import cpuset_of
 from numapin.system.tree import Tree
 from numapin.tasks.identify import parse_count
 from numapin.topology.discover import discover
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 LIST: Final = "list processes with: nvidia-smi, or pgrep -af COMMAND"
 _FIRST_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
-_CPUSET_FILES: Final = ("cpuset.cpus.effective", "cpuset.effective_cpus")  # cgroup version 2, version 1
 _START: Final = "start each rank with LOCAL_RANK set, or with: numapin exec -- COMMAND"
 
 
@@ -483,9 +482,7 @@ def gpus_of_ranks(visible: Sequence[int], given: Mapping[int, int], num_ranks: i
 
 def cpus_of_cpuset(pid: int, tree: Tree | None = None) -> CpuSet:
     """Return the CPUs of a process's cpuset, as far as they can be seen: those of its threads are among them."""
-    tree = tree or Tree("")
-    files = (f"{directory}/{name}" for directory in cpuset_directories(tree, pid) for name in _CPUSET_FILES)
-    return CpuSet(next(filter(None, map(tree.numbers, files)), CpuSet())).union(*proc.thread_cpus(pid))
+    return (cpuset_of(tree or Tree(""), pid) or CpuSet()).union(*proc.thread_cpus(pid))
 
 
 def shortfalls_of(pid: int, known: CpuSet) -> tuple[str, ...]:

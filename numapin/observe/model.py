@@ -53,12 +53,12 @@ PRIVATE: Final = frozenset({MemoryKind.HEAP, MemoryKind.ANONYMOUS, MemoryKind.ST
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thread:
-    """One thread: the CPUs that it may use, and the CPU that it ran on last."""
+    """One thread: the CPUs that it may use, and the CPU that it ran on last. None: that was not read."""
 
     tid: int
     name: str
     cpus: CpuSet
-    last_cpu: int
+    last_cpu: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,11 +159,15 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedRank:
-    """One rank's processes, its own first; empty if the rank is gone."""
+    """One rank's processes, its own first; empty if the rank is gone.
+
+    `cpuset` are the CPUs that the cgroup of the rank's process allows. None: unknown.
+    """
 
     local_rank: int
     pid: int
     processes: tuple[Process, ...]
+    cpuset: CpuSet | None = None
 
     @property
     def is_gone(self) -> bool:

@@ -19,6 +19,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.printable import printable
 from numapin.observe.model import MemoryKind, NcclLibrary, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
 from numapin.system import numa_maps, proc
+from numapin.system.cgroup import cpuset_of
 from numapin.system.nccl import ignores_affinity, mapped_library
 from numapin.system.nccl_files import library_version
 from numapin.system.openmp import binding_variables
@@ -68,7 +69,12 @@ def observe(pids: Mapping[int, int], *, gone: frozenset[int] = frozenset(), root
     reader = _Reader(root=root, online=system.numbers(_CPUS_ONLINE))
     children = _children(root, ranks=frozenset(pids.values()))
     trees = {rank: () if rank in gone else tuple(reader.tree(pid, children)) for rank, pid in sorted(pids.items())}
-    ranks = (ObservedRank(local_rank=rank, pid=pids[rank], processes=tree) for rank, tree in trees.items())
+    ranks = (
+        ObservedRank(
+            local_rank=rank, pid=pids[rank], processes=tree, cpuset=cpuset_of(system, pids[rank]) if tree else None
+        )
+        for rank, tree in trees.items()
+    )
     return Observed(nodes=nodes, ranks=tuple(ranks))
 
 

@@ -202,20 +202,20 @@ def thread_cpus(pid: int) -> tuple[CpuSet, ...]:
 
     Takes microseconds per thread, because it uses system calls instead of text.
     """
-    return activity(pid)[1]
+    return tuple(activity(pid)[1].values())
 
 
-def activity(pid: int) -> tuple[Stat | None, tuple[CpuSet, ...]]:
+def activity(pid: int) -> tuple[Stat | None, dict[int, CpuSet]]:
     """Return the `stat` of a process and the CPUs that each of its threads may use; None and nothing if it ended."""
     folder = folder_of(pid)
     try:
         found = stat(folder)
         if found.has_ended:
-            return None, ()
+            return None, {}
         tids = [int(name) for name in os.listdir(f"{folder}/task")]
     except (Gone, *_GONE_ERRORS):
-        return None, ()
-    return found, tuple(filter(None, map(_affinity, tids)))
+        return None, {}
+    return found, {tid: cpus for tid in tids if (cpus := _affinity(tid))}
 
 
 def _affinity(tid: int) -> CpuSet:
