@@ -20,7 +20,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted, listed
 from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.launcher import run_folder
-from numapin.observe.find_job import find_run
+from numapin.observe.find_job import LIST_PROCESSES, find_run, require_program
 from numapin.plan.make import plan_and_rank_warnings
 from numapin.plan.request import Bind
 from numapin.system import proc
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from numapin.plan.request import Request
     from numapin.topology.model import Gpu, Topology
 
-LIST: Final = "list processes with: nvidia-smi, or pgrep -af COMMAND"
 _FIRST_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
 _START: Final = "start each rank with LOCAL_RANK set, or with: numapin exec -- COMMAND"
 
@@ -208,23 +207,14 @@ def examine(pid: int, *, other_users: bool) -> Subject:
     Raises UsageError for a process that does not exist or must not be touched, and MachineError for another user's.
     """
     if pid == os.getpid():
-        raise UsageError(f"process {pid} is numapin itself", LIST)
-    folder = proc.folder_of(pid)
+        raise UsageError(f"process {pid} is numapin itself", LIST_PROCESSES)
+    found = require_program(pid)
     try:
-        leader, uid, found = int(proc.status_field(folder, "Tgid")), _uid(folder), proc.stat(folder)
+        uid = _uid(proc.folder_of(pid))
     except proc.Gone:
-        raise UsageError(f"there is no process {pid}", LIST) from None
+        raise UsageError(f"there is no process {pid}", LIST_PROCESSES) from None
     except PermissionError:
         raise _of_another_user(f"process {pid}", "another user") from None
-    if leader != pid:
-        raise UsageError(f"{pid} is a thread of process {leader}", f"type: numapin attach --pid {leader}")
-    if found.has_ended:
-        raise UsageError(f"there is no process {pid}", LIST)
-    if found.is_kernel_thread:
-        raise UsageError(f"process {pid} is a thread of the kernel: attach does not touch it", LIST)
-    if pid == 1:
-        what = "the first process of this host or container"
-        raise UsageError(f"process {pid} is {what}: attach does not touch it", LIST)
     problem = why_untouchable(uid, other_users=other_users)
     if problem:
         raise _of_another_user(f"process {pid}", problem)
@@ -269,14 +259,9 @@ class Family(NamedTuple):
     starts: Mapping[int, int]
     children: Mapping[int, list[int]]
 
-    def below(self, pid: int, *, without: Collection[int] = ()) -> Iterator[int]:
-        """Yield the descendants of a process, nearest first, without these and theirs."""
-        todo, seen = [pid], {pid, *without}  # the processes were not read at once, so their parents can make a circle
-        for parent in todo:
-            found = [child for child in self.children.get(parent, ()) if child not in seen]
-            seen.update(found)
-            yield from found
-            todo += found
+    def below(self, pid: int, *, without: Collection[int] = ()) -> list[int]:
+        """Return the descendants of a process, nearest first, without these and theirs."""
+        return proc.descendants(pid, self.children, without=without)
 
 
 def read_family() -> Family:

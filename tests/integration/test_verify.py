@@ -110,6 +110,25 @@ class TestRunningJob:
         assert f"process {os.getpid()} belongs to another user" in done.err
         assert "as root" in done.err
 
+    def test_process_that_may_not_be_traced(self) -> None:
+        """An own process whose environment the kernel hides is not called another user's."""
+        code = (
+            "import ctypes, os, sys\n"
+            "from numapin.cli.main import main\n"
+            "import numapin.cli.verify\n"
+            "if os.geteuid() == 0:\n"
+            "    os.setgroups([]); os.setgid(65534); os.setuid(65534)  # root may trace everything\n"
+            "ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE\n"
+            "sys.argv = ['numapin', 'verify', '--pid', str(os.getpid())]\n"
+            "if os.fork() == 0:\n"
+            "    main()\n"
+            "sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+        )
+        done = call(sys.executable, "-c", code)
+        assert (done.status, done.out) == (3, "")
+        assert "cannot be read: the kernel does not permit to trace the process" in done.err
+        assert "SYS_PTRACE" in done.err
+
     @needs_root
     def test_memory_of_another_user(self) -> None:
         """Of another user's process the threads are seen, and the memory is reported as unreadable."""
@@ -155,6 +174,7 @@ class TestWrongInput:
             (["run-x"], "no active run is named run-x"),
             (["--pid", "x"], "'x' is not a process id"),
             (["--pid", "1,,2"], "'' is not a process id"),
+            (["--pid", "1"], "process 1 is the first process of this host or container, above all jobs"),
             (["--pid", "4194305"], "there is no process 4194305"),  # above the largest pid
             (["run-x", "--pid", "1"], "both name a job"),
         ],
