@@ -47,6 +47,7 @@ _KINDS: Final = (
     ("/dev/zero", MemoryKind.SHARED),  # an anonymous mapping that is shared
     ("/anon_hugepage", MemoryKind.ANONYMOUS),  # hugetlbfs's name for memory without a file
 )
+_OTHER_GPUS: Final = ("/dev/kfd", "/dev/dri/render")  # AMD's compute driver; AMD's and Intel's GPUs
 _UNNAMED_KINDS: Final = {"heap": MemoryKind.HEAP, "stack": MemoryKind.STACK}
 
 
@@ -93,6 +94,7 @@ class _MemoryReading(NamedTuple):
     policy: Policy | None
     pages: tuple[Pages, ...] | None
     unreadable: str | None = None
+    hides_pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,7 @@ class _Reader:
             unreadable=memory.unreadable,
             openmp=tuple(printable(f"{name}={value}") for name, value in binding_variables(environ).items()),
             nccl=_nccl(folder, environ) if is_rank else None,
+            hides_pinned=memory.hides_pinned,
         )
 
     def _threads(self, process: str) -> Iterator[Thread]:
@@ -205,7 +208,8 @@ def _parsed(numa_maps_text: str) -> _MemoryReading:
             task_policy = policy
         sizes.setdefault((kind, policy), Counter()).update(mapping.bytes_by_node)
     pages = (Pages(kind=kind, policy=policy, bytes_by_node=found) for (kind, policy), found in sizes.items() if found)
-    return _MemoryReading(task_policy, tuple(pages))
+    hides_pinned = not has_gpu and any(f" file={device}" in numa_maps_text for device in _OTHER_GPUS)
+    return _MemoryReading(task_policy, tuple(pages), hides_pinned=hides_pinned)
 
 
 def has_gpu_files(numa_maps_text: str) -> bool:

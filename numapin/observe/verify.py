@@ -360,6 +360,12 @@ def _memory(
         yield from _policies(plan, rank, applied)
         for kind in JUDGED:
             yield from _pages(plan, rank, kind, again)
+        if rank.hides_pinned:
+            yield _note(
+                "page-locked memory was not checked: it is not recognized on AMD and Intel GPUs and counts as file or "
+                "anonymous memory",
+                rank,
+            )
 
 
 def _policies(plan: RankPlan, rank: ObservedRank, applied: Mapping[str, object] | None) -> Iterator[VerifyFinding]:

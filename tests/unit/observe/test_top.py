@@ -115,9 +115,12 @@ class TestRows:
         assert rank.pinned_bytes == 40 * MIB
 
     def test_unknown_memory(self) -> None:
-        """Unreadable memory is unknown; without planned nodes nothing is remote, but pinned bytes count."""
+        """Unreadable memory is unknown, as is pinned memory on AMD; without planned nodes only pinned bytes count."""
         (hidden,) = _top(replace(SAMPLE, ranks={0: _rank(unreadable="no")})).ranks
         assert (hidden.remote_share, hidden.pinned_bytes) == (None, None)
+        (seen,) = _rank(_pages(MemoryKind.HEAP, 0, 10)).processes
+        of_amd = ObservedRank(local_rank=0, pid=10, processes=(replace(seen, hides_pinned=True),))
+        assert _top(replace(SAMPLE, ranks={0: of_amd})).ranks[0].pinned_bytes is None
         slots = replace(SAMPLE, ranks={0: _rank(_pages(MemoryKind.SLOT, 5))})
         (free,) = _top(slots, plan=replace(PLANNED, nodes=CpuSet(), memory=Memory.NONE)).ranks
         assert (free.remote_share, free.pinned_bytes) == (None, 5 * MIB)

@@ -439,6 +439,12 @@ class TestPages:
         assert "--migrate" not in finding.remedy
         assert "restart" in finding.remedy
 
+    def test_pinned_memory_that_is_not_recognized(self) -> None:
+        """On AMD and Intel GPUs a note says that page-locked memory was not checked."""
+        report = _report(replace(RANK, hides_pinned=True), WORKER)
+        assert (report.holds, _only(report).severity) == (True, VerifySeverity.NOTE)
+        assert "not recognized on AMD and Intel GPUs" in _only(report).what
+
     def test_memory_that_may_not_be_read(self) -> None:
         """It is unverified, so the verdict is unknown; an error elsewhere still means that the plan does not hold."""
         closed = replace(RANK, pages=None, policy=None, unreadable="run this as root")
