@@ -133,13 +133,13 @@ def aim_at_run(named: str, wish: Wish, environ: Mapping[str, str]) -> Aim:
         problem = "all of its ranks have ended" if job.pids else "no rank has started yet"
         raise UsageError(f"{job.name}: {problem}", "see: numapin top")
     gone = tuple(f"rank {rank} of {job.name} has ended" for rank in sorted(job.pids.keys() - subjects.keys()))
+    plans = {rank.local_rank: rank for rank in job.plan.ranks}
     if wish.is_default:
         targets = tuple(
-            Target(subject=subject, plan=_own_plan(job, rank), gpu_source=source) for rank, subject in subjects.items()
+            Target(subject=subject, plan=plans[rank], gpu_source=source) for rank, subject in subjects.items()
         )
         return Aim(targets, gone, job.bound)
 
-    plans = {rank.local_rank: rank for rank in job.plan.ranks}
     for rank, subject in subjects.items():
         names = job.gpus.get(rank, ())
         if len(names) > 1:
@@ -185,17 +185,6 @@ def _subject(job: RunningJob, rank: int, pid: int, wish: Wish) -> Subject:
             f"if you mean that process: numapin attach --pid {pid}",
         )
     return subject
-
-
-def _own_plan(job: RunningJob, rank: int) -> RankPlan:
-    """Return the plan of a rank; that of a process with several GPUs has the CPUs and the nodes of all."""
-    own = next(plan for plan in job.plan.ranks if plan.local_rank == rank)
-    names = job.gpus.get(rank, ())
-    if len(names) < 2:
-        return own
-    used = [plan for plan in job.plan.ranks if plan.gpu is not None and f"GPU {plan.gpu.index}" in names]
-    cpus = own.cpus.union(*(plan.cpus for plan in used))
-    return replace(own, cpus=cpus, nodes=own.nodes.union(*(plan.nodes for plan in used)))
 
 
 # --- which processes may be changed ----------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from numapin.topology.vendors import first_visible, hiding_variables
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from numapin.plan.model import RankPlan
     from numapin.system.proc import Stat
     from numapin.topology.model import Topology
 
@@ -128,7 +129,7 @@ def read_run(folder: Path) -> RunningJob:
     latest = _latest(records.values())
     return RunningJob(
         name=folder.name,
-        plan=plan,
+        plan=replace(plan, ranks=tuple(_own_plan(rank, latest.get(rank.local_rank), plan) for rank in plan.ranks)),
         pids={rank: record.pid for rank, record in latest.items()},
         applied={rank: record.applied for rank, record in latest.items()},
         gone=frozenset(rank for rank, record in latest.items() if not record.is_running()),
@@ -142,6 +143,15 @@ def read_run(folder: Path) -> RunningJob:
 def _latest(records: Iterable[_Record]) -> dict[int, _Record]:
     """Return the last record of each rank."""
     return {record.local_rank: record for record in sorted(records, key=_age)}
+
+
+def _own_plan(rank: RankPlan, record: _Record | None, plan: Plan) -> RankPlan:
+    """Return the plan of a rank; that of a process with several GPUs has the CPUs and the nodes of all."""
+    if record is None or len(record.gpus) < 2:
+        return rank
+    used = [each for each in plan.ranks if each.gpu is not None and f"GPU {each.gpu.index}" in record.gpus]
+    cpus, nodes = rank.cpus.union(*(each.cpus for each in used)), rank.nodes.union(*(each.nodes for each in used))
+    return replace(rank, cpus=cpus, nodes=nodes)
 
 
 def _age(record: _Record) -> tuple[bool, int, int]:

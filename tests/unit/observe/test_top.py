@@ -29,6 +29,7 @@ from numapin.system.proc import thread_cpus
 from numapin.topology.readings import GpuLoad
 from numapin.view.top_table import top_table
 from tests.nvml.fake import FakeGpu, render
+from tests.unit import watched
 from tests.unit.planned import MIB, PLANNED, PREFER
 
 if TYPE_CHECKING:
@@ -190,9 +191,26 @@ class TestTable:
     @pytest.mark.parametrize("width", [1, 20, 40, 80, 120, 200])
     def test_any_width(self, width: int) -> None:
         """Less important columns are left out before a line is cut, and the ranks stay."""
-        lines = _shown(_top(SAMPLE), width=width)
+        lines = _shown(replace(_top(SAMPLE), run="x" * 300), width=width)
         assert len(lines) == 6
         assert max(map(len, lines)) <= width
+
+    @pytest.mark.parametrize(
+        ("facts", "is_red"),
+        [({}, False), ({"num_off_plan": 1}, True), ({"remote_share": 0.06}, True), ({"is_gone": True}, True)],
+    )
+    def test_what_needs_attention_is_red(self, facts: dict[str, object], is_red: bool) -> None:  # noqa: FBT001 - a parameter
+        """The row of a rank that is gone, off its plan or far from its memory is red; other rows are not."""
+        console = Console(width=200, color_system="standard", force_terminal=True)
+        with console.capture() as captured:
+            console.print(top_table(watched.job(watched.rank(0), watched.rank(1, **facts)), {}, width=200))
+        _, _, _, healthy, other, *_ = captured.get().splitlines()
+        assert ("\x1b[1;31m" in healthy, "\x1b[1;31m" in other) == (False, is_red)
+
+    def test_shared_gpu(self) -> None:
+        """The power of a GPU that two ranks share counts once."""
+        both = watched.rank(0), watched.rank(1, plan=replace(watched.planned(0), local_rank=1))
+        assert "GPU power 612 W" in _shown(watched.job(*both))[1]
 
 
 class TestReaders:
@@ -267,6 +285,13 @@ class TestFollowing:
             follow = _follow(answers.pop(0), lambda: answers[0], dict, lambda: None)
             assert [rank.is_gone for rank in next(follow).ranks] == [False, True]
             assert [(rank.pid, rank.is_gone) for rank in next(follow).ranks] == [(first, False), (second, False)]
+
+    def test_a_rank_that_starts_later(self) -> None:
+        """A run that had not started all of its ranks is read again until it has."""
+        with _processes(2) as (first, second):
+            complete = replace(_job({0: first, 1: second}), owner=os.getuid())
+            follow = _follow(replace(complete, pids={0: first}), lambda: complete, dict, lambda: None)
+            assert [len(next(follow).ranks) for _ in range(2)] == [1, 2]
 
     def test_a_launcher_that_was_killed(self) -> None:
         """A rank that outlives its run is shown; when all are gone, `top` ends."""
