@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from numapin.attach.targets import Subject
 
+pytestmark = pytest.mark.usefixtures("only_places_of_the_test")
+
 ALL = CpuSet(os.sched_getaffinity(0))
 FIRST, LAST = CpuSet({min(ALL)}), CpuSet({max(ALL)})
 WORK = """
