@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.attach.pages import described, move, planned_nodes, policy_shortfalls, read_memory
 from numapin.attach.report import STAYS, Attached, AttachedRank, BoundProcess
-from numapin.attach.targets import LIST, is_ours, read_family
+from numapin.attach.targets import is_ours, read_family
 from numapin.attach.undo import open_records
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted
 from numapin.base.sizes import render
 from numapin.errors import MachineError, NumapinError, UsageError
+from numapin.observe.find_job import LIST_PROCESSES
 from numapin.system import affinity, proc
 from numapin.system.affinity import ThreadId
 
@@ -95,7 +96,7 @@ def attach(
             raise KeyboardInterrupt
         pids = ", ".join(str(rank.pid) for rank in ranks)
         ended = f"process {pids} ended before it was" if len(ranks) == 1 else f"processes {pids} ended before they were"
-        raise UsageError(f"{ended} bound; nothing was changed", LIST)
+        raise UsageError(f"{ended} bound; nothing was changed", LIST_PROCESSES)
 
     for number, rank in enumerate(ranks):
         looked_at = []

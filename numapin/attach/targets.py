@@ -20,11 +20,11 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted, listed
 from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.launcher import run_folder
-from numapin.observe.find_job import find_run
+from numapin.observe.find_job import LIST_PROCESSES, find_run, require_program
 from numapin.plan.make import plan_and_rank_warnings
 from numapin.plan.request import Bind
 from numapin.system import proc
-from numapin.system.cgroup import cpuset_directories
+from numapin.system.cgroup import cpuset_of
 from numapin.system.tree import Tree
 from numapin.tasks.identify import parse_count
 from numapin.topology.discover import discover
@@ -39,9 +39,7 @@ if TYPE_CHECKING:
     from numapin.plan.request import Request
     from numapin.topology.model import Gpu, Topology
 
-LIST: Final = "list processes with: nvidia-smi, or pgrep -af COMMAND"
 _FIRST_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel's include/linux/proc_ns.h
-_CPUSET_FILES: Final = ("cpuset.cpus.effective", "cpuset.effective_cpus")  # cgroup version 2, version 1
 _START: Final = "start each rank with LOCAL_RANK set, or with: numapin exec -- COMMAND"
 
 
@@ -135,13 +133,13 @@ def aim_at_run(named: str, wish: Wish, environ: Mapping[str, str]) -> Aim:
         problem = "all of its ranks have ended" if job.pids else "no rank has started yet"
         raise UsageError(f"{job.name}: {problem}", "see: numapin top")
     gone = tuple(f"rank {rank} of {job.name} has ended" for rank in sorted(job.pids.keys() - subjects.keys()))
+    plans = {rank.local_rank: rank for rank in job.plan.ranks}
     if wish.is_default:
         targets = tuple(
-            Target(subject=subject, plan=_own_plan(job, rank), gpu_source=source) for rank, subject in subjects.items()
+            Target(subject=subject, plan=plans[rank], gpu_source=source) for rank, subject in subjects.items()
         )
         return Aim(targets, gone, job.bound)
 
-    plans = {rank.local_rank: rank for rank in job.plan.ranks}
     for rank, subject in subjects.items():
         names = job.gpus.get(rank, ())
         if len(names) > 1:
@@ -189,17 +187,6 @@ def _subject(job: RunningJob, rank: int, pid: int, wish: Wish) -> Subject:
     return subject
 
 
-def _own_plan(job: RunningJob, rank: int) -> RankPlan:
-    """Return the plan of a rank; that of a process with several GPUs has the CPUs and the nodes of all."""
-    own = next(plan for plan in job.plan.ranks if plan.local_rank == rank)
-    names = job.gpus.get(rank, ())
-    if len(names) < 2:
-        return own
-    used = [plan for plan in job.plan.ranks if plan.gpu is not None and f"GPU {plan.gpu.index}" in names]
-    cpus = own.cpus.union(*(plan.cpus for plan in used))
-    return replace(own, cpus=cpus, nodes=own.nodes.union(*(plan.nodes for plan in used)))
-
-
 # --- which processes may be changed ----------------------------------------------------------------------------------
 
 
@@ -209,23 +196,14 @@ def examine(pid: int, *, other_users: bool) -> Subject:
     Raises UsageError for a process that does not exist or must not be touched, and MachineError for another user's.
     """
     if pid == os.getpid():
-        raise UsageError(f"process {pid} is numapin itself", LIST)
-    folder = proc.folder_of(pid)
+        raise UsageError(f"process {pid} is numapin itself", LIST_PROCESSES)
+    found = require_program(pid)
     try:
-        leader, uid, found = int(proc.status_field(folder, "Tgid")), _uid(folder), proc.stat(folder)
+        uid = _uid(proc.folder_of(pid))
     except proc.Gone:
-        raise UsageError(f"there is no process {pid}", LIST) from None
+        raise UsageError(f"there is no process {pid}", LIST_PROCESSES) from None
     except PermissionError:
         raise _of_another_user(f"process {pid}", "another user") from None
-    if leader != pid:
-        raise UsageError(f"{pid} is a thread of process {leader}", f"type: numapin attach --pid {leader}")
-    if found.has_ended:
-        raise UsageError(f"there is no process {pid}", LIST)
-    if found.is_kernel_thread:
-        raise UsageError(f"process {pid} is a thread of the kernel: attach does not touch it", LIST)
-    if pid == 1:
-        what = "the first process of this host or container"
-        raise UsageError(f"process {pid} is {what}: attach does not touch it", LIST)
     problem = why_untouchable(uid, other_users=other_users)
     if problem:
         raise _of_another_user(f"process {pid}", problem)
@@ -270,14 +248,9 @@ class Family(NamedTuple):
     starts: Mapping[int, int]
     children: Mapping[int, list[int]]
 
-    def below(self, pid: int, *, without: Collection[int] = ()) -> Iterator[int]:
-        """Yield the descendants of a process, nearest first, without these and theirs."""
-        todo, seen = [pid], {pid, *without}  # the processes were not read at once, so their parents can make a circle
-        for parent in todo:
-            found = [child for child in self.children.get(parent, ()) if child not in seen]
-            seen.update(found)
-            yield from found
-            todo += found
+    def below(self, pid: int, *, without: Collection[int] = ()) -> list[int]:
+        """Return the descendants of a process, nearest first, without these and theirs."""
+        return proc.descendants(pid, self.children, without=without)
 
 
 def read_family() -> Family:
@@ -483,9 +456,7 @@ def gpus_of_ranks(visible: Sequence[int], given: Mapping[int, int], num_ranks: i
 
 def cpus_of_cpuset(pid: int, tree: Tree | None = None) -> CpuSet:
     """Return the CPUs of a process's cpuset, as far as they can be seen: those of its threads are among them."""
-    tree = tree or Tree("")
-    files = (f"{directory}/{name}" for directory in cpuset_directories(tree, pid) for name in _CPUSET_FILES)
-    return CpuSet(next(filter(None, map(tree.numbers, files)), CpuSet())).union(*proc.thread_cpus(pid))
+    return (cpuset_of(tree or Tree(""), pid) or CpuSet()).union(*proc.thread_cpus(pid))
 
 
 def shortfalls_of(pid: int, known: CpuSet) -> tuple[str, ...]:

@@ -149,25 +149,29 @@ class Records:
 def open_records(environ: Mapping[str, str], *, tidy: bool) -> Iterator[Records]:
     """Open this user's folder of records, and keep other `attach` commands out meanwhile. Raises NumapinError.
 
-    It is in the first directory that has room for it and that other users cannot replace. With `tidy`, the records of
+    It is in the first directory that has room for it, that can be locked, and that other users cannot replace: two
+    commands that change the same record would lose what one of them undoes. With `tidy`, the records of
     processes that have ended are removed.
     """
     problems = []
     for place in temporary_directories(environ):
         try:
             path, folder = open_own_base(place, is_stable=True)
-            break
         except OSError as error:
             problems.append(f"{place}: {error.strerror}")
+            continue
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError as error:
+            os.close(folder)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                busy = "another numapin attach of this user is running"
+                raise NumapinError(busy, "try again when it has finished") from None
+            problems.append(f"{place} cannot be locked: {error.strerror}")
     else:
         raise NumapinError(f"no place for a record, so nothing was changed: {'; '.join(problems)}", _REMEDY)
     try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno == errno.EWOULDBLOCK:
-                busy = "another numapin attach of this user is running"
-                raise NumapinError(busy, "try again when it has finished") from None
         for record in _paths_in(path) if tidy else ():
             with suppress(MachineError):
                 found = _read(record)

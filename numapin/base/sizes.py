@@ -16,11 +16,12 @@ _SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s?(?:([KMGT])(?:i?B)?
 def parse(text: str) -> int:
     """Parse a size in bytes: a number with K, M, G or T, each 1024 times the one before. Raises ValueError."""
     match = _SIZE.fullmatch(text.strip())
-    size = 0 if match is None else int(float(match[1]) * 1024 ** (_UNITS.find((match[2] or " ").upper()) + 1))
-    if size < 1:
+    size = 0.0 if match is None else float(match[1]) * 1024 ** (_UNITS.find((match[2] or " ").upper()) + 1)
+    is_part_of_a_byte = match is not None and not match[2] and not size.is_integer()  # 38.5: the unit is missing
+    if size < 1 or is_part_of_a_byte:
         msg = f"{text!r} is not a size such as 38.5M or 1G"
         raise ValueError(msg)
-    return size
+    return int(size)
 
 
 def gib(num_bytes: int) -> str:

@@ -20,7 +20,7 @@ from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
 from numapin.jobs.gpus import gpus_per_host, require_gpu_per_rank
 from numapin.jobs.request import Form, JobRequest, KubernetesKind, Launch
-from numapin.jobs.share import Share, require_present, share_of, tiles_per_gpu, vendor_of_ranks
+from numapin.jobs.share import Share, require_present, share_of, tiles_per_gpu, vendor_of_ranks, why_whole_hosts
 from numapin.launcher import preload
 from numapin.plan.make import make_plan
 
@@ -175,6 +175,7 @@ _ENGINES: Final = {
             "--gpus-per-node 8 --array 0-99%4",
             "--nodes 2 --gpus-per-node 8 --het nodes=1,gpus-per-node=4,partition=small",
         ),
+        warnings=why_whole_hosts,
     ),
     "mpi": _Engine(
         about="Open MPI's mpirun",
@@ -214,6 +215,7 @@ _ENGINES: Final = {
         build=lsf.build,
         example="--nodes 2 --gpus-per-node 6 --time 12h --queue gpu",
         memory_by_number=True,
+        warnings=why_whole_hosts,
     ),
 }
 

@@ -127,7 +127,10 @@ def _follow(
     loads: Callable[[], Mapping[str, GpuLoad]],
     wait: Callable[[], object],
 ) -> Iterator[Top]:
-    """Yield the job's activity in each interval until it has ended; look for restarted ranks when ranks are gone."""
+    """Yield the job's activity in each interval until it has ended.
+
+    Ranks that were restarted are looked for when ranks are gone, and those of a run that start later until it has all.
+    """
     sampler = Sampler(job, loads)
     before, next_search_s = sampler.sample(), 0.0
     while True:
@@ -136,7 +139,9 @@ def _follow(
         seen = compare(job.name, job.plan, before=before, now=now)
         yield seen
         before = now
-        if not any(rank.is_gone for rank in seen.ranks) or time.monotonic() < next_search_s:
+        is_starting = job.owner is not None and len(job.pids) < len(job.plan.ranks)
+        has_gone = any(rank.is_gone for rank in seen.ranks)
+        if not (has_gone or is_starting) or time.monotonic() < next_search_s:
             continue
         next_search_s = time.monotonic() + _SEARCH_EVERY_S
         try:

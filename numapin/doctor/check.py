@@ -1,7 +1,7 @@
 """What a check of the doctor takes and returns, and the list of all checks. Pure.
 
 A check is one function with `@check`: it takes a `Host`, reads what it needs through it, and returns a `Result`. To add
-one, write that function; examine.py runs all of them in the order of their definition.
+one, write that function; `examine` runs all of them in the order of their definition.
 """
 
 from __future__ import annotations

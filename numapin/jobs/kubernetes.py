@@ -41,7 +41,7 @@ _LABEL: Final = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
 _QUEUE: Final = re.compile(rf"(?=.{{1,63}}$){_LABEL}(?:\.{_LABEL})*")
 _IMAGE: Final = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]*")
 # Signs the rendezvous: it is random, the same in all pods of a Job, and new for each Job.
-_JOB_UID: Final = "metadata.labels['controller-uid']"
+_JOB_UID: Final = "metadata.labels['batch.kubernetes.io/controller-uid']"
 _IS_HOST: Final = 'export PET_RDZV_CONF="is_host=$((JOB_COMPLETION_INDEX == 0))"'
 _DISRUPTED: Final = [{"type": "DisruptionTarget", "status": "True"}]
 _POD_GROUPS: Final = {
@@ -50,7 +50,8 @@ _POD_GROUPS: Final = {
 }
 _WHY: Final = {
     "SYS_NICE": "Without SYS_NICE the default seccomp profile refuses set_mempolicy and mbind. numapin then binds CPUs "
-    "only,\nand says so. A custom profile that allows both calls works as well.",
+    "only,\nand says so. A custom profile that allows both calls works as well. Pod Security's level "
+    '"baseline"\nrefuses SYS_NICE: write the manifest with --no-sys-nice there.',
     "IPC_LOCK": "IPC_LOCK lets NCCL and UCX register memory with RDMA devices beyond the limit on locked memory.",
 }
 _WHY_SHM: Final = "torch's DataLoader passes batches through /dev/shm, which has 64 MiB in a pod. numapin's does not."

@@ -15,6 +15,7 @@ from numapin.errors import UsageError
 from numapin.topology.model import GpuVendor, NodeKind
 
 if TYPE_CHECKING:
+    from numapin.jobs.request import JobRequest
     from numapin.topology.model import Topology
 
 
@@ -56,6 +57,17 @@ def share_of(topology: Topology, *, gpus: int, smt: bool, spare_cores_per_node: 
         threads_per_core=min(len(core.cpus) for core in topology.cores) if smt else 1,
         memory_bytes=memory_bytes and memory_bytes * part // whole,
         is_whole=part == whole,
+    )
+
+
+def why_whole_hosts(request: JobRequest) -> tuple[str, ...]:
+    """Return a warning if a job takes whole hosts because nothing says which part of them belongs to its GPUs."""
+    if not request.whole_nodes or request.cpus_per_task is not None or not request.gpus_per_node:
+        return ()
+    return (
+        f"the job takes whole hosts: the CPUs and memory that belong to {counted(request.gpus_per_node, 'GPU')} are "
+        "unknown; to share hosts, give --machine FILE (numapin topo --save FILE), or --cpus-per-task N and "
+        "--mem-per-node SIZE",
     )
 
 

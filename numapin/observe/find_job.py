@@ -18,6 +18,7 @@ from numapin.base import quoting
 from numapin.base.bounds import MAX_RANKS
 from numapin.base.folders import opened
 from numapin.base.not_none import not_none
+from numapin.base.printable import printable
 from numapin.base.records import Texts, read_record
 from numapin.errors import MachineError, UsageError
 from numapin.launcher import run_folder
@@ -26,7 +27,7 @@ from numapin.plan.make import make_plan
 from numapin.plan.model import Plan
 from numapin.plan.request import Request
 from numapin.rank import handover
-from numapin.system.proc import children_of, descendants, environment_of, is_running
+from numapin.system import proc
 from numapin.tasks import identify
 from numapin.topology.discover import discover
 from numapin.topology.vendors import first_visible, hiding_variables
@@ -34,11 +35,13 @@ from numapin.topology.vendors import first_visible, hiding_variables
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from numapin.plan.model import RankPlan
+    from numapin.system.proc import Stat
     from numapin.topology.model import Topology
 
 
 _NAME_PROCESSES: Final = "name the processes of a job instead of a run: --pid PID,..."
-LIST_PROCESSES: Final = "list the processes of a command with: pgrep -f COMMAND"
+LIST_PROCESSES: Final = "list processes with: nvidia-smi, or pgrep -af COMMAND"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +129,7 @@ def read_run(folder: Path) -> RunningJob:
     latest = _latest(records.values())
     return RunningJob(
         name=folder.name,
-        plan=plan,
+        plan=replace(plan, ranks=tuple(_own_plan(rank, latest.get(rank.local_rank), plan) for rank in plan.ranks)),
         pids={rank: record.pid for rank, record in latest.items()},
         applied={rank: record.applied for rank, record in latest.items()},
         gone=frozenset(rank for rank, record in latest.items() if not record.is_running()),
@@ -140,6 +143,15 @@ def read_run(folder: Path) -> RunningJob:
 def _latest(records: Iterable[_Record]) -> dict[int, _Record]:
     """Return the last record of each rank."""
     return {record.local_rank: record for record in sorted(records, key=_age)}
+
+
+def _own_plan(rank: RankPlan, record: _Record | None, plan: Plan) -> RankPlan:
+    """Return the plan of a rank; that of a process with several GPUs has the CPUs and the nodes of all."""
+    if record is None or len(record.gpus) < 2:
+        return rank
+    used = [each for each in plan.ranks if each.gpu is not None and f"GPU {each.gpu.index}" in record.gpus]
+    cpus, nodes = rank.cpus.union(*(each.cpus for each in used)), rank.nodes.union(*(each.nodes for each in used))
+    return replace(rank, cpus=cpus, nodes=nodes)
 
 
 def _age(record: _Record) -> tuple[bool, int, int]:
@@ -200,19 +212,63 @@ def job_of_processes(pids: Sequence[int]) -> RunningJob:
     3. Other ranks are numbered by LOCAL_RANK, or else by their order. They get the plan that `numapin plan` makes for
        this number of ranks and for the GPUs that their environment shows them.
 
-    Raises UsageError for a process that does not exist or is in no rank of its run, and MachineError for a process of
-    another user.
+    Raises UsageError for a process that is no program or is in no rank of its run, and for ranks of several jobs;
+    MachineError for a process whose environment cannot be read.
     """
-    children = children_of()
+    for pid in pids:
+        require_program(pid)
+    children = proc.children_of()
     name = f"pid {','.join(map(str, pids))}"
     ranks = list(dict.fromkeys(chain.from_iterable(_ranks_below(pid, children) for pid in pids)))
     environs = [_environment(pid) for pid in ranks]
+    _require_one_job(name, ranks, environs)
     run = _common_run(environs)
     if run is not None:
         return _part_of_run(read_run(run), ranks, children, name=name)
     numbers = _numbers(environs)
     plan = _default_plan(numbers, environs)
     return RunningJob(name=name, plan=plan, pids=dict(zip(numbers, ranks, strict=True)), applied={})
+
+
+def require_program(pid: int) -> Stat:
+    """Return the `stat` of a process that a user may name.
+
+    Raises UsageError for one that does not exist, is a thread or of the kernel, or is the first process, which is an
+    ancestor of every job; MachineError if it is hidden.
+    """
+    folder = proc.folder_of(pid)
+    try:
+        leader, found = int(proc.status_field(folder, "Tgid")), proc.stat(folder)
+    except proc.Gone:
+        raise UsageError(f"there is no process {pid}", LIST_PROCESSES) from None
+    except PermissionError:
+        raise MachineError(f"process {pid} belongs to another user", "run this as that user, or as root") from None
+    if leader != pid:
+        raise UsageError(f"{pid} is a thread of process {leader}", f"name its process: --pid {leader}")
+    if found.has_ended:
+        raise UsageError(f"there is no process {pid}", LIST_PROCESSES)
+    if found.is_kernel_thread:
+        raise UsageError(f"process {pid} is a thread of the kernel, not of a job", LIST_PROCESSES)
+    if pid == 1:
+        raise UsageError(
+            "process 1 is the first process of this host or container, above all jobs",
+            f"name a rank or its launcher; {LIST_PROCESSES}",
+        )
+    return found
+
+
+def _require_one_job(name: str, ranks: Sequence[int], environs: Sequence[Mapping[str, str]]) -> None:
+    """Raise UsageError for ranks of different active runs, or that meet at different addresses."""
+    jobs: dict[str, list[int]] = {}
+    for pid, environ in zip(ranks, environs, strict=True):
+        folder, port = environ.get("NUMAPIN_RUN_DIR", ""), environ.get("MASTER_PORT")
+        if run_folder.is_live(folder):
+            jobs.setdefault(f"run {Path(folder).name}", []).append(pid)
+        elif port:
+            jobs.setdefault(f"MASTER_ADDR={environ.get('MASTER_ADDR', '')} MASTER_PORT={port}", []).append(pid)
+    if len(jobs) > 1:
+        listed = "\n".join(f"    {printable(job)}: --pid {','.join(map(str, pids))}" for job, pids in jobs.items())
+        raise UsageError(f"{name} stands for ranks of {len(jobs)} jobs:\n{listed}", "name the processes of one of them")
 
 
 def _common_run(environs: Sequence[Mapping[str, str]]) -> Path | None:
@@ -226,7 +282,9 @@ def _part_of_run(
 ) -> RunningJob:
     """Return the job with only those ranks that started these processes. Raises UsageError if there are none."""
     wanted = set(processes)
-    chosen = {rank: pid for rank, pid in job.pids.items() if wanted.intersection((pid, *descendants(pid, children)))}
+    chosen = {
+        rank: pid for rank, pid in job.pids.items() if wanted.intersection((pid, *proc.descendants(pid, children)))
+    }
     if not chosen:
         raise UsageError(f"{name} belongs to no rank of run {job.name}", f"name the run instead: {job.name}")
     return replace(job, pids=chosen)
@@ -252,7 +310,7 @@ class _Record:
 
     def is_running(self) -> bool:
         """Return whether this very process is running on this host: several hosts may share a run directory."""
-        return self.host in (None, os.uname().nodename) and is_running(self.pid, self.start)
+        return self.host in (None, os.uname().nodename) and proc.is_running(self.pid, self.start)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,23 +346,34 @@ def _text(path: Path) -> str:
 
 
 def _ranks_below(pid: int, children: Mapping[int, list[int]]) -> list[int]:
-    return _numbered_below(pid, children) or [pid]
-
-
-def _numbered_below(pid: int, children: Mapping[int, list[int]]) -> list[int]:
-    """Return the nearest processes at or below `pid` that have a LOCAL_RANK."""
-    if "LOCAL_RANK" in (environment_of(pid) or {}):
-        return [pid]
-    return [rank for child in children.get(pid, []) for rank in _numbered_below(child, children)]
+    """Return the nearest processes at or below `pid` that have a LOCAL_RANK, or else itself."""
+    ranks, todo, seen = [], [pid], {pid}  # parents that were not read at once can form a circle
+    while todo:
+        at = todo.pop()
+        if "LOCAL_RANK" in (proc.environment_of(at) or {}):
+            ranks.append(at)
+        else:
+            below = [child for child in children.get(at, ()) if child not in seen]
+            seen.update(below)
+            todo += reversed(below)
+    return ranks or [pid]
 
 
 def _environment(pid: int) -> dict[str, str]:
-    environ = environment_of(pid)
+    """Return the environment of a rank. Raises UsageError if it has ended, and MachineError with the reason."""
+    environ = proc.environment_of(pid)
     if environ is not None:
         return environ
-    if Path(f"/proc/{pid}").exists():
-        raise MachineError(f"process {pid} belongs to another user", "run this as that user, or as root")
-    raise UsageError(f"there is no process {pid}", LIST_PROCESSES)
+    try:
+        real = int(proc.status_field(proc.folder_of(pid), "Uid").split()[0])
+    except proc.Gone:
+        raise UsageError(f"there is no process {pid}", LIST_PROCESSES) from None
+    if os.geteuid() not in (0, real):
+        raise MachineError(f"process {pid} belongs to another user (uid {real})", "run this as that user, or as root")
+    raise MachineError(
+        f"the environment of process {pid} cannot be read: the kernel does not permit to trace the process",
+        "run this as root; in a container, also give it the capability SYS_PTRACE",
+    )
 
 
 def _numbers(environs: Sequence[Mapping[str, str]]) -> list[int]:

@@ -53,12 +53,12 @@ PRIVATE: Final = frozenset({MemoryKind.HEAP, MemoryKind.ANONYMOUS, MemoryKind.ST
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thread:
-    """One thread: the CPUs that it may use, and the CPU that it ran on last."""
+    """One thread: the CPUs that it may use, and the CPU that it ran on last. None: that was not read."""
 
     tid: int
     name: str
     cpus: CpuSet
-    last_cpu: int
+    last_cpu: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +122,8 @@ class Process:
         unreadable: The reason if `pages` is None.
         openmp: The variables in its environment that make OpenMP move threads.
         nccl: The NCCL library that a rank has loaded. None: none, or the process is not a rank.
+        hides_pinned: Whether it has mapped the device file of an AMD or Intel GPU, but none of NVIDIA's. What is
+            page-locked for such a GPU counts as files or anonymous memory, because its mappings are not known.
     """
 
     pid: int
@@ -133,6 +135,7 @@ class Process:
     unreadable: str | None = None
     openmp: tuple[str, ...] = ()
     nccl: NcclLibrary | None = None
+    hides_pinned: bool = False
 
     def bytes_by_node(self, kind: MemoryKind) -> Counter[int]:
         """Return the bytes of this kind on each node, under any policy."""
@@ -159,11 +162,15 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedRank:
-    """One rank's processes, its own first; empty if the rank is gone."""
+    """One rank's processes, its own first; empty if the rank is gone.
+
+    `cpuset` are the CPUs that the cgroup of the rank's process allows. None: unknown.
+    """
 
     local_rank: int
     pid: int
     processes: tuple[Process, ...]
+    cpuset: CpuSet | None = None
 
     @property
     def is_gone(self) -> bool:
@@ -174,6 +181,11 @@ class ObservedRank:
     def has_memory(self) -> bool:
         """Return whether the memory of the rank's own process could be read."""
         return any(process.role is Role.RANK and process.pages is not None for process in self.processes)
+
+    @property
+    def hides_pinned(self) -> bool:
+        """Return whether page-locked memory of a process counts as other memory."""
+        return any(process.hides_pinned for process in self.processes)
 
     @property
     def pids(self) -> frozenset[int]:

@@ -19,6 +19,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.printable import printable
 from numapin.observe.model import MemoryKind, NcclLibrary, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
 from numapin.system import numa_maps, proc
+from numapin.system.cgroup import cpuset_of
 from numapin.system.nccl import ignores_affinity, mapped_library
 from numapin.system.nccl_files import library_version
 from numapin.system.openmp import binding_variables
@@ -46,6 +47,7 @@ _KINDS: Final = (
     ("/dev/zero", MemoryKind.SHARED),  # an anonymous mapping that is shared
     ("/anon_hugepage", MemoryKind.ANONYMOUS),  # hugetlbfs's name for memory without a file
 )
+_OTHER_GPUS: Final = ("/dev/kfd", "/dev/dri/render")  # AMD's compute driver; AMD's and Intel's GPUs
 _UNNAMED_KINDS: Final = {"heap": MemoryKind.HEAP, "stack": MemoryKind.STACK}
 
 
@@ -68,7 +70,12 @@ def observe(pids: Mapping[int, int], *, gone: frozenset[int] = frozenset(), root
     reader = _Reader(root=root, online=system.numbers(_CPUS_ONLINE))
     children = _children(root, ranks=frozenset(pids.values()))
     trees = {rank: () if rank in gone else tuple(reader.tree(pid, children)) for rank, pid in sorted(pids.items())}
-    ranks = (ObservedRank(local_rank=rank, pid=pids[rank], processes=tree) for rank, tree in trees.items())
+    ranks = (
+        ObservedRank(
+            local_rank=rank, pid=pids[rank], processes=tree, cpuset=cpuset_of(system, pids[rank]) if tree else None
+        )
+        for rank, tree in trees.items()
+    )
     return Observed(nodes=nodes, ranks=tuple(ranks))
 
 
@@ -87,6 +94,7 @@ class _MemoryReading(NamedTuple):
     policy: Policy | None
     pages: tuple[Pages, ...] | None
     unreadable: str | None = None
+    hides_pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +128,7 @@ class _Reader:
             unreadable=memory.unreadable,
             openmp=tuple(printable(f"{name}={value}") for name, value in binding_variables(environ).items()),
             nccl=_nccl(folder, environ) if is_rank else None,
+            hides_pinned=memory.hides_pinned,
         )
 
     def _threads(self, process: str) -> Iterator[Thread]:
@@ -199,7 +208,8 @@ def _parsed(numa_maps_text: str) -> _MemoryReading:
             task_policy = policy
         sizes.setdefault((kind, policy), Counter()).update(mapping.bytes_by_node)
     pages = (Pages(kind=kind, policy=policy, bytes_by_node=found) for (kind, policy), found in sizes.items() if found)
-    return _MemoryReading(task_policy, tuple(pages))
+    hides_pinned = not has_gpu and any(f" file={device}" in numa_maps_text for device in _OTHER_GPUS)
+    return _MemoryReading(task_policy, tuple(pages), hides_pinned=hides_pinned)
 
 
 def has_gpu_files(numa_maps_text: str) -> bool:

@@ -53,6 +53,7 @@ class RankReport:
     applied: Mapping[str, object] | None
     observed: ObservedRank
     findings: tuple[VerifyFinding, ...]
+    num_off_plan: int  # threads
 
     @property
     def holds(self) -> bool | None:

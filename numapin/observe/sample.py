@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from numapin.data.loop_times import find_waited, read_waited
+from numapin.observe.model import Thread
 from numapin.observe.read import LIVE, observe
 from numapin.observe.top import Sample
 from numapin.system.proc import activity
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from numapin.base.cpu_set import CpuSet
     from numapin.observe.find_job import RunningJob
+    from numapin.observe.model import ObservedRank, Process
     from numapin.topology.readings import GpuLoad
 
 _PAGES_EVERY_S: Final = 10.0
@@ -32,6 +35,7 @@ class Sampler:
 
     def __init__(self, job: RunningJob, loads: Callable[[], Mapping[str, GpuLoad]]) -> None:
         self._pids, self._gone, self._loads = job.pids, job.gone, loads
+        self._bound = frozenset(job.applied)
         self._read_pages()
 
     def _read_pages(self) -> None:
@@ -48,30 +52,42 @@ class Sampler:
         if time.monotonic() >= self._next_pages_s:
             self._read_pages()
         ticks_per_s, booted_s = os.sysconf("SC_CLK_TCK"), time.clock_gettime(time.CLOCK_BOOTTIME)
-        threads: dict[int, tuple[CpuSet, ...]] = {}
+        ranks: dict[int, ObservedRank] = {}
         cpu_s: dict[int, dict[int, float]] = {}
         up_s: dict[int, float] = {}
         for rank in self._observed.ranks:
             number = rank.local_rank
             # Of a rank that is known to be gone, other processes may have the ids now.
             found = {} if number in self._gone else {pid: activity(pid) for pid in rank.pids}
-            threads[number] = tuple(cpus for _, of_process in found.values() for cpus in of_process)
+            processes = (
+                replace(process, threads=_threads(process, found[process.pid][1] if found else {}))
+                for process in rank.processes
+            )
+            ranks[number] = replace(rank, processes=tuple(processes))
             cpu_s[number] = {pid: stat.own_ticks / ticks_per_s for pid, (stat, _) in found.items() if stat is not None}
-            own, own_threads = found.get(rank.pid, (None, ()))
+            own, own_threads = found.get(rank.pid, (None, {}))
             if own is not None and own_threads:
                 up_s[number] = max(booted_s - own.start / ticks_per_s, 0.0)
         waited = {rank: read_waited(self._pids[rank], descriptor) for rank, descriptor in self._loops.items()}
         return Sample(
             at_s=time.monotonic(),
-            threads=threads,
-            gone=frozenset(threads) - up_s.keys(),
-            memory={rank.local_rank: rank for rank in self._observed.ranks},
+            ranks=ranks,
+            bound=self._bound,
+            gone=frozenset(ranks) - up_s.keys(),
             loads=self._loads(),
             swapped=read_swapped(),
             waited={rank: totals for rank, totals in waited.items() if totals is not None},
             cpu_s=cpu_s,
             up_s=up_s,
         )
+
+
+def _threads(process: Process, cpus_of: Mapping[int, CpuSet]) -> tuple[Thread, ...]:
+    """Return the threads that a process has now; those that started since it was read have its name."""
+    names = {thread.tid: thread.name for thread in process.threads}
+    return tuple(
+        Thread(tid=tid, name=names.get(tid, process.name), cpus=cpus, last_cpu=None) for tid, cpus in cpus_of.items()
+    )
 
 
 def read_swapped(*, root: Path = LIVE) -> tuple[int, int] | None:

@@ -10,13 +10,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from numapin.observe.verify import JUDGED, LOCKED, elsewhere
+from numapin.observe.verify import JUDGED, LOCKED, elsewhere, off_plan
 from numapin.topology.readings import GpuLoad
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numapin.base.cpu_set import CpuSet
     from numapin.data.loop_times import Waited
     from numapin.observe.model import ObservedRank
     from numapin.plan.model import Plan, RankPlan
@@ -29,9 +28,9 @@ class Sample:
     """The readings of one moment on the monotonic clock, by local rank."""
 
     at_s: float
-    threads: Mapping[int, tuple[CpuSet, ...]]  # the CPUs of every thread of a rank and its descendants
+    ranks: Mapping[int, ObservedRank]  # the threads now; the pages, and which processes there are, may be older
+    bound: frozenset[int]  # ranks that numapin bound
     gone: frozenset[int]  # ranks whose process has ended
-    memory: Mapping[int, ObservedRank]  # the pages; they may be older than the rest
     loads: Mapping[str, GpuLoad]  # by UUID
     swapped: tuple[int, int] | None  # pages in and out since the machine started
     waited: Mapping[int, Waited] = field(default_factory=dict)  # of the ranks whose loops are counted
@@ -47,7 +46,7 @@ class TopRank:
     pid: int
     is_gone: bool
     num_threads: int
-    num_off_plan: int  # threads that may run on CPUs outside the plan
+    num_off_plan: int  # threads, see `off_plan`
     remote_share: float | None  # of its pages on nodes outside the plan, the page cache of files left out
     pinned_bytes: int | None
     wait_share: float | None  # of its loops' time, spent waiting for the next batch
@@ -109,15 +108,18 @@ def top(run: str, plan: Plan, *, before: Sample, now: Sample) -> Top:
     if before.swapped is not None and now.swapped is not None and interval_s > 0:
         (in_before, out_before), (in_now, out_now) = before.swapped, now.swapped
         swap_per_s = ((in_now - in_before) / interval_s, (out_now - out_before) / interval_s)
-    ranks = tuple(_rank(planned[rank], memory, before, now) for rank, memory in sorted(now.memory.items()))
+    off = off_plan(plan, now.ranks.values(), bound=now.bound)
+    ranks = tuple(
+        _rank(planned[rank], seen, off[rank].num_threads, before, now) for rank, seen in sorted(now.ranks.items())
+    )
     return Top(run=run, interval_s=interval_s, ranks=ranks, swap_per_s=swap_per_s)
 
 
-def _rank(plan: RankPlan, memory: ObservedRank, before: Sample, now: Sample) -> TopRank:
+def _rank(plan: RankPlan, seen: ObservedRank, num_off_plan: int, before: Sample, now: Sample) -> TopRank:
     rank, interval_s = plan.local_rank, now.at_s - before.at_s
-    by_node = memory.bytes_by_node(JUDGED)
+    by_node = seen.bytes_by_node(JUDGED)
     remote_share = None
-    if memory.has_memory and by_node and plan.nodes:
+    if seen.has_memory and by_node and plan.nodes:
         remote_share = sum(elsewhere(plan, by_node).values()) / by_node.total()
     used, used_before = now.cpu_s.get(rank), before.cpu_s.get(rank)
     cpu_share = None
@@ -126,12 +128,12 @@ def _rank(plan: RankPlan, memory: ObservedRank, before: Sample, now: Sample) -> 
         cpu_share = sum(max(cpu_s, 0.0) for cpu_s in grown) / interval_s
     return TopRank(
         plan=plan,
-        pid=memory.pid,
+        pid=seen.pid,
         is_gone=rank in now.gone,
-        num_threads=len(now.threads[rank]),
-        num_off_plan=sum(not cpus <= plan.cpus for cpus in now.threads[rank]),
+        num_threads=len(list(seen.threads)),
+        num_off_plan=num_off_plan,
         remote_share=remote_share,
-        pinned_bytes=memory.bytes_by_node(LOCKED).total() if memory.has_memory else None,
+        pinned_bytes=None if seen.hides_pinned or not seen.has_memory else seen.bytes_by_node(LOCKED).total(),
         wait_share=_wait_share(before.waited.get(rank), now.waited.get(rank)),
         load=now.loads.get((plan.gpu and plan.gpu.uuid) or "", GpuLoad()),
         cpu_share=cpu_share,

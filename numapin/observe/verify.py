@@ -6,11 +6,12 @@ each with its evidence and a remedy.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
-from numapin.base.plural import counted
+from numapin.base.not_none import not_none
+from numapin.base.plural import counted, listed
 from numapin.observe.model import PRIVATE, MemoryKind, Role
 from numapin.observe.report import RankReport, VerifyFinding, VerifyReport, VerifySeverity
 from numapin.plan.request import Bind, Memory
@@ -18,10 +19,12 @@ from numapin.system.nccl import IGNORE, MENDED
 from numapin.system.refusals import SYS_NICE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from numapin.observe.model import NcclLibrary, Observed, ObservedRank, Policy, Process, Thread
     from numapin.plan.model import Plan, RankPlan
+
+    _Found = tuple[Process, Thread]
 
 JUDGED: Final = tuple(kind for kind in MemoryKind if kind is not MemoryKind.FILE)
 """Kinds of memory that are checked. Files are not: their pages are in the page cache, on the first reader's node."""
@@ -48,17 +51,21 @@ _HARMLESS: Final = {
     None: "keeps to the rank's CPUs, or narrows its threads to those of the GPU's node (2.29.2 to 2.29.7)",
 }
 _RESTART: Final = "start it with numapin run, which binds before the program starts"
+_OF_NCCL: Final = ("NCCL", "pt_nccl")
+"""How the names of NCCL's own threads begin: it gives them the CPUs of the GPU's node, as far as the rank has them."""
 
 
 def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str, object]], run: str) -> VerifyReport:
     """Compare every observed rank with its part of the plan.
 
-    1. Every thread of a rank and its descendants may use planned CPUs only; fewer are fine. If roles have CPUs of
-       their own, it may use those of one role only: the main thread those of `main`, a worker those of `loader`.
-    2. On a machine with one node, all memory is local.
-    3. The memory policy of every process is the planned one.
-    4. NCCL does not undo the binding.
-    5. Of each kind of memory, at most 5 % or 4 MiB, whichever is more, is on other nodes; of page-locked memory, 1 %.
+    1. Every thread of a rank and its descendants may use planned CPUs only. If roles have CPUs of their own, it may
+       use those of one role only: the main thread those of `main`, a worker those of `loader`.
+    2. The main threads of the rank and of its DataLoader workers may use all of these CPUs. A library may pin other
+       threads to some of them, but not more threads of several ranks than there are CPUs.
+    3. On a machine with one node, all memory is local.
+    4. The memory policy of every process is the planned one.
+    5. NCCL does not undo the binding.
+    6. Of each kind of memory, at most 5 % or 4 MiB, whichever is more, is on other nodes; of page-locked memory, 1 %.
 
     Args:
         plan: The plan of the job.
@@ -70,28 +77,31 @@ def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str,
         The findings for each rank.
     """
     planned = {rank.local_rank: rank for rank in plan.ranks}
-    return VerifyReport(
-        run=run,
-        ranks=tuple(
-            _judge(planned[rank.local_rank], rank, observed.nodes, applied.get(rank.local_rank), plan.bind)
-            for rank in observed.ranks
-        ),
-    )
-
-
-def _judge(
-    plan: RankPlan, rank: ObservedRank, machine_nodes: CpuSet, applied: Mapping[str, object] | None, bind: Bind
-) -> RankReport:
-    findings: Iterable[VerifyFinding] = [_gone(rank)]
-    if not rank.is_gone:
-        of_nccl = (_nccl(process, process.nccl, bind) for process in rank.processes if process.nccl)
-        findings = (
-            *_threads(plan, rank, applied),
-            *_roles(plan, rank),
-            *of_nccl,
-            *_memory(plan, rank, machine_nodes, applied),
+    off = off_plan(plan, observed.ranks, bound=applied.keys())
+    reports = []
+    for rank in observed.ranks:
+        number = rank.local_rank
+        own, record = planned[number], applied.get(number)
+        findings: Iterable[VerifyFinding] = [_gone(rank)]
+        if not rank.is_gone:
+            of_nccl = (_nccl(process, process.nccl, plan.bind) for process in rank.processes if process.nccl)
+            again = f"numapin attach --pid {rank.pid}" if record is None else f"numapin attach --job {run}"
+            findings = (
+                *_threads(own, rank, off, plan.bind, record, again=again),
+                *_roles(own, rank),
+                *of_nccl,
+                *_memory(own, rank, observed.nodes, record, again=again),
+            )
+        reports.append(
+            RankReport(
+                requested=own,
+                applied=record,
+                observed=rank,
+                findings=tuple(findings),
+                num_off_plan=off[number].num_threads,
+            )
         )
-    return RankReport(requested=plan, applied=applied, observed=rank, findings=tuple(findings))
+    return VerifyReport(run=run, ranks=tuple(reports))
 
 
 def _gone(rank: ObservedRank) -> VerifyFinding:
@@ -103,16 +113,67 @@ def _gone(rank: ObservedRank) -> VerifyFinding:
     )
 
 
-def strays(plan: RankPlan, rank: ObservedRank) -> list[tuple[Process, Thread]]:
-    """Return the threads that may run on CPUs outside the plan, with their processes."""
-    return [
-        (process, thread)
-        for process, thread in rank.threads
-        if not any(thread.cpus <= cpus for cpus in _planned(plan, process, thread))
-    ]
+class OffPlan(NamedTuple):
+    """The threads of a rank that are not where the plan has them, with their processes.
+
+    `outside` may leave the planned CPUs. `squeezed` are main threads, of the rank and of its workers, that have only
+    some of their CPUs. `stacked` share some of the planned CPUs with threads of other ranks, more threads than CPUs.
+    """
+
+    outside: list[_Found]
+    squeezed: list[_Found]
+    stacked: list[_Found]
+
+    @property
+    def num_threads(self) -> int:
+        """The number of these threads."""
+        return len(self.outside) + len(self.squeezed) + len(self.stacked)
 
 
-def _planned(plan: RankPlan, process: Process, thread: Thread) -> Collection[CpuSet]:
+def off_plan(plan: Plan, ranks: Iterable[ObservedRank], *, bound: Collection[int]) -> dict[int, OffPlan]:
+    """Return the threads of each rank that are off the plan. `bound` are the ranks that numapin bound.
+
+    New threads and processes inherit the CPUs of a main thread, so this must have all of them. Libraries pin single
+    threads of theirs. Another launcher may have given its ranks fewer CPUs on purpose, if these are not the same ones;
+    then the workers must have those of their rank. With `--bind none` programs may bind themselves.
+    """
+    planned = {rank.local_rank: rank for rank in plan.ranks}
+    found: dict[int, OffPlan] = {}
+    pinned: dict[CpuSet, list[tuple[int, _Found]]] = {}
+    for rank in ranks:
+        number, is_bound = rank.local_rank, rank.local_rank in bound
+        found[number] = off = OffPlan([], [], [])
+        main = main_thread(rank)
+        for process, thread in rank.threads:
+            allowed = _planned(planned[number], process, thread)
+            if not any(thread.cpus <= cpus for cpus in allowed):
+                off.outside.append((process, thread))
+                continue
+            if not is_bound and rank.cpuset:  # its launcher could not give it more
+                allowed = [cpus & rank.cpuset for cpus in allowed]
+            if plan.bind is Bind.NONE or not any(thread.cpus < cpus for cpus in allowed) or thread.cpus in allowed:
+                continue
+            needed = allowed[0] if is_bound or process.openmp or main is None else main.cpus
+            is_main = thread.tid == process.pid and process.role is not Role.OTHER
+            if is_main and thread.cpus < needed:
+                off.squeezed.append((process, thread))
+            elif thread.cpus and process.role is not Role.OTHER and not thread.name.startswith(_OF_NCCL):
+                pinned.setdefault(thread.cpus, []).append((number, (process, thread)))
+    reported = {thread.cpus for off in found.values() for _, thread in off.squeezed}
+    for cpus, there in pinned.items():
+        is_shared = len({number for number, _ in there}) > 1
+        if is_shared and len(there) > len(cpus) and cpus not in reported:
+            for number, each in there:
+                found[number].stacked.append(each)
+    return found
+
+
+def main_thread(rank: ObservedRank) -> Thread | None:
+    """Return the main thread of a rank's own process; None if it has ended."""
+    return next((thread for _, thread in rank.threads if thread.tid == rank.pid), None)
+
+
+def _planned(plan: RankPlan, process: Process, thread: Thread) -> Sequence[CpuSet]:
     """Return the sets of CPUs, in one of which a thread must be. Threads do not say which role they have."""
     if plan.roles is None:
         return (plan.cpus,)
@@ -129,23 +190,69 @@ def elsewhere(plan: RankPlan, by_node: Mapping[int, int]) -> dict[int, int]:
     return {node: size for node, size in sorted(by_node.items()) if size and node not in plan.nodes}
 
 
-def _threads(plan: RankPlan, rank: ObservedRank, applied: Mapping[str, object] | None) -> Iterator[VerifyFinding]:
-    found = strays(plan, rank)
-    if applied is None and any(thread.tid == rank.pid for _, thread in found):
-        yield _unbound(plan, rank, found)
+def _threads(
+    plan: RankPlan,
+    rank: ObservedRank,
+    off: Mapping[int, OffPlan],
+    bind: Bind,
+    applied: Mapping[str, object] | None,
+    *,
+    again: str,
+) -> Iterator[VerifyFinding]:
+    outside, squeezed, stacked = off[rank.local_rank]
+    main = main_thread(rank)
+    if applied is None and any(thread is main for _, thread in outside):
+        yield _unbound(plan, rank, outside, again)
     else:
-        yield from (_moved(plan, group) for group in _alike(found))
+        yield from (_moved(plan, group, again) for group in _alike(outside))
+
+    by_cpus: dict[tuple[CpuSet, CpuSet], list[_Found]] = {}
+    for process, thread in squeezed:
+        by_cpus.setdefault((thread.cpus, _planned(plan, process, thread)[0]), []).append((process, thread))
+    for (cpus, planned), group in by_cpus.items():
+        num_workers = sum(process.role is Role.WORKER for process, _ in group)
+        whose = ["the main thread"] * (len(group) > num_workers)
+        whose += [counted(num_workers, str(Role.WORKER))] * (num_workers > 0)
+        yield VerifyFinding(
+            severity=VerifySeverity.ERROR,
+            what=f"{' and '.join(whose)} may run on CPUs {cpus} only; planned: {planned}",
+            where=_where_threads(group),
+            remedy=_squeeze_remedy(plan, rank, group, bind, again),
+        )
+
+    for cpus in dict.fromkeys(thread.cpus for _, thread in stacked):
+        sharing = {
+            number: [each for each in of_rank.stacked if each[1].cpus == cpus] for number, of_rank in off.items()
+        }
+        numbers = [number for number, found in sharing.items() if found]
+        yield VerifyFinding(
+            severity=VerifySeverity.ERROR,
+            what=f"{sum(map(len, sharing.values()))} threads of {listed('rank', numbers)} may run on CPUs {cpus} only; "
+            f"planned: {plan.cpus}",
+            where=_where_threads(sharing[rank.local_rank]),
+            remedy=_squeeze_remedy(plan, rank, sharing[rank.local_rank], bind, again),
+        )
+
+    own = plan.main_cpus if rank.cpuset is None else plan.main_cpus & rank.cpuset
+    is_reported = any(thread is main for _, thread in (*squeezed, *stacked))
+    if applied is None and main is not None and main.cpus < own and not is_reported:
+        yield VerifyFinding(
+            severity=VerifySeverity.WARNING,
+            what=f"bound to fewer CPUs than numapin would give it: {main.cpus}; planned: {own}",
+            where=f"pid {rank.pid}",
+            remedy=f"if its launcher did not mean that (taskset, srun --cpu-bind, …): {again} --widen",
+        )
 
 
-def _alike(found: list[tuple[Process, Thread]]) -> Iterable[list[tuple[Process, Thread]]]:
+def _alike(found: list[_Found]) -> Iterable[list[_Found]]:
     """Return the threads in groups of the same process, name and CPUs."""
-    groups: dict[tuple[int, str, CpuSet], list[tuple[Process, Thread]]] = {}
+    groups: dict[tuple[int, str, CpuSet], list[_Found]] = {}
     for process, thread in found:
         groups.setdefault((process.pid, thread.name, thread.cpus), []).append((process, thread))
     return groups.values()
 
 
-def _moved(plan: RankPlan, group: list[tuple[Process, Thread]]) -> VerifyFinding:
+def _moved(plan: RankPlan, group: list[_Found], again: str) -> VerifyFinding:
     """Return the finding for threads of one name and process that may run on the same CPUs outside the plan."""
     process, thread = group[0]
     threads = f"{counted(len(group), 'thread')} {thread.name!r}"
@@ -154,20 +261,19 @@ def _moved(plan: RankPlan, group: list[tuple[Process, Thread]]) -> VerifyFinding
         severity=VerifySeverity.ERROR,
         what=f"{threads} of the {process.role} may run on CPUs {thread.cpus}; planned: {planned}",
         where=_where_threads(group),
-        remedy=_remedy(plan, process, thread),
+        remedy=_remedy(process, thread, again),
     )
 
 
-def _unbound(plan: RankPlan, rank: ObservedRank, found: list[tuple[Process, Thread]]) -> VerifyFinding:
+def _unbound(plan: RankPlan, rank: ObservedRank, found: list[_Found], again: str) -> VerifyFinding:
     """Return one finding, instead of one per thread, for a rank that numapin did not start."""
     num_threads = len(list(rank.threads))
     cpus = str(CpuSet().union(*(thread.cpus for _, thread in found)))
-    bind = f"taskset --all-tasks --cpu-list --pid {plan.cpus} {rank.pid}"
     return VerifyFinding(
         severity=VerifySeverity.ERROR,
         what=f"not bound: {len(found)} of {num_threads} threads may run on CPUs {cpus}; planned: {plan.cpus}",
         where=_where_threads(found),
-        remedy=f"{_RESTART}; to bind the CPUs of the running rank: {bind}",
+        remedy=f"{_RESTART}; to bind the running rank: {again}",
     )
 
 
@@ -181,16 +287,16 @@ def _roles(plan: RankPlan, rank: ObservedRank) -> Iterator[VerifyFinding]:
     yield _note(f"threads by role: {numbers} (CPUs {plan.roles})", rank)
 
 
-def _where_threads(found: list[tuple[Process, Thread]]) -> str:
+def _where_threads(found: list[_Found]) -> str:
     pids = cpu_set.render({process.pid for process, _ in found})
     tids = cpu_set.render({thread.tid for _, thread in found})
-    last = str(CpuSet({thread.last_cpu for _, thread in found}))
+    last = str(CpuSet(not_none(thread.last_cpu for _, thread in found)))
     return f"pid {pids}, thread {tids}, last on CPU {last}"
 
 
-def _remedy(plan: RankPlan, process: Process, thread: Thread) -> str:
+def _remedy(process: Process, thread: Thread, again: str) -> str:
     """Name the likely cause, from the thread's name and the process's environment and role."""
-    if thread.name.startswith(("NCCL", "pt_nccl")):
+    if thread.name.startswith(_OF_NCCL):
         return (
             "NCCL moved it: unset NCCL_IGNORE_CPU_AFFINITY; NCCL 2.29.2 to 2.29.7 moves it anyway; see: numapin doctor"
         )
@@ -200,8 +306,28 @@ def _remedy(plan: RankPlan, process: Process, thread: Thread) -> str:
         return "something moved the DataLoader's pin thread: numapin.DataLoader binds its own to the rank's node"
     if process.role is Role.WORKER:
         return "the worker_init_fn, or a library that the dataset imports, sets the affinity: remove that call"
-    restore = f"taskset --cpu-list --pid {plan.main_cpus} {thread.tid}"
-    return f"the program or another process called sched_setaffinity; restore the CPUs with: {restore}"
+    return f"the program or another process called sched_setaffinity; bind it again with: {again}"
+
+
+def _squeeze_remedy(plan: RankPlan, rank: ObservedRank, group: list[_Found], bind: Bind, again: str) -> str:
+    """Name the likely cause for threads that have only some of the planned CPUs."""
+    process = group[0][0]
+    if process.openmp:
+        return f"OpenMP pins threads by {' '.join(process.openmp)}: unset it, and start the job again"
+    if rank.cpuset is not None and not plan.cpus <= rank.cpuset:
+        return (
+            f"the cpuset of the rank allows CPUs {rank.cpuset} only: give it the others, or start the job again, which "
+            f"plans with what it may use; see: cat /proc/{rank.pid}/cgroup"
+        )
+    if process.role is Role.WORKER:
+        return (
+            "the worker_init_fn, or a library that the dataset imports, narrows the workers: remove that call; the "
+            "kernel spreads them over the CPUs of the rank"
+        )
+    if bind in _WIDER and any(each.nccl is not None and each.nccl.narrows for each in rank.processes):
+        return f"NCCL narrowed it to the CPUs of the GPU's node: install NCCL {MENDED} or newer; see: numapin doctor"
+    remedy = "the program, or a library that it uses, called sched_setaffinity: remove that call"
+    return remedy if plan.roles else f"{remedy}; to give the CPUs back now: {again} --widen"
 
 
 def _nccl(process: Process, nccl: NcclLibrary, bind: Bind) -> VerifyFinding:
@@ -224,7 +350,7 @@ def _nccl(process: Process, nccl: NcclLibrary, bind: Bind) -> VerifyFinding:
 
 
 def _memory(
-    plan: RankPlan, rank: ObservedRank, machine_nodes: CpuSet, applied: Mapping[str, object] | None
+    plan: RankPlan, rank: ObservedRank, machine_nodes: CpuSet, applied: Mapping[str, object] | None, *, again: str
 ) -> Iterator[VerifyFinding]:
     if len(machine_nodes) == 1:
         yield _note("all memory is local: this machine has one NUMA node", rank)
@@ -233,7 +359,13 @@ def _memory(
     else:
         yield from _policies(plan, rank, applied)
         for kind in JUDGED:
-            yield from _pages(plan, rank, kind)
+            yield from _pages(plan, rank, kind, again)
+        if rank.hides_pinned:
+            yield _note(
+                "page-locked memory was not checked: it is not recognized on AMD and Intel GPUs and counts as file or "
+                "anonymous memory",
+                rank,
+            )
 
 
 def _policies(plan: RankPlan, rank: ObservedRank, applied: Mapping[str, object] | None) -> Iterator[VerifyFinding]:
@@ -285,16 +417,16 @@ def _wrong_policy(
     )
 
 
-def _pages(plan: RankPlan, rank: ObservedRank, kind: MemoryKind) -> Iterator[VerifyFinding]:
+def _pages(plan: RankPlan, rank: ObservedRank, kind: MemoryKind, again: str) -> Iterator[VerifyFinding]:
     """Return a finding if too many pages of a kind are on nodes outside the plan."""
     by_node = rank.bytes_by_node([kind])
     away, total = elsewhere(plan, by_node), by_node.total()
     if sum(away.values()) > _limit_bytes(kind, total):
-        yield _misplaced(plan, rank, kind, away, total)
+        yield _misplaced(plan, rank, kind, away, total, again)
 
 
-def _misplaced(
-    plan: RankPlan, rank: ObservedRank, kind: MemoryKind, away: Mapping[int, int], total: int
+def _misplaced(  # noqa: PLR0917 - what the finding says
+    plan: RankPlan, rank: ObservedRank, kind: MemoryKind, away: Mapping[int, int], total: int, again: str
 ) -> VerifyFinding:
     holders = [process.pid for process in rank.processes if elsewhere(plan, process.bytes_by_node(kind))]
     nodes = ", ".join(f"{size / _MIB:.1f} MiB on node {node}" for node, size in away.items())
@@ -304,7 +436,7 @@ def _misplaced(
         what=f"{sum(away.values()) / total:.1%} of the {kind} memory ({total / _MIB:.1f} MiB) is elsewhere: {nodes}; "
         f"planned: node {plan.nodes}",
         where=f"pid {cpu_set.render(holders)}",
-        remedy=_page_remedy(plan, holders, kind, away),
+        remedy=_page_remedy(kind, again),
     )
 
 
@@ -313,12 +445,10 @@ def _limit_bytes(kind: MemoryKind, total: int) -> float:
     return _LOCKED_SHARE * total if kind in LOCKED else max(_SHARE * total, _MIN_REMOTE_BYTES - 1)
 
 
-def _page_remedy(plan: RankPlan, holders: list[int], kind: MemoryKind, away: Mapping[int, int]) -> str:
+def _page_remedy(kind: MemoryKind, again: str) -> str:
     full = "the node was full when it was touched (numactl -H)"
     if kind in LOCKED:
         return f"{full}, or an unbound thread allocated it; page-locked memory cannot be moved: restart"
     if kind in PRIVATE:
-        there = f"{cpu_set.render(away)} {plan.nodes}"
-        move = "; ".join(f"migratepages {pid} {there}" for pid in holders)
-        return f"it was allocated before the binding, it was migrated, or {full}; move it with: {move}"
+        return f"it was allocated before the binding, it was migrated, or {full}; move it with: {again} --migrate"
     return f"another process touched it first, or {full}"

@@ -17,6 +17,7 @@ from numapin.base.bounds import MAX_CGROUP_DEPTH, MAX_CGROUPS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numapin.base.cpu_set import CpuSet
     from numapin.system.tree import Tree
 
 
@@ -34,6 +35,7 @@ class Controller:
 
 
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")  # /proc/mounts has a blank in a directory's name as \040
+_CPUSET_FILES: Final = ("cpuset.cpus.effective", "cpuset.effective_cpus")  # cgroup version 2, version 1
 _V1: Final = Controller(
     limit="memory.limit_in_bytes",
     usage="memory.usage_in_bytes",
@@ -75,14 +77,19 @@ def own_cgroups(tree: Tree, controller: str, process: int | str = "self") -> lis
     ]
 
 
-def cpuset_directories(tree: Tree, process: int) -> Iterator[str]:
-    """Yield the directories that may have a process's cpuset, nearest first, as far as the mounts show them."""
+def cpuset_of(tree: Tree, process: int) -> CpuSet | None:
+    """Return the CPUs of a process's cpuset, as far as the mounts show it. None: unknown."""
     for mount in mounts(tree):
         if mount.holds("cpuset"):
             controller = "" if mount.kind == "cgroup2" else "cpuset"
             for path in own_cgroups(tree, controller, process):
-                if ".." not in path.split("/"):  # it is outside this cgroup namespace
-                    yield from _upwards(mount.at, path)
+                if ".." in path.split("/"):  # it is outside this cgroup namespace
+                    continue
+                for directory in _upwards(mount.at, path):
+                    for name in _CPUSET_FILES:
+                        if cpus := tree.numbers(f"{directory}/{name}"):
+                            return cpus
+    return None
 
 
 def mounts(tree: Tree) -> Iterator[Mount]:

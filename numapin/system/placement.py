@@ -112,7 +112,8 @@ def find_pages(address: int, num_bytes: int, *, numa_maps: Path = NUMA_MAPS) -> 
 def read_numa_maps(address: int, num_bytes: int, *, numa_maps: Path = NUMA_MAPS) -> dict[int | None, int] | None:
     """Return the nodes of the mapping that starts at `address` from numa_maps, in pages of the base size.
 
-    None if there is no such mapping, if it is larger than the range, or if the kernel has no such file.
+    None if there is no such mapping, if it is larger than the range, if its line has another form than we know, or if
+    the kernel has no such file.
     Source: proc_pid_numa_maps(5); it counts a huge page as one page, with its size in kernelpagesize_kB.
     """
     sizes = _mapping_sizes(address, numa_maps)
@@ -130,9 +131,9 @@ def _mapping_sizes(address: int, numa_maps: Path) -> dict[int, int]:
     try:
         with numa_maps.open(encoding="ascii", errors="replace") as file:
             line = next((line for line in file if line.startswith(f"{address:08x} ")), "")
-    except OSError:
+        return next(parse(line)).bytes_by_node if line else {}
+    except (OSError, ValueError):
         return {}
-    return next(parse(line)).bytes_by_node if line else {}
 
 
 def prefer(address: int, num_bytes: int, nodes: CpuSet, *, within: CpuSet = _ANY) -> Iterator[str]:

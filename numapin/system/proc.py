@@ -16,7 +16,7 @@ from numapin.errors import MachineError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from os import PathLike
     from typing import Final
 
@@ -173,11 +173,13 @@ def children_in(pid: int, root: StrPath = LIVE) -> list[int]:
     return [int(word) for text in texts for word in text.split()]
 
 
-def descendants(pid: int, children: Mapping[int, list[int]]) -> list[int]:
-    """Return all descendants of a process, nearest first; `children` as `children_of` returns them."""
-    found = [pid]
+def descendants(pid: int, children: Mapping[int, list[int]], *, without: Collection[int] = ()) -> list[int]:
+    """Return all descendants of a process, nearest first, without these and theirs; `children` as of `children_of`."""
+    found, seen = [pid], {pid, *without}  # the processes were not read at once, so their parents can form a circle
     for parent in found:
-        found += children.get(parent, [])
+        new = [child for child in children.get(parent, ()) if child not in seen]
+        seen.update(new)
+        found += new
     return found[1:]
 
 
@@ -202,20 +204,20 @@ def thread_cpus(pid: int) -> tuple[CpuSet, ...]:
 
     Takes microseconds per thread, because it uses system calls instead of text.
     """
-    return activity(pid)[1]
+    return tuple(activity(pid)[1].values())
 
 
-def activity(pid: int) -> tuple[Stat | None, tuple[CpuSet, ...]]:
+def activity(pid: int) -> tuple[Stat | None, dict[int, CpuSet]]:
     """Return the `stat` of a process and the CPUs that each of its threads may use; None and nothing if it ended."""
     folder = folder_of(pid)
     try:
         found = stat(folder)
         if found.has_ended:
-            return None, ()
+            return None, {}
         tids = [int(name) for name in os.listdir(f"{folder}/task")]
     except (Gone, *_GONE_ERRORS):
-        return None, ()
-    return found, tuple(filter(None, map(_affinity, tids)))
+        return None, {}
+    return found, {tid: cpus for tid in tids if (cpus := _affinity(tid))}
 
 
 def _affinity(tid: int) -> CpuSet:

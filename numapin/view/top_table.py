@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MOST_CHARS: Final = 12  # of a list of CPUs
 _MANY_REMOTE: Final = 0.05  # more is red, as in `numapin verify`
 _LEGEND: Final = (
-    "off: threads that may leave the CPUs / all; remote: share of pages; pinned: GiB",
+    "off: threads off their CPUs / all; remote: share of pages; pinned: GiB",
     "steps/s, wait: of numapin.DataLoader's loop; H2D: GB/s to the GPU; busy: GPU",
 )
 

@@ -16,7 +16,7 @@ from rich.text import Text
 from numapin.base.plural import counted
 from numapin.observe.model import PRIVATE, Role
 from numapin.observe.report import VerifySeverity
-from numapin.observe.verify import JUDGED, LOCKED, elsewhere, strays
+from numapin.observe.verify import JUDGED, LOCKED, elsewhere
 from numapin.view.plan_table import gpu_cell
 from numapin.view.words import known, rank_names
 
@@ -91,7 +91,7 @@ def _cells(rank: RankReport) -> tuple[str, ...]:
         str(observed.pid),
         gpu_cell(plan.gpu),
         known(plan.node, unknown="-"),
-        f"{num_threads - len(strays(plan, observed))}/{num_threads}",
+        f"{num_threads - rank.num_off_plan}/{num_threads}",
         str(num_workers),
         *(_memory_cell(rank, kinds) for _, kinds in _COLUMNS),
     )

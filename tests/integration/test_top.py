@@ -68,10 +68,9 @@ class _Terminal:
                 seen += os.read(self.master, 65536)
         return seen
 
-    def press(self, keys: bytes, *, until: bytes) -> None:
-        """Type keys, and read until the screen shows this text."""
-        os.write(self.master, keys)
-        self.read_until(until)
+    def resize(self, rows: int, columns: int) -> None:
+        """Change the size of the window."""
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     @property
     def is_restored(self) -> bool:
@@ -132,12 +131,16 @@ class TestOnce:
 class TestTerminal:
     """The live display."""
 
-    def test_interrupt_ends_it(self, tmp_path: Path) -> None:
-        """Ctrl-C ends it like q."""
+    def test_it_follows_the_window(self, tmp_path: Path) -> None:
+        """A larger window shows more columns, whatever COLUMNS says; one that reports no size counts as 80 columns."""
         with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
             terminal = _Terminal(tmp_path)
             terminal.read_until(b"whole machine")
-            terminal.process.send_signal(2)
+            terminal.resize(24, 160)
+            terminal.read_until(b"  pid")
+            terminal.resize(0, 0)
+            terminal.read_until(b"whole machine", times=2)
+            terminal.process.send_signal(signal.SIGINT)
             assert terminal.end() == (0, "")
         os.close(terminal.master)
 
@@ -161,11 +164,12 @@ class TestTerminal:
         assert "Traceback" not in err
 
     def test_every_end(self, tmp_path: Path) -> None:
-        """Steps are shown; after Ctrl-C and SIGTERM the cursor is shown again, and the settings are as before."""
+        """Steps are shown; after Ctrl-C and signals the cursor is shown again, and the settings are as before."""
         with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "2", num_ranks=2, job_script=STEPPING_JOB):
             for number, expected in (
                 (signal.SIGINT, (0, "")),
                 (signal.SIGTERM, (143, "numapin: stopped by SIGTERM; the job goes on\n")),
+                (signal.SIGQUIT, (131, "numapin: stopped by SIGQUIT; the job goes on\n")),
             ):
                 terminal = _Terminal(tmp_path, NO_COLOR="1")
                 terminal.read_until(b"50%")  # half of each step is waiting

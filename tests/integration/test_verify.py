@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError
 from numapin.launcher import run_folder
 from numapin.rank import handover
@@ -26,6 +27,10 @@ verify_command = import_module("numapin.cli.verify")
 
 def _verify(folder: Path, *options: str) -> Done:
     return numapin("verify", *options, NUMAPIN_RUN_DIR=str(folder / "runs"))
+
+
+def _top(folder: Path) -> Done:
+    return numapin("top", "--once", "--json", "--interval", "0.2", NUMAPIN_RUN_DIR=str(folder / "runs"))
 
 
 class TestRunningJob:
@@ -57,14 +62,35 @@ class TestRunningJob:
         assert done.status == 1, done.err
         assert "rank 0: 1 thread 'python" in done.out
         assert f"' of the rank may run on CPUs {CPUS[1]}; planned: {CPUS[0]}" in done.out
-        assert f"taskset --cpu-list --pid {CPUS[0]} " in done.out
+        assert "numapin attach --job run-" in done.out
+
+    @needs_two_cpus
+    def test_squeezed_ranks_are_found(self, tmp_path: Path) -> None:
+        """Ranks whose program keeps to one CPU are off the plan for `verify` and `top`; the remedy undoes that."""
+        narrow = f"import os\nos.sched_setaffinity(0, {{{CPUS[0]}}})\n{JOB}"
+        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "2", num_ranks=2, job_script=narrow):
+            squeezed, shown = _verify(tmp_path), _top(tmp_path)
+            remedy = squeezed.out.partition("to give the CPUs back now: numapin ")[2].partition("note:")[0].split()
+            bound = numapin(*remedy, NUMAPIN_RUN_DIR=str(tmp_path / "runs"))
+            after = _verify(tmp_path)
+        assert (squeezed.status, [row.split()[-2:] for row in squeezed.out.splitlines()[1:3]]) == (
+            1,
+            [["off", "plan"]] * 2,
+        )
+        planned = CpuSet(CPUS)
+        assert f"the main thread may run on CPUs {CPUS[0]} only; planned: {planned}" in squeezed.out
+        assert [rank["threads_off_plan"] for rank in json.loads(shown.out)["ranks"]] == [1, 1]
+        assert (bound.status, after.status) == (0, 0), bound.err + after.out
 
     @needs_two_cpus
     def test_job_that_plain_python_runs(self, tmp_path: Path) -> None:
-        """An unbound process is compared with numapin's plan for one rank; a narrower affinity is accepted."""
+        """An unbound process is compared with numapin's plan for one rank; fewer CPUs than that are a warning."""
         with staying_job(tmp_path, sys.executable) as pid:
             free = _verify(tmp_path, "--json", "--pid", str(pid))
-        assert free.status == 0, free.err
+            os.sched_setaffinity(pid, {CPUS[0]})
+            narrow = _verify(tmp_path, "--pid", str(pid))
+        assert (free.status, narrow.status) == (0, 0), free.err + narrow.err
+        assert "warning: rank 0: bound to fewer CPUs than numapin would give it" in narrow.out
         (rank,) = json.loads(free.out)["ranks"]
         assert (rank["pid"], rank["applied"], rank["requested"]["local_rank"]) == (pid, None, 0)
 
@@ -83,6 +109,25 @@ class TestRunningJob:
         assert (done.status, done.out) == (3, "")
         assert f"process {os.getpid()} belongs to another user" in done.err
         assert "as root" in done.err
+
+    def test_process_that_may_not_be_traced(self) -> None:
+        """An own process whose environment the kernel hides is not called another user's."""
+        code = (
+            "import ctypes, os, sys\n"
+            "from numapin.cli.main import main\n"
+            "import numapin.cli.verify\n"
+            "if os.geteuid() == 0:\n"
+            "    os.setgroups([]); os.setgid(65534); os.setuid(65534)  # root may trace everything\n"
+            "ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE\n"
+            "sys.argv = ['numapin', 'verify', '--pid', str(os.getpid())]\n"
+            "if os.fork() == 0:\n"
+            "    main()\n"
+            "sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+        )
+        done = call(sys.executable, "-c", code)
+        assert (done.status, done.out) == (3, "")
+        assert "cannot be read: the kernel does not permit to trace the process" in done.err
+        assert "SYS_PTRACE" in done.err
 
     @needs_root
     def test_memory_of_another_user(self) -> None:
@@ -129,6 +174,7 @@ class TestWrongInput:
             (["run-x"], "no active run is named run-x"),
             (["--pid", "x"], "'x' is not a process id"),
             (["--pid", "1,,2"], "'' is not a process id"),
+            (["--pid", "1"], "process 1 is the first process of this host or container, above all jobs"),
             (["--pid", "4194305"], "there is no process 4194305"),  # above the largest pid
             (["run-x", "--pid", "1"], "both name a job"),
         ],

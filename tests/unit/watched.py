@@ -1,4 +1,4 @@
-"""Running jobs as data, for the tests of the live screen and of the metrics.
+"""Running jobs as data, for the tests of the table and of the metrics.
 
 Comes in: facts on ranks. Goes out: `TopRank` and `Top`.
 """

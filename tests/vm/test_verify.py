@@ -24,6 +24,7 @@ REGION_MIB = 64
 LOOKS = (
     ("green", "verify-run", "numapin verify                # as started"),
     ("thread", "verify-run", "numapin verify                # a thread moved to CPU 4"),
+    ("squeezed", "verify-run", "numapin verify                # rank 0 narrowed to CPU 0"),
     ("pages", "verify-run", "numapin verify                # all pages of rank 0 migrated from node 0 to node 1"),
     ("unbound", "verify-alone", "numapin verify --pid PID      # plain python with LOCAL_RANK=1 LOCAL_WORLD_SIZE=2"),
 )
@@ -87,9 +88,19 @@ def test_moved_thread_is_found(two_nodes: VmResult) -> None:
     assert (status, report["holds"], errors[1]) == (1, False, [])
     (finding,) = errors[0]
     assert finding["what"].endswith("of the rank may run on CPUs 4; planned: 0-3")
-    thread = finding["where"].partition("thread ")[2].partition(",")[0]
-    assert f"taskset --cpu-list --pid 0-3 {thread}" in finding["remedy"]
+    assert "bind it again with: numapin attach --job run-" in finding["remedy"]
     assert _look(two_nodes, "restored")[0] == 0
+
+
+def test_squeezed_rank_is_found(two_nodes: VmResult) -> None:
+    """A rank that its program narrowed to one of its CPUs, before it started a process, is an error of that rank."""
+    status, report = _look(two_nodes, "squeezed")
+    errors = _errors(report)
+    assert (status, report["holds"], errors[1]) == (1, False, [])
+    (finding,) = errors[0]
+    assert finding["what"] == "the main thread may run on CPUs 0 only; planned: 0-3"
+    assert finding["remedy"].endswith(f"numapin attach --job {report['run']} --widen")
+    assert _look(two_nodes, "widened")[0] == 0
 
 
 def test_migrated_pages_are_found(two_nodes: VmResult) -> None:
@@ -100,7 +111,7 @@ def test_migrated_pages_are_found(two_nodes: VmResult) -> None:
     (finding,) = [finding for finding in errors[0] if "anonymous memory" in finding["what"]]
     assert "MiB on node 1; planned: node 0" in finding["what"]
     assert float(finding["what"].partition("elsewhere: ")[2].split()[0]) >= REGION_MIB
-    assert finding["remedy"].endswith(f"migratepages {report['ranks'][0]['pid']} 1 0")
+    assert finding["remedy"].endswith(f"numapin attach --job {report['run']} --migrate")
     assert not [finding for finding in errors[0] if "CPUs" in finding["what"]]
 
 

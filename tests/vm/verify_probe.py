@@ -1,6 +1,7 @@
 """A stand-in for a training script that runs `numapin verify` on itself while it violates its plan.
 
-    numapin run verify_probe.py          rank 0 verifies: as started, after moving a thread, after migrating its pages
+    numapin run verify_probe.py          rank 0 verifies: as started, after moving a thread, after narrowing itself,
+                                         after migrating its pages
     python verify_probe.py self          verifies its own process id
 
 Writes to $PROBE_OUT, for each check, the output of `numapin verify`, and its status and report with --json.
@@ -21,7 +22,8 @@ from typing import Final
 
 REGION_BYTES: Final = 64 << 20
 OUT: Final = Path(os.environ["PROBE_OUT"])
-VERIFY: Final = (sys.executable, "-m", "numapin", "verify")
+NUMAPIN: Final = (sys.executable, "-m", "numapin")
+VERIFY: Final = (*NUMAPIN, "verify")
 
 
 def main() -> None:
@@ -52,13 +54,18 @@ def _play(thread: int) -> None:
 
 
 def _misbehave(thread: int) -> None:
-    """Verify as planned, with a thread on the other node, with the thread back, and with all pages migrated."""
+    """Verify as planned, with a thread elsewhere, then back, on one CPU, then bound again, and with pages migrated."""
     _look("green")
     planned = os.sched_getaffinity(thread)
     os.sched_setaffinity(thread, {4})
     _look("thread")
     os.sched_setaffinity(thread, planned)
     _look("restored")
+    os.sched_setaffinity(0, {0})
+    _look("squeezed")
+    run = Path(os.environ["NUMAPIN_RUN_DIR"]).name
+    subprocess.run([*NUMAPIN, "attach", "--job", run, "--widen"], capture_output=True, check=True)
+    _look("widened")
     _migrate(source=0, target=1)
     _look("pages")
     _wait_for("report.json")  # written by --report at its own time

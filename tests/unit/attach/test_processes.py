@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from numapin.attach.targets import Family, examine, read_family, why_untouchable
+from numapin.attach.targets import examine, read_family, why_untouchable
 from numapin.errors import UsageError
 
 
@@ -36,10 +36,3 @@ def test_users(
     """A process is this user's if its real and effective users are; only root may ask for others."""
     monkeypatch.setattr(os, "geteuid", lambda: own)
     assert why_untouchable(uid, other_users=other_users) == problem
-
-
-def test_descendants() -> None:
-    """Descendants come nearest first, without those that are left out and theirs."""
-    family = Family(starts={}, children={1: [2, 3], 2: [4], 3: [5], 5: [6]})
-    assert list(family.below(1)) == [2, 3, 4, 5, 6]
-    assert list(family.below(1, without={3})) == [2, 4]

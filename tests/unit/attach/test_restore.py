@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +19,7 @@ from numapin.attach.bind import How, attach
 from numapin.attach.targets import Aim, Target, examine
 from numapin.attach.undo import Attachment, FormerThread, place_to_name, restore
 from numapin.base.cpu_set import CpuSet
-from numapin.errors import MachineError, UsageError
+from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.launcher.run_places import DEFAULT_PLACES
 from numapin.system.affinity import ThreadId, cpus_of, set_cpus, threads_of
 from tests.needs import needs_two_cpus
@@ -24,9 +27,10 @@ from tests.unit.planned import PLANNED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from numapin.attach.targets import Subject
+
+pytestmark = pytest.mark.usefixtures("only_places_of_the_test")
 
 ALL = CpuSet(os.sched_getaffinity(0))
 FIRST, LAST = CpuSet({min(ALL)}), CpuSet({max(ALL)})
@@ -183,6 +187,33 @@ def test_the_main_thread_was_not_changed(
         _attach(pid, environ)
     restore([pid], environ, other_users=False, dry_run=False)
     assert [cpus_of(each) for each in (main, *others, new)] == [LAST, *[ALL] * 4]
+
+
+def test_place_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory whose file system has no locks is passed over; if all are like that, nothing is changed."""
+    flock, places, with_locks = fcntl.flock, [tmp_path / "nfs", tmp_path / "disk"], list[Path]()
+    for place in places:
+        place.mkdir()
+
+    def on_some(folder: int, operation: int) -> None:
+        if Path(f"/proc/self/fd/{folder}").readlink().parent not in with_locks:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        flock(folder, operation)
+
+    monkeypatch.setattr(fcntl, "flock", on_some)
+    monkeypatch.setattr(undo, "temporary_directories", lambda _: [str(place) for place in places])
+    with (
+        pytest.raises(NumapinError, match=r"nothing was changed: .*nfs cannot be locked: No locks available; "),
+        undo.open_records({}, tidy=False),
+    ):
+        pass
+    with_locks.append(places[1])
+    with (
+        undo.open_records({}, tidy=False),
+        pytest.raises(NumapinError, match="another numapin attach of this user is running"),
+        undo.open_records({}, tidy=False),
+    ):
+        pass
 
 
 def test_former_cpus_of_a_new_thread() -> None:

@@ -89,18 +89,12 @@ def _job(gpus: tuple[str, ...], bound: frozenset[int] = frozenset()) -> RunningJ
     )
 
 
-@pytest.mark.parametrize(
-    ("gpus", "cpus", "nodes"),
-    [((), "4-7", "1"), (("GPU 1",), "4-7", "1"), (("GPU 1", "GPU 2"), "4-7,9", "1-2")],
-)
-def test_a_process_with_several_gpus(
-    gpus: tuple[str, ...], cpus: str, nodes: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It keeps the CPUs and the nodes of all of its GPUs, and processes that have bound themselves are left out."""
-    monkeypatch.setattr(targets, "find_run", lambda *_: _job(gpus, frozenset({PARENT, 7})))
+def test_processes_that_have_bound_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank gets its plan in the run again; processes of the run that have bound themselves follow no other."""
+    monkeypatch.setattr(targets, "find_run", lambda *_: _job((), frozenset({PARENT, 7})))
     aim = aim_at_run("run-x", WISH, {})
     (target,) = aim.targets
-    assert (str(target.plan.cpus), str(target.plan.nodes), aim.apart) == (cpus, nodes, frozenset({PARENT, 7}))
+    assert (target.plan, aim.apart) == (PLANNED, frozenset({PARENT, 7}))
 
 
 def test_another_plan_for_a_process_with_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

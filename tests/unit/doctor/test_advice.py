@@ -105,9 +105,11 @@ def test_sizes(text: str, num_bytes: int) -> None:
     assert sizes.parse(text) == num_bytes
 
 
-@pytest.mark.parametrize("text", ["", "0", "0.5", "-1M", "M", "1X", "1e9", "1,5M", "٣M", "9" * 40, "nan", "1 2M"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "0.5", "-1M", "M", "1X", "1e9", "1,5M", "٣M", "9" * 40, "nan", "1 2M", "38.5", "38.5B"]
+)
 def test_bad_sizes(text: str) -> None:
-    """Text that is not a size of at least one byte is refused with an example."""
+    """Text that is not a size of at least one byte, or a part of a byte, is refused with an example."""
     with pytest.raises(ValueError, match=r"is not a size such as 38.5M"):
         sizes.parse(text)
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import kubernetes_validate
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from numapin.cli.job import job
 from numapin.errors import BindingRefused, UsageError
 from numapin.jobs import image, kubernetes, shell
 from numapin.jobs.request import Form, JobRequest, KubernetesKind, Launch
@@ -153,6 +155,23 @@ def test_only_gpus_of_the_ranks_vendor_count(tmp_path: Path) -> None:
     assert "--exclusive" in text
     with pytest.raises(UsageError, match=r"--gpus-per-node 2: m\.json has 1 GPU\n"):
         share_of(machine, gpus=2, smt=True)
+
+
+@pytest.mark.parametrize("engine", ["slurm", "lsf"])
+def test_whole_hosts_are_said(engine: str, machine: Path) -> None:
+    """Without CPUs or a machine file a job takes whole hosts, and a warning says how to share them."""
+
+    def warned(*options: str) -> str:
+        done = CliRunner().invoke(job, [engine, *options, "train.py"], standalone_mode=False)
+        assert done.exception is None
+        return done.stderr
+
+    assert "warning: the job takes whole hosts: the CPUs and memory that belong to 2 GPUs are unknown" in warned(
+        "--gpus-per-node", "2"
+    )
+    assert warned("--gpus-per-node", "2", "--cpus-per-task", "16") == ""
+    assert warned("--gpus-per-node", "0") == ""
+    assert "whole hosts" not in warned("--gpus-per-node", "2", "--machine", str(machine))
 
 
 def test_a_pod_asks_for_whole_intel_gpus(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -279,6 +281,19 @@ def test_no_folder_is_not_this_one(environ: dict[str, str], monkeypatch: pytest.
         assert find_job.find_run(Path(folder).name, {}).name == Path(folder).name
 
 
+def test_a_process_with_several_gpus(environ: dict[str, str]) -> None:
+    """Such a process, below `exec --children`, is compared with the CPUs and the nodes of all of its GPUs."""
+    plan = _plan(num_ranks=3)
+    for index, rank in enumerate(plan["ranks"]):
+        rank |= {"gpu": {"index": index, "uuid": None, "pci": None}, "cpus": str(index), "nodes": str(index)}
+    with _run(environ) as folder:
+        handover.write_json(folder, handover.PLAN, plan)
+        _record(folder, 0, os.getpid(), more={"gpus": ["GPU 0", "GPU 2"]})
+        first, second, _ = find_job.find_run(None, environ).plan.ranks
+        assert (str(first.cpus), str(first.nodes)) == ("0,2", "0,2")
+        assert (str(second.cpus), str(second.nodes)) == ("1", "1")
+
+
 def test_a_record_that_the_plan_lacks(environ: dict[str, str]) -> None:
     """A record of a rank that was not planned is an error that names its file."""
     with _run(environ) as folder:
@@ -357,6 +372,43 @@ def test_what_a_rank_started_stands_for_it(environ: dict[str, str]) -> None:
             _record(folder, 0, worker)
             with pytest.raises(UsageError, match=f"pid {stranger} belongs to no rank of run {Path(folder).name}"):
                 find_job.job_of_processes([stranger])
+
+
+def test_ranks_of_several_jobs(environ: dict[str, str]) -> None:
+    """A process above the ranks of several jobs is refused; the error has the processes of each job."""
+    with _run(environ) as folder:
+        first, second = {"LOCAL_RANK": "0", "MASTER_PORT": "29500"}, {"LOCAL_RANK": "0", "MASTER_PORT": "29501"}
+        with _processes(first, second, first | {"NUMAPIN_RUN_DIR": folder}) as (launcher, one, other, ours):
+            with pytest.raises(UsageError, match="stands for ranks of 3 jobs") as caught:
+                find_job.job_of_processes([launcher])
+            assert f"MASTER_PORT=29500: --pid {one}\n" in caught.value.message
+            assert f"MASTER_PORT=29501: --pid {other}\n" in caught.value.message
+            assert f"run {Path(folder).name}: --pid {ours}" in caught.value.message
+            assert find_job.job_of_processes([other]).pids == {0: other}
+
+
+def test_odd_trees_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are found below a long chain of processes, and if parents form a circle because ids were used again."""
+    with _processes({"LOCAL_RANK": "0"}) as (launcher, rank):
+        chain = [launcher, *range(4194305, 4194305 + 3000)]  # ids above the largest, which no process has
+        children = {parent: [child] for parent, child in pairwise(chain)}
+        children[chain[-1]] = [launcher, rank]
+        monkeypatch.setattr("numapin.system.proc.children_of", lambda: children)
+        assert find_job.job_of_processes([launcher]).pids == {0: rank}
+
+
+def test_a_thread_is_no_process() -> None:
+    """The number of a thread is refused with the id of its process."""
+    ready, end = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: (ready.set(), end.wait()))
+    thread.start()
+    ready.wait()
+    try:
+        with pytest.raises(UsageError, match=f"{thread.native_id} is a thread of process {os.getpid()}"):
+            find_job.job_of_processes([thread.native_id or 0])
+    finally:
+        end.set()
+        thread.join()
 
 
 def test_no_such_process() -> None:

@@ -109,6 +109,32 @@ def test_dev_zero_is_pinned_memory_where_a_gpu_is_open(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("devices", "hides_pinned"),
+    [((), False), (("kfd",), True), (("dri/renderD128",), True), (("dri/renderD128", "nvidia0"), False)],
+)
+def test_gpus_whose_pinned_memory_is_not_recognized(
+    root: Path,
+    devices: tuple[str, ...],
+    hides_pinned: bool,  # noqa: FBT001 - a parameter
+) -> None:
+    """A process that maps the device of an AMD or Intel GPU may have page-locked memory among its files."""
+    lines = "".join(f"7ffd0000000{number} default file=/dev/{device}\n" for number, device in enumerate(devices))
+    _add(root, 10, maps=MAPS + lines)
+    assert _one(root).hides_pinned is hides_pinned
+
+
+def test_cpuset_of_a_rank(root: Path) -> None:
+    """The CPUs that the cgroup of a rank allows are read; without a mount they are unknown."""
+    folder = _add(root, 10)
+    assert _one(root).cpuset is None
+    (root / "proc/mounts").write_text("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n")
+    (folder / "cgroup").write_text("0::/job\n")
+    (root / "sys/fs/cgroup/job").mkdir(parents=True)
+    (root / "sys/fs/cgroup/job/cpuset.cpus.effective").write_text("0-1\n")
+    assert _one(root).cpuset == CpuSet({0, 1})
+
+
+@pytest.mark.parametrize(
     ("words", "shown"),
     [
         ("default", "default"),

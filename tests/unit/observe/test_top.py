@@ -20,7 +20,7 @@ from numapin.cli.top import _follow
 from numapin.data.loop_times import Waited
 from numapin.errors import UsageError
 from numapin.observe.find_job import RunningJob
-from numapin.observe.model import MemoryKind, ObservedRank, Pages, Process, Role
+from numapin.observe.model import MemoryKind, ObservedRank, Pages, Process, Role, Thread
 from numapin.observe.sample import Sampler, read_swapped
 from numapin.observe.top import Sample, Top, top
 from numapin.plan.model import GpuRef, Plan, RankPlan
@@ -29,6 +29,7 @@ from numapin.system.proc import thread_cpus
 from numapin.topology.readings import GpuLoad
 from numapin.view.top_table import top_table
 from tests.nvml.fake import FakeGpu, render
+from tests.unit import watched
 from tests.unit.planned import MIB, PLANNED, PREFER
 
 if TYPE_CHECKING:
@@ -42,12 +43,16 @@ def _pages(kind: MemoryKind, *mib: int) -> Pages:
     return Pages(kind=kind, policy=PREFER, bytes_by_node={node: size * MIB for node, size in enumerate(mib)})
 
 
-def _memory(*pages: Pages, unreadable: str | None = None) -> ObservedRank:
+def _rank(*pages: Pages, unreadable: str | None = None, threads: tuple[str, ...] = ("4-7", "5")) -> ObservedRank:
+    """Return a rank with these pages, and threads on these CPUs, its main thread first."""
     rank = Process(
         pid=10,
         name="python",
         role=Role.RANK,
-        threads=(),
+        threads=tuple(
+            Thread(tid=10 + number, name="python", cpus=CpuSet.parse(cpus), last_cpu=None)
+            for number, cpus in enumerate(threads)
+        ),
         policy=PREFER,
         pages=None if unreadable else pages,
         unreadable=unreadable,
@@ -57,9 +62,9 @@ def _memory(*pages: Pages, unreadable: str | None = None) -> ObservedRank:
 
 SAMPLE = Sample(
     at_s=100.0,
-    threads={0: (CpuSet({4, 5, 6, 7}), CpuSet({5}))},
+    ranks={0: _rank(_pages(MemoryKind.HEAP, 0, 10))},
+    bound=frozenset({0}),
     gone=frozenset(),
-    memory={0: _memory(_pages(MemoryKind.HEAP, 0, 10))},
     loads={"GPU-1": GpuLoad(busy_share=0.87, h2d_gbps=24.0)},
     swapped=(1000, 5000),
 )
@@ -88,10 +93,15 @@ class TestRows:
         assert _top(now, before=replace(SAMPLE, swapped=None)).swap_per_s is None
 
     def test_threads_off_the_plan(self) -> None:
-        """A thread that may leave the planned CPUs counts, one on fewer CPUs does not."""
-        threads = (CpuSet({4}), CpuSet({4, 8}), CpuSet({0}))
-        (rank,) = _top(replace(SAMPLE, threads={0: threads})).ranks
-        assert (rank.num_off_plan, rank.num_threads) == (2, 3)
+        """A thread that may leave the planned CPUs counts, one that a library pinned to some of them does not."""
+        (rank,) = _top(replace(SAMPLE, ranks={0: _rank(threads=("4-7", "4,8", "0", "5"))})).ranks
+        assert (rank.num_off_plan, rank.num_threads) == (2, 4)
+
+    def test_squeezed_rank(self) -> None:
+        """A main thread on fewer CPUs than planned counts, unless another launcher gave the rank these CPUs."""
+        narrow = replace(SAMPLE, ranks={0: _rank(threads=("4", "4"))})
+        assert _top(narrow).ranks[0].num_off_plan == 1
+        assert _top(replace(narrow, bound=frozenset())).ranks[0].num_off_plan == 0
 
     def test_memory(self) -> None:
         """The remote share leaves files out, and slots and page-locked memory are pinned bytes."""
@@ -101,15 +111,18 @@ class TestRows:
             _pages(MemoryKind.SLOT, 0, 30),
             _pages(MemoryKind.PINNED, 10, 0),
         )
-        (rank,) = _top(replace(SAMPLE, memory={0: _memory(*pages)})).ranks
+        (rank,) = _top(replace(SAMPLE, ranks={0: _rank(*pages)})).ranks
         assert rank.remote_share == pytest.approx(0.2)
         assert rank.pinned_bytes == 40 * MIB
 
     def test_unknown_memory(self) -> None:
-        """Unreadable memory is unknown; without planned nodes nothing is remote, but pinned bytes count."""
-        (hidden,) = _top(replace(SAMPLE, memory={0: _memory(unreadable="no")})).ranks
+        """Unreadable memory is unknown, as is pinned memory on AMD; without planned nodes only pinned bytes count."""
+        (hidden,) = _top(replace(SAMPLE, ranks={0: _rank(unreadable="no")})).ranks
         assert (hidden.remote_share, hidden.pinned_bytes) == (None, None)
-        slots = replace(SAMPLE, memory={0: _memory(_pages(MemoryKind.SLOT, 5))})
+        (seen,) = _rank(_pages(MemoryKind.HEAP, 0, 10)).processes
+        of_amd = ObservedRank(local_rank=0, pid=10, processes=(replace(seen, hides_pinned=True),))
+        assert _top(replace(SAMPLE, ranks={0: of_amd})).ranks[0].pinned_bytes is None
+        slots = replace(SAMPLE, ranks={0: _rank(_pages(MemoryKind.SLOT, 5))})
         (free,) = _top(slots, plan=replace(PLANNED, nodes=CpuSet(), memory=Memory.NONE)).ranks
         assert (free.remote_share, free.pinned_bytes) == (None, 5 * MIB)
 
@@ -138,7 +151,7 @@ class TestRows:
     def test_job_that_ended(self) -> None:
         """A job has ended when all of its ranks are gone."""
         assert not _top(SAMPLE).has_ended
-        assert _top(replace(SAMPLE, gone=frozenset({0}), threads={0: ()})).has_ended
+        assert _top(replace(SAMPLE, gone=frozenset({0}), ranks={0: _rank(threads=())})).has_ended
 
 
 class TestTable:
@@ -154,22 +167,21 @@ class TestTable:
 
     def test_unknown_is_a_dash(self) -> None:
         """What is unknown is a dash, never a zero."""
-        blind = replace(SAMPLE, loads={}, memory={0: _memory(unreadable="no")}, swapped=None)
+        blind = replace(SAMPLE, loads={}, ranks={0: _rank(unreadable="no")}, swapped=None)
         _, swap, _, row, *_ = _shown(_top(blind))
         assert row.split()[-7:] == ["-"] * 7
         assert swap.endswith("swap: unknown")
 
     def test_gone(self) -> None:
         """A rank that is gone has no numbers."""
-        _, _, _, row, *_ = _shown(_top(replace(SAMPLE, gone=frozenset({0}), threads={0: ()})))
+        _, _, _, row, *_ = _shown(_top(replace(SAMPLE, gone=frozenset({0}), ranks={0: _rank(threads=())})))
         assert row.split()[-1] == "gone"
 
     def test_width(self) -> None:
         """A rank on every second of 512 CPUs, three digits of everything else: 80 columns, and no line is broken."""
         plan = replace(PLANNED, local_rank=15, cpus=CpuSet(range(0, 512, 2)))
-        threads = (CpuSet({1}),) * 4000
-        memory = replace(_memory(_pages(MemoryKind.SLOT, 65536, 65536)), local_rank=15)
-        seen = _top(replace(SAMPLE, threads={15: threads}, memory={15: memory}), plan=plan)
+        rank = replace(_rank(_pages(MemoryKind.SLOT, 65536, 65536), threads=("1",) * 4000), local_rank=15)
+        seen = _top(replace(SAMPLE, ranks={15: rank}), plan=plan)
         lines = _shown(seen)
         assert len(lines) == 6
         assert max(map(len, lines)) <= 80
@@ -179,9 +191,26 @@ class TestTable:
     @pytest.mark.parametrize("width", [1, 20, 40, 80, 120, 200])
     def test_any_width(self, width: int) -> None:
         """Less important columns are left out before a line is cut, and the ranks stay."""
-        lines = _shown(_top(SAMPLE), width=width)
+        lines = _shown(replace(_top(SAMPLE), run="x" * 300), width=width)
         assert len(lines) == 6
         assert max(map(len, lines)) <= width
+
+    @pytest.mark.parametrize(
+        ("facts", "is_red"),
+        [({}, False), ({"num_off_plan": 1}, True), ({"remote_share": 0.06}, True), ({"is_gone": True}, True)],
+    )
+    def test_what_needs_attention_is_red(self, facts: dict[str, object], is_red: bool) -> None:  # noqa: FBT001 - a parameter
+        """The row of a rank that is gone, off its plan or far from its memory is red; other rows are not."""
+        console = Console(width=200, color_system="standard", force_terminal=True)
+        with console.capture() as captured:
+            console.print(top_table(watched.job(watched.rank(0), watched.rank(1, **facts)), {}, width=200))
+        _, _, _, healthy, other, *_ = captured.get().splitlines()
+        assert ("\x1b[1;31m" in healthy, "\x1b[1;31m" in other) == (False, is_red)
+
+    def test_shared_gpu(self) -> None:
+        """The power of a GPU that two ranks share counts once."""
+        both = watched.rank(0), watched.rank(1, plan=replace(watched.planned(0), local_rank=1))
+        assert "GPU power 612 W" in _shown(watched.job(*both))[1]
 
 
 class TestReaders:
@@ -257,6 +286,13 @@ class TestFollowing:
             assert [rank.is_gone for rank in next(follow).ranks] == [False, True]
             assert [(rank.pid, rank.is_gone) for rank in next(follow).ranks] == [(first, False), (second, False)]
 
+    def test_a_rank_that_starts_later(self) -> None:
+        """A run that had not started all of its ranks is read again until it has."""
+        with _processes(2) as (first, second):
+            complete = replace(_job({0: first, 1: second}), owner=os.getuid())
+            follow = _follow(replace(complete, pids={0: first}), lambda: complete, dict, lambda: None)
+            assert [len(next(follow).ranks) for _ in range(2)] == [1, 2]
+
     def test_a_launcher_that_was_killed(self) -> None:
         """A rank that outlives its run is shown; when all are gone, `top` ends."""
 
@@ -274,7 +310,7 @@ class TestFollowing:
     def test_a_foreign_process_is_no_rank(self) -> None:
         """A process id that another process has taken over has no threads and no pages in the table."""
         sample = Sampler(_job({0: os.getpid()}, gone=frozenset({0})), dict).sample()
-        assert (sample.gone, sample.threads, sample.memory[0].processes) == (frozenset({0}), {0: ()}, ())
+        assert (sample.gone, sample.ranks[0].processes) == (frozenset({0}), ())
 
 
 _LOADS = """

@@ -68,7 +68,7 @@ def _only(report: VerifyReport) -> VerifyFinding:
 
 
 def test_what_is_as_planned_holds() -> None:
-    """Threads on planned CPUs or fewer, the planned policy and local pages give no finding, wherever files are."""
+    """The planned CPUs, a library's thread on some of them, the planned policy and local pages give no finding."""
     narrow = replace(RANK, threads=(_thread(10), _thread(11, "5"), _thread(12, "")))
     report = _report(narrow, WORKER)
     assert (report.holds, _found(report)) == (True, ())
@@ -84,7 +84,7 @@ class TestThreads:
         assert (report.holds, finding.severity) == (False, VerifySeverity.ERROR)
         assert finding.what == "1 thread 'python' of the rank may run on CPUs 3-4; planned: 4-7"
         assert finding.where == "pid 10, thread 11, last on CPU 5"
-        assert "taskset --cpu-list --pid 4-7 11" in finding.remedy
+        assert finding.remedy.endswith("numapin attach --job run-1")
 
     def test_alike_ones_are_one_finding(self) -> None:
         """Sixty threads of one name on the same CPUs are one finding; another name or other CPUs are another."""
@@ -101,7 +101,7 @@ class TestThreads:
             ("python", ("GOMP_CPU_AFFINITY=0-3",), Role.RANK, "GOMP_CPU_AFFINITY=0-3: unset"),
             ("pt_data_pin", (), Role.RANK, "pin thread"),
             ("pt_data_worker", (), Role.WORKER, "worker_init_fn"),
-            ("bash", (), Role.OTHER, "taskset --cpu-list --pid 4-7 31"),
+            ("bash", (), Role.OTHER, "numapin attach --job run-1"),
         ],
     )
     def test_likely_cause(self, name: str, openmp: tuple[str, ...], role: Role, cause: str) -> None:
@@ -117,7 +117,7 @@ class TestThreads:
         finding = _only(_report(unbound, applied=None))
         assert finding.what == "not bound: 2 of 3 threads may run on CPUs 0-7; planned: 4-7"
         assert "numapin run" in finding.remedy
-        assert "taskset --all-tasks --cpu-list --pid 4-7 10" in finding.remedy
+        assert finding.remedy.endswith("to bind the running rank: numapin attach --pid 10")
         moved = replace(RANK, threads=(_thread(10), _thread(11, "0-7")))
         assert _only(_report(moved, applied=None)).what.startswith("1 thread")
 
@@ -126,6 +126,158 @@ class TestThreads:
         for processes in ((), (WORKER,)):
             report = _report(*processes)
             assert (report.holds, _only(report).what) == (False, "the process is gone")
+
+
+OTHER = replace(RANK, pid=30, threads=(_thread(30), _thread(31)))
+"""The process of another rank, which has the same planned CPUs."""
+
+
+def _on(process: Process, cpus: str) -> Process:
+    """Return a process with two threads that may use these CPUs."""
+    return replace(process, threads=(_thread(process.pid, cpus), _thread(process.pid + 1, cpus)))
+
+
+class TestFewerCpus:
+    """Threads that may use only some of the planned CPUs."""
+
+    @staticmethod
+    def _both(
+        first: Process,
+        second: Process,
+        *workers: Process,
+        bind: Bind = Bind.NODE,
+        applied: bool = True,
+        cpuset: CpuSet | None = None,
+    ) -> VerifyReport:
+        """Return the report of two ranks with the same plan; the workers are the first rank's."""
+        plans = (PLANNED, replace(PLANNED, local_rank=1))
+        ranks = (
+            ObservedRank(local_rank=0, pid=first.pid, processes=(first, *workers), cpuset=cpuset),
+            ObservedRank(local_rank=1, pid=second.pid, processes=(second,), cpuset=cpuset),
+        )
+        return verify(
+            Plan(bind=bind, memory=PLANNED.memory, ranks=plans),
+            Observed(nodes=CpuSet({0, 1}), ranks=ranks),
+            applied={0: APPLIED, 1: APPLIED} if applied else {},
+            run="run-1",
+        )
+
+    def test_main_thread_and_worker(self) -> None:
+        """A rank whose program narrowed it is off the plan with its workers, in one finding; `attach` undoes that."""
+        report = _report(_on(RANK, "4"), replace(WORKER, threads=(_thread(20, "4"),)))
+        finding = _only(report)
+        assert (report.holds, finding.severity) == (False, VerifySeverity.ERROR)
+        assert finding.what == "the main thread and 1 data worker may run on CPUs 4 only; planned: 4-7"
+        assert finding.where == "pid 10,20, thread 10,20, last on CPU 5"
+        assert "called sched_setaffinity" in finding.remedy
+        assert finding.remedy.endswith("numapin attach --job run-1 --widen")
+        assert report.ranks[0].num_off_plan == 2
+
+    def test_workers_alone(self) -> None:
+        """Workers that a worker_init_fn narrowed are off the plan, one finding for all of them on the same CPUs."""
+        workers = [replace(WORKER, pid=pid, threads=(_thread(pid, "5-6"),)) for pid in (20, 21, 22)]
+        finding = _only(_report(RANK, *workers))
+        assert finding.what == "3 data workers may run on CPUs 5-6 only; planned: 4-7"
+        assert "worker_init_fn" in finding.remedy
+
+    def test_other_children(self) -> None:
+        """A program that the rank started may run on fewer CPUs: its own options may say so."""
+        assert _report(RANK, replace(RANK, pid=40, role=Role.OTHER, threads=(_thread(40, "5"),))).holds
+
+    def test_openmp(self) -> None:
+        """OpenMP pins the main thread, too, and the pools of two ranks on the same CPUs; its variables are named."""
+        pinned = [
+            replace(each, threads=(_thread(each.pid, "4"), _thread(each.pid + 1, "5")), openmp=("OMP_PROC_BIND=true",))
+            for each in (RANK, OTHER)
+        ]
+        report = self._both(*pinned)
+        assert [finding.what for finding in _found(report)] == [
+            "the main thread may run on CPUs 4 only; planned: 4-7",
+            "2 threads of ranks 0-1 may run on CPUs 5 only; planned: 4-7",
+        ]
+        assert all("OMP_PROC_BIND=true: unset it" in finding.remedy for finding in _found(report))
+        assert [rank.num_off_plan for rank in report.ranks] == [2, 2]
+
+    @pytest.mark.parametrize(
+        ("first", "second", "name", "holds"),
+        [
+            (("5",), ("5",), "python", False),
+            (("5",), ("6",), "python", True),
+            (("5", "6"), ("5", "6"), "python", False),
+            (("5-6",), ("5-6",), "python", True),
+            (("5-6", "5-6"), ("5-6",), "python", False),
+            (("5", "5"), (), "python", True),  # of one rank
+            (("5",), ("5",), "NCCL Service", True),
+        ],
+    )
+    def test_threads_of_several_ranks(
+        self,
+        first: tuple[str, ...],
+        second: tuple[str, ...],
+        name: str,
+        holds: bool,  # noqa: FBT001 - a parameter
+    ) -> None:
+        """Pools of several ranks on the same few CPUs are off the plan if they have more threads than these CPUs."""
+        own = [_thread(11 + number, cpus, name) for number, cpus in enumerate(first)]
+        others = [_thread(31 + number, cpus, name) for number, cpus in enumerate(second)]
+        report = self._both(replace(RANK, threads=(_thread(10), *own)), replace(OTHER, threads=(_thread(30), *others)))
+        assert report.holds is holds
+
+    def test_cpuset(self) -> None:
+        """A cpuset that was cut below the plan is named as the reason."""
+        rank = ObservedRank(
+            local_rank=0, pid=10, processes=(replace(RANK, threads=(_thread(10, "4-5"),)),), cpuset=CpuSet(range(6))
+        )
+        plan = Plan(bind=Bind.NODE, memory=PLANNED.memory, ranks=(PLANNED,))
+        report = verify(plan, Observed(nodes=CpuSet({0, 1}), ranks=(rank,)), applied={0: APPLIED}, run="run-1")
+        assert report.holds is False
+        assert "the cpuset of the rank allows CPUs 0-5 only" in _only(report).remedy
+
+    def test_nccl(self) -> None:
+        """A main thread that NCCL narrowed to the GPU's node is off a plan with more CPUs; the remedy is an upgrade."""
+        library = NcclLibrary(library="/lib/libnccl.so.2", version="2.29.7", ignores_affinity=False)
+        narrow = replace(RANK, threads=(_thread(10, "4-5"),), nccl=library)
+        report = self._both(narrow, OTHER, bind=Bind.SOCKET)
+        assert report.ranks[0].holds is False
+        assert "install NCCL 2.30.3 or newer" in _found(report)[0].remedy
+
+    def test_binding_none(self) -> None:
+        """With --bind none a program may bind itself."""
+        narrow = replace(RANK, threads=(_thread(10, "4"),))
+        assert self._both(narrow, replace(OTHER, threads=(_thread(30, "4"),)), bind=Bind.NONE).holds
+
+    def test_rank_of_another_launcher(self) -> None:
+        """A rank that another launcher bound to fewer CPUs is a warning; its workers must have those, too."""
+        own = _on(RANK, "4-5")
+        inherited = replace(WORKER, threads=(_thread(20, "4-5"),))
+        report = _report(own, inherited, applied=None)
+        assert (report.holds, _only(report).severity) == (True, VerifySeverity.WARNING)
+        assert _only(report).what == "bound to fewer CPUs than numapin would give it: 4-5; planned: 4-7"
+        assert _only(report).remedy.endswith("numapin attach --pid 10 --widen")
+        assert report.ranks[0].num_off_plan == 0
+        narrowed = _report(own, replace(WORKER, threads=(_thread(20, "4"),)), applied=None)
+        assert "1 data worker may run on CPUs 4 only; planned: 4-7" in [finding.what for finding in _found(narrowed)]
+
+    def test_ranks_of_another_launcher_on_the_same_cpus(self) -> None:
+        """Ranks that share few CPUs although the plan has more are off it, whatever started them."""
+        squeezed = (_on(RANK, "4"), _on(OTHER, "4"))
+        report = self._both(*squeezed, applied=False)
+        assert [finding.what for finding in _found(report)] == [
+            "4 threads of ranks 0-1 may run on CPUs 4 only; planned: 4-7"
+        ]
+        assert report.holds is False
+        assert self._both(_on(RANK, "4"), _on(OTHER, "5"), applied=False).holds
+
+    def test_openmp_under_another_launcher(self) -> None:
+        """A main thread that OpenMP pinned is off the plan also if another launcher started it."""
+        pinned = replace(RANK, threads=(_thread(10, "4"),), openmp=("OMP_PROC_BIND=true",))
+        assert _report(pinned, applied=None).holds is False
+
+    def test_job_in_a_smaller_cpuset(self) -> None:
+        """A job of another launcher is compared with the part of the plan that its cpuset allows."""
+        ranks = (_on(RANK, "4-5"), _on(OTHER, "4-5"))
+        report = self._both(*ranks, applied=False, cpuset=CpuSet({4, 5}))
+        assert (report.holds, _found(report)) == (True, ())
 
 
 class TestPolicy:
@@ -279,13 +431,19 @@ class TestPages:
             "30.0 MiB on node 0, 10.0 MiB on node 2; planned: node 1"
         )
         assert finding.where == "pid 10"
-        assert finding.remedy.endswith("migratepages 10 0,2 1")
+        assert finding.remedy.endswith("move it with: numapin attach --job run-1 --migrate")
 
     def test_pinned_memory_cannot_be_moved(self) -> None:
         """The remedy for page-locked memory is not a command that would fail."""
         finding = _only(_report(replace(RANK, pages=(_pages(MemoryKind.SLOT, n0=1),))))
-        assert "migratepages" not in finding.remedy
+        assert "--migrate" not in finding.remedy
         assert "restart" in finding.remedy
+
+    def test_pinned_memory_that_is_not_recognized(self) -> None:
+        """On AMD and Intel GPUs a note says that page-locked memory was not checked."""
+        report = _report(replace(RANK, hides_pinned=True), WORKER)
+        assert (report.holds, _only(report).severity) == (True, VerifySeverity.NOTE)
+        assert "not recognized on AMD and Intel GPUs" in _only(report).what
 
     def test_memory_that_may_not_be_read(self) -> None:
         """It is unverified, so the verdict is unknown; an error elsewhere still means that the plan does not hold."""
@@ -381,10 +539,10 @@ class TestRoles:
 
     @pytest.mark.parametrize(
         ("main", "other", "worker", "child"),
-        [("4-5", "6", "7", "4-5"), ("4", "5", "7", "7"), ("5", "4-5", "7", "6")],
+        [("4-5", "6", "7", "4-5"), ("4-5", "5", "7", "7"), ("4-5", "4-5", "7", "6")],
     )
     def test_each_in_its_role(self, main: str, other: str, worker: str, child: str) -> None:
-        """Main thread, pool, workers and other children may use the CPUs of their role, or fewer."""
+        """Main thread, pool, workers and other children may use the CPUs of their role, pool and children fewer."""
         rank = replace(RANK, threads=(_thread(10, main), _thread(11, other)))
         of_loader = replace(WORKER, threads=(_thread(20, worker),))
         helper = replace(WORKER, pid=30, role=Role.OTHER, threads=(_thread(30, child),))
@@ -394,6 +552,7 @@ class TestRoles:
         ("main", "other", "worker", "planned"),
         [
             ("6", "6", "7", "CPUs 6; planned: 4-5"),
+            ("4", "6", "7", "CPUs 4 only; planned: 4-5"),
             ("4-7", "6", "7", "CPUs 4-7; planned: 4-5"),
             ("4-5", "7", "7", "CPUs 7; planned: 4-5 or 6"),
             ("4-5", "5-6", "7", "CPUs 5-6; planned: 4-5 or 6"),
@@ -410,7 +569,7 @@ class TestRoles:
         """Workers then have the main thread's CPUs, and not the optimizer's."""
         plan = replace(BY_ROLE, roles=RoleCpus(main=CpuSet({4, 5}), loader=None, optimizer=CpuSet({6, 7})))
         rank = replace(RANK, threads=(_thread(10, "4-5"),))
-        assert self._errors(rank, replace(WORKER, threads=(_thread(20, "5"),)), plan=plan) == []
+        assert self._errors(rank, replace(WORKER, threads=(_thread(20, "4-5"),)), plan=plan) == []
         (what,) = self._errors(rank, replace(WORKER, threads=(_thread(20, "7"),)), plan=plan)
         assert what.endswith("CPUs 7; planned: 4-5")
 

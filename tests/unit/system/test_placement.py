@@ -229,6 +229,7 @@ class TestNumaMaps:
         "7f0000000000 prefer:1 file=/memfd:slot\\040(deleted) dirty=8 active=0 N0=2 N1=6 kernelpagesize_kB=4\n"
         "7f1000000000 bind:1 file=/anon_hugepage huge dirty=2 N1=2 kernelpagesize_kB=2048\n"
         "7f2000000000 default\n"
+        "7f3000000000 best=5000 N0=2 kernelpagesize_kB=4\n"
     )
 
     @pytest.mark.parametrize(
@@ -240,6 +241,7 @@ class TestNumaMaps:
             (0x7F0000000000, 4 * 4096, None),  # the mapping holds more than what is asked about
             (0x7F1000000000, 4 << 20, {1: 1024}),  # huge pages count as one there
             (0x7F2000000000, 4096, None),  # nothing touched
+            (0x7F3000000000, 8192, None),  # a policy of a kernel that we do not know
             (0x55A0000, 2 * 4096, None),  # the kernel writes eight digits at least
             (0x7F0000001000, 4096, None),  # begins inside a mapping
             (0x7F00000, 4096, None),  # only the beginning of an address

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.system.proc import state_of, waits_forever
+from numapin.system.proc import descendants, state_of, waits_forever
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -20,6 +20,20 @@ if TYPE_CHECKING:
 
 _STAT = "7 (a child) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 {} 0 99 1 1" + " 0" * 30
 _LOCK_WAIT = "202 0x5621150eb360 0x189 0x0 0x0 0x0 0xffffffff 0x7fff5d19f560 0x7f10e2ca3e96"
+
+
+def test_descendants() -> None:
+    """Descendants come nearest first, without those that are left out and theirs; a chain may be long."""
+    children = {1: [2, 3], 2: [4], 3: [5], 5: [6]}
+    assert descendants(1, children) == [2, 3, 4, 5, 6]
+    assert descendants(1, children, without={3}) == [2, 4]
+    assert descendants(1, {pid: [pid + 1] for pid in range(1, 5000)}) == list(range(2, 5001))
+
+
+def test_parents_that_form_a_circle() -> None:
+    """Processes are not read at once and ids are used again, so each may be below the other: each is listed once."""
+    assert descendants(1, {1: [2], 2: [3], 3: [1, 2]}) == [2, 3]
+    assert descendants(1, {1: [1]}) == []
 
 
 @pytest.fixture
