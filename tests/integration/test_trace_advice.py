@@ -162,14 +162,11 @@ def test_a_slow_rank_that_sleeps(tmp_path: Path) -> None:
 
 
 def test_the_report_comes_while_the_job_goes_on_and_stop_ends_it(tmp_path: Path) -> None:
-    """The report is there before the script ends, and is printed once. With --stop all ranks end, with status 0.
-
-    The two runs can be compared.
-    """
+    """The report is there before the script ends, and is printed once. With --stop all ranks end, with status 0."""
     done = traced(tmp_path, ENDLESS, "--nproc-per-node", "1", "--steps", "5", "--json", arguments=("out/report.json",))
     assert json.loads(done.out)["schema"] == "numapin.trace/1"
     assert "saw it: True" in done.err
-    (tmp_path / "out").rename(tmp_path / "before")
+    (tmp_path / "out").rename(tmp_path / "first")
     stop = ("--nproc-per-node", "2", "--steps", "60", "--stop")
     done = traced(tmp_path, ENDLESS, *stop, arguments=("never",), write=script)  # new processes, which it ends
     assert "the job was ended after the traced steps (--stop)" in done.err
@@ -178,26 +175,9 @@ def test_the_report_comes_while_the_job_goes_on_and_stop_ends_it(tmp_path: Path)
     assert "the script sleeps or waits" in done.out
     ranks = json.loads((tmp_path / "out" / "report.json").read_text())["ranks"]
     assert [rank["num_steps"] for rank in ranks] == [60, 60]
-    compared = numapin("trace", "--compare", "before", "out", "--json", cwd=tmp_path)
-    assert compared.status == 0, compared.err
-    content = json.loads(compared.out)
-    assert (content["schema"], content["a"], content["b"]) == ("numapin.tracediff/1", "before", "out")
-    assert {part["part"] for part in content["parts"]} >= {"step", "compute", "other"}
-    assert content["notes"] == ["the runs differ in more than time: ranks: 1 and 2"]
-    table = numapin("trace", "--compare", "before", "out", cwd=tmp_path).out
-    assert "A: before" in table
-    assert "note: the runs differ" in table
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--compare", "a"), "missing argument 'B'"),
-        (("--compare", "a", "b", "c"), "unexpected"),
-        (("--read",), "--read"),
-    ],
-)
-def test_a_command_line_that_is_incomplete(arguments: tuple[str, ...], said: str) -> None:
-    """--compare takes two traces, --read at least one."""
-    done = numapin("trace", *arguments)
-    assert (done.status, said in done.err) == (2, True), done.err
+def test_read_without_a_file() -> None:
+    """--read takes at least one trace."""
+    done = numapin("trace", "--read")
+    assert (done.status, "--read" in done.err) == (2, True), done.err
