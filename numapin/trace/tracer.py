@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import threading
 import time
 import warnings
@@ -176,6 +177,9 @@ class Tracer:
         if profiler is not None and num_steps:
             name = self.claim.stem + ".trace.json"
             _export(profiler, self.claim.with_name(name))
+        usage_log = sys.modules.get("numapin.data.usage_log")  # the record below lets --stop end this process
+        if usage_log is not None:
+            usage_log.update()
         self.record(trace=name, num_steps=num_steps, reason=reason)
         if name is not None:
             say(f"rank {self.rank}: traced {counted(num_steps, 'step')} into {self.claim.with_name(name)}")
