@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from numapin.trace.analysis import COMMUNICATION, PARTS
-from numapin.trace.findings import find, find_straggler, too_few_steps, without_waiting
+from numapin.trace.findings import find, find_straggler, other_programs, too_few_steps, without_waiting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,7 +82,7 @@ def make_report(analyses: Sequence[Analysis], notes: Sequence[str] = ()) -> Trac
     return TraceReport(
         analyses=tuple(ordered),
         findings=tuple(sorted(map(_shared, found.values()), key=attrgetter("saves_s"), reverse=True)),
-        notes=tuple(dict.fromkeys(filter(None, (*notes, *of_traces, too_few_steps(ordered))))),
+        notes=tuple(dict.fromkeys(filter(None, (*notes, *of_traces, too_few_steps(ordered), other_programs(ordered))))),
     )
 
 
