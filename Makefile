@@ -64,10 +64,9 @@ release: package  ## also install what was built into clean environments, and te
 trials: $(TOOLS)/.ready  ## only the second half of `make release`, on what was built: TRIALS='3.11-notorch 3.13-torchnewest'
 	$(TOOLS)/bin/python -m scripts.release $(TRIALS)
 
-$(TOOLS)/.ready: pyproject.toml
-	$${PYTHON:-python3} -m venv $(TOOLS)
-	$(TOOLS)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'  # the first with --group
-	$(TOOLS)/bin/python -m pip install --quiet --upgrade --group release
+$(TOOLS)/.ready: packaging/release-tools.txt  # with hashes; no sdist, whose build would fetch others without
+	$${PYTHON:-python3} -m venv --clear $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --require-hashes --only-binary :all: -r packaging/release-tools.txt
 	touch $@
 
 $(READY): pyproject.toml constraints.txt scripts/setup.sh

@@ -159,13 +159,15 @@ def _table(rows: Iterable[tuple[str, str]], *, heads: tuple[str, str] = ("option
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+    return " ".join(text.split())
 
 
 def _text(text: str) -> str:
     """Return plain text as Markdown that shows it unchanged, apart from `code`."""
-    special = r"([<\[\]])" if "`" in text else r"([<*\[\]_])"
-    return re.sub(special, r"\\\1", text)
+    pieces = text.split("`")
+    for i in range(0, len(pieces), 2):  # the others are code, in which a backslash would be shown
+        pieces[i] = re.sub(r"([*\[\]_|])", r"\\\1", pieces[i]).replace("<", "&lt;")
+    return "`".join(pieces)
 
 
 def _fenced(text: str) -> str:

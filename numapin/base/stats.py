@@ -1,7 +1,4 @@
-"""Student's t distribution, which the standard library lacks. Pure.
-
-Comes in: a confidence and degrees of freedom. Goes out: a quantile.
-"""
+"""Student's t distribution, which the standard library lacks. Pure."""
 
 from __future__ import annotations
 
@@ -9,15 +6,15 @@ from math import pi, sqrt, tan
 from statistics import NormalDist
 
 
-def student_t(confidence: float, freedom: float) -> float:
+def student_t(confidence: float, freedom: int) -> float:
     """Return how many standard errors a two-sided interval reaches to each side, with `freedom` degrees of freedom.
 
     Exact for one and two degrees; from three on by Cornish and Fisher's series, which is at most 1 % too small.
     """
     probability = (1 + confidence) / 2
-    if freedom < 2:
+    if freedom == 1:
         return tan(pi * (probability - 0.5))
-    if freedom < 3:
+    if freedom == 2:
         return (2 * probability - 1) / sqrt(2 * probability * (1 - probability))
     z = NormalDist().inv_cdf(probability)
     terms = (

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from numapin.base.cpu_set import CpuSet
+from numapin.base.plural import counted
+from numapin.base.stderr import say
 from numapin.cli.options import FilePath, Parsed, topology_from, with_values
 from numapin.cli.output import require_writable
 from numapin.cli.torch_import import require_torch
@@ -21,6 +24,7 @@ from numapin.compare.record import MOST_STEPS
 from numapin.compare.variants import (
     DEFAULT,
     KNOWN,
+    SOCKET,
     Script,
     known_variant,
     own_command,
@@ -47,7 +51,7 @@ _NAMES: Final = Parsed("LIST", parse_names, words=KNOWN, many=True)
 class CompareOptions:
     """The parsed values of the options of `compare`, by click's names."""
 
-    variants: tuple[str, ...]
+    variants: tuple[str, ...] | None
     own: tuple[str, ...]
     a: str | None
     b: str | None
@@ -83,9 +87,11 @@ def _percent(text: str) -> float:
     context_settings={"allow_interspersed_args": False, "show_default": True},
 )
 @click.option(
-    "--variants", type=_NAMES, default=",".join(DEFAULT), help=f"Launchers to compare; each is compared with the first "
-    f"one: {', '.join(KNOWN)}."
-)  # fmt: skip
+    "--variants",
+    type=_NAMES,
+    help=f"Launchers to compare; each is compared with the first one: {', '.join(KNOWN)}.  "
+    f"[default: {','.join(DEFAULT)}; with {SOCKET} where numapin's plan leaves CPUs idle that --bind socket uses]",
+)
 @click.option(
     "--variant",
     "own",
@@ -156,7 +162,7 @@ def compare(options: CompareOptions) -> None:
     _check(options)
     topology = topology_from(gpu_nodes=None)
     plan = _plan(topology, options.nproc_per_node)
-    variants = _variants(options, plan)
+    variants = _variants(options, plan, topology)
     require_different_names(variants)
     _require_hooks(variants)
     with _exiting_on_sigterm():
@@ -207,7 +213,7 @@ def _plan(topology: Topology, num_ranks: int | None) -> Plan | None:
         return None
 
 
-def _variants(options: CompareOptions, plan: Plan | None) -> list[Variant]:
+def _variants(options: CompareOptions, plan: Plan | None, topology: Topology) -> list[Variant]:
     if options.a is not None and options.b is not None:
         return [own_command(options.a, option="--a"), own_command(options.b, option="--b")]
     script = Script(
@@ -216,8 +222,25 @@ def _variants(options: CompareOptions, plan: Plan | None) -> list[Variant]:
         num_ranks=options.nproc_per_node or (len(plan.ranks) if plan else 1),
         num_threads=min((rank.num_threads for rank in plan.ranks), default=1) if plan else 1,
     )
-    named = [known_variant(name, script) for name in options.variants]
+    names = default_names(topology, plan) if options.variants is None else options.variants
+    named = [known_variant(name, script) for name in names]
     return [*named, *(own_variant(text, script) for text in options.own)]
+
+
+def default_names(topology: Topology, plan: Plan | None) -> tuple[str, ...]:
+    """Return the default variants, with `--bind socket` if it uses CPUs that the plan leaves idle."""
+    from numapin.plan.make import make_plan
+    from numapin.plan.request import Bind, Request
+
+    if plan is None:
+        return DEFAULT
+    wider = make_plan(topology, Request(num_ranks=len(plan.ranks), bind=Bind.SOCKET))
+    used, usable = (CpuSet().union(*(rank.cpus for rank in one.ranks)) for one in (plan, wider))
+    if usable <= used:
+        return DEFAULT
+    idle = counted(len(usable - used), "CPU")
+    say(f"{SOCKET} is compared, too: it uses {idle} that stay idle under the other variants of numapin")
+    return (*DEFAULT, SOCKET)
 
 
 def _require_hooks(variants: list[Variant]) -> None:

@@ -19,7 +19,7 @@ import click
 from numapin.base.folders import opened
 from numapin.base.stderr import say
 from numapin.cli.options import FilePath
-from numapin.cli.output import emit, json_text, say_error, show
+from numapin.cli.output import say_error
 from numapin.cli.run import RunOptions, parse, sections_of_run, start
 from numapin.cli.torch_import import require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
@@ -29,7 +29,6 @@ from numapin.cli.trace_writing import REPORT, TIMELINE, make_folders, show_repor
 from numapin.errors import NumapinError, UsageError
 from numapin.launcher.command import python
 from numapin.rank.signals import open_mailbox
-from numapin.trace.report import difference
 from numapin.trace.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,15 +38,14 @@ _ABOUT: Final = (
     "Run a script under torch's profiler, and report where the time of its steps "
     "goes (compute, exposed copies, waiting for data), which copies are pageable or blocking, and what to change. "
     "The report comes as soon as the steps are recorded, and the job goes on; --stop ends it. "
-    "With --read FILE, read existing traces instead; with --compare A B, compare two of them. A job that already runs "
-    "cannot be traced: start it with this command, and a large --skip."
+    "With --read FILE, read existing traces instead. A job that already runs cannot be traced: start it with this "
+    "command, and a large --skip."
 )
 _EXAMPLES: Final = """\
   numapin trace train.py --lr 0.1                   20 steps of each rank, after the first 10
   numapin trace --steps 5 --skip 3 --nproc-per-node 2 train.py
   numapin trace --stop train.py                     end the job after the traced steps
   numapin trace --read trace.json                   a torch.profiler trace, or an output folder
-  numapin trace --compare before after              two output folders: what has changed, in seconds a step
   numapin trace --read trace.json --output DIR      also write a timeline"""
 _READ_OPTIONS: Final = ("--json", "--output")
 _JSON: Final = click.Option(
@@ -80,9 +78,8 @@ class TraceOptions(RunOptions):
 
 
 def _trace(arguments: tuple[str, ...]) -> None:
-    other = next((command for option, command in _OTHERS.items() if _asks_for(option, arguments)), None)
-    if other is not None:
-        other.main(list(arguments), prog_name="numapin trace", standalone_mode=False)
+    if _asks_to_read(arguments):
+        _read_command.main(list(arguments), prog_name="numapin trace", standalone_mode=False)
     else:
         _run(arguments)
 
@@ -90,29 +87,23 @@ def _trace(arguments: tuple[str, ...]) -> None:
 _READ: Final = click.Option(
     ["--read"], type=FilePath(), metavar="FILE...", help="Read traces or output folders instead of running a script."
 )
-_COMPARE: Final = click.Option(
-    ["--compare"],
-    type=FilePath(),
-    metavar="A B",
-    help="Compare two traces or output folders, by part of a step, in seconds a step.",
-)
 trace = TorchrunCommand(
     "trace",
     _trace,
     about=_ABOUT,
     examples=_EXAMPLES,
     short_help="Profile a script, and report what to change.",
-    sections={"Trace": [*_OPTIONS, _READ, _COMPARE]},
+    sections={"Trace": [*_OPTIONS, _READ]},
     other_sections=sections_of_run(),
 )
 
 
-def _asks_for(option: str, arguments: Sequence[str]) -> bool:
-    """Return whether --read or --compare is among the options, before or after --json and --output."""
+def _asks_to_read(arguments: Sequence[str]) -> bool:
+    """Return whether --read is among the options, before or after --json and --output."""
     words = list(arguments)
     while words and words[0].partition("=")[0] in _READ_OPTIONS:
         words = words[2:] if words[0] == "--output" else words[1:]
-    return bool(words) and words[0].partition("=")[0] == option
+    return bool(words) and words[0].partition("=")[0] == "--read"
 
 
 @click.command(params=[_OUTPUT, _JSON])
@@ -127,24 +118,6 @@ def _read_command(first: Path, others: tuple[Path, ...], output: Path | None, *,
     if output is not None:
         write_report(report, output)
     show_report(report, as_json=as_json)
-
-
-@click.command(params=[_JSON])
-@click.option("--compare", "first", type=FilePath(), required=True)
-@click.argument("second", metavar="B", type=FilePath())
-def _compare_command(first: Path, second: Path, *, as_json: bool) -> None:
-    """Compare two traces, or the output folders of two runs."""
-    reports = [read_report((path,)) for path in (first, second)]
-    found = difference(*reports, names=(str(first), str(second)))
-    if as_json:
-        emit(json_text(found.to_json()))
-        return
-    from numapin.view.trace_table import difference_table
-
-    show(difference_table(found))
-
-
-_OTHERS: Final = {"--read": _read_command, "--compare": _compare_command}
 
 
 def _require_kept(paths: Sequence[Path], output: Path) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 THREADS: Final = "torchrun-threads"
+SOCKET: Final = "numapin-socket"
 KNOWN: Final = {
     "torchrun": "torchrun",
     "torchrun-node": "torchrun --numa-binding=node",
@@ -25,7 +26,7 @@ KNOWN: Final = {
     "numapin-loader": "numapin --dataloader=numapin",
     "numapin-balanced": "numapin --dataloader=numapin-balanced",
     "numapin-exclusive": "numapin --bind exclusive",
-    "numapin-socket": "numapin --bind socket",
+    SOCKET: "numapin --bind socket",
     "numapin-core-complex": "numapin --bind core-complex",
 }
 """Name -> launcher and options. `torchrun-threads` also gets OMP_NUM_THREADS as numapin would set it."""

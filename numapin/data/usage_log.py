@@ -85,6 +85,11 @@ class UsageLog:
             self._others[place] += 1
             self._write_if_due()
 
+    def update(self) -> None:
+        """Write the record as it is now."""
+        with self._lock:
+            self._write(is_complete=False)
+
     def end(self) -> None:
         """Write the record for the last time."""
         with self._lock:
@@ -196,6 +201,13 @@ def _begin(environ: Mapping[str, str]) -> UsageLog | None:
     # Runs at the end of the interpreter and of multiprocessing's children; atexit does not, in the latter.
     util.Finalize(None, log.end, exitpriority=_LAST)
     return log
+
+
+def update() -> None:
+    """Write the record with the batches until now, before something ends the process by a signal."""
+    log = _logs.get(os.getpid())
+    if log is not None:
+        log.update()
 
 
 def note_path(path: DataPath) -> None:

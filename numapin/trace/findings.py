@@ -11,7 +11,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from math import sqrt
+from operator import attrgetter, itemgetter
 from statistics import median, mode
 from typing import TYPE_CHECKING, Final
 
@@ -44,6 +45,8 @@ _FEWEST_SAMPLES: Final = 3
 _FEWEST_STEPS: Final = 5  # to call steps uneven, or a rank slow
 _SLOW_STEP: Final = 1.5  # times the median step
 _NOTICED: Final = 0.01  # of the time of all steps, above the median step
+_OTHERS: Final = 0.05  # of the time of a rank's CPUs
+_TICK_MS: Final = 10
 _SLOW_RANK: Final = 1.15  # times the median of the other ranks
 
 _IN_WORDS: Final = {
@@ -70,6 +73,10 @@ _UNEVEN_REMEDIES: Final = {
 _UNSEEN: Final = (
     "look at these steps in the Chrome trace: logging, checkpoints, evaluation and garbage collection are usual "
     "causes, and so are other processes on the rank's CPUs (numapin verify @last)"
+)
+_SAME_SHAPES: Final = (
+    "every step computes with the same shapes, so look outside of the script: clocks and temperature (numapin top), "
+    "other programs on its CPUs or its GPU"
 )
 _SLOW_RANK_REMEDIES: Final = {
     "compute": "compare its device and its CPUs with the others': numapin doctor; numapin top shows clocks and load",
@@ -258,7 +265,10 @@ def _waiting_remedy(analysis: Analysis) -> str:
     workers, cpus = noted.loader.num_workers if noted.loader else 0, noted.origin.num_cpus
     more = "use more workers"
     if workers and cpus and workers >= cpus:
-        more = f"give each rank more CPUs (--cpus-per-rank, --bind; {workers} workers share {cpus} CPUs)"
+        more = (
+            f"give each rank more CPUs (--cpus-per-rank, --bind; {workers} workers share {cpus} CPUs), or use more "
+            "workers if they mostly wait for storage or the network"
+        )
     elif workers and cpus:
         more = f"use more workers (num_workers={workers} now, and the rank has {cpus} CPUs)"
     load = _worker_load(analysis)
@@ -475,13 +485,18 @@ def _uneven_finding(analysis: Analysis, uneven: Uneven) -> TraceFinding:
     totals, slowest = uneven.totals_us, max(uneven.slow, key=lambda i: uneven.totals_us[i])
     place = place_within(analysis, (analysis.trace.steps[slowest].pair,)) if uneven.part == "other" else None
     seen = f"; there, the loop was mostly in {place}" if place else ""
+    remedy = _UNEVEN_REMEDIES[uneven.part]
+    if uneven.part == "other" and place is None:
+        remedy = _UNSEEN
+    elif uneven.part == "compute" and analysis.trace.same_shapes:
+        remedy = _SAME_SHAPES
     return TraceFinding(
         what="uneven steps",
         costs=uneven.excess_us / analysis.window_us,
         evidence=f"slow steps: {len(uneven.slow)} of {len(totals)}; step {slowest} took {_ms(totals[slowest])}, the "
         f"median step {_ms(median(totals))}, without waiting for data; most of the difference is in "
         f"{_IN_WORDS.get(uneven.part, uneven.part)}{seen}",
-        remedy=_UNSEEN if uneven.part == "other" and place is None else _UNEVEN_REMEDIES[uneven.part],
+        remedy=remedy,
         part=uneven.part,
     )
 
@@ -541,6 +556,24 @@ def too_few_steps(analyses: Sequence[Analysis]) -> str:
         ranks = "all ranks have"
     few = _FEWEST_STEPS
     return f"{ranks} fewer than {few} steps, too few to look for a slow rank: trace more (--steps {few})"
+
+
+def other_programs(analyses: Sequence[Analysis]) -> str:
+    """Return a note on other programs that used a rank's CPUs while it was traced; "" if there were none."""
+    found = []
+    for analysis in _latest(analyses):
+        origin = analysis.trace.noted.origin
+        if origin.traced_ms and origin.num_cpus and origin.other_cpu_ms is not None:
+            all_ms = origin.traced_ms * origin.num_cpus
+            # CPU time is sampled in ticks of 10 ms: over a short time, or on many CPUs, chance makes a difference.
+            if origin.other_cpu_ms > max(_OTHERS * all_ms, 2 * sqrt(all_ms * _TICK_MS)):
+                found.append((origin.other_cpu_ms / origin.traced_ms, analysis))
+    if not found:
+        return ""
+    num_busy, worst = max(found, key=itemgetter(0))
+    place = f"{counted(worst.trace.noted.origin.num_cpus or 0, 'CPU')} of rank {worst.trace.rank}"
+    most = "up to " if len(found) > 1 else ""
+    return f"other programs used {most}{num_busy:.1f} of the {place} during the traced steps, and may have slowed them"
 
 
 def _latest(analyses: Sequence[Analysis]) -> list[Analysis]:

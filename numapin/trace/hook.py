@@ -40,7 +40,8 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _PROFILES_ITSELF: Final = "the script profiles itself; read its own trace with: numapin trace --read FILE"
-_MOST_LOADS: Final = 10_000  # keeps a worker's file below 600 kB, even in a job of weeks
+_MOST_LOADS: Final = 10_000  # the last ones of a worker; its file stays at 600 kB, even in a job of weeks
+_LOAD_BYTES: Final = 60  # a line: a process id and two times in ns since 1970
 
 
 class _Traced:
@@ -255,28 +256,32 @@ def _after_fork() -> None:
 
 @dataclass(slots=True)
 class _Loads:
-    """The times when this process, a worker or the loop itself, made batches: one line each, in a file per process."""
+    """The times when this process, a worker or the loop itself, last made batches: a line each, in a file per process.
+
+    The trace may begin after any number of batches, so the oldest line is overwritten.
+    """
 
     settings: Settings
     pid: int = 0
     file: int | None = None
-    left: int = _MOST_LOADS
+    num_batches: int = 0
 
     def record(self, start_ns: int, end_ns: int) -> None:
-        """Write one line; nothing more after an error, or once the rank's trace is written."""
+        """Write one line; nothing more after an error, or if the rank's trace was written before the first one."""
         if self.pid != os.getpid():
-            self.pid, self.left = os.getpid(), _MOST_LOADS
+            self.pid, self.num_batches = os.getpid(), 0
             self.file = self._open()
-        if self.file is None or self.left <= 0:
+        if self.file is None:
             return
-        self.left -= 1
+        line = f"{self.pid} {start_ns} {end_ns}".ljust(_LOAD_BYTES - 1) + "\n"
         try:
-            os.write(self.file, f"{self.pid} {start_ns} {end_ns}\n".encode())
+            os.pwrite(self.file, line.encode(), self.num_batches % _MOST_LOADS * _LOAD_BYTES)
         except OSError:  # a full disk; writing the trace will report it
-            self.left = 0
+            self.file = None
+        self.num_batches += 1
 
     def _open(self) -> int | None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | FILE
+        flags = os.O_WRONLY | os.O_CREAT | FILE
         try:
             if _Traced.closed or Path(self.settings.folder, f"{_name()}.trace.json").exists():
                 return None

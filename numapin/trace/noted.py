@@ -44,7 +44,10 @@ class StackSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where and when a trace was made. `cpus` is a Linux list; "" and None are unknown."""
+    """Where and when a trace was made. `cpus` is a Linux list; "" and None are unknown.
+
+    `other_cpu_ms` is the CPU time of other programs on these CPUs within `traced_ms`.
+    """
 
     script: str = ""
     host: str = ""
@@ -53,6 +56,8 @@ class Origin:
     nodes: str = ""
     num_cpus: int | None = None
     num_threads: int | None = None
+    traced_ms: int | None = None
+    other_cpu_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +125,8 @@ def read_noted(value: object, base_ns: float) -> ScriptNotes:
 
 def _origin(value: dict[str, Any]) -> Origin:
     texts = {name: _text(value.get(name)) for name in ("script", "host", "date", "cpus", "nodes")}
-    return Origin(**texts, num_cpus=_count(value.get("num_cpus")), num_threads=_count(value.get("num_threads")))
+    counts = {name: _count(value.get(name)) for name in ("num_cpus", "num_threads", "traced_ms", "other_cpu_ms")}
+    return Origin(**texts, **counts)
 
 
 def _loader(value: dict[str, Any]) -> LoaderUse:

@@ -1,7 +1,7 @@
 """The notes of a traced rank about its script: its loaders and epochs, its optimizer, and where it runs. Edge.
 
-Comes in: calls of `iter()` on loaders and the first step of the optimizer, from the hook. Goes out: the object "noted"
-of the trace's metadata, which `noted.py` reads.
+Comes in: calls of `iter()` on loaders and the first step of the optimizer, from the hook; CPU times, from the kernel.
+Goes out: the object "noted" of the trace's metadata, which `noted.py` reads.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin.base.cpu_set import CpuSet
+from numapin.errors import MachineError
+from numapin.system import proc
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -60,8 +62,11 @@ class Notes:
             }
             self.updates_on_cpu = devices == {"cpu"}
 
-    def to_json(self, *, num_threads: int) -> dict[str, object]:
-        """Return the notes and the rank's surroundings; torch computes with `num_threads` threads on the CPU."""
+    def to_json(self, *, num_threads: int, cpu_use: CpuUse | None) -> dict[str, object]:
+        """Return the notes and the rank's surroundings.
+
+        torch computes with `num_threads` threads on the CPU; `cpu_use` is from the start of the recording.
+        """
         cpus = CpuSet(os.sched_getaffinity(0))
         return {
             "script": Path(sys.argv[0]).name if sys.argv else "",
@@ -71,12 +76,56 @@ class Notes:
             "nodes": _nodes_of(cpus),
             "num_cpus": len(cpus),
             "num_threads": num_threads,
+            **(cpu_use.until_now() if cpu_use else {}),
             "optimizer": self.optimizer,
             "updates_on_cpu": self.updates_on_cpu,
             "loaders": [described for _, described in self.loaders],
             "epochs": self.epochs,
             "ends": self.ends,
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuUse:
+    """The CPU time, in clock ticks, that all programs have used on some CPUs, and that this job has."""
+
+    cpus: CpuSet
+    at_s: float
+    all_ticks: int
+    job_ticks: int
+
+    @classmethod
+    def read(cls, cpus: CpuSet) -> CpuUse | None:
+        """Read it for these CPUs; None if /proc cannot be read.
+
+        The job is the launcher, this process's parent, with all processes below it that may use one of the CPUs. The
+        time of a process includes that of its children which have ended.
+        """
+        children: dict[int, list[int]] = {}
+        job_ticks, launcher = 0, os.getppid()
+        try:
+            processes = dict(proc.processes())
+            for pid, found in processes.items():
+                children.setdefault(found.parent, []).append(pid)
+            for pid in processes.keys() & {launcher, *proc.descendants(launcher, children)}:
+                with suppress(ProcessLookupError):
+                    job_ticks += processes[pid].cpu_ticks if cpus & os.sched_getaffinity(pid) else 0
+            names = {f"cpu{cpu}" for cpu in cpus}
+            rows = [line.split() for line in proc.read("/proc/stat").splitlines()]
+            # user, nice and system (proc_stat(5)); interrupts may be the job's own
+            all_ticks = sum(sum(map(int, row[1:4])) for row in rows if row and row[0] in names)
+        except (OSError, ValueError, MachineError, proc.Gone):
+            return None
+        return cls(cpus=cpus, at_s=time.monotonic(), all_ticks=all_ticks, job_ticks=job_ticks)
+
+    def until_now(self) -> dict[str, object]:
+        """Return the time since then, and the CPU time of other programs on these CPUs; nothing if it is unknown."""
+        now = self.read(self.cpus)
+        if now is None:
+            return {}
+        other_ticks = max(now.all_ticks - self.all_ticks - (now.job_ticks - self.job_ticks), 0)
+        per_second = os.sysconf("SC_CLK_TCK")
+        return {"traced_ms": round((now.at_s - self.at_s) * 1000), "other_cpu_ms": other_ticks * 1000 // per_second}
 
 
 def _described(loader: DataLoader[Any], iterator: object) -> dict[str, object]:

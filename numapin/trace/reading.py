@@ -11,8 +11,8 @@ links it to the operator that issued the copy.
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections import defaultdict
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
@@ -53,6 +53,7 @@ _LOADER: Final = "enumerate(DataLoader)#"
 _MARKED_STEP: Final = "ProfilerStep#"
 _OPTIMIZER_STEP: Final = "Optimizer.step#"
 _PINNING: Final = ("aten::pin_memory", "aten::_pin_memory")
+_PRODUCTS: Final = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution"}
 _EXCHANGES: Final = ("gloo:", "mpi:", "c10d::")
 _NOT_COMPUTE: Final = (_MARKED_STEP, "Optimizer.", _LOADER, *_EXCHANGES)
 _CORRELATION: Final = ("correlation",)
@@ -155,6 +156,7 @@ def _trace(events: Sequence[_Event], metadata: dict[str, Any], *, base_ns: float
         exchanges=() if _on_gpu(by_kind) else _named(host, _EXCHANGES),
         updates=updates,
         updates_launch=_launch(by_kind["call"], updates),
+        same_shapes=_have_same_shapes(by_kind["operator"], steps),
         noted=read_noted(metadata.get("noted"), base_ns),
         notes=tuple(_notes(by_kind, waits)),
     )
@@ -216,6 +218,21 @@ def _launch(calls: Iterable[_Event], updates: Sequence[Span]) -> bool:
     """Return whether a call that launches a kernel began during one of the updates."""
     launches = tuple(event.span for event in calls if "Launch" in event.name)
     return any(_within(launches, update.start, update.end) for update in updates)
+
+
+def _have_same_shapes(operators: Iterable[_Event], steps: Sequence[Span]) -> bool | None:
+    """Return whether all steps multiply and convolve tensors of the same shapes; None if the trace has no shapes.
+
+    Other operators do not count: a loop that logs now and then has some in these steps only.
+    """
+    starts = [step.start for step in steps]
+    products: list[Counter[str]] = [Counter() for _ in steps]
+    for event in operators:
+        if event.name in _PRODUCTS and (shapes := _input_shapes(event)):
+            i = bisect_right(starts, event.span.start) - 1
+            if i >= 0 and event.span.start < steps[i].end:
+                products[i][f"{event.name} {shapes}"] += 1
+    return all(own == products[0] for own in products) if any(products) else None
 
 
 def _kernel(event: _Event) -> Kernel:
@@ -288,10 +305,12 @@ def _within(spans: Sequence[Span], start: float, end: float) -> tuple[Span, ...]
 
 def _shape(operator: _Event) -> str | None:
     """Return the shape of what was copied: the first argument that has a shape."""
+    return next((printable(str(shape)) for shape in _input_shapes(operator) if shape), None)
+
+
+def _input_shapes(operator: _Event) -> list[object]:
     shapes = operator.args.get("Input Dims", operator.args.get("Input dims"))
-    if not isinstance(shapes, list):
-        return None
-    return next((printable(str(shape)) for shape in shapes if shape), None)
+    return shapes if isinstance(shapes, list) else []
 
 
 def _timed(value: object, name: str, base_ns: float) -> tuple[Span, ...]:

@@ -126,7 +126,8 @@ class Trace:
     `waits` are the loop's calls of `next()` on a DataLoader. `loads` are the batches being made, in whichever process,
     and `pins` the batches being pinned; `loop_pins` are those that the loop's own thread pinned. `operators` ran on the
     CPU, and `exchanges` are collective operations there. `updates` are the optimizer's steps; `updates_launch` is true
-    if they launched kernels. `noted` is what the hook saw of the script. `notes` say what the trace does not.
+    if they launched kernels. `same_shapes` is true if all steps multiply and convolve tensors of the same shapes, None
+    if the trace has no shapes. `noted` is what the hook saw of the script. `notes` say what the trace does not.
     """
 
     source: str
@@ -144,6 +145,7 @@ class Trace:
     exchanges: tuple[Span, ...]
     updates: tuple[Span, ...]
     updates_launch: bool
+    same_shapes: bool | None
     noted: ScriptNotes
     notes: tuple[str, ...]
 

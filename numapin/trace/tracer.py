@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import threading
 import time
 import warnings
@@ -19,12 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.cpu_set import CpuSet
 from numapin.base.files import replace_at
 from numapin.base.folders import FOLDER, open_file, opened
 from numapin.base.plural import counted
 from numapin.base.stderr import say
 from numapin.base.strict_json import encode
-from numapin.trace.notes import Notes
+from numapin.trace.notes import CpuUse, Notes
 from numapin.trace.pace import FollowedOptimizer, Pace
 from numapin.trace.sampling import StackSampler
 from numapin.trace.watch import PeriodicCall
@@ -69,6 +71,7 @@ class Tracer:
     step: record_function | None = None
     watch: PeriodicCall | None = None
     sampler: StackSampler | None = None
+    cpu_use: CpuUse | None = None
     has_profiled: bool = False
     pins: list[tuple[int, int, int]] = field(default_factory=list)
     done: bool = False
@@ -125,6 +128,7 @@ class Tracer:
 
     def _start(self, profiler: profile) -> None:
         self.thread = threading.get_ident()
+        self.cpu_use = CpuUse.read(CpuSet(os.sched_getaffinity(0)))
         _wait_for_gpu()
         profiler.start_trace()
         self._next_step()
@@ -176,6 +180,9 @@ class Tracer:
         if profiler is not None and num_steps:
             name = self.claim.stem + ".trace.json"
             _export(profiler, self.claim.with_name(name))
+        usage_log = sys.modules.get("numapin.data.usage_log")  # the record below lets --stop end this process
+        if usage_log is not None:
+            usage_log.update()
         self.record(trace=name, num_steps=num_steps, reason=reason)
         if name is not None:
             say(f"rank {self.rank}: traced {counted(num_steps, 'step')} into {self.claim.with_name(name)}")
@@ -184,7 +191,7 @@ class Tracer:
         import torch
 
         samples = self.sampler.stop() if self.sampler else {}
-        return self.notes.to_json(num_threads=torch.get_num_threads()) | samples
+        return self.notes.to_json(num_threads=torch.get_num_threads(), cpu_use=self.cpu_use) | samples
 
     def give_up(self, reason: str) -> None:
         """Stop tracing for good, and report why."""

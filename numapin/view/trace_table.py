@@ -1,8 +1,4 @@
-"""A report of `numapin trace`, and the difference between two, as tables. Pure.
-
-Comes in: a `TraceReport` or a `TraceDifference`. Goes out: each rank's time by activity, its copies, and what to
-change; or a row for each part of a step, and a verdict.
-"""
+"""A report of `numapin trace` as tables: each rank's time by activity, its copies, and what to change. Pure."""
 
 from __future__ import annotations
 
@@ -18,10 +14,9 @@ from numapin.view.words import joined, known
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from numapin.trace.report import TraceDifference, TraceReport
+    from numapin.trace.report import TraceReport
 
 _MOST_COPIES: Final = 12  # rows; the JSON report has all
-_VERDICTS: Final = {True: "", False: "within the spread of the steps", None: "one step only"}
 
 
 def trace_table(report: TraceReport) -> RenderableType:
@@ -103,19 +98,3 @@ def _copies(report: TraceReport) -> Table:
     if len(pairs) > _MOST_COPIES:
         table.add_row("", f"+{len(pairs) - _MOST_COPIES}", *[""] * 5, "others: --json", "")
     return table
-
-
-def difference_table(found: TraceDifference) -> RenderableType:
-    """Return the runs' names, the table in seconds a step, the verdict and the notes."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("s a step", no_wrap=True)
-    for heading in ("A", "B", "B - A", "+-"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for part in found.parts:
-        margin = "-" if part.margin_s is None else f"{part.margin_s:.4f}"
-        times = (f"{part.a_s:.4f}", f"{part.b_s:.4f}", f"{part.change_s:+.4f}", margin)
-        table.add_row(part.part, *times, _VERDICTS[part.differs])
-    names = [Text(f"{label}: {name}") for label, name in zip("AB", found.names, strict=True)]
-    notes = [Text(f"note: {note}") for note in found.notes]
-    return Group(*names, Text(), table, Text(), Text(found.verdict, style="bold"), *notes)

@@ -55,7 +55,7 @@ def test_command_lines_are_real(page: Path) -> None:
 
 def check_command_line(words: list[str]) -> None:
     """Parse a command line without running it; raise click's errors, or LookupError for an unknown command."""
-    if words[:1] in (["run"], ["trace"]) and not {"--read", "--compare"} & set(words):
+    if words[:1] in (["run"], ["trace"]) and "--read" not in words:
         _check_torch_line(words[0], words[1:])
         return
     command: click.Command = numapin
@@ -250,6 +250,25 @@ class TestSite:
         """A code block is not changed."""
         text = "```python\nx[0](../README.md)\n```"
         assert docs_site.relinked(text, "a.md") == text
+
+    def test_a_table_of_options(self) -> None:
+        """A table shows choices, bounds and code as the help has them, without a backslash that would be shown."""
+        rows = [("--bind [none|node]", "Bind to it [1<=x], or `a|b[0]`.\nNot *now*.")]
+        expected = r"| `--bind [none|node]` | Bind to it \[1&lt;=x\], or `a|b[0]`. Not \*now\*. |"
+        assert docs_site._table(rows).splitlines()[2:] == [expected]
+
+    def test_search_works_from_files(self) -> None:
+        """The search index is a script, which pages that are files may load, and so is what stands in for a Worker."""
+        site = (ROOT / "mkdocs.yml").read_text()
+        (polyfill,) = re.findall(r"^  polyfills: \[(\S*iframe-worker\S*)\]", site, re.MULTILINE)
+        assert (DOCS / polyfill).is_file()
+        assert "\n  - offline\n" in site
+
+    @pytest.mark.parametrize("page", ["index.md", "quick-start.md"])
+    def test_first_examples_are_not_cut(self, page: str) -> None:
+        """The first example of the first pages fits into a window of 1400 px, which has room for 100 characters."""
+        example = (DOCS / page).read_text().partition("```console\n")[2].partition("```")[0]
+        assert 0 < max(map(len, example.splitlines())) <= 100
 
     @pytest.mark.parametrize(
         "loaded",

@@ -26,7 +26,7 @@ from numapin.observe.model import NcclLibrary
 from numapin.rank.bind import Applied
 from numapin.trace.analysis import analyze
 from numapin.trace.reading import read_trace
-from numapin.trace.report import difference, make_report
+from numapin.trace.report import make_report
 from tests.trace.made import loop
 from tests.unit.compare.made import failed, report_of
 from tests.unit.planned import PLANNED
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from numapin.compare.ratio import StepRatio
     from numapin.compare.results import VariantResult
-    from numapin.trace.records import Trace
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "machines" / "golden" / "2pkg-8node-smt2-8gpu-pairs.json"
@@ -133,14 +132,7 @@ def documents(machine_file: str) -> dict[str, list[object]]:
         "numapin.bench/1": [_measured()],
         "numapin.compare/1": [_compared()],
         "numapin.trace/1": [make_report([analyze(traced)], notes=["a note"]).to_json()],
-        "numapin.tracediff/1": _traces_compared(traced),
     }
-
-
-def _traces_compared(traced: Trace) -> list[object]:
-    several, one_step = make_report([analyze(traced)]), make_report([analyze(replace(traced, steps=traced.steps[:1]))])
-    found = (difference(several, other, names=("a", "b")) for other in (several, one_step))
-    return [replace(one, notes=("a note",)).to_json() for one in found]
 
 
 def _attached() -> object:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -79,6 +83,25 @@ while time.monotonic() < end and not os.path.exists(sys.argv[1]):
     optimizer.step()
     time.sleep(0.002)
 print("saw it:", os.path.exists(sys.argv[1]))
+"""
+)
+
+
+SLEEPING = (
+    WITHOUT_COMPILER
+    + """
+import time, torch
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 400
+    def __getitem__(self, i):
+        time.sleep(0.05)
+        return torch.ones(8)
+if __name__ == "__main__":
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for i, x in enumerate(torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=1)):
+        optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()
+        if i == 20: break
 """
 )
 
@@ -162,14 +185,11 @@ def test_a_slow_rank_that_sleeps(tmp_path: Path) -> None:
 
 
 def test_the_report_comes_while_the_job_goes_on_and_stop_ends_it(tmp_path: Path) -> None:
-    """The report is there before the script ends, and is printed once. With --stop all ranks end, with status 0.
-
-    The two runs can be compared.
-    """
+    """The report is there before the script ends, and is printed once. With --stop all ranks end, with status 0."""
     done = traced(tmp_path, ENDLESS, "--nproc-per-node", "1", "--steps", "5", "--json", arguments=("out/report.json",))
     assert json.loads(done.out)["schema"] == "numapin.trace/1"
     assert "saw it: True" in done.err
-    (tmp_path / "out").rename(tmp_path / "before")
+    (tmp_path / "out").rename(tmp_path / "first")
     stop = ("--nproc-per-node", "2", "--steps", "60", "--stop")
     done = traced(tmp_path, ENDLESS, *stop, arguments=("never",), write=script)  # new processes, which it ends
     assert "the job was ended after the traced steps (--stop)" in done.err
@@ -178,26 +198,37 @@ def test_the_report_comes_while_the_job_goes_on_and_stop_ends_it(tmp_path: Path)
     assert "the script sleeps or waits" in done.out
     ranks = json.loads((tmp_path / "out" / "report.json").read_text())["ranks"]
     assert [rank["num_steps"] for rank in ranks] == [60, 60]
-    compared = numapin("trace", "--compare", "before", "out", "--json", cwd=tmp_path)
-    assert compared.status == 0, compared.err
-    content = json.loads(compared.out)
-    assert (content["schema"], content["a"], content["b"]) == ("numapin.tracediff/1", "before", "out")
-    assert {part["part"] for part in content["parts"]} >= {"step", "compute", "other"}
-    assert content["notes"] == ["the runs differ in more than time: ranks: 1 and 2"]
-    table = numapin("trace", "--compare", "before", "out", cwd=tmp_path).out
-    assert "A: before" in table
-    assert "note: the runs differ" in table
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--compare", "a"), "missing argument 'B'"),
-        (("--compare", "a", "b", "c"), "unexpected"),
-        (("--read",), "--read"),
-    ],
-)
-def test_a_command_line_that_is_incomplete(arguments: tuple[str, ...], said: str) -> None:
-    """--compare takes two traces, --read at least one."""
-    done = numapin("trace", *arguments)
-    assert (done.status, said in done.err) == (2, True), done.err
+def test_a_dataset_that_sleeps_beside_other_programs(tmp_path: Path) -> None:
+    """Workers that always make samples are the limit: no other loader is advised. Other programs are noted."""
+    busy = [sys.executable, "-I", "-S", "-c", "while True: pass"]
+    others = [subprocess.Popen(busy) for _ in os.sched_getaffinity(0)]
+    try:
+        traced(tmp_path, SLEEPING, "--nproc-per-node", "1", "--steps", "10", "--skip", "3")
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    remedy = findings(tmp_path)["waiting for data"]["remedy"]
+    assert remedy.startswith("the workers are the limit (")
+    assert "numapin" not in remedy
+    assert "balance" not in remedy
+    notes = json.loads((tmp_path / "out" / "report.json").read_text())["notes"]
+    assert [note for note in notes if note.startswith("other programs used ")], notes
+
+
+def test_stop_counts_numapins_batches(tmp_path: Path) -> None:
+    """A job that --stop ends has counted the batches that took numapin's data path until the trace was written."""
+    options = ("--nproc-per-node", "1", "--steps", "5", "--skip", "3", "--stop", "--dataloader=numapin")
+    done = numapin("trace", *options, "--output", "out", script(tmp_path, SLEEPING), cwd=tmp_path)
+    assert done.status == 0, done.err
+    counted = re.search(r"1 loader, (\d+) batches by numapin", done.err)
+    assert counted is not None, done.err
+    assert int(counted[1]) >= 8
+
+
+def test_read_without_a_file() -> None:
+    """--read takes at least one trace."""
+    done = numapin("trace", "--read")
+    assert (done.status, "--read" in done.err) == (2, True), done.err

@@ -1,13 +1,18 @@
-"""`make package` and `make release`: what counts as a failure, and what the page says about it."""
+"""`make package` and `make release`: what counts as a failure, what the page says about it, and the tools in use."""
 
 from __future__ import annotations
 
 import platform
+import re
 import sys
 import sysconfig
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from scripts import package, release
 from scripts.release_table import FILES, PAGE, RAW, Counts, Result, write_table
@@ -181,3 +186,40 @@ def test_how_checks_are_counted(
     assert package.attempt("a check", check) is outcome
     assert package.summary([outcome]) == words
     assert capsys.readouterr().out == f"{outcome:7}  a check: {error or 'fine'}\n"
+
+
+class TestTools:
+    """The programs that make, check and attest the files of a release are those that were reviewed."""
+
+    def test_each_is_pinned_with_its_hashes(self) -> None:
+        """Each installed package has one version and the hashes of its files; none that is asked for is missing."""
+        text = (package.ROOT / "packaging/release-tools.txt").read_text().replace("\\\n", "")
+        lines = [line for line in text.splitlines() if line and not line.lstrip().startswith("#")]
+        versions = {}
+        for line in lines:
+            found = re.fullmatch(r"([\w.-]+)==([\w.]+)(?: ; [^;]*?)?\s+(?:--hash=sha256:[0-9a-f]{64}\s*)+", line)
+            assert found is not None, line
+            versions[canonicalize_name(found[1])] = found[2]
+        asked = tomllib.loads((package.ROOT / "pyproject.toml").read_text())["dependency-groups"]["release"]
+        for wanted in map(Requirement, asked):
+            assert wanted.specifier.contains(versions[canonicalize_name(wanted.name)]), wanted
+
+    def test_they_are_installed_by_their_hashes(self) -> None:
+        """Any other file is refused, and none is built, because a build would fetch packages without hashes."""
+        makefile = (package.ROOT / "Makefile").read_text()
+        recipe = makefile.partition("\n$(TOOLS)/.ready:")[2].partition("\n\n")[0]
+        (install,) = [line for line in recipe.splitlines() if "install" in line]
+        assert install.endswith("--require-hashes --only-binary :all: -r packaging/release-tools.txt")
+        assert re.search(r"\npackage: \$\(TOOLS\)/\.ready .*\n\t\$\(TOOLS\)/bin/python -m scripts\.package\n", makefile)
+
+    def test_the_attested_job_installs_no_others(self) -> None:
+        """Its actions are named by commit; besides Debian's packages, which are signed, it runs `make package` only."""
+        workflow = yaml.safe_load((package.ROOT / ".github/workflows/release.yml").read_text())
+        for job in workflow["jobs"].values():
+            actions = [step["uses"] for step in job["steps"] if "uses" in step]
+            assert all(re.search(r"@[0-9a-f]{40}$", action) for action in actions), actions
+        commands = "".join(step.get("run", "").strip() + "\n" for step in workflow["jobs"]["build"]["steps"])
+        programs = {line.split()[0] for line in commands.splitlines() if line}
+        assert programs == {"sudo", "grep", "make"}
+        assert {line for line in commands.splitlines() if line.startswith("make")} == {"make package"}
+        assert all(line.startswith("sudo apt-get ") for line in commands.splitlines() if line.startswith("sudo"))

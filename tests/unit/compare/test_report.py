@@ -7,12 +7,13 @@ import re
 import shlex
 from dataclasses import replace
 from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 
-from numapin.cli.compare import _percent
+from numapin.cli.compare import _percent, default_names
 from numapin.cli.compare_runs import progress_text
 from numapin.compare.figures import FIGURES, STEP, RunReadings, figures_of
 from numapin.compare.measure import Estimate, RunProgress, duration, turns
@@ -23,6 +24,10 @@ from numapin.compare.usage import between
 from numapin.compare.variants import DEFAULT, KNOWN, known_variant, own_command, own_variant, parse_names
 from numapin.compare.variants import require_different_names as require
 from numapin.errors import UsageError
+from numapin.plan.make import make_plan
+from numapin.plan.request import Request
+from numapin.topology.discover import discover
+from numapin.topology.examples import example_names
 from numapin.view.compare_page import compare_page
 from numapin.view.compare_table import OTHERS, compare_table
 from tests.unit.compare.made import SCRIPT, failed, report_of, report_on, run
@@ -153,6 +158,16 @@ class TestVariants:
         assert variant.command[-3:] == SCRIPT.words
         assert variant.command[variant.command.index("--nproc-per-node") + 1] == "2"
         assert shlex.join(variant.shown).endswith("train.py --lr 0.1")
+
+    @pytest.mark.parametrize("name", example_names())
+    def test_idle_cpus_that_a_wider_binding_uses(self, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """By default --bind socket is compared where the plan warns that it would use idle CPUs, and only there."""
+        topology = discover(machine=Path(name), environ={})
+        plan = make_plan(topology, Request())
+        warns = any("--bind socket uses them" in warning for warning in plan.warnings)
+        assert default_names(topology, plan) == (*DEFAULT, *["numapin-socket"] * warns)
+        assert ("numapin-socket is compared, too" in capsys.readouterr().err) == warns
+        assert warns == (name == "example:dgx-a100")
 
     def test_threads_are_numapins(self) -> None:
         """One variant is torchrun with the number of threads that numapin gives a rank."""

@@ -108,6 +108,34 @@ class TestWorkersAtTheirLimit:
         assert "balance" not in found(one_worker)["waiting for data"].remedy
 
 
+class TestOtherPrograms:
+    """Other programs on the CPUs of a rank."""
+
+    @pytest.mark.parametrize(
+        ("traced_ms", "other_ms", "is_said"),
+        [(10_000, 5000, True), (10_000, 600, False), (100, 50, False), (10_000, None, False)],
+        ids=["busy", "little", "too short to tell", "unknown"],
+    )
+    def test_noted(self, traced_ms: int, other_ms: int | None, is_said: bool) -> None:  # noqa: FBT001 - a parameter
+        """Their CPU time is noted if it is more than chance and a twentieth of the CPUs' time."""
+        made = loop(compute=1000)
+        made.noted |= {"num_cpus": 2, "traced_ms": traced_ms, "other_cpu_ms": other_ms}
+        notes = [note for note in make_report([analyzed(made)]).notes if "other programs" in note]
+        said = "other programs used 0.5 of the 2 CPUs of rank 0 during the traced steps, and may have slowed them"
+        assert notes == [said] * is_said
+
+    def test_of_several_ranks(self) -> None:
+        """One note has the rank whose CPUs they used most."""
+        ranks = []
+        for rank, other_ms in enumerate([4000, 8000, 0]):
+            made = loop(compute=1000)
+            made.noted |= {"num_cpus": 4, "traced_ms": 10_000, "other_cpu_ms": other_ms}
+            ranks.append(analyzed(made, rank=rank))
+        notes = [note for note in make_report(ranks).notes if "other programs" in note]
+        assert len(notes) == 1
+        assert "up to 0.8 of the 4 CPUs of rank 1" in notes[0]
+
+
 class TestNoContradiction:
     """Time has one cause."""
 
@@ -304,6 +332,25 @@ class TestUnevenSteps:
         finding = found(on_cpu(*[(1000, 0)] * 6, (4000, 0)))["uneven steps"]
         assert "most of the difference is in compute" in finding.evidence
         assert "bucket" in finding.remedy
+
+    @pytest.mark.parametrize(
+        ("last", "logged", "is_same"), [([8, 4], True, True), ([8, 9], False, False), (None, False, False)]
+    )
+    def test_equal_shapes(self, last: list[int] | None, logged: bool, is_same: bool) -> None:  # noqa: FBT001 - parameters
+        """If all steps compute with the same shapes, the advice is not to even them out, whatever else a step logs.
+
+        A trace without shapes says nothing about them.
+        """
+        made, now = Made(), 0.0
+        for i, length in enumerate([1000] * 6 + [4000]):
+            made.step(i, now, length)
+            shapes = {} if last is None else {"Input Dims": [last if i == 6 else [8, 4], [4, 4]]}
+            made.event("cpu_op", "aten::addmm", now, length, **shapes)
+            now += length
+        if logged:
+            made.event("cpu_op", "aten::mean", 6100, 10, **{"Input Dims": [[8, 1000]]})
+        remedy = found(made)["uneven steps"].remedy
+        assert ("bucket" in remedy, "clocks" in remedy) == (not is_same, is_same)
 
     def test_communication(self) -> None:
         """A single long collective is one finding, and not waiting for other ranks as well; so is a single copy."""

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from numapin.base.cpu_set import CpuSet
 from numapin.trace import hook
-from numapin.trace.notes import Notes
+from numapin.trace.notes import CpuUse, Notes
 from numapin.trace.settings import Settings
 from numapin.trace.tracer import Tracer
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch.autograd.profiler import record_function
     from torch.utils.data import DataLoader
 
@@ -52,19 +55,23 @@ class Loader:
         return self.tracer.pace.is_overdue(time.monotonic() + 100)
 
 
+def new_tracer(folder: Path) -> Tracer:
+    """Return the tracer of a rank that has not begun."""
+    return Tracer(
+        settings=Settings(folder=str(folder), steps=1, skip=1),
+        rank=0,
+        restart=0,
+        claim=folder / "rank-0.json",
+        check=lambda: None,
+        require_no_other=lambda: None,
+    )
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_waiting_for_workers_is_not_overdue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, num_workers: int) -> None:
     """The recording does not end while the loop is in iter() or next() of a loader with workers."""
-    tracer = Tracer(
-        settings=Settings(folder=str(tmp_path), steps=1, skip=1),
-        rank=0,
-        restart=0,
-        claim=tmp_path / "rank-0.json",
-        check=lambda: None,
-        require_no_other=lambda: None,
-        step=cast("record_function", object()),
-        thread=threading.get_ident(),
-    )
+    tracer = new_tracer(tmp_path)
+    tracer.step, tracer.thread = cast("record_function", object()), threading.get_ident()
     tracer.pace.stepped(time.monotonic())
     monkeypatch.setattr(hook._Traced, "tracer", tracer)
     monkeypatch.setattr(hook, "_count", lambda _: None)
@@ -74,3 +81,27 @@ def test_waiting_for_workers_is_not_overdue(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(hook._Traced, "notes", Notes())
     assert (iterate(cast("DataLoader[object]", loader)), next_data(loader)) == (not num_workers, not num_workers)
     assert loader.is_overdue()
+
+
+def test_the_last_batches_of_a_long_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """However many batches a worker made before the trace, its file has the times of the last ones, and stays small."""
+    monkeypatch.setattr(hook, "_MOST_LOADS", 3)
+    tracer = new_tracer(tmp_path)
+    Path(tracer.settings.loads).mkdir(mode=0o700)
+    loads = hook._Loads(tracer.settings)
+    for i in range(8):
+        loads.record(time.time_ns(), i)
+    assert sorted(end for _, _, end in tracer._loads()) == [5, 6, 7]
+
+
+def test_the_cpu_time_of_the_job() -> None:
+    """The time of a process that the job started, and that has ended, is the job's and not another program's."""
+    cpus = CpuSet(os.sched_getaffinity(0))
+    before = CpuUse.read(cpus)
+    busy = "import time\nwhile time.process_time() < 0.5: pass"
+    subprocess.run([sys.executable, "-I", "-S", "-c", busy], check=True)
+    after = CpuUse.read(cpus)
+    assert before is not None
+    assert after is not None
+    assert after.job_ticks - before.job_ticks >= 0.4 * os.sysconf("SC_CLK_TCK")
+    assert after.all_ticks - before.all_ticks >= 0.4 * os.sysconf("SC_CLK_TCK")
