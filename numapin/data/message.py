@@ -72,6 +72,7 @@ class Head(NamedTuple):
     number: int  # of the batch
     worker: int  # that sent it
     parts: tuple[PartHead, ...]  # the slots that it is in, in the order in which they were written; mostly one
+    num_bytes: int  # of its memory: what is used of the slots, and what had no room in one
     wanted_bytes: int  # the size that a slot must have for such a batch
     miss: Miss | None  # why the batch is not in slots as a whole; None: it is, or has no memory
     storages: tuple[tuple[int, int, int], ...]  # (part, offset, length), in bytes
@@ -85,8 +86,9 @@ class Head(NamedTuple):
 
 def encode(head: Head, body: bytes) -> bytes:
     """Return a batch as bytes. Its parts and rooms must be plain tuples, which is all that marshal writes."""
-    number, worker, parts, wanted_bytes, miss, *others = head
-    return marshal.dumps((number, worker, tuple(map(tuple, parts)), wanted_bytes, miss and miss.value, *others, body))
+    number, worker, parts, num_bytes, wanted_bytes, miss, *others = head
+    plain = (number, worker, tuple(map(tuple, parts)), num_bytes, wanted_bytes, miss and miss.value, *others, body)
+    return marshal.dumps(plain)
 
 
 def encode_plain(message: object) -> bytes:
@@ -99,9 +101,9 @@ def decode(message: bytes) -> tuple[Head | None, Any]:
     fields = marshal.loads(message)  # noqa: S302 - from our own worker
     if type(fields) is bytes:
         return None, pickle.loads(fields)  # noqa: S301 - the same
-    number, worker, parts, wanted_bytes, miss, *others, body = fields
+    number, worker, parts, num_bytes, wanted_bytes, miss, *others, body = fields
     parts = tuple([PartHead(*part) for part in parts])
-    return Head(number, worker, parts, wanted_bytes, miss and Miss(miss), *others), body
+    return Head(number, worker, parts, num_bytes, wanted_bytes, miss and Miss(miss), *others), body
 
 
 def pickled(message: object) -> bytes:

@@ -63,6 +63,9 @@ T = TypeVar("T")
 SLOT_NAME: Final = "numapin-slot"
 """The name of a slot's memfd, in /proc."""
 
+MOST_KEPT: Final = 8
+"""The number of batches whose memory a worker's code may keep; with more, later batches are copied into slots."""
+
 LARGE_BYTES: Final = 4 << 20  # larger batches are worth threads, and do not belong in the caches
 _GROWTH: Final = 4  # a further slot has room for this many times the batch so far
 _UNKNOWN_BYTES: Final = 4 << 30  # address space, not memory, for a batch of unknown size
@@ -116,10 +119,6 @@ class BatchMemory:
     populated: int  # up to where pages exist for sure
     is_sent: bool = False  # whether something in it was sent
     is_new: bool  # whether it was made for this batch
-
-    def head(self) -> PartHead:
-        """Return its entry in the head of the batch's message."""
-        return PartHead(self.number, self.end, self.capacity, self.is_new)
 
     def reserve(self, num_bytes: int) -> int | None:
         """Return the offset of free room, None if there is not enough. Raises OSError if the kernel has no memory."""
@@ -302,7 +301,8 @@ class Packer(ForkingPickler):
         self._ranges = Ranges(self._bring, align_bytes=_LARGEST_ITEM_BYTES)
         self._storages: list[Room] = []
         self._buffers: list[tuple[Any, ...] | int | None] = []
-        self._wanted_bytes = 0
+        self._missing_bytes = 0  # of this batch, without room in a slot
+        self._are_many_kept = False
         self._miss: Miss | None = None
 
     def accept(self, grant: Grant, descriptors: Handover) -> None:
@@ -322,9 +322,13 @@ class Packer(ForkingPickler):
     # --- room in the slots -------------------------------------------------------------------------------------------
 
     def allocate(self, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor | None:
-        """Return an uninitialized contiguous tensor in this batch's memory; None if it has no room."""
+        """Return an uninitialized contiguous tensor in this batch's memory; None if it has no room.
+
+        A worker whose code keeps many batches gets none either: each would keep a slot, and so more and more memory.
+        """
         count = torch.Size(size).numel()
-        if not count or dtype in _QUANTIZED or threading.get_ident() != self._thread:
+        is_refused = self._are_many_kept or threading.get_ident() != self._thread
+        if is_refused or not count or dtype in _QUANTIZED:
             return None
         room = self._reserve(dtype.itemsize * count)
         return None if room is None else self._parts[room[0]].tensor(room[1], dtype, count).resize_(size)
@@ -379,23 +383,32 @@ class Packer(ForkingPickler):
             body_room = self._reserve(len(body)) if len(body) >= _PIPE_BYTES else None
             if body_room is not None:
                 self.write(body_room, body)
-            used = {room[0] for room in (*self._storages, body_room) if room is not None}
-            sent = [part for at, part in enumerate(self._parts) if at in used]
+            rooms = self._storages if body_room is None else [*self._storages, body_room]
+            ends, num_bytes = _used(rooms)
+            sent = [part for at, part in enumerate(self._parts) if at in ends]
             if self._slots is not None:
                 self._slots.send(sent)
             for part in sent:  # only now: if one of them cannot be handed over, nothing is sent
                 part.is_sent = True
+            report = {} if self._slots is None else self._slots.report()
+            self._are_many_kept = len(report.get("kept", ())) - len(self._parts) > MOST_KEPT
             head = Head(
                 number=number,
                 worker=self._worker,
-                parts=tuple([part.head() if part.is_sent else NOTHING for part in self._parts]),
+                parts=tuple(
+                    [
+                        PartHead(part.number, ends[at], part.capacity, part.is_new) if at in ends else NOTHING
+                        for at, part in enumerate(self._parts)
+                    ]
+                ),
+                num_bytes=num_bytes + self._missing_bytes,
                 # Tensors that were collated and then dropped took room, too.
-                wanted_bytes=max(self._wanted_bytes, sum([part.end for part in self._parts])),
+                wanted_bytes=sum([part.end for part in self._parts]) + self._missing_bytes,
                 miss=self._miss,
                 storages=tuple(self._storages),
                 buffers=tuple(self._buffers),
                 body_room=body_room,
-                **({} if self._slots is None else self._slots.report()),
+                **report,
             )
             is_short = len(body) < _LONG_PICKLE
             return encode(head, body if body_room is None else b"")
@@ -410,7 +423,7 @@ class Packer(ForkingPickler):
             self._ranges.clear()
             self._storages.clear()
             self._buffers.clear()
-            self._wanted_bytes, self._miss, self._next = 0, None, None
+            self._missing_bytes, self._miss, self._next = 0, None, None
             self.finish()
 
     def finish(self) -> None:
@@ -502,22 +515,20 @@ class Packer(ForkingPickler):
 
     def _store(self, raw: memoryview) -> int | None:
         """Have plain memory in the slot; return the number of its storage, None if there is no room."""
-        self._wanted_bytes += align(raw.nbytes)
         room = None if raw.readonly else self._find(memory.address_of(raw), raw.nbytes)
         if room is None:
             room = self._reserve(raw.nbytes)
             if room is not None:
                 self.write(room, raw)
-        self._miss = self._miss or self._refusal
-        return None if room is None else self._add(room)
+        return self._add(room, raw.nbytes)
 
     def _bring(self, storage: torch.UntypedStorage, first: int, last: int) -> int | None:
         """Have bytes `first` to `last` of a storage in the slot; return their number, None if they are not there."""
-        self._wanted_bytes += align(last - first)
         address = storage.data_ptr() + first
         room = self._find(address, last - first)
         if room is None and storage.is_shared() and not self.pins:
             # The rank's tensor is the worker's memory, as with torch, so a copy would not be the same.
+            self._missing_bytes += align(last - first)
             if last - first >= _SMALL_BYTES:
                 self._miss = self._miss or self._refusal or Miss.SHARED  # torch's own collate shares memory
             return None
@@ -525,12 +536,28 @@ class Packer(ForkingPickler):
             room = self._reserve(last - first)
             if room is not None:
                 self.copy(room, address)
-        self._miss = self._miss or self._refusal
-        return None if room is None else self._add(room)
+        return self._add(room, last - first)
 
-    def _add(self, room: Room) -> int:
+    def _add(self, room: Room | None, num_bytes: int) -> int | None:
+        """Note where memory of the batch lies in the slot; return the number of its storage, None without room."""
+        self._miss = self._miss or self._refusal
+        if room is None:
+            self._missing_bytes += align(num_bytes)
+            return None
         self._storages.append(room)
         return len(self._storages) - 1
+
+
+def _used(rooms: Sequence[Room]) -> tuple[dict[int, int], int]:
+    """Return the end of the used memory in each part, and the bytes used: a tensor and an array may share some."""
+    ends: dict[int, int] = {}
+    num_used = 0
+    for part, start, num_bytes in sorted(rooms):
+        end, stop = ends.get(part, 0), start + num_bytes
+        if stop > end:
+            num_used += stop - max(start, end)
+            ends[part] = stop
+    return ends, num_used
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

@@ -32,7 +32,7 @@ class Stats:
 
     Attributes:
         batches: Batches that were yielded.
-        bytes: The bytes of slot memory that batches from workers needed.
+        bytes: The memory of the tensors and arrays in batches that came from workers.
         hits: Batches that arrived with all their tensors and arrays in slots, except those below 1 KiB. This
             includes batches that were never yielded, for example after a `break`.
         misses: The number of other batches that arrived, by reason.
@@ -148,7 +148,7 @@ class Counts:
 
     def note_arrival(self, head: Head) -> None:
         """Count a batch that came from a worker."""
-        self.num_bytes += head.wanted_bytes
+        self.num_bytes += head.num_bytes
         if head.miss is not None:
             self.misses[head.miss] += 1
         elif head.parts:

@@ -133,7 +133,7 @@ class TestMaking:
         rank.expect(PAGE)
         made = take(rank.own, 100 * PAGE)
         assert made.capacity == capacity_for(100 * PAGE)
-        assert made.head() == (made.number, 0, made.capacity, True)
+        assert (made.end, made.is_new) == (0, True)
 
     def test_every_number_is_new(self, rank: Rank) -> None:
         """Numbers of other workers of the loader's lifetime are never used."""
@@ -289,7 +289,7 @@ class TestGranted:
         assert (used.number, used.capacity, used.is_new, set(bytes(used.view))) == (5, SIZE, False, {7})
         assert used.reserve(SIZE) == 0
         rank.own.send([used])
-        assert used.head() == (5, SIZE, SIZE, False)
+        assert (used.number, used.end, used.is_new) == (5, SIZE, False)
         assert num_open() == 0
         with pytest.raises(BlockingIOError):
             rank.arrivals.take(5)
