@@ -10,6 +10,8 @@ an error and no SIGBUS.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import io
 import os
 import pickle
@@ -67,6 +69,9 @@ MOST_KEPT: Final = 8
 """The number of batches whose memory a worker's code may keep; with more, later batches are copied into slots."""
 
 LARGE_BYTES: Final = 4 << 20  # larger batches are worth threads, and do not belong in the caches
+_SEALABLE: Final = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+_NEVER_EXECUTED: Final = 0x0008  # MFD_NOEXEC_SEAL, since Linux 6.3; Python has no name for it
+_FIXED_SIZE: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _GROWTH: Final = 4  # a further slot has room for this many times the batch so far
 _UNKNOWN_BYTES: Final = 4 << 30  # address space, not memory, for a batch of unknown size
 _LONG_PICKLE: Final = 16 << 10  # the pickler's table of objects never shrinks, and is cleared as a whole for each batch
@@ -207,6 +212,8 @@ class WorkerSlots:
                     files[made.number], made.fd = made.fd, None
                     made.capacity = min(made.capacity, capacity_for(max(made.end, self._expected_bytes)))
                     os.ftruncate(files[made.number], made.capacity)
+                    # A process that cuts the file would end all that have it mapped with SIGBUS.
+                    fcntl.fcntl(files[made.number], fcntl.F_ADD_SEALS, _FIXED_SIZE)
             if files:
                 self._arrivals.send(files)
         finally:
@@ -242,7 +249,7 @@ class WorkerSlots:
         """Make a slot whose pages will be on the rank's node; None if the kernel refuses it."""
         capacity = capacity_for(max(num_bytes, self._expected_bytes or _UNKNOWN_BYTES))
         try:
-            fd = os.memfd_create(SLOT_NAME)
+            fd = _memfd()
         except OSError:
             return None
         try:
@@ -274,6 +281,16 @@ class WorkerSlots:
             capacity=capacity,
             populated=populated,
         )
+
+
+def _memfd() -> int:
+    """Return the descriptor of an empty memfd. Raises OSError."""
+    try:
+        return os.memfd_create(SLOT_NAME, _SEALABLE | _NEVER_EXECUTED)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.memfd_create(SLOT_NAME, _SEALABLE)  # an older kernel
 
 
 class Packer(ForkingPickler):

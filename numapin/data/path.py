@@ -50,8 +50,8 @@ _NO_STORES: Final = (
     f"libstores.so cannot be loaded, so large batches use a third more memory bandwidth; {calls.INSTALL_STORES}"
 )
 _MANY_ARE_KEPT: Final = (
-    f"your dataset or collate_fn keeps batch memory: a worker has more than {MOST_KEPT} batches that it made before, such "
-    "as in a cache. Its next batches are copied into slots once more. To avoid that, keep copies: tensor.clone()"
+    f"your dataset or collate_fn keeps batch memory: more than {MOST_KEPT} batches in a worker, e.g. in a cache; "
+    "its next batches are copied once more; to avoid that, keep copies: tensor.clone()"
 )
 _NO_CONTEXT_EVENTS: Final = (
     "this CUDA driver cannot report when a slot is free again, so batches are copied; update it to R555 or later"
