@@ -453,7 +453,7 @@ class Packer(ForkingPickler):
     def reducer_override(self, thing: object) -> Reduced:
         """Reduce a tensor to its place in the slot; leave everything else as it is."""
         if isinstance(thing, torch.Tensor):
-            return self._reduce_tensor(thing)
+            return _reduce_lazy_view(thing) or self._reduce_tensor(thing)
         if type(thing) is _ARRAY:
             return self._reduce_array(thing)
         if self.moves and type(thing) is PackedSequence:
@@ -590,6 +590,19 @@ def is_plain(tensor: torch.Tensor) -> bool:
         or tensor._is_zerotensor()  # autograd's zero gradients, which have no memory
         or not tensor.numel()
     )
+
+
+def _reduce_lazy_view(tensor: torch.Tensor) -> Reduced | None:
+    """Reduce a conjugated or negated view, whose values are computed when they are read, to the tensor below it.
+
+    None: it is not one. torch sends such a view without the conjugation, and so other values.
+    """
+    if type(tensor) is torch.Tensor and not tensor.requires_grad:
+        if tensor.is_conj():
+            return torch.conj, (tensor.conj(),)
+        if tensor.is_neg():
+            return torch._neg_view, (torch._neg_view(tensor),)
+    return None
 
 
 def _is_over_memory(build: object, arguments: tuple[Any, ...]) -> bool:
