@@ -83,7 +83,11 @@ class PathOptions:
     balance: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a device that cannot be used, and options that are negative or not numbers."""
+        """Refuse a device that cannot be used, numbers that are negative or none, and switches that are no bools."""
+        for name in ("strict", "balance"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise UsageError(f"{name}={value!r} is neither True nor False", f"use {name}=True or {name}=False")
         if self.device is not None:
             _require_usable(self.device)
         if self.pinned_budget is not None:  # 8e9 is a number of bytes, too
