@@ -60,6 +60,9 @@ class PartHead(NamedTuple):
 NOTHING: Final = PartHead(-1, 0, 0, is_new=False)
 """A part of which nothing was sent."""
 
+IN_MESSAGE: Final = -2
+"""The number of a part that has no slot: its bytes are in the message."""
+
 
 class Head(NamedTuple):
     """The part of a batch's message before the pickle.
@@ -82,6 +85,7 @@ class Head(NamedTuple):
     inherited: tuple[int, ...] = ()  # slots that a process may read from now on that the user's code forked there
     notes: tuple[str, ...] = ()  # texts for the rank to report
     body_room: tuple[int, int, int] | None = None  # of the pickle, as in `storages`; None: it is in the message
+    small: bytes = b""  # the part that has no slot
 
 
 def encode(head: Head, body: bytes) -> bytes:

@@ -33,6 +33,7 @@ from torch.nn.utils.rnn import PackedSequence
 from numapin.data.casting import cast_tensor
 from numapin.data.message import (
     DTYPES,
+    IN_MESSAGE,
     NOTHING,
     Head,
     Miss,
@@ -43,7 +44,7 @@ from numapin.data.message import (
     packed_sequence,
     tensor_over,
 )
-from numapin.data.slots.mapping import fault_in, map_memfd
+from numapin.data.slots.mapping import fault_in, map_memfd, ordinary_memory
 from numapin.data.slots.sizes import align, capacity_for
 from numapin.system import memory, placement
 
@@ -69,6 +70,7 @@ MOST_KEPT: Final = 8
 """The number of batches whose memory a worker's code may keep; with more, later batches are copied into slots."""
 
 LARGE_BYTES: Final = 4 << 20  # larger batches are worth threads, and do not belong in the caches
+_IN_MESSAGE_BYTES: Final = 8 << 10  # a slot costs a loop that keeps many batches more than the copy does
 _SEALABLE: Final = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
 _NEVER_EXECUTED: Final = 0x0008  # MFD_NOEXEC_SEAL, since Linux 6.3; Python has no name for it
 _FIXED_SIZE: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -115,7 +117,7 @@ def pack(number: int, batch: object, *, where: str) -> bytes:
 class BatchMemory:
     """A slot, or a part of one, that one batch is being written into. Numbers in bytes."""
 
-    number: int  # the slot's
+    number: int  # the slot's, or IN_MESSAGE
     fd: int | None  # of a slot that was made for this batch, until it is sent; None for a granted one
     view: memoryview
     address: int
@@ -143,10 +145,11 @@ class BatchMemory:
 
 
 class WorkerSlots:
-    """The slots that one worker has: granted ones, and those it makes. `serial` is unique among a loader's workers."""
+    """The slots that one worker has: granted ones, and those that it makes."""
 
-    def __init__(self, arrivals: Handover, locality: Locality, *, serial: int) -> None:
-        self._arrivals, self._locality = arrivals, locality
+    def __init__(self, arrivals: Handover, locality: Locality, *, serial: int, makes_small: bool = True) -> None:
+        """Take a number that is unique among a loader's workers. `makes_small`: make slots for small batches, too."""
+        self._arrivals, self._locality, self._makes_small = arrivals, locality, makes_small
         self._next_number = serial << 32
         self._expected_bytes = 0
         self._mapped: dict[int, torch.Tensor] = {}
@@ -182,7 +185,7 @@ class WorkerSlots:
             self._held.append((grant.slot, grant.capacity))
 
     def take(self, num_bytes: int, *, num_bytes_so_far: int = 0) -> BatchMemory | None:
-        """Return memory for at least `num_bytes`; None if the kernel refuses it.
+        """Return memory for at least `num_bytes`, a slot's or the message's; None if the kernel refuses it.
 
         A batch that has bytes in other slots already is larger than expected, so a further slot has far more room than
         those before: a batch of many tensors then needs few.
@@ -194,10 +197,24 @@ class WorkerSlots:
                 return self._memory(number, None, self._mapped[number], capacity, populated=capacity)
         if len(self._held) > 1:  # they are of no use to this worker
             self._refused.append(self._held.pop(0)[0])
+        is_small = not num_bytes_so_far and max(num_bytes, self._expected_bytes) <= _IN_MESSAGE_BYTES
+        if is_small and not self._makes_small:
+            view = ordinary_memory(_IN_MESSAGE_BYTES)
+            return BatchMemory(
+                number=IN_MESSAGE,
+                fd=None,
+                is_new=False,
+                view=view,
+                address=memory.address_of(view),
+                capacity=_IN_MESSAGE_BYTES,
+                populated=_IN_MESSAGE_BYTES,
+            )
         return self._make(max(num_bytes, _GROWTH * num_bytes_so_far)) or self._make(num_bytes)
 
     def put_back(self, made: BatchMemory) -> None:
         """Keep a granted slot that was taken and not sent for the next batch; a new one is dropped."""
+        if made.number == IN_MESSAGE:
+            return
         if not made.is_new:
             self._held.append((made.number, made.capacity))
         elif made.fd is not None:  # None: it could not be sent, and is closed
@@ -425,6 +442,13 @@ class Packer(ForkingPickler):
                 storages=tuple(self._storages),
                 buffers=tuple(self._buffers),
                 body_room=body_room,
+                small=b"".join(
+                    [
+                        part.view[: ends[at]]
+                        for at, part in enumerate(self._parts)
+                        if at in ends and part.number == IN_MESSAGE
+                    ]
+                ),
                 **report,
             )
             is_short = len(body) < _LONG_PICKLE

@@ -33,8 +33,8 @@ class Stats:
     Attributes:
         batches: Batches that were yielded.
         bytes: The memory of the tensors and arrays in batches that came from workers.
-        hits: Batches that arrived with all their tensors and arrays in slots, except those below 1 KiB. This
-            includes batches that were never yielded, for example after a `break`.
+        hits: Batches that arrived with all their tensors and arrays in slots, except those below 1 KiB, or that were so
+            small that they needed none. This includes batches that were never yielded, for example after a `break`.
         misses: The number of other batches that arrived, by reason.
         wait_s_per_batch: The mean time inside `next()`.
         wait_share: The share of the time between two batches that was spent in `next()`, 0 to 1.

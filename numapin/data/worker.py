@@ -81,7 +81,8 @@ class WorkerStart:
             _release_gpus()
         slots = None
         if self.arrivals is not None:
-            slots = WorkerSlots(self.arrivals, where, serial=self.serial + worker)
+            is_for_gpu = self.pins or self.moves
+            slots = WorkerSlots(self.arrivals, where, serial=self.serial + worker, makes_small=is_for_gpu)
         packing.own = packer = Packer(slots, worker=worker, pins=self.pins, moves=self.moves, casts=self.casts)
         os.register_at_fork(after_in_child=packer.refuse_in_child, after_in_parent=packer.note_fork)
         if slots is not None:
