@@ -18,6 +18,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
+from torch._utils import ExceptionWrapper
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -196,7 +197,7 @@ def _empty(dtype: torch.dtype, device: torch.device, _is_inference: bool) -> tor
     return torch.empty(0, dtype=dtype, device=device)
 
 
-# The three functions that the pickle of a batch calls in the rank. The buffers are what `unpack` has put there.
+# The functions that the pickle of a batch calls in the rank. The buffers are what `unpack` has put there.
 
 
 def buffer(found: object) -> object:
@@ -214,3 +215,11 @@ def packed_sequence(
 ) -> torch.nn.utils.rnn.PackedSequence:
     """Return a PackedSequence on a device; its batch sizes must be on the host."""
     return torch.nn.utils.rnn.PackedSequence(data, torch.tensor(batch_sizes, device="cpu"), *indices)
+
+
+def named_error(module: str, qualified: str, name: str, text: str, where: str) -> ExceptionWrapper:
+    """Return a worker's error whose class only the worker has: a RuntimeError under the same name, with its text."""
+    kind = type(name, (RuntimeError,), {"__module__": module, "__qualname__": qualified})
+    error = ExceptionWrapper((kind, kind(), None), where=where)
+    error.exc_msg = text
+    return error

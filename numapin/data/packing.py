@@ -41,6 +41,7 @@ from numapin.data.message import (
     buffer,
     encode,
     move,
+    named_error,
     packed_sequence,
     tensor_over,
 )
@@ -104,13 +105,8 @@ def pack(number: int, batch: object, *, where: str) -> bytes:
     packer = own or Packer(None, worker=0, pins=False, moves=False)
     try:
         return packer.pack(number, batch)
-    except Exception as error:  # a user's __reduce__ may raise anything
-        wrapped = ExceptionWrapper(where=where)
-        try:
-            return packer.pack(number, wrapped)
-        except Exception:  # the error itself cannot be pickled
-            wrapped.exc_type, wrapped.exc_msg = RuntimeError, f"{type(error).__name__}: {wrapped.exc_msg}"
-            return packer.pack(number, wrapped)
+    except Exception:  # a user's __reduce__ may raise anything
+        return packer.pack(number, ExceptionWrapper(where=where))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -480,6 +476,9 @@ class Packer(ForkingPickler):
             return _reduce_lazy_view(thing) or self._reduce_tensor(thing)
         if type(thing) is _ARRAY:
             return self._reduce_array(thing)
+        if type(thing) is ExceptionWrapper and not _can_be_imported(thing.exc_type):
+            kind = thing.exc_type
+            return named_error, (kind.__module__, kind.__qualname__, kind.__name__, thing.exc_msg, thing.where)
         if self.moves and type(thing) is PackedSequence:
             return packed_sequence, (thing.data, thing.batch_sizes.tolist(), *thing[2:])
         return _UNCHANGED
@@ -614,6 +613,15 @@ def is_plain(tensor: torch.Tensor) -> bool:
         or tensor._is_zerotensor()  # autograd's zero gradients, which have no memory
         or not tensor.numel()
     )
+
+
+def _can_be_imported(kind: type) -> bool:
+    """Return whether the rank finds a class by its name, which is all that pickle sends of it."""
+    try:
+        pickle.dumps(kind)
+    except Exception:  # it is the user's
+        return False
+    return True
 
 
 def _reduce_lazy_view(tensor: torch.Tensor) -> Reduced | None:
