@@ -28,6 +28,7 @@ from numapin.data.message import Parcel
 from numapin.data.path import path_of
 from numapin.data.queues import ResultQueue
 from numapin.data.resume.resumption import resumption_of, track_of
+from numapin.data.resume.samplers import is_stateful
 from numapin.data.slots.pool import unused_slots_hidden
 from numapin.data.torch_names import (
     MP_STATUS_CHECK_INTERVAL,
@@ -57,6 +58,11 @@ _SHARES_ARE_FIXED: Final = (
     "balance=True changes nothing for an iterable dataset, because each worker has its own share of the samples; "
     "to take batches as they come, use in_order=False"
 )
+_STATES_ARE_MIXED: Final = (
+    "balance=True with a dataset that has a state of its own: timing decides which worker makes a batch, so after "
+    "load_state_dict() the rest of the epoch can differ from that of an uninterrupted run; to resume exactly, use "
+    "balance=False"
+)
 _TURNS_ARE_STATE: Final = (
     "balance=True changes nothing for a StatefulDataLoader, because its state depends on the turns of its workers; "
     "use numapin.DataLoader(balance=True)"
@@ -81,7 +87,8 @@ class LaneIterator(_TorchsIterator):
         if self._track is not None:
             # Not to the track: it refers to the sampler, which may refer to the loader, and a lane must not (see Lane).
             self._lane.results.report_to(self._track.streams.arrived)
-        self._lane.balance = _balance_of(loader, path, has_turns_in_state=bool(state))
+        has_state = self._track is not None
+        self._lane.balance = _balance_of(loader, path, has_state=has_state, has_turns_in_state=bool(state))
         self._last_s: float | None = None
         if pins:
             self._lane.results.open_in_thread(path.home.bind_this_thread, self._lane.opener.open)
@@ -277,7 +284,9 @@ def _pins(loader: DataLoader[Any]) -> bool:
     return loader.pin_memory and torch.cuda.is_available()
 
 
-def _balance_of(loader: DataLoader[Any], path: DataPath, *, has_turns_in_state: bool) -> Balance | None:
+def _balance_of(
+    loader: DataLoader[Any], path: DataPath, *, has_state: bool, has_turns_in_state: bool
+) -> Balance | None:
     """Return what chooses the workers; None: torch's own turns.
 
     With in_order=False torch itself skips workers that have enough tasks. The workers of an iterable dataset have their
@@ -290,6 +299,8 @@ def _balance_of(loader: DataLoader[Any], path: DataPath, *, has_turns_in_state: 
     if is_iterable or has_turns_in_state:
         path.notices.warn(_SHARES_ARE_FIXED if is_iterable else _TURNS_ARE_STATE)
         return None
+    if has_state and is_stateful(loader.dataset):
+        path.notices.warn(_STATES_ARE_MIXED)
     return Balance(loader.num_workers)
 
 

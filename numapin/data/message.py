@@ -18,6 +18,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
+from torch._utils import ExceptionWrapper
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +61,9 @@ class PartHead(NamedTuple):
 NOTHING: Final = PartHead(-1, 0, 0, is_new=False)
 """A part of which nothing was sent."""
 
+IN_MESSAGE: Final = -2
+"""The number of a part that has no slot: its bytes are in the message."""
+
 
 class Head(NamedTuple):
     """The part of a batch's message before the pickle.
@@ -72,6 +76,7 @@ class Head(NamedTuple):
     number: int  # of the batch
     worker: int  # that sent it
     parts: tuple[PartHead, ...]  # the slots that it is in, in the order in which they were written; mostly one
+    num_bytes: int  # of its memory: what is used of the slots, and what had no room in one
     wanted_bytes: int  # the size that a slot must have for such a batch
     miss: Miss | None  # why the batch is not in slots as a whole; None: it is, or has no memory
     storages: tuple[tuple[int, int, int], ...]  # (part, offset, length), in bytes
@@ -81,12 +86,14 @@ class Head(NamedTuple):
     inherited: tuple[int, ...] = ()  # slots that a process may read from now on that the user's code forked there
     notes: tuple[str, ...] = ()  # texts for the rank to report
     body_room: tuple[int, int, int] | None = None  # of the pickle, as in `storages`; None: it is in the message
+    small: bytes = b""  # the part that has no slot
 
 
 def encode(head: Head, body: bytes) -> bytes:
     """Return a batch as bytes. Its parts and rooms must be plain tuples, which is all that marshal writes."""
-    number, worker, parts, wanted_bytes, miss, *others = head
-    return marshal.dumps((number, worker, tuple(map(tuple, parts)), wanted_bytes, miss and miss.value, *others, body))
+    number, worker, parts, num_bytes, wanted_bytes, miss, *others = head
+    plain = (number, worker, tuple(map(tuple, parts)), num_bytes, wanted_bytes, miss and miss.value, *others, body)
+    return marshal.dumps(plain)
 
 
 def encode_plain(message: object) -> bytes:
@@ -99,9 +106,9 @@ def decode(message: bytes) -> tuple[Head | None, Any]:
     fields = marshal.loads(message)  # noqa: S302 - from our own worker
     if type(fields) is bytes:
         return None, pickle.loads(fields)  # noqa: S301 - the same
-    number, worker, parts, wanted_bytes, miss, *others, body = fields
+    number, worker, parts, num_bytes, wanted_bytes, miss, *others, body = fields
     parts = tuple([PartHead(*part) for part in parts])
-    return Head(number, worker, parts, wanted_bytes, miss and Miss(miss), *others), body
+    return Head(number, worker, parts, num_bytes, wanted_bytes, miss and Miss(miss), *others), body
 
 
 def pickled(message: object) -> bytes:
@@ -190,7 +197,7 @@ def _empty(dtype: torch.dtype, device: torch.device, _is_inference: bool) -> tor
     return torch.empty(0, dtype=dtype, device=device)
 
 
-# The three functions that the pickle of a batch calls in the rank. The buffers are what `unpack` has put there.
+# The functions that the pickle of a batch calls in the rank. The buffers are what `unpack` has put there.
 
 
 def buffer(found: object) -> object:
@@ -208,3 +215,11 @@ def packed_sequence(
 ) -> torch.nn.utils.rnn.PackedSequence:
     """Return a PackedSequence on a device; its batch sizes must be on the host."""
     return torch.nn.utils.rnn.PackedSequence(data, torch.tensor(batch_sizes, device="cpu"), *indices)
+
+
+def named_error(module: str, qualified: str, name: str, text: str, where: str) -> ExceptionWrapper:
+    """Return a worker's error whose class only the worker has: a RuntimeError under the same name, with its text."""
+    kind = type(name, (RuntimeError,), {"__module__": module, "__qualname__": qualified})
+    error = ExceptionWrapper((kind, kind(), None), where=where)
+    error.exc_msg = text
+    return error

@@ -10,6 +10,8 @@ an error and no SIGBUS.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import io
 import os
 import pickle
@@ -28,6 +30,7 @@ from torch.nn.utils.rnn import PackedSequence
 from numapin.data.casting import cast_tensor
 from numapin.data.message import (
     DTYPES,
+    IN_MESSAGE,
     NOTHING,
     Head,
     Miss,
@@ -35,10 +38,11 @@ from numapin.data.message import (
     buffer,
     encode,
     move,
+    named_error,
     packed_sequence,
     tensor_over,
 )
-from numapin.data.slots.mapping import fault_in, map_memfd
+from numapin.data.slots.mapping import fault_in, map_memfd, ordinary_memory
 from numapin.data.slots.sizes import align, capacity_for
 from numapin.data.torch_names import (
     ExceptionWrapper,
@@ -67,7 +71,14 @@ T = TypeVar("T")
 SLOT_NAME: Final = "numapin-slot"
 """The name of a slot's memfd, in /proc."""
 
+MOST_KEPT: Final = 8
+"""The number of batches whose memory a worker's code may keep; with more, later batches are copied into slots."""
+
 LARGE_BYTES: Final = 4 << 20  # larger batches are worth threads, and do not belong in the caches
+_IN_MESSAGE_BYTES: Final = 8 << 10  # a slot costs a loop that keeps many batches more than the copy does
+_SEALABLE: Final = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+_NEVER_EXECUTED: Final = 0x0008  # MFD_NOEXEC_SEAL, since Linux 6.3; Python has no name for it
+_FIXED_SIZE: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _GROWTH: Final = 4  # a further slot has room for this many times the batch so far
 _UNKNOWN_BYTES: Final = 4 << 30  # address space, not memory, for a batch of unknown size
 _LONG_PICKLE: Final = 16 << 10  # the pickler's table of objects never shrinks, and is cleared as a whole for each batch
@@ -98,20 +109,15 @@ def pack(number: int, batch: object, *, where: str) -> bytes:
     packer = own or Packer(None, worker=0, pins=False, moves=False)
     try:
         return packer.pack(number, batch)
-    except Exception as error:  # a user's __reduce__ may raise anything
-        wrapped = ExceptionWrapper(where=where)
-        try:
-            return packer.pack(number, wrapped)
-        except Exception:  # the error itself cannot be pickled
-            wrapped.exc_type, wrapped.exc_msg = RuntimeError, f"{type(error).__name__}: {wrapped.exc_msg}"
-            return packer.pack(number, wrapped)
+    except Exception:  # a user's __reduce__ may raise anything
+        return packer.pack(number, ExceptionWrapper(where=where))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class BatchMemory:
     """A slot, or a part of one, that one batch is being written into. Numbers in bytes."""
 
-    number: int  # the slot's
+    number: int  # the slot's, or IN_MESSAGE
     fd: int | None  # of a slot that was made for this batch, until it is sent; None for a granted one
     view: memoryview
     address: int
@@ -120,10 +126,6 @@ class BatchMemory:
     populated: int  # up to where pages exist for sure
     is_sent: bool = False  # whether something in it was sent
     is_new: bool  # whether it was made for this batch
-
-    def head(self) -> PartHead:
-        """Return its entry in the head of the batch's message."""
-        return PartHead(self.number, self.end, self.capacity, self.is_new)
 
     def reserve(self, num_bytes: int) -> int | None:
         """Return the offset of free room, None if there is not enough. Raises OSError if the kernel has no memory."""
@@ -143,10 +145,11 @@ class BatchMemory:
 
 
 class WorkerSlots:
-    """The slots that one worker has: granted ones, and those it makes. `serial` is unique among a loader's workers."""
+    """The slots that one worker has: granted ones, and those that it makes."""
 
-    def __init__(self, arrivals: Handover, locality: Locality, *, serial: int) -> None:
-        self._arrivals, self._locality = arrivals, locality
+    def __init__(self, arrivals: Handover, locality: Locality, *, serial: int, makes_small: bool = True) -> None:
+        """Take a number that is unique among a loader's workers. `makes_small`: make slots for small batches, too."""
+        self._arrivals, self._locality, self._makes_small = arrivals, locality, makes_small
         self._next_number = serial << 32
         self._expected_bytes = 0
         self._mapped: dict[int, torch.Tensor] = {}
@@ -182,7 +185,7 @@ class WorkerSlots:
             self._held.append((grant.slot, grant.capacity))
 
     def take(self, num_bytes: int, *, num_bytes_so_far: int = 0) -> BatchMemory | None:
-        """Return memory for at least `num_bytes`; None if the kernel refuses it.
+        """Return memory for at least `num_bytes`, a slot's or the message's; None if the kernel refuses it.
 
         A batch that has bytes in other slots already is larger than expected, so a further slot has far more room than
         those before: a batch of many tensors then needs few.
@@ -194,10 +197,24 @@ class WorkerSlots:
                 return self._memory(number, None, self._mapped[number], capacity, populated=capacity)
         if len(self._held) > 1:  # they are of no use to this worker
             self._refused.append(self._held.pop(0)[0])
+        is_small = not num_bytes_so_far and max(num_bytes, self._expected_bytes) <= _IN_MESSAGE_BYTES
+        if is_small and not self._makes_small:
+            view = ordinary_memory(_IN_MESSAGE_BYTES)
+            return BatchMemory(
+                number=IN_MESSAGE,
+                fd=None,
+                is_new=False,
+                view=view,
+                address=memory.address_of(view),
+                capacity=_IN_MESSAGE_BYTES,
+                populated=_IN_MESSAGE_BYTES,
+            )
         return self._make(max(num_bytes, _GROWTH * num_bytes_so_far)) or self._make(num_bytes)
 
     def put_back(self, made: BatchMemory) -> None:
         """Keep a granted slot that was taken and not sent for the next batch; a new one is dropped."""
+        if made.number == IN_MESSAGE:
+            return
         if not made.is_new:
             self._held.append((made.number, made.capacity))
         elif made.fd is not None:  # None: it could not be sent, and is closed
@@ -212,6 +229,8 @@ class WorkerSlots:
                     files[made.number], made.fd = made.fd, None
                     made.capacity = min(made.capacity, capacity_for(max(made.end, self._expected_bytes)))
                     os.ftruncate(files[made.number], made.capacity)
+                    # A process that cuts the file would end all that have it mapped with SIGBUS.
+                    fcntl.fcntl(files[made.number], fcntl.F_ADD_SEALS, _FIXED_SIZE)
             if files:
                 self._arrivals.send(files)
         finally:
@@ -247,7 +266,7 @@ class WorkerSlots:
         """Make a slot whose pages will be on the rank's node; None if the kernel refuses it."""
         capacity = capacity_for(max(num_bytes, self._expected_bytes or _UNKNOWN_BYTES))
         try:
-            fd = os.memfd_create(SLOT_NAME)
+            fd = _memfd()
         except OSError:
             return None
         try:
@@ -281,6 +300,16 @@ class WorkerSlots:
         )
 
 
+def _memfd() -> int:
+    """Return the descriptor of an empty memfd. Raises OSError."""
+    try:
+        return os.memfd_create(SLOT_NAME, _SEALABLE | _NEVER_EXECUTED)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.memfd_create(SLOT_NAME, _SEALABLE)  # an older kernel
+
+
 class Packer(ForkingPickler):
     """Puts one batch after the other into slots, for the thread that made it only.
 
@@ -306,7 +335,8 @@ class Packer(ForkingPickler):
         self._ranges = Ranges(self._bring, align_bytes=_LARGEST_ITEM_BYTES)
         self._storages: list[Room] = []
         self._buffers: list[tuple[Any, ...] | int | None] = []
-        self._wanted_bytes = 0
+        self._missing_bytes = 0  # of this batch, without room in a slot
+        self._are_many_kept = False
         self._miss: Miss | None = None
 
     def accept(self, grant: Grant, descriptors: Handover) -> None:
@@ -326,9 +356,13 @@ class Packer(ForkingPickler):
     # --- room in the slots -------------------------------------------------------------------------------------------
 
     def allocate(self, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor | None:
-        """Return an uninitialized contiguous tensor in this batch's memory; None if it has no room."""
+        """Return an uninitialized contiguous tensor in this batch's memory; None if it has no room.
+
+        A worker whose code keeps many batches gets none either: each would keep a slot, and so more and more memory.
+        """
         count = torch.Size(size).numel()
-        if not count or dtype in _QUANTIZED or threading.get_ident() != self._thread:
+        is_refused = self._are_many_kept or threading.get_ident() != self._thread
+        if is_refused or not count or dtype in _QUANTIZED:
             return None
         room = self._reserve(dtype.itemsize * count)
         return None if room is None else self._parts[room[0]].tensor(room[1], dtype, count).resize_(size)
@@ -383,23 +417,39 @@ class Packer(ForkingPickler):
             body_room = self._reserve(len(body)) if len(body) >= _PIPE_BYTES else None
             if body_room is not None:
                 self.write(body_room, body)
-            used = {room[0] for room in (*self._storages, body_room) if room is not None}
-            sent = [part for at, part in enumerate(self._parts) if at in used]
+            rooms = self._storages if body_room is None else [*self._storages, body_room]
+            ends, num_bytes = _used(rooms)
+            sent = [part for at, part in enumerate(self._parts) if at in ends]
             if self._slots is not None:
                 self._slots.send(sent)
             for part in sent:  # only now: if one of them cannot be handed over, nothing is sent
                 part.is_sent = True
+            report = {} if self._slots is None else self._slots.report()
+            self._are_many_kept = len(report.get("kept", ())) - len(self._parts) > MOST_KEPT
             head = Head(
                 number=number,
                 worker=self._worker,
-                parts=tuple([part.head() if part.is_sent else NOTHING for part in self._parts]),
+                parts=tuple(
+                    [
+                        PartHead(part.number, ends[at], part.capacity, part.is_new) if at in ends else NOTHING
+                        for at, part in enumerate(self._parts)
+                    ]
+                ),
+                num_bytes=num_bytes + self._missing_bytes,
                 # Tensors that were collated and then dropped took room, too.
-                wanted_bytes=max(self._wanted_bytes, sum([part.end for part in self._parts])),
+                wanted_bytes=sum([part.end for part in self._parts]) + self._missing_bytes,
                 miss=self._miss,
                 storages=tuple(self._storages),
                 buffers=tuple(self._buffers),
                 body_room=body_room,
-                **({} if self._slots is None else self._slots.report()),
+                small=b"".join(
+                    [
+                        part.view[: ends[at]]
+                        for at, part in enumerate(self._parts)
+                        if at in ends and part.number == IN_MESSAGE
+                    ]
+                ),
+                **report,
             )
             is_short = len(body) < _LONG_PICKLE
             return encode(head, body if body_room is None else b"")
@@ -414,7 +464,7 @@ class Packer(ForkingPickler):
             self._ranges.clear()
             self._storages.clear()
             self._buffers.clear()
-            self._wanted_bytes, self._miss, self._next = 0, None, None
+            self._missing_bytes, self._miss, self._next = 0, None, None
             self.finish()
 
     def finish(self) -> None:
@@ -427,9 +477,12 @@ class Packer(ForkingPickler):
     def reducer_override(self, thing: object) -> Reduced:
         """Reduce a tensor to its place in the slot; leave everything else as it is."""
         if isinstance(thing, torch.Tensor):
-            return self._reduce_tensor(thing)
+            return _reduce_lazy_view(thing) or self._reduce_tensor(thing)
         if type(thing) is _ARRAY:
             return self._reduce_array(thing)
+        if type(thing) is ExceptionWrapper and not _can_be_imported(thing.exc_type):
+            kind = thing.exc_type
+            return named_error, (kind.__module__, kind.__qualname__, kind.__name__, thing.exc_msg, thing.where)
         if self.moves and type(thing) is PackedSequence:
             return packed_sequence, (thing.data, thing.batch_sizes.tolist(), *thing[2:])
         return _UNCHANGED
@@ -506,22 +559,20 @@ class Packer(ForkingPickler):
 
     def _store(self, raw: memoryview) -> int | None:
         """Have plain memory in the slot; return the number of its storage, None if there is no room."""
-        self._wanted_bytes += align(raw.nbytes)
         room = None if raw.readonly else self._find(memory.address_of(raw), raw.nbytes)
         if room is None:
             room = self._reserve(raw.nbytes)
             if room is not None:
                 self.write(room, raw)
-        self._miss = self._miss or self._refusal
-        return None if room is None else self._add(room)
+        return self._add(room, raw.nbytes)
 
     def _bring(self, storage: torch.UntypedStorage, first: int, last: int) -> int | None:
         """Have bytes `first` to `last` of a storage in the slot; return their number, None if they are not there."""
-        self._wanted_bytes += align(last - first)
         address = storage.data_ptr() + first
         room = self._find(address, last - first)
         if room is None and storage.is_shared() and not self.pins:
             # The rank's tensor is the worker's memory, as with torch, so a copy would not be the same.
+            self._missing_bytes += align(last - first)
             if last - first >= _SMALL_BYTES:
                 self._miss = self._miss or self._refusal or Miss.SHARED  # torch's own collate shares memory
             return None
@@ -529,12 +580,28 @@ class Packer(ForkingPickler):
             room = self._reserve(last - first)
             if room is not None:
                 self.copy(room, address)
-        self._miss = self._miss or self._refusal
-        return None if room is None else self._add(room)
+        return self._add(room, last - first)
 
-    def _add(self, room: Room) -> int:
+    def _add(self, room: Room | None, num_bytes: int) -> int | None:
+        """Note where memory of the batch lies in the slot; return the number of its storage, None without room."""
+        self._miss = self._miss or self._refusal
+        if room is None:
+            self._missing_bytes += align(num_bytes)
+            return None
         self._storages.append(room)
         return len(self._storages) - 1
+
+
+def _used(rooms: Sequence[Room]) -> tuple[dict[int, int], int]:
+    """Return the end of the used memory in each part, and the bytes used: a tensor and an array may share some."""
+    ends: dict[int, int] = {}
+    num_used = 0
+    for part, start, num_bytes in sorted(rooms):
+        end, stop = ends.get(part, 0), start + num_bytes
+        if stop > end:
+            num_used += stop - max(start, end)
+            ends[part] = stop
+    return ends, num_used
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -550,6 +617,28 @@ def is_plain(tensor: torch.Tensor) -> bool:
         or tensor._is_zerotensor()  # autograd's zero gradients, which have no memory
         or not tensor.numel()
     )
+
+
+def _can_be_imported(kind: type) -> bool:
+    """Return whether the rank finds a class by its name, which is all that pickle sends of it."""
+    try:
+        pickle.dumps(kind)
+    except Exception:  # it is the user's
+        return False
+    return True
+
+
+def _reduce_lazy_view(tensor: torch.Tensor) -> Reduced | None:
+    """Reduce a conjugated or negated view, whose values are computed when they are read, to the tensor below it.
+
+    None: it is not one. torch sends such a view without the conjugation, and so other values.
+    """
+    if type(tensor) is torch.Tensor and not tensor.requires_grad:
+        if tensor.is_conj():
+            return torch.conj, (tensor.conj(),)
+        if tensor.is_neg():
+            return torch._neg_view, (torch._neg_view(tensor),)
+    return None
 
 
 def _is_over_memory(build: object, arguments: tuple[Any, ...]) -> bool:

@@ -26,6 +26,7 @@ from numapin.data.message import Parcel
 from numapin.data.notices import Notices
 from numapin.data.opening.device import Mover
 from numapin.data.opening.host import Copier, Lender
+from numapin.data.packing import MOST_KEPT
 from numapin.data.queues import ResultQueue, TaskQueue
 from numapin.data.slots.pool import Pool, PoolSpec
 from numapin.data.stats import Counts, PoolTotals, Stats
@@ -47,6 +48,10 @@ _MAX_COPY_THREADS: Final = 4
 
 _NO_STORES: Final = (
     f"libstores.so cannot be loaded, so large batches use a third more memory bandwidth; {calls.INSTALL_STORES}"
+)
+_MANY_ARE_KEPT: Final = (
+    f"your dataset or collate_fn keeps batch memory: more than {MOST_KEPT} batches in a worker, e.g. in a cache; "
+    "its next batches are copied once more; to avoid that, keep copies: tensor.clone()"
 )
 _NO_CONTEXT_EVENTS: Final = (
     "this CUDA driver cannot report when a slot is free again, so batches are copied; update it to R555 or later"
@@ -78,7 +83,11 @@ class PathOptions:
     balance: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a device that cannot be used, and options that are negative or not numbers."""
+        """Refuse a device that cannot be used, numbers that are negative or none, and switches that are no bools."""
+        for name in ("strict", "balance"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise UsageError(f"{name}={value!r} is neither True nor False", f"use {name}=True or {name}=False")
         if self.device is not None:
             _require_usable(self.device)
         if self.pinned_budget is not None:  # 8e9 is a number of bytes, too
@@ -253,10 +262,12 @@ class DataPath:
         )
 
     def note_arrival(self, head: Head) -> None:
-        """Count a batch; if it did not travel in a slot, report why."""
+        """Count a batch; report why it did not travel in a slot, or why the worker's next ones are copied into one."""
         self.counts.note_arrival(head)
         if head.miss is not None:
             self.notices.report_miss(head.miss)
+        if len(head.kept) - len(head.parts) > MOST_KEPT:
+            self.notices.warn(_MANY_ARE_KEPT)
 
     def note_step(self, *, waited_s: float, stepped_s: float | None) -> None:
         """Count a batch that was yielded, for `stats()` and for `numapin top`."""

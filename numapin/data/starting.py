@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from numapin.data import forks
@@ -35,6 +36,7 @@ LOOK_S: Final = 1.0  # between looks at workers that have not started
 PATIENCE_S: Final = {True: 0.0, None: 15.0, False: 60.0}
 """The time that a worker gets to start, by whether it is certain that it waits forever (None: unknown)."""
 
+_WORKERS_MODULES: Final = (__name__, *(f"numapin.data.{name}" for name in ("worker", "queues", "locality")))
 _MAX_HANGS: Final = 4
 _ASLEEP, _STOPPED = "S", "T"
 _STOPS_IN_S: Final = 1.0  # it takes microseconds
@@ -49,13 +51,29 @@ def _run_worker(
     target(*arguments)
 
 
+def _preload_workers() -> None:
+    """Have the fork server import what a worker needs, once, instead of every worker of every epoch.
+
+    The user's own modules stay in its list, which multiprocessing can only replace as a whole. A server that runs
+    already has read the list.
+    """
+    server: Any = getattr(forkserver, "_forkserver", None)
+    modules: object = getattr(server, "_preload_modules", None)
+    if isinstance(modules, list):  # else another Python's way: workers import for themselves, as torch's do
+        new = [name for name in _WORKERS_MODULES if name not in modules]
+        server._preload_modules = [*modules, *new]  # noqa: SLF001 - there is no public way to add to it
+
+
 class Context:
     """A multiprocessing context with our queues, and with workers that can be restarted."""
 
     def __init__(self, base: Any, queues: Iterable[ResultQueue | TaskQueue], *, num_workers: int) -> None:  # noqa: ANN401 - context or module
         """Take the context to start processes with, and the queues in the order in which torch's iterator asks."""
         self._base, self._queues = base, iter(queues)
-        self._page = mmap.mmap(-1, num_workers) if base.get_start_method() == "fork" else None
+        method = base.get_start_method()
+        if method == "forkserver":
+            _preload_workers()
+        self._page = mmap.mmap(-1, num_workers) if method == "fork" else None
         self._arguments: list[tuple[object, ...]] = []
         self._num_hangs = [0] * num_workers
         self._started_s = [0.0] * num_workers

@@ -32,9 +32,9 @@ class Stats:
 
     Attributes:
         batches: Batches that were yielded.
-        bytes: The bytes of slot memory that batches from workers needed.
-        hits: Batches that arrived with all their tensors and arrays in slots, except those below 1 KiB. This
-            includes batches that were never yielded, for example after a `break`.
+        bytes: The memory of the tensors and arrays in batches that came from workers.
+        hits: Batches that arrived with all their tensors and arrays in slots, except those below 1 KiB, or that were so
+            small that they needed none. This includes batches that were never yielded, for example after a `break`.
         misses: The number of other batches that arrived, by reason.
         wait_s_per_batch: The mean time inside `next()`.
         wait_share: The share of the time between two batches that was spent in `next()`, 0 to 1.
@@ -148,7 +148,7 @@ class Counts:
 
     def note_arrival(self, head: Head) -> None:
         """Count a batch that came from a worker."""
-        self.num_bytes += head.wanted_bytes
+        self.num_bytes += head.num_bytes
         if head.miss is not None:
             self.misses[head.miss] += 1
         elif head.parts:

@@ -80,7 +80,8 @@ class WorkerStart:
             _release_gpus()
         slots = None
         if self.arrivals is not None:
-            slots = WorkerSlots(self.arrivals, where, serial=self.serial + worker)
+            is_for_gpu = self.pins or self.moves
+            slots = WorkerSlots(self.arrivals, where, serial=self.serial + worker, makes_small=is_for_gpu)
         packing.own = packer = Packer(slots, worker=worker, pins=self.pins, moves=self.moves, casts=self.casts)
         os.register_at_fork(after_in_child=packer.refuse_in_child, after_in_parent=packer.note_fork)
         if slots is not None:
@@ -189,8 +190,9 @@ class Stacker:
         """Let torch's default collate stack tensors here, in this process, unless the user has put in another function.
 
         Code that stacks into new shared memory, as torch's own function does (for tensors of a subclass; in a user's
-        map of functions; PyTorch Geometric), gets a part of the batch's slot instead. But a collate inside a sample
-        does not: a dataset that keeps what it made would keep the slots of whole batches.
+        map of functions; PyTorch Geometric), gets a part of the batch's slot instead. A collate inside a sample gets
+        ordinary memory: a dataset that keeps what it made would keep the slots of whole batches, and torch would send
+        each tensor in shared memory as a file.
         """
         packer = self._packer
         functions: CollateMap = collate.default_collate_fn_map
@@ -201,9 +203,10 @@ class Stacker:
         torchs_fetcher: Callable[..., Any] = _DatasetKind.create_fetcher
 
         def _new_shared(cls: type, size: int, *, device: torch.device | str = "cpu") -> object:
-            is_ours = packer.is_collating and cls is torch.UntypedStorage and torch.device(device).type == "cpu"
-            room = packer.allocate(torch.uint8, (size,)) if is_ours else None
-            return torchs_storage(cls, size, device=device) if room is None else room.untyped_storage()
+            if cls is not torch.UntypedStorage or torch.device(device).type != "cpu":
+                return torchs_storage(cls, size, device=device)
+            room = packer.allocate(torch.uint8, (size,)) if packer.is_collating else None
+            return torch.UntypedStorage(size, device="cpu") if room is None else room.untyped_storage()
 
         def outermost(collate_fn: Callable[[Any], object], samples: object) -> object:
             packer.is_collating = True

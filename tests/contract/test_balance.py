@@ -14,6 +14,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
 import numapin
+from numapin.data.iterator import iterator_of
+from numapin.data.path import PathOptions
+from numapin.errors import UsageError
 from tests.contract.datasets import At, CountingSampler, ListedRows, Raise, Rows, Stream, kill_worker, sleep_long
 from tests.contract.describe import Described
 from tests.contract.watching import TORCH, Failure, Seen, assert_as_torch, assert_same_seen, watch
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # three workers, two cores
 
 BALANCED: Final[Any] = partial(numapin.DataLoader, balance=True)
+STATE_WARNING: Final = "balance=True with a dataset that has a state of its own"
 UNEVEN: Final = Rows(delay_s=0.001)
 
 
@@ -179,6 +183,34 @@ class TestLeftAsTorchs:
         assert sorted(indices) == list(range(60))
         assert made[0] <= 12
         assert not loader.stats().notes
+
+
+class Stateful(WorkerIds):
+    """A map-style dataset with a state of its own."""
+
+    def state_dict(self) -> dict[str, int]:
+        """Return a state."""
+        return {"calls": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Take a state."""
+
+
+def test_a_dataset_with_a_state(capfd: pytest.CaptureFixture[str]) -> None:
+    """Each worker has its own state, and which one makes a batch depends on timing: a warning says so once."""
+    loader = BALANCED(Stateful(30, slow_s=0.01), num_workers=2)
+    assert [_make(loader)[0] for _ in range(2)] == [list(range(30))] * 2
+    assert capfd.readouterr().err.count(STATE_WARNING) == 1
+    plain: Any = iterator_of(DataLoader(Stateful(6, slow_s=0.01), num_workers=2), PathOptions(balance=True))
+    assert _make(plain)[0] == list(range(6))  # as of --dataloader=numapin-balanced, which has no load_state_dict()
+    assert STATE_WARNING not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["balance", "strict"])
+def test_a_switch_is_true_or_false(option: str) -> None:
+    """Text such as "no" would be true."""
+    with pytest.raises(UsageError, match=f"{option}='no' is neither True nor False"):
+        numapin.DataLoader([1], **{option: "no"})  # type: ignore[arg-type]
 
 
 def test_copies_of_the_loader_keep_it() -> None:

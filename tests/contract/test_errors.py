@@ -238,3 +238,40 @@ def test_a_batch_that_cannot_be_sent(own_class: LoaderClass, collate: Callable[[
     texts = [event.text for event in told if isinstance(event, Failure)]
     assert len(texts) == 3
     assert all("pickle" in text or "serialize non-leaf" in text for text in texts)
+
+
+def decode() -> None:
+    """Raise an error whose class cannot be imported, as a function's own class, or one of a plugin."""
+
+    class TruncatedError(Exception):
+        """A file is too short."""
+
+    raise TruncatedError("image 17.jpg is truncated")
+
+
+class CannotBeReduced:
+    """A batch whose pickling fails with such an error."""
+
+    def __init__(self, _rows: object) -> None:
+        """Take any rows."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Fail."""
+        decode()
+        raise AssertionError
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("options", [{"dataset": At(index=3, act=decode, size=6)}, {"collate_fn": CannotBeReduced}])
+def test_an_error_that_cannot_be_pickled(own_class: LoaderClass, options: dict[str, Any]) -> None:
+    """It has its own name, message and traceback, where torch waits forever; the loader continues."""
+    arguments: dict[str, Any] = {"dataset": Rows(6), "batch_size": 2, "num_workers": 1} | options
+    told = list(events(iter(own_class(**arguments))))
+    failures = [event for event in told if isinstance(event, Failure)]
+    assert (len(told), len(failures)) == (3, 1 if "dataset" in options else 3)
+    for each in failures:
+        assert (each.kind.__name__, each.kind.__module__) == ("TruncatedError", __name__)
+        assert issubclass(each.kind, RuntimeError)
+        assert each.text.startswith("Caught TruncatedError in DataLoader worker process 0.\nOriginal Traceback")
+        assert each.text.endswith(".TruncatedError: image 17.jpg is truncated\n")
+        assert "in decode\n" in each.text

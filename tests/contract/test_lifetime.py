@@ -13,12 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
 from numapin.data import queues as channel
 from tests.contract.datasets import At, Raise, Rows
 from tests.contract.watching import LoaderClass, pass_first_batches, settle
+from tests.data.loopback import num_open
 from tests.garbage import left_by
 
 if TYPE_CHECKING:
@@ -228,3 +230,47 @@ def test_close(own_class: LoaderClass) -> None:
     loader.close()
     loader.close()
     assert not multiprocessing.active_children()
+
+
+class Mixed(Rows):
+    """Small rows, of which each 40th is a large one: views of one tensor, and an array."""
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a row."""
+        values = torch.full((4096 if index % 40 == 39 else 512,), float(index))
+        return values, values[100:], np.full(200, index)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_small_batches_that_are_kept_take_no_descriptors(own_class: LoaderClass, workers: int) -> None:
+    """Batches of a few KiB travel without a slot, so that a loop may keep thousands of them."""
+    loader = own_class(Mixed(1000), batch_size=None, num_workers=workers)
+    kept = list(loader)
+    num_descriptors = num_open()
+    for number, (values, view, array) in enumerate(kept):
+        assert values.unique().tolist() == view.unique().tolist() == np.unique(array).tolist() == [number]
+        view.fill_(-1)
+        assert values[100:].unique().tolist() == [-1]
+        array[:] = 0
+    assert num_descriptors <= 2 * 1000 // 40  # of the large ones, and of small ones that followed in their slots
+    assert (loader.stats().hits, loader.stats().misses) == (1000, {})  # type: ignore[attr-defined]
+
+
+class Hoarding(Rows):
+    """A dataset that keeps the small batches that it has made."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.kept: list[torch.Tensor] = []
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a batch, and the one before."""
+        self.kept.append(torch.utils.data.default_collate([torch.full((500,), float(index))] * 2))
+        return self.kept[-1], self.kept[max(0, index - 1)]
+
+
+def test_small_batches_that_a_worker_keeps(own_class: LoaderClass) -> None:
+    """What a worker keeps of them is not written again."""
+    for number, (batch, before) in enumerate(own_class(Hoarding(100), batch_size=None, num_workers=1)):
+        assert batch.unique().tolist() == [number]
+        assert before.unique().tolist() == [max(0, number - 1)]

@@ -151,3 +151,48 @@ def test_handler_for_children(loader_class: LoaderClass) -> None:
     with running(loader_class, "chain_handler") as program:
         out, err = program.process.communicate(timeout=60)
         assert (out, err) == ("ready\ncalled True\n", "")
+
+
+NOTES_IMPORTS = """
+import os, sys
+
+class Notes:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "numapin", "users_own"):
+            with open(os.environ["NOTED"], "a") as file:
+                file.write(f"{os.getpid()} {name}\\n")
+
+sys.meta_path.insert(0, Notes())
+"""
+FORK_SERVER = """
+import multiprocessing, os, sys
+
+def main():
+    import numapin
+
+    multiprocessing.set_forkserver_preload(users_own := ["users_own"])
+    for _ in range(2):
+        print(*map(int, numapin.DataLoader([1, 2, 3, 4], num_workers=2, multiprocessing_context="forkserver")))
+    assert users_own == ["users_own"]
+    print(os.getpid())
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_a_fork_server_imports_for_all_workers(tmp_path: Path) -> None:
+    """torch, numapin and the modules that the user preloads are imported once for the workers of all epochs."""
+    for name, text in (("sitecustomize", NOTES_IMPORTS), ("program", FORK_SERVER), ("users_own", "")):
+        (tmp_path / f"{name}.py").write_text(text)
+    noted = tmp_path / "noted"
+    environ = os.environ | {"PYTHONPATH": str(tmp_path), "NOTED": str(noted)}
+    ran = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, env=environ, text=True, capture_output=True, check=True
+    )
+    *epochs, rank = ran.stdout.splitlines()
+    assert epochs == ["1 2 3 4"] * 2
+    imports = [line.split() for line in noted.read_text().splitlines()]
+    (server,) = {pid for pid, _name in imports} - {rank}
+    names = [name for pid, name in imports if pid == server]
+    assert {"torch", "numapin.data.worker", "users_own"} <= set(names)

@@ -134,7 +134,7 @@ def use_meta(_worker: int) -> None:
 def refuse_slots(_worker: int) -> None:
     """Let the kernel refuse this worker memory for slots."""
 
-    def refuse(_name: str) -> int:
+    def refuse(_name: str, _flags: int) -> int:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
 
     os.memfd_create = refuse  # type: ignore[assignment] # in this worker only

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch.utils.data import default_collate
 
 import numapin
+from numapin.data.packing import MOST_KEPT
 from tests.contract.datasets import Rows, row
 from tests.contract.describe import Described, assert_same_batches, describe
 from tests.contract.test_ownership import DATASET, SIZE, expected
@@ -229,3 +231,69 @@ def test_a_dataset_that_keeps_collated_samples_keeps_no_slots() -> None:
             assert batch[:, 0, 0].tolist() == [float((4 * number + sample) % 16) for sample in range(4)]
         assert loader.stats().slots_made <= 5
         assert loader.stats().bytes == 16 * 4 * 8 * 1024 * 4
+
+
+def collated(index: int) -> torch.Tensor:
+    """Return what a collate inside a sample makes."""
+    return default_collate([torch.full((4096,), float(index)) for _ in range(2)])
+
+
+class Caching(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    """Makes whole batches and keeps them, as a dataset for batch_size=None may."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, torch.Tensor] = {}
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return 120
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        """Return a batch, and the number of slots that this worker has mapped."""
+        found = self.kept.setdefault(index % 60, collated(index % 60))
+        return found, Path("/proc/self/maps").read_text().count("/memfd:numapin-slot")
+
+
+def test_a_dataset_that_keeps_whole_batches_keeps_few_slots(
+    own_class: LoaderClass, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A worker whose dataset keeps more batches than slots are worth gets no more of them, with one warning."""
+    loader = own_class(Caching(), batch_size=None, num_workers=1)
+    mapped = []
+    for number, (batch, num_mapped) in enumerate(loader):
+        assert batch.unique().tolist() == [float(number % 60)]
+        mapped.append(num_mapped)
+    stats = loader.stats()  # type: ignore[attr-defined]
+    assert max(mapped) <= MOST_KEPT + 8
+    assert (stats.hits, stats.misses, stats.bytes) == (120, {}, 120 * 2 * 4096 * 4)
+    assert stats.slots_made <= MOST_KEPT + 8
+    assert capfd.readouterr().err.count("your dataset or collate_fn keeps batch memory") == 1
+
+
+class Collating(Rows):
+    """A dataset whose samples are collated."""
+
+    def __getitem__(self, index: int) -> Any:
+        """Return a small batch."""
+        return collated(index)
+
+
+def as_they_are(samples: list[Any]) -> list[Any]:
+    """Return the samples, not collated once more."""
+    return samples
+
+
+def test_collated_samples_travel_in_slots(own_class: LoaderClass) -> None:
+    """Samples that were collated, and are not collated once more, are in slots and not in torch's shared memory."""
+    loader = own_class(Collating(16), batch_size=2, num_workers=1, collate_fn=as_they_are)
+    for number, batch in enumerate(loader):
+        assert [each.unique().tolist() for each in batch] == [[2.0 * number], [2.0 * number + 1]]
+    stats = loader.stats()  # type: ignore[attr-defined]
+    assert (stats.hits, stats.misses, stats.bytes) == (8, {}, 16 * 2 * 4096 * 4)
+
+
+def test_memory_that_is_not_in_the_batch_does_not_count(own_class: LoaderClass) -> None:
+    """Batches that a collate_fn makes and drops are not sent."""
+    loader = own_class(Rows(16), batch_size=4, num_workers=1, collate_fn=dropping)
+    assert len(list(loader)) == 4
+    assert loader.stats().bytes == 16 * (row(0).nbytes + 8)  # type: ignore[attr-defined] # with the index

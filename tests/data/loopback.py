@@ -56,7 +56,8 @@ def gpu() -> dict[str, Any]:
 
 def make_head(**changes: Any) -> Head:
     """Return the head of a batch that has nothing in memory."""
-    return Head(number=0, worker=0, parts=(), wanted_bytes=0, miss=None, storages=(), buffers=())._replace(**changes)
+    empty = Head(number=0, worker=0, parts=(), num_bytes=0, wanted_bytes=0, miss=None, storages=(), buffers=())
+    return empty._replace(**changes)
 
 
 class Loopback:

@@ -1,4 +1,4 @@
-"""Map the memory of slots. Edge.
+"""Map the memory of slots, and allocate memory for batches without one. Edge.
 
 Comes in: a memfd. Goes out: its memory, as a tensor that unmaps it.
 """
@@ -34,6 +34,12 @@ def map_memfd(fd: int, num_bytes: int) -> torch.Tensor:
     with suppress(OSError):  # a kernel without huge pages
         call("madvise", tensor.data_ptr(), num_bytes, mmap.MADV_HUGEPAGE)
     return tensor
+
+
+def ordinary_memory(num_bytes: int) -> memoryview:
+    """Return memory of this process, aligned as torch aligns it."""
+    owner = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
+    return memory.view_of(memory.window(owner.data_ptr(), num_bytes, owner=owner))
 
 
 def fault_in(tensor: torch.Tensor) -> None:

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
-from numapin.data.message import NO_GRANT, Grant
+from numapin.data.message import IN_MESSAGE, NO_GRANT, Grant
 from numapin.data.opening.capture import no_capture
 from numapin.data.slots.free import FreeSlots
 from numapin.data.slots.handover import Handover
-from numapin.data.slots.mapping import hide_from_children
+from numapin.data.slots.mapping import hide_from_children, ordinary_memory
 from numapin.data.slots.quarantine import Quarantine
 from numapin.data.slots.settling import Settling
 from numapin.data.slots.sizes import RecentSizes, num_slots_for
@@ -121,7 +121,11 @@ class Pool:
         views: list[memoryview | None] = []
         is_pinned = True
         for part in head.parts:
-            if part.slot < 0:
+            if part.slot == IN_MESSAGE:
+                view = ordinary_memory(part.num_bytes)
+                view[:] = head.small
+                views.append(view)
+            elif part.slot < 0:
                 views.append(None)
             else:
                 slot = self._slot_of(part, worker)

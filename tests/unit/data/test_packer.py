@@ -17,7 +17,7 @@ import torch
 
 from numapin.data.message import DTYPES, NOTHING, Miss, decode, unpack
 from numapin.data.opening.host import Copier, Lender, copied
-from numapin.data.packing import Packer
+from numapin.data.packing import MOST_KEPT, Packer
 from numapin.system import placement
 from tests.data.batches import Sample, bytes_of, in_slot, ramp, same
 from tests.data.loopback import Loopback, batch_of, loopback, num_mapped, num_open
@@ -49,7 +49,6 @@ SPECIAL: Final[dict[str, Callable[[], torch.Tensor]]] = {
     "quantised": lambda: torch.quantize_per_tensor(torch.ones(1024), 0.1, 0, torch.qint8),
     "nested": lambda: torch.nested.nested_tensor([torch.ones(3), torch.ones(4)]),
     "with gradient": lambda: torch.ones(300, requires_grad=True),
-    "conjugate": lambda: torch.ones(300, dtype=torch.complex64).conj(),
     "without data": lambda: torch.ones(300, device="meta"),
     "parameter": lambda: torch.nn.Parameter(torch.ones(300)),
 }
@@ -92,7 +91,7 @@ class TestTorchsWay:
         make = SPECIAL[kind]
         assert loop.send([make()]).head.miss == Miss.UNSUPPORTED
         head = loop.send([ramp(3), make()]).head
-        assert (head.miss, [part.num_bytes for part in head.parts]) == (Miss.UNSUPPORTED, [256])
+        assert (head.miss, [part.num_bytes for part in head.parts]) == (Miss.UNSUPPORTED, [12])
 
     def test_shared_memory_is_left_to_torch(self, loop: Loopback) -> None:
         """It is sent without a copy: the rank sees later writes of the worker."""
@@ -229,7 +228,7 @@ class TestAllocate:
         tensor.fill_(2.5)
         parcel = loop.send([tensor])
         assert parcel.head.storages == ((0, 0, tensor.nbytes),)
-        assert [part.num_bytes for part in parcel.head.parts] == [-(-tensor.nbytes // 256) * 256]
+        assert [part.num_bytes for part in parcel.head.parts] == [tensor.nbytes]
         assert bytes(parcel.view(0)[: tensor.nbytes]) == bytes_of(tensor)
         tensor.zero_()
         assert not any(parcel.view(0)[: tensor.nbytes])
@@ -248,7 +247,37 @@ class TestAllocate:
         tensor = loop.begin().allocate(torch.float32, (1000,))
         assert tensor is not None
         head, _ = loop.post(tensor.fill_(1)[100:110])
-        assert (head.storages, head.parts[0].num_bytes) == (((0, 400, 40),), 4096)
+        assert (head.storages, head.parts[0].num_bytes, head.num_bytes) == (((0, 400, 40),), 440, 40)
+
+    def test_memory_that_is_dropped_is_not_sent(self, loop: Loopback) -> None:
+        """The rank gets, copies and counts what the batch uses; a slot has room for what its worker needs meanwhile."""
+        first, used, _last = (loop.begin().allocate(torch.float32, (1000,)) for _ in range(3))
+        assert first is not None
+        assert used is not None
+        head, _ = loop.post(used.fill_(1))
+        assert (head.parts[0].num_bytes, head.num_bytes, head.wanted_bytes) == (4096 + 4000, 4000, 3 * 4096)
+
+    def test_memory_that_is_used_twice_counts_once(self, loop: Loopback) -> None:
+        """A tensor, a view of it and its array are the same bytes."""
+        tensor = loop.begin().allocate(torch.float32, (1000,))
+        assert tensor is not None
+        head, _ = loop.post((tensor.fill_(1), tensor[500:], tensor.numpy()))
+        assert (head.num_bytes, head.wanted_bytes) == (4000, 4096)
+
+    def test_a_worker_whose_code_keeps_many_batches_gets_none(self, loop: Loopback) -> None:
+        """Its batches are copied into slots that later batches use, too; once it keeps fewer, it gets memory again."""
+        kept = []
+        for number in range(40):
+            tensor = loop.begin().allocate(torch.float32, (1000,))
+            kept.append((torch.empty(1000) if tensor is None else tensor).fill_(number))
+            assert loop.send(kept[-1]).head.miss is None
+        del tensor
+        assert [each.unique().tolist() for each in kept] == [[number] for number in range(40)]
+        assert num_mapped() <= 2 * MOST_KEPT + 6  # in this process the rank's end has them mapped, too
+        assert loop.begin().allocate(torch.float32, (1000,)) is None
+        kept.clear()
+        loop.send(ramp(1000))
+        assert loop.begin().allocate(torch.float32, (1000,)) is not None
 
     def test_nothing_needs_no_room(self, loop: Loopback) -> None:
         """No slot is made for it."""

@@ -132,6 +132,16 @@ class TestSharing:
             opened[0].fill_(-1)
             assert all((tensor == -1).any() for tensor in opened[1:])
 
+    def test_conjugated_and_negated_views(self, loop: Loopback) -> None:
+        """They are in the slot, share its memory, and keep their values, which torch's own pickling changes."""
+        base = torch.view_as_complex(ramp(300, 2) + 1)
+        batch = [base, base.conj(), base.conj().imag, torch._neg_view(base.conj()), base.conj()[5:]]
+        arrived = lent(loop, batch)
+        assert [(each.is_conj(), each.is_neg()) for each in arrived] == [(t.is_conj(), t.is_neg()) for t in batch]
+        assert all(torch.equal(each, expected) for each, expected in zip(arrived, batch, strict=True))
+        arrived[0].zero_()
+        assert not any(each.any() for each in arrived)
+
     def test_others_do_not(self, loop: Loopback) -> None:
         """Each tensor has a separate storage of its former size, so that saving one saves no other."""
         one, other = lent(loop, (ramp(10), ramp(20)))

@@ -29,6 +29,7 @@ HEAD: Final = Head(
     number=7,
     worker=3,
     parts=(PartHead(11, 4096, 8192, is_new=False), NOTHING, PartHead((5 << 32) + 1, 512, 4 << 30, is_new=True)),
+    num_bytes=1 << 41,
     wanted_bytes=1 << 40,
     miss=None,
     storages=((0, 0, 100), (2, 256, 17)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gc
 import mmap
 import os
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 PAGE: Final = mmap.PAGESIZE
 SIZE: Final = 4 * PAGE
 SERIAL: Final = 3
+SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class Rank:
@@ -133,7 +135,7 @@ class TestMaking:
         rank.expect(PAGE)
         made = take(rank.own, 100 * PAGE)
         assert made.capacity == capacity_for(100 * PAGE)
-        assert made.head() == (made.number, 0, made.capacity, True)
+        assert (made.end, made.is_new) == (0, True)
 
     def test_every_number_is_new(self, rank: Rank) -> None:
         """Numbers of other workers of the loader's lifetime are never used."""
@@ -202,6 +204,44 @@ class TestReserve:
                 made.reserve(PAGE)
         assert made.end == 0
         assert made.reserve(PAGE) == 0
+
+
+class TestSeals:
+    """A process that has the descriptor of a slot, such as a child that the user forked, cannot change its size."""
+
+    @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+    @pytest.mark.parametrize("kernel", ["this", "older"])
+    def test_its_size_is_fixed(self, rank: Rank, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+        """Otherwise whoever reads the rest of it would end by SIGBUS. Before Linux 6.3 it can be made executable."""
+        if kernel == "older":
+            own = os.memfd_create
+            monkeypatch.setattr(os, "memfd_create", lambda name, flags: own(name, _without_noexec(flags)))
+        made = take(rank.own)
+        rank.own.send([made])
+        fd = rank.arrivals.take(made.number)
+        assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SIZE_SEALS == SIZE_SEALS
+        child = os.fork()
+        if not child:
+            os._exit(0 if all(is_refused(fd, size) for size in (0, made.capacity + PAGE)) else 1)
+        status = os.waitpid(child, 0)[1]
+        os.close(fd)
+        assert status == 0
+
+
+def is_refused(fd: int, num_bytes: int) -> bool:
+    """Return whether a file's size cannot be changed."""
+    try:
+        os.ftruncate(fd, num_bytes)
+    except PermissionError:
+        return True
+    return False
+
+
+def _without_noexec(flags: int) -> int:
+    """Refuse what kernels before Linux 6.3 do not know."""
+    if flags & ~(os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    return flags
 
 
 class TestRefusals:
@@ -289,7 +329,7 @@ class TestGranted:
         assert (used.number, used.capacity, used.is_new, set(bytes(used.view))) == (5, SIZE, False, {7})
         assert used.reserve(SIZE) == 0
         rank.own.send([used])
-        assert used.head() == (5, SIZE, SIZE, False)
+        assert (used.number, used.end, used.is_new) == (5, SIZE, False)
         assert num_open() == 0
         with pytest.raises(BlockingIOError):
             rank.arrivals.take(5)

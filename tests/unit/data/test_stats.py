@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from numapin.data.path import DataPath
 
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
-HEAD: Final = make_head(parts=(PartHead(1, 100, PAGE, is_new=False),), wanted_bytes=100)
-NEW: Final = make_head(parts=(PartHead(1, 100, PAGE, is_new=True), NOTHING), wanted_bytes=100)
+HEAD: Final = make_head(parts=(PartHead(1, 100, PAGE, is_new=False),), num_bytes=100)
+NEW: Final = make_head(parts=(PartHead(1, 100, PAGE, is_new=True), NOTHING), num_bytes=100)
 
 
 class TestArrivals:
