@@ -21,7 +21,7 @@ from numapin import __version__
 from numapin.base.printable import printable, printable_lines
 from numapin.base.stderr import say
 from numapin.cli.mistakes import command_of, message_of, suggestion_for, typed_command, usage_of
-from numapin.cli.output import prepare_streams, say_block, say_error
+from numapin.cli.output import emit, prepare_streams, say_block, say_error
 from numapin.errors import NumapinError, Stopped
 
 if TYPE_CHECKING:
@@ -134,8 +134,10 @@ def main() -> None:
 def _show(error: click.ClickException) -> None:
     """Show click's message about the command line as our own errors are shown, with the command's help as the hint."""
     if type(error).__name__ == "NoArgsIsHelpError":  # since click 8.2; its message is the whole help
-        with suppress(OSError):
-            error.show()
+        try:
+            emit(f"{error.format_message()}\n")
+        except OSError as unwritten:
+            _report_unwritten(unwritten)
         return
     context: click.Context | None = getattr(error, "ctx", None)
     path = context.command_path if context else typed_command(sys.argv[1:], numapin)

@@ -51,10 +51,9 @@ def _seconds(text: str) -> float:
 
 def _hosts(text: str) -> tuple[int, int]:
     least, _, most = text.partition(":")
-    found = _number(least), _number(most or least)
-    if not 0 < found[0] <= found[1]:
-        raise ValueError("must be a number of hosts, or MIN:MAX")
-    return found
+    if not (_NUMBER.fullmatch(least) and _NUMBER.fullmatch(most or least) and 0 < int(least) <= int(most or least)):
+        raise ValueError("must be a number of hosts, such as 2, or a range, such as 2:4")
+    return int(least), int(most or least)
 
 
 def _signals(text: str) -> str:
@@ -67,7 +66,9 @@ def _signals(text: str) -> str:
 def _streams(text: str) -> dict[int | None, int]:
     """Return the streams, 1 stdout and 2 stderr, by local rank, or of all ranks."""
     if not _STREAMS.fullmatch(text):
-        raise ValueError("must be 0 to 3 (1 stdout, 2 stderr, 3 both), or such as 0:3,1:2 for some ranks")
+        raise ValueError(
+            "must be 1 (stdout), 2 (stderr), 3 (both) or 0 (neither); for some ranks only: RANK:STREAMS, e.g. 0:3,1:2"
+        )
     if text.isdecimal():
         return {None: int(text)}
     return {int(rank): int(streams) for rank, _, streams in (part.partition(":") for part in text.split(","))}
@@ -299,7 +300,7 @@ def parse(
         if word == "--":
             break
         name, equals, value = word.partition("=")
-        if name not in own and not name.startswith("--") and len(name) > 2:  # -t3
+        if name not in own and not name.startswith("--") and name[:2] in _BY_SPELLING and len(name) > 2:  # -t3
             name, equals, value = word[:2], "=", word[2:]
         option = None if name in own else _meant(name, prog)
         if own[name] if option is None else option.value:
