@@ -434,6 +434,61 @@ def test_no_trailing_blanks(dgx: str, command: str) -> None:
     assert [line for line in done.text.splitlines() if line.endswith(" ")] == []
 
 
+class TestWarningsOfRun:
+    """What `run` says before it starts ranks, here with --dry-run, which starts none."""
+
+    @pytest.mark.parametrize(
+        ("words", "named"),
+        [
+            (["--nproc-per-node", "2"], "--nproc-per-node"),
+            (["--bind=none", "--rdzv_backend", "c10d"], "--bind, --rdzv-backend"),
+            (["--gpus", "2", "--verbose", "--log-dir", "x", "bind", "--binding"], ""),
+            (["--", "--bind", "none"], ""),
+        ],
+    )
+    def test_an_option_after_the_script(self, tmp_path: Path, words: list[str], named: str) -> None:
+        """An option that only launchers have is the script's all the same, but not without a word."""
+        (tmp_path / "t.py").write_text("print('a script without options')")
+        done = forked("run", "--dry-run", "--quiet", "t.py", *words, cwd=tmp_path)
+        warning = f"numapin: warning: t.py gets {named}; numapin's own options come before the script"
+        assert (done.status, warning in done.err, "warning" in done.err) == (0, bool(named), bool(named)), done.err
+        assert " ".join(["t.py", *words]) in done.out
+
+    @pytest.mark.parametrize(
+        ("name", "text", "options"),
+        [
+            ("t.py", "parser.add_argument('--nproc_per_node')", []),
+            ("tool", "from package import main; main()", []),
+            ("t.py", "", ["--no-python"]),
+        ],
+    )
+    def test_an_option_of_the_script(self, tmp_path: Path, name: str, text: str, options: list[str]) -> None:
+        """A script whose text has the option's name, and a program whose options are elsewhere, may have it."""
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{text}")
+        path.chmod(0o755)
+        done = forked("run", "--dry-run", "--quiet", *options, str(path), "--nproc-per-node", "2", cwd=tmp_path)
+        assert (done.status, "warning" in done.err) == (0, False), done.err
+
+    def test_variables_that_bind_threads(self, tmp_path: Path) -> None:
+        """Variables by which OpenMP would squeeze the ranks are named with the remedy; --strict refuses to start."""
+        (tmp_path / "t.py").write_text("print('ran')")
+        variables = {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
+        seen = "OMP_PROC_BIND=close OMP_PLACES=cores: OpenMP binds the main thread of each rank to part of the rank's"
+        for options in (["--dry-run"], ["--nproc-per-node", "1"]):
+            done = forked("run", "--quiet", *options, "t.py", cwd=tmp_path, **variables)
+            assert (done.status, f"numapin: warning: {seen}" in done.err) == (0, True), done.err
+            assert "; unset OMP_PROC_BIND OMP_PLACES\n" in done.err
+        done = forked("run", "--strict", "t.py", cwd=tmp_path, **variables)
+        assert (done.status, done.out, f"numapin: error: --strict: {seen}" in done.err) == (5, "", True), done.err
+
+    def test_variables_that_bind_no_threads(self, tmp_path: Path) -> None:
+        """Nothing is said of OMP_PROC_BIND=false."""
+        (tmp_path / "t.py").touch()
+        done = forked("run", "--dry-run", "--quiet", "--strict", "t.py", cwd=tmp_path, OMP_PROC_BIND="false")
+        assert (done.status, "OMP_PROC_BIND" in done.err) == (0, False)
+
+
 def test_completion_of_run() -> None:
     """The shell completes numapin's options of `run` without importing torch."""
     done = forked(COMP_WORDS="numapin run --b", COMP_CWORD="2", _NUMAPIN_COMPLETE="bash_complete")
