@@ -40,14 +40,14 @@ _COMMANDS: Final = {
     "run": "Run a training script, one bound rank per GPU. Replaces torchrun.",
     "exec": "Bind a rank that srun, mpirun or torchrun started, and exec its command.",
     "attach": "Bind running processes, or undo that.",
-    "topo": "Show the machine: packages, NUMA nodes, caches, cores, GPUs, NICs.",
+    "topo": "Show the machine: packages, NUMA nodes, caches, cores, GPUs and NICs.",
     "plan": "Show what `run` would bind, and why.",
     "verify": "Compare a running job's threads and pages with its plan.",
     "top": "Show a running job live: threads, memory, GPUs.",
     "doctor": "Find what makes jobs slow or unsafe on this machine, and how to fix it.",
     "bench": "Measure copies, allocation, overlap, start-up, DataLoaders and training.",
     "job": "Write job scripts for Slurm, MPI, Kubernetes, PBS or LSF.",
-    "compare": "Run a script under several launchers in turn: which is faster, and how certain that is.",
+    "compare": "Compare launchers on a script: which is faster, and how certain that is.",
     "trace": "Profile a script: where the time of each step goes, and what to change.",
     "completion": "Print the script that completes numapin's command lines in bash, zsh or fish.",
 }
@@ -114,7 +114,7 @@ def main() -> None:
     prepare_streams()
     try:
         status: str | int | None = numapin.main(prog_name="numapin", standalone_mode=False)
-    except SystemExit as exiting:  # raised by argparse or torchrun
+    except SystemExit as exiting:  # exec ends with the status of its command, for example
         status = exiting.code
     except NumapinError as error:
         fail(error)

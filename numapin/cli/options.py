@@ -194,7 +194,7 @@ BINDING: tuple[click.Option, ...] = (
         ["--nic-env"],
         type=Parsed("LIST", parse_nic_env),
         help="Name each rank's nearest NIC to ucx (UCX_NET_DEVICES) or nvshmem (NVSHMEM_HCA_LIST). Variables that you "
-        "have set stay.",
+        "have set are kept.",
     ),
     click.Option(["--strict"], is_flag=True, help="Fail with status 5 if a binding cannot be applied as requested."),
 )

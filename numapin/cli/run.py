@@ -28,8 +28,8 @@ from numapin.cli.run_hooks import hook_environment
 from numapin.cli.torch_import import importing_torch, require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import UsageError
-from numapin.launcher import hosts, preload
 from numapin.launcher import options as torchruns
+from numapin.launcher import preload
 from numapin.launcher.command import python, require_program
 from numapin.launcher.installed_torch import torch_folder, why_not_served
 from numapin.launcher.lost_gpus import require_gpus
@@ -91,9 +91,13 @@ OPTIONS = (
         type=click.Choice(_LAUNCHERS),
         default="auto",
         help="What serves the ranks' store on one host: numapin, without importing torch (direct), or torch (agent). "
-        "auto (default): torch if its store asks for more than this version of numapin knows.",
+        "auto (default): torch if its store has requests that this version of numapin does not know.",
     ),
-    click.Option(["--verbose"], is_flag=True, help="Say also where this run's files are, and why it is started so."),
+    click.Option(
+        ["--verbose"],
+        is_flag=True,
+        help="Also report the run's folder, and the reasons for how it is started.",
+    ),
     click.Option(["--dry-run"], is_flag=True, help="Show the plan and the command of each rank. Starts nothing."),
     click.Option(["--quiet"], is_flag=True, help="Do not print the table of bindings."),
     click.Option(
@@ -283,9 +287,11 @@ def _num_ranks(job: Job, topology: Topology) -> int | None:
     if wanted.isascii() and wanted.isdecimal():
         return int(wanted)
     require_torch(f"--nproc-per-node {wanted}")
+    from numapin.launcher.hosts import count_devices
+
     try:
         with importing_torch():  # it knows other devices, and counts CPUs
-            return hosts.count_devices(wanted)
+            return count_devices(wanted)
     except ValueError as error:
         raise UsageError(f"--nproc-per-node {wanted}: {error}", "give a number, or gpu, cpu or auto") from None
 
@@ -342,9 +348,11 @@ def _launch(
     from numapin.launch import launch
 
     if job.why_torch:
+        from numapin.launcher.hosts import import_torch
+
         affinity = os.sched_getaffinity(0)
         with importing_torch():
-            hosts.import_torch()
+            import_torch()
         # Importing torch starts OpenMP, which rebinds this thread if OMP_PROC_BIND or GOMP_CPU_AFFINITY is set.
         os.sched_setaffinity(0, affinity)
     keep_script(job.command)

@@ -178,7 +178,7 @@ def _check_form(form: str, options: _TopoOptions) -> None:
     if options.in_browser and form not in _DRAWN:
         raise UsageError(f"--open shows {' and '.join(_DRAWN)}, not {form}", "numapin topo --open")
     if options.plan_file is not None and form not in _PLANNED:
-        raise UsageError(f"--plan marks nothing with --format {form}", f"use --format {', '.join(_PLANNED)}")
+        raise UsageError(f"--format {form} does not show a plan", f"use --format {', '.join(_PLANNED)}")
     if options.output is not None and form in _SHOWN:
         raise UsageError(
             f"--output is for {' and '.join(_DRAWN)}, not for {form}", f"numapin topo --format {form} > FILE"

@@ -139,6 +139,7 @@ def test_the_command_of_a_rank(options: list[str], command: list[str]) -> None:
         ("-np 2 s.py", "no such option '-np'"),
         ("--no-python -m x", "--no-python cannot be combined with --module"),
         ("--quiet", "there is no script to run"),
+        ("--print-completion bash", "--print-completion is for torchrun's command lines"),
         ("", "there is no script to run"),
     ],
 )
