@@ -3,7 +3,7 @@
     numapin run examples/train_accelerate.py                       one rank per GPU, NCCL
     numapin run --nproc-per-node 2 examples/train_accelerate.py    two ranks; without GPUs on the CPU, gloo
 
-Expect one line per rank that reports numapin's data path (Accelerate's `prepare` copies the loader, and the copy keeps
+Expect one line that reports numapin's data path (Accelerate's `prepare` copies the loader, and the copy keeps
 it), and one line per epoch, with a loss that falls from about 1.7 to 0.3. Needs `pip install accelerate`. Each sample
 is noise around the center of its class.
 """

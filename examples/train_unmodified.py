@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 train_unmodified.py                             as its authors intended
     numapin run --nproc-per-node 2 --dataloader=numapin train_unmodified.py     bound, with numapin's data path
 
-Expect the loss to fall from about 0.43 to below 0.01 with either command. The second one also prints one line per rank
-that reports numapin's data path under torch's DataLoader. Leave out --nproc-per-node for one rank per GPU. The model
+Expect the loss to fall from about 0.43 to below 0.01 with either command. The second one also prints one line that
+reports numapin's data path under torch's DataLoader. Leave out --nproc-per-node for one rank per GPU. The model
 learns to distinguish a noisy sine from a noisy square wave.
 """
 

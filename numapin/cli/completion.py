@@ -32,7 +32,7 @@ _ESCAPED: Final = r"\\\g<0>"
 def completion(shell: str) -> None:
     """Print the script that completes numapin's command lines in a shell.
 
-    Completed are commands, options and their values, torchrun's options, files, the names of active runs, and the
+    It completes commands, options and their values, torchrun's options, files, the names of active runs, and the
     command line after `exec --`. To load the script in every new shell, add a line to its start-up file:
 
     \b

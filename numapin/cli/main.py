@@ -21,7 +21,7 @@ from numapin import __version__
 from numapin.base.printable import printable, printable_lines
 from numapin.base.stderr import say
 from numapin.cli.mistakes import command_of, message_of, suggestion_for, typed_command, usage_of
-from numapin.cli.output import prepare_streams, say_block, say_error
+from numapin.cli.output import emit, prepare_streams, say_block, say_error
 from numapin.errors import NumapinError, Stopped
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ _COMMANDS: Final = {
     "run": "Run a training script, one bound rank per GPU. Replaces torchrun.",
     "exec": "Bind a rank that srun, mpirun or torchrun started, and exec its command.",
     "attach": "Bind running processes, or undo that.",
-    "topo": "Show the machine: packages, NUMA nodes, caches, cores, GPUs, NICs.",
+    "topo": "Show the machine: packages, NUMA nodes, caches, cores, GPUs and NICs.",
     "plan": "Show what `run` would bind, and why.",
     "verify": "Compare a running job's threads and pages with its plan.",
     "top": "Show a running job live: threads, memory, GPUs.",
     "doctor": "Find what makes jobs slow or unsafe on this machine, and how to fix it.",
     "bench": "Measure copies, allocation, overlap, start-up, DataLoaders and training.",
     "job": "Write job scripts for Slurm, MPI, Kubernetes, PBS or LSF.",
-    "compare": "Run a script under several launchers in turn: which is faster, and how certain that is.",
+    "compare": "Compare launchers on a script: which is faster, and how certain that is.",
     "trace": "Profile a script: where the time of each step goes, and what to change.",
     "completion": "Print the script that completes numapin's command lines in bash, zsh or fish.",
 }
@@ -114,7 +114,7 @@ def main() -> None:
     prepare_streams()
     try:
         status: str | int | None = numapin.main(prog_name="numapin", standalone_mode=False)
-    except SystemExit as exiting:  # raised by argparse or torchrun
+    except SystemExit as exiting:  # exec ends with the status of its command, for example
         status = exiting.code
     except NumapinError as error:
         fail(error)
@@ -134,8 +134,10 @@ def main() -> None:
 def _show(error: click.ClickException) -> None:
     """Show click's message about the command line as our own errors are shown, with the command's help as the hint."""
     if type(error).__name__ == "NoArgsIsHelpError":  # since click 8.2; its message is the whole help
-        with suppress(OSError):
-            error.show()
+        try:
+            emit(f"{error.format_message()}\n")
+        except OSError as unwritten:
+            _report_unwritten(unwritten)
         return
     context: click.Context | None = getattr(error, "ctx", None)
     path = context.command_path if context else typed_command(sys.argv[1:], numapin)

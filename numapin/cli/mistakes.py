@@ -1,12 +1,13 @@
 """Messages about command lines that cannot be parsed: the mistake, a suggestion, and the usage in one line. Edge.
 
-Comes in: an error of click, of torch's parser, or of numapin's own checks. Goes out: its message with a suggestion,
-"did you mean X?", and the usage line of the command whose help the hint names.
+Comes in: an error of click, of the parser of `numapin run`, or of numapin's own checks. Goes out: its message with a
+suggestion, "did you mean X?", and the usage line of the command whose help the hint names.
 """
 
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -14,13 +15,19 @@ import click
 from numapin.base.suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 _HELP: Final = re.compile(r"numapin( .*)? --help$")
-_CHOICE: Final = re.compile(
-    r"'(?P<word>[^']*)' is not one of (?P<known>[^;]*)|: '(?P<bad>[^']*)' \(choose from (?P<of>.*)\)"
+_CHOICE: Final = re.compile(r"'(?P<word>[^']*)' is not one of (?P<known>[^;]*)")
+_UNKNOWN: Final = re.compile(
+    r"(no such (?P<kind>option|command) |got unexpected extra argument )['(](?P<word>.*)[')]", re.DOTALL
 )
-_ARGPARSE_OPTION: Final = re.compile(r"unrecognized arguments: (?P<word>--?[\w-]+)")
+_NUM_RANKS: Final = "--nproc-per-node"
+_NAMES_ELSEWHERE: Final = ("-n", "-np", "--nprocs", "--num-processes", "--num-gpus")
+"""The names of --nproc-per-node in mpirun, torch_xla, accelerate and deepspeed."""
+
+_OTHER_COMMANDS: Final = {"numapin": "run", "run": "plan", "trace": "plan"}
+"""The command that may have an option that this one lacks, such as --machine, or --nproc-per-node without `run`."""
 
 
 def message_of(error: click.ClickException) -> str:
@@ -38,22 +45,33 @@ def suggestion_for(message: str, command: click.Command | None) -> str:
     """Return "; did you mean X?" for a message that names an unknown word; "" if nothing known is like it."""
     choice = _CHOICE.search(message)
     if choice is not None:
-        return _like_choice(choice)
-    option = _ARGPARSE_OPTION.search(message) or re.match(r"no such option '(?P<word>.*)'", message)
-    if option is not None and command is not None:
-        return did_you_mean(option["word"], _options_of(command))
-    name = re.match(r"no such command '(?P<word>.*)'", message)
-    if name is not None and isinstance(command, click.Group):
-        return did_you_mean(name["word"], command.list_commands(click.Context(command)))
-    return ""
+        return did_you_mean(choice["word"], re.findall(r"[\w:.-]+", choice["known"]))
+    unknown = _UNKNOWN.match(message)
+    if unknown is None or command is None:
+        return ""
+    word = unknown["word"]
+    if word == "help":
+        return "; did you mean --help?"
+    if unknown["kind"] == "option":
+        return _like_option(word, command)
+    if word.endswith(".py") and command.name == "numapin":
+        return f"; did you mean numapin run {word}?"
+    return did_you_mean(word, command.list_commands(click.Context(command))) if isinstance(command, click.Group) else ""
 
 
-def _like_choice(choice: re.Match[str]) -> str:
-    known = re.findall(r"[\w:.-]+", choice["known"] or choice["of"])
-    return did_you_mean(choice["word"] or choice["bad"] or "", known)
+def _like_option(typed: str, command: click.Command) -> str:
+    known, word = _options_of(command), typed.replace("_", "-")
+    if word in _NAMES_ELSEWHERE:
+        word = _NUM_RANKS
+    if word in known:
+        return f"; did you mean {word}?"
+    other = _OTHER_COMMANDS.get(command.name or "")
+    if other is not None and word in _options_of(getattr(import_module(f"numapin.cli.{other}"), other)):
+        return f"; did you mean numapin {other} {word}?"
+    return did_you_mean(typed, known)
 
 
-def _options_of(command: click.Command) -> Iterable[str]:
+def _options_of(command: click.Command) -> list[str]:
     """Return the long options that help shows, in their usual spelling."""
     options = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
     names = {name for option in options for name in (*option.opts, *option.secondary_opts)}

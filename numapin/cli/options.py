@@ -15,6 +15,7 @@ import click
 
 from numapin.base.cpu_set import CpuSet
 from numapin.cli.run_names import live_run_names
+from numapin.errors import UsageError
 from numapin.plan.request import (
     Bind,
     CoresFor,
@@ -193,7 +194,7 @@ BINDING: tuple[click.Option, ...] = (
         ["--nic-env"],
         type=Parsed("LIST", parse_nic_env),
         help="Name each rank's nearest NIC to ucx (UCX_NET_DEVICES) or nvshmem (NVSHMEM_HCA_LIST). Variables that you "
-        "have set stay.",
+        "have set are kept.",
     ),
     click.Option(["--strict"], is_flag=True, help="Fail with status 5 if a binding cannot be applied as requested."),
 )
@@ -213,6 +214,13 @@ MACHINE: tuple[click.Option, ...] = (
         "machine, e.g. example:dgx-a100 (topo --machine example: lists them).",
     ),
 )
+
+
+def one_format(form: str | None, *, as_json: bool, default: str) -> str:
+    """Return the value of --format, or what --json stands for. Raises UsageError if they contradict each other."""
+    if as_json and form not in (None, "json"):
+        raise UsageError(f"--json and --format {form} contradict each other", "give one of them")
+    return "json" if as_json else form or default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

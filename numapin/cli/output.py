@@ -21,7 +21,7 @@ from numapin.base.files import is_writable, write_text_to
 from numapin.base.folders import place_of
 from numapin.base.printable import ascii_escapes, printable, printable_lines
 from numapin.base.strict_json import encode
-from numapin.errors import UsageError
+from numapin.errors import BindingRefused, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _FILE_WIDTH = 160  # columns in files and pipes, which do not wrap
 _ITEM = "\n    "
-_TRAILING = re.compile(r" +((?:\x1b\[[0-9;]*m)*)$", re.MULTILINE)
+_TRAILING = re.compile(r"(?: |\x1b\[[0-9;]*m)+$", re.MULTILINE)  # with the escapes of colors between the blanks
 
 
 def json_text(content: object) -> str:
@@ -91,10 +91,11 @@ def show(renderable: RenderableType, *, err: bool = False) -> None:
         return  # closed by the parent process
     console = _console(stream)
     with suppress(OSError) if err else nullcontext():
-        if stream.isatty():
+        with console.capture() as capture:
             console.print(visible(renderable))
-        else:
-            _print_trimmed(console, visible(renderable), stream)
+        # rich fills the cells of a table with blanks, which would be copied with the text
+        stream.write(_TRAILING.sub(lambda end: end[0].replace(" ", ""), capture.get()))
+        stream.flush()
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -114,18 +115,17 @@ def _console(stream: TextIO) -> Console:
     return Console(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)
 
 
-def _print_trimmed(console: Console, renderable: RenderableType, stream: TextIO) -> None:
-    """Print without the blanks that rich puts at the end of a table's lines; colors are there if FORCE_COLOR is set."""
-    with console.capture() as capture:
-        console.print(renderable)
-    stream.write(_TRAILING.sub(r"\1", capture.get()))
-    stream.flush()
-
-
 def warn(texts: Iterable[str]) -> None:
     """Print warnings on stderr, one line each."""
     for text in texts:
         _print_line(f"{click.style('numapin: warning:', fg='yellow')} {printable(text)}")
+
+
+def warn_or_refuse(problem: str, remedy: str, *, strict: bool) -> None:
+    """Warn of something that makes a binding less than requested. Raises BindingRefused instead if `strict`."""
+    if strict:
+        raise BindingRefused(f"--strict: {problem}", remedy)
+    warn([f"{problem}; {remedy}"])
 
 
 def say_error(text: str, hint: str = "", *, usage: str = "") -> None:

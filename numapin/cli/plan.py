@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.base.bounds import MAX_RANKS
-from numapin.cli.options import BINDING, MACHINE, BindingOptions, topology_from, with_values
+from numapin.cli.options import BINDING, MACHINE, BindingOptions, one_format, topology_from, with_values
 from numapin.cli.output import emit, json_text, show, warn
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.nics import with_users_nics
@@ -54,7 +54,8 @@ _RANKS: Final = f"Number of ranks, at most {MAX_RANKS} (default: one per visible
 class _PlanOptions(BindingOptions):
     """The parsed values of this command's options, by click's names."""
 
-    form: str
+    form: str | None
+    as_json: bool
     nproc_per_node: int | None
     root: Path | None
     machine: Path | None
@@ -67,8 +68,8 @@ class _PlanOptions(BindingOptions):
 
 @click.command(params=[*BINDING, *MACHINE])
 @click.option("--nproc-per-node", type=click.IntRange(1, MAX_RANKS), metavar="N", help=_RANKS)
-@click.option("--format", "form", type=click.Choice(list(_FORMATS)), default="table", help="Output format.")
-@click.option("--json", "form", flag_value="json", help="Same as --format json.")
+@click.option("--format", "form", type=click.Choice(list(_FORMATS)), help="Output format (default: table).")
+@click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
 @with_values(_PlanOptions)
 def plan(options: _PlanOptions) -> None:
     """Show which CPUs and which memory each rank would get, and why. Starts nothing.
@@ -80,12 +81,13 @@ def plan(options: _PlanOptions) -> None:
       numapin plan --machine example:dgx-a100        for a built-in machine (numapin topo --machine example:)
       numapin plan --nproc-per-node 4 --json         for scripts
     """
+    form = one_format(options.form, as_json=options.as_json, default="table")
     topology = topology_from(gpu_nodes=options.gpu_nodes, root=options.root, machine=options.machine)
     num_ranks = options.nproc_per_node or default_num_ranks(topology, is_this_host=options.is_this_host)
     made = make_plan(topology, options.request(num_ranks=num_ranks))
     if options.is_this_host:
         made = with_users_openmp(with_users_nics(made, os.environ), os.environ)
-    _FORMATS[options.form](made)
+    _FORMATS[form](made)
     warn(made.warnings)
     if options.strict:
         made.require_exact()

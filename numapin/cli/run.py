@@ -6,11 +6,14 @@ Comes in: a torchrun command line with binding options. Goes out: bound ranks, r
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
@@ -19,14 +22,14 @@ from numapin.base.plural import counted
 from numapin.base.stderr import say
 from numapin.cli import run_failure, run_reports
 from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from
-from numapin.cli.output import emit, show, warn
+from numapin.cli.output import emit, show, warn, warn_or_refuse
 from numapin.cli.run_decisions import decisions
 from numapin.cli.run_hooks import hook_environment
 from numapin.cli.torch_import import importing_torch, require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
-from numapin.errors import BindingRefused, UsageError
-from numapin.launcher import hosts, preload
+from numapin.errors import UsageError
 from numapin.launcher import options as torchruns
+from numapin.launcher import preload
 from numapin.launcher.command import python, require_program
 from numapin.launcher.installed_torch import torch_folder, why_not_served
 from numapin.launcher.lost_gpus import require_gpus
@@ -38,13 +41,13 @@ from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.nics import nic_variables, with_users_nics
 from numapin.plan.roles import with_users_openmp
 from numapin.rank.signals import open_mailbox
+from numapin.system.openmp import binding_variables
 from numapin.tasks import repeated
 from numapin.topology.vendors import first_visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from numapin.launcher.options import Job
     from numapin.plan.model import Plan
@@ -65,6 +68,15 @@ _EXAMPLES = """\
   numapin run --report placement.json train.py      and check where threads and pages are"""
 
 _LAUNCHERS = ("auto", "direct", "agent")
+_OF_LAUNCHERS: Final = frozenset(
+    (
+        *("--nproc-per-node", "--nnodes", "--node-rank", "--standalone", "--max-restarts", "--numa-binding"),
+        *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--bind", "--cpus-per-rank", "--cores-for"),
+        *("--no-smt", "--reserve-cpus", "--gpu-nodes", "--nic-env", "--dataloader"),
+    )
+)
+"""Options that few scripts have, unlike --gpus, --verbose or --log-dir."""
+_SHOWN_CHARS: Final = 60  # of a variable's value in a message
 OPTIONS = (
     *BINDING,
     click.Option(
@@ -79,9 +91,13 @@ OPTIONS = (
         type=click.Choice(_LAUNCHERS),
         default="auto",
         help="What serves the ranks' store on one host: numapin, without importing torch (direct), or torch (agent). "
-        "auto (default): torch if its store asks for more than this version of numapin knows.",
+        "auto (default): torch if its store has requests that this version of numapin does not know.",
     ),
-    click.Option(["--verbose"], is_flag=True, help="Say also where this run's files are, and why it is started so."),
+    click.Option(
+        ["--verbose"],
+        is_flag=True,
+        help="Also report the run's folder, and the reasons for how it is started.",
+    ),
     click.Option(["--dry-run"], is_flag=True, help="Show the plan and the command of each rank. Starts nothing."),
     click.Option(["--quiet"], is_flag=True, help="Do not print the table of bindings."),
     click.Option(
@@ -156,6 +172,8 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -
 def _start(job: Job, options: RunOptions, mailbox: Mailbox, trace: str) -> None:
     if job.is_single_host:
         _require_one_launcher(strict=options.strict)
+    _require_unbound_threads(strict=options.strict)
+    _warn_of_options_after(job)
     watch = run_reports.watching_of(options, run_reports.launcher_of(job))
     topology = topology_from(gpu_nodes=options.gpu_nodes)
     request, gpu_variables = _request(job, options, topology)
@@ -185,10 +203,36 @@ def _explain(job: Job, plan: Plan, options: RunOptions, tell: Callable[[str], No
 def _require_one_launcher(*, strict: bool) -> None:
     """Warn if srun or mpirun started several launchers on this host. Raises BindingRefused instead if `strict`."""
     task = repeated.repeated_task(os.environ)
-    if task is not None and strict:
-        raise BindingRefused(f"--strict: {repeated.message(task)}", repeated.remedy(task))
-    if task is not None and task.rank == 0:
-        warn([f"{repeated.message(task)}; {repeated.remedy(task)}"])
+    if task is not None and (strict or task.rank == 0):
+        warn_or_refuse(repeated.message(task), repeated.remedy(task), strict=strict)
+
+
+def _require_unbound_threads(*, strict: bool) -> None:
+    """Warn of variables that make OpenMP bind the ranks' threads. Raises BindingRefused instead if `strict`."""
+    binding = binding_variables(os.environ)
+    if binding:
+        settings = " ".join(f"{name}={value[:_SHOWN_CHARS]}" for name, value in binding.items())
+        problem = f"{settings}: OpenMP binds the main thread of each rank to part of the rank's CPUs when torch is "
+        problem += "imported, and DataLoader workers inherit that"
+        warn_or_refuse(problem, f"unset {' '.join(binding)}", strict=strict)
+
+
+def _warn_of_options_after(job: Job) -> None:
+    """Warn of the launcher's options that follow the script, unless the script's own text has their names.
+
+    Only for Python files: programs in a bin folder, modules and archives have their options elsewhere.
+    """
+    words = takewhile(lambda word: word != "--", job.command[3:])  # after the interpreter, -u and the script
+    found = _OF_LAUNCHERS.intersection(word.partition("=")[0].replace("_", "-") for word in words)
+    script = Path(job.program)
+    if not found or script.suffix != ".py" or job.no_python or job.run_path:
+        return
+    try:
+        text = script.read_text(errors="replace").replace("_", "-")
+    except OSError:
+        return  # the rank says so
+    if lost := [name for name in sorted(found) if not re.search(rf"\b{name[2:]}\b", text)]:
+        warn([f"{script} gets {', '.join(lost)}; numapin's own options come before the script"])
 
 
 def parse(
@@ -243,9 +287,11 @@ def _num_ranks(job: Job, topology: Topology) -> int | None:
     if wanted.isascii() and wanted.isdecimal():
         return int(wanted)
     require_torch(f"--nproc-per-node {wanted}")
+    from numapin.launcher.hosts import count_devices
+
     try:
         with importing_torch():  # it knows other devices, and counts CPUs
-            return hosts.count_devices(wanted)
+            return count_devices(wanted)
     except ValueError as error:
         raise UsageError(f"--nproc-per-node {wanted}: {error}", "give a number, or gpu, cpu or auto") from None
 
@@ -302,9 +348,11 @@ def _launch(
     from numapin.launch import launch
 
     if job.why_torch:
+        from numapin.launcher.hosts import import_torch
+
         affinity = os.sched_getaffinity(0)
         with importing_torch():
-            hosts.import_torch()
+            import_torch()
         # Importing torch starts OpenMP, which rebinds this thread if OMP_PROC_BIND or GOMP_CPU_AFFINITY is set.
         os.sched_setaffinity(0, affinity)
     keep_script(job.command)

@@ -9,8 +9,8 @@ import os
 from typing import TYPE_CHECKING
 
 from numapin.base.stderr import say
-from numapin.cli.output import warn
-from numapin.errors import BindingRefused, UsageError
+from numapin.cli.output import warn_or_refuse
+from numapin.errors import UsageError
 from numapin.launcher import preload
 
 if TYPE_CHECKING:
@@ -44,10 +44,8 @@ def _check_trace_hook(command: Sequence[str]) -> None:
 def _check_role_hook(command: Sequence[str], *, strict: bool) -> None:
     """Warn if no hook can give roles their CPUs in this command. Raises BindingRefused instead if `strict`."""
     problem = preload.roles_refusal(command)
-    if problem and strict:
-        raise BindingRefused(f"--strict: {problem}", preload.ROLES_REMEDY)
     if problem:
-        warn([f"{problem}; {preload.ROLES_REMEDY}"])
+        warn_or_refuse(problem, preload.ROLES_REMEDY, strict=strict)
     else:
         _note_other_program("--cores-for", command)
 
@@ -55,10 +53,8 @@ def _check_role_hook(command: Sequence[str], *, strict: bool) -> None:
 def _check_dataloader_hook(command: Sequence[str], *, strict: bool) -> None:
     """Warn if the hook cannot run in this command. Raises BindingRefused instead if `strict`."""
     reason = preload.refusal(command)
-    if reason and strict:
-        raise BindingRefused(f"--strict: --dataloader numapin cannot work: {reason}", preload.REMEDY)
     if reason:
-        warn([f"--dataloader numapin cannot work: {reason}; {preload.REMEDY}"])
+        warn_or_refuse(f"--dataloader numapin cannot work: {reason}", preload.REMEDY, strict=strict)
     else:
         _note_other_program("--dataloader numapin", command)
 

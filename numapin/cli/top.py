@@ -77,9 +77,9 @@ def top(
 ) -> None:
     """Show the steps, CPUs, memory and GPU of each rank live; Ctrl-C quits.
 
-    Steps and waiting need numapin.DataLoader or run --dataloader=numapin. Red is off plan.
+    Steps and waiting need numapin.DataLoader or run --dataloader=numapin. What is off plan is red.
 
-    RUN is a run's folder, its name, an end of the name, or @last, the newest run; by default it is this user's only
+    RUN is a run's folder, its name, the end of its name, or @last (the newest run); by default it is this user's only
     active run. Threads and GPUs are read every interval. New processes are found and pages counted every 10 seconds,
     less often for large jobs.
 
@@ -93,7 +93,7 @@ def top(
                                        metrics for a monitoring system, until the job ends
     """
     if metrics is not None and as_json:
-        raise UsageError(f"--json and {_OPENMETRICS} are two outputs", "give one of them")
+        raise UsageError(f"--json and {_OPENMETRICS} cannot be combined", "give one of them")
     if as_json and not once:
         raise UsageError("--json prints one sample", f"type: {_ONCE} --json")
     console = None if once or metrics is not None else _terminal()

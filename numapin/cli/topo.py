@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
-from click.core import ParameterSource
 
 from numapin.base.plural import counted
-from numapin.cli.options import GPU_NODES, MACHINE, FilePath, topology_from, with_values
+from numapin.cli.options import GPU_NODES, MACHINE, FilePath, one_format, topology_from, with_values
 from numapin.cli.output import emit, is_terminal, json_text, show, warn, width_of_stdout, write
 from numapin.cli.run_names import all_run_names
 from numapin.errors import UsageError
@@ -69,7 +68,6 @@ _SHOWN: Final[dict[str, Callable[[Topology, Plan | None], None]]] = {
 }
 _DRAWN: Final[dict[str, Callable[[Topology, Plan | None], str]]] = {"svg": _svg, "html": _html}
 _PLANNED: Final = ("tree", *_DRAWN)
-_SHOWING: Final = ("form", "output", "plan_file", "in_browser")  # the options, by click's names, that --save excludes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +77,8 @@ class _TopoOptions:
     root: Path | None
     machine: Path | None
     gpu_nodes: tuple[tuple[str, int], ...] | None
-    form: str
+    form: str | None
+    as_json: bool
     plan_file: str | None
     output: Path | None
     in_browser: bool
@@ -92,8 +91,8 @@ class _TopoOptions:
 
 
 @click.command(params=[*MACHINE, GPU_NODES])
-@click.option("--format", "form", type=click.Choice([*_SHOWN, *_DRAWN]), default="tree", help="Output format.")
-@click.option("--json", "form", flag_value="json", help="Same as --format json.")
+@click.option("--format", "form", type=click.Choice([*_SHOWN, *_DRAWN]), help="Output format (default: tree).")
+@click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
 @click.option(
     "--plan",
     "plan_file",
@@ -124,9 +123,8 @@ def topo(options: _TopoOptions) -> None:
       numapin topo --machine example:dgx-a100
     """
     _check_save(options)
-    options = _as_picture(options)
-    _check_plan(options)
-    _check_output(options)
+    form = one_format(options.form, as_json=options.as_json, default="html" if options.in_browser else "tree")
+    _check_form(form, options)
     if str(options.machine) == _LIST:
         _list_examples()
         return
@@ -135,31 +133,22 @@ def topo(options: _TopoOptions) -> None:
         write(json_text(topology.to_json()), options.save, option="--save")
         return
     plan = _plan(topology, options)
-    if options.form in _SHOWN:
-        _SHOWN[options.form](topology, plan)
+    if form in _SHOWN:
+        _SHOWN[form](topology, plan)
     else:
-        _write_drawing(_DRAWN[options.form](topology, plan), options)
+        _write_drawing(_DRAWN[form](topology, plan), form, options)
         warn((plan or topology).warnings)
 
 
-def _write_drawing(text: str, options: _TopoOptions) -> None:
+def _write_drawing(text: str, form: str, options: _TopoOptions) -> None:
     if options.in_browser:
         from numapin.cli.browser import open_in_browser
 
-        open_in_browser(text, options.output, suffix=options.form)
+        open_in_browser(text, options.output, suffix=form)
     elif options.output is None:
         emit(text)
     else:
         write(text, options.output, option="--output")
-
-
-def _as_picture(options: _TopoOptions) -> _TopoOptions:
-    """Return the options with a format that --open can show. Raises UsageError if another one was given."""
-    if not options.in_browser or options.form in _DRAWN:
-        return options
-    if click.get_current_context().get_parameter_source("form") is ParameterSource.COMMANDLINE:
-        raise UsageError(f"--open shows {' and '.join(_DRAWN)}, not {options.form}", "numapin topo --open")
-    return replace(options, form="html")
 
 
 def _list_examples() -> None:
@@ -176,24 +165,20 @@ def _list_examples() -> None:
 
 def _check_save(options: _TopoOptions) -> None:
     """Raise UsageError if --save is given with an option that shows or draws the machine."""
-    source = click.get_current_context().get_parameter_source
-    is_shown = any(source(name) is ParameterSource.COMMANDLINE for name in _SHOWING)
-    if options.save is not None and is_shown:
+    form_or_plan = options.form is not None or options.as_json or options.plan_file is not None
+    if options.save is not None and (form_or_plan or options.output is not None or options.in_browser):
         raise UsageError(
             "--save writes a machine file only, so --format, --json, --output, --plan and --open have no effect",
             "run numapin topo once with --save, and once without",
         )
 
 
-def _check_plan(options: _TopoOptions) -> None:
-    """Raise UsageError if the format shows no plan."""
-    if options.plan_file is not None and options.form not in _PLANNED:
-        raise UsageError(f"--plan marks nothing with --format {options.form}", f"use --format {', '.join(_PLANNED)}")
-
-
-def _check_output(options: _TopoOptions) -> None:
-    """Raise UsageError for --output with a format that is only shown, and for a picture's source on a terminal."""
-    form = options.form
+def _check_form(form: str, options: _TopoOptions) -> None:
+    """Raise UsageError for an option that this format cannot follow, and for a picture's source on a terminal."""
+    if options.in_browser and form not in _DRAWN:
+        raise UsageError(f"--open shows {' and '.join(_DRAWN)}, not {form}", "numapin topo --open")
+    if options.plan_file is not None and form not in _PLANNED:
+        raise UsageError(f"--format {form} does not show a plan", f"use --format {', '.join(_PLANNED)}")
     if options.output is not None and form in _SHOWN:
         raise UsageError(
             f"--output is for {' and '.join(_DRAWN)}, not for {form}", f"numapin topo --format {form} > FILE"

@@ -36,7 +36,7 @@ EXIT_STATUSES: Final = (
         "signal n ended the job: SIGTERM 143, SIGHUP 129, SIGQUIT 131; Ctrl-C: dies of SIGINT",
     ),
 )
-_USUAL: Final = "torchrun's options, the usual ones"
+_USUAL: Final = "Common options of torchrun"
 
 
 class _TorchrunOption(click.Option):
@@ -183,7 +183,7 @@ def _is_option(word: str) -> bool:
 
 def _about_all(other_sections: object) -> str:
     source = "`numapin run`" if other_sections else "torchrun"
-    return f"Show all options of {source}, too. They all work, and mean the same."
+    return f"Also show the other options of {source}. All of them work, and mean the same."
 
 
 def records(options: Iterable[click.Parameter], ctx: click.Context) -> Iterator[tuple[str, str]]:

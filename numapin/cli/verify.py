@@ -30,7 +30,7 @@ _STATUS: Final = {True: 0, False: 1, None: 3}
 def verify(ctx: click.Context, run: str | None, pids: tuple[int, ...] | None, *, as_json: bool) -> None:
     """Compare the threads and pages of a running job with its plan.
 
-    RUN is a run's folder, its name, an end of the name, or @last, the newest run; by default it is this user's only
+    RUN is a run's folder, its name, the end of its name, or @last (the newest run); by default it is this user's only
     active run. With --pid the plan is the one that `numapin plan` would make.
 
     \b

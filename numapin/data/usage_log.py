@@ -158,11 +158,16 @@ def _add(total: Counts, counts: Counts) -> None:
     total.misses.update(counts.misses)
 
 
-def _where() -> str:
-    """Return the user's line that is running, as "train.py:12": the innermost one outside of installed libraries."""
+def users_frame() -> FrameType | None:
+    """Return the frame of the user's line that is running: the innermost one outside of installed libraries."""
     frames = [frame for frame in _frames(sys._getframe(1)) if _package(frame) not in _LIBRARIES]
     own = [frame for frame in frames if not any(part in frame.f_code.co_filename for part in _INSTALLED)]
-    frame = next(iter(own or frames), None)
+    return next(iter(own or frames), None)
+
+
+def _where() -> str:
+    """Return the user's line that is running, as "train.py:12"."""
+    frame = users_frame()
     return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"  # noqa: PTH119
 
 

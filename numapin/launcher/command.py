@@ -13,12 +13,6 @@ from typing import Final
 
 from numapin.errors import UsageError
 
-# torchrun runs a --run-path script in a spawned process, whose sys.path does not contain a folder of the caller.
-RUN_PATH: Final = (
-    "import sys; del sys.path[0]; from torch.distributed.elastic.multiprocessing.errors import record; "
-    "from torch.distributed.run import run_script_path; record(run_script_path)(*sys.argv[1:])"
-)
-
 _OTHERWISE: Final = "run a module with -m, a program with --no-python"
 
 
@@ -39,3 +33,5 @@ def require_program(
     if not exists(program):
         where = "" if os.path.isabs(program) else f" in {os.getcwd()}"
         raise UsageError(f"{program} does not exist{where}", otherwise)
+    if os.path.isdir(program) and not os.path.exists(os.path.join(program, "__main__.py")):
+        raise UsageError(f"{program} is a folder without a __main__.py", f"name a script in it; {otherwise}")

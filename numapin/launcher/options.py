@@ -51,23 +51,24 @@ def _seconds(text: str) -> float:
 
 def _hosts(text: str) -> tuple[int, int]:
     least, _, most = text.partition(":")
-    found = _number(least), _number(most or least)
-    if not 0 < found[0] <= found[1]:
-        raise ValueError("must be a number of hosts, or MIN:MAX")
-    return found
+    if not (_NUMBER.fullmatch(least) and _NUMBER.fullmatch(most or least) and 0 < int(least) <= int(most or least)):
+        raise ValueError("must be a number of hosts, such as 2, or a range, such as 2:4")
+    return int(least), int(most or least)
 
 
 def _signals(text: str) -> str:
     unknown = [name for name in map(str.strip, text.split(",")) if name not in signal.Signals.__members__]
     if unknown:
-        raise ValueError(f"must be names of signals, such as SIGTERM,SIGUSR1; {unknown[0]} is none")
+        raise ValueError(f"must be names of signals, such as SIGTERM,SIGUSR1; {unknown[0]} is not one")
     return text
 
 
 def _streams(text: str) -> dict[int | None, int]:
     """Return the streams, 1 stdout and 2 stderr, by local rank, or of all ranks."""
     if not _STREAMS.fullmatch(text):
-        raise ValueError("must be 0 to 3 (1 stdout, 2 stderr, 3 both), or such as 0:3,1:2 for some ranks")
+        raise ValueError(
+            "must be 1 (stdout), 2 (stderr), 3 (both) or 0 (neither); for some ranks only: RANK:STREAMS, e.g. 0:3,1:2"
+        )
     if text.isdecimal():
         return {None: int(text)}
     return {int(rank): int(streams) for rank, _, streams in (part.partition(":") for part in text.split(","))}
@@ -159,16 +160,16 @@ TORCHRUN_OPTIONS: Final = (
     _Option(("--role",), _RANKS, "NAME", "Role of the ranks (default: default).", default="default"),
     _Option(("--start-method",), _RANKS, "METHOD", "How torch's multiprocessing starts processes: spawn (default), "
             "fork or forkserver.", words=("spawn", "fork", "forkserver"), choices=True, default="spawn"),
-    _Option(("--nnodes",), _HOSTS, "N|MIN:MAX", "Number of hosts, or its range (default: 1).", read=_hosts,
+    _Option(("--nnodes",), _HOSTS, "N|MIN:MAX", "Number of hosts, or a range (default: 1).", read=_hosts,
             default="1", is_usual=True),
     _Option(("--rdzv-backend",), _HOSTS, "NAME", "How the hosts find each other: c10d for several hosts (default: "
             "static).", words=("c10d", "static", "etcd-v2", "etcd"), default="static", is_usual=True),
-    _Option(("--rdzv-endpoint",), _HOSTS, "HOST[:PORT]", "Where they meet, the same on all hosts.", default="",
+    _Option(("--rdzv-endpoint",), _HOSTS, "HOST[:PORT]", "Where the hosts meet; the same on all of them.", default="",
             is_usual=True),
     _Option(("--rdzv-id",), _HOSTS, "ID", "Id of the job, the same on all hosts.", default="none"),
     _Option(("--rdzv-conf",), _HOSTS, "KEY=VALUE,...", "More settings of the rendezvous, e.g. join_timeout=600.",
             read=_settings, default=""),
-    _Option(("--standalone",), _HOSTS, "", "One host only: meet on a free port, and ignore the --rdzv options."),
+    _Option(("--standalone",), _HOSTS, "", "Run on this host only, on a free port, and ignore the --rdzv options."),
     _Option(("--node-rank",), _HOSTS, "N", "Number of this host, from 0, for the static rendezvous.", read=_number,
             default="0"),
     _Option(("--master-addr",), _HOSTS, "HOST", "Address of host 0, for the static rendezvous (default: 127.0.0.1).",
@@ -176,9 +177,10 @@ TORCHRUN_OPTIONS: Final = (
     _Option(("--master-port",), _HOSTS, "PORT", "Port on host 0, for the static rendezvous (default: a free one on one "
             "host, 29500 on several).", read=_port),
     _Option(("--local-addr",), _HOSTS, "ADDRESS", "Address of this host (default: looked up)."),
-    _Option(("--max-restarts",), _ENDING, "N", "Restarts of the ranks before the job fails (default: 0).",
+    _Option(("--max-restarts",), _ENDING, "N", "Number of restarts before the job fails (default: 0).",
             read=_number, default="0", is_usual=True),
-    _Option(("--monitor-interval",), _ENDING, "SECONDS", "Seconds between two looks at the ranks (default: 0.1).",
+    _Option(("--monitor-interval",), _ENDING, "SECONDS", "Seconds between checks for hosts that wait to "
+            "join (default: 0.1).",
             read=_seconds, default="0.1"),
     _Option(("--signals-to-handle",), _ENDING, "NAME,...", "Signals that end all ranks (default: "
             "SIGTERM,SIGINT,SIGHUP,SIGQUIT).", read=_signals, default="SIGTERM,SIGINT,SIGHUP,SIGQUIT", since=(2, 10)),
@@ -201,8 +203,8 @@ TORCHRUN_OPTIONS: Final = (
             default="null"),
     _Option(("--log-line-prefix-template",), _LOGS, "TEXT", "Begin each line that --tee shows with this text, e.g. "
             "'${hostname}:${rank}: ' (torch 2.14 and newer).", since=(2, 14)),
-    _Option(("--print-completion",), _LOGS, "SHELL", "Print torchrun's own shell completion (torch 2.14 and newer). "
-            "For numapin's: numapin completion.", words=("bash", "zsh", "tcsh"), since=(2, 14)),
+    _Option(("--print-completion",), _LOGS, "SHELL", "Not for numapin, whose shell completion is printed by: numapin "
+            "completion SHELL.", words=("bash", "zsh", "tcsh"), since=(2, 14)),
 )  # fmt: skip
 """Each option of torchrun except --help, in the order of the help page."""
 _BY_SPELLING: Final = {spelling: option for option in TORCHRUN_OPTIONS for spelling in option.spellings}
@@ -299,7 +301,7 @@ def parse(
         if word == "--":
             break
         name, equals, value = word.partition("=")
-        if name not in own and not name.startswith("--") and len(name) > 2:  # -t3
+        if name not in own and not name.startswith("--") and name[:2] in _BY_SPELLING and len(name) > 2:  # -t3
             name, equals, value = word[:2], "=", word[2:]
         option = None if name in own else _meant(name, prog)
         if own[name] if option is None else option.value:
@@ -314,6 +316,8 @@ def parse(
         else:
             given[option.key] = value
             on_line.add(option.key)
+    if "print_completion" in given:
+        raise UsageError("--print-completion is for torchrun's command lines", "numapin completion SHELL")
     if not words:
         raise UsageError("there is no script to run", f"{prog} train.py")
     options = {option.key: _value(option, given, prog) for option in TORCHRUN_OPTIONS}

@@ -328,6 +328,8 @@ def _folder(named: str, environ: Mapping[str, str]) -> Path:
     if folder is None:
         live = [Path(active).name for active in run_folder.live_runs(environ)]
         hint = f"active runs: {', '.join(live)}" if live else _NAME_PROCESSES
+        if named.isdecimal():
+            hint = f"for the job of a process: --pid {named}"
         raise UsageError(f"no active run is named {quoting.quote(named)}", hint)
     return Path(folder)
 

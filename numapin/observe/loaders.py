@@ -28,7 +28,7 @@ _REMEDY: Final = "to accept torch's own data path, run without --strict"
 def reporting_loaders(run_dir: str, *, strict: bool, report: Callable[[str], None]) -> Iterator[None]:
     """Report the loaders of a run when the body, which runs it, has ended in any way.
 
-    Nothing is reported if no rank has started.
+    Nothing is reported if no rank has started, or if the body raised before any loader was recorded.
 
     Raises BindingRefused under `strict` if the body succeeded and a loader did not take numapin's path, or if that is
     unknown.
@@ -36,14 +36,14 @@ def reporting_loaders(run_dir: str, *, strict: bool, report: Callable[[str], Non
     try:
         yield
     except BaseException:
-        _report(run_dir, report)
+        _report(run_dir, report, succeeded=False)
         raise
-    shortfall = _report(run_dir, report)
+    shortfall = _report(run_dir, report, succeeded=True)
     if strict and shortfall:
         raise BindingRefused(f"--strict: {shortfall}", _REMEDY)
 
 
-def _report(run_dir: str, report: Callable[[str], None]) -> str:
+def _report(run_dir: str, report: Callable[[str], None], *, succeeded: bool) -> str:
     """Report the loaders of a run; return what `--strict` does not accept, or an empty text."""
     try:
         usage = read_loaders(run_dir)
@@ -51,7 +51,7 @@ def _report(run_dir: str, report: Callable[[str], None]) -> str:
         unknown = f"which loaders used numapin's data path is unknown: {run_dir}: {error.strerror}"
         report(unknown)
         return unknown
-    if not usage.ranks:
+    if not usage.ranks or not (succeeded or usage.usages or usage.unread):
         return ""
     report(usage.line())
     return "" if usage.all_took_it else f"--dataloader numapin did not reach every batch: {usage.line()}"

@@ -57,7 +57,9 @@ def _named_gpus(topology: Topology, keys: Sequence[str]) -> tuple[Gpu, ...]:
     try:
         named = tuple(topology.find_gpu(key, option="--gpus") for key in keys)
     except UsageError as error:
-        if len(keys) > 1 or not keys[0].isdecimal():
+        if not topology.gpus and topology.source == "live":
+            raise UsageError(error.message, "see why this host shows no GPU: numapin doctor") from None
+        if not topology.gpus or len(keys) > 1 or not keys[0].isdecimal():
             raise
         # A single number that is no GPU's may have been meant as a number of GPUs.
         see = "--gpus lists GPUs, such as 0,1: see numapin topo"

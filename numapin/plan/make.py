@@ -184,6 +184,11 @@ def usable_cpus(topology: Topology, request: Request) -> CpuSet:
             f"no CPU is left: allowed are {allowed or 'none'}, --reserve-cpus takes {request.reserve_cpus or 'none'}",
             see,
         )
+    if (request.cpus_per_rank or 0) > len(usable):
+        raise PlanError(
+            f"--cpus-per-rank {request.cpus_per_rank}: ranks may use {counted(len(usable), 'CPU')} in all ({usable})",
+            "ask for fewer CPUs per rank",
+        )
     return usable
 
 

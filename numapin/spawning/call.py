@@ -59,7 +59,7 @@ def spawn(
     fn: Callable[..., T],
     args: Sequence[object] = (),
     *,
-    nproc_per_node: int | None = None,
+    num_ranks: int | None = None,
     bind: str = "node",
     memory: str | None = None,
     cpus_per_rank: int | None = None,
@@ -87,7 +87,7 @@ def spawn(
         fn: A function at the top level of a module, or of a script that calls `spawn` under
             `if __name__ == "__main__":`. It is pickled by reference.
         args: The arguments of `fn`. They are pickled.
-        nproc_per_node: The number of ranks. None: one per visible GPU, or one rank without GPUs.
+        num_ranks: The number of ranks. None: one per visible GPU, or one rank without GPUs.
         bind: The CPUs that a rank may use, as in `--bind`.
         memory: The memory policy, as in `--memory`: `"preferred"`, `"bind=0"`. None:
             `preferred`, or `none` with `bind="none"`.
@@ -121,7 +121,7 @@ def spawn(
         from train import train  # a module of yours
 
         if __name__ == "__main__":  # ranks import the script, too
-            losses = numapin.spawn(train, (0.1,), nproc_per_node=4, bind="exclusive")
+            losses = numapin.spawn(train, (0.1,), num_ranks=4, bind="exclusive")
         ```
     """
     _check_seconds("timeout", inf if timeout is None else timeout)
@@ -132,7 +132,7 @@ def spawn(
         bind=_read("bind", parse_bind, bind) or Bind.NODE,
         memory=policy and policy.memory,
         memory_nodes=policy and policy.memory_nodes,
-        num_ranks=_read("nproc_per_node", int, nproc_per_node, kind=Integral),
+        num_ranks=_read("num_ranks", int, num_ranks, kind=Integral),
         cpus_per_rank=_read("cpus_per_rank", int, cpus_per_rank, kind=Integral),
         cores_for=_read("cores_for", parse_cores_for, cores_for),
         smt=smt,

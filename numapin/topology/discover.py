@@ -29,18 +29,18 @@ _MAX_FILE_BYTES: Final = 64 << 20  # lstopo writes about 30 MB for 4096 CPUs
 
 
 def discover(
+    machine: Path | str | None = None,
     *,
     root: Path | None = None,
-    machine: Path | None = None,
     environ: Mapping[str, str] | None = None,
     gpu_nodes: Iterable[tuple[str, int]] = (),
 ) -> Topology:
     """Read a machine: this host, a captured sysfs root, or a machine file.
 
     Args:
-        root: A directory that holds a captured `sys/` and, as far as captured, `proc/`.
         machine: A machine file (numapin's JSON, hwloc 2 or 3 XML, or NCCL topology XML), or `example:NAME` for a
-            built-in machine.
+            built-in machine, such as "example:dgx-a100". None: this host.
+        root: A directory that holds a captured `sys/` and, as far as captured, `proc/`.
         environ: Where CUDA_VISIBLE_DEVICES (AMD: ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES; Intel:
             ZE_AFFINITY_MASK), CUDA_DEVICE_ORDER and NCCL_TOPO_FILE are looked up, usually `os.environ`. They apply to
             this host only.
@@ -67,7 +67,7 @@ def discover(
     if root is not None and machine is not None:
         raise UsageError("--root and --machine both name a machine", "give one of them")
     if machine is not None:
-        topology = _load(machine)
+        topology = _load(Path(machine))
     elif root is not None:
         topology = _built(_read_root(root), root)
     else:
@@ -141,7 +141,11 @@ def _read_text(path: Path) -> str:
     try:
         data = read_file(str(path), max_bytes=_MAX_FILE_BYTES, what="machine file")
     except OSError as error:
-        raise MachineError(f"{path}: {error.strerror}", _SAVE) from None
+        from numapin.topology.examples import example_names
+
+        example = f"{_EXAMPLE}{path}"
+        meant = f"; did you mean {example}?" if example in example_names() else ""
+        raise MachineError(f"{path}: {error.strerror}{meant}", _SAVE) from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

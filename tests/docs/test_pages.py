@@ -103,13 +103,19 @@ def transcripts_of(page: Path) -> list[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_transcripts_of_built_in_machines_are_current(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each line that a page shows below such a command is one that it prints, apart from blanks and the line's end."""
+    """Each line that a page shows below such a command is one that it prints, apart from blanks and the line's end.
+
+    Warnings are not left out.
+    """
     monkeypatch.setenv("COLUMNS", "200")
     for line, printed in transcripts_of(page):
         done = CliRunner().invoke(numapin, shlex.split(line)[1:])
         shown = " ".join(done.output.split())
         for text in printed:
             assert " ".join(text.rstrip("…").split()) in shown, f"{name_of(page)}: $ {line}"
+        if printed:
+            warnings = {text for text in done.output.splitlines() if text.startswith("numapin: warning:")}
+            assert warnings <= {*printed}, f"{name_of(page)}: $ {line}"
 
 
 def test_there_are_transcripts() -> None:

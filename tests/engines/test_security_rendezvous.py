@@ -52,7 +52,7 @@ def main():
     dist.destroy_process_group()
 """
 AS_SCRIPT = f"{MEETS}\nmain()\n"
-AS_SPAWN = f"{MEETS}\nimport numapin\nif __name__ == '__main__':\n    numapin.spawn(main, nproc_per_node=2)\n"
+AS_SPAWN = f"{MEETS}\nimport numapin\nif __name__ == '__main__':\n    numapin.spawn(main, num_ranks=2)\n"
 LATE = """
 import os, sys, time
 import torch.distributed as dist

@@ -359,6 +359,136 @@ def test_wrong_command_lines(tmp_path: Path, line: str, message: str, hint: str)
     assert last == f"  hint: {hint}"
 
 
+@pytest.mark.parametrize(
+    ("line", "status", "message", "hint"),
+    [
+        ("run --nprocs 2 t.py", 2, "no such option '--nprocs'; did you mean --nproc-per-node?", "run --help"),
+        ("run --num_processes 2 t.py", 2, "no such option '--num_processes'; did you mean --nproc-per-node?", ""),
+        ("run -n 2 t.py", 2, "no such option '-n'; did you mean --nproc-per-node?", ""),
+        ("run -np 2 t.py", 2, "no such option '-np'; did you mean --nproc-per-node?", ""),
+        ("plan -n 2", 2, "no such option '-n'; did you mean --nproc-per-node?", ""),
+        ("topo -n 2", 2, "no such option '-n'", ""),
+        ("--nproc_per_node 2", 2, "no such option '--nproc_per_node'; did you mean numapin run --nproc-per-node?", ""),
+        ("run --machine x t.py", 2, "no such option '--machine'; did you mean numapin plan --machine?", ""),
+        ("plan --machine dgx-a100", 3, "dgx-a100: No such file or directory; did you mean example:dgx-a100?", ""),
+        ("plan --machine dgx-a101", 3, "dgx-a101: No such file or directory", "topo --save FILE"),
+        ("verify 4537", 2, "no active run is named 4537", "for the job of a process: --pid 4537"),
+        ("t.py", 2, "no such command 't.py'; did you mean numapin run t.py?", ""),
+        ("bench t.py", 2, "no such command 't.py'", ""),
+        ("help", 2, "no such command 'help'; did you mean --help?", "numapin --help"),
+        ("topo help", 2, "got unexpected extra argument (help); did you mean --help?", "numapin topo --help"),
+        ("plan --machine example:p4d --cpus-per-rank 99", 4,
+         "--cpus-per-rank 99: ranks may use 96 CPUs in all (0-95)", ""),
+        ("run ./", 2, "./ is a folder without a __main__.py", "name a script in it"),
+        ("plan --json --format env", 2, "--json and --format env contradict each other", "give one of them"),
+        ("topo --format svg --json", 2, "--json and --format svg contradict each other", "give one of them"),
+        ("topo --open --json", 2, "--open shows svg and html, not json", "numapin topo --open"),
+    ],
+)  # fmt: skip
+def test_what_was_meant(tmp_path: Path, line: str, status: int, message: str, hint: str) -> None:
+    """What users of other programs type is answered with what numapin calls it."""
+    (tmp_path / "t.py").touch()
+    done = forked(*line.split(), cwd=tmp_path)
+    first, *others = done.err.splitlines()
+    assert (done.status, done.out, first) == (status, "", f"numapin: error: {message}")
+    assert hint in others[-1]
+
+
+def test_a_host_without_gpus(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    """`run --gpus 0` names the command that says why there is no GPU, not --nproc-per-node 0."""
+    (tmp_path / "t.py").touch()
+    done = forked("run", "--gpus", "0", "t.py", cwd=tmp_path, **fake_nvml.environment(tmp_path, "fail init 18\n"))
+    assert done.status == 2
+    assert done.err.splitlines()[-2:] == [
+        "numapin: error: --gpus: no GPU matches '0'; available: none",
+        "  hint: see why this host shows no GPU: numapin doctor",
+    ]
+
+
+def test_json_twice_is_no_contradiction() -> None:
+    """--json and --format json mean the same."""
+    assert forked("plan", "--json", "--format", "json").status == 0
+
+
+@pytest.mark.parametrize("group", [(), ("job",)], ids=str)
+def test_a_group_alone(group: tuple[str, ...]) -> None:
+    """Without a command, the help goes to stdout, where a pager reads it; the status says that nothing was done."""
+    done = forked(*group)
+    assert (done.status, done.err) == (2, "")
+    assert done.out == forked(*group, "--help").out
+
+
+def test_a_folder_that_python_runs(tmp_path: Path) -> None:
+    """A folder with a __main__.py is a program."""
+    (tmp_path / "__main__.py").write_text("print('ran')")
+    done = forked("run", "--quiet", "--nproc-per-node", "1", "./", cwd=tmp_path)
+    assert (done.status, done.out) == (0, "ran\n"), done.err
+
+
+@pytest.mark.parametrize("command", ["plan", "topo", "topo --format matrix"])
+def test_no_trailing_blanks(dgx: str, command: str) -> None:
+    """Lines copied from a terminal end with their text, in color, too."""
+    done = on_terminal([*NUMAPIN, *command.split(), "--machine", dgx], {"TERM": "xterm-256color", "COLUMNS": "100"})
+    assert done.status == 0
+    assert b"\x1b[" in done.raw
+    assert [line for line in done.text.splitlines() if line.endswith(" ")] == []
+
+
+class TestWarningsOfRun:
+    """What `run` says before it starts ranks, here with --dry-run, which starts none."""
+
+    @pytest.mark.parametrize(
+        ("words", "named"),
+        [
+            (["--nproc-per-node", "2"], "--nproc-per-node"),
+            (["--bind=none", "--rdzv_backend", "c10d"], "--bind, --rdzv-backend"),
+            (["--gpus", "2", "--verbose", "--log-dir", "x", "bind", "--binding"], ""),
+            (["--", "--bind", "none"], ""),
+        ],
+    )
+    def test_an_option_after_the_script(self, tmp_path: Path, words: list[str], named: str) -> None:
+        """An option that only launchers have is the script's all the same, but not without a word."""
+        (tmp_path / "t.py").write_text("print('a script without options')")
+        done = forked("run", "--dry-run", "--quiet", "t.py", *words, cwd=tmp_path)
+        warning = f"numapin: warning: t.py gets {named}; numapin's own options come before the script"
+        assert (done.status, warning in done.err, "warning" in done.err) == (0, bool(named), bool(named)), done.err
+        assert " ".join(["t.py", *words]) in done.out
+
+    @pytest.mark.parametrize(
+        ("name", "text", "options"),
+        [
+            ("t.py", "parser.add_argument('--nproc_per_node')", []),
+            ("tool", "from package import main; main()", []),
+            ("t.py", "", ["--no-python"]),
+        ],
+    )
+    def test_an_option_of_the_script(self, tmp_path: Path, name: str, text: str, options: list[str]) -> None:
+        """A script whose text has the option's name, and a program whose options are elsewhere, may have it."""
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{text}")
+        path.chmod(0o755)
+        done = forked("run", "--dry-run", "--quiet", *options, str(path), "--nproc-per-node", "2", cwd=tmp_path)
+        assert (done.status, "warning" in done.err) == (0, False), done.err
+
+    def test_variables_that_bind_threads(self, tmp_path: Path) -> None:
+        """Variables by which OpenMP would squeeze the ranks are named with the remedy; --strict refuses to start."""
+        (tmp_path / "t.py").write_text("print('ran')")
+        variables = {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
+        seen = "OMP_PROC_BIND=close OMP_PLACES=cores: OpenMP binds the main thread of each rank to part of the rank's"
+        for options in (["--dry-run"], ["--nproc-per-node", "1"]):
+            done = forked("run", "--quiet", *options, "t.py", cwd=tmp_path, **variables)
+            assert (done.status, f"numapin: warning: {seen}" in done.err) == (0, True), done.err
+            assert "; unset OMP_PROC_BIND OMP_PLACES\n" in done.err
+        done = forked("run", "--strict", "t.py", cwd=tmp_path, **variables)
+        assert (done.status, done.out, f"numapin: error: --strict: {seen}" in done.err) == (5, "", True), done.err
+
+    def test_variables_that_bind_no_threads(self, tmp_path: Path) -> None:
+        """Nothing is said of OMP_PROC_BIND=false."""
+        (tmp_path / "t.py").touch()
+        done = forked("run", "--dry-run", "--quiet", "--strict", "t.py", cwd=tmp_path, OMP_PROC_BIND="false")
+        assert (done.status, "OMP_PROC_BIND" in done.err) == (0, False)
+
+
 def test_completion_of_run() -> None:
     """The shell completes numapin's options of `run` without importing torch."""
     done = forked(COMP_WORDS="numapin run --b", COMP_CWORD="2", _NUMAPIN_COMPLETE="bash_complete")

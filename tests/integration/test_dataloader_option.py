@@ -157,6 +157,24 @@ class TestTakingOver:
             "SourceFileLoader set()",
         ]
 
+    def test_what_is_said(self, tmp_path: Path) -> None:
+        """One line per job reports the data path; torch's warnings name the user's line, not one of numapin's."""
+        text = (
+            "import os, torch\n"
+            "from torch.utils.data import DataLoader\n"
+            "os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])\n"
+            "loader = DataLoader([torch.zeros(4096)] * 4, num_workers=2)\n"
+            "for batch in loader: pass\n"
+        )
+        path = script(tmp_path, text)
+        done = numapin("run", "--nproc-per-node", "2", "--quiet", "--dataloader=numapin", path)
+        assert done.status == 0, done.err
+        assert done.err.count("numapin: torch's DataLoader uses numapin's data path\n") == 1
+        places = re.findall(r"^(\S+): UserWarning: This DataLoader will create", done.err, re.MULTILINE)
+        assert f"{path}:5" in places
+        assert [place for place in places if "numapin" in Path(place).parts[-3:]] == []
+        assert "sitecustomize" not in done.err
+
     def test_workers(self, a_run: list[str]) -> None:
         """Workers of each start method start as usual and do not install the hook, because they iterate no loader."""
         assert a_run[a_run.index("workers") + 1 : a_run.index("children")] == ["taken"] * 3

@@ -178,7 +178,7 @@ class TestSpawn:
         if num_ranks > len(UUIDS):
             pytest.skip(f"fewer than {num_ranks} NVIDIA GPUs here")
         expected = num_ranks * (num_ranks + 1) / 2
-        done = numapin.spawn(reduced, nproc_per_node=num_ranks, timeout=120)
+        done = numapin.spawn(reduced, num_ranks=num_ranks, timeout=120)
         assert done == tuple((expected, uuid, uuid) for uuid in UUIDS[:num_ranks])
 
     def test_the_first_error_is_raised(self, num_ranks: int, before: list[int]) -> None:
@@ -187,7 +187,7 @@ class TestSpawn:
             pytest.skip(f"fewer than {num_ranks} NVIDIA GPUs here")
         begin = time.monotonic()
         with pytest.raises(LookupError, match="after the first collective"):
-            numapin.spawn(reduced, (num_ranks - 1,), nproc_per_node=num_ranks, timeout=120, shutdown_timeout=2)
+            numapin.spawn(reduced, (num_ranks - 1,), num_ranks=num_ranks, timeout=120, shutdown_timeout=2)
         assert time.monotonic() - begin < 60
         assert wait_until(
             lambda: all(now <= then + 64 for now, then in zip(used_mib(), before, strict=True)), limit_s=20

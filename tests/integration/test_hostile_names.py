@@ -440,7 +440,7 @@ def test_trace(folder: Path) -> None:
 
 def test_uncaught_error_of_spawn() -> None:
     """Errors and warnings of `numapin.spawn`, which Python prints itself, have visible characters only."""
-    code = "import sys, numapin; numapin.spawn(print, nproc_per_node=1, gpu_nodes={sys.argv[1]: 0})"
+    code = "import sys, numapin; numapin.spawn(print, num_ranks=1, gpu_nodes={sys.argv[1]: 0})"
     done = on_terminal([sys.executable, "-c", code, HOSTILE])
     assert done.problems() == [], done.raw
     assert "UsageError" in done.text

@@ -119,7 +119,7 @@ def _own_cpus() -> tuple[list[int], str | None]:
 
 def test_spawn() -> None:
     """`numapin.spawn` takes the same text, and refuses the same mistakes."""
-    (found,) = package.spawn(_own_cpus, nproc_per_node=1, cores_for="loader=1")
+    (found,) = package.spawn(_own_cpus, num_ranks=1, cores_for="loader=1")
     assert found == (MAINS, f"main={MAIN_TEXT} loader={OTHER}")
     with pytest.raises(package.UsageError, match="cores_for: loader=0"):
-        package.spawn(_own_cpus, nproc_per_node=1, cores_for="loader=0")
+        package.spawn(_own_cpus, num_ranks=1, cores_for="loader=0")

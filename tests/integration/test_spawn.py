@@ -52,12 +52,12 @@ class TestResults:
         told = f"json.dumps({{n: os.environ.get(n) for n in {calls.VARIABLES}}}) + chr(10)"
         dump = f"import json, os; os.write(1, ({told}).encode())"
         done = run_numapin("run", "--nproc-per-node", "2", "--quiet", script(tmp_path, dump))
-        assert numapin.spawn(calls.variables, nproc_per_node=2) == tuple(done.json_lines())
+        assert numapin.spawn(calls.variables, num_ranks=2) == tuple(done.json_lines())
 
     @needs_two_cpus
     def test_bound_before_the_call_is_unpickled(self) -> None:
         """Arguments are unpickled on the rank's own CPUs, without importing torch."""
-        ranks = numapin.spawn(calls.cpus_when_unpickled, (calls.Told(),), nproc_per_node=2, bind="exclusive")
+        ranks = numapin.spawn(calls.cpus_when_unpickled, (calls.Told(),), num_ranks=2, bind="exclusive")
         assert [when == where for when, where, _ in ranks] == [True, True]
         assert not ranks[0][0] & ranks[1][0]
         assert not any(has_torch for *_, has_torch in ranks)
@@ -65,18 +65,18 @@ class TestResults:
     def test_large_results_come_whole(self) -> None:
         """Each rank can return a result far larger than a pipe's buffer."""
         big = b"x" * (8 << 20)
-        assert numapin.spawn(calls.echo, (big, 1), nproc_per_node=2) == ((big, 1), (big, 1))
+        assert numapin.spawn(calls.echo, (big, 1), num_ranks=2) == ((big, 1), (big, 1))
 
     def test_queues_of_multiprocessing_can_be_arguments(self) -> None:
         """Locks and queues of multiprocessing can be passed to ranks as arguments."""
         queue = multiprocessing.get_context("spawn").SimpleQueue()
-        numapin.spawn(calls.put_into, (queue,), nproc_per_node=2)
+        numapin.spawn(calls.put_into, (queue,), num_ranks=2)
         assert {queue.get(), queue.get()} == {"0", "1"}
         queue.close()
 
     def test_a_process_group_meets(self) -> None:
         """init_process_group finds the other ranks through the variables alone."""
-        assert numapin.spawn(calls.all_reduce, nproc_per_node=2, timeout=120) == (3.0, 3.0)
+        assert numapin.spawn(calls.all_reduce, num_ranks=2, timeout=120) == (3.0, 3.0)
 
     def test_functions_of_the_script_itself(self, tmp_path: Path) -> None:
         """A script can pass its own functions and classes, with the usual guard."""
@@ -99,14 +99,14 @@ class TestResults:
         """After a call no descriptor, file or process is left."""
         numapin.spawn(calls.echo)  # the first call may allocate things that stay
         before = len(list(Path("/proc/self/fd").iterdir()))
-        numapin.spawn(calls.echo, nproc_per_node=2)
+        numapin.spawn(calls.echo, num_ranks=2)
         assert len(list(Path("/proc/self/fd").iterdir())) == before
         assert not [path for path in (tmp_path / "tmp").rglob("*") if path.is_file()]
 
     def test_the_rank_records_its_binding(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A run of spawn has a run directory like any other, so `numapin verify` and `top` find it."""
         monkeypatch.setenv("NUMAPIN_RUN_DIR", str(tmp_path / "runs"))
-        numapin.spawn(calls.echo, nproc_per_node=2)
+        numapin.spawn(calls.echo, num_ranks=2)
         (folder,) = (tmp_path / "runs").iterdir()
         records = [json.loads((folder / f"observed-{n}-0.json").read_text()) for n in range(2)]
         assert all(record["applied"]["cpus"] == record["requested"]["cpus"] for record in records)
@@ -118,7 +118,7 @@ class TestErrors:
     def test_the_first_error_keeps_its_type_and_traceback(self, tmp_path: Path) -> None:
         """The first error is raised in the caller, with the rank's traceback as its cause; the other rank is ended."""
         with pytest.raises(LookupError, match="the root cause") as caught:
-            numapin.spawn(calls.fail_in, ("1", str(tmp_path / "pids")), nproc_per_node=2, timeout=120)
+            numapin.spawn(calls.fail_in, ("1", str(tmp_path / "pids")), num_ranks=2, timeout=120)
         told = "".join(traceback.format_exception(caught.value))
         assert "in rank 1:" in told
         assert "in fail_in" in told
@@ -158,13 +158,13 @@ class TestErrors:
     def test_the_root_cause_is_told(self, tmp_path: Path) -> None:
         """If a rank dies, its death is raised, although the errors that its peers get from it come first."""
         with pytest.raises(numapin.RankError, match=r"rank 0 \(pid \d+\) was killed by SIGKILL"):
-            numapin.spawn(calls.die_in_front_of_peer, (str(tmp_path / "pids"),), nproc_per_node=2, timeout=60)
+            numapin.spawn(calls.die_in_front_of_peer, (str(tmp_path / "pids"),), num_ranks=2, timeout=60)
 
     @pytest.mark.parametrize("how", ["return", "raise", "die"])
     def test_what_comes_after_the_error(self, tmp_path: Path, how: str) -> None:
         """The first error is raised, however another rank ends while it is being unpickled."""
         with pytest.raises(calls.Slow, match="the root cause") as caught:
-            numapin.spawn(calls.end_while_unpickled, (str(tmp_path / "pids"), how), nproc_per_node=2)
+            numapin.spawn(calls.end_while_unpickled, (str(tmp_path / "pids"), how), num_ranks=2)
         assert "in rank 1:" in str(caught.value.__cause__)
 
     @pytest.mark.parametrize("how", ["raise", "exit"])
@@ -194,7 +194,7 @@ class TestErrors:
     def test_time_out(self, tmp_path: Path) -> None:
         """Ranks that exceed `timeout` are terminated and named."""
         with pytest.raises(numapin.RankError, match=r"ranks 0-1 \(pid \d+ \d+\) did not end within 3 s"):
-            numapin.spawn(calls.wait_in, (str(tmp_path / "pids"),), nproc_per_node=2, timeout=3)
+            numapin.spawn(calls.wait_in, (str(tmp_path / "pids"),), num_ranks=2, timeout=3)
         assert all(gone(int(path.name)) for path in (tmp_path / "pids").iterdir())
 
     @pytest.mark.parametrize(
@@ -204,17 +204,17 @@ class TestErrors:
             ({"memory": "bnd=0"}, numapin.UsageError, "memory: 'bnd' is not one of none, local"),
             ({"memory": "bind=x"}, numapin.UsageError, "memory: 'x' is not a number"),
             ({"reserve_cpus": "3-1"}, numapin.UsageError, "reserve_cpus: range '3-1' runs backwards"),
-            ({"nproc_per_node": 0}, numapin.UsageError, "--nproc-per-node is 0"),
+            ({"num_ranks": 0}, numapin.UsageError, "--nproc-per-node is 0"),
             ({"gpus": "0,"}, numapin.UsageError, "gpus: '0,' has an empty entry"),
             ({"gpus": "77"}, numapin.UsageError, "no GPU matches '77'"),
             ({"gpu_nodes": {"99": 0}}, numapin.UsageError, "no GPU matches '99'"),
             (
-                {"bind": "exclusive", "nproc_per_node": 4096},
+                {"bind": "exclusive", "num_ranks": 4096},
                 numapin.PlanError,
                 "too few exclusive cores for 4,096 ranks",
             ),
-            ({"nproc_per_node": 4097}, numapin.UsageError, "at most 4096"),
-            ({"nproc_per_node": "1"}, numapin.UsageError, "nproc_per_node is '1'; it must be a whole number"),
+            ({"num_ranks": 4097}, numapin.UsageError, "at most 4096"),
+            ({"num_ranks": "1"}, numapin.UsageError, "num_ranks is '1'; it must be a whole number"),
             ({"cpus_per_rank": 1.5}, numapin.UsageError, "cpus_per_rank is 1.5; it must be a whole number"),
             ({"gpus": [0]}, numapin.UsageError, r"gpus is \[0\]; it must be text, as on the command line"),
             ({"bind": 0}, numapin.UsageError, "bind is 0; it must be text"),
@@ -282,7 +282,7 @@ if __name__ == "__main__":
     spawning._start = start
     for _ in range(20):
         try:
-            numapin.spawn(calls.wait_in, (sys.argv[1],), nproc_per_node=4, shutdown_timeout=0)
+            numapin.spawn(calls.wait_in, (sys.argv[1],), num_ranks=4, shutdown_timeout=0)
         except KeyboardInterrupt:
             pass
     end = time.monotonic() + 20
@@ -365,7 +365,7 @@ def test_ranks_end_with_their_parent(tmp_path: Path, number: signal.Signals) -> 
         tmp_path,
         "import sys, numapin\n"
         "from tests.integration import calls\n"
-        "if __name__ == '__main__': numapin.spawn(calls.wait_in, (sys.argv[1],), nproc_per_node=2)\n",
+        "if __name__ == '__main__': numapin.spawn(calls.wait_in, (sys.argv[1],), num_ranks=2)\n",
     )
     command = [sys.executable, path, str(folder)]
     with subprocess.Popen(command, env=environment(PYTHONPATH=ROOT), stderr=subprocess.PIPE, text=True) as process:

@@ -79,7 +79,7 @@ def test_another_user_never_gets_the_port(monkeypatch: pytest.MonkeyPatch) -> No
         reports.extend(told)
 
     monkeypatch.setattr(meeting, "reserved_port", attacked)
-    results = numapin.spawn(calls.meet_twice, nproc_per_node=2, timeout=120)
+    results = numapin.spawn(calls.meet_twice, num_ranks=2, timeout=120)
     (report,) = reports
     assert (report["uid"], report["won"]) == (_NOBODY, [])
     assert report["rounds"] > 10

@@ -115,7 +115,7 @@ def every_rank_gets_usable_cpus_a_thread_and_a_reason(case: Case) -> None:
 
 
 def no_plan_only_where_there_is_none(case: Case) -> None:
-    """A request is refused only for lack of CPUs: none usable, or fewer cores than exclusive ranks."""
+    """A request is refused only for lack of CPUs: fewer usable ones than a rank wants, or than exclusive ranks."""
     if case.plan is not None:
         return
     usable = case.topology.allowed.cpus - case.request.reserve_cpus
@@ -124,7 +124,9 @@ def no_plan_only_where_there_is_none(case: Case) -> None:
         sum(bool(core.cpus & usable) for core in case.topology.cores if core.node == node.id)
         for node in case.topology.cpu_nodes
     ]
-    assert not usable or (case.request.bind is Bind.EXCLUSIVE and min(filter(None, per_node)) < num_ranks)
+    num_usable = len(usable) if case.request.smt else sum(per_node)
+    wanted = case.request.cpus_per_rank or 1
+    assert wanted > num_usable or (case.request.bind is Bind.EXCLUSIVE and min(filter(None, per_node)) < num_ranks)
 
 
 def ranks_that_split_a_pool_share_no_core(case: Case) -> None:

@@ -66,7 +66,7 @@ def test_the_help_names_the_bound() -> None:
 def test_ranks_of_a_function_have_the_bound() -> None:
     """`numapin.spawn` raises the error before it starts anything."""
     with pytest.raises(UsageError, match=f"is {TOO_MANY}; it must be at most {MAX_RANKS}"):
-        package.spawn(os.getpid, nproc_per_node=int(TOO_MANY))
+        package.spawn(os.getpid, num_ranks=int(TOO_MANY))
     with pytest.raises(UsageError, match="is a number of 13288 bits; it must be at most"):
         Request(num_ranks=10**4000)
 

@@ -517,10 +517,10 @@ def test_ranks_that_share_a_gpu_are_warned_of() -> None:
 
 def test_one_warning_for_one_shortfall() -> None:
     """Ranks on different GPUs that lack the same have one warning; their reasons name the GPUs."""
-    plan = make_plan(grid(gpus=[0, 0, 1, 1]), Request(cpus_per_rank=100))
-    assert plan.warnings == ("ranks 0-3: 4 CPUs instead of 100: 2 ranks share these CPUs",)
-    (alone,) = make_plan(grid(gpus=[0]), Request(cpus_per_rank=100, bind=Bind.SOCKET)).warnings
-    assert alone == "rank 0: 16 CPUs instead of 100"
+    plan = make_plan(grid(gpus=[0, 0, 1, 1]), Request(cpus_per_rank=16))
+    assert plan.warnings == ("ranks 0-3: 4 CPUs instead of 16: 2 ranks share these CPUs",)
+    alone, *_ = make_plan(grid(gpus=[0]), Request(cpus_per_rank=16)).warnings
+    assert alone == "rank 0: 8 CPUs instead of 16"
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -548,6 +548,12 @@ _TWO = grid(gpus=[0, 1])
             PlanError,
             "no CPU is left: allowed are none, --reserve-cpus takes none",
             "see what is allowed there in the field `allowed` of: numapin topo --json",
+        ),
+        (
+            lambda: make_plan(_TWO, Request(cpus_per_rank=9, smt=False)),
+            PlanError,
+            "--cpus-per-rank 9: ranks may use 8 CPUs in all (0-7)",
+            "ask for fewer CPUs per rank",
         ),
         (
             lambda: make_plan(_TWO, Request(bind=Bind.EXCLUSIVE, num_ranks=10)),

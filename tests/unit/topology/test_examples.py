@@ -49,7 +49,7 @@ def test_examples_agree_with_the_machines(name: str) -> None:
 @pytest.mark.parametrize("name", MACHINES)
 def test_each_rank_is_on_its_gpus_node(name: str) -> None:
     """A plan for an example has a rank for each GPU on the node that the machine is known for."""
-    topology = discover(machine=Path(f"example:{name}"))
+    topology = discover(f"example:{name}")
     nodes = MACHINES[name][2]
     assert [gpu.node for gpu in topology.gpus] == nodes
     plan = make_plan(topology, Request())
