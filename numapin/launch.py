@@ -20,7 +20,7 @@ from numapin.errors import NumapinError, Stopped, UsageError
 from numapin.launcher import ranks as rank_processes
 from numapin.launcher.hosts import NotMet, OneHost, SeveralHosts, public_id
 from numapin.launcher.logs import Logs
-from numapin.launcher.ranks import Alarm, StartedRank, StopSignal, end_detached, ended_on_error
+from numapin.launcher.ranks import START_HINT, Alarm, StartedRank, StopSignal, ended_on_error, guarded
 from numapin.launcher.run_folder import run_directory
 from numapin.rank import handover
 from numapin.system import oom
@@ -70,7 +70,6 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
     run_id = job.run_id or str(uuid.uuid4())
     logs, num_ranks, restarts = Logs(job, run_id), len(plan.ranks), 0
     failure: RanksFailed | None = None
-    used: set[str] = set()  # the folders of the run in which ranks have been started
     with ExitStack() as opened, _stopped_by_signals():
         alarm = opened.enter_context(Alarm(job.signals))
         hosts: OneHost | SeveralHosts
@@ -81,22 +80,23 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
         while True:
             if identity is None or handover.identity(run_dir) != identity:
                 run_dir, identity = _folder_again(plan, run_dir, opened)
-            if used:
-                end_detached(used, job.shutdown_timeout_s)
-            used.add(run_dir)
             kills_before, ranks = oom.read_kills(), list[StartedRank]()
             try:
                 place = hosts.join(alarm)
                 files = logs.begin(restarts, num_ranks, run_dir)
                 shared = _shared_variables(job, place, num_ranks, restarts, run_id)
                 grace_s = job.shutdown_timeout_s
-                with closing(logs), ended_on_error(ranks, grace_s, alarm.is_urgent, alarm.further):
+                with (
+                    closing(logs),
+                    guarded(run_dir),
+                    ended_on_error(ranks, run_dir, grace_s, alarm.is_urgent, alarm.further),
+                ):
                     for local_rank in range(num_ranks):
                         alarm.ring()
                         own = _own_variables(job, local_rank, place, files[local_rank])
                         ranks.append(start_rank(job, local_rank, {**shared, **own}, files[local_rank]))
                     _watch(ranks, job, hosts, mailbox, alarm)
-                hosts.succeeded(alarm)
+                    hosts.succeeded(alarm)
                 return  # noqa: TRY300 - `else` would be far from here
             except NotMet as error:
                 if failure is None:
@@ -164,7 +164,7 @@ def start_rank(job: Job, local_rank: int, variables: Mapping[str, str], files: R
                 local_rank, sys.executable, program, arguments, variables, stdout=streams[0], stderr=streams[1]
             )
     except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
-        raise NumapinError(f"rank {local_rank} cannot be started: {error}", "see limits with: ulimit -a") from None
+        raise NumapinError(f"rank {local_rank} cannot be started: {error}", START_HINT) from None
     return StartedRank(local_rank, process)
 
 

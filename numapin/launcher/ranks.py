@@ -15,11 +15,15 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.plural import listed
+from numapin.errors import NumapinError
+from numapin.launcher import guardian
+from numapin.launcher.guardian import DEATH_S, LOOK_S
 from numapin.rank import handover, shim, signals
 from numapin.system import oom, proc
 
@@ -31,12 +35,7 @@ if TYPE_CHECKING:
     from numapin.launcher.failure import EndedRank, RanksFailed
     from numapin.plan.model import Plan
 
-LOOK_S: Final = 0.05
-"""Seconds between two looks at running ranks. pidfds would need Linux 5.3."""
-DEATH_S: Final = 30
-"""Seconds to wait for killed processes before others replace them: giving back GPU memory takes seconds, and the new
-ranks need it. A process that still exists after this time may never end."""
-_OF_RANKS: Final = ("LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")  # the launcher sets NUMAPIN_RUN_DIR for itself, too
+START_HINT: Final = "see the limits of this process with: ulimit -a"
 
 
 # --- one rank --------------------------------------------------------------------------------------------------------
@@ -242,18 +241,20 @@ class Alarm:
 @contextmanager
 def ended_on_error(
     ranks: Sequence[StartedRank],
+    folder: str,
     grace_s: float,
     is_urgent: Callable[[], bool] = lambda: False,
     further: Callable[[], signal.Signals | None] = lambda: None,
 ) -> Iterator[None]:
-    """On any exception of the body, end all ranks in this list, and what they started in their sessions.
+    """On any exception of the body, end all ranks in this list, and what they started; `folder` is that of their run.
 
     SIGTERM comes first, or the signal of a StopSignal; then, after at most `grace_s` seconds, SIGKILL, or earlier if
     `is_urgent` says so. But if `further` returns another signal then, they get that one, and the time once more.
     """
 
     def started() -> list[int]:
-        return in_sessions({rank.process.pid for rank in ranks})
+        pids = {rank.process.pid for rank in ranks if rank.process.returncode is None}  # others' ids may be reused
+        return [pid for pid in guardian.of_ranks(pids, folder) if pid not in pids]
 
     try:
         yield
@@ -265,7 +266,7 @@ def ended_on_error(
                 elsewhere = [pid for pid in started() if _group_of(pid) not in groups]
                 for rank in ranks:
                     rank.signal(number)
-                ask(elsewhere, number)
+                guardian.ask(elsewhere, number)
                 deadline_s = time.monotonic() + grace_s
                 running_after(ranks, grace_s, is_urgent)
                 # Below a shell, the training program is what the rank started: it has the grace period, too.
@@ -276,13 +277,53 @@ def ended_on_error(
             for rank in ranks:
                 rank.signal(signal.SIGKILL)
             left = running_after(ranks, DEATH_S)
-            kill_after(time.monotonic(), started)
+            guardian.kill_after(time.monotonic(), started)
             if left:
                 error.add_note(survival(names_of(left)))
         raise
     finally:
         for rank in ranks:
             rank.close()
+
+
+@contextmanager
+def guarded(folder: str) -> Iterator[None]:
+    """Keep a guardian during the block: if this process is killed, it ends what ranks of this run started.
+
+    Its environment is empty, so that nothing takes it for a process of a rank in which this launcher runs. Raises
+    NumapinError if it cannot be started.
+    """
+    environ = {name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"}  # Python may need it
+    code = f"import gc; gc.disable(); {shim.FIND_NUMAPIN}; {guardian.CODE}"
+    command = [sys.executable, "-I", "-S", "-c", code, str(os.getpid()), folder]
+    no_stream, process = subprocess.DEVNULL, None
+    try:
+        with signals.kept_from_children(signal.valid_signals()):
+            try:
+                process = subprocess.Popen(
+                    command,
+                    env=environ,
+                    stdin=no_stream,
+                    stdout=no_stream,
+                    stderr=no_stream,
+                    cwd="/",  # it keeps no file system busy
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise NumapinError(f"the guardian of the ranks cannot be started: {error}", START_HINT) from None
+        yield
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
+def _group_of(pid: int) -> int | None:
+    """Return a process's group, None if the process has ended."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return None
 
 
 def running_after(
@@ -308,75 +349,6 @@ def names_of(ranks: Sequence[StartedRank]) -> str:
 def survival(ranks: str) -> str:
     """Return the sentence about ranks that SIGKILL has not ended, e.g. because the kernel waits for a device."""
     return f"{ranks}: still there {DEATH_S} s after SIGKILL; see: cat /proc/PID/stack"
-
-
-# --- what ranks started ----------------------------------------------------------------------------------------------
-
-
-def in_sessions(leaders: Collection[int]) -> list[int]:
-    """Return the processes, other than the leaders, in sessions that ranks of this launcher lead.
-
-    While such a process exists, the kernel gives the leader's id to no other process. So if a process that is not a
-    child of this one has that id, nothing is left of the session.
-    """
-    found = dict(proc.processes())
-    reused = {pid for pid in leaders if pid in found and found[pid].parent != os.getpid()}
-    sessions = {*leaders} - reused
-    return [pid for pid, process in found.items() if process.session in sessions and pid not in sessions]
-
-
-def ranks_left() -> list[int]:
-    """Return the ranks of this launcher that have not ended: its children that lead a session."""
-    found = dict(proc.processes())
-    return [pid for pid, process in found.items() if process.parent == os.getpid() and process.session == pid]
-
-
-def detached(folders: Collection[str]) -> list[int]:
-    """Return the processes that ranks of the runs with these folders started, in any session, by their environment."""
-    found = []
-    for pid, _ in proc.processes():
-        try:
-            environ = proc.environment_of(pid) or {}
-        except OSError:
-            continue
-        is_of_rank = environ.get("NUMAPIN_RUN_DIR") in folders and all(name in environ for name in _OF_RANKS)
-        if pid != os.getpid() and is_of_rank:
-            found.append(pid)
-    return found
-
-
-def end_detached(folders: Collection[str], grace_s: float) -> None:
-    """End what ranks of the runs with these folders started: SIGTERM, and SIGKILL after the grace period."""
-    deadline_s = time.monotonic() + grace_s
-    ask(detached(folders), signal.SIGTERM)
-    kill_after(deadline_s, lambda: detached(folders))
-
-
-def ask(pids: Iterable[int], number: signal.Signals) -> None:
-    """Send processes a signal, and let stopped ones continue to handle it."""
-    for pid in pids:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-            os.kill(pid, signal.SIGCONT)
-
-
-def kill_after(deadline_s: float, find: Callable[[], list[int]]) -> None:
-    """Wait until `find` returns no process; from the deadline (monotonic) on, kill what it returns."""
-    while left := find():
-        now_s = time.monotonic()
-        if now_s >= deadline_s + DEATH_S:
-            return
-        if now_s >= deadline_s:
-            ask(left, signal.SIGKILL)
-        time.sleep(LOOK_S)
-
-
-def _group_of(pid: int) -> int | None:
-    """Return a process's group, None if the process has ended."""
-    try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
-        return None
 
 
 # --- the account of ranks that failed --------------------------------------------------------------------------------

@@ -33,8 +33,13 @@ _STOP_WAITING, _WAIT_CANCELED = (bytes([number]) for number in range(len(WAIT_AN
 _MAX_KEY_BYTES: Final = 8 << 10
 _MAX_VALUE_BYTES: Final = 8 << 20
 _MAX_KEYS: Final = 128 << 10
-# A bound of our own: torch's client reads each answer before it asks again, so this is for one answer of many values.
+# Bounds of our own. torch's client reads each answer before it asks again, so the first is for one answer of many
+# values. The others are for all clients: torch keeps addresses and ids there, some kilobytes for each rank, and a rank
+# waits for a few keys, at most one for each other rank.
 _MAX_WAITING_BYTES: Final = 256 << 20
+_MAX_BYTES: Final = 1 << 30
+_MAX_AWAITED: Final = 128 << 10
+_ENTRY_BYTES: Final = 128  # of Python's objects for a key or a value
 _LENGTH_BYTES: Final = 8
 _LEADING_NUMBER: Final = re.compile(rb"\s*[+-]?\d+")
 
@@ -58,6 +63,7 @@ class StoreClient:
         self.answers = bytearray()
         self.is_valid = False
         self.awaited: set[bytes] = set()
+        self.num_counted = 0  # bytes of this client in the store's sum
 
 
 class _Incomplete(Exception):  # noqa: N818 - not an error: the rest of the request has not arrived
@@ -133,6 +139,8 @@ class RankStore:
         self._values: dict[bytes, bytes] = {}
         self._queues: dict[bytes, deque[bytes]] = {}
         self._waiting: dict[bytes, list[StoreClient]] = {}
+        self._num_awaited = 0
+        self._num_bytes = 0
         self._answered: list[StoreClient] = []
         self._methods: dict[int, Callable[[StoreClient, _RequestReader], None]] = dict(
             enumerate(
@@ -158,6 +166,14 @@ class RankStore:
             else:
                 del client.received[: reader.position]
                 client.needed, client.strings, client.strings_end = 1, [], 0
+        self.count(client)
+        _require_bound(self._num_bytes, "keys, values and requests", _MAX_BYTES)
+
+    def count(self, client: StoreClient) -> None:
+        """Count what has arrived from a client and what it has not read."""
+        num_bytes = len(client.received) + len(client.answers)
+        self._num_bytes += num_bytes - client.num_counted
+        client.num_counted = num_bytes
 
     def take_answered(self) -> list[StoreClient]:
         """Return the clients that have got answers since the last call."""
@@ -165,11 +181,14 @@ class RankStore:
         return answered
 
     def forget(self, client: StoreClient) -> None:
-        """Forget a client whose connection is closed."""
+        """Forget what a client waits for, and its bytes until they are counted again."""
+        self._num_bytes -= client.num_counted
+        client.num_counted = 0
         for key in client.awaited:
             self._waiting[key].remove(client)
             if not self._waiting[key]:
                 del self._waiting[key]
+        self._num_awaited -= len(client.awaited)
         client.awaited.clear()
 
     def _carry_out(self, client: StoreClient, reader: _RequestReader) -> None:
@@ -202,7 +221,7 @@ class RankStore:
         key, expected, desired = reader.key(), reader.value(), reader.value()
         current = self._values.get(key, b"")
         if current == expected:
-            self._values[key] = desired
+            self._put(key, desired)
         self._wake(key)
         self._answer(client, _string(self._values.get(key, expected)))
 
@@ -232,8 +251,11 @@ class RankStore:
         self._answer(client, _signed(len(self._values)))
 
     def _delete(self, client: StoreClient, reader: _RequestReader) -> None:
-        existed = self._values.pop(reader.key(), None) is not None
-        self._answer(client, _signed(int(existed)))
+        key = reader.key()
+        value = self._values.pop(key, None)
+        if value is not None:
+            self._num_bytes -= _size(key) + _size(value)
+        self._answer(client, _signed(int(value is not None)))
 
     def _append(self, _: StoreClient, reader: _RequestReader) -> None:
         key, value = reader.key(), reader.value()
@@ -261,6 +283,7 @@ class RankStore:
     def _queue_push(self, _: StoreClient, reader: _RequestReader) -> None:
         """Add to a queue; one of the clients that wait for it may continue, because only one can take the value."""
         key, value = reader.key(), reader.value()
+        self._reserve(_size(value) + (0 if key in self._queues else _size(key)))
         self._queues.setdefault(key, deque()).append(value)
         for client in list(self._waiting.get(key, [])):
             self._let_continue(client, key)
@@ -274,7 +297,7 @@ class RankStore:
         first = _string(queue[0]) if queue else b""
         self._answer(client, _signed(len(queue)) + first)
         if queue:
-            queue.popleft()
+            self._num_bytes -= _size(queue.popleft())
 
     def _queue_length(self, client: StoreClient, reader: _RequestReader) -> None:
         self._answer(client, _signed(len(self._queues.get(reader.key(), ()))))
@@ -287,7 +310,7 @@ class RankStore:
         """Count arrivals in the key's value; the last one lets all continue."""
         key, expected = reader.key(), reader.number("q")
         arrived = _number(self._values.get(key, b"0")) + 1
-        self._values[key] = b"%d" % arrived
+        self._put(key, b"%d" % arrived)
         if arrived < expected:
             self._await(client, [key])
         else:
@@ -298,11 +321,25 @@ class RankStore:
         return key in self._values or bool(self._queues.get(key))
 
     def _store(self, key: bytes, value: bytes) -> None:
-        self._values[key] = value
+        self._put(key, value)
         self._wake(key)
 
+    def _put(self, key: bytes, value: bytes) -> None:
+        former = self._values.get(key)
+        self._reserve(_size(value) + (_size(key) if former is None else -_size(former)))
+        self._values[key] = value
+
+    def _reserve(self, num_bytes: int) -> None:
+        """Count what is about to be kept. Raises StoreRefusal if that is too much."""
+        _require_bound(self._num_bytes + num_bytes, "keys, values and requests", _MAX_BYTES)
+        self._num_bytes += num_bytes
+
     def _await(self, client: StoreClient, keys: Iterable[bytes]) -> None:
-        for key in set(keys) - client.awaited:
+        missing = set(keys) - client.awaited
+        if self._num_awaited + len(missing) > _MAX_AWAITED:
+            raise StoreRefusal(f"waits for more than {_MAX_AWAITED} keys")
+        self._num_awaited += len(missing)
+        for key in missing:
             client.awaited.add(key)
             self._waiting.setdefault(key, []).append(client)
 
@@ -313,6 +350,7 @@ class RankStore:
     def _let_continue(self, client: StoreClient, key: bytes) -> None:
         """Note that a key is there; the client continues if it waits for no other."""
         client.awaited.remove(key)
+        self._num_awaited -= 1
         self._waiting[key].remove(client)
         if not self._waiting[key]:
             del self._waiting[key]
@@ -332,9 +370,14 @@ def _signed(number: int) -> bytes:
         raise StoreRefusal(f"a sum of {number}") from None
 
 
-def _require_bound(size: int, what: str) -> None:
+def _size(content: bytes) -> int:
+    """Return the memory that a key or a value takes."""
+    return len(content) + _ENTRY_BYTES
+
+
+def _require_bound(size: int, what: str, most: int | None = None) -> None:
     """Raise StoreRefusal if a client would take too much of the launcher's memory."""
-    if size > _MAX_WAITING_BYTES:
+    if size > (_MAX_WAITING_BYTES if most is None else most):
         raise StoreRefusal(f"{what} of {size} bytes")
 
 

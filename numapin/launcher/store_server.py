@@ -2,7 +2,8 @@
 
 Comes in: an address of this host and a port. Goes out: `RankStore`, served to every client that connects, by a thread
 of the launcher. torch's own server would do the same, but loading torch takes a second and 200 MB. The socket listens
-there and nowhere else, from the moment on at which the port is known, so no other user can take the port.
+there and nowhere else, from the moment on at which the port is known, so no other user can take the port. On a loopback
+address, only this user and root can connect.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.stderr import say
 from numapin.errors import UsageError
 from numapin.launcher.store import RankStore, StoreClient, StoreRefusal
+from numapin.system.peers import LocalPeers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,7 +67,8 @@ def serving(listening: socket.socket) -> Iterator[None]:
     """Serve a new store on a listening socket, in a thread, until the end of the block."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        thread = threading.Thread(target=_serve, args=(listening, theirs), name="numapin-store", daemon=True)
+        arguments = (listening, theirs, _peers_on(listening))
+        thread = threading.Thread(target=_serve, args=arguments, name="numapin-store", daemon=True)
         thread.start()
         try:
             yield
@@ -74,12 +77,24 @@ def serving(listening: socket.socket) -> Iterator[None]:
             thread.join()
 
 
-def _serve(listening: socket.socket, end: socket.socket) -> None:
+def _peers_on(listening: socket.socket) -> LocalPeers | None:
+    """Return what reports the users of connections; None if it does not, or if other hosts may connect."""
+    address = listening.getsockname()[0]
+    if not address.startswith("127.") and address != "::1":
+        return None
+    try:
+        return LocalPeers()
+    except OSError as error:
+        say(f"warning: any local user can connect to the ranks' store, because the kernel reports no users: {error}")
+        return None
+
+
+def _serve(listening: socket.socket, end: socket.socket, peers: LocalPeers | None) -> None:
     """Serve until `end` is closed at the other side. Signals are for the main thread, which must wake up."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     listening.setblocking(False)
     with selectors.DefaultSelector() as selector:
-        server = _StoreServer(listening, selector)
+        server = _StoreServer(listening, selector, peers)
         selector.register(end, selectors.EVENT_READ)
         try:
             while end not in (ready := [key.fileobj for key, _ in selector.select(server.pause_s)]):
@@ -97,13 +112,16 @@ def _serve(listening: socket.socket, end: socket.socket) -> None:
 class _StoreServer:
     """The connections of a store."""
 
-    def __init__(self, listening: socket.socket, selector: selectors.BaseSelector) -> None:
-        self._listening, self._selector = listening, selector
+    def __init__(
+        self, listening: socket.socket, selector: selectors.BaseSelector, peers: LocalPeers | None = None
+    ) -> None:
+        self._listening, self._selector, self._peers = listening, selector, peers
         self._store = RankStore()
         self._clients: dict[socket.socket, StoreClient] = {}
         self._connections: dict[StoreClient, socket.socket] = {}
         self._has_told = False
         self._has_told_full = False
+        self._has_told_user = False
         self._paused_at_s: float | None = None
         selector.register(listening, selectors.EVENT_READ)
 
@@ -121,6 +139,8 @@ class _StoreServer:
         """Close all connections."""
         for connection in self._clients:
             connection.close()
+        if self._peers is not None:
+            self._peers.close()
 
     @property
     def pause_s(self) -> float | None:
@@ -150,6 +170,9 @@ class _StoreServer:
             self._paused_at_s = time.monotonic()
             return
         try:
+            if not self._is_allowed(connection):
+                connection.close()
+                return
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._selector.register(connection, selectors.EVENT_READ)
@@ -158,6 +181,19 @@ class _StoreServer:
             return
         client = StoreClient()
         self._clients[connection], self._connections[client] = client, connection
+
+    def _is_allowed(self, connection: socket.socket) -> bool:
+        """Return whether a client runs as this user or root; report the first that does not. Raises OSError."""
+        if self._peers is None:
+            return True
+        user = self._peers.user_of(connection)
+        if user is not None and user not in (0, os.geteuid()) and not self._has_told_user:
+            self._has_told_user = True
+            say(
+                f"the ranks' store refused a connection of user {user}; "
+                "hint: if a rank runs as that user: numapin run --launcher agent"
+            )
+        return user in (0, os.geteuid())
 
     def _tell_full(self, error: OSError) -> None:
         """Report once that clients have to wait for a descriptor."""
@@ -209,6 +245,7 @@ class _StoreServer:
             self._drop(client)
             return
         del client.answers[:sent]
+        self._store.count(client)
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.answers else 0)
         if self._selector.get_key(connection).events != events:
             try:

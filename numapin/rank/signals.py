@@ -129,9 +129,9 @@ def open_mailbox() -> Mailbox:
 
 
 @contextmanager
-def kept_from_children() -> Iterator[None]:
-    """Block these signals in processes started in the block, until they `accept` them: a signal must not end a shim."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, become.SHIM))
+def kept_from_children(numbers: Iterable[int] = (*FORWARDED, become.SHIM)) -> Iterator[None]:
+    """Block signals in processes started in the block, a rank's until it `accept`s them: they must not end a shim."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:

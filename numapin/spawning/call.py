@@ -14,7 +14,6 @@ import subprocess
 import uuid
 import warnings
 from collections.abc import Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from multiprocessing import context, reduction, resource_tracker
@@ -27,7 +26,7 @@ from numapin.base.printable import printable
 from numapin.errors import UsageError
 from numapin.launcher import ranks as rank_processes
 from numapin.launcher import run_folder
-from numapin.launcher.ranks import job_variables, rank_variables
+from numapin.launcher.ranks import ended_on_error, guarded, job_variables, rank_variables
 from numapin.launcher.rehearse import in_thread, rehearse
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
@@ -36,11 +35,11 @@ from numapin.plan.roles import with_users_openmp
 from numapin.rank import handover, shim
 from numapin.spawning import meeting
 from numapin.spawning.child import InheritedDescriptor
-from numapin.spawning.ranks import RankProcess, none_left, results_of
+from numapin.spawning.ranks import RankProcess, results_of
 from numapin.topology.discover import discover
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numapin.plan.model import Plan
 
@@ -143,9 +142,12 @@ def spawn(
     plan, environment = _plan(request, homes, strict=strict)
     for text in plan.warnings:
         warnings.warn(printable(f"numapin.spawn: {text}"), RuntimeWarning, stacklevel=2)
-    with _meeting(plan, environment) as (variables, port), none_left(shutdown_timeout) as ranks:
-        _start(len(plan.ranks), ranks, variables, call, port.fileno())
-        return results_of(ranks, timeout_s=timeout)
+    ranks: list[RankProcess] = []
+    with run_folder.run_directory(os.environ) as run_dir, guarded(run_dir), meeting.reserved_port() as port:
+        variables = _variables(plan, environment, run_dir, meeting.port_of(port))
+        with ended_on_error(ranks, run_dir, shutdown_timeout):
+            _start(len(plan.ranks), ranks, variables, call, port.fileno())
+            return results_of(ranks, timeout_s=timeout)
 
 
 def _plan(request: Request, gpu_nodes: Mapping[str, int], *, strict: bool) -> tuple[Plan, dict[str, str]]:
@@ -158,24 +160,19 @@ def _plan(request: Request, gpu_nodes: Mapping[str, int], *, strict: bool) -> tu
     return rehearse(plan, strict=strict, within=in_thread), environment
 
 
-@contextmanager
-def _meeting(plan: Plan, environment: Mapping[str, str]) -> Iterator[tuple[dict[str, str], socket.socket]]:
-    """Yield the variables of all ranks and the socket that holds MASTER_PORT.
-
-    The socket and the run's folder exist until the end of the block.
-    """
-    with run_folder.run_directory(os.environ) as run_dir, meeting.reserved_port() as held:
-        shared = job_variables(
-            len(plan.ranks),
-            address=meeting.ADDRESS,
-            port=meeting.port_of(held),
-            run_id=str(uuid.uuid4()),
-            launcher_has_store=False,
-            environ=os.environ,
-        )
-        variables = {**os.environ, **environment, **shared}
-        handover.hand_over(plan, run_dir, variables)
-        yield variables, held
+def _variables(plan: Plan, environment: Mapping[str, str], run_dir: str, port: int) -> dict[str, str]:
+    """Return the variables of all ranks, and hand the plan over to them."""
+    shared = job_variables(
+        len(plan.ranks),
+        address=meeting.ADDRESS,
+        port=port,
+        run_id=str(uuid.uuid4()),
+        launcher_has_store=False,
+        environ=os.environ,
+    )
+    variables = {**os.environ, **environment, **shared}
+    handover.hand_over(plan, run_dir, variables)
+    return variables
 
 
 _IMPORTABLE: Final = frozenset({"init_main_from_name", "init_main_from_path"})

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import signal
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from math import inf
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from numapin.errors import NumapinError, RankError
-from numapin.launcher.ranks import LOOK_S, StartedRank, ended_on_error, names_of, running_after
+from numapin.launcher.ranks import LOOK_S, StartedRank, names_of, running_after
 from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome, unpickle
 from numapin.system import oom
 from numapin.system.proc import is_exiting
@@ -22,7 +22,7 @@ from numapin.system.proc import is_exiting
 if TYPE_CHECKING:
     import socket
     import subprocess
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 _PART_BYTES: Final = 1 << 20
 # How long a rank that begins to exit may take: giving back GPU memory takes seconds.
@@ -97,14 +97,6 @@ def _answer_in(content: bytearray) -> Answer | None:
     size = int.from_bytes(content[:NUM_SIZE_BYTES], "little")
     is_whole = size > 0 and len(content) == NUM_SIZE_BYTES + size
     return unpickle(memoryview(content)[NUM_SIZE_BYTES:], Answer) if is_whole else None
-
-
-@contextmanager
-def none_left(grace_s: float) -> Iterator[list[RankProcess]]:
-    """Yield a list for ranks. On any exception, end all ranks in it and what they started."""
-    ranks: list[RankProcess] = []
-    with ended_on_error(ranks, grace_s):
-        yield ranks
 
 
 def _running(ranks: Sequence[RankProcess]) -> list[RankProcess]:

@@ -14,6 +14,7 @@ Comes in: addresses, process ids, modes, paths. Goes out: the kernel's answer, o
     migrate.py    EDGE  move pages of other processes to a node
     placement.py  EDGE  place a range of memory on a node and verify it
     proc.py       EDGE  read /proc/PID
+    peers.py      EDGE  the users at the other ends of TCP connections
     numa_maps.py  PURE  parse numa_maps
     cgroup.py     EDGE  the cgroups of this process and their mounts
     oom.py        EDGE  whether the kernel's out-of-memory killer ended a rank

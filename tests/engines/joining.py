@@ -33,7 +33,7 @@ def main() -> None:
     os.setresuid(NOBODY, NOBODY, NOBODY)
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "1", "WORLD_SIZE": "2"}
     os.environ.update(place, TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
-    distributed.init_process_group("gloo", timeout=timedelta(seconds=30))
+    distributed.init_process_group("gloo", timeout=timedelta(seconds=10))
     distributed.all_gather_object([None, None], _Exploit(marker))
 
 

@@ -34,6 +34,7 @@ JOINING = str(Path(__file__).parent / "joining.py")
 ATTACKER = (sys.executable, str(Path(__file__).parents[1] / "integration" / "attacker.py"))
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 LIMIT_S = 60.0
+NOBODY = 65534  # the attacker
 
 MEETS = """
 import os, sys, time
@@ -247,33 +248,49 @@ def two_hosts(tmp_path_factory: pytest.TempPathFactory) -> Attacked:
 
 
 @needs_root
-def test_one_host_has_no_rendezvous_to_attack(one_host: Attacked) -> None:
-    """On one host the launcher listens on one loopback port, whose store has no rendezvous; the job succeeds."""
+def test_one_host_is_closed_to_other_users(one_host: Attacked) -> None:
+    """On one host the launcher listens on one loopback port, which refuses another user; the job succeeds."""
     (port,) = one_host.ports
     assert (port.address, port.port) == ("127.0.0.1", one_host.job.master_port)
-    (keys,) = one_host.keys
-    assert keys  # keys that the ranks wrote: the attacker did reach their store
-    assert not [key for key in keys if "rendezvous" in key]
+    assert one_host.keys == [[]]
+    assert f"the ranks' store refused a connection of user {NOBODY}" in one_host.job.err.read_text()
     assert one_host.statuses == [0], one_host.job.err.read_text()
     assert not one_host.marker.exists()
 
 
+def _join(folder: Path, *options: str) -> Job:
+    """Start a job on one host whose second rank is late, and let another user try to take its place."""
+    folder.parent.chmod(0o755)
+    folder.mkdir()
+    command = [*NUMAPIN, "run", "--quiet", "--nproc-per-node", "2", *options, script(folder, LATE), str(folder)]
+    victim = Job(folder, [command], [{}], identity="")
+    assert wait_until((folder / "port").exists, limit_s=LIMIT_S), victim.err.read_text()
+    attacker = [sys.executable, JOINING, str(victim.master_port), str(folder / "owned")]
+    subprocess.run(attacker, capture_output=True, timeout=LIMIT_S, check=False)
+    return victim
+
+
 @needs_root
-def test_the_documented_danger_of_the_ranks_store(tmp_path: Path) -> None:
+def test_another_user_cannot_join(tmp_path: Path) -> None:
+    """He does not reach the ranks' store, so he cannot take the place of a rank that has not arrived."""
+    victim = _join(tmp_path / "job")
+    try:
+        assert f"the ranks' store refused a connection of user {NOBODY}" in victim.err.read_text()
+        assert victim.processes[0].poll() is None
+        assert not list(victim.folder.glob("owned*"))
+    finally:
+        victim.end()
+
+
+@needs_root
+def test_the_documented_danger_of_torchs_store(tmp_path: Path) -> None:
     """Another user joins as a rank, and all_gather_object runs his code: numapin cannot close that and documents it.
 
     If this test fails because torch has closed it, docs/security.md, SECURITY.md and docs/limits.md claim too much.
     """
-    tmp_path.chmod(0o755)
-    folder = tmp_path / "job"
-    folder.mkdir()
-    command = [*NUMAPIN, "run", "--quiet", "--nproc-per-node", "2", script(tmp_path, LATE), str(folder)]
-    victim = Job(folder, [command], [{}], identity="")
+    victim = _join(tmp_path / "job", "--launcher", "agent")
     try:
-        assert wait_until((folder / "port").exists, limit_s=LIMIT_S), victim.err.read_text()
-        attacker = [sys.executable, JOINING, str(victim.master_port), str(folder / "owned")]
-        subprocess.run(attacker, capture_output=True, timeout=LIMIT_S, check=False)
-        assert wait_until((folder / f"owned.{os.getuid()}").exists, limit_s=LIMIT_S), victim.err.read_text()
+        assert wait_until((victim.folder / f"owned.{os.getuid()}").exists, limit_s=LIMIT_S), victim.err.read_text()
     finally:
         victim.end()
 

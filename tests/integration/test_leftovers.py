@@ -1,17 +1,19 @@
-"""Processes that ranks started end with the ranks if one rank fails, and stay if all succeed."""
+"""Processes that ranks started end with the ranks if one rank fails or the launcher ends, and stay if all succeed."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-from typing import TYPE_CHECKING
+import subprocess
+import sys
+from pathlib import Path
 
-from tests.integration.launching import numapin, script
+import pytest
+
+from numapin.system import proc
+from tests.integration.launching import NUMAPIN, environment, numapin, script
 from tests.waiting import gone, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STARTS_CHILDREN = """
 import json, os, signal, sys, time
@@ -79,15 +81,135 @@ sys.exit(1)
 
 
 def test_children_of_a_rank_whose_job_fails(tmp_path: Path) -> None:
-    """They end with the job, except those that have left its session on purpose, as under torchrun."""
-    done = numapin("run", "--quiet", script(tmp_path, STARTS_TWO))
-    child, detached = map(int, done.out.split())
+    """They have ended before the job ends, also those that have left the rank's session."""
+    done = numapin("run", "--quiet", "--shutdown-timeout", "1", script(tmp_path, STARTS_TWO))
+    pids = [*map(int, done.out.split())]
     try:
         assert done.status == 1
-        assert wait_until(lambda: gone(child), limit_s=5)
-        assert not gone(detached)
+        assert len(pids) == 2
+        assert all(map(gone, pids))
     finally:
-        _kill(child, detached)
+        _kill(*pids)
+
+
+# Starts processes that nothing but numapin could end, writes their ids to the file argv[-1], and waits.
+STARTS_ALL_KINDS = """
+import ctypes, multiprocessing, os, subprocess, sys, time
+quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+def overwrite_environment():  # as setproctitle does
+    fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+    start, end = map(int, fields[47:49])
+    ctypes.memset(start, 0, end - start)
+    time.sleep(300)
+def main():
+    forked = multiprocessing.get_context("fork").Process(target=overwrite_environment)
+    forked.start()
+    pids = {
+        "a child": subprocess.Popen(["sleep", "300"], **quiet).pid,
+        "in its own group": subprocess.Popen(["sleep", "300"], process_group=0, **quiet).pid,
+        "in its own session": subprocess.Popen(["sleep", "300"], start_new_session=True, **quiet).pid,
+        "without its environment": forked.pid,
+        "the program": os.getpid(),
+    }
+    while b"LOCAL_RANK" in open(f"/proc/{forked.pid}/environ", "rb").read():
+        time.sleep(0.02)
+    with open(sys.argv[-1] + ".new", "w") as file:
+        print(*pids.values(), file=file)
+    os.rename(sys.argv[-1] + ".new", sys.argv[-1])
+    time.sleep(300)
+if __name__ == "__main__":
+    main()
+"""
+
+
+def _all_kinds(folder: Path, *command: str) -> tuple[subprocess.Popen[bytes], list[int]]:
+    """Start a command, whose only rank runs STARTS_ALL_KINDS; return it and the processes that this has started."""
+    written = folder / "pids"
+    process = subprocess.Popen([*command, script(folder, STARTS_ALL_KINDS), str(written)], env=environment())
+    if not wait_until(lambda: written.exists() or process.poll() is not None, limit_s=60):
+        process.kill()
+    assert written.exists(), process.wait(60)
+    return process, [*map(int, written.read_text().split())]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize("shell", [False, True], ids=["python", "below a shell"])
+def test_a_launcher_that_a_signal_ends(tmp_path: Path, number: signal.Signals, *, shell: bool) -> None:
+    """Nothing that its ranks started is left, whatever session it is in, even if the launcher cannot end it."""
+    below_shell = ("--no-python", "bash", "-c", f'{sys.executable} "$@"; exit', "bash")
+    options = ("--quiet", "--nproc-per-node", "1", "--shutdown-timeout", "1", *(below_shell if shell else ()))
+    launcher, pids = _all_kinds(tmp_path, *NUMAPIN, "run", *options)
+    try:
+        assert len(pids) == 5
+        launcher.send_signal(number)
+        launcher.wait(60)
+        assert wait_until(lambda: all(map(gone, pids)), limit_s=10 if number == signal.SIGKILL else 0)
+    finally:
+        _kill(*pids)
+
+
+SPAWNS = """
+import sys, numapin
+from ranks import main
+if __name__ == "__main__":
+    numapin.spawn(main, nproc_per_node=1)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_caller_of_spawn_that_a_signal_ends(tmp_path: Path, number: signal.Signals) -> None:
+    """The same holds for spawn, whose caller keeps its own reaction to signals."""
+    script(tmp_path, STARTS_ALL_KINDS, "ranks.py")
+    caller, pids = _all_kinds(tmp_path, sys.executable, script(tmp_path, SPAWNS, "spawns.py"))
+    try:
+        caller.send_signal(number)
+        assert caller.wait(60) == -number
+        assert wait_until(lambda: all(map(gone, pids)), limit_s=10)
+    finally:
+        _kill(*pids)
+
+
+def _children_of(pid: int) -> list[int]:
+    return proc.children_of().get(pid, [])
+
+
+def _guardian_of(launcher: int) -> int | None:
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in _children_of(launcher)}
+    return next((pid for pid, line in lines.items() if b"launcher.guardian" in line), None)
+
+
+def test_the_guardian(tmp_path: Path) -> None:
+    """It holds no pipe of the launcher, survives signals to all processes of a job, and ends with the job."""
+    ready = tmp_path / "ready"
+    waits = f"import os, time\nopen({str(ready)!r}, 'w')\nwhile os.path.exists({str(ready)!r}): time.sleep(0.02)"
+    command = [*NUMAPIN, "run", "--quiet", "--nproc-per-node", "1", script(tmp_path, waits)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as launcher:
+        assert launcher.stdout is not None
+        pipe = os.fstat(launcher.stdout.fileno()).st_ino
+        assert wait_until(ready.exists, limit_s=60)
+        guardian = _guardian_of(launcher.pid)
+        assert guardian is not None
+        assert f"pipe:[{pipe}]" not in [str(fd.readlink()) for fd in Path(f"/proc/{guardian}/fd").iterdir()]
+        assert os.getsid(guardian) == guardian
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            os.kill(guardian, number)
+        assert not gone(guardian)
+        ready.unlink()
+        assert launcher.wait(60) == 0
+    assert gone(guardian)
+
+
+def test_a_launcher_inside_a_rank(tmp_path: Path) -> None:
+    """If an outer launcher is killed, nothing is left of an inner one's ranks either."""
+    inner = [*NUMAPIN, "run", "--quiet", "--nproc-per-node", "1"]
+    nested = f"import subprocess, sys; subprocess.run([*{inner!r}, *sys.argv[1:]])"
+    launcher, pids = _all_kinds(tmp_path, *inner, script(tmp_path, nested, "nested.py"))
+    try:
+        launcher.kill()
+        launcher.wait(60)
+        assert wait_until(lambda: all(map(gone, pids)), limit_s=10)
+    finally:
+        _kill(*pids)
 
 
 def _kill(*pids: int) -> None:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import numapin
+from numapin.launcher.ranks import ended_on_error
 from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome
-from numapin.spawning.ranks import RankProcess, none_left, results_of
+from numapin.spawning.ranks import RankProcess, results_of
 from tests.integration import calls
 from tests.integration.launching import call, environment, script
 from tests.integration.launching import numapin as run_numapin
@@ -301,7 +302,8 @@ def test_interrupts_while_ranks_are_started(tmp_path: Path) -> None:
 
 def test_a_rank_keeps_its_number() -> None:
     """Ended ranks are not reaped before all have ended, because a new process could get their id and their signals."""
-    with none_left(0) as ranks:
+    ranks: list[RankProcess] = []
+    with ended_on_error(ranks, "", 0):
         process = subprocess.Popen(["true"])
         ours, theirs = socket.socketpair()
         theirs.close()
@@ -336,7 +338,8 @@ def _over(kind: type[RankProcess], number: int, outcome: Outcome, content: objec
 
 def test_a_rank_that_leaves_well_beside_the_error() -> None:
     """A rank that the kernel kills after it answered is not the cause of another rank's error."""
-    with none_left(0) as ranks:
+    ranks: list[RankProcess] = []
+    with ended_on_error(ranks, "", 0):
         ranks.append(_over(_Overlooked, 0, Outcome.RETURNED, 1))
         ranks.append(_over(RankProcess, 1, Outcome.RAISED, LookupError()))
         with pytest.raises(LookupError):

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,8 @@ from numapin.launcher import store as launcher_store
 from numapin.launcher import store_server
 from numapin.launcher.store import RankStore, StoreClient, StoreRefusal
 from numapin.launcher.store_server import LOOPBACK, listen, serving
-from tests.needs import TORCH_VERSION
+from numapin.system.peers import LocalPeers
+from tests.needs import TORCH_VERSION, needs_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -313,6 +315,40 @@ def test_a_queue_wakes_a_client_that_can_take_the_value() -> None:
     assert [client.answers for client in waiting] == [b"", b"\0"]
 
 
+def test_all_clients_share_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys, values, queues and unfinished requests have one bound; what was deleted, taken or closed does not count."""
+    monkeypatch.setattr(launcher_store, "_MAX_BYTES", 10_000)
+    store, client = RankStore(), StoreClient()
+    small, large = string(bytes(4000)), string(bytes(8000))
+    _receive(store, client, [VALID, b"\1" + string(b"k") + small, b"\x0e" + string(b"q") + small])
+    for request in (b"\1" + string(b"k") + large, b"\x0e" + string(b"q") + small, b"\1" + string(b"new") + small):
+        with pytest.raises(StoreRefusal, match="keys, values and requests"):
+            _receive(store, StoreClient(), [VALID, request])
+    begun = StoreClient()
+    with pytest.raises(StoreRefusal, match="keys, values and requests"):
+        _receive(store, begun, [VALID, (b"\1" + string(b"begun") + large)[:7000]])
+    store.forget(begun)
+    _receive(store, client, [b"\x08" + string(b"k"), b"\x0f" + string(b"q")])
+    client.answers.clear()  # they are sent
+    store.count(client)
+    for number in range(100):  # each value replaces the one before
+        _receive(store, client, [b"\1" + string(b"new") + string(bytes(8000 + number))])
+
+
+def test_waits_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All clients together wait for so many keys; a wait that is over, canceled or closed no longer counts."""
+    monkeypatch.setattr(launcher_store, "_MAX_AWAITED", 3)
+    store, clients = RankStore(), [StoreClient() for _ in range(3)]
+    wait = b"\6" + struct.pack("=Q", 2) + string(b"a") + string(b"b")
+    _receive(store, clients[0], [VALID, wait])
+    with pytest.raises(StoreRefusal, match="waits for more than 3 keys"):
+        _receive(store, clients[1], [VALID, wait])
+    for end in (b"\x0c", b"\1" + string(b"a") + string(b"") + b"\1" + string(b"b") + string(b"")):
+        _receive(store, clients[0], [end, b"\x08" + string(b"a"), b"\x08" + string(b"b"), wait])
+    store.forget(clients[0])
+    _receive(store, clients[2], [VALID, wait])
+
+
 def _receive(store: RankStore, client: StoreClient, parts: list[bytes]) -> None:
     for part in parts:
         client.received += part
@@ -350,6 +386,79 @@ def test_the_server_drops_a_client_that_does_not_read(
             assert other.recv(8) == struct.pack("=q", 1)
     assert re.fullmatch(
         "numapin: the ranks' store closed a connection: unread answers of [0-9]+ bytes\n", capfd.readouterr().err
+    )
+
+
+AS_USER = """
+import encodings.idna, os, socket, sys  # what is imported later, another user may not be able to read
+os.setgroups([])
+os.setuid(int(sys.argv[1]))
+with socket.create_connection(("127.0.0.1", int(sys.argv[2]))) as client:
+    client.settimeout(20)
+    try:
+        client.sendall(bytes.fromhex(sys.argv[3]))
+        print(len(client.recv(8)))
+    except ConnectionError:
+        print(0)
+"""
+
+
+def _answer_to(user: int, port: int) -> str:
+    """Return the number of bytes that a server answers another user with, who asks for the number of keys."""
+    command = [sys.executable, "-I", "-S", "-c", AS_USER, str(user), str(port), (VALID + b"\7").hex()]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd="/").stdout.strip()
+
+
+@needs_root
+def test_other_users_are_refused() -> None:
+    """The user of the launcher and root are served; others are disconnected, and the first one is reported."""
+    as_user = SERVER.replace("\nwith listen", "\nimport os, encodings.idna; os.setuid(65534)\nwith listen")
+    assert as_user != SERVER
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", as_user], stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        answers = {user: _answer_to(user, port) for user in (65534, 0, 65533, 65532)}
+        _, said = process.communicate()
+    assert answers == {65534: "8", 0: "8", 65533: "0", 65532: "0"}
+    assert said == (
+        "numapin: the ranks' store refused a connection of user 65533; "
+        "hint: if a rank runs as that user: numapin run --launcher agent\n"
+    )
+
+
+def test_a_closed_connection_has_no_user() -> None:
+    """The kernel reports user 0 for a socket that was closed, so only established connections count."""
+    peers = LocalPeers()
+    with socket.create_server((LOOPBACK, 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        with closing(server.accept()[0]) as accepted:
+            assert peers.user_of(accepted) == os.geteuid()
+            client.close()
+            assert peers.user_of(accepted) is None
+    peers.close()
+
+
+def test_users_that_the_kernel_does_not_report(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the kernel cannot be asked, all are served, as by torch's store, and a warning says so."""
+
+    def unknown() -> None:
+        raise OSError(errno.EPROTONOSUPPORT, "Protocol not supported")
+
+    monkeypatch.setattr(store_server, "LocalPeers", unknown)
+    with (
+        listen(LOOPBACK, 0) as listening,
+        serving(listening),
+        socket.create_connection(listening.getsockname()) as client,
+    ):
+        client.sendall(VALID + b"\7")
+        client.settimeout(20)
+        assert client.recv(8) == bytes(8)
+    assert capfd.readouterr().err == (
+        "numapin: warning: any local user can connect to the ranks' store, because the kernel reports no users: "
+        "[Errno 93] Protocol not supported\n"
     )
 
 

@@ -1,0 +1,105 @@
+"""What ranks started, and the guardian: a small process that ends it if the launcher is killed.
+
+When a launcher ends, the kernel ends its ranks, but not what they started. A launcher that gets SIGKILL cannot do that
+itself. So it has started a guardian, which sleeps until the launcher has ended, and then kills what is left of the
+ranks. In all other cases the launcher ends it.
+
+The guardian imports this with `python -I -S`: the standard library only, without modules that import enum or typing.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import os
+import sys
+import time
+
+from numapin.rank import handover
+from numapin.system import proc, process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+    from typing import Final
+
+LOOK_S: Final = 0.05
+"""Seconds between two looks at running processes. pidfds would need Linux 5.3."""
+DEATH_S: Final = 30
+"""Seconds to wait for killed processes before others replace them: giving back GPU memory takes seconds, and the new
+ranks need it. A process that still exists after this time may never end."""
+_OF_RANKS: Final = ("LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")  # a launcher has NUMAPIN_RUN_DIR, too
+CODE: Final = "from numapin.launcher.guardian import main; main()"
+
+
+def main() -> None:
+    """Wait for the end of the launcher, then kill its ranks and what they started.
+
+    The arguments are the launcher's process id and the folder of its run. All signals are blocked: the launcher ends
+    its guardian by SIGKILL, so that Ctrl-C, or a scheduler that signals all processes of a job, does not end it first.
+    """
+    launcher, folder = int(sys.argv[1]), sys.argv[2]
+    process.end_with_parent(_signal.SIGTERM)
+    while os.getppid() == launcher:
+        _signal.sigwaitinfo(_signal.valid_signals())
+    ranks = _recorded_ranks(folder)
+    kill_after(time.monotonic(), lambda: of_ranks(_sessions_of(ranks), folder))
+
+
+def _recorded_ranks(folder: str) -> dict[int, int]:
+    """Return the process ids and start times of the ranks of the last round, which the shims have recorded."""
+    import json
+
+    rounds: dict[int, dict[int, int]] = {}
+    try:
+        for path in handover.records(folder):
+            record = json.loads(handover.read_text(path))
+            rounds.setdefault(record["restart"], {})[record["pid"]] = record["start"]
+    except (OSError, ValueError, KeyError, TypeError):  # a full disk, or a cleaner of temporary files
+        pass
+    return rounds[max(rounds)] if rounds else {}
+
+
+def _sessions_of(ranks: Mapping[int, int]) -> list[int]:
+    """Return the sessions that these processes, with these start times, have led.
+
+    While a session has a process, the kernel gives the id of its leader to no other process. So if another process has
+    that id, nothing is left of the session.
+    """
+    return [pid for pid, start in ranks.items() if proc.is_running(pid, start) or not proc.is_running(pid)]
+
+
+def of_ranks(sessions: Collection[int], folder: str) -> list[int]:
+    """Return the processes in these sessions of ranks, and those that ranks of the run with this folder have detached.
+
+    These have left the session; the environment that they inherited identifies them.
+    """
+    return [pid for pid, found in proc.processes() if found.session in sessions or _is_marked(pid, folder)]
+
+
+def _is_marked(pid: int, folder: str) -> bool:
+    try:
+        environ = proc.environment_of(pid) or {}
+    except OSError:
+        return False
+    return environ.get("NUMAPIN_RUN_DIR") == folder and all(name in environ for name in _OF_RANKS)
+
+
+def ask(pids: Iterable[int], number: int) -> None:
+    """Send processes a signal, and let stopped ones continue to handle it."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+            os.kill(pid, _signal.SIGCONT)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+def kill_after(deadline_s: float, find: Callable[[], list[int]]) -> None:
+    """Wait until `find` returns no process; from the deadline (monotonic) on, kill what it returns."""
+    while left := find():
+        now_s = time.monotonic()
+        if now_s >= deadline_s + DEATH_S:
+            return
+        if now_s >= deadline_s:
+            ask(left, _signal.SIGKILL)
+        time.sleep(LOOK_S)
