@@ -637,7 +637,7 @@ def _reduce_lazy_view(tensor: torch.Tensor) -> Reduced | None:
         if tensor.is_conj():
             return torch.conj, (tensor.conj(),)
         if tensor.is_neg():
-            return torch._neg_view, (torch._neg_view(tensor),)
+            return torch.Tensor._neg_view, (tensor._neg_view(),)
     return None
 
 

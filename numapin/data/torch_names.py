@@ -121,7 +121,7 @@ NAMES: Final[dict[str, dict[str, str | None]]] = {
     "torch.cuda": {"_is_in_bad_fork": ""},
     "torch.multiprocessing.reductions": {"reduce_tensor": "tensor"},
     "torch.storage": {"UntypedStorage._cdata": None, "UntypedStorage._new_shared": "size device"},
-    "torch": {"Tensor._is_zerotensor": None},
+    "torch": {"Tensor._is_zerotensor": None, "Tensor._neg_view": None},
     STATEFUL: {
         "StatefulDataLoader._get_iterator": "",
         "StatefulDataLoader.next_iter_state": None,
@@ -144,7 +144,7 @@ NAMES: Final[dict[str, dict[str, str | None]]] = {
     },
 }
 """Names by module. A function has its parameters, without `self`; None: a value, a class or an attribute."""
-CUDA_NAMES: Final = ("_cuda_getCurrentStream", "_cuda_getDevice", "_cuda_setStream")
+CUDA_NAMES: Final = ("_cuda_getCurrentRawStream", "_cuda_getCurrentStream", "_cuda_getDevice", "_cuda_setStream")
 """Names of torch._C that only builds for a GPU have."""
 
 

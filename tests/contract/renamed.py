@@ -36,7 +36,7 @@ USERS = (
     *("torch.random", "torch.mps", "torch.mtia", "torch.xpu", "torch.autograd", "torch.nn.parameter", "torchdata."),
 )
 """The modules whose code is changed: other users of these names take no part in loading."""
-IN_CPP = {"torch.storage.UntypedStorage._cdata", "torch.Tensor._is_zerotensor"}
+IN_CPP = {"torch.storage.UntypedStorage._cdata", "torch.Tensor._is_zerotensor", "torch.Tensor._neg_view"}
 """Attributes of classes that Python cannot change."""
 
 

@@ -25,7 +25,7 @@ ROOT = Path(numapin.__file__).parent
 SITE = Path(torch.__file__).parents[1]
 OURS = {"_rank"}
 """Private names of our own classes that torch's loader has, too, on classes that ours do not extend."""
-OF_OTHERS = {"_exit", "_fields", "_getframe", "_replace", "_inst", "_rand", "_extra_reducers", "_C"}
+OF_OTHERS = {"_exit", "_fields", "_getframe", "_replace", "_inst", "_rand", "_extra_reducers", "_C", "_preload_modules"}
 """Private names of Python's standard library and of numpy, and the module torch._C."""
 
 
