@@ -70,11 +70,15 @@ def test_first(ranks: list[EndedRank], first: int) -> None:
 
 LOST = (
     "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:41217",
-    "RuntimeError: Read error [::1]:41217: Connection reset by peer",
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [::1]:41217: Connection reset "
+    "by peer. This is typically caused by a remote worker hanging or bugs in the application.",
     "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote",
     "torch.distributed.DistBackendError: NCCL error in: …, remote process exited or there was a network error",
-    "ConnectionResetError: [Errno 104] Connection reset by peer",
+)
+SILENT = (
     "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/buffer.cc:81] Timed out waiting 1800000ms for recv",
+    "RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 2000 ms\n Original exception: \n[/gloo/x.cc:1]",
+    "torch.distributed.DistBackendError: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) …",
 )
 
 
@@ -84,14 +88,61 @@ def lost(rank: int, seconds: float, text: str = LOST[0], **changes: Any) -> Ende
     return ended(rank, 1, error=error, **changes)
 
 
-@pytest.mark.parametrize("text", LOST)
+@pytest.mark.parametrize("text", [*LOST, *SILENT])
 def test_the_silent_rank_was_first(text: str) -> None:
     """A rank that ended without a word comes before the peers whose exceptions say that they lost it."""
     found = failure(lost(0, 98.5, text), ended(1, -11, ended_s=99.0), lost(2, 98.7, text))
     assert [rank.rank for rank in found.ranks] == [1, 0, 2]
+    problem = "lost its connection to" if text in LOST else "timed out waiting for"
     assert found.why_first == (
-        "rank 0 failed 0.5 s before the end of rank 1 was seen, but because of a lost connection"
+        f"rank 0 failed 0.5 s before the end of rank 1 was seen, but because it {problem} another rank"
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ConnectionResetError: [Errno 104] Connection reset by peer",  # a file server
+        "BrokenPipeError: [Errno 32] Broken pipe",  # the reader of stdout
+        "TimeoutError: timed out waiting 60 s for recv",
+        "botocore.exceptions.ConnectionClosedError: Connection was closed by peer",
+    ],
+)
+def test_a_connection_to_something_else(text: str) -> None:
+    """Only what torch's collectives say is about another rank."""
+    found = failure(lost(0, 98.5, text), ended(1, -11, ended_s=99.0))
+    assert (found.first.rank, found.why_first) == (0, "")
+
+
+def test_a_message_of_the_collectives_own_frame() -> None:
+    """A message without the name of gloo or NCCL is theirs if their frame raised it; a checkpoint's frame is not."""
+    frame = '  File "/v/torch/distributed/{}", line 7, in barrier\n    work.wait()\n'
+    for module, first in (("distributed_c10d.py", 1), ("checkpoint/filesystem.py", 0)):
+        text = "RuntimeError: Connection reset by peer"
+        trace = f"Traceback (most recent call last):\n{frame.format(module)}{text}"
+        error = {"message": {"message": text, "extraInfo": {"py_callstack": trace, "time_s": 98.5}}}
+        assert failure(ended(0, 1, error=error), ended(1, -11, ended_s=99.0)).first.rank == first
+
+
+def test_what_a_wrapper_survived() -> None:
+    """An exception of a Python below a wrapper counts if the wrapper ends soon after it, by itself."""
+
+    def wrapper(pid: int, seconds: float, **changes: Any) -> EndedRank:
+        error = {"message": {"message": "KeyError", "extraInfo": {"pid": pid, "time_s": seconds}}}
+        return ended(0, 3, error=error, **changes)
+
+    assert wrapper(77, 99.0).exception == wrapper(1000, 9.0).exception == "KeyError"
+    assert wrapper(77, 9.0).exception == wrapper(77, 99.0, was_ended=True).exception == ""
+    assert wrapper(1000, 99.0, was_ended=True).exception == "KeyError"
+
+
+def test_what_follows_our_signal_is_last() -> None:
+    """What a rank raises after numapin has told it to end is no cause, whatever the first failure says."""
+    late = ended(1, 1, was_ended=True, asked_s=98.6, error=at(98.9, "time_s"))
+    assert [rank.rank for rank in failure(late, lost(0, 98.5)).ranks] == [0, 1]
+    assert (late.state, late.failed_by_itself) == ("failed", False)
+    before = ended(1, 1, was_ended=True, asked_s=98.95, error=at(98.9, "time_s"))
+    assert failure(before, lost(0, 98.5)).first.rank == 1
 
 
 @pytest.mark.parametrize(
@@ -103,7 +154,7 @@ def test_the_silent_rank_was_first(text: str) -> None:
         ([lost(0, 98.5), ended(1, -11, was_ended=True)], 0),
         ([lost(0, 98.5), ended(1, 1, error=at(98.9, "time_s")), ended(2, 3, ended_s=99)], 1),
         ([lost(0, 98.5), ended(1, -15, was_ended=True, error=at(98.9, "time_s"))], 1),
-        ([lost(0, 98.5), lost(1, 98.6, LOST[5]), ended(2, -9, ended_s=99)], 2),
+        ([lost(0, 98.5), lost(1, 98.6, SILENT[0]), ended(2, -9, ended_s=99)], 2),
         ([lost(0, 98.5), ended(1, -9, ended_s=98.5 + 61)], 0),
         ([ended(0, 1, error=at(98.5, "time_s")), ended(1, -11, ended_s=99)], 0),
         ([lost(0, 99), ended(1, -11, ended_s=98.5)], 1),
@@ -233,8 +284,8 @@ def test_state(changes: dict[str, Any], state: str) -> None:
     [
         (-9, {"out_of_memory": "memory", "out_of_memory_advice": "less"}, "memory", "less"),
         (-9, {}, "short of memory", "dmesg"),
-        (-7, {"shm_bytes": 64 << 20}, "which is full; it has 64 MiB here", "--shm-size"),
-        (-7, {}, "through /dev/shm", "--dataloader=numapin"),
+        (-7, {"shm_bytes": 64 << 20, "shm_used": 0.97}, "which is full; it has 64 MiB here", "--dataloader=numapin"),
+        (-7, {"shm_bytes": 64 << 20, "shm_used": 0.5}, "truncated", "PYTHONFAULTHANDLER=1"),
         (-11, {}, "invalid memory", "PYTHONFAULTHANDLER=1"),
         (134, {}, "NCCL", "its message is in the output above"),
         (-15, {}, "another process sent it", ""),
@@ -250,8 +301,14 @@ def test_likely_cause(exitcode: int, facts: dict[str, Any], cause: str, advice: 
     assert bool(found[0]) == bool(cause)
 
 
-READS_TENSOR = 'File "torch/multiprocessing/reductions.py", line 538, in rebuild_storage_fd'
-READS_BATCH = f'File "torch/utils/data/dataloader.py", line 1291, in _try_get_data; {READS_TENSOR}'
+BEGIN = "Traceback (most recent call last):\n"
+READS_TENSOR = '  File "torch/multiprocessing/reductions.py", line 538, in rebuild_storage_fd\n'
+READS_BATCH = f'  File "torch/utils/data/dataloader.py", line 1291, in _try_get_data\n{READS_TENSOR}'
+FULL = {"shm_bytes": 64 << 20, "shm_used": 0.95}
+NO_SHM = "RuntimeError: unable to allocate shared memory(shm) for file </torch_48_1_0>: No space left on device (28)"
+NO_FILE = (
+    "RuntimeError: unable to open shared memory object </torch_48_1_0> in read-write mode: Too many open files (24)"
+)
 WITH_CODE = "RuntimeError: DataLoader worker (pid 1) exited unexpectedly with exit code 3."
 WORKER = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {}. "
 
@@ -261,7 +318,18 @@ WORKER = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {}. "
     [
         (WORKER.format("Killed"), {"out_of_memory": "memory", "out_of_memory_advice": "less"}, "memory", "less"),
         (WORKER.format("Killed"), {}, "short of memory", "dmesg"),
-        (f"{WORKER.format('Bus error')}It is possible that …", {"shm_bytes": 64 << 20}, "it has 64 MiB", "--shm-size"),
+        (f"{WORKER.format('Bus error')}It is possible that …", FULL, "it has 64 MiB", "--shm-size"),
+        (f"{WORKER.format('Bus error')}It is possible that …", {**FULL, "shm_used": 0.2}, "truncated", ""),
+        (NO_SHM, {"shm_bytes": 64 << 20}, "which is full; it has 64 MiB here", "--shm-size"),
+        (
+            f"RuntimeError: Caught RuntimeError in DataLoader worker process 0.\nOriginal {BEGIN}{NO_SHM}",
+            {},
+            "full",
+            "--shm",
+        ),
+        ("OSError: [Errno 28] No space left on device: '/dev/shm/x'", {}, "which is full", "--shm-size"),
+        ("OSError: [Errno 28] No space left on device: '/data/x'", FULL, "", ""),
+        (NO_FILE, FULL, "open files", "ulimit -n"),
         (WORKER.format("Segmentation fault"), {}, "invalid memory", "PYTHONFAULTHANDLER=1"),
         (WORKER.format("Unheard of"), {"out_of_memory": "memory"}, "", ""),
         (
@@ -270,11 +338,13 @@ WORKER = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {}. "
             "memory",
             "",
         ),
-        ("RuntimeError: DataLoader worker (pid(s) 1, 2) exited unexpectedly", {}, "was killed, or", "--shm-size"),
-        (f"EOFError: {READS_BATCH}", {"shm_bytes": 64 << 20}, "full; it has 64 MiB", "if it was full"),
-        (f"ConnectionResetError: {READS_BATCH}", {"out_of_memory": "memory"}, "memory", ""),
-        (f"KeyError: {READS_BATCH}", {"out_of_memory": "memory"}, "", ""),
-        (f"EOFError: of another queue of tensors: {READS_TENSOR}", {"out_of_memory": "memory"}, "", ""),
+        ("RuntimeError: DataLoader worker (pid(s) 1, 2) exited unexpectedly", {}, "or was killed", "dmesg"),
+        ("RuntimeError: DataLoader worker (pid(s) 1, 2) exited unexpectedly", FULL, "which is full", "--shm-size"),
+        (f"{BEGIN}{READS_BATCH}EOFError", FULL, "full; it has 64 MiB", "--shm-size"),
+        (f"{BEGIN}{READS_BATCH}EOFError", {}, "or was killed", ""),
+        (f"{BEGIN}{READS_BATCH}ConnectionResetError: x", {"out_of_memory": "memory"}, "memory", ""),
+        (f"{BEGIN}{READS_BATCH}KeyError: x", {"out_of_memory": "memory"}, "", ""),
+        (f"{BEGIN}{READS_TENSOR}EOFError: of another queue of tensors", {"out_of_memory": "memory"}, "", ""),
         ("EOFError: of the script's own", {"out_of_memory": "memory"}, "", ""),
         ("RuntimeError: DataLoader worker (pid 1) exited unexpectedly with exit code 3.", {}, "", ""),
         ("ValueError: Killed", {"out_of_memory": "memory"}, "", ""),
@@ -282,7 +352,8 @@ WORKER = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {}. "
 )
 def test_likely_cause_of_a_workers_end(text: str, facts: dict[str, Any], cause: str, advice: str) -> None:
     """The cause of a DataLoader worker's end is looked for as for a rank; other exceptions speak for themselves."""
-    error = {"message": {"message": text, "extraInfo": {"py_callstack": text}}}
+    message = text.rpartition("\n")[2] if text.startswith(BEGIN) else text
+    error = {"message": {"message": message, "extraInfo": {"py_callstack": text}}}
     found = likely_cause(failure(ended(0, 1, error=error), **facts))
     assert cause in found[0]
     assert advice in found[1]
