@@ -1,7 +1,7 @@
 """The account of a job whose ranks failed: how each ended, which was the first, and what probably ended it. Pure.
 
-Comes in: how each rank of this host ended, and what the host knows about it. Goes out: a `JobFailure`, which
-`view/failure_block.py` shows. A rank's error file has the format of torch's @record.
+It states only what is established. A rank's error file has the format of torch's @record, and maybe facts of our own
+hook (`rank/errorhook`); a text may have been written by any version of Python and torch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ _LINKS: Final = (_DIRECT_CAUSE, "During handling of the above exception, another
 _OF_GROUP: Final = re.compile(r"^  [|+] ")
 _MEMBER: Final = re.compile(r" +\+-[+-]-+ (\d+|\.\.\.) -+")
 # ExceptionWrapper of torch, which numapin's DataLoader uses, too, raises an exception of another process again.
-_CAUGHT: Final = re.compile(r"\w+: Caught [\w.]+ (?P<where>.+)\.")
+_CAUGHT: Final = re.compile(r"\S+: Caught \S+ (?P<where>.+)\.")
+_ORIGINAL: Final = "Original "
 _DUMPED_FRAME: Final = re.compile(r'  File "(?P<path>.*)", line (?P<line>\d+) in (?P<function>.*)')
 _LIBRARY: Final = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d\.\d+t?/|^<")
 
@@ -88,8 +89,10 @@ def chain_of(traceback: str) -> list[RaisedException]:
     lines = [_OF_GROUP.sub("", line) for line in _bounded(traceback).split("\n")]
     begins = [0]
     for number, line in enumerate(lines[1:], 1):
-        is_original = line.startswith("Original ") and _CAUGHT.fullmatch(lines[number - 1])
-        if line.endswith(_BEGIN) and (is_original or (number > 1 and lines[number - 2] in _LINKS)):
+        if line.startswith(_ORIGINAL) and _CAUGHT.fullmatch(lines[number - 1]):
+            lines[number] = line.removeprefix(_ORIGINAL)
+            begins.append(number)
+        elif number > 1 and lines[number - 2] in _LINKS:
             begins.append(number)
     chain = []
     for begin, end in pairwise([*begins, len(lines)]):
@@ -522,7 +525,7 @@ _OF_SIGNAL: Final[Mapping[int, tuple[str, str]]] = {
     signal.SIGFPE: ("native code divided an integer by zero", _SEE_FRAMES),
     signal.SIGXCPU: ("the limit on CPU time", "see the limit with: ulimit -t"),
     signal.SIGXFSZ: ("the limit on the size of files", "see the limit with: ulimit -f"),
-    signal.SIGPIPE: ("the program that reads its output has ended", ""),
+    signal.SIGPIPE: ("it wrote to a pipe or a socket whose reader has ended", ""),
     signal.SIGSYS: ("a seccomp filter, such as a container's, forbids a system call", "see the filter's log: dmesg"),
 }
 _OF_STATUS: Final[Mapping[int, tuple[str, str]]] = {

@@ -1,7 +1,4 @@
-"""The account of a failed job as one block of at most 20 lines and 80 columns. Pure.
-
-Comes in: a `JobFailure`. Goes out: lines of visible characters, and a longer text with all frames for a file.
-"""
+"""The account of a failed job: one block of at most 20 lines and 80 columns, and a longer text for a file. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from numapin.base.printable import printable, printable_lines
 from numapin.launcher.failure import likely_cause
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numapin.launcher.failure import EndedRank, JobFailure
 
@@ -153,8 +150,22 @@ def _others(failure: JobFailure) -> str:
     """Return what the other ranks did: how many had finished, failed too, or were running and were ended."""
     groups: defaultdict[str, list[EndedRank]] = defaultdict(list)
     for rank in failure.ranks[1:]:
-        groups[_fate(rank)].append(rank)
-    parts = (phrase(groups[fate]) for fate, phrase in _PHRASES.items() if groups[fate])
+        has_crashed = rank.state == "failed" and not rank.failed_by_itself
+        groups["crashed" if has_crashed else rank.state].append(rank)
+    parts = []
+    for fate in ("left", "failed", "crashed", "ended", "finished"):
+        ranks = groups[fate]
+        if not ranks:
+            continue
+        names, ends, is_one = listed("rank", [rank.rank for rank in ranks]), _ends(ranks), len(ranks) == 1
+        words = {
+            "left": f"{'is' if is_one else 'are'} still there after SIGKILL ({names})",
+            "failed": f"failed later ({names})",
+            "crashed": f"failed while numapin ended {'it' if is_one else 'them'} ({names}: {ends})",
+            "ended": f"{'was' if is_one else 'were'} running and ended by numapin ({ends})",
+            "finished": "had finished",
+        }
+        parts.append(f"{len(ranks)} {words[fate]}")
     return "; ".join(parts) or "no other rank ran on this host"
 
 
@@ -166,48 +177,6 @@ def _places(failure: JobFailure) -> str:
             ranks[rank.was_in].append(rank.rank)
     places = sorted(ranks, key=lambda place: -len(ranks[place]))
     return "; ".join(f"{listed('rank', sorted(ranks[place]))}: {place}" for place in places)
-
-
-def _fate(rank: EndedRank) -> str:
-    """Return its state, but "crashed" for a rank that failed while numapin ended it."""
-    return "crashed" if rank.state == "failed" and not rank.failed_by_itself else rank.state
-
-
-def _still_there(ranks: Sequence[EndedRank]) -> str:
-    verb = "is" if len(ranks) == 1 else "are"
-    return f"{len(ranks)} {verb} still there after SIGKILL ({_names(ranks)})"
-
-
-def _failed_later(ranks: Sequence[EndedRank]) -> str:
-    return f"{len(ranks)} failed later ({_names(ranks)})"
-
-
-def _crashed(ranks: Sequence[EndedRank]) -> str:
-    them = "it" if len(ranks) == 1 else "them"
-    return f"{len(ranks)} failed while numapin ended {them} ({_names(ranks)}: {_ends(ranks)})"
-
-
-def _ended(ranks: Sequence[EndedRank]) -> str:
-    verb = "was" if len(ranks) == 1 else "were"
-    return f"{len(ranks)} {verb} running and ended by numapin ({_ends(ranks)})"
-
-
-def _had_finished(ranks: Sequence[EndedRank]) -> str:
-    return f"{len(ranks)} had finished"
-
-
-_PHRASES: Final[Mapping[str, Callable[[Sequence[EndedRank]], str]]] = {
-    "left": _still_there,
-    "failed": _failed_later,
-    "crashed": _crashed,
-    "ended": _ended,
-    "finished": _had_finished,
-}
-"""What became of a rank -> what to say of the ranks of which that is true, in the order of the sentence."""
-
-
-def _names(ranks: Sequence[EndedRank]) -> str:
-    return listed("rank", [rank.rank for rank in ranks])
 
 
 def _ends(ranks: Iterable[EndedRank]) -> str:

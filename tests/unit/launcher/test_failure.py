@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import signal
+import traceback
+from multiprocessing.pool import RemoteTraceback
 from typing import Any
 
 import pytest
@@ -403,3 +405,124 @@ def test_place() -> None:
     rank = ended(7, 1).placed(plan.ranks)
     assert (rank.gpu, rank.node) == (7, plan.ranks[7].node)
     assert (ended(9, 1).placed(plan.ranks).gpu, ended(9, 1).node) == (None, None)
+
+
+def recorded(error: BaseException) -> EndedRank:
+    """Return a rank that recorded this exception, as Python writes it."""
+    message = "".join(traceback.format_exception_only(error)).strip()
+    stack = "".join(traceback.format_exception(error))
+    return ended(0, 1, error={"message": {"message": message, "extraInfo": {"py_callstack": stack, "time_s": 99.0}}})
+
+
+def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
+    """Return the exception after it was raised, from the cause if there is one."""
+    try:
+        raise error from cause
+    except type(error) as caught:
+        return caught
+
+
+class OwnError(Exception):
+    """An exception whose name has a module in a traceback."""
+
+
+def again(error: BaseException, where: str) -> BaseException:
+    """Return the exception that torch's ExceptionWrapper makes of an exception of another process."""
+    stack = "".join(traceback.format_exception(error))
+    return raised(type(error)(f"Caught {type(error).__name__} {where}.\nOriginal {stack}"))
+
+
+@pytest.mark.parametrize(
+    ("error", "exception"),
+    [
+        (ValueError("image 17.jpg is truncated"), "ValueError: image 17.jpg is truncated"),
+        (ValueError("first\n\nsecond"), "ValueError: first\n\nsecond"),
+        (ValueError(""), "ValueError"),
+        (OwnError("text"), f"{__name__}.OwnError: text"),
+        (ValueError("a tool said:\nTraceback (most recent call last):\n  File\nKeyError"), "ValueError: a tool said:"),
+    ],
+)
+def test_an_exception_of_a_worker(error: Exception, exception: str) -> None:
+    """It is the worker's own, with what it was raised from, and not the text that torch puts around it."""
+    rank = recorded(again(raised(error, raised(OSError("cause"), KeyError("root"))), "in DataLoader worker process 3"))
+    assert rank.exception.startswith(exception)
+    assert (rank.raised_in, rank.raised_from) == ("in DataLoader worker process 3", "KeyError: 'root'")
+    assert rank.to_json()["raised_in"] == rank.raised_in
+
+
+def test_a_workers_exception_that_was_handled() -> None:
+    """An exception of the program's own is not the worker's, although this is in the traceback."""
+    error = again(raised(ValueError("x")), "in DataLoader worker process 3")
+    try:
+        try:
+            raise error
+        except ValueError:
+            raise KeyError("own")  # noqa: B904 - this is what is tested
+    except KeyError as caught:
+        rank = recorded(caught)
+    assert (rank.exception, rank.raised_in, rank.raised_from) == ("KeyError: 'own'", "", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "raised_from", "members"),
+    [
+        (raised(ValueError("x")), "", []),
+        (raised(ValueError("x"), OSError("y\nz")), "OSError: y", []),
+        (
+            raised(ValueError("x"), raised(ExceptionGroup("g", [OSError("y")]))),
+            "ExceptionGroup: g (1 sub-exception)",
+            [],
+        ),
+        (
+            raised(ExceptionGroup("g", [raised(OSError("y"), KeyError("z")), ValueError("x\ny")])),
+            "",
+            ["OSError: y", "ValueError: x"],
+        ),
+        (
+            raised(ExceptionGroup("g", [ExceptionGroup("h", [OSError("y")]), ValueError("x")]), KeyError("z")),
+            "KeyError: 'z'",
+            ["ExceptionGroup: h (1 sub-exception)", "OSError: y", "ValueError: x"],
+        ),
+        (
+            raised(ExceptionGroup("g", [ValueError(str(n)) for n in range(20)])),
+            "",
+            [*(f"ValueError: {n}" for n in range(15)), "and 5 more exceptions"],
+        ),
+        (
+            raised(
+                ValueError("x"), RemoteTraceback('\n"""\nTraceback (most recent call last):\n  File\nKeyError: 3\n"""')
+            ),
+            "",
+            [],
+        ),
+    ],
+    ids=["alone", "cause", "group as cause", "chain in a group", "group in a group", "many", "multiprocessing's"],
+)
+def test_causes_and_members(error: BaseException, raised_from: str, members: list[str]) -> None:
+    """The root of `raise … from …` and the members of a group are known."""
+    rank = recorded(error)
+    assert (rank.raised_from, rank.members) == (raised_from, members)
+
+
+STACK = 'Stack (most recent call first):\n  File "{}", line 7 in {}\n  File "/home/ada/train.py", line 3 in main\n'
+
+
+@pytest.mark.parametrize(
+    ("stack", "was_in"),
+    [
+        ("", ""),
+        ('Stack (most recent call first):\n  File "/home/ada/tr', ""),
+        (STACK.format("/home/ada/data.py", "read"), "read, data.py:7"),
+        (
+            STACK.format("/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", "barrier"),
+            "barrier, train.py:3",
+        ),
+        (STACK.format("/usr/lib/python3.12/threading.py", "wait"), "wait, train.py:3"),
+        (STACK.format("<frozen importlib._bootstrap>", "_load"), "_load, train.py:3"),
+        ('  File "/usr/lib64/python3.13t/a.py", line 7 in wait\n', "wait, a.py:7"),
+        ('  File "/home/ada/train.py", line 7 in <module>\n', "train.py:7"),
+    ],
+)
+def test_where_a_rank_was(stack: str, was_in: str) -> None:
+    """The place has the innermost function, and the innermost line that is neither Python's nor a package's."""
+    assert ended(0, -15, was_ended=True, stack=stack).was_in == was_in
