@@ -577,4 +577,4 @@ def _cause_of_signal(failure: JobFailure, number: int) -> tuple[str, str]:
 
 def _full_shm(failure: JobFailure) -> tuple[str, str]:
     size = "" if failure.shm_bytes is None else f"; it has {failure.shm_bytes >> 20:,} MiB here"
-    return f"DataLoader workers send batches through /dev/shm, which is full{size}", _SHM_ADVICE
+    return f"/dev/shm, through which DataLoader workers send batches, is full{size}", _SHM_ADVICE  # noqa: S108 - a text

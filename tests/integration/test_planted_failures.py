@@ -234,7 +234,7 @@ FAILURES = {
     ),
     "no room for a batch": Planted(
         text=f"{ALONE}raise RuntimeError({NO_ROOM!r})\n",
-        says=("likely DataLoader workers send batches through /dev/shm, which is full",),
+        says=("likely /dev/shm, through which DataLoader workers send batches, is full",),
     ),
     "SIGKILL": Planted(
         text=f"{ALONE}os.kill(os.getpid(), signal.SIGKILL)\n",
