@@ -5,8 +5,8 @@ from __future__ import annotations
 import pickle
 import signal
 import traceback
-from multiprocessing.pool import RemoteTraceback
-from typing import Any
+from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined] # typeshed leaves it out
+from typing import Any, TypeVar
 
 import pytest
 
@@ -16,6 +16,7 @@ from numapin.plan.make import make_plan
 from numapin.plan.request import Request
 from tests.pictures import golden_machine
 
+Raised = TypeVar("Raised", bound=BaseException)
 TRACEBACK = "Traceback (most recent call last):\n  File\nKeyError: 'x'\n"
 MESSAGE = {"message": "KeyError: 'x'", "extraInfo": {"py_callstack": TRACEBACK}}
 
@@ -414,7 +415,7 @@ def recorded(error: BaseException) -> EndedRank:
     return ended(0, 1, error={"message": {"message": message, "extraInfo": {"py_callstack": stack, "time_s": 99.0}}})
 
 
-def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
+def raised(error: Raised, cause: BaseException | None = None) -> Raised:
     """Return the exception after it was raised, from the cause if there is one."""
     try:
         raise error from cause
