@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 _SHELLS_SIGNAL: Final = 128
 """A shell, and thus a wrapper script, adds this to the number of the signal that ended its program."""
 _SUMMARY_CHARS: Final = 400
-_ENDINGS: Final = {0, *(end for number in (1, 2, 3, 9, 15) for end in (-number, _SHELLS_SIGNAL + number))}
+STACK_SIGNAL: Final = signal.SIGRTMAX - 1
+"""Makes a rank write its stack (`survivors`); ends a Python that is just ending."""
+_ENDINGS: Final = {
+    0,
+    *(end for number in (1, 2, 3, 9, 15, STACK_SIGNAL) for end in (-number, _SHELLS_SIGNAL + number)),
+}
 """The ends of ranks, and of wrappers around them, that the launcher ends after a failure: by SIGTERM, then SIGKILL, or
 by the signal that the launcher gets meanwhile: SIGHUP, SIGINT or SIGQUIT."""
 _SOON_S: Final = 60.0

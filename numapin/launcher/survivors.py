@@ -7,18 +7,17 @@ Each Python below the launcher has a file in memory into which a signal makes it
 from __future__ import annotations
 
 import os
-import signal
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from numapin.launcher.failure import STACK_SIGNAL
 from numapin.system import proc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_SIGNAL: Final = signal.SIGRTMAX - 1
 _FILE: Final = "/memfd:numapin-stack"
 _LIMIT_S: Final = 0.2
 _LOOK_S: Final = 0.002
@@ -47,7 +46,7 @@ def look(pids: Iterable[int]) -> LastLook:
         python, file = _python_of(pid)
         if file and _answers(python):
             with suppress(OSError):
-                os.kill(python, _SIGNAL)
+                os.kill(python, STACK_SIGNAL)
                 asked[pid] = file
     stacks: dict[int, str] = {}
     deadline_s = time.monotonic() + _LIMIT_S
@@ -82,4 +81,4 @@ def _answers(pid: int) -> bool:
         caught, blocked = (int(proc.status_field(proc.folder_of(pid), name), 16) for name in ("SigCgt", "SigBlk"))
     except (proc.Gone, OSError):
         return False
-    return bool((caught & ~blocked) >> (_SIGNAL - 1) & 1)
+    return bool((caught & ~blocked) >> (STACK_SIGNAL - 1) & 1)

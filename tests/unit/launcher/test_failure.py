@@ -271,6 +271,7 @@ def test_end(exitcode: int, end: str, number: int | None) -> None:
         ({"exitcode": -15, "was_ended": True}, "ended"),
         ({"exitcode": -9, "was_ended": True}, "ended"),
         ({"exitcode": 143, "was_ended": True}, "ended"),
+        ({"exitcode": 1 - signal.SIGRTMAX, "was_ended": True}, "ended"),
         ({"exitcode": -11, "was_ended": True}, "failed"),
         ({"exitcode": 3, "was_ended": True}, "failed"),
         ({"exitcode": -9, "was_ended": True, "is_left": True}, "left"),
