@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numapin.launcher.hosts import HostPlace
     from numapin.launcher.logs import RankOutput
     from numapin.launcher.options import Job
+    from numapin.launcher.survivors import LastLook
     from numapin.plan.model import Plan
     from numapin.rank.signals import Mailbox
 
@@ -42,9 +43,10 @@ _LOOK_S: Final = 0.1
 class _RankFailed(Exception):  # noqa: N818 - ends the other ranks; the report follows when they have ended
     """A rank failed while these others were running."""
 
-    def __init__(self, others: frozenset[int]) -> None:
+    def __init__(self, others: frozenset[int], last_look: LastLook) -> None:
         super().__init__(others)
         self.others = others
+        self.last_look = last_look
 
 
 class _HostsWait(Exception):  # noqa: N818 - ends this round's ranks; the next round has more or other hosts
@@ -106,9 +108,20 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
             except _HostsWait:
                 continue
             except _RankFailed as failed:
-                others, only = failed.others, job.is_single_host
-                ended = [ended_rank(r, place, files[r.local_rank], was_ended=r.local_rank in others) for r in ranks]
-                failure = rank_processes.ranks_failed(job.program, ended, plan, kills_before, is_only_host=only)
+                stacks, shm_used = failed.last_look
+                ended = [
+                    ended_rank(
+                        rank,
+                        place,
+                        files[rank.local_rank],
+                        was_ended=rank.local_rank in failed.others,
+                        stack=stacks.get(rank.process.pid, ""),
+                    )
+                    for rank in ranks
+                ]
+                failure = rank_processes.ranks_failed(
+                    job.program, ended, plan, kills_before, shm_used, is_only_host=job.is_single_host
+                )
                 alarm.further()  # a signal may have come while the ranks ended
                 if alarm.stopped_by is not None:
                     stopped, cause = rank_processes.stopped_after(failure, alarm.stopped_by, left=notes_of(failed))
@@ -146,7 +159,11 @@ def _watch(
         for rank in running:
             rank.look()
         if any(rank.status for rank in running):
-            raise _RankFailed(frozenset(rank.local_rank for rank in running if rank.is_running))
+            from numapin.launcher import survivors  # a job that succeeds does not need it
+
+            others = [rank for rank in running if rank.is_running]
+            last_look = survivors.look(rank.process.pid for rank in others)
+            raise _RankFailed(frozenset(rank.local_rank for rank in others), last_look)
         if time.monotonic() >= asked_s + job.monitor_interval:
             asked_s = time.monotonic()
             if hosts.num_waiting():
@@ -168,7 +185,9 @@ def start_rank(job: Job, local_rank: int, variables: Mapping[str, str], files: R
     return StartedRank(local_rank, process)
 
 
-def ended_rank(rank: StartedRank, place: HostPlace, files: RankOutput, *, was_ended: bool) -> EndedRank:
+def ended_rank(
+    rank: StartedRank, place: HostPlace, files: RankOutput, *, was_ended: bool, stack: str = ""
+) -> EndedRank:
     """Return how a rank ended, with what it recorded. One that is still there counts as killed."""
     from numapin.launcher.failure import EndedRank  # a job that succeeds does not need it
 
@@ -180,6 +199,8 @@ def ended_rank(rank: StartedRank, place: HostPlace, files: RankOutput, *, was_en
         exitcode=-signal.SIGKILL if rank.status is None else rank.status,
         ended_s=rank.ended_s or time.time(),
         was_ended=was_ended,
+        asked_s=rank.asked_s,
+        stack=stack,
         is_left=rank.status is None,
         error_file=files.error,
         error=error,

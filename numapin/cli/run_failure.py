@@ -1,8 +1,4 @@
-"""The report of `numapin run` on a job that failed. Edge.
-
-Comes in: the error that ended the job. Goes out: the block of `view/failure_block.py`, a file with all frames in the
-run's folder, and the fields of the report file.
-"""
+"""The report of `numapin run` on a failed job: the block, a file of all frames, fields of the report file. Edge."""
 
 from __future__ import annotations
 
@@ -34,19 +30,14 @@ def accounted(run_dir: str) -> Iterator[None]:
     except (RankError, Stopped) as error:
         failure = _failure_in(error)
         if failure is not None:
-            error.block = _block(failure, os.environ.get("NUMAPIN_RUN_DIR") or run_dir)
+            from numapin.view.failure_block import failure_block, failure_text
+
+            folder, file = os.environ.get("NUMAPIN_RUN_DIR") or run_dir, ""
+            with suppress(NumapinError):  # a full disk
+                handover.write_text(folder, _FILE, failure_text(failure))
+                file = f"{folder}/{_FILE}"
+            error.block = tuple(failure_block(failure, file=file))
         raise
-
-
-def _block(failure: JobFailure, run_dir: str) -> tuple[str, ...]:
-    """Write the file; return the block, which names it."""
-    from numapin.view.failure_block import failure_block, failure_text
-
-    file = ""
-    with suppress(NumapinError):  # a full disk
-        handover.write_text(run_dir, _FILE, failure_text(failure))
-        file = f"{run_dir}/{_FILE}"
-    return tuple(failure_block(failure, file=file))
 
 
 @contextmanager
@@ -55,22 +46,17 @@ def shown(*, wanted: bool) -> Iterator[None]:
     try:
         yield
     except NumapinError as error:
-        if wanted and (not isinstance(error, Stopped) or error.__cause__):
-            _show(error)
+        failure = _failure_in(error)
+        if wanted and failure is not None:
+            from numapin.view.failure_block import traceback_lines
+
+            say(f"all frames of rank {failure.first.rank}:")
+            show_frames("\n".join(traceback_lines(failure.first)))
+        elif wanted and (not isinstance(error, Stopped) or error.__cause__):
+            import traceback
+
+            show_frames("".join(traceback.format_exception(error)).rstrip())
         raise
-
-
-def _show(error: NumapinError) -> None:
-    failure = _failure_in(error)
-    if failure is None:
-        import traceback
-
-        show_frames("".join(traceback.format_exception(error)).rstrip())
-        return
-    from numapin.view.failure_block import traceback_lines
-
-    say(f"all frames of rank {failure.first.rank}:")
-    show_frames("\n".join(traceback_lines(failure.first)))
 
 
 def outcome_of(error: BaseException) -> dict[str, object]:

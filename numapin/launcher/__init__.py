@@ -15,6 +15,7 @@
     store_server.py  EDGE  the server of the ranks' store
     installed_torch.py EDGE whether the installed torch's clients can be served
     failure.py       PURE  the account of ranks that failed, and what probably ended the first
+    survivors.py     EDGE  where the other ranks of a failed job are before they are ended
     run_places.py    EDGE  the directories that can hold the folders of runs
     run_folder.py    EDGE  make and find the folders of runs
     named_run.py     EDGE  find one by a name that people type

@@ -1,7 +1,7 @@
 """The account of a job whose ranks failed: how each ended, which was the first, and what probably ended it. Pure.
 
-Comes in: how each rank of this host ended, and what the host knows about it. Goes out: a `JobFailure`, which
-`view/failure_block.py` shows. A rank's error file has the format of torch's @record.
+It states only what is established. A rank's error file has the format of torch's @record, and maybe facts of our own
+hook (`rank/errorhook`); a text may have been written by any version of Python and torch.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from math import isfinite
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.plural import listed
 from numapin.errors import RankError
@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 _SHELLS_SIGNAL: Final = 128
 """A shell, and thus a wrapper script, adds this to the number of the signal that ended its program."""
 _SUMMARY_CHARS: Final = 400
-_ENDINGS: Final = {0, *(end for number in (1, 2, 3, 9, 15) for end in (-number, _SHELLS_SIGNAL + number))}
+STACK_SIGNAL: Final = signal.SIGRTMAX - 1
+"""Makes a rank write its stack (`survivors`); ends a Python that is just ending."""
+_ENDINGS: Final = {
+    0,
+    *(end for number in (1, 2, 3, 9, 15, STACK_SIGNAL) for end in (-number, _SHELLS_SIGNAL + number)),
+}
 """The ends of ranks, and of wrappers around them, that the launcher ends after a failure: by SIGTERM, then SIGKILL, or
 by the signal that the launcher gets meanwhile: SIGHUP, SIGINT or SIGQUIT."""
 _SOON_S: Final = 60.0
@@ -34,13 +39,97 @@ _RECORD_S: Final = 2.0
 """torch's @record notes a whole second and writes it at once; a file written much later has been written again."""
 _TICK_S: Final = 0.02
 """The kernel takes a file's time from the last tick of its clock."""
-# gloo: "Connection closed by peer [::1]:41217", "Connection reset by peer"; torch's store: "Connection was likely
-# closed"; NCCL: "ncclRemoteError: … a remote process exiting prematurely", "connection closed by remote peer".
+# What gloo, NCCL and torch's store say of another rank: "[…/gloo/transport/tcp/pair.cc:537] Read error [::1]:41217:
+# Connection reset by peer", "Connection was likely closed", "ncclRemoteError: … a remote process exiting prematurely".
 _LOST_PEER: Final = re.compile(
-    r"(closed|reset) by (remote )?peer|connection was likely closed|remote process exit|ncclRemoteError|broken pipe"
-    r"|timed out waiting .*for (send|recv)|collective operation timeout",
+    r"(closed|reset) by (remote )?peer|connection was likely closed|remote process exit|ncclRemoteError|broken pipe",
     re.IGNORECASE,
 )
+_SILENT_PEER: Final = re.compile(
+    r"timed out waiting .*for (send|recv)|collective operation timeout|failed to pass monitoredBarrier",
+    re.IGNORECASE,
+)
+_OF_COLLECTIVES: Final = re.compile(r"\bgloo\b|nccl|\bDist(Backend|Network|Store)?Error\b", re.IGNORECASE)
+_IN_COLLECTIVES: Final = re.compile(r'  File ".*/torch/distributed/(distributed_c10d|rendezvous)\.py"')
+
+
+# --- what a rank recorded --------------------------------------------------------------------------------------------
+
+_MOST_CHARS: Final = 1 << 17
+"""Of a longer text, half as many characters of its beginning and of its end are read."""
+_BEGIN: Final = "Traceback (most recent call last):"
+_DIRECT_CAUSE: Final = "The above exception was the direct cause of the following exception:"
+_LINKS: Final = (_DIRECT_CAUSE, "During handling of the above exception, another exception occurred:")
+_OF_GROUP: Final = re.compile(r"^  [|+] ")
+_MEMBER: Final = re.compile(r" +\+-[+-]-+ (\d+|\.\.\.) -+")
+# ExceptionWrapper of torch, which numapin's DataLoader uses, too, raises an exception of another process again.
+_CAUGHT: Final = re.compile(r"\S+: Caught \S+ (?P<where>.+)\.")
+_ORIGINAL: Final = "Original "
+_DUMPED_FRAME: Final = re.compile(r'  File "(?P<path>.*)", line (?P<line>\d+) in (?P<function>.*)')
+_LIBRARY: Final = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d\.\d+t?/|^<")
+
+
+class RaisedException(NamedTuple):
+    """An exception in the text of a traceback.
+
+    Attributes:
+        frames: The lines of its frames.
+        message: Its type and its text, maybe several lines.
+        members: The first lines of the exceptions in a group, and of those in groups in it.
+        is_direct_cause: Whether the next exception was raised from it.
+    """
+
+    frames: list[str]
+    message: str
+    members: list[str]
+    is_direct_cause: bool
+
+
+def chain_of(traceback: str) -> list[RaisedException]:
+    """Return the exceptions of a traceback, the last of which is the one that ended the program.
+
+    The text of one that torch raises again ("Caught ValueError in DataLoader worker process 0.") ends with the original
+    traceback, whose exceptions follow it. A traceback in the text of any other exception is a part of that text.
+    """
+    lines = [_OF_GROUP.sub("", line) for line in _bounded(traceback).split("\n")]
+    begins = [0]
+    for number, line in enumerate(lines[1:], 1):
+        if line.startswith(_ORIGINAL) and _CAUGHT.fullmatch(lines[number - 1]):
+            lines[number] = line.removeprefix(_ORIGINAL)
+            begins.append(number)
+        elif number > 1 and lines[number - 2] in _LINKS:
+            begins.append(number)
+    chain = []
+    for begin, end in pairwise([*begins, len(lines)]):
+        body = lines[begin + lines[begin].endswith(_BEGIN) : end]
+        frames = list(takewhile(lambda line: line.startswith("  "), body))
+        rest = body[len(frames) :]
+        message = list(takewhile(lambda line: line not in _LINKS and not _MEMBER.fullmatch(line), rest))
+        members = _members(rest[len(message) :])
+        chain.append(RaisedException(frames, "\n".join(message).strip(), members, _DIRECT_CAUSE in rest))
+    return chain
+
+
+def _bounded(text: str) -> str:
+    if len(text) <= _MOST_CHARS:
+        return text
+    return f"{text[: _MOST_CHARS // 2]}\n{text[-_MOST_CHARS // 2 :]}"
+
+
+def _members(lines: Iterable[str]) -> list[str]:
+    members: list[str] = []
+    is_next = False
+    for line in lines:
+        text = line.lstrip().removeprefix("|").removeprefix(" ")
+        if _MEMBER.fullmatch(line):
+            is_next = True
+        elif text in _LINKS and members:
+            members.pop()  # what led to the member
+            is_next = True
+        elif is_next and text and not text.startswith(" ") and not text.endswith(_BEGIN):
+            members.append(text)
+            is_next = False
+    return members
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +143,13 @@ class EndedRank:
         exitcode: The exit status, or the negated signal number.
         ended_s: The time (since the epoch) when the launcher saw it.
         was_ended: Whether it was running when another rank failed, so that the launcher ended it.
+        asked_s: The time (since the epoch) when the launcher sent it the first signal to end. None: unknown.
         is_left: Whether it is still there, although the launcher has killed it. `exitcode` is then that of the kill.
         error_file: The file in which the rank may have recorded its error.
         error: The JSON in that file, None if there is none.
         recorded_s: The time (since the epoch) when that file was written. None: unknown.
         logs: The files with its output, if that was redirected.
+        stack: Where it was when another rank had failed, as Python's faulthandler writes it; "" if unknown.
         gpu: The index of its GPU, None without one.
         node: The node of its GPU, or the one that it was given. None: unknown.
     """
@@ -72,22 +163,83 @@ class EndedRank:
     error_file: str
     error: object
     recorded_s: float | None = None
+    asked_s: float | None = None
     is_left: bool = False
     logs: tuple[str, ...] = ()
+    stack: str = ""
     gpu: int | None = None
     node: int | None = None
 
     @property
-    def exception(self) -> str:
-        """The last part of a traceback, such as "KeyError: 'x'"; "" if the rank recorded none."""
-        message = _field(self.error, "message")
+    def _recorded(self) -> object:
+        """The error that ended it, None if there is none.
+
+        A wrapper that runs on after its Python has failed, e.g. a shell script, did not end of that.
+        """
+        pid, time_s = (_field(self.error, "message", "extraInfo", name) for name in ("pid", "time_s"))
+        is_of_wrapped = isinstance(pid, int) and pid != self.pid
+        ran_on = self.was_ended or (isinstance(time_s, float) and self.ended_s - time_s > _SOON_S)
+        return None if is_of_wrapped and ran_on else self.error
+
+    @property
+    def _message(self) -> str:
+        """The type and the text of the exception that it recorded, "" if it recorded none."""
+        message = _field(self._recorded, "message")
         text = _field(message, "message") if isinstance(message, Mapping) else message
-        return text.strip() if isinstance(text, str) else ""
+        return _bounded(text).strip() if isinstance(text, str) else ""
+
+    @property
+    def exception(self) -> str:
+        """The last part of a traceback, such as "KeyError: 'x'"; "" if the rank recorded none.
+
+        If torch has raised an exception of another process or thread again, this is the original one.
+        """
+        return (self.raised_in and self.chain[-1].message) or self._message
+
+    @property
+    def raised_in(self) -> str:
+        """The other process or thread that raised the exception: "in DataLoader worker process 0"; "" if none."""
+        caught = _CAUGHT.fullmatch(self._message.partition("\n")[0])
+        return caught["where"] if caught else ""
+
+    @property
+    def raised_from(self) -> str:
+        """The first line of the exception at the root of `raise … from …`; "" if there is none."""
+        root = ""
+        for raised in reversed(self.chain[:-1]):
+            # What multiprocessing calls a cause is the other process's traceback of the same exception.
+            if not raised.is_direct_cause or "RemoteTraceback" in raised.message:
+                break
+            root = raised.message.partition("\n")[0]
+        return root
+
+    @property
+    def members(self) -> list[str]:
+        """The first lines of the exceptions in an exception group."""
+        return self.chain[-1].members
+
+    @property
+    def chain(self) -> list[RaisedException]:
+        """The exceptions of the traceback; the last is the one that ended the program."""
+        return chain_of(self.traceback or self._message)
+
+    @property
+    def was_in(self) -> str:
+        """Where it was when another rank had failed: "barrier, train.py:8"; "" if unknown.
+
+        The innermost function, and the innermost line of the user's: not of Python's library, nor of a package.
+        """
+        frames = [found for line in self.stack.split("\n") if (found := _DUMPED_FRAME.fullmatch(line))]
+        if not frames:
+            return ""
+        own = next((frame for frame in frames if not _LIBRARY.search(frame["path"])), frames[0])
+        place = f"{own['path'].rpartition('/')[2]}:{own['line']}"
+        return place if frames[0]["function"] == "<module>" else f"{frames[0]['function']}, {place}"
 
     @property
     def traceback(self) -> str:
         """The whole traceback, "" if the rank recorded none."""
-        text = _field(self.error, "message", "extraInfo", "py_callstack")
+        text = _field(self._recorded, "message", "extraInfo", "py_callstack")
         return text.strip("\n") if isinstance(text, str) else ""
 
     @property
@@ -113,8 +265,8 @@ class EndedRank:
 
     def _time(self, name: str) -> float | None:
         """Return a time that the rank recorded, None if there is none."""
-        is_torchs = isinstance(_field(self.error, "message"), Mapping)
-        found = _field(self.error, "message", "extraInfo", name) if is_torchs else _field(self.error, name)
+        is_torchs = isinstance(_field(self._recorded, "message"), Mapping)
+        found = _field(self._recorded, "message", "extraInfo", name) if is_torchs else _field(self._recorded, name)
         try:
             seconds = float(str(found))
         except ValueError:
@@ -145,6 +297,16 @@ class EndedRank:
         return self.was_ended and self.exitcode in _ENDINGS
 
     @property
+    def failed_by_itself(self) -> bool:
+        """Whether it has failed, and not because the launcher was ending it.
+
+        A rank that was running when the first failure was seen can have failed before: Python takes its time to end.
+        The exact time of its exception says so.
+        """
+        has_raised_before = self.raised_s is not None and (self.asked_s is None or self.raised_s <= self.asked_s)
+        return self.state == "failed" and (not self.was_ended or has_raised_before)
+
+    @property
     def state(self) -> str:
         """One of "finished", "failed", "ended" and "left".
 
@@ -158,10 +320,19 @@ class EndedRank:
         return "ended" if self.has_our_end and not has_raised else "failed"
 
     @property
-    def lost_peer(self) -> bool:
-        """Whether its exception, or one before it, says that another rank closed a connection or was silent."""
-        messages = (line for line in self.traceback.split("\n") if not line.startswith("  "))  # without the source
-        return any(map(_LOST_PEER.search, (self.exception, *messages)))
+    def blames_peer(self) -> str:
+        """What its exception, or one before it, says of another rank: "lost its connection to"; "" if nothing.
+
+        Only torch's collectives are about ranks: a file server, a database or a pipe may break a connection, too.
+        """
+        for raised in reversed(self.chain):
+            where = next((line for line in reversed(raised.frames) if line.startswith('  File "')), "")
+            if _OF_COLLECTIVES.search(raised.message) or _IN_COLLECTIVES.match(where):
+                if _LOST_PEER.search(raised.message):
+                    return "lost its connection to"
+                if _SILENT_PEER.search(raised.message):
+                    return "timed out waiting for"
+        return ""
 
     def placed(self, ranks: Sequence[RankPlan]) -> EndedRank:
         """Return it with the GPU and the node of its plan."""
@@ -182,9 +353,14 @@ class EndedRank:
             "exit_status": self.exitcode if self.exitcode >= 0 else None,
             "signal": name_of_signal(-self.exitcode) if self.exitcode < 0 and not self.is_left else None,
             "exception": self.exception or None,
+            "raised_in": self.raised_in or None,
+            "raised_from": self.raised_from or None,
+            "members": self.members,
             "traceback": self.traceback or None,
             "error_file": self.error_file if self.error is not None else None,
             "logs": [*self.logs],
+            "was_in": self.was_in or None,
+            "stack": self.stack or None,
         }
 
 
@@ -201,6 +377,7 @@ class JobFailure:
         out_of_memory: What the kernel's out-of-memory killer did, None if it did nothing.
         out_of_memory_advice: What to do about it.
         shm_bytes: The size of /dev/shm, None if it is unknown.
+        shm_used: The used share of it when the failure was seen, from 0 to 1. None: unknown.
     """
 
     program: str
@@ -211,11 +388,18 @@ class JobFailure:
     out_of_memory: str | None = None
     out_of_memory_advice: str = ""
     shm_bytes: int | None = None
+    shm_used: float | None = None
 
     @property
     def first(self) -> EndedRank:
         """The rank that failed first."""
         return self.ranks[0]
+
+    @property
+    def is_shm_full(self) -> bool:
+        """Whether /dev/shm was nearly full when the failure was seen, or when the first rank recorded its exception."""
+        used = _field(self.first.error, "message", "extraInfo", "shm_used")
+        return max(self.shm_used or 0, used if isinstance(used, float) else 0) > _FULL
 
     @property
     def summary(self) -> str:
@@ -259,40 +443,37 @@ class RanksFailed(RankError):  # noqa: N818 - the event, as in BindingRefused
 def in_order(ranks: Iterable[EndedRank], *, is_only_host: bool) -> tuple[tuple[EndedRank, ...], str]:
     """Return the ranks in the order in which they failed, and why the first is not the earliest; "" if it is.
 
-    If the earliest failures are exceptions about a lost connection, the first is the earliest other failure. A rank
-    that dies closes its connections before its end is seen: GPU drivers and core dumps take their time. One that raises
-    may close them in a `finally`, before its exception has left the program.
+    If the earliest failures are exceptions about another rank, the first is the earliest failure of another kind. A
+    rank that dies closes its connections before its end is seen: GPU drivers and core dumps take their time. One that
+    raises may close them in a `finally`, before its exception has left the program.
     """
 
     def by_failure(rank: EndedRank) -> tuple[bool, bool, bool, float]:
-        # A rank that was running when the first failure was seen can still have failed before it: Python takes its time
-        # to end, and the exact time of the exception says so.
-        ended_by_us = rank.was_ended and rank.raised_s is None
-        return rank.state == "finished", ended_by_us, rank.state != "failed", rank.failed_s
-
-    def is_cause(rank: EndedRank) -> bool:
-        if rank.exception:
-            return rank.state == "failed" and not rank.lost_peer
-        return rank.state == "failed" and not rank.was_ended
+        return rank.state == "finished", not rank.failed_by_itself, rank.state != "failed", rank.failed_s
 
     order = sorted(ranks, key=by_failure)
-    consequences = list(takewhile(lambda rank: rank.state == "failed" and rank.lost_peer, order))
+    consequences = list(takewhile(lambda rank: rank.failed_by_itself and rank.blames_peer, order))
     if not consequences:
         return tuple(order), ""
     begun, rest = order[0], order[len(consequences) :]
-    causes = [rank for rank in rest if is_cause(rank) and rank.failed_s - begun.failed_s <= _SOON_S]
+    causes = [
+        rank
+        for rank in rest
+        if rank.failed_by_itself and not rank.blames_peer and rank.failed_s - begun.failed_s <= _SOON_S
+    ]
     # A rank that aborted may be a consequence, too. It counts if there is nothing else and no other host.
     certain = [rank for rank in causes if rank.exception or rank.signal_number != signal.SIGABRT]
     first = next(iter(certain or (causes if is_only_host else [])), None)
     if first is not None:
         earlier_s = first.failed_s - begun.failed_s
         what = f"the {'exception' if first.exception else 'end'} of rank {first.rank}"
-        why = f"rank {begun.rank} failed {earlier_s:.1f} s before {what} was seen, but because of a lost connection"
+        before = f"rank {begun.rank} failed {earlier_s:.1f} s before {what} was seen"
+        why = f"{before}, but because it {begun.blames_peer} another rank"
         return (first, *(rank for rank in order if rank is not first)), why
     suspects = [rank.rank for rank in rest if rank.state != "failed"]
     where = [listed("rank", suspects)] if suspects else []
     where += [] if is_only_host else ["the other hosts"]
-    why = f"it lost its connection to another rank; look also at {' and '.join(where)}" if where else ""
+    why = f"it {begun.blames_peer} another rank; look also at {' and '.join(where)}" if where else ""
     return tuple(order), why
 
 
@@ -325,13 +506,18 @@ _READS_TENSOR: Final = "in rebuild_storage_fd"  # torch/multiprocessing/reductio
 _READS_BATCH: Final = "in _try_get_data"  # torch/utils/data/dataloader.py
 _BY_DESCRIPTION: Final = {signal.strsignal(number): int(number) for number in signal.Signals}
 _SEE_FRAMES: Final = "see the Python lines where it happens: PYTHONFAULTHANDLER=1 numapin run …"
+# aten/src/ATen/MapAllocator.cpp: "unable to allocate shared memory(shm) for file </torch_4711_…>: No space left on
+# device (28)"; Python: "[Errno 28] No space left on device: '/dev/shm/…'"
+_NO_SHM: Final = re.compile(r"(shared memory|</?torch_).*No space left on device|No space left on device: '/dev/shm/")
+_NO_DESCRIPTORS: Final = re.compile(r"unable to open shared memory object .*Too many open files")
+_FULL: Final = 0.9
 _SHM_ADVICE: Final = "docker run --shm-size=8g, or numapin run --dataloader=numapin, which does not need it"
 _OF_SIGNAL: Final[Mapping[int, tuple[str, str]]] = {
     signal.SIGKILL: (
         "a scheduler, a user, or the kernel when the host is short of memory",
         "look for out-of-memory kills in dmesg, and for limits in the scheduler's log",
     ),
-    signal.SIGBUS: ("DataLoader workers send batches through /dev/shm, which is full", _SHM_ADVICE),
+    signal.SIGBUS: ("a file that is mapped into memory was truncated, or its file system is full", _SEE_FRAMES),
     signal.SIGSEGV: ("native code used invalid memory: an extension, a library or the driver", _SEE_FRAMES),
     signal.SIGABRT: (
         "native code gave up: a failed check, or an NCCL collective that timed out",
@@ -344,7 +530,7 @@ _OF_SIGNAL: Final[Mapping[int, tuple[str, str]]] = {
     signal.SIGFPE: ("native code divided an integer by zero", _SEE_FRAMES),
     signal.SIGXCPU: ("the limit on CPU time", "see the limit with: ulimit -t"),
     signal.SIGXFSZ: ("the limit on the size of files", "see the limit with: ulimit -f"),
-    signal.SIGPIPE: ("the program that reads its output has ended", ""),
+    signal.SIGPIPE: ("it wrote to a pipe or a socket whose reader has ended", ""),
     signal.SIGSYS: ("a seccomp filter, such as a container's, forbids a system call", "see the filter's log: dmesg"),
 }
 _OF_STATUS: Final[Mapping[int, tuple[str, str]]] = {
@@ -353,17 +539,21 @@ _OF_STATUS: Final[Mapping[int, tuple[str, str]]] = {
 }
 
 
-def likely_cause(failure: JobFailure) -> tuple[str, str]:
+def likely_cause(failure: JobFailure) -> tuple[str, str]:  # noqa: PLR0911 - one return per case
     """Return what probably ended the first rank, or its DataLoader worker, and what to do next; empty if unknown."""
     rank = failure.first
     if not rank.exception:
         number = rank.signal_number
         return _OF_STATUS.get(rank.exitcode, ("", "")) if number is None else _cause_of_signal(failure, number)
+    if _NO_SHM.search(rank.exception):
+        return _full_shm(failure)
+    if _NO_DESCRIPTORS.search(rank.exception):
+        return "the limit on open files: each tensor from a DataLoader worker has one", "raise it with: ulimit -n 65536"
 
     # torch often says only that a worker "exited unexpectedly". The exception before that one then has the signal. If
     # the worker dies while its batch is read, the exception may not mention it at all. Other queues of tensors fail in
     # the same function, so the DataLoader must be among the frames.
-    last = rank.traceback.rpartition("Traceback (most recent call last)")[2]
+    last = "\n".join(rank.chain[-1].frames)
     is_of_batch = _READS_TENSOR in last and _READS_BATCH in last and _LOST_CONNECTION.match(rank.exception)
     if not is_of_batch and not _WORKER.search(rank.exception):
         return "", ""
@@ -376,17 +566,20 @@ def likely_cause(failure: JobFailure) -> tuple[str, str]:
         return "", ""
     if failure.out_of_memory:
         return failure.out_of_memory, failure.out_of_memory_advice
-    cause = f"a DataLoader worker was killed, or found /dev/shm full{_size_of_shm(failure)}"
-    return cause, f"if it was full: {_SHM_ADVICE}"
+    if failure.is_shm_full:
+        return _full_shm(failure)
+    return "a DataLoader worker ended, or was killed", "look for its message above, and for kills in dmesg"
 
 
 def _cause_of_signal(failure: JobFailure, number: int) -> tuple[str, str]:
     """Return what probably sent a signal, and what to do next."""
     if number == signal.SIGKILL and failure.out_of_memory:
         return failure.out_of_memory, failure.out_of_memory_advice
-    cause, advice = _OF_SIGNAL.get(number, ("another process sent it; numapin did not", ""))
-    return (cause + _size_of_shm(failure) if number == signal.SIGBUS else cause), advice
+    if number == signal.SIGBUS and failure.is_shm_full:
+        return _full_shm(failure)
+    return _OF_SIGNAL.get(number, ("another process sent it; numapin did not", ""))
 
 
-def _size_of_shm(failure: JobFailure) -> str:
-    return "" if failure.shm_bytes is None else f"; it has {failure.shm_bytes >> 20:,} MiB here"
+def _full_shm(failure: JobFailure) -> tuple[str, str]:
+    size = "" if failure.shm_bytes is None else f"; it has {failure.shm_bytes >> 20:,} MiB here"
+    return f"/dev/shm, through which DataLoader workers send batches, is full{size}", _SHM_ADVICE  # noqa: S108 - a text

@@ -49,6 +49,7 @@ class StartedRank:
         process: The process.
         status: The exit status, the negated signal number, or None while the process is running.
         ended_s: The time (since the epoch) when the end was seen.
+        asked_s: The time (since the epoch) of the first signal to end. None: there was none.
     """
 
     def __init__(self, local_rank: int, process: subprocess.Popen[bytes]) -> None:
@@ -56,6 +57,7 @@ class StartedRank:
         self.process = process
         self.status: int | None = None
         self.ended_s: float | None = None
+        self.asked_s: float | None = None
 
     def look(self) -> None:
         """Update the status. The process is not reaped, so its number, and its group's, go to no other process."""
@@ -77,7 +79,8 @@ class StartedRank:
         return self.status is None and not proc.is_dying(self.process.pid)
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the rank's process group."""
+        """Signal the rank's process group to end."""
+        self.asked_s = self.asked_s or time.time()
         if self.process.returncode is None:  # once reaped, its number may belong to another process
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, number)
@@ -365,7 +368,13 @@ def recorded_error(error_file: str) -> tuple[object, float | None]:
 
 
 def ranks_failed(
-    program: str, ended: Iterable[EndedRank], plan: Plan, kills_before: oom.Kills | None, *, is_only_host: bool = True
+    program: str,
+    ended: Iterable[EndedRank],
+    plan: Plan,
+    kills_before: oom.Kills | None,
+    shm_used: float | None,
+    *,
+    is_only_host: bool = True,
 ) -> RanksFailed:
     """Return the error about ranks of this host that have ended, of which at least one failed by itself.
 
@@ -374,6 +383,7 @@ def ranks_failed(
         ended: The ranks.
         plan: Their bindings.
         kills_before: The count of out-of-memory kills when they started.
+        shm_used: The used share of /dev/shm when the failure was seen.
         is_only_host: Whether the job has no ranks on other hosts.
     """
     from numapin.launcher.failure import JobFailure, RanksFailed, in_order
@@ -393,6 +403,7 @@ def ranks_failed(
             out_of_memory=oom.explain(kills_before),
             out_of_memory_advice=oom.REMEDY,
             shm_bytes=shm_bytes,
+            shm_used=shm_used,
         )
     )
 

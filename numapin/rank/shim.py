@@ -52,7 +52,7 @@ def main() -> None:
     hand_roles(own.roles, os.environ)
     if program and is_stdin_script(rest):
         _open_own_stdin()
-    if program and runs_script(rest):
+    if not program or runs_script(rest):
         _record_exceptions()
     accept()
     become([program, *rest] if program else rest, binding, own.num_threads, own.nic_variables)
@@ -79,13 +79,15 @@ def _open_own_stdin() -> None:
 
 
 def _record_exceptions() -> None:
-    """Let the rank's Python write the exception that ends it into torch's error file; see errorhook/sitecustomize.py.
+    """Let the rank's Python write what ends it into torch's error file; see errorhook/sitecustomize.py.
 
-    That takes the folder out of PYTHONPATH again before the program starts.
+    That takes both variables out of the environment again before the program starts. A wrapper that is not Python has
+    them, and the Python that it starts records what ends it.
     """
     if os.environ.get("TORCHELASTIC_ERROR_FILE") and os.pathsep not in _HOOK:
         path = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = f"{_HOOK}{os.pathsep}{path}" if path else _HOOK  # "FOLDER:" adds the current folder
+        os.environ["NUMAPIN_RANK_PID"] = str(os.getpid())
 
 
 def _as_bound(planned: str, shortfalls: tuple[str, ...]) -> str:

@@ -1,7 +1,4 @@
-"""The account of a failed job as one block of at most 20 lines and 80 columns. Pure.
-
-Comes in: a `JobFailure`. Goes out: lines of visible characters, and a longer text with all frames for a file.
-"""
+"""The account of a failed job: one block of at most 20 lines and 80 columns, and a longer text for a file. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from numapin.base.printable import printable, printable_lines
 from numapin.launcher.failure import likely_cause
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numapin.launcher.failure import EndedRank, JobFailure
 
@@ -34,10 +31,7 @@ _FRAME: Final = re.compile(r'(?P<before>\s*File ")(?P<path>.*)(?P<after>", line 
 _MARKS: Final = re.compile(r"[\s~^]*")
 _FILE: Final = '  File "'
 _CODE: Final = "    "
-_LEFT_OUT: Final = "  ["
-"""The beginning of Python's line about frames that are repeated, and of ours about entries that are left out."""
 _RECORD: Final = "/torch/distributed/elastic/multiprocessing/errors/__init__.py"
-_BEGIN: Final = "Traceback (most recent call last):"
 
 
 def failure_block(failure: JobFailure, *, file: str) -> list[str]:
@@ -60,18 +54,24 @@ def failure_block(failure: JobFailure, *, file: str) -> list[str]:
         *_row("likely", _wrapped(cause, most["likely"] - len(why))),
         *_row("next", _wrapped(advice, most["next"])),
         *_row("others", _wrapped(_others(failure), 2)),
+    ]
+    end = [
         *_row("log", [line for log in rank.logs[-1:] for line in _broken(log)]),
         *_row("more", _more(file)),
     ]
-    frames = _row("at", _last_frames(rank, NUM_LINES - 1 - len(above) - len(below)))
-    return [_cut(f"{printable(failure.program)} failed", _TITLE_COLUMNS), *above, *frames, *below]
+    room = NUM_LINES - 1 - len(above) - len(below) - len(end)
+    places = _row("were in", _wrapped(_places(failure), 2))[:room]
+    frames = _row("at", _last_frames(rank, room - len(places)))
+    return [_cut(f"{printable(failure.program)} failed", _TITLE_COLUMNS), *above, *frames, *below, *places, *end]
 
 
 def failure_text(failure: JobFailure) -> str:
-    """Return the block and the tracebacks of all ranks that recorded one, as a file has them."""
+    """Return the failure and what all ranks recorded, as a file has it."""
     parts = [f"{failure.program} failed on {failure.host}: {failure.summary}"]
     for rank in failure.ranks:
         parts += [f"--- rank {rank.rank} (pid {rank.pid}), {rank.state}: {rank.end}", *traceback_lines(rank)]
+        if rank.stack:
+            parts += [f"when rank {failure.first.rank} had failed, it was here:", rank.stack.rstrip()]
     return "\n".join(printable_lines(part) for part in parts) + "\n"
 
 
@@ -90,12 +90,18 @@ def _identity(failure: JobFailure) -> str:
 
 
 def _reason(rank: EndedRank, num_lines: int) -> list[str]:
-    """Return the exception, or how the process ended; both if a signal ended it after its exception."""
+    """Return the exception, in this many lines, or how the process ended; both if it has an unusual end."""
     if not rank.exception:
         return [_end(rank)]
-    lines = _exception(rank, num_lines)
+    origin = f"raised from {rank.raised_from}" if rank.raised_from else ""
+    details = [text for text in (rank.raised_in, origin, "; ".join(rank.members)) if text]
+    if num_lines <= 2:
+        details = _wrapped("; ".join(details), 1)
+    else:
+        details = [line for text in details for line in _wrapped(text, 2)][: num_lines - 1]
     has_usual_end = rank.exitcode == 1 and not rank.is_left
-    return lines if has_usual_end else [*lines, f"then {_end(rank)}"]
+    end = [] if has_usual_end else [f"then {_end(rank)}"]
+    return [*_exception(rank, num_lines - len(details)), *details, *end]
 
 
 def _end(rank: EndedRank) -> str:
@@ -114,37 +120,20 @@ def _exception(rank: EndedRank, num_lines: int) -> list[str]:
 
 def _last_frames(rank: EndedRank, num_lines: int) -> list[str]:
     """Return the last frames that fit, without the exception that follows them, and without torch's @record."""
-    frames = [frame for frame in _frames(rank.traceback) if not _is_of_record(frame)]
-    shown: list[str] = []
-    while frames and len(shown) + len(frames[-1]) <= min(num_lines, _LINES_OF_FRAMES):
-        shown = [*map(_frame, frames.pop()), *shown]
-    return shown
-
-
-def _is_of_record(frame: Sequence[str]) -> bool:
-    return frame[0].partition('",')[0].endswith(_RECORD)
-
-
-def _frames(traceback: str) -> list[list[str]]:
-    """Return the lines of each frame of the last traceback in a text; a chain of exceptions has several."""
     frames: list[list[str]] = []
-    for line in _last_traceback(traceback):
+    for line in rank.chain[-1].frames:
         if line.startswith(_FILE):
             frames.append([line])
-        elif line.startswith(_LEFT_OUT):
-            continue
-        elif not line.startswith(_CODE) or not frames:
-            break
-        elif not _MARKS.fullmatch(line):
+        elif line.startswith(_CODE) and frames and not _MARKS.fullmatch(line):
             frames[-1].append(line)
-    return frames
-
-
-def _last_traceback(text: str) -> list[str]:
-    """Return the lines after the last heading of a traceback."""
-    lines = text.split("\n")
-    begins = [number for number, line in enumerate(lines) if line.endswith(_BEGIN)]
-    return lines[begins[-1] + 1 :] if begins else []
+    shown: list[str] = []
+    for frame in reversed(frames):
+        if frame[0].partition('",')[0].endswith(_RECORD):
+            continue
+        if len(shown) + len(frame) > min(num_lines, _LINES_OF_FRAMES):
+            break
+        shown = [*map(_frame, frame), *shown]
+    return shown
 
 
 def _frame(line: str) -> str:
@@ -161,52 +150,33 @@ def _others(failure: JobFailure) -> str:
     """Return what the other ranks did: how many had finished, failed too, or were running and were ended."""
     groups: defaultdict[str, list[EndedRank]] = defaultdict(list)
     for rank in failure.ranks[1:]:
-        groups[_fate(rank)].append(rank)
-    parts = (phrase(groups[fate]) for fate, phrase in _PHRASES.items() if groups[fate])
+        has_crashed = rank.state == "failed" and not rank.failed_by_itself
+        groups["crashed" if has_crashed else rank.state].append(rank)
+    parts = []
+    for fate in ("left", "failed", "crashed", "ended", "finished"):
+        ranks = groups[fate]
+        if not ranks:
+            continue
+        names, ends, is_one = listed("rank", [rank.rank for rank in ranks]), _ends(ranks), len(ranks) == 1
+        words = {
+            "left": f"{'is' if is_one else 'are'} still there after SIGKILL ({names})",
+            "failed": f"failed later ({names})",
+            "crashed": f"failed while numapin ended {'it' if is_one else 'them'} ({names}: {ends})",
+            "ended": f"{'was' if is_one else 'were'} running and ended by numapin ({ends})",
+            "finished": "had finished",
+        }
+        parts.append(f"{len(ranks)} {words[fate]}")
     return "; ".join(parts) or "no other rank ran on this host"
 
 
-def _fate(rank: EndedRank) -> str:
-    """Return its state, but "crashed" for a rank that recorded no exception and failed while numapin ended it."""
-    has_crashed = rank.state == "failed" and rank.was_ended and not rank.exception
-    return "crashed" if has_crashed else rank.state
-
-
-def _still_there(ranks: Sequence[EndedRank]) -> str:
-    verb = "is" if len(ranks) == 1 else "are"
-    return f"{len(ranks)} {verb} still there after SIGKILL ({_names(ranks)})"
-
-
-def _failed_later(ranks: Sequence[EndedRank]) -> str:
-    return f"{len(ranks)} failed later ({_names(ranks)})"
-
-
-def _crashed(ranks: Sequence[EndedRank]) -> str:
-    them = "it" if len(ranks) == 1 else "them"
-    return f"{len(ranks)} failed while numapin ended {them} ({_names(ranks)}: {_ends(ranks)})"
-
-
-def _ended(ranks: Sequence[EndedRank]) -> str:
-    verb = "was" if len(ranks) == 1 else "were"
-    return f"{len(ranks)} {verb} running and ended by numapin ({_ends(ranks)})"
-
-
-def _had_finished(ranks: Sequence[EndedRank]) -> str:
-    return f"{len(ranks)} had finished"
-
-
-_PHRASES: Final[Mapping[str, Callable[[Sequence[EndedRank]], str]]] = {
-    "left": _still_there,
-    "failed": _failed_later,
-    "crashed": _crashed,
-    "ended": _ended,
-    "finished": _had_finished,
-}
-"""What became of a rank -> what to say of the ranks of which that is true, in the order of the sentence."""
-
-
-def _names(ranks: Sequence[EndedRank]) -> str:
-    return listed("rank", [rank.rank for rank in ranks])
+def _places(failure: JobFailure) -> str:
+    """Return where the ranks were that numapin ended: "ranks 0-1: barrier, train.py:8"; the commonest place first."""
+    ranks = defaultdict(list)
+    for rank in failure.ranks[1:]:
+        if rank.was_in and not rank.failed_by_itself:
+            ranks[rank.was_in].append(rank.rank)
+    places = sorted(ranks, key=lambda place: -len(ranks[place]))
+    return "; ".join(f"{listed('rank', sorted(ranks[place]))}: {place}" for place in places)
 
 
 def _ends(ranks: Iterable[EndedRank]) -> str:

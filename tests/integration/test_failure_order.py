@@ -55,7 +55,7 @@ def wait(): mark("recorded"); await_end(pid)
 mark(f"here.{rank}"); pid = await_mark("here.1"); await_mark("here.0")
 if rank == "0":
     atexit.register(wait)
-    raise ConnectionResetError(104, "Connection reset by peer")
+    raise RuntimeError("[/gloo/transport/tcp/pair.cc:537] Read error [::1]:41217: Connection reset by peer")
 await_mark("recorded")
 """
 LEAVES = """
@@ -64,7 +64,7 @@ mark(f"here.{rank}"); await_mark("here.0"); await_mark("here.1")
 try:
     if rank == "1": raise ValueError("the cause")
     atexit.register(wait)
-    raise RuntimeError("Connection closed by peer")
+    raise RuntimeError("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer")
 finally:
     if rank == "1": await_mark("recorded")
 """
@@ -162,9 +162,8 @@ def test_a_dataloaders_worker(tmp_path: Path) -> None:
     """
     block, failure = failed(tmp_path, WORKER, "direct")
     assert re.search("failed  (RuntimeError: DataLoader worker .pid|EOFError|ConnectionResetError)", block), block
-    assert re.search("likely  .*DataLoader worker.* /dev/shm", block), block
-    assert re.search(r"full; it has [\d,]+ MiB here", failure["cause"])
-    assert "--shm-size=8g" in failure["advice"]
+    assert re.search("likely  .*(was truncated|DataLoader worker ended)", block), block
+    assert "/dev/shm" not in failure["cause"]  # noqa: S108 - it is not full
 
 
 def started(folder: Path, *arguments: str, module: str = "numapin", name: str = "err", **changes: str) -> Launcher:

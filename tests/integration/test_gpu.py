@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,33 @@ class TestTraining:
         done = run(str(REPOSITORY / "examples/train_ddp.py"))
         assert done.returncode == 0, done.stderr
         assert f"on {len(UUIDS)} ranks (cuda)" in done.stdout
+
+    @pytest.mark.multigpu
+    @pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")
+    def test_a_rank_that_waits_in_nccl(self, tmp_path: Path) -> None:
+        """The block of a job that fails says where it waited, although its main thread runs no Python code."""
+        script = tmp_path / "train.py"
+        script.write_text(
+            "import os, sys, time, torch, torch.distributed as dist\n"
+            "rank = int(os.environ['RANK'])\n"
+            "torch.cuda.set_device(rank)\n"
+            "dist.init_process_group('nccl')\n"
+            "dist.all_reduce(torch.ones(1, device='cuda'))\n"
+            "torch.cuda.synchronize()\n"
+            "def wait():\n"
+            "    dist.all_reduce(torch.ones(1, device='cuda'))\n"
+            "    open(sys.argv[1], 'w').close()\n"
+            "    torch.cuda.synchronize()\n"
+            "if rank == 0: wait()\n"
+            "while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+            "raise ValueError('the first')\n"
+        )
+        done = run("--quiet", "--nproc-per-node", "2", str(script), str(tmp_path / "waits"))
+        block = " ".join(done.stderr.rpartition("numapin: error: ")[2].split())
+        assert done.returncode == 1, done.stderr
+        assert "rank 1, the first to fail" in block, done.stderr
+        assert "failed ValueError: the first" in block, done.stderr
+        assert re.search(r"were in rank 0: \w+, train\.py:(9|10) ", block), done.stderr
 
     @pytest.mark.multigpu
     @pytest.mark.skipif(len(UUIDS) < 2, reason="fewer than two NVIDIA GPUs here")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 import signal
-from typing import Any
+import traceback
+from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined] # typeshed leaves it out
+from typing import Any, TypeVar
 
 import pytest
 
@@ -14,6 +16,7 @@ from numapin.plan.make import make_plan
 from numapin.plan.request import Request
 from tests.pictures import golden_machine
 
+Raised = TypeVar("Raised", bound=BaseException)
 TRACEBACK = "Traceback (most recent call last):\n  File\nKeyError: 'x'\n"
 MESSAGE = {"message": "KeyError: 'x'", "extraInfo": {"py_callstack": TRACEBACK}}
 
@@ -70,11 +73,15 @@ def test_first(ranks: list[EndedRank], first: int) -> None:
 
 LOST = (
     "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [::1]:41217",
-    "RuntimeError: Read error [::1]:41217: Connection reset by peer",
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [::1]:41217: Connection reset "
+    "by peer. This is typically caused by a remote worker hanging or bugs in the application.",
     "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote",
     "torch.distributed.DistBackendError: NCCL error in: …, remote process exited or there was a network error",
-    "ConnectionResetError: [Errno 104] Connection reset by peer",
+)
+SILENT = (
     "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/buffer.cc:81] Timed out waiting 1800000ms for recv",
+    "RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 2000 ms\n Original exception: \n[/gloo/x.cc:1]",
+    "torch.distributed.DistBackendError: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) …",
 )
 
 
@@ -84,14 +91,61 @@ def lost(rank: int, seconds: float, text: str = LOST[0], **changes: Any) -> Ende
     return ended(rank, 1, error=error, **changes)
 
 
-@pytest.mark.parametrize("text", LOST)
+@pytest.mark.parametrize("text", [*LOST, *SILENT])
 def test_the_silent_rank_was_first(text: str) -> None:
     """A rank that ended without a word comes before the peers whose exceptions say that they lost it."""
     found = failure(lost(0, 98.5, text), ended(1, -11, ended_s=99.0), lost(2, 98.7, text))
     assert [rank.rank for rank in found.ranks] == [1, 0, 2]
+    problem = "lost its connection to" if text in LOST else "timed out waiting for"
     assert found.why_first == (
-        "rank 0 failed 0.5 s before the end of rank 1 was seen, but because of a lost connection"
+        f"rank 0 failed 0.5 s before the end of rank 1 was seen, but because it {problem} another rank"
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ConnectionResetError: [Errno 104] Connection reset by peer",  # a file server
+        "BrokenPipeError: [Errno 32] Broken pipe",  # the reader of stdout
+        "TimeoutError: timed out waiting 60 s for recv",
+        "botocore.exceptions.ConnectionClosedError: Connection was closed by peer",
+    ],
+)
+def test_a_connection_to_something_else(text: str) -> None:
+    """Only what torch's collectives say is about another rank."""
+    found = failure(lost(0, 98.5, text), ended(1, -11, ended_s=99.0))
+    assert (found.first.rank, found.why_first) == (0, "")
+
+
+def test_a_message_of_the_collectives_own_frame() -> None:
+    """A message without the name of gloo or NCCL is theirs if their frame raised it; a checkpoint's frame is not."""
+    frame = '  File "/v/torch/distributed/{}", line 7, in barrier\n    work.wait()\n'
+    for module, first in (("distributed_c10d.py", 1), ("checkpoint/filesystem.py", 0)):
+        text = "RuntimeError: Connection reset by peer"
+        trace = f"Traceback (most recent call last):\n{frame.format(module)}{text}"
+        error = {"message": {"message": text, "extraInfo": {"py_callstack": trace, "time_s": 98.5}}}
+        assert failure(ended(0, 1, error=error), ended(1, -11, ended_s=99.0)).first.rank == first
+
+
+def test_what_a_wrapper_survived() -> None:
+    """An exception of a Python below a wrapper counts if the wrapper ends soon after it, by itself."""
+
+    def wrapper(pid: int, seconds: float, **changes: Any) -> EndedRank:
+        error = {"message": {"message": "KeyError", "extraInfo": {"pid": pid, "time_s": seconds}}}
+        return ended(0, 3, error=error, **changes)
+
+    assert wrapper(77, 99.0).exception == wrapper(1000, 9.0).exception == "KeyError"
+    assert wrapper(77, 9.0).exception == wrapper(77, 99.0, was_ended=True).exception == ""
+    assert wrapper(1000, 99.0, was_ended=True).exception == "KeyError"
+
+
+def test_what_follows_our_signal_is_last() -> None:
+    """What a rank raises after numapin has told it to end is no cause, whatever the first failure says."""
+    late = ended(1, 1, was_ended=True, asked_s=98.6, error=at(98.9, "time_s"))
+    assert [rank.rank for rank in failure(late, lost(0, 98.5)).ranks] == [0, 1]
+    assert (late.state, late.failed_by_itself) == ("failed", False)
+    before = ended(1, 1, was_ended=True, asked_s=98.95, error=at(98.9, "time_s"))
+    assert failure(before, lost(0, 98.5)).first.rank == 1
 
 
 @pytest.mark.parametrize(
@@ -103,7 +157,7 @@ def test_the_silent_rank_was_first(text: str) -> None:
         ([lost(0, 98.5), ended(1, -11, was_ended=True)], 0),
         ([lost(0, 98.5), ended(1, 1, error=at(98.9, "time_s")), ended(2, 3, ended_s=99)], 1),
         ([lost(0, 98.5), ended(1, -15, was_ended=True, error=at(98.9, "time_s"))], 1),
-        ([lost(0, 98.5), lost(1, 98.6, LOST[5]), ended(2, -9, ended_s=99)], 2),
+        ([lost(0, 98.5), lost(1, 98.6, SILENT[0]), ended(2, -9, ended_s=99)], 2),
         ([lost(0, 98.5), ended(1, -9, ended_s=98.5 + 61)], 0),
         ([ended(0, 1, error=at(98.5, "time_s")), ended(1, -11, ended_s=99)], 0),
         ([lost(0, 99), ended(1, -11, ended_s=98.5)], 1),
@@ -217,6 +271,7 @@ def test_end(exitcode: int, end: str, number: int | None) -> None:
         ({"exitcode": -15, "was_ended": True}, "ended"),
         ({"exitcode": -9, "was_ended": True}, "ended"),
         ({"exitcode": 143, "was_ended": True}, "ended"),
+        ({"exitcode": 1 - signal.SIGRTMAX, "was_ended": True}, "ended"),
         ({"exitcode": -11, "was_ended": True}, "failed"),
         ({"exitcode": 3, "was_ended": True}, "failed"),
         ({"exitcode": -9, "was_ended": True, "is_left": True}, "left"),
@@ -233,8 +288,8 @@ def test_state(changes: dict[str, Any], state: str) -> None:
     [
         (-9, {"out_of_memory": "memory", "out_of_memory_advice": "less"}, "memory", "less"),
         (-9, {}, "short of memory", "dmesg"),
-        (-7, {"shm_bytes": 64 << 20}, "which is full; it has 64 MiB here", "--shm-size"),
-        (-7, {}, "through /dev/shm", "--dataloader=numapin"),
+        (-7, {"shm_bytes": 64 << 20, "shm_used": 0.97}, "is full; it has 64 MiB here", "--dataloader=numapin"),
+        (-7, {"shm_bytes": 64 << 20, "shm_used": 0.5}, "truncated", "PYTHONFAULTHANDLER=1"),
         (-11, {}, "invalid memory", "PYTHONFAULTHANDLER=1"),
         (134, {}, "NCCL", "its message is in the output above"),
         (-15, {}, "another process sent it", ""),
@@ -250,8 +305,14 @@ def test_likely_cause(exitcode: int, facts: dict[str, Any], cause: str, advice: 
     assert bool(found[0]) == bool(cause)
 
 
-READS_TENSOR = 'File "torch/multiprocessing/reductions.py", line 538, in rebuild_storage_fd'
-READS_BATCH = f'File "torch/utils/data/dataloader.py", line 1291, in _try_get_data; {READS_TENSOR}'
+BEGIN = "Traceback (most recent call last):\n"
+READS_TENSOR = '  File "torch/multiprocessing/reductions.py", line 538, in rebuild_storage_fd\n'
+READS_BATCH = f'  File "torch/utils/data/dataloader.py", line 1291, in _try_get_data\n{READS_TENSOR}'
+FULL = {"shm_bytes": 64 << 20, "shm_used": 0.95}
+NO_SHM = "RuntimeError: unable to allocate shared memory(shm) for file </torch_48_1_0>: No space left on device (28)"
+NO_FILE = (
+    "RuntimeError: unable to open shared memory object </torch_48_1_0> in read-write mode: Too many open files (24)"
+)
 WITH_CODE = "RuntimeError: DataLoader worker (pid 1) exited unexpectedly with exit code 3."
 WORKER = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {}. "
 
@@ -261,7 +322,18 @@ WORKER = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {}. "
     [
         (WORKER.format("Killed"), {"out_of_memory": "memory", "out_of_memory_advice": "less"}, "memory", "less"),
         (WORKER.format("Killed"), {}, "short of memory", "dmesg"),
-        (f"{WORKER.format('Bus error')}It is possible that …", {"shm_bytes": 64 << 20}, "it has 64 MiB", "--shm-size"),
+        (f"{WORKER.format('Bus error')}It is possible that …", FULL, "it has 64 MiB", "--shm-size"),
+        (f"{WORKER.format('Bus error')}It is possible that …", {**FULL, "shm_used": 0.2}, "truncated", ""),
+        (NO_SHM, {"shm_bytes": 64 << 20}, "is full; it has 64 MiB here", "--shm-size"),
+        (
+            f"RuntimeError: Caught RuntimeError in DataLoader worker process 0.\nOriginal {BEGIN}{NO_SHM}",
+            {},
+            "full",
+            "--shm",
+        ),
+        ("OSError: [Errno 28] No space left on device: '/dev/shm/x'", {}, "is full", "--shm-size"),
+        ("OSError: [Errno 28] No space left on device: '/data/x'", FULL, "", ""),
+        (NO_FILE, FULL, "open files", "ulimit -n"),
         (WORKER.format("Segmentation fault"), {}, "invalid memory", "PYTHONFAULTHANDLER=1"),
         (WORKER.format("Unheard of"), {"out_of_memory": "memory"}, "", ""),
         (
@@ -270,11 +342,13 @@ WORKER = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {}. "
             "memory",
             "",
         ),
-        ("RuntimeError: DataLoader worker (pid(s) 1, 2) exited unexpectedly", {}, "was killed, or", "--shm-size"),
-        (f"EOFError: {READS_BATCH}", {"shm_bytes": 64 << 20}, "full; it has 64 MiB", "if it was full"),
-        (f"ConnectionResetError: {READS_BATCH}", {"out_of_memory": "memory"}, "memory", ""),
-        (f"KeyError: {READS_BATCH}", {"out_of_memory": "memory"}, "", ""),
-        (f"EOFError: of another queue of tensors: {READS_TENSOR}", {"out_of_memory": "memory"}, "", ""),
+        ("RuntimeError: DataLoader worker (pid(s) 1, 2) exited unexpectedly", {}, "or was killed", "dmesg"),
+        ("RuntimeError: DataLoader worker (pid(s) 1, 2) exited unexpectedly", FULL, "is full", "--shm-size"),
+        (f"{BEGIN}{READS_BATCH}EOFError", FULL, "full; it has 64 MiB", "--shm-size"),
+        (f"{BEGIN}{READS_BATCH}EOFError", {}, "or was killed", ""),
+        (f"{BEGIN}{READS_BATCH}ConnectionResetError: x", {"out_of_memory": "memory"}, "memory", ""),
+        (f"{BEGIN}{READS_BATCH}KeyError: x", {"out_of_memory": "memory"}, "", ""),
+        (f"{BEGIN}{READS_TENSOR}EOFError: of another queue of tensors", {"out_of_memory": "memory"}, "", ""),
         ("EOFError: of the script's own", {"out_of_memory": "memory"}, "", ""),
         ("RuntimeError: DataLoader worker (pid 1) exited unexpectedly with exit code 3.", {}, "", ""),
         ("ValueError: Killed", {"out_of_memory": "memory"}, "", ""),
@@ -282,7 +356,8 @@ WORKER = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {}. "
 )
 def test_likely_cause_of_a_workers_end(text: str, facts: dict[str, Any], cause: str, advice: str) -> None:
     """The cause of a DataLoader worker's end is looked for as for a rank; other exceptions speak for themselves."""
-    error = {"message": {"message": text, "extraInfo": {"py_callstack": text}}}
+    message = text.rpartition("\n")[2] if text.startswith(BEGIN) else text
+    error = {"message": {"message": message, "extraInfo": {"py_callstack": text}}}
     found = likely_cause(failure(ended(0, 1, error=error), **facts))
     assert cause in found[0]
     assert advice in found[1]
@@ -332,3 +407,124 @@ def test_place() -> None:
     rank = ended(7, 1).placed(plan.ranks)
     assert (rank.gpu, rank.node) == (7, plan.ranks[7].node)
     assert (ended(9, 1).placed(plan.ranks).gpu, ended(9, 1).node) == (None, None)
+
+
+def recorded(error: BaseException) -> EndedRank:
+    """Return a rank that recorded this exception, as Python writes it."""
+    message = "".join(traceback.format_exception_only(error)).strip()
+    stack = "".join(traceback.format_exception(error))
+    return ended(0, 1, error={"message": {"message": message, "extraInfo": {"py_callstack": stack, "time_s": 99.0}}})
+
+
+def raised(error: Raised, cause: BaseException | None = None) -> Raised:
+    """Return the exception after it was raised, from the cause if there is one."""
+    try:
+        raise error from cause
+    except type(error) as caught:
+        return caught
+
+
+class OwnError(Exception):
+    """An exception whose name has a module in a traceback."""
+
+
+def again(error: BaseException, where: str) -> BaseException:
+    """Return the exception that torch's ExceptionWrapper makes of an exception of another process."""
+    stack = "".join(traceback.format_exception(error))
+    return raised(type(error)(f"Caught {type(error).__name__} {where}.\nOriginal {stack}"))
+
+
+@pytest.mark.parametrize(
+    ("error", "exception"),
+    [
+        (ValueError("image 17.jpg is truncated"), "ValueError: image 17.jpg is truncated"),
+        (ValueError("first\n\nsecond"), "ValueError: first\n\nsecond"),
+        (ValueError(""), "ValueError"),
+        (OwnError("text"), f"{__name__}.OwnError: text"),
+        (ValueError("a tool said:\nTraceback (most recent call last):\n  File\nKeyError"), "ValueError: a tool said:"),
+    ],
+)
+def test_an_exception_of_a_worker(error: Exception, exception: str) -> None:
+    """It is the worker's own, with what it was raised from, and not the text that torch puts around it."""
+    rank = recorded(again(raised(error, raised(OSError("cause"), KeyError("root"))), "in DataLoader worker process 3"))
+    assert rank.exception.startswith(exception)
+    assert (rank.raised_in, rank.raised_from) == ("in DataLoader worker process 3", "KeyError: 'root'")
+    assert rank.to_json()["raised_in"] == rank.raised_in
+
+
+def test_a_workers_exception_that_was_handled() -> None:
+    """An exception of the program's own is not the worker's, although this is in the traceback."""
+    error = again(raised(ValueError("x")), "in DataLoader worker process 3")
+    try:
+        try:
+            raise error
+        except ValueError:
+            raise KeyError("own")  # noqa: B904 - this is what is tested
+    except KeyError as caught:
+        rank = recorded(caught)
+    assert (rank.exception, rank.raised_in, rank.raised_from) == ("KeyError: 'own'", "", "")
+
+
+@pytest.mark.parametrize(
+    ("error", "raised_from", "members"),
+    [
+        (raised(ValueError("x")), "", []),
+        (raised(ValueError("x"), OSError("y\nz")), "OSError: y", []),
+        (
+            raised(ValueError("x"), raised(ExceptionGroup("g", [OSError("y")]))),
+            "ExceptionGroup: g (1 sub-exception)",
+            [],
+        ),
+        (
+            raised(ExceptionGroup("g", [raised(OSError("y"), KeyError("z")), ValueError("x\ny")])),
+            "",
+            ["OSError: y", "ValueError: x"],
+        ),
+        (
+            raised(ExceptionGroup("g", [ExceptionGroup("h", [OSError("y")]), ValueError("x")]), KeyError("z")),
+            "KeyError: 'z'",
+            ["ExceptionGroup: h (1 sub-exception)", "OSError: y", "ValueError: x"],
+        ),
+        (
+            raised(ExceptionGroup("g", [ValueError(str(n)) for n in range(20)])),
+            "",
+            [*(f"ValueError: {n}" for n in range(15)), "and 5 more exceptions"],
+        ),
+        (
+            raised(
+                ValueError("x"), RemoteTraceback('\n"""\nTraceback (most recent call last):\n  File\nKeyError: 3\n"""')
+            ),
+            "",
+            [],
+        ),
+    ],
+    ids=["alone", "cause", "group as cause", "chain in a group", "group in a group", "many", "multiprocessing's"],
+)
+def test_causes_and_members(error: BaseException, raised_from: str, members: list[str]) -> None:
+    """The root of `raise … from …` and the members of a group are known."""
+    rank = recorded(error)
+    assert (rank.raised_from, rank.members) == (raised_from, members)
+
+
+STACK = 'Stack (most recent call first):\n  File "{}", line 7 in {}\n  File "/home/ada/train.py", line 3 in main\n'
+
+
+@pytest.mark.parametrize(
+    ("stack", "was_in"),
+    [
+        ("", ""),
+        ('Stack (most recent call first):\n  File "/home/ada/tr', ""),
+        (STACK.format("/home/ada/data.py", "read"), "read, data.py:7"),
+        (
+            STACK.format("/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", "barrier"),
+            "barrier, train.py:3",
+        ),
+        (STACK.format("/usr/lib/python3.12/threading.py", "wait"), "wait, train.py:3"),
+        (STACK.format("<frozen importlib._bootstrap>", "_load"), "_load, train.py:3"),
+        ('  File "/usr/lib64/python3.13t/a.py", line 7 in wait\n', "wait, a.py:7"),
+        ('  File "/home/ada/train.py", line 7 in <module>\n', "train.py:7"),
+    ],
+)
+def test_where_a_rank_was(stack: str, was_in: str) -> None:
+    """The place has the innermost function, and the innermost line that is neither Python's nor a package's."""
+    assert ended(0, -15, was_ended=True, stack=stack).was_in == was_in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -60,9 +61,11 @@ def run(tmp_path: Path) -> Callable[..., Ended]:
 
 
 def _started(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    environ = {name: value for name, value in os.environ.items() if name != "TORCHELASTIC_ERROR_FILE"}
+    environ = {
+        name: value for name, value in os.environ.items() if name not in ("TORCHELASTIC_ERROR_FILE", "PYTHONPATH")
+    }
     return subprocess.run(
-        command,
+        ["sh", "-c", 'NUMAPIN_RANK_PID=$$ exec "$@"', "sh", *command],
         cwd=folder,
         env={**environ, "PYTHONIOENCODING": "utf-8:backslashreplace", **variables},
         capture_output=True,
@@ -228,7 +231,7 @@ def test_a_very_deep_traceback(run: Callable[..., Ended]) -> None:
 
 UNCHANGED = """
 import os, sys
-names = sorted({*sys.modules} - {"__future__", "atexit"})
+names = sorted({*sys.modules} - {"__future__", "atexit", "faulthandler"})
 entries = (sys.path[1:], os.environ.get("PYTHONPATH"))
 print(sys.excepthook is sys.__excepthook__, hasattr(sys, "last_value"), entries, names, file=sys.stderr)
 1 / 0
@@ -262,13 +265,70 @@ def test_the_program_sees_nothing(run: Callable[..., Ended], tmp_path: Path) -> 
 
 
 def test_cost() -> None:
-    """Nothing but a built-in module and __future__ is imported at a rank's start."""
-    environ = {**os.environ, "PYTHONPATH": HOOK, "TORCHELASTIC_ERROR_FILE": "/nonexistent/file"}
+    """Nothing but built-in modules and __future__ is imported at a rank's start."""
     command = [sys.executable, "-X", "importtime", "-c", ""]
     found = []
-    for variables in (environ, {**environ, "PYTHONPATH": ""}):
-        done = subprocess.run(
-            command, env=variables, capture_output=True, text=True, start_new_session=True, check=True
-        )
+    for path in (HOOK, ""):
+        done = _started(command, Path("/"), PYTHONPATH=path, TORCHELASTIC_ERROR_FILE="/nonexistent/file")
         found.append({line.rpartition("|")[2].strip() for line in done.stderr.splitlines()})
-    assert found[0] - found[1] <= {"__future__", "atexit", "sitecustomize"}
+    ours = {"numapin_recorder"}
+    assert ours < found[0] - found[1] <= {"__future__", "atexit", "faulthandler", "sitecustomize", *ours}
+
+
+def test_the_text_of_sys_exit(run: Callable[..., Ended]) -> None:
+    """It is recorded with the frames that lead to sys.exit, and is printed once, as without the record."""
+    done = run("import sys\ndef leave(): sys.exit('no data')\nleave()\n")
+    assert done.record is not None
+    assert (done.status, done.err, done.record["message"]) == (1, "no data\n", "SystemExit: no data")
+    frames = [line.rpartition("train.py")[2] for line in done.text.split("\n") if line.startswith("  File")]
+    assert frames == ['", line 3, in <module>', '", line 2, in leave']
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("try: sys.exit('no data')\nexcept SystemExit: pass\nsys.exit(1)\n", 1),
+        ("try: sys.exit('no data')\nexcept SystemExit as error: print(error, file=sys.stderr)\n", 0),
+        ("sys.exit()\n", 0),
+        ("sys.exit(None)\n", 0),
+        ("sys.exit(True)\n", 1),
+        ("sys.stderr = None\nsys.exit('no data')\n", 1),
+        ("import os\nif os.fork() == 0: sys.exit('the child')\nos.wait()\n", 0),
+    ],
+)
+def test_no_text_of_sys_exit(run: Callable[..., Ended], text: str, status: int) -> None:
+    """Nothing is recorded if the text has not ended the program, and the status is as without the record."""
+    done = run(f"import sys\n{text}")
+    assert (done.status, done.record) == (status, None)
+
+
+def test_a_program_that_cannot_be_executed(run: Callable[..., Ended]) -> None:
+    """The environment is as before."""
+    done = run(
+        "import os, sys\nbefore = dict(os.environ)\n"
+        "try: os.execlp('/nonexistent', 'x')\nexcept OSError: print(before == dict(os.environ), file=sys.stderr)\n"
+    )
+    assert done.err == "True\n"
+
+
+def test_a_child_of_a_rank_is_not_watched(run: Callable[..., Ended]) -> None:
+    """Neither a process that it starts nor what a fork executes records anything."""
+    done = run(
+        "import os, subprocess, sys\n"
+        "subprocess.run([sys.executable, '-c', '1 / 0'])\n"
+        "os.spawnl(os.P_WAIT, sys.executable, sys.executable, '-c', '1 / 0')\n"
+    )
+    assert done.err.count("ZeroDivisionError") == 2
+    assert done.record is None
+
+
+def test_any_python_below_a_wrapper_can_import_it() -> None:
+    """Python 2.7 cannot parse annotations, f-strings, or text that is not ASCII."""
+    text = Path(HOOK, "sitecustomize.py").read_text()
+    newer = (ast.AnnAssign, ast.JoinedStr, ast.NamedExpr, ast.AsyncFunctionDef, ast.Nonlocal)
+    for node in ast.walk(ast.parse(text)):
+        assert not isinstance(node, newer), ast.unparse(node)
+        if isinstance(node, ast.FunctionDef):
+            assert node.returns is None
+            assert not [argument for argument in ast.walk(node.args) if isinstance(argument, ast.arg)]
+    assert text.isascii()

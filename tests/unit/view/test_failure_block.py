@@ -89,7 +89,8 @@ def test_last_frames_without_record() -> None:
     record = (
         '  File "/v/torch/distributed/elastic/multiprocessing/errors/__init__.py", line 3, in wrapper\n    return f()\n'
     )
-    first = 'Traceback (most recent call last):\n  File "a.py", line 1, in a\n    a()\nKeyError: 1\n\nDuring\n\n'
+    first = 'Traceback (most recent call last):\n  File "a.py", line 1, in a\n    a()\nKeyError: 1\n\n'
+    first += "During handling of the above exception, another exception occurred:\n\n"
     last = f'Traceback (most recent call last):\n{record}  File "b.py", line 2, in b\n    b()\n    ~^^\nValueError: x'
     lines = block(ended(text="ValueError: x", trace=first + last))
     assert lines[2:5] == ["  failed  ValueError: x", '  at      File "b.py", line 2, in b', "            b()"]

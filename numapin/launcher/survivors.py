@@ -1,0 +1,84 @@
+"""What is lost once the ranks of a failed job are ended: where each of them is, and how full /dev/shm is. Edge.
+
+Each Python below the launcher has a file in memory into which a signal makes it write its stack; see
+`rank/errorhook/numapin_recorder.py`. A rank that does not answer in time, or that blocks the signal, says nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from numapin.launcher.failure import STACK_SIGNAL
+from numapin.system import proc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_FILE: Final = "/memfd:numapin-stack"
+_LIMIT_S: Final = 0.2
+_LOOK_S: Final = 0.002
+
+
+class LastLook(NamedTuple):
+    """The state of a job when the failure was seen.
+
+    Attributes:
+        stacks: The stacks of ranks that answered, by the process of the rank.
+        shm_used: The used share of /dev/shm, from 0 to 1. None: unknown.
+    """
+
+    stacks: dict[int, str]
+    shm_used: float | None
+
+
+def look(pids: Iterable[int]) -> LastLook:
+    """Ask running ranks where they are, and wait at most 0.2 s for their answers."""
+    shm_used = None
+    with suppress(OSError, ZeroDivisionError):
+        shm = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
+        shm_used = 1 - shm.f_bavail / shm.f_blocks
+    asked = {}
+    for pid in pids:
+        python, file = _python_of(pid)
+        if file and _answers(python):
+            with suppress(OSError):
+                os.kill(python, STACK_SIGNAL)
+                asked[pid] = file
+    stacks: dict[int, str] = {}
+    deadline_s = time.monotonic() + _LIMIT_S
+    while asked and time.monotonic() < deadline_s:
+        time.sleep(_LOOK_S)
+        for pid, file in [*asked.items()]:
+            try:
+                text = file.read_text(encoding="ascii", errors="replace")
+            except OSError:
+                text = ""
+            if text and text == stacks.get(pid):  # it has written all of it
+                del asked[pid]
+            stacks[pid] = text
+    return LastLook(stacks, shm_used)
+
+
+def _python_of(pid: int) -> tuple[int, Path | None]:
+    """Return the rank, or the nearest Python below it, that has such a file; and the file, None if there is none."""
+    below = [pid]
+    for candidate in below:
+        with suppress(OSError):
+            for file in Path(proc.folder_of(candidate), "fd").iterdir():
+                if str(file.readlink()).startswith(_FILE):
+                    return candidate, file
+        below += proc.children_in(candidate)
+    return pid, None
+
+
+def _answers(pid: int) -> bool:
+    """Return whether a process handles the signal, of which it would die otherwise, and does not block it."""
+    try:
+        caught, blocked = (int(proc.status_field(proc.folder_of(pid), name), 16) for name in ("SigCgt", "SigBlk"))
+    except (proc.Gone, OSError):
+        return False
+    return bool((caught & ~blocked) >> (STACK_SIGNAL - 1) & 1)
