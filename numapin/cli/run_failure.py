@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from numapin.base.stderr import say
 from numapin.cli.output import show_frames
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numapin.launcher.failure import JobFailure
-
-_FILE: Final = "failure.txt"
 
 
 @contextmanager
@@ -44,8 +42,8 @@ def _block(failure: JobFailure, run_dir: str) -> tuple[str, ...]:
 
     file = ""
     with suppress(NumapinError):  # a full disk
-        handover.write_text(run_dir, _FILE, failure_text(failure))
-        file = f"{run_dir}/{_FILE}"
+        handover.write_text(run_dir, handover.REPORT, failure_text(failure))
+        file = f"{run_dir}/{handover.REPORT}"
     return tuple(failure_block(failure, file=file))
 
 
