@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from numapin.base.stderr import say
 from numapin.cli.output import show_frames
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numapin.launcher.failure import JobFailure
-
-_FILE: Final = "failure.txt"
 
 
 @contextmanager
@@ -34,8 +32,8 @@ def accounted(run_dir: str) -> Iterator[None]:
 
             folder, file = os.environ.get("NUMAPIN_RUN_DIR") or run_dir, ""
             with suppress(NumapinError):  # a full disk
-                handover.write_text(folder, _FILE, failure_text(failure))
-                file = f"{folder}/{_FILE}"
+                handover.write_text(folder, handover.REPORT, failure_text(failure))
+                file = f"{folder}/{handover.REPORT}"
             error.block = tuple(failure_block(failure, file=file))
         raise
 

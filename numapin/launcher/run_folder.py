@@ -38,9 +38,9 @@ _HELD: Final = (errno.EWOULDBLOCK, errno.EACCES)  # other errors: the file syste
 def run_directory(environ: Mapping[str, str], report: Callable[[str], None] = lambda _: None) -> Iterator[str]:
     """Make this run's folder (mode 0700) and yield its path.
 
-    In the default place, the folder is removed when the run succeeds. After a failure it stays until the next run,
-    because the error report names files in it. In a folder that the user named with NUMAPIN_RUN_DIR, everything stays.
-    `report` is called with the directories that were skipped, and why.
+    In the default place, the folder is removed when the run succeeds. Otherwise the next run removes it, unless it is
+    one of the last ten with a report of failed ranks. In a folder that the user named with NUMAPIN_RUN_DIR, everything
+    stays. `report` is called with the directories that were skipped, and why.
 
     Raises NumapinError if the folder cannot be made or another user controls it.
     """

@@ -15,23 +15,26 @@ from contextlib import suppress
 from typing import Final
 
 from numapin.base.folders import FOLDER, is_own, open_file, status_at
+from numapin.rank.handover import REPORT
 
 LOCK: Final = "lock"
 NEW: Final = ".new-"
 """The prefix of a run folder's name until its launcher has locked it."""
 _NAME: Final = re.compile(r"(?:run|\.new)-[0-9]{8}-[0-9]{6}-(?P<host>.*)-[^-]*", re.DOTALL)
+_NUM_REPORTS: Final = 10
 _UNFINISHED_S: Final = 3600  # a launcher locks and renames a new folder within milliseconds
 
 
 def sweep(base: int) -> None:
     """Remove the folders of this host's runs that have ended: the ones whose lock no launcher holds.
 
-    Other hosts' folders stay. If locks are local to a host, as on Lustre with localflock, theirs look free here.
+    The last ten with a report of failed ranks stay. So do other hosts' folders: if locks are local to a host, as on
+    Lustre with localflock, theirs look free here.
     """
-    for name in os.listdir(base):
-        if _is_of_this_host(name):
-            with suppress(OSError):  # removed at this moment, or its lock is held
-                _sweep_one(base, name)
+    num_reports = 0
+    for name in sorted(filter(_is_of_this_host, os.listdir(base)), reverse=True):  # the newest first
+        with suppress(OSError):  # removed at this moment, or its lock is held
+            num_reports += _sweep_one(base, name, keep_report=num_reports < _NUM_REPORTS)
 
 
 def remove(base: int, name: str) -> None:
@@ -72,34 +75,32 @@ def _is_of_this_host(name: str) -> bool:
     return match is not None and match["host"] == host_name()
 
 
-def _sweep_one(base: int, name: str) -> None:
-    """Remove a folder of ours if no launcher holds its lock. Raises OSError if it stays."""
-    folder = os.open(name, FOLDER, dir_fd=base)
+def _sweep_one(base: int, name: str, *, keep_report: bool) -> bool:
+    """Remove a folder of ours if no launcher holds its lock; return whether it has a report and was kept.
+
+    Raises OSError if a launcher holds the lock.
+    """
+    folder = lock = os.open(name, FOLDER, dir_fd=base)
     try:
         has_lock = status_at(folder, LOCK) is not None
         may_begin = name.startswith(NEW) or not has_lock
         if not is_own(folder) or (may_begin and _is_young(folder)):
-            return
-        if not has_lock:
-            # Its launcher died before it made the lock, or an older version after it had removed it. A cleaner may also
-            # have removed the lock of a run that is active: its launcher holds the folder itself.
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        if has_lock:
+            lock = open_file(folder, LOCK, os.O_RDWR)  # NFS needs write access for an exclusive lock
+            if not is_own(lock):
+                return False
+        # Without a lock, its launcher died before it made one, or an older version after it had removed it. A cleaner
+        # may also have removed the lock of a run that is active: its launcher holds the folder itself.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_kept = keep_report and status_at(folder, REPORT) is not None
+        if not is_kept:
             remove(base, name)
-            return
-        lock = open_file(folder, LOCK, os.O_RDWR)  # NFS needs write access for an exclusive lock
+        return is_kept
     finally:
         os.close(folder)
-    _remove_unless_locked(base, name, lock)
-
-
-def _remove_unless_locked(base: int, name: str, lock: int) -> None:
-    """Remove a folder if its lock is ours and free, and close the lock. Raises OSError if it is held."""
-    try:
-        if is_own(lock):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove(base, name)
-    finally:
-        os.close(lock)
+        if lock != folder:
+            os.close(lock)
 
 
 def _is_young(folder: int) -> bool:

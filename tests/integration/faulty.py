@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from numapin.launcher import run_folder
+from numapin.rank import handover
 from tests.integration.forking import CommandLine
 from tests.integration.launching import environment, script, start
 from tests.waiting import gone, wait_until
@@ -144,7 +145,9 @@ class Job:
         if runs:
             with run_folder.run_directory({"TMPDIR": str(self.temporary)}):
                 pass
-            yield "run folder until the next run" if not any(run.exists() for run in runs) else "run folder left"
+            left = [run for run in runs if run.exists()]
+            has_reports = left and all((run / handover.REPORT).exists() for run in left)
+            yield f"run folder {'with the report' if has_reports else 'left' if left else 'until the next run'}"
         names = {
             path.name.partition("_")[0] for path in self.temporary.iterdir() if path.name.startswith("torchelastic")
         }

@@ -6,12 +6,13 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
@@ -438,14 +439,28 @@ def test_systemd_tmpfiles_leaves_an_active_run(tmp_path: Path) -> None:
     assert not ended.exists()
 
 
-def test_a_run_that_failed_leaves_its_folder_until_the_next(tmp_path: Path) -> None:
-    """The files that torch's error report names can be read until the next run removes them."""
+def test_a_run_without_a_report_leaves_its_folder_until_the_next(tmp_path: Path) -> None:
+    """Its files can be read until the next run removes them."""
     environ = {"TMPDIR": str(tmp_path)}
     with pytest.raises(KeyError), run_folder.run_directory(environ) as failed:
         raise KeyError
     assert Path(failed).is_dir()
     with run_folder.run_directory(environ):
         assert not Path(failed).exists()
+
+
+def test_the_last_ten_reports_stay(tmp_path: Path) -> None:
+    """A run does not remove what the ones before report about failed ranks, unless there are ten newer reports."""
+    environ = {"TMPDIR": str(tmp_path)}
+    folders = []
+    for number in range(12):
+        with suppress(KeyError), run_folder.run_directory(environ) as folder:
+            Path(folder, handover.REPORT).touch()
+            raise KeyError
+        # Runs that start in the same second have names in no order.
+        folders.append(Path(folder).rename(re.sub("-[0-9]{6}-", f"-{number:06}-", folder)))
+    with run_folder.run_directory(environ):
+        assert [folder.exists() for folder in folders] == [False] * 2 + [True] * 10
 
 
 def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
