@@ -161,11 +161,9 @@ class _UsersWarnings:
 
     @staticmethod
     def warn(message: Warning | str, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
-        """Warn at the user's line."""
-        frame = usage_log.users_frame()
-        if frame is None:
-            warnings.warn(message, category, stacklevel + 1)
-            return
+        """Warn at the user's line, or at the caller's if there is none."""
+        del stacklevel
+        frame = usage_log.users_frame() or sys._getframe(1)
         module, seen = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
         warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, seen)
 
