@@ -69,20 +69,18 @@ def install(*, only_copies: bool = False, balance: bool = False) -> None:
     """Give torch's DataLoader our data path wherever it has workers; with `only_copies`, only copies of our loaders.
 
     The same goes for torchdata's StatefulDataLoader, if the program has imported it. A second call can only extend that
-    to all loaders, and to torchdata's. One line on stderr, of rank 0 only, reports the first loader that is taken over.
+    to all loaders, and to torchdata's. One line on stderr reports the first loader that is taken over.
     `balance` works as in `numapin.DataLoader`, for all loaders that are not copies.
     """
     if _STATE.everything is None:
         _hook(torch.utils.data.DataLoader, iterator_of)
         _mark_copies(torch.utils.data.DataLoader)
         _watch_iterators()
-        _warn_at_users_line(torch.utils.data.DataLoader)
     _STATE.everything = bool(_STATE.everything) or not only_copies
     _STATE.balance = _STATE.balance or balance
     theirs = stateful.loader_class()
     if theirs is not None and theirs not in _STATE.hooked:
         _hook(theirs, stateful.iterator_of)
-        _warn_at_users_line(theirs)
 
 
 class LoaderCopy(torch.utils.data.DataLoader[Any]):
@@ -97,6 +95,32 @@ class LoaderCopy(torch.utils.data.DataLoader[Any]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next iterator begin after a state's last batch: see numapin.DataLoader."""
         load_state(self, state_dict)
+
+
+class _UsersWarnings:
+    """The module `warnings` for a loader's module: its warnings name the user's line.
+
+    They would name the caller of torch's function, which may be one of ours.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the module has."""
+        return getattr(warnings, name)
+
+    @staticmethod
+    def warn(message: Warning | str, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
+        """Warn at the user's line, or at the caller's if there is none."""
+        del stacklevel
+        frame = usage_log.users_frame() or sys._getframe(1)
+        module, seen = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
+        warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, seen)
+
+
+def _warn_at_users_line(cls: type[_Loader]) -> None:
+    """Let warnings of a loader's module name the user's line."""
+    module = sys.modules.get(cls.__module__)
+    if getattr(module, "warnings", None) is warnings:
+        module.warnings = _UsersWarnings()  # type: ignore[union-attr] # it has the name
 
 
 def _mark_copies(cls: type[_Loader]) -> None:
@@ -119,6 +143,7 @@ def _mark_copies(cls: type[_Loader]) -> None:
 def _hook(cls: type[_Loader], iterator_of_it: Callable[[_Loader, PathOptions], Any]) -> None:
     """Let loaders of this class with workers make their iterators by this function."""
     _STATE.hooked.append(cls)
+    _warn_at_users_line(cls)
     torchs_own = cls._get_iterator
 
     def _get_iterator(self: _Loader) -> _BaseDataLoaderIter:
@@ -149,34 +174,8 @@ def _watch_iterators() -> None:
     _BaseDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
 
 
-class _UsersWarnings:
-    """The module `warnings` for a loader's module: its warnings name the user's line.
-
-    They would name the caller of torch's function, which may be one of ours.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the module has."""
-        return getattr(warnings, name)
-
-    @staticmethod
-    def warn(message: Warning | str, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
-        """Warn at the user's line, or at the caller's if there is none."""
-        del stacklevel
-        frame = usage_log.users_frame() or sys._getframe(1)
-        module, seen = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
-        warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, seen)
-
-
-def _warn_at_users_line(cls: type[_Loader]) -> None:
-    """Let warnings of a loader's module name the user's line."""
-    module = sys.modules.get(cls.__module__)
-    if getattr(module, "warnings", None) is warnings:
-        module.warnings = _UsersWarnings()  # type: ignore[union-attr] # it has the name
-
-
 def _announce() -> None:
     if not _STATE.is_announced:
         _STATE.is_announced = True
-        if os.environ.get("RANK", "0") == "0":
+        if os.environ.get("RANK", "0") == "0":  # once per job
             say("torch's DataLoader uses numapin's data path")
