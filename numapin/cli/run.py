@@ -225,7 +225,7 @@ def _warn_of_options_after(job: Job) -> None:
     words = takewhile(lambda word: word != "--", job.command[3:])  # after the interpreter, -u and the script
     found = _OF_LAUNCHERS.intersection(word.partition("=")[0].replace("_", "-") for word in words)
     script = Path(job.program)
-    if not found or script.suffix != ".py" or job.no_python or job.run_path:
+    if not found or script.suffix != ".py" or not script.is_file() or job.no_python or job.run_path:
         return
     try:
         text = script.read_text(errors="replace").replace("_", "-")

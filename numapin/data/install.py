@@ -70,7 +70,7 @@ def install(*, only_copies: bool = False, balance: bool = False) -> None:
     """Give torch's DataLoader our data path wherever it has workers; with `only_copies`, only copies of our loaders.
 
     The same goes for torchdata's StatefulDataLoader, if the program has imported it. A second call can only extend that
-    to all loaders, and to torchdata's. One line on stderr, of rank 0 only, reports the first loader that is taken over.
+    to all loaders, and to torchdata's. One line on stderr reports the first loader that is taken over.
     `balance` works as in `numapin.DataLoader`, for all loaders that are not copies.
 
     If torch lacks a private name that the path needs, loaders stay torch's, and one line on stderr says so.
@@ -81,7 +81,6 @@ def install(*, only_copies: bool = False, balance: bool = False) -> None:
     if torchs not in _STATE.hooked:
         _mark_copies(torchs)
         _watch_iterators()
-        _warn_at_users_line(torchs)
         if torch_names.why_off():
             _leave(torchs)
         else:
@@ -91,7 +90,6 @@ def install(*, only_copies: bool = False, balance: bool = False) -> None:
             _leave(theirs, torch_names.TORCHDATA)
         else:
             _hook(theirs, stateful.iterator_of)
-            _warn_at_users_line(theirs)
 
 
 class LoaderCopy(torch.utils.data.DataLoader[Any]):
@@ -106,6 +104,32 @@ class LoaderCopy(torch.utils.data.DataLoader[Any]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Let the next iterator begin after a state's last batch: see numapin.DataLoader."""
         load_state(self, state_dict)
+
+
+class _UsersWarnings:
+    """The module `warnings` for a loader's module: its warnings name the user's line.
+
+    They would name the caller of torch's function, which may be one of ours.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the module has."""
+        return getattr(warnings, name)
+
+    @staticmethod
+    def warn(message: Warning | str, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
+        """Warn at the user's line, or at the caller's if there is none."""
+        del stacklevel
+        frame = usage_log.users_frame() or sys._getframe(1)
+        module, seen = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
+        warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, seen)
+
+
+def _warn_at_users_line(cls: type[_Loader]) -> None:
+    """Let warnings of a loader's module name the user's line."""
+    module = sys.modules.get(cls.__module__)
+    if getattr(module, "warnings", None) is warnings:
+        module.warnings = _UsersWarnings()  # type: ignore[union-attr] # it has the name
 
 
 def _mark_copies(cls: type[_Loader]) -> None:
@@ -128,6 +152,7 @@ def _mark_copies(cls: type[_Loader]) -> None:
 def _hook(cls: type[_Loader], iterator_of_it: Callable[[_Loader, PathOptions], Any]) -> None:
     """Let loaders of this class with workers make their iterators by this function."""
     _STATE.hooked.append(cls)
+    _warn_at_users_line(cls)
     torchs_own = cls._get_iterator
 
     def _get_iterator(self: _Loader) -> _BaseDataLoaderIter:
@@ -180,34 +205,6 @@ def _watch_iterators() -> None:
         torchs_own(self, loader, *rest, **named)
 
     _BaseDataLoaderIter.__init__ = __init__  # type: ignore[method-assign]
-
-
-class _UsersWarnings:
-    """The module `warnings` for a loader's module: its warnings name the user's line.
-
-    They would name the caller of torch's function, which may be one of ours.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the module has."""
-        return getattr(warnings, name)
-
-    @staticmethod
-    def warn(message: Warning | str, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
-        """Warn at the user's line."""
-        frame = usage_log.users_frame()
-        if frame is None:
-            warnings.warn(message, category, stacklevel + 1)
-            return
-        module, seen = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
-        warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, seen)
-
-
-def _warn_at_users_line(cls: type[_Loader]) -> None:
-    """Let warnings of a loader's module name the user's line."""
-    module = sys.modules.get(cls.__module__)
-    if getattr(module, "warnings", None) is warnings:
-        module.warnings = _UsersWarnings()  # type: ignore[union-attr] # it has the name
 
 
 def _say_once(line: str) -> None:

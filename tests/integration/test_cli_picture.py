@@ -176,8 +176,8 @@ def test_the_matrix_fits_the_terminal(width: int, dgx: str) -> None:
     [
         (["--open", "--format", "json"], 2, "--open shows svg and html, not json"),
         (["--open", "--save", "x.json"], 2, "--save writes a machine file only"),
-        (["--format", "json", "--plan"], 2, "--plan marks nothing with --format json"),
-        (["--format", "matrix", "--plan", "x.json"], 2, "--plan marks nothing with --format matrix"),
+        (["--format", "json", "--plan"], 2, "--format json does not show a plan"),
+        (["--format", "matrix", "--plan", "x.json"], 2, "--format matrix does not show a plan"),
         (["--output", "x.txt"], 2, "--output is for svg and html, not for tree"),
         (["--format", "svg", "--output", "/proc/nope/topo.svg"], 1, "choose another file for --output"),
         (["--format", "svg", "--plan", "/proc/nope.json"], 3, "/proc/nope.json cannot be read: "),

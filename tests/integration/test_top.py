@@ -209,7 +209,7 @@ class TestMetrics:
     @pytest.mark.parametrize(
         ("options", "told"),
         [
-            (["--openmetrics", "x.prom", "--json"], "two outputs"),
+            (["--openmetrics", "x.prom", "--json"], "--json and --openmetrics cannot be combined"),
         ],
     )
     def test_wrong_input(self, tmp_path: Path, options: list[str], told: str) -> None:

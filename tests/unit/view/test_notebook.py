@@ -56,7 +56,7 @@ def test_a_machine_as_text() -> None:
 
 def test_a_plan_as_text() -> None:
     """`print(plan)` has a line per rank, which says if it is not exact."""
-    plan = make_plan(grid(nodes=2, gpus=[0, 1]), Request(cpus_per_rank=99))
+    plan = make_plan(grid(nodes=2, gpus=[0, 1]), Request(cpus_per_rank=16))
     assert str(plan).splitlines() == [
         "2 ranks, bind node, memory preferred",
         "  rank 0: GPU 0, node 0, CPUs 0-3,8-11, memory preferred 0, 4 threads (not exact)",
