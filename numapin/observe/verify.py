@@ -151,13 +151,15 @@ def off_plan(plan: Plan, ranks: Iterable[ObservedRank], *, bound: Collection[int
                 continue
             if not is_bound and rank.cpuset:  # its launcher could not give it more
                 allowed = [cpus & rank.cpuset for cpus in allowed]
-            if plan.bind is Bind.NONE or not any(thread.cpus < cpus for cpus in allowed) or thread.cpus in allowed:
+            has_fewer = any(thread.cpus < cpus for cpus in allowed) and thread.cpus not in allowed
+            if not has_fewer or plan.bind is Bind.NONE or process.role is Role.OTHER:
                 continue
-            needed = allowed[0] if is_bound or process.openmp or main is None else main.cpus
-            is_main = thread.tid == process.pid and process.role is not Role.OTHER
-            if is_main and thread.cpus < needed:
+            needed = allowed[0]
+            if main is not None and not is_bound and not process.openmp:  # what another launcher gave it
+                needed = main.cpus
+            if thread.tid == process.pid and thread.cpus < needed:
                 off.squeezed.append((process, thread))
-            elif thread.cpus and process.role is not Role.OTHER and not thread.name.startswith(_OF_NCCL):
+            elif thread.cpus and not thread.name.startswith(_OF_NCCL):
                 pinned.setdefault(thread.cpus, []).append((number, (process, thread)))
     reported = {thread.cpus for off in found.values() for _, thread in off.squeezed}
     for cpus, there in pinned.items():
@@ -211,8 +213,9 @@ def _threads(
         by_cpus.setdefault((thread.cpus, _planned(plan, process, thread)[0]), []).append((process, thread))
     for (cpus, planned), group in by_cpus.items():
         num_workers = sum(process.role is Role.WORKER for process, _ in group)
-        whose = ["the main thread"] * (len(group) > num_workers)
-        whose += [counted(num_workers, str(Role.WORKER))] * (num_workers > 0)
+        whose = ["the main thread"] if len(group) > num_workers else []
+        if num_workers:
+            whose.append(counted(num_workers, str(Role.WORKER)))
         yield VerifyFinding(
             severity=VerifySeverity.ERROR,
             what=f"{' and '.join(whose)} may run on CPUs {cpus} only; planned: {planned}",
@@ -221,24 +224,22 @@ def _threads(
         )
 
     for cpus in dict.fromkeys(thread.cpus for _, thread in stacked):
-        sharing = {
-            number: [each for each in of_rank.stacked if each[1].cpus == cpus] for number, of_rank in off.items()
-        }
-        numbers = [number for number, found in sharing.items() if found]
+        own = [(process, thread) for process, thread in stacked if thread.cpus == cpus]
+        sharing = [number for number, each in off.items() for _, thread in each.stacked if thread.cpus == cpus]
         yield VerifyFinding(
             severity=VerifySeverity.ERROR,
-            what=f"{sum(map(len, sharing.values()))} threads of {listed('rank', numbers)} may run on CPUs {cpus} only; "
+            what=f"{len(sharing)} threads of {listed('rank', set(sharing))} may run on CPUs {cpus} only; "
             f"planned: {plan.cpus}",
-            where=_where_threads(sharing[rank.local_rank]),
-            remedy=_squeeze_remedy(plan, rank, sharing[rank.local_rank], bind, again),
+            where=_where_threads(own),
+            remedy=_squeeze_remedy(plan, rank, own, bind, again),
         )
 
-    own = plan.main_cpus if rank.cpuset is None else plan.main_cpus & rank.cpuset
+    planned = plan.main_cpus if rank.cpuset is None else plan.main_cpus & rank.cpuset
     is_reported = any(thread is main for _, thread in (*squeezed, *stacked))
-    if applied is None and main is not None and main.cpus < own and not is_reported:
+    if applied is None and main is not None and main.cpus < planned and not is_reported:
         yield VerifyFinding(
             severity=VerifySeverity.WARNING,
-            what=f"bound to fewer CPUs than numapin would give it: {main.cpus}; planned: {own}",
+            what=f"bound to fewer CPUs than numapin would give it: {main.cpus}; planned: {planned}",
             where=f"pid {rank.pid}",
             remedy=f"if its launcher did not mean that (taskset, srun --cpu-bind, …): {again} --widen",
         )
