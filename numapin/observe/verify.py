@@ -51,6 +51,7 @@ _HARMLESS: Final = {
     None: "keeps to the rank's CPUs, or narrows its threads to those of the GPU's node (2.29.2 to 2.29.7)",
 }
 _RESTART: Final = "start it with numapin run, which binds before the program starts"
+_MOST_MASKS: Final = 4  # in a finding
 _OF_NCCL: Final = ("NCCL", "pt_nccl")
 """How the names of NCCL's own threads begin: it gives them the CPUs of the GPU's node, as far as the rank has them."""
 
@@ -208,10 +209,14 @@ def _threads(
     else:
         yield from (_moved(plan, group, again) for group in _alike(outside))
 
-    by_cpus: dict[tuple[CpuSet, CpuSet], list[_Found]] = {}
+    # Workers that inherited the main thread's CPUs are in its finding. A worker_init_fn may give each CPUs of its own.
+    groups: dict[tuple[bool, CpuSet], list[_Found]] = {}
     for process, thread in squeezed:
-        by_cpus.setdefault((thread.cpus, _planned(plan, process, thread)[0]), []).append((process, thread))
-    for (cpus, planned), group in by_cpus.items():
+        is_as_main = main is not None and thread.cpus == main.cpus
+        groups.setdefault((is_as_main, _planned(plan, process, thread)[0]), []).append((process, thread))
+    for (_, planned), group in groups.items():
+        masks = list(dict.fromkeys(str(thread.cpus) for _, thread in group))
+        cpus = " or ".join([*masks[:_MOST_MASKS], *(["others"] if len(masks) > _MOST_MASKS else [])])
         num_workers = sum(process.role is Role.WORKER for process, _ in group)
         whose = ["the main thread"] if len(group) > num_workers else []
         if num_workers:
