@@ -120,8 +120,8 @@ def python(live: Live, _topology: Topology) -> Result:
 @live_check(
     "torch",
     where="the metadata of the package torch",
-    why="topo, plan, job, exec, doctor, verify, top, and `run` on one host without restarts, work without torch. "
-    "trace, compare, most of bench, the DataLoader, and `run` with restarts or several hosts need it.",
+    why="topo, plan, job, exec, doctor, verify, top, attach, and `run` on one host work without torch. trace, compare, "
+    "most of bench, the DataLoader, and `run` on several hosts need it.",
 )
 def torch(live: Live, _topology: Topology) -> Result:
     """Find an environment without torch."""
