@@ -216,16 +216,16 @@ def _threads(
         groups.setdefault((is_as_main, _planned(plan, process, thread)[0]), []).append((process, thread))
     for (_, planned), group in groups.items():
         masks = list(dict.fromkeys(str(thread.cpus) for _, thread in group))
-        cpus = " or ".join([*masks[:_MOST_MASKS], *(["others"] if len(masks) > _MOST_MASKS else [])])
+        shown = " or ".join([*masks[:_MOST_MASKS], *(["others"] if len(masks) > _MOST_MASKS else [])])
         num_workers = sum(process.role is Role.WORKER for process, _ in group)
         whose = ["the main thread"] if len(group) > num_workers else []
         if num_workers:
             whose.append(counted(num_workers, str(Role.WORKER)))
         yield VerifyFinding(
             severity=VerifySeverity.ERROR,
-            what=f"{' and '.join(whose)} may run on CPUs {cpus} only; planned: {planned}",
+            what=f"{' and '.join(whose)} may run on CPUs {shown} only; planned: {planned}",
             where=_where_threads(group),
-            remedy=_squeeze_remedy(plan, rank, group, bind, again),
+            remedy=_squeeze_remedy(plan, rank, group, bind, applied, again=again),
         )
 
     for cpus in dict.fromkeys(thread.cpus for _, thread in stacked):
@@ -236,7 +236,7 @@ def _threads(
             what=f"{len(sharing)} threads of {listed('rank', set(sharing))} may run on CPUs {cpus} only; "
             f"planned: {plan.cpus}",
             where=_where_threads(own),
-            remedy=_squeeze_remedy(plan, rank, own, bind, again),
+            remedy=_squeeze_remedy(plan, rank, own, bind, applied, again=again),
         )
 
     planned = plan.main_cpus if rank.cpuset is None else plan.main_cpus & rank.cpuset
@@ -315,15 +315,26 @@ def _remedy(process: Process, thread: Thread, again: str) -> str:
     return f"the program or another process called sched_setaffinity; bind it again with: {again}"
 
 
-def _squeeze_remedy(plan: RankPlan, rank: ObservedRank, group: list[_Found], bind: Bind, again: str) -> str:
+def _squeeze_remedy(
+    plan: RankPlan,
+    rank: ObservedRank,
+    group: list[_Found],
+    bind: Bind,
+    applied: Mapping[str, object] | None,
+    *,
+    again: str,
+) -> str:
     """Name the likely cause for threads that have only some of the planned CPUs."""
-    process = group[0][0]
+    process, thread = group[0]
     if process.openmp:
         return f"OpenMP pins threads by {' '.join(process.openmp)}: unset it, and start the job again"
-    if rank.cpuset is not None and not plan.cpus <= rank.cpuset:
+    excludes = rank.cpuset is not None and not plan.cpus <= rank.cpuset
+    was_cut = applied is not None and applied.get("cpus") == str(thread.cpus)  # when the rank was bound
+    if excludes or was_cut:
+        cpuset = f"allows CPUs {rank.cpuset} only" if excludes else "did not allow more when it was bound"
         return (
-            f"the cpuset of the rank allows CPUs {rank.cpuset} only: give it the others, or start the job again, which "
-            f"plans with what it may use; see: cat /proc/{rank.pid}/cgroup"
+            f"the cpuset of the rank {cpuset}: give it the others, or start the job again, which plans with what "
+            f"it may use; see: cat /proc/{rank.pid}/cgroup"
         )
     if process.role is Role.WORKER:
         return (

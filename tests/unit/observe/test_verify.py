@@ -240,6 +240,8 @@ class TestFewerCpus:
         report = verify(plan, Observed(nodes=CpuSet({0, 1}), ranks=(rank,)), applied={0: APPLIED}, run="run-1")
         assert report.holds is False
         assert "the cpuset of the rank allows CPUs 0-5 only" in _only(report).remedy
+        at_start = _report(_on(RANK, "4-5"), applied={**APPLIED, "cpus": "4-5"})
+        assert "the cpuset of the rank did not allow more when it was bound" in _only(at_start).remedy
 
     def test_nccl(self) -> None:
         """A main thread that NCCL narrowed to the GPU's node is off a plan with more CPUs; the remedy is an upgrade."""
