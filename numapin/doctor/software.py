@@ -120,9 +120,9 @@ def python(live: Live, _topology: Topology) -> Result:
 @live_check(
     "torch",
     where="the metadata of the package torch, and private names in its files",
-    why="topo, plan, job, exec, doctor, verify, top, and `run` on one host without restarts, work without torch. "
-    "trace, compare, most of bench, the DataLoader, and `run` with restarts or several hosts need it. The DataLoader "
-    "is built on private names of torch; if a release lacks one, batches come from torch's own loader.",
+    why="topo, plan, job, exec, doctor, verify, top, attach, and `run` on one host work without torch. trace, compare, "
+    "most of bench, the DataLoader, and `run` on several hosts need it. The DataLoader is built on private names of "
+    "torch; if a release lacks one, batches come from torch's own loader.",
 )
 def torch(live: Live, _topology: Topology) -> Result:
     """Find an environment without torch, or a torch that numapin's DataLoader does not know."""

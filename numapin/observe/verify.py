@@ -51,6 +51,7 @@ _HARMLESS: Final = {
     None: "keeps to the rank's CPUs, or narrows its threads to those of the GPU's node (2.29.2 to 2.29.7)",
 }
 _RESTART: Final = "start it with numapin run, which binds before the program starts"
+_MOST_MASKS: Final = 4  # in a finding
 _OF_NCCL: Final = ("NCCL", "pt_nccl")
 """How the names of NCCL's own threads begin: it gives them the CPUs of the GPU's node, as far as the rank has them."""
 
@@ -151,13 +152,15 @@ def off_plan(plan: Plan, ranks: Iterable[ObservedRank], *, bound: Collection[int
                 continue
             if not is_bound and rank.cpuset:  # its launcher could not give it more
                 allowed = [cpus & rank.cpuset for cpus in allowed]
-            if plan.bind is Bind.NONE or not any(thread.cpus < cpus for cpus in allowed) or thread.cpus in allowed:
+            has_fewer = any(thread.cpus < cpus for cpus in allowed) and thread.cpus not in allowed
+            if not has_fewer or plan.bind is Bind.NONE or process.role is Role.OTHER:
                 continue
-            needed = allowed[0] if is_bound or process.openmp or main is None else main.cpus
-            is_main = thread.tid == process.pid and process.role is not Role.OTHER
-            if is_main and thread.cpus < needed:
+            needed = allowed[0]
+            if main is not None and not is_bound and not process.openmp:  # what another launcher gave it
+                needed = main.cpus
+            if thread.tid == process.pid and thread.cpus < needed:
                 off.squeezed.append((process, thread))
-            elif thread.cpus and process.role is not Role.OTHER and not thread.name.startswith(_OF_NCCL):
+            elif thread.cpus and not thread.name.startswith(_OF_NCCL):
                 pinned.setdefault(thread.cpus, []).append((number, (process, thread)))
     reported = {thread.cpus for off in found.values() for _, thread in off.squeezed}
     for cpus, there in pinned.items():
@@ -206,39 +209,42 @@ def _threads(
     else:
         yield from (_moved(plan, group, again) for group in _alike(outside))
 
-    by_cpus: dict[tuple[CpuSet, CpuSet], list[_Found]] = {}
+    # Workers that inherited the main thread's CPUs are in its finding. A worker_init_fn may give each CPUs of its own.
+    groups: dict[tuple[bool, CpuSet], list[_Found]] = {}
     for process, thread in squeezed:
-        by_cpus.setdefault((thread.cpus, _planned(plan, process, thread)[0]), []).append((process, thread))
-    for (cpus, planned), group in by_cpus.items():
+        is_as_main = main is not None and thread.cpus == main.cpus
+        groups.setdefault((is_as_main, _planned(plan, process, thread)[0]), []).append((process, thread))
+    for (_, planned), group in groups.items():
+        masks = list(dict.fromkeys(str(thread.cpus) for _, thread in group))
+        shown = " or ".join([*masks[:_MOST_MASKS], *(["others"] if len(masks) > _MOST_MASKS else [])])
         num_workers = sum(process.role is Role.WORKER for process, _ in group)
-        whose = ["the main thread"] * (len(group) > num_workers)
-        whose += [counted(num_workers, str(Role.WORKER))] * (num_workers > 0)
+        whose = ["the main thread"] if len(group) > num_workers else []
+        if num_workers:
+            whose.append(counted(num_workers, str(Role.WORKER)))
         yield VerifyFinding(
             severity=VerifySeverity.ERROR,
-            what=f"{' and '.join(whose)} may run on CPUs {cpus} only; planned: {planned}",
+            what=f"{' and '.join(whose)} may run on CPUs {shown} only; planned: {planned}",
             where=_where_threads(group),
-            remedy=_squeeze_remedy(plan, rank, group, bind, again),
+            remedy=_squeeze_remedy(plan, rank, group, bind, applied, again=again),
         )
 
     for cpus in dict.fromkeys(thread.cpus for _, thread in stacked):
-        sharing = {
-            number: [each for each in of_rank.stacked if each[1].cpus == cpus] for number, of_rank in off.items()
-        }
-        numbers = [number for number, found in sharing.items() if found]
+        own = [(process, thread) for process, thread in stacked if thread.cpus == cpus]
+        sharing = [number for number, each in off.items() for _, thread in each.stacked if thread.cpus == cpus]
         yield VerifyFinding(
             severity=VerifySeverity.ERROR,
-            what=f"{sum(map(len, sharing.values()))} threads of {listed('rank', numbers)} may run on CPUs {cpus} only; "
+            what=f"{len(sharing)} threads of {listed('rank', set(sharing))} may run on CPUs {cpus} only; "
             f"planned: {plan.cpus}",
-            where=_where_threads(sharing[rank.local_rank]),
-            remedy=_squeeze_remedy(plan, rank, sharing[rank.local_rank], bind, again),
+            where=_where_threads(own),
+            remedy=_squeeze_remedy(plan, rank, own, bind, applied, again=again),
         )
 
-    own = plan.main_cpus if rank.cpuset is None else plan.main_cpus & rank.cpuset
+    planned = plan.main_cpus if rank.cpuset is None else plan.main_cpus & rank.cpuset
     is_reported = any(thread is main for _, thread in (*squeezed, *stacked))
-    if applied is None and main is not None and main.cpus < own and not is_reported:
+    if applied is None and main is not None and main.cpus < planned and not is_reported:
         yield VerifyFinding(
             severity=VerifySeverity.WARNING,
-            what=f"bound to fewer CPUs than numapin would give it: {main.cpus}; planned: {own}",
+            what=f"bound to fewer CPUs than numapin would give it: {main.cpus}; planned: {planned}",
             where=f"pid {rank.pid}",
             remedy=f"if its launcher did not mean that (taskset, srun --cpu-bind, …): {again} --widen",
         )
@@ -309,15 +315,26 @@ def _remedy(process: Process, thread: Thread, again: str) -> str:
     return f"the program or another process called sched_setaffinity; bind it again with: {again}"
 
 
-def _squeeze_remedy(plan: RankPlan, rank: ObservedRank, group: list[_Found], bind: Bind, again: str) -> str:
+def _squeeze_remedy(
+    plan: RankPlan,
+    rank: ObservedRank,
+    group: list[_Found],
+    bind: Bind,
+    applied: Mapping[str, object] | None,
+    *,
+    again: str,
+) -> str:
     """Name the likely cause for threads that have only some of the planned CPUs."""
-    process = group[0][0]
+    process, thread = group[0]
     if process.openmp:
         return f"OpenMP pins threads by {' '.join(process.openmp)}: unset it, and start the job again"
-    if rank.cpuset is not None and not plan.cpus <= rank.cpuset:
+    excludes = rank.cpuset is not None and not plan.cpus <= rank.cpuset
+    was_cut = applied is not None and applied.get("cpus") == str(thread.cpus)  # when the rank was bound
+    if excludes or was_cut:
+        cpuset = f"allows CPUs {rank.cpuset} only" if excludes else "did not allow more when it was bound"
         return (
-            f"the cpuset of the rank allows CPUs {rank.cpuset} only: give it the others, or start the job again, which "
-            f"plans with what it may use; see: cat /proc/{rank.pid}/cgroup"
+            f"the cpuset of the rank {cpuset}: give it the others, or start the job again, which plans with what "
+            f"it may use; see: cat /proc/{rank.pid}/cgroup"
         )
     if process.role is Role.WORKER:
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -71,6 +72,38 @@ def test_record_that_cannot_be_written(target: Target) -> None:
     with pytest.raises(NumapinError, match="the disk is full"):
         Binder(target, HOW, fail).run()
     assert _cpus(target) == [ALL]
+
+
+@needs_two_cpus
+def test_kernel_that_refuses(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread whose CPUs the kernel does not change is reported with the reason, and is not counted as changed."""
+
+    def refuse(thread: ThreadId, cpus: CpuSet) -> CpuSet:
+        del thread, cpus
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr("numapin.system.affinity.set_cpus", refuse)
+    (process,) = Binder(target, HOW, _nothing).run()
+    (shortfall,) = process.shortfalls
+    assert (process.threads, process.changed, process.cpus) == (1, 0, ALL)
+    assert shortfall.startswith(f"1 thread did not get CPUs {max(ALL)} (Operation not permitted)")
+
+
+@needs_two_cpus
+def test_planned_cpus_that_the_kernel_does_not_give(target: Target) -> None:
+    """They are a shortfall, and what the thread got instead is recorded: --restore has to recognize it."""
+    lacking, given = max(ALL) + 1000, list[CpuSet]()
+    wide = replace(target, plan=replace(target.plan, cpus=CpuSet({max(ALL), lacking})))
+
+    def record(before: Mapping[ThreadId, CpuSet], new: Mapping[ThreadId, CpuSet]) -> None:
+        del before
+        given.extend(new.values())
+
+    (process,) = Binder(wide, HOW, record).run()
+    (shortfall,) = process.shortfalls
+    assert (process.changed, process.cpus, _cpus(target)) == (1, CpuSet({max(ALL)}), [CpuSet({max(ALL)})])
+    assert shortfall.startswith(f"1 thread did not get CPUs {lacking}, which the cpuset excludes")
+    assert given == [wide.plan.cpus, CpuSet({max(ALL)})]
 
 
 @pytest.mark.parametrize(
@@ -145,6 +178,23 @@ def test_interrupted_move(target: Target) -> None:
     pages, interrupted = move(main, replace(PLANNED, nodes=CpuSet({0}), node=0), seen, interrupt)
     assert interrupted
     assert (pages.before, pages.moved_bytes) == ({0: 8192}, 0)
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError(errno.EPERM, ""), OSError(errno.ENOSYS, "")], ids=["EPERM", "ENOSYS"]
+)
+def test_refused_move(target: Target, error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If seccomp or the kernel refuses to move pages, all of them stay for this reason."""
+    (main,) = threads_of(target.subject.pid)
+    seen = ProcessMemory("default", CpuSet(), {0: 8192}, (Region(0x10000, 0x12000, 4096, 8192),), 0)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("numapin.attach.pages.move_pages", refuse)
+    monkeypatch.setattr("numapin.attach.pages.read_memory", lambda *_: seen)
+    moved, interrupted = move(main, PLANNED, seen, lambda *_: None)
+    assert (moved.moved_bytes, moved.stays, interrupted) == (0, {"refused": 8192}, False)
 
 
 @needs_two_cpus

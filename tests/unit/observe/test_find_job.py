@@ -400,7 +400,12 @@ def test_odd_trees_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_thread_is_no_process() -> None:
     """The number of a thread is refused with the id of its process."""
     ready, end = threading.Event(), threading.Event()
-    thread = threading.Thread(target=lambda: (ready.set(), end.wait()))
+
+    def wait() -> None:
+        ready.set()
+        end.wait()
+
+    thread = threading.Thread(target=wait)
     thread.start()
     ready.wait()
     try:

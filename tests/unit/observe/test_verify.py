@@ -173,11 +173,19 @@ class TestFewerCpus:
         assert finding.remedy.endswith("numapin attach --job run-1 --widen")
         assert report.ranks[0].num_off_plan == 2
 
-    def test_workers_alone(self) -> None:
-        """Workers that a worker_init_fn narrowed are off the plan, one finding for all of them on the same CPUs."""
-        workers = [replace(WORKER, pid=pid, threads=(_thread(pid, "5-6"),)) for pid in (20, 21, 22)]
+    @pytest.mark.parametrize(
+        ("masks", "shown"),
+        [
+            (("5-6",) * 3, "5-6"),
+            (("4", "5", "6"), "4 or 5 or 6"),
+            (("4", "5", "6", "7", "4-5"), "4 or 5 or 6 or 7 or others"),
+        ],
+    )
+    def test_workers_alone(self, masks: tuple[str, ...], shown: str) -> None:
+        """Workers that a worker_init_fn narrowed are off the plan, all of them in one finding."""
+        workers = [replace(WORKER, pid=20 + n, threads=(_thread(20 + n, cpus),)) for n, cpus in enumerate(masks)]
         finding = _only(_report(RANK, *workers))
-        assert finding.what == "3 data workers may run on CPUs 5-6 only; planned: 4-7"
+        assert finding.what == f"{len(masks)} data workers may run on CPUs {shown} only; planned: 4-7"
         assert "worker_init_fn" in finding.remedy
 
     def test_other_children(self) -> None:
@@ -232,6 +240,8 @@ class TestFewerCpus:
         report = verify(plan, Observed(nodes=CpuSet({0, 1}), ranks=(rank,)), applied={0: APPLIED}, run="run-1")
         assert report.holds is False
         assert "the cpuset of the rank allows CPUs 0-5 only" in _only(report).remedy
+        at_start = _report(_on(RANK, "4-5"), applied={**APPLIED, "cpus": "4-5"})
+        assert "the cpuset of the rank did not allow more when it was bound" in _only(at_start).remedy
 
     def test_nccl(self) -> None:
         """A main thread that NCCL narrowed to the GPU's node is off a plan with more CPUs; the remedy is an upgrade."""
