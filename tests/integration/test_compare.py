@@ -162,7 +162,7 @@ class TestFailures:
         done = call(*NUMAPIN, "compare", "--timeout", "2", "--a", command(sleeping), "--b", "nowhere-such-program")
         assert done.status == 1
         assert "no result within 2 s: no step" in done.err
-        assert "nowhere-such-program cannot be started" in done.err
+        assert "it cannot be started: nowhere-such-program: No such file" in done.err
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_an_interrupt_keeps_what_was_measured(self, tmp_path: Path, number: int) -> None:
