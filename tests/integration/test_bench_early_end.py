@@ -35,14 +35,14 @@ def test_what_was_measured_is_kept(number: signal.Signals, tmp_path: Path) -> No
         seen = b""
         while b"repeat 3 " not in seen:
             seen += os.read(master, 1 << 16)
-        workers = proc.descendants(bench.pid, proc.children_of())
+        workers = wait_until(lambda: proc.descendants(bench.pid, proc.children_of()), limit_s=60)
         assert workers
         bench.send_signal(number)
-        out = bench.communicate(timeout=60)[0].decode()
+        out = bench.communicate()[0].decode()
     seen += os.read(master, 1 << 20)
     os.close(master)
     assert bench.returncode == (-number if number == signal.SIGINT else 128 + number)
-    assert wait_until(lambda: all(map(gone, workers)), limit_s=10)
+    assert wait_until(lambda: all(map(gone, workers)), limit_s=60)
     assert "partial" in out
     assert "reuse memory: " in out.splitlines()[-1]
     written = json.loads(report.read_text())

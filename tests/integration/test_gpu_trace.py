@@ -84,4 +84,4 @@ def test_shares_are_of_the_gpu() -> None:
     assert rank["on_gpu"]
     assert rank["parts"]["compute"]["share"] > 0.3
     assert sum(part["share"] for part in rank["parts"].values()) == pytest.approx(1, abs=0.01)
-    assert traced("asynchronous")["notes"] == []
+    assert [note for note in traced("asynchronous")["notes"] if not note.startswith("other programs")] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 import socket
 import sys
@@ -69,7 +70,7 @@ class TestTracing:
         that turns warnings into errors is traced, too, and warnings of the profiler do not stop it.
         """
         strict = "" if workers else "import warnings; warnings.simplefilter('error')\n"
-        path = script(tmp_path, strict + TRAIN.format(sleep=0.01, workers=workers))
+        path = script(tmp_path, strict + TRAIN.format(sleep=0.05, workers=workers))
         done = numapin(*TRACE, "--steps", "4", "--skip", "3", "--output", "out", path, cwd=tmp_path)
         assert done.status == 0, done.err
         assert "trained\n" in done.out
@@ -94,7 +95,7 @@ class TestTracing:
         ended = sorted((end - base_ns) / 1000 for _, _, end in loads)
         got = [wait["ts"] + wait["dur"] for wait in waits]
         assert all(made < at for made, at in zip(ended[3:], got, strict=False))
-        assert all(0.03e9 < end - start < 1e9 for _, start, end in loads)
+        assert all(end - start > 0.15e9 for _, start, end in loads)
 
     def test_inference_by_batches(self, tmp_path: Path) -> None:
         """Without an optimizer a step is a batch; numapin's loader is counted like torch's."""
@@ -257,7 +258,7 @@ class TestWhatGoesWrong:
         """If the script continues without steps, the trace ends, because it would otherwise fill the memory."""
         text = STEPS + (
             "steps(5)\n"
-            "end = time.monotonic() + 5\n"
+            "end = time.monotonic() + 100\n"
             "while time.monotonic() < end and not os.path.exists('out/rank-0.trace.json'): time.sleep(0.01)\n"
             "print('trace there:', os.path.exists('out/rank-0.trace.json'))\n"
         )
@@ -265,7 +266,7 @@ class TestWhatGoesWrong:
             *TRACE, "--steps", "30", "--skip", "2", "--output", "out", forked_script(tmp_path, text), cwd=tmp_path
         )
         assert "trace there: True" in done.out, done.err
-        assert "rank 0: no optimizer step for 2 s, 3 steps traced" in done.out
+        assert re.search(r"rank 0: no optimizer step for \d+ s, 3 steps traced", done.out)  # 2 s or ten usual steps
 
     def test_a_second_optimizer(self, tmp_path: Path) -> None:
         """If a later phase has its own optimizer, the steps of the first still count."""

@@ -25,7 +25,7 @@ PEERS: Final = {
 }
 
 # One write, because ranks share the file.
-_PRINTS: Final = "import os, time; os.write(1, f'MARK {time.time()}\\n'.encode())\n"
+_PRINTS: Final = "import os, time; os.write(1, f'MARK {time.monotonic()}\\n'.encode())\n"
 _IMPORTS: Final = f"import torch\n{_PRINTS}"
 _ALL_REDUCE: Final = """
 import os, time, torch, torch.distributed as dist
@@ -37,7 +37,7 @@ x = torch.ones(1, device="cuda" if on_gpu else "cpu")
 dist.all_reduce(x)
 assert x.item() == dist.get_world_size()
 if dist.get_rank() == 0:
-    os.write(1, f"MARK {time.time()}\\n".encode())
+    os.write(1, f"MARK {time.monotonic()}\\n".encode())
 dist.destroy_process_group()
 """
 _QUESTION: Final = Question(

@@ -49,12 +49,12 @@ def _run_script(launcher: tuple[str, ...], script: str) -> dict[str, float]:
 
 def run(command: Sequence[str]) -> dict[str, float]:
     """Run a launcher and return its figures. Raises NumapinError if it fails or no rank prints."""
-    start = time.time()
+    start = time.monotonic()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         process = subprocess.Popen(command, stdout=out, stderr=errors, env=environ)
         _, status, usage = os.wait4(process.pid, 0)
-        end = time.time()
+        end = time.monotonic()
         process.returncode = os.waitstatus_to_exitcode(status)
         marks = [float(line.split()[1]) for line in _lines(out) if line.startswith("MARK ")]
         last = _last_line(errors)

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -107,7 +108,7 @@ def measured(*peers: Peer, repeats: int = 1, timeout_s: float = 30, order: list[
 
 def ends(pid: object) -> bool:
     """Return whether a process ends soon."""
-    return wait_until(lambda: gone(int(str(pid))), limit_s=10)
+    return wait_until(lambda: gone(int(str(pid))), limit_s=60)
 
 
 def runs(peer: str, *rates: float | None) -> list[Run]:
@@ -201,16 +202,14 @@ class TestProcesses:
         assert [(run.peer, run.skipped) for run in found] == [("x", why), ("y", None), ("y", None)]
 
     def test_one_of_several_dies(self) -> None:
-        """If one process fails, the run fails and the others end too."""
-        start = time.monotonic()
-        (run,) = measured(Peer(name="x", specs=({}, {"do": "raise"})))
+        """If one process fails, the run fails at once, and the others end, too, although they would wait for it."""
+        (run,) = measured(Peer(name="x", specs=({}, {"do": "raise"})), timeout_s=10_000)  # the test has 300
         assert run.skipped == "failed: ValueError: no such thing"
-        assert time.monotonic() - start < 15
 
     def test_timeout(self, tmp_path: Path) -> None:
         """A peer that hangs is ended after the timeout, with its children."""
         pid_file = tmp_path / "pid"
-        (run,) = measured(Peer(name="x", specs=({"do": "hang", "pid_file": str(pid_file)},)), timeout_s=1.5)
+        (run,) = measured(Peer(name="x", specs=({"do": "hang", "pid_file": str(pid_file)},)), timeout_s=5)
         assert run.skipped == "failed: timed out; allow more time with --timeout"
         assert ends(pid_file.read_text())
 
@@ -219,7 +218,7 @@ class TestProcesses:
         pid_file = tmp_path / "pid"
         rank = ["sh", "-c", "trap '' TERM; sleep 600 & wait"]
         spec = {"do": "hang", "pid_file": str(pid_file), "starts": rank}
-        (run,) = measured(Peer(name="x", specs=(spec,)), timeout_s=1.5)
+        (run,) = measured(Peer(name="x", specs=(spec,)), timeout_s=5)
         assert run.skipped == "failed: timed out; allow more time with --timeout"
         assert ends(pid_file.read_text())
 
@@ -527,13 +526,20 @@ class TestWindow:
         _warm_up(lambda: void(next(count)), lambda: None, seconds=0, num_outstanding=4)
         assert next(count) == 4
 
-    def test_window_is_long_enough_in_both_ways(self) -> None:
+    def test_window_is_long_enough_in_both_ways(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The window has at least the batches and the seconds; the time of `end` counts."""
-        window = _window(lambda: None, seconds=0, num_batches=7, end=lambda: time.sleep(0.05))
-        assert window.num_batches == 7
-        assert window.wall_s >= 0.05
-        assert window.cpu_s < window.wall_s
-        assert _window(lambda: time.sleep(0.01), seconds=0.05, num_batches=1).num_batches > 1
+        now_s = 0.0
+
+        def last(seconds: float) -> None:
+            nonlocal now_s
+            now_s += seconds
+
+        clock = SimpleNamespace(perf_counter=lambda: now_s, thread_time=lambda: now_s / 4)
+        monkeypatch.setattr("numapin.bench.measure.loader.time", clock)
+        window = _window(lambda: last(0.125), seconds=0, num_batches=7, end=lambda: last(2))
+        assert (window.num_batches, window.wall_s, window.cpu_s) == (7, 2.875, 2.875 / 4)
+        window = _window(lambda: last(0.125), seconds=1, num_batches=1)
+        assert (window.num_batches, window.wall_s) == (8, 1)
 
 
 def void(_: object) -> None:

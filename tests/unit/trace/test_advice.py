@@ -104,6 +104,9 @@ class TestWorkersAtTheirLimit:
         remedy = found(made)["waiting for data"].remedy
         assert remedy.startswith("the workers are the limit (100% of their time goes to samples): use more workers")
         assert "numapin" not in remedy
+        for i in range(20):  # of earlier epochs, and of a validation
+            made.load(-50_000 + i, 900, worker=100 + i)
+        assert found(made)["waiting for data"].remedy == remedy
         one_worker = with_loader(loop(wait=300, compute=700), num_workers=1)
         assert "balance" not in found(one_worker)["waiting for data"].remedy
 
