@@ -63,7 +63,11 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
 _OPTIONAL: Final = frozenset({"cuCtxRecordEvent"})  # since CUDA 12.5, driver R555
 
 _LOOK_AT_THE_LOG: Final = "see what the driver says: dmesg | grep -i nvrm"
+_FIND_THE_KERNEL: Final = "a kernel failed earlier; to see which, run again with: CUDA_LAUNCH_BLOCKING=1"
 _HINTS: Final = {
+    "CUDA_ERROR_ASSERT": _FIND_THE_KERNEL,
+    "CUDA_ERROR_ILLEGAL_ADDRESS": _FIND_THE_KERNEL,
+    "CUDA_ERROR_LAUNCH_FAILED": _FIND_THE_KERNEL,
     "CUDA_ERROR_OUT_OF_MEMORY": "pin less, with a smaller pinned_budget=, or give the container more memory",
     "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED": "capture through torch.cuda.CUDAGraph; numapin waits for these captures",
     "CUDA_ERROR_NOT_FOUND": "update the driver to R555 or later",
