@@ -17,13 +17,13 @@ import os
 import threading
 from functools import cache
 from typing import Final
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import torch
 
 from numapin.system import memory
 
-_on_devices: Final[WeakValueDictionary[int, torch.UntypedStorage]] = WeakValueDictionary()  # by id
+_on_devices: Final[set[ref[torch.UntypedStorage]]] = set()  # those that are alive
 _at_forks: Final[list[list[torch.UntypedStorage]]] = []  # of the forks in progress; threads may fork at once
 
 
@@ -67,7 +67,7 @@ collection_paused: Final = _Pause()
 def keep_in_children(storage: torch.UntypedStorage) -> None:
     """Let no child that is forked from now on free this device memory, whoever refers to it there."""
     _watch_forks()
-    _on_devices[id(storage)] = storage
+    _on_devices.add(ref(storage, _on_devices.discard))  # all in C: each batch comes here
 
 
 @cache
@@ -77,7 +77,8 @@ def _watch_forks() -> None:
 
 def _hold_memory() -> None:
     """Hold the memory during the fork: the child may collect garbage before it comes to `_leave_in_child`."""
-    _at_forks.append(list(_on_devices.values()))
+    storages = [reference() for reference in tuple(_on_devices)]
+    _at_forks.append([storage for storage in storages if storage is not None])
 
 
 def _leave_in_child() -> None:

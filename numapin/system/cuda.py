@@ -61,9 +61,16 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "cuGetErrorString": (c_int, POINTER(c_char_p)),
 }
 _OPTIONAL: Final = frozenset({"cuCtxRecordEvent"})  # since CUDA 12.5, driver R555
+_CHECKED_BY_CALLER: Final = frozenset(  # each batch comes to them, and a checker takes as long as the call
+    {"cuCtxRecordEvent", "cuEventQuery", "cuEventRecord", "cuMemcpyHtoDAsync_v2"}
+)
 
 _LOOK_AT_THE_LOG: Final = "see what the driver says: dmesg | grep -i nvrm"
+_FIND_THE_KERNEL: Final = "a kernel failed earlier; to see which, run again with: CUDA_LAUNCH_BLOCKING=1"
 _HINTS: Final = {
+    "CUDA_ERROR_ASSERT": _FIND_THE_KERNEL,
+    "CUDA_ERROR_ILLEGAL_ADDRESS": _FIND_THE_KERNEL,
+    "CUDA_ERROR_LAUNCH_FAILED": _FIND_THE_KERNEL,
     "CUDA_ERROR_OUT_OF_MEMORY": "pin less, with a smaller pinned_budget=, or give the container more memory",
     "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED": "capture through torch.cuda.CUDAGraph; numapin waits for these captures",
     "CUDA_ERROR_NOT_FOUND": "update the driver to R555 or later",
@@ -195,14 +202,13 @@ class Driver:
             event = idle.pop()
         except IndexError:
             event = self._new_event(device, flags)
-        try:
-            if stream is None:
-                self._record_context(self._contexts[device].handle, event.handle)
-            else:
-                self._record_stream(event.handle, stream)
-        except CudaRefused:
+        if stream is None:
+            call, arguments = self._record_context, (self._contexts[device].handle, event.handle)
+        else:
+            call, arguments = self._record_stream, (event.handle, stream)
+        if result := call(*arguments):
             idle.append(event)
-            raise
+            raise self.refusal(result, call, arguments)
         return event
 
     def record_everywhere(self) -> list[Event]:
@@ -222,7 +228,10 @@ class Driver:
 
     def has_passed(self, event: Event) -> bool:
         """Return whether all work before the event is done. A kernel's failure may surface here."""
-        return bool(self._query(event.handle))
+        result: int = self._query(event.handle)
+        if result not in (_SUCCESS, _NOT_READY):
+            raise self.refusal(result, self._query, (event.handle,))
+        return result == _SUCCESS
 
     def wait(self, event: Event) -> None:
         """Wait on the host until all work before the event is done. Not during a capture."""
@@ -245,7 +254,8 @@ class Driver:
         Call it in the device's `context`. Both ranges must stay allocated until the copy is done. It takes half the
         host time of Tensor.copy_.
         """
-        self._copy(target, source, num_bytes, stream)
+        if result := self._copy(target, source, num_bytes, stream):
+            raise self.refusal(result, self._copy, (target, source, num_bytes, stream))
 
     def relax_capture(self) -> None:
         """Let this thread query events, register and unregister during any capture, permanently."""
@@ -283,7 +293,8 @@ class Driver:
         functions: dict[str, Any] = {name: library[name] for name in present}
         for name, function in functions.items():
             function.argtypes, function.restype = _SIGNATURES[name], c_int
-            function.errcheck = partial(_CHECKS.get(name, _succeeded), self)
+            if name not in _CHECKED_BY_CALLER:
+                function.errcheck = partial(_CHECKS.get(name, _succeeded), self)
         return functions
 
     def refusal(self, result: int, function: _Function, arguments: tuple[object, ...]) -> CudaRefused:
@@ -316,17 +327,12 @@ def _succeeded(driver: Driver, result: int, function: _Function, arguments: tupl
     return result
 
 
-def _passed(driver: Driver, result: int, function: _Function, arguments: tuple[object, ...]) -> bool:
-    return result != _NOT_READY and _succeeded(driver, result, function, arguments) == _SUCCESS
-
-
 def _unchecked(_driver: Driver, result: int, _function: object, _arguments: tuple[object, ...]) -> int:
     return result
 
 
 # Checks of a CUresult other than _succeeded. An unknown result has neither name nor text.
 _CHECKS: Final[dict[str, Callable[..., int]]] = {
-    "cuEventQuery": _passed,
     "cuGetErrorName": _unchecked,
     "cuGetErrorString": _unchecked,
 }

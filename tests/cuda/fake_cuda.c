@@ -28,6 +28,7 @@ enum {
     INVALID_CONTEXT = 201,
     INVALID_HANDLE = 400,
     NOT_READY = 600,
+    ASSERT = 710,
     ALREADY_REGISTERED = 712,
     NOT_REGISTERED = 713,
     CAPTURE_UNSUPPORTED = 900
@@ -48,6 +49,7 @@ static const struct {
     {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
     {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
+    {ASSERT, "CUDA_ERROR_ASSERT", "device-side assert triggered"},
     {ALREADY_REGISTERED, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part or all of the memory is registered"},
     {NOT_REGISTERED, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "pointer is not the start of a registration"},
     {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 import numapin
 from numapin.data import forking
+from numapin.data.opening import device
 from numapin.data.slots import quarantine
 from numapin.system.placement import PINNED
 from tests.cuda.fake import moving
@@ -207,7 +208,7 @@ def fork(argument: str) -> None:
 
 def unguarded(_: str) -> None:
     """Fork a child that drops a batch whose memory forked children may free; print its status."""
-    vars(sys.modules["numapin.data.opening.device"])["keep_in_children"] = lambda _: None
+    vars(device)["keep_in_children"] = lambda _: None
     held = use("kept", device="cuda")
     assert not forking._on_devices
     say(str(fork_and_collect(held)))

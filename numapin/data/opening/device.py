@@ -104,6 +104,8 @@ class Mover:
         self._stream = torch.cuda.Stream(device)
         self._key = (self._stream.stream_id, self._stream.device_index, self._stream.device_type)
         self._handle = self._stream.cuda_stream
+        with driver.relaxed_capture():
+            self._context = driver.context(device.index)
         self._reading: deque[tuple[_Copy, memoryview]] = deque()  # slots that copies still read
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._num_ahead = 0
@@ -193,7 +195,7 @@ class Mover:
         ours, current = _get_stream(index), _get_device()
         others = None if current == index else _get_stream(current)
         # The driver's calls need a current context, which a new thread does not have.
-        with self._driver.context(index):
+        with self._context:
             try:
                 _set_stream(self._key)  # a tenth of what torch.cuda.stream() costs
                 return {part: self._begin(parcel.head, part, view) for part, view in enumerate(parcel.views) if view}

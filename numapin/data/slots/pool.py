@@ -82,7 +82,7 @@ class Pool:
     """The slots of one loader, and its iterators' workers one after the other."""
 
     def __init__(self, spec: PoolSpec) -> None:
-        self.spec, self._pid = spec, os.getpid()
+        self.spec, self.pid = spec, os.getpid()
         self.quarantine = Quarantine(spec.reader)
         self.sizes = RecentSizes()
         self.arrivals = Handover(child_sends=True)
@@ -234,7 +234,7 @@ class Pool:
     def _note_end(self, slot: Slot, _reference: object, _is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """Note that nothing refers to a slot any more. Called by finalizers, in any thread, at any time."""
         # At the end of Python this module's own names may be gone. Otherwise: in a child that the user forked.
-        if _is_ending() or os.getpid() != self._pid:
+        if _is_ending() or os.getpid() != self.pid:
             return
         self._ended.append(slot)
         if self._is_closed:
@@ -294,7 +294,7 @@ class Pool:
         slot = self._pick(worker)
         is_new = slot is not None and worker not in slot.mapped_by
         if slot is not None and is_new and (slot.fd is None or not offer(slot.number, slot.fd)):
-            self._free.add(slot)
+            self._set_free(slot)
             slot = None
         if slot is None:
             return NO_GRANT._replace(expected_bytes=self.sizes.expected_bytes, forgotten=forgotten)
@@ -332,7 +332,7 @@ class Pool:
 
     def close(self) -> None:
         """Give all memory back, now or, if batches still refer to it, when the last of them is gone."""
-        if next(self._closings) or os.getpid() != self._pid:
+        if next(self._closings) or os.getpid() != self.pid:
             return
         # Before `_is_closed` is set: from then on finalizers remove slots, and those must not be added again.
         _orphans.update(slot for slot in self._slots.values() if slot.lease is not None)
@@ -379,9 +379,9 @@ def _note_fork() -> None:
 
 
 def _all_slots() -> list[Slot]:
-    """Return the slots of all pools of this process."""
+    """Return the slots of all pools of this process; a forked child inherits those of its parent."""
     pools = [pool for pool in (reference() for reference in _pools.valuerefs()) if pool is not None]
-    return [slot for pool in pools for slot in pool.slots]
+    return [slot for pool in pools if pool.pid == os.getpid() for slot in pool.slots]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import torch
 from numapin.data.opening.capture import no_capture, watch_captures
 from numapin.system import cuda
 from numapin.system.cuda import CudaRefused
+from tests.data.child import in_forked_child
 
 if TYPE_CHECKING:
     from tests.cuda.fake import FakeCuda
@@ -63,6 +65,29 @@ def test_a_capture_is_seen_from_its_begin_to_its_end(graphs: Any) -> None:
         assert not _free()
         graph.capture_end()
         assert _free()
+
+
+def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(graphs: Any) -> None:
+    """A thread may be inside the block at the fork; the child, which makes a loader of its own, has no such thread."""
+    is_inside, may_leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with no_capture():
+            is_inside.set()
+            may_leave.wait(WAIT_S)
+
+    def watch_again() -> bool:
+        signal.alarm(WAIT_S)  # kills the child, which would wait forever
+        watch_captures()
+        return True
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert is_inside.wait(WAIT_S), graphs
+    lives = in_forked_child(watch_again)
+    may_leave.set()
+    thread.join()
+    assert lives
 
 
 def test_two_captures_end_with_the_later_one(graphs: Any) -> None:

@@ -224,6 +224,15 @@ class TestWorkers:
             lent(loop, BATCH)
         assert offered == numbers(loop)
 
+    def test_a_slot_without_a_descriptor_is_not_offered_again(self, loop: Loopback) -> None:
+        """No worker could map it, so it would be chosen for each task."""
+        lent(loop, BATCH)
+        loop.pool.reclaim()
+        loop.pool.recover()
+        loop.pool.slots[0].retire()
+        assert loop.pool.grant(0, lambda *_: True).slot == -1
+        assert loop.num_free() == 0
+
     def test_a_worker_that_takes_no_descriptor_gets_no_slot(self, two: Loopback) -> None:
         """Its socket is full, or it is gone: the slot stays free for others."""
         lent(two, BATCH)
@@ -269,6 +278,19 @@ class TestWorkers:
         with unused_slots_hidden():
             assert in_forked_child(lambda: not is_mapped() and torch.equal(kept[0], BATCH))
         assert in_forked_child(is_mapped)
+
+    def test_a_childs_own_workers_do_not_concern_its_parents_slots(self, loop: Loopback) -> None:
+        """A child that the user forked may start workers: it hides its own slots only."""
+        address = lent(loop, BATCH).data_ptr()
+
+        def is_mapped() -> bool:
+            return f"{address:x}-" in Path("/proc/self/maps").read_text(encoding="ascii")
+
+        def start_worker() -> bool:
+            with unused_slots_hidden():
+                return in_forked_child(is_mapped)
+
+        assert in_forked_child(start_worker)
 
     def test_nor_those_of_other_loaders(self, loop: Loopback) -> None:
         """A validation loader's workers would hold the memory of a training loader that is closed meanwhile."""

@@ -121,6 +121,16 @@ def test_events_are_used_again(quarantine: Quarantine, fake_cuda: FakeCuda) -> N
     assert fake_cuda.get("created") == 1
 
 
+def test_events_of_dropped_slots_are_used_again(quarantine: Quarantine, fake_cuda: FakeCuda) -> None:
+    """Pools that are closed while copies run lose no events."""
+    fake_cuda.hold_events()
+    for slot in range(10):
+        admit(quarantine, slot)
+        passed(quarantine)
+        assert [dropped.number for dropped in quarantine.drop()] == [slot]
+    assert (len(quarantine), fake_cuda.get("created")) == (0, 1)
+
+
 def test_nothing_passes_while_a_graph_is_captured(quarantine: Quarantine, graphs: Any, fake_cuda: FakeCuda) -> None:
     """There is no record and no query, which would break the capture; afterwards all slots pass."""
     fake_cuda.hold_events()

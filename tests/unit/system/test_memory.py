@@ -194,3 +194,17 @@ class TestZero:
         with pytest.raises(OSError, match="read: Bad address"):
             memory_calls.zero(address_of(cut_off), len(cut_off))
         assert cut_off[PAGE] == 0
+
+
+@pytest.mark.parametrize(("then", "output"), [("", "destroyed"), ("memory.keep_forever(thing)", "")])
+def test_what_is_kept_forever_outlives_python(then: str, output: str) -> None:
+    """An object that is kept is not destroyed when Python clears the modules, unlike others."""
+    code = (
+        "import os\n"
+        "from numapin.system import memory\n"
+        "class Loud:\n"
+        "    def __del__(self, write=os.write): write(1, b'destroyed')\n"
+        f"thing = Loud()\n{then}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == output
