@@ -207,9 +207,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 start of an epoch.
 
         Raises:
-            UsageError: It is not such a state, or this loader cannot continue it: the dataset is of the other kind, the
-                number of workers differs and the dataset is iterable, or the epoch has another length. Or the loader
-                has workers and pins for an accelerator that is not an NVIDIA GPU.
+            UsageError: It is damaged or not such a state, or this loader cannot continue it: the dataset is of the
+                other kind, the number of workers differs and the dataset is iterable, or the epoch has another length.
+                These are ValueErrors, too. Or the loader has workers and pins for an accelerator that is not an NVIDIA
+                GPU.
 
         Example:
             ```python

@@ -264,10 +264,15 @@ class Stacker:
         return out
 
     def _begin(self, work: Callable[[], object]) -> Callable[[], object]:
-        """Start work on a thread; return a function that waits for its end, or does it if no thread can be started."""
+        """Start work on a thread; return a function that waits for its end, or does it if no thread can be started.
+
+        The pool has queued such work all the same: its other threads must have ended, or one of them would write to
+        the batch's memory once more, when the batch may have been sent.
+        """
         try:
             return self._pool.submit(work).result
         except RuntimeError:
+            self._pool.shutdown()
             return work
 
 

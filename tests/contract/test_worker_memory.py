@@ -235,7 +235,8 @@ def test_a_dataset_that_keeps_collated_samples_keeps_no_slots() -> None:
 
 def collated(index: int) -> torch.Tensor:
     """Return what a collate inside a sample makes."""
-    return default_collate([torch.full((4096,), float(index)) for _ in range(2)])
+    made: torch.Tensor = default_collate([torch.full((4096,), float(index)) for _ in range(2)])
+    return made
 
 
 class Caching(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):

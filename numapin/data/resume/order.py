@@ -22,9 +22,8 @@ from numapin.base.plural import counted
 from numapin.data.resume import randomness
 from numapin.data.resume.checksum import extended
 from numapin.data.resume.kinds import kind_of, length_of, words_for
-from numapin.data.resume.place import OrderPlace
+from numapin.data.resume.place import OrderPlace, StateError
 from numapin.data.resume.samplers import Draws, Samplers, drawn, is_stateful, load_own, state_or_none
-from numapin.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -149,6 +148,7 @@ class Order:
         """Note the state that decides the order; `iter(sampler)` may draw at once. `libraries`: see Samplers."""
         self._sampler: Any = loader._index_sampler
         self._samplers = Samplers(self._sampler, loader.generator, libraries)
+        self._own = state_or_none(self._sampler)  # before `iter`
         self._random = None if libraries else _random_in(self._sampler)
         self._generator: torch.Tensor | None = None  # of a RandomSampler, when it drew the order
         self._early = self._samplers.draws()
@@ -226,7 +226,7 @@ class Order:
         self._samplers.set_epochs([old if now == end else None for old, end, now in zip(had, ended, left, strict=True)])
 
     def require_same(self, place: OrderPlace) -> None:
-        """Raise UsageError if the state was taken with another order, so that samples would be lost or repeated."""
+        """Raise StateError if the state was taken with another order, so that samples would be lost or repeated."""
         if place.sampler is not None:  # it knows its place by itself
             return
         start, length, kind = place.start or {}, self._start["length"], self._start["order"]
@@ -261,7 +261,7 @@ class Order:
         if not self._has_drawn:
             self._note_draws()
         self.forget(yielded)
-        note = self._notes[0] if self._notes else _Note()
+        note = self._notes[0] if self._notes else _Note(None if self._has_drawn else self._own)
         return OrderPlace(
             yielded=yielded,
             ahead=tuple(sorted(ahead)),
@@ -314,7 +314,7 @@ class Order:
         if sampler.generator is None:
             sampler = copy.copy(sampler)
             sampler.generator = torch.Generator()
-        sampler.generator.set_state(generator)
+        randomness.set_state(sampler.generator, generator)
         outer = self._sampler
         return iter(BatchSampler(sampler, outer.batch_size, outer.drop_last) if outer is not self._random else sampler)
 
@@ -327,7 +327,7 @@ class Order:
         return Batches(self._sampler, {}) if _is_plain_with_custom(self._sampler) else iterator
 
     def _skip(self, iterator: Any, place: OrderPlace) -> None:
-        """Drop the batches before the place. Raises UsageError if they are others than those that were yielded."""
+        """Drop the batches before the place. Raises StateError if they are others than those that were yielded."""
         skipped = drawn(iterator, place.yielded)
         if not self._samplers.has_custom:
             deque(skipped, maxlen=0)
@@ -337,7 +337,7 @@ class Order:
         # Accelerate gives all ranks the main process's state, and may change its place, but not our checksum.
         num, rank, expected = place.checksum or (None, None, None)
         if (num, rank) == (place.yielded, _rank()) and expected != self._checksum:
-            raise UsageError(
+            raise StateError(
                 "load_state_dict(): the sampler drew other indices than before, so samples would be lost and repeated",
                 "give it a generator of its own in an attribute (self.generator = ...), or state_dict() and "
                 "load_state_dict()",
@@ -362,8 +362,8 @@ def _rank() -> int:
     return torch.distributed.get_rank() if is_distributed else 0
 
 
-def _refusal(problem: str) -> UsageError:
-    return UsageError(f"load_state_dict(): {problem}", _KEEP_THE_ORDER)
+def _refusal(problem: str) -> StateError:
+    return StateError(f"load_state_dict(): {problem}", _KEEP_THE_ORDER)
 
 
 def _random_in(sampler: Any) -> Any:

@@ -8,7 +8,6 @@ for which it has no key are below `_numapin`: it ignores that key, and its own s
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -38,7 +37,19 @@ _DATASET_ITER: Final = "dataset_iter_state"
 _ENDED: Final = "fetcher_ended"
 _WORKER: Final = "worker_id"
 
+_MOST: Final = 1 << 62  # of anything that is counted
+_MOST_UNFINISHED: Final = 1 << 20  # batches that are under way at once
 _NOT_OURS: Final = "load a state that state_dict() of numapin.DataLoader or of torchdata's StatefulDataLoader returned"
+
+
+class StateError(UsageError, ValueError):
+    """A state is damaged, or another loader's."""
+
+
+def _require(is_sound: object, key: str, value: object) -> None:
+    """Raise StateError unless a value can come from a loader: what does not would be followed for hours, or forever."""
+    if not is_sound:
+        raise StateError(f"load_state_dict(): the state is damaged: {key} is {value!r:.60}", _NOT_OURS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +71,10 @@ class StreamPlace:
     is_iterable: bool = False
     has_ended: bool = False
     random: Any = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no state of generators."""
+        _require(self.random is None or isinstance(self.random, Mapping), "random", self.random)
 
     @property
     def is_stateful(self) -> bool:
@@ -83,7 +98,7 @@ class StreamPlace:
 
     @classmethod
     def of(cls, state: Any, *, skip: int = 0, random: Any = None) -> StreamPlace:
-        """Return the place of `to_dict`. Raises UsageError."""
+        """Return the place of `to_dict`. Raises StateError."""
         fetcher = _get(state, _FETCHER)
         return cls(
             skip=skip,
@@ -209,14 +224,10 @@ class Place:
 
 
 def read_place(state: Mapping[str, Any]) -> Place:
-    """Return the place of a state dict, ours or torchdata's. Raises UsageError for anything else."""
+    """Return the place of a state dict, ours or torchdata's. Raises StateError for anything else."""
     if not isinstance(state, Mapping):
-        raise UsageError(f"load_state_dict(): a state is a dict, not {type(state).__name__}", _NOT_OURS)
-    place = _with_workers(state) if _SNAPSHOT in state else _without_workers(state)
-    numbers = (place.num_yielded, place.order.yielded, *(stream.skip for stream in place.streams))
-    if any(number < 0 for number in numbers):
-        raise UsageError(f"load_state_dict(): the state has a negative number of batches: {min(numbers)}", _NOT_OURS)
-    return place
+        raise StateError(f"load_state_dict(): a state is a dict, not {type(state).__name__}", _NOT_OURS)
+    return _with_workers(state) if _SNAPSHOT in state else _without_workers(state)
 
 
 def _without_workers(state: Mapping[str, Any]) -> Place:
@@ -240,26 +251,31 @@ def _without_workers(state: Mapping[str, Any]) -> Place:
 def _with_workers(state: Mapping[str, Any]) -> Place:
     ours, snapshot = state.get(_OURS), _get(state, _SNAPSHOT)
     main, workers = _get(snapshot, _MAIN), _get(snapshot, _WORKERS)
-    num_workers = _number(main, _NUM_WORKERS)
+    num_workers, last_worker = _number(main, _NUM_WORKERS), _number(snapshot, _LAST_WORKER)
+    num_since, seed = _number(state, _SINCE), main.get(_BASE_SEED)
+    _require(num_workers > 0, _NUM_WORKERS, num_workers)
+    _require(last_worker < num_workers, _LAST_WORKER, last_worker)
+    _require(seed is None or (type(seed) is int and abs(seed) < 1 << 63), _BASE_SEED, seed)
+    _require(ours is None or not num_since, _SINCE, num_since)  # in ours it is always 0
     place = Place(
         num_yielded=_number(snapshot, _STEP),
         order=_order(main, ours),
         streams=tuple(
             StreamPlace.of(
                 _get(workers, f"worker_{number}"),
-                skip=_part(ours, "skip", number) or 0,
+                skip=_count(_part(ours, "skip", number) or 0, "skip"),
                 random=_part(ours, "random", number),
             )
             for number in range(num_workers)
         ),
         num_workers=num_workers,
-        last_worker=_number(snapshot, _LAST_WORKER),
-        base_seed=main.get(_BASE_SEED),
+        last_worker=last_worker,
+        base_seed=seed,
         len_called=main.get(_LEN_CALLED),
         is_finished=bool(_get(state, _FINISHED)),
     )
     if ours is None:
-        return _torchdatas(place, num_since=_number(state, _SINCE))
+        return _torchdatas(place, num_since=num_since)
     return _earlier(place, place.num_yielded - _number(state, _NUM_YIELDED))
 
 
@@ -267,10 +283,11 @@ def _earlier(place: Place, num_batches: int) -> Place:
     """Return the place `num_batches` earlier."""
     if place.is_finished or not num_batches:
         return place
+    _require(0 < num_batches <= place.order.yielded, _NUM_YIELDED, place.num_yielded - num_batches)
     order = replace(place.order, yielded=place.order.yielded - num_batches)
     skips, last = _turns_taken_back(place, num_batches)
     if min(skips) < 0 or not _can_go_back(place):
-        raise UsageError(
+        raise StateError(
             f"load_state_dict(): the state was set {counted(num_batches, 'batch')} back, which cannot be done with a "
             "dataset or sampler that has its own state, nor once a worker's part has ended",
             "under Accelerate, use dispatch_batches=False",
@@ -291,11 +308,12 @@ def _with_skips(streams: Sequence[StreamPlace], skips: Sequence[int]) -> tuple[S
 
 def _turns_taken_back(place: Place, num_batches: int) -> tuple[list[int], int]:
     """Return the batches that each worker skips, and the last worker, `num_batches` turns earlier."""
-    skips, last = [stream.skip for stream in place.streams], place.last_worker
-    for _ in range(num_batches if place.is_iterable else 0):
-        skips[last] -= 1
-        last = (last - 1) % place.num_workers
-    return skips, last
+    skips, last, num_workers = [stream.skip for stream in place.streams], place.last_worker, place.num_workers
+    if not place.is_iterable:
+        return skips, last
+    first = (last - num_batches + 1) % num_workers
+    turns = _turns(first, num_batches, num_workers=num_workers)
+    return [skip - taken for skip, taken in zip(skips, turns, strict=True)], (first - 1) % num_workers
 
 
 def _torchdatas(place: Place, *, num_since: int) -> Place:
@@ -307,7 +325,7 @@ def _torchdatas(place: Place, *, num_since: int) -> Place:
         return place
     is_stateful = place.has_stateful_stream
     if not place.is_iterable and is_stateful and num_since:
-        raise UsageError(
+        raise StateError(
             f"load_state_dict(): torchdata's state is {counted(num_since, 'batch')} behind, for a dataset with its own "
             "state",
             "take it with snapshot_every_n_steps=1",
@@ -318,13 +336,13 @@ def _torchdatas(place: Place, *, num_since: int) -> Place:
 
 
 def _turns_added(place: Place, later: Place, num_since: int, *, is_stateful: bool) -> Place:
-    """Return the later place with the batches that each worker skips. Raises UsageError if that is not known."""
+    """Return the later place with the batches that each worker skips. Raises StateError if that is not known."""
     after_last = (place.last_worker + 1) % place.num_workers
     first, num_skipped = (after_last, num_since) if is_stateful else (0, later.num_yielded)
     last = (first + num_skipped - 1) % place.num_workers
     is_regular = is_stateful or (place.num_yielded - 1) % place.num_workers == place.last_worker
     if (num_skipped and place.has_ended_stream) or not is_regular:
-        raise UsageError(
+        raise StateError(
             "load_state_dict(): torchdata's state does not say how many batches each worker gave, and one had ended",
             "give the dataset state_dict() and load_state_dict(), or start the epoch again",
         )
@@ -334,19 +352,50 @@ def _turns_added(place: Place, later: Place, num_since: int, *, is_stateful: boo
 
 def _turns(first: int, num_turns: int, *, num_workers: int) -> list[int]:
     """Return how many of the turns each worker has, if worker `first` has the first one."""
-    turns = Counter((first + step) % num_workers for step in range(num_turns))
-    return [turns[worker] for worker in range(num_workers)]
+    each, more = divmod(num_turns, num_workers)
+    return [each + ((worker - first) % num_workers < more) for worker in range(num_workers)]
 
 
 def _order(state: Mapping[str, Any], ours: Mapping[str, Any] | None) -> OrderPlace:
-    return OrderPlace(
-        yielded=_number(state, _SAMPLER_YIELDED),
-        ahead=() if ours is None else tuple(_get(ours, "ahead")),
-        sampler=_get(state, _SAMPLER),
-        sampler_iter=_get(state, _SAMPLER_ITER),
-        start=None if ours is None else _get(ours, "start"),
-        checksum=None if ours is None else ours.get("checksum"),
+    yielded, sampler_iter = _number(state, _SAMPLER_YIELDED), _get(state, _SAMPLER_ITER)
+    if isinstance(sampler_iter, Mapping):
+        _count(sampler_iter.get("samples_yielded", 0), "samples_yielded")
+    ahead, start, checksum = (
+        ([], None, None) if ours is None else (_get(ours, "ahead"), _get(ours, "start"), ours.get("checksum"))
     )
+    _require(_are_counts(ahead), "ahead", ahead)
+    _require(all(yielded < number <= yielded + len(ahead) + _MOST_UNFINISHED for number in ahead), "ahead", ahead)
+    _require(start is None or _is_start(start), "start", start)
+    _require(checksum is None or (_are_counts(checksum) and len(checksum) == 3), "checksum", checksum)
+    return OrderPlace(
+        yielded=yielded,
+        ahead=tuple(ahead),
+        sampler=_get(state, _SAMPLER),
+        sampler_iter=sampler_iter,
+        start=start,
+        checksum=checksum,
+    )
+
+
+def _is_start(start: object) -> bool:
+    """Return whether this has the form of what `Order` notes at the start of an epoch."""
+    if not isinstance(start, Mapping):
+        return False
+    epochs, samplers, length = start.get("epochs", []), start.get("samplers", []), start.get("length")
+    draws = [start[key] for key in ("early", "late") if start.get(key) is not None]
+    return (
+        isinstance(epochs, list)
+        and all(epoch is None or type(epoch) is int for epoch in epochs)
+        and isinstance(samplers, list)
+        and (length is None or _are_counts([length]))
+        and all(_are_draws(each) for each in draws)
+    )
+
+
+def _are_draws(draws: object) -> bool:
+    if not isinstance(draws, list | tuple) or len(draws) != 2:
+        return False
+    return isinstance(draws[0], Mapping) and isinstance(draws[1], list)
 
 
 def _part(ours: Mapping[str, Any] | None, key: str, number: int) -> Any:
@@ -357,13 +406,24 @@ def _part(ours: Mapping[str, Any] | None, key: str, number: int) -> Any:
 
 
 def _number(state: Any, key: str) -> int:
-    value = _get(state, key)
-    if not isinstance(value, int):
-        raise UsageError(f"load_state_dict(): {key} is {value!r:.60}, not a number", _NOT_OURS)
+    return _count(_get(state, key), key)
+
+
+def _count(value: Any, key: str) -> int:
+    """Return a value if it can be a number of batches, samples or workers. Raises StateError."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise StateError(f"load_state_dict(): {key} is {value!r:.60}, not a number", _NOT_OURS)
+    if value < 0:
+        raise StateError(f"load_state_dict(): {key} is a negative number: {value}", _NOT_OURS)
+    _require(value <= _MOST, key, value)
     return value
+
+
+def _are_counts(values: object) -> bool:
+    return isinstance(values, list | tuple) and all(type(value) is int and 0 <= value <= _MOST for value in values)
 
 
 def _get(state: Any, key: str) -> Any:
     if not isinstance(state, Mapping) or key not in state:
-        raise UsageError(f"load_state_dict(): the state has no {key!r}", _NOT_OURS)
+        raise StateError(f"load_state_dict(): the state has no {key!r}", _NOT_OURS)
     return state[key]

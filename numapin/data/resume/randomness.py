@@ -14,8 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from numapin.data.resume.place import StateError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_ANOTHER: Final = "load another state, or start the epoch again"
 
 ALL: Final = ("torch", "random", "numpy")
 TORCH_ONLY: Final = ("torch",)
@@ -41,16 +45,20 @@ def state_of(generator: Any) -> Any:
 
 
 def set_state(generator: Any, state: Any) -> None:
-    """Set a generator to a state from `state_of`."""
-    if isinstance(generator, torch.Generator):
-        generator.set_state(state)
-    elif isinstance(generator, random.Random):
-        version, numbers, gauss = state
-        generator.setstate((version, tuple(numbers), gauss))
-    elif hasattr(generator, "bit_generator"):
-        generator.bit_generator.state = state
-    else:
-        generator.set_state(state)
+    """Set a generator to a state from `state_of`. Raises StateError if it is none."""
+    try:
+        if isinstance(generator, torch.Generator):
+            generator.set_state(state)
+        elif isinstance(generator, random.Random):
+            version, numbers, gauss = state
+            generator.setstate((version, tuple(numbers), gauss))
+        elif hasattr(generator, "bit_generator"):
+            generator.bit_generator.state = state
+        else:
+            generator.set_state(state)
+    except Exception as error:  # what a damaged state makes numpy, torch and random raise differs
+        kind = type(generator).__name__
+        raise StateError(f"load_state_dict(): the state of a {kind} is damaged: {error}", _ANOTHER) from error
 
 
 def process_states(libraries: tuple[str, ...] = ALL) -> dict[str, Any]:

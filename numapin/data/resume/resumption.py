@@ -15,7 +15,7 @@ from numapin.data import torch_names
 from numapin.data.arguments import require_number
 from numapin.data.resume import randomness
 from numapin.data.resume.order import Order
-from numapin.data.resume.place import OrderPlace, Place, StreamPlace, read_place
+from numapin.data.resume.place import OrderPlace, Place, StateError, StreamPlace, read_place
 from numapin.data.resume.track import Track
 from numapin.data.torch_names import _DatasetKind
 from numapin.errors import UsageError
@@ -62,7 +62,7 @@ class Resumption:
         return self._place(loader).to_dict()
 
     def load(self, loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
-        """Let the next iterator begin where a state ends. Raises UsageError."""
+        """Let the next iterator begin where a state ends. Raises StateError."""
         if state == {}:  # as torchdata has it
             self._loaded = self._next = self._track = None
             self._stop(loader)
@@ -139,13 +139,13 @@ def _next_epoch(loader: DataLoader[Any], place: Place) -> Place:
 
 def _require_same_data(loader: DataLoader[Any], place: Place, order: Order) -> None:
     if isinstance(loader.dataset, IterDataPipe):
-        raise UsageError(
+        raise StateError(
             "load_state_dict(): torch's data pipes cannot be continued in the middle of an epoch",
             "use an IterableDataset",
         )
     if place.is_iterable != _is_iterable(loader):
         kinds = ("map-style", "iterable")
-        raise UsageError(
+        raise StateError(
             f"load_state_dict(): the state is of a loader with {_article(kinds[place.is_iterable])} dataset, this "
             f"loader's is {kinds[_is_iterable(loader)]}",
             "load the state of a loader of the same kind",
@@ -159,7 +159,7 @@ def _require_same_workers(loader: DataLoader[Any], place: Place) -> None:
     has_streams = place.is_iterable or place.has_stateful_stream
     if has_streams and place.num_workers != loader.num_workers:
         what = "of an iterable dataset" if place.is_iterable else "of a dataset with its own state"
-        raise UsageError(
+        raise StateError(
             f"load_state_dict(): the state {what} was taken with num_workers={place.num_workers}, this loader has "
             f"{loader.num_workers}: each worker continues its own part",
             f"use num_workers={place.num_workers} until the end of the epoch",

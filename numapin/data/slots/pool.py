@@ -119,7 +119,7 @@ class Pool:
             self._give_up(self._granted[worker].pop(number, None))
         self._note_kept(worker, head.kept)
         views: list[memoryview | None] = []
-        is_pinned = True
+        is_pinned, failed = True, None
         for part in head.parts:
             if part.slot == IN_MESSAGE:
                 view = ordinary_memory(part.num_bytes)
@@ -128,11 +128,17 @@ class Pool:
             elif part.slot < 0:
                 views.append(None)
             else:
-                slot = self._slot_of(part, worker)
+                try:
+                    slot = self._slot_of(part, worker)
+                except OSError as error:  # first take the other parts: their descriptors and slots would be lost
+                    failed = failed or error
+                    continue
                 views.append(slot.lend(part.num_bytes, partial(self._note_end, slot)))
                 is_pinned = is_pinned and slot.pinned_on is not None
         for number in self._slots.keys() & head.inherited:
             self._slots[number].is_inherited = True
+        if failed is not None:
+            raise failed
         return tuple(views), is_pinned
 
     def _slot_of(self, part: PartHead, worker: int) -> Slot:

@@ -356,6 +356,31 @@ class TestFiles:
             loop.pool.lend(head)
         assert (loop.pool.slots, num_open()) == ((), 0)
 
+    def test_a_slot_that_cannot_be_mapped_loses_no_other_of_its_batch(
+        self, loop: Loopback, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The rest of the batch is taken in all the same: its descriptors are closed or free for later batches."""
+        lent(loop, BATCH)
+        head, _ = loop.post([torch.zeros(1 << 22), torch.zeros(1 << 23)])
+        assert len(head.parts) > 1
+        map_one, refused = Slot.map, list[int]()
+
+        def refuse_first(number: int, *rest: Any, **options: Any) -> Slot:
+            if not refused:
+                refused.append(number)
+                _too_many_files(number)
+            return map_one(number, *rest, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Slot, "map", refuse_first)
+            with pytest.raises(OSError, match="Too many open files"):
+                loop.pool.lend(head)
+        assert loop.pool.arrivals._early == {}
+        with pytest.raises(BlockingIOError):
+            loop.pool.arrivals._receive()
+        assert {part.slot for part in head.parts} - set(refused) <= {slot.number for slot in loop.pool.slots}
+        assert torch.equal(lent(loop, -BATCH), -BATCH)
+
     def test_what_a_worker_reports_is_told(self) -> None:
         """Refused memory policies are the worker's to see, and the rank's to report."""
         told: list[str] = []

@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import pickle
 import random
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler
 
 import numapin
 from numapin.data.resume import randomness
@@ -513,7 +515,7 @@ def _without(state: dict[str, Any], key: str) -> dict[str, Any]:
         (lambda _: None, "a state is a dict, not NoneType"),  # of a checkpoint without one: not the start of an epoch
         (lambda state: _without(state, "_num_yielded"), "the state has no '_num_yielded'"),
         (lambda state: state | {"_num_yielded": "two"}, "_num_yielded is 'two', not a number"),
-        (lambda state: state | {"_sampler_iter_yielded": -1}, "a negative number of batches: -1"),
+        (lambda state: state | {"_sampler_iter_yielded": -1}, "_sampler_iter_yielded is a negative number: -1"),
         (lambda state: {"_snapshot": {}} | state, "the state has no '_main_snapshot'"),
         (lambda _: interrupt(lambda: numapin.DataLoader(Stream(9)), 2)[2], "a loader with an iterable dataset"),
         (lambda _: interrupt(lambda: numapin.DataLoader(Numbers(9)), 2)[2], "an epoch had 9 batches, .* has 5"),
@@ -615,3 +617,134 @@ def test_plain_batch_sampler_is_torchs() -> None:
         ours = [batch.tolist() for batch in loader]
         random.seed(4)
         assert ours == list(BatchSampler(Begun(20), 3, drop_last))
+
+
+class CountingEpochs(Sampler[Any]):
+    """Batches in another order in each epoch, which the sampler counts by itself."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.num_begun = size, 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Return the batches of the next epoch."""
+        self.num_begun += 1
+        order = random.Random(self.num_begun).sample(range(self.size), self.size)  # noqa: S311
+        return iter([order[begin : begin + 2] for begin in range(0, self.size, 2)])
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the epoch."""
+        return {"begun": self.num_begun}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Take over the epoch."""
+        self.num_begun = state["begun"]
+
+
+@pytest.mark.parametrize("name", ["batch_sampler", "sampler"])
+def test_a_state_before_the_first_batch_has_that_of_its_sampler(name: str) -> None:
+    """A sampler with a state continues in the epoch that has begun, not in its first one, without workers, too."""
+
+    def make() -> numapin.DataLoader[Any]:
+        options: dict[str, Any] = {name: CountingEpochs(8)} | ({"batch_size": None} if name == "sampler" else {})
+        return numapin.DataLoader(Whole(8), **options)
+
+    loader = make()
+    for _ in range(3):
+        flat(loader)
+    iterator = iter(loader)
+    state = saved(loader.state_dict())
+    epochs = [flat(iterator), flat(loader)]
+    other = make()
+    other.load_state_dict(state)
+    assert [flat(other), flat(other)] == epochs
+
+
+class Whole(Numbers):
+    """A dataset of numbers that also gives several at once."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the numbers themselves."""
+        return index
+
+
+JUNK: Final[tuple[Any, ...]] = (None, -1, -(10**10), 10**10, 10**30, 1.5, True, "x", b"", ["x", "x"], [], {}, [10**12])
+
+
+def state_of(kind: str) -> dict[str, Any]:
+    """Return a state in the middle of an epoch."""
+    loader = numapin.DataLoader(*LOADERS[kind]())
+    iterator = iter(loader)
+    flat([next(iterator), next(iterator)])
+    return saved(loader.state_dict())
+
+
+LOADERS: Final[dict[str, Callable[[], tuple[Any, ...]]]] = {
+    "shuffled": lambda: (Numbers(9), 2, True),
+    "iterable": lambda: (Stream(9), 2),
+    "workers": lambda: (Numbers(9), 2, True, None, None, 2),
+    "iterable, workers": lambda: (Stream(9), 2, None, None, None, 2),
+}
+
+
+@cache
+def states() -> dict[str, dict[str, Any]]:
+    """Return a state of each kind of loader, and the same without what torchdata does not write."""
+    whole = {kind: state_of(kind) for kind in LOADERS}
+    return whole | {f"torchdata's, {kind}": _without(state, "_numapin") for kind, state in whole.items()}
+
+
+def places(state: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each place in a state where a value is: the dict or list, and the key or index."""
+    if isinstance(state, dict | list):
+        for key in state if isinstance(state, dict) else range(min(len(state), 3)):
+            yield state, key
+            yield from places(state[key])
+
+
+DAMAGE: Final = st.lists(st.tuples(st.integers(0, 10_000), st.sampled_from(range(len(JUNK)))), min_size=1, max_size=2)
+
+
+@pytest.mark.timeout(120)
+@given(number=st.integers(0, 7), damage=DAMAGE)
+@settings(max_examples=100, deadline=None)
+def test_damaged_states(number: int, damage: list[tuple[int, int]]) -> None:
+    """A state with values that cannot be is refused, or continues an epoch that ends; nothing hangs."""
+    kind = sorted(states())[number]
+    state = copy.deepcopy(states()[kind])
+    for at, junk in damage:
+        found = list(places(state))
+        where, key = found[at % len(found)]
+        where[key] = copy.deepcopy(JUNK[junk])
+    arguments = LOADERS[kind.removeprefix("torchdata's, ")]()
+    loader = numapin.DataLoader(*arguments)
+    with suppress(ValueError):
+        loader.load_state_dict(state)
+        if not loader.num_workers or not isinstance(loader.dataset, Stream):  # its state needs workers
+            assert len(flat(loader if not loader.num_workers else in_this_process(*arguments[:3], state=state))) <= 9
+
+
+def in_this_process(*arguments: Any, state: dict[str, Any]) -> numapin.DataLoader[Any]:
+    """Return a loader without workers that continues a state."""
+    loader = numapin.DataLoader(*arguments)
+    loader.load_state_dict(state)
+    return loader
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"_num_yielded": -(10**10)}, "_num_yielded is a negative number"),
+        ({"_num_yielded": 10**10}, "_num_yielded is 10000000000"),
+        ({"_steps_since_snapshot": 10**10}, "_steps_since_snapshot is 10000000000"),
+        ({"_numapin": {"skip": ["x", "x"]}}, "skip is 'x', not a number"),
+        ({"_numapin": {"ahead": [10**12]}}, "ahead is"),
+    ],
+)
+def test_a_damaged_state_is_refused(change: dict[str, Any], text: str) -> None:
+    """It is a ValueError with what is wrong, and with what to do."""
+    state = copy.deepcopy(states()["workers"])
+    state |= change if "_numapin" not in change else {"_numapin": state["_numapin"] | change["_numapin"]}
+    with pytest.raises(ValueError, match=text) as caught:
+        numapin.DataLoader(*LOADERS["workers"]()).load_state_dict(state)
+    assert isinstance(caught.value, UsageError)
+    assert caught.value.hint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,7 @@ from numapin.data.worker import Stacker
 from numapin.errors import LibraryError
 from numapin.system import calls, memory
 from tests.data.loopback import lent, loopback
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,6 +41,11 @@ def past(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(memory, "stack_past_caches", count)
     return calls
+
+
+def refuse_thread(*_: object) -> None:
+    """Start no thread, as under ulimit -u."""
+    raise RuntimeError("can't start new thread")
 
 
 @needs_stores
@@ -228,13 +235,27 @@ class TestStacking:
         self, stack: Callable[[list[torch.Tensor], int], torch.Tensor], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The calling thread then stacks all samples."""
-
-        def refuse(*_: object) -> None:
-            raise RuntimeError("can't start new thread")
-
-        monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse)
+        monkeypatch.setattr(ThreadPoolExecutor, "submit", refuse_thread)
         samples = [torch.randn(SAMPLE) for _ in range(7)]
         assert torch.equal(stack(samples, 4), torch.stack(samples))
+
+    def test_work_that_got_no_thread_is_not_done_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its rows are written by the calling thread, and by no other once the batch may have been sent."""
+        packer = Packer(None, worker=0, pins=False, moves=False)
+        stacker = Stacker(packer, num_threads=2)
+        queued = stacker._pool._work_queue
+        wait = stacker._begin(lambda: wait_until(lambda: queued.qsize() > 0, limit_s=20))
+        done: list[int] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse_thread)
+            do = stacker._begin(lambda: done.append(1))
+        assert not any(thread.is_alive() for thread in stacker._pool._threads)
+        done.clear()
+        do()
+        wait()
+        assert done == [1]
+        stacker._begin(lambda: done.append(2))()
+        assert done == [1, 2]
 
     def test_what_torch_refuses(self, stack: Callable[[list[torch.Tensor], int], torch.Tensor]) -> None:
         """The error is torch's own."""
