@@ -201,7 +201,7 @@ def _first_problem(package: str, find: Callable[[str, str, str], Found]) -> str:
                 continue  # a function of any arguments is somebody's wrapper
             has = found.co_varnames[: found.co_argcount + found.co_kwonlyargcount]
             if tuple(parameters.split()) not in (has, has[1:]):
-                return f"has other parameters in {module}.{name}({', '.join(has)})"
+                return f"has {module}.{name} with other parameters ({', '.join(has)})"
     return ""
 
 
