@@ -140,7 +140,7 @@ def in_child(package: str, change: Callable[[], None]) -> dict[str, object]:
                 change()
                 result.write_text(json.dumps(loops(package)))
             except BaseException:  # noqa: BLE001 - the parent's code must not run here
-                sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+                sys.excepthook(*sys.exc_info())
             sys.stderr.flush()
             os._exit(0)
         os.waitpid(pid, 0)
