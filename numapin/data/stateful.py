@@ -21,8 +21,7 @@ from numapin.data.iterator import LaneIterator, pins_elsewhere
 from numapin.data.message import Parcel, pickled
 from numapin.data.path import path_of
 from numapin.data.queues import ResultQueue
-from numapin.data.torch_names import MP_STATUS_CHECK_INTERVAL, ExceptionWrapper, _IterableDatasetStopIteration
-from numapin.data.torch_names import STATEFUL as MODULE
+from numapin.data.torch_names import MP_STATUS_CHECK_INTERVAL, STATEFUL, ExceptionWrapper, _IterableDatasetStopIteration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,12 +35,12 @@ _ITERATOR: Final = "_StatefulMultiProcessingDataLoaderIter"
 
 def loader_class() -> type[DataLoader[Any]] | None:
     """Return torchdata's loader; None if the program has not imported it."""
-    return getattr(sys.modules.get(MODULE), "StatefulDataLoader", None)
+    return getattr(sys.modules.get(STATEFUL), "StatefulDataLoader", None)
 
 
 def iterator_of(loader: Any, options: PathOptions) -> Any:
     """Return a new iterator over a StatefulDataLoader with workers, which takes over the state that was loaded."""
-    state, theirs = loader.next_iter_state, getattr(sys.modules[MODULE], _ITERATOR)
+    state, theirs = loader.next_iter_state, getattr(sys.modules[STATEFUL], _ITERATOR)
     if pins_elsewhere(loader):
         usage_log.note_other(loader, usage_log.PINS_ELSEWHERE)
         iterator = theirs(loader, state)

@@ -108,7 +108,13 @@ def loops(package: str) -> dict[str, object]:
     loader = numapin.DataLoader(Rows(), batch_size=2, num_workers=2, cast={torch.float64: torch.float32})
     seen: dict[str, object] = {"numapin": _batches(loader), "notes": loader.stats().notes}
     loader.close()
+    mark = loader.pin_memory_device
+    seen["copy"] = _batches(torch.utils.data.DataLoader(Rows(), batch_size=2, pin_memory_device=mark))
     seen["alone"] = _batches(numapin.DataLoader(Rows(), batch_size=2))
+    try:
+        loader.state_dict()
+    except numapin.UsageError as error:
+        seen["state"] = error.message
     try:
         numapin.DataLoader(Rows(), strict=True)
     except numapin.BindingRefused as error:
@@ -134,7 +140,7 @@ def in_child(package: str, change: Callable[[], None]) -> dict[str, object]:
                 change()
                 result.write_text(json.dumps(loops(package)))
             except BaseException:  # noqa: BLE001 - the parent's code must not run here
-                sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+                sys.excepthook(*sys.exc_info())
             sys.stderr.flush()
             os._exit(0)
         os.waitpid(pid, 0)

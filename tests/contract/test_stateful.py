@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from numapin.data import stateful
 from numapin.data.path import PathOptions, path_of
+from numapin.data.torch_names import STATEFUL
 from tests.contract.datasets import row
 from tests.contract.describe import assert_same_batches, describe
 
@@ -269,5 +270,5 @@ def test_an_abandoned_epoch_ends_its_workers() -> None:
 def test_torchdata_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its class is taken over only if the program has imported it."""
     assert stateful.loader_class() is TORCHDATA
-    monkeypatch.delitem(sys.modules, stateful.MODULE)
+    monkeypatch.delitem(sys.modules, STATEFUL)
     assert stateful.loader_class() is None

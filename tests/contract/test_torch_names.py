@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -19,7 +20,7 @@ from numapin.data.torch_names import CUDA_NAMES, LAST, NAMES, STATEFUL, TORCH, T
 from tests.contract import renamed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(numapin.__file__).parent
 SITE = Path(torch.__file__).parents[1]
@@ -94,6 +95,50 @@ def test_this_torch_is_known() -> None:
         assert getattr(getattr(torch_names, name), "__module__", "torch") != "numapin.data.torch_names"
 
 
+def _differ(self: Any, *, further: int = 0) -> None:
+    """Take the place of torch's `_try_put_index`, with a parameter that numapin does not know."""
+
+
+def _wrap(*arguments: Any, **named: Any) -> None:
+    """Take its place as a library's wrapper does, of which the parameters tell nothing."""
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        (
+            _differ,
+            "has torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_put_index with other parameters ",
+        ),
+        (_wrap, ""),
+    ],
+)
+def test_parameters(method: Callable[..., None], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method with parameters that numapin does not know turns the path off; a wrapper of any arguments does not."""
+    monkeypatch.setattr(torch_names._MultiProcessingDataLoaderIter, "_try_put_index", method)
+    torch_names.why_off.cache_clear()
+    try:
+        found = torch_names.why_off()
+    finally:
+        torch_names.why_off.cache_clear()
+    assert found == (f"torch {torch.__version__} {why}(self, further)" if why else "")
+
+
+@pytest.mark.parametrize("name", ["_try_put_index", "_workers", "_MultiProcessingDataLoaderIter"])
+def test_files_without_a_name(name: str, tmp_path: Path) -> None:
+    """The names of a torch that is not imported are looked up in its files; what is not there says nothing."""
+    place = tmp_path / "torch/utils/data/dataloader.py"
+    place.parent.mkdir(parents=True)
+    text = (SITE / place.relative_to(tmp_path)).read_text()
+    place.write_text(text)
+    assert torch_names.explained_in(tmp_path, TORCH, "2.99") == ""
+    torch_names._compiled.cache_clear()
+    place.write_text(re.sub(rf"\b{name}\b", f"{name}_2", text))
+    found = torch_names.explained_in(tmp_path, TORCH, "2.99")
+    assert found.startswith("torch 2.99 has no torch.utils.data.dataloader._MultiProcessingDataLoaderIter")
+    assert f"{name}, so numapin's data path is off" in found
+
+
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
     """Return what loops saw with each name renamed."""
@@ -121,5 +166,13 @@ def test_a_renamed_name_costs_the_path_not_the_batches(name: str, seen: dict[str
     assert f".{name.rpartition('.')[2]}" in line
     assert f", so numapin's data path is off, and {off}'s own DataLoader makes the batches; " in line
     assert line.endswith(f"; install a newer numapin, or {off} {LAST[off]} or older")
-    assert found["notes"] == ([found["strict"]] if off == TORCH else [])
-    assert off == TORCHDATA or line == f"numapin: warning: {found['strict']}"
+    assert found["copy"] == narrow  # as a framework makes it, from the loader's arguments
+    if off == TORCH:
+        explained = line.removeprefix("numapin: warning: ")
+        assert (found["notes"], found["strict"], found["state"]) == (
+            [explained],
+            explained,
+            f"the loader has no state: {explained}",
+        )
+    else:
+        assert found["notes"] == []

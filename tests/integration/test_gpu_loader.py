@@ -268,3 +268,32 @@ def test_exit_while_batches_are_pinned() -> None:
             check=False,
         )
         assert (ended.returncode, ended.stderr) == (0, "")
+
+
+WITHOUT_A_NAME = """
+import torch
+from tests.contract.renamed import Rows, rename
+rename("torch.utils.data.dataloader:_MultiProcessingDataLoaderIter", "_try_put_index")
+import numapin
+for options in ({"num_workers": 2}, {"num_workers": 2, "pin_memory": True, "persistent_workers": True}, {}):
+    loader = numapin.DataLoader(Rows(), batch_size=2, device="cuda", cast=torch.float32, **options)
+    copy = torch.utils.data.DataLoader(Rows(), batch_size=2, pin_memory_device=loader.pin_memory_device, **options)
+    for each in (loader, copy, loader):
+        print([(str(batch.device), str(batch.dtype), batch.tolist()) for batch in each])
+"""
+
+
+def test_batches_reach_the_gpu_without_the_data_path() -> None:
+    """With a torch that numapin does not know, torch's own loader makes the batches, and they are cast and moved."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WITHOUT_A_NAME],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    batch = "('cuda:0', 'torch.float32', [{}.0, {}.0])"
+    assert (done.returncode, done.stdout) == (0, f"[{batch.format(0, 1)}, {batch.format(2, 3)}]\n" * 9), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "_try_put_index, so numapin's data path is off" in line

@@ -124,10 +124,12 @@ def test_without_gpus_only_nodes_with_usable_cpus_count() -> None:
     assert [rank.node for rank in plan.ranks] == [2, 5]
 
 
-def test_cpus_that_are_on_no_node_bind_nothing() -> None:
+@pytest.mark.parametrize(("gpus", "node"), [([], None), ([0], 0)])
+def test_cpus_that_are_on_no_node_bind_nothing(gpus: list[int | None], node: int | None) -> None:
     """If no node lists a usable CPU, ranks are not bound, with the reason."""
-    plan = make_plan(_limited(replace(grid(), nodes=grid().nodes[:1], packages=(), cores=_homeless()), "4"), Request())
-    assert [(rank.node, cpu_set.render(rank.cpus), rank.exact) for rank in plan.ranks] == [(None, "4", False)]
+    topology = replace(grid(gpus=gpus), nodes=grid().nodes[:1], packages=(), cores=_homeless())
+    plan = make_plan(_limited(topology, "4"), Request())
+    assert [(rank.node, cpu_set.render(rank.cpus), rank.exact) for rank in plan.ranks] == [(node, "4", False)]
     assert "no node has usable CPUs" in plan.ranks[0].reason
 
 
@@ -231,12 +233,16 @@ def test_socket_with_fewer_cpus_takes_those_of_the_own_node_first(wanted: int, c
     assert _cpus(plan) == cpus
 
 
+def _with_fast(topology: Topology, fast: CpuSet) -> Topology:
+    speeds = (CpuSpeed(cpus=fast, highest_perf=200), CpuSpeed(cpus=topology.cpus - fast, highest_perf=100))
+    return replace(topology, speeds=speeds)
+
+
 def test_socket_with_fewer_cpus_splits_fast_cores_evenly() -> None:
     """Three ranks of one node and one of another: each gets the same number of the package's fast cores."""
-    topology = grid(packages=1, nodes=2, cores=8, smt=1, gpus=[0, 0, 0, 1])
     fast = CpuSet({0, 1, 2, 3, 8, 9, 10, 11})
-    speeds = (CpuSpeed(cpus=fast, highest_perf=200), CpuSpeed(cpus=topology.cpus - fast, highest_perf=100))
-    plan = make_plan(replace(topology, speeds=speeds), Request(bind=Bind.SOCKET, cpus_per_rank=4))
+    topology = _with_fast(grid(packages=1, nodes=2, cores=8, smt=1, gpus=[0, 0, 0, 1]), fast)
+    plan = make_plan(topology, Request(bind=Bind.SOCKET, cpus_per_rank=4))
     assert [len(rank.cpus & fast) for rank in plan.ranks] == [2, 2, 2, 2]
     assert _cpus(plan)[3] == "8-9,12-13"
     assert [len(rank.cpus & CpuSet(range(8))) for rank in plan.ranks] == [3, 3, 2, 0]
@@ -267,6 +273,36 @@ def test_core_complexes_are_dealt_largest_first_and_then_shared() -> None:
     plan = make_plan(topology, Request(bind=Bind.CORE_COMPLEX, num_ranks=3))
     assert _cpus(plan) == ["2-3", "0", "2-3"]
     assert [rank.num_threads for rank in plan.ranks] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("fast", "cpus"), [({0, 4, 5}, ["4-7", "0-3"]), ({0, 4, 5, 6}, ["0-3", "4-7"])])
+def test_core_complexes_with_fast_cores_come_first_if_ranks_stay_alike(fast: set[int], cpus: list[str]) -> None:
+    """The L3 group with more fast cores is first, unless one rank would get two more of them than another."""
+    topology = _with_fast(grid(nodes=1, l3=2, cores=4, smt=1, gpus=[0, 0]), CpuSet(fast))
+    assert _cpus(make_plan(topology, Request(bind=Bind.CORE_COMPLEX))) == cpus
+
+
+def test_fast_cores_that_no_rank_may_use_are_not_mentioned() -> None:
+    """If all fast cores of a node are reserved, the others are alike."""
+    topology = _with_fast(grid(nodes=1, cores=4, smt=1, gpus=[0]), CpuSet({0, 1}))
+    plan = make_plan(topology, Request(bind=Bind.EXCLUSIVE, reserve_cpus=CpuSet({0, 1})))
+    assert "2 exclusive cores" in plan.ranks[0].reason
+    assert "fast" not in plan.ranks[0].reason
+
+
+@pytest.mark.parametrize(("cores", "num_threads"), [(1, 1), (4, 2)])
+def test_unknown_siblings_halve_the_threads(cores: int, num_threads: int) -> None:
+    """Two threads per core are assumed, and a rank has at least one."""
+    topology = replace(grid(nodes=1, cores=cores, smt=1, gpus=[0]), siblings_known=False)
+    (rank,) = make_plan(topology, Request()).ranks
+    assert (rank.num_threads, rank.exact) == (num_threads, False)
+
+
+def test_gpus_without_addresses_split_in_the_order_of_their_uuids() -> None:
+    """Renumbering such GPUs moves no CPUs either."""
+    gpus = tuple(replace(gpu(index, 0), pci=None, uuid=f"GPU-{name}") for index, name in enumerate("ba"))
+    topology = replace(grid(nodes=1, cores=2, smt=1), gpus=gpus)
+    assert _cpus(make_plan(topology, Request(bind=Bind.EXCLUSIVE))) == ["1", "0"]
 
 
 def test_core_complex_without_caches_is_node() -> None:
