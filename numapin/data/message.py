@@ -18,7 +18,8 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
-from torch._utils import ExceptionWrapper
+
+from numapin.data.torch_names import ExceptionWrapper
 
 if TYPE_CHECKING:
     from collections.abc import Callable
