@@ -152,7 +152,7 @@ SPAWNS = """
 import sys, numapin
 from ranks import main
 if __name__ == "__main__":
-    numapin.spawn(main, nproc_per_node=1)
+    numapin.spawn(main, num_ranks=1)
 """
 
 
