@@ -51,10 +51,10 @@ def _seconds(text: str) -> float:
 
 def _hosts(text: str) -> tuple[int, int]:
     least, _, most = text.partition(":")
-    found = _number(least), _number(most or least)
-    if not 0 < found[0] <= found[1]:
+    sizes = [int(word) for word in (least, most or least) if _NUMBER.fullmatch(word)]
+    if len(sizes) < 2 or not 0 < sizes[0] <= sizes[1]:
         raise ValueError("must be a number of hosts, or MIN:MAX")
-    return found
+    return sizes[0], sizes[1]
 
 
 def _signals(text: str) -> str:

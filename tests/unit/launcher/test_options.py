@@ -122,7 +122,7 @@ def test_the_command_of_a_rank(options: list[str], command: list[str]) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("--nnodes two s.py", "--nnodes is two; it must be a number, 0 or more"),
+        ("--nnodes two s.py", "--nnodes is two; it must be a number of hosts, or MIN:MAX"),
         ("--nnodes 3:1 s.py", "--nnodes is 3:1; it must be a number of hosts, or MIN:MAX"),
         ("--max-restarts=-1 s.py", "--max-restarts is -1; it must be a number, 0 or more"),
         ("--master-port 99999 s.py", "--master-port is 99999; it must be a port, below 65536"),
