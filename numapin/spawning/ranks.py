@@ -14,7 +14,8 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from numapin.errors import NumapinError, RankError
-from numapin.launcher.ranks import LOOK_S, StartedRank, names_of, running_after
+from numapin.launcher.guardian import LOOK_S
+from numapin.launcher.ranks import StartedRank, names_of, running_after
 from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome, unpickle
 from numapin.system import oom
 from numapin.system.proc import is_exiting

@@ -136,8 +136,9 @@ def test_the_host_of_the_rendezvous_is_gone() -> None:
         raise RendezvousConnectionError("frame #0: c10::Error")
 
     made._handler.num_nodes_waiting = unreachable
-    with pytest.raises(NotMet, match="^the rendezvous host has ended its launcher, or cannot be reached$") as raised:
+    with pytest.raises(NotMet, match="the rendezvous host has ended its launcher, or cannot be reached") as raised:
         made.num_waiting()
+    assert "c10" not in raised.value.message
     leave(made, raised.value)
     assert done == []
 
