@@ -75,7 +75,7 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
     with ExitStack() as opened, _stopped_by_signals():
         alarm = opened.enter_context(Alarm(job.signals))
         hosts: OneHost | SeveralHosts
-        hosts = OneHost(job, num_ranks) if job.is_single_host else SeveralHosts(job, num_ranks)
+        hosts = OneHost(job, num_ranks) if job.is_single_host else SeveralHosts(job, num_ranks, alarm)
         opened.enter_context(hosts)
         handover.hand_over(plan, run_dir, os.environ)
         identity = handover.identity(run_dir)

@@ -24,6 +24,7 @@ _FLAGS: Final = ("--strict", "--verbose")
 _PLAN: Final = "--plan"
 _LAUNCHERS: Final = (["run"], ["trace"])
 """The commands that start ranks."""
+_MIN_FILES: Final = 32  # a launcher has some 16 open, and two for each rank that connects
 
 
 def main() -> None:
@@ -39,9 +40,20 @@ def main() -> None:
 
 
 def _prepare_launcher() -> None:
-    """Hold back signals for ranks until the launcher handles them; as process 1 of a container, supervise it."""
+    """Hold back signals for ranks until the launcher handles them; as process 1 of a container, supervise it.
+
+    With fewer open files than a launcher needs, it would fail in one of a hundred places, and only sometimes clearly.
+    """
+    import resource
+
     from numapin.rank.become import hold
 
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= most < _MIN_FILES:
+        from numapin.cli.main import fail
+        from numapin.errors import NumapinError
+
+        fail(NumapinError(f"a launcher needs at least {_MIN_FILES} open files; {most} are allowed", "ulimit -n 1024"))
     hold()
     if os.getpid() == 1:
         from numapin.launcher.init import supervise_if_init

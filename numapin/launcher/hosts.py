@@ -20,7 +20,7 @@ import threading
 from collections import Counter
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from numapin.base.stderr import say
 from numapin.errors import NumapinError, Stopped, UsageError
@@ -29,7 +29,7 @@ from numapin.launcher.rendezvous_id import why_known
 from numapin.launcher.store_server import LOOPBACK, listen, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Self
 
     from torch.distributed import Store  # type: ignore[attr-defined] # torch marks no exports
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from numapin.launcher.options import Job
     from numapin.launcher.ranks import Alarm
 
+T = TypeVar("T")
+_LOOK_S: Final = 0.05
 _SIGNED_C10D: Final = "numapin-c10d"
 _NUM_MAC_BYTES: Final = 32
 _BARRIER: Final = "torchelastic/agent/terminal_state"
@@ -126,7 +128,8 @@ class OneHost:
 class SeveralHosts:
     """A job on several hosts, in torch's rendezvous, which is closed at the end, but not after a signal."""
 
-    def __init__(self, job: Job, num_ranks: int) -> None:
+    def __init__(self, job: Job, num_ranks: int, alarm: Alarm) -> None:
+        """Connect to the rendezvous. Raises NotMet, UsageError, and StopSignal if a signal comes meanwhile."""
         from torch.distributed.elastic.rendezvous import RendezvousParameters, rendezvous_handler_registry
         from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
@@ -143,8 +146,8 @@ class SeveralHosts:
             problem = why_known(run_id, is_typed=job.is_id_typed)
             if problem:
                 say(
-                    f"warning: {problem}: anyone who knows it and can reach {job.rdzv_endpoint} can run code as you; "
-                    "make one with openssl rand -hex 16 and set it on every host, without --rdzv-id: "
+                    f"warning: {problem}: anyone who knows it and can reach {job.rdzv_endpoint or 'the store'} can run "
+                    "code as you; make one with openssl rand -hex 16 and set it on every host, without --rdzv-id: "
                     "export PET_RDZV_ID=…"
                 )
         elif backend == "etcd-v2":
@@ -161,9 +164,14 @@ class SeveralHosts:
             endpoint = endpoint or "{}:{}".format(*self._master)
             host, _, port = endpoint.rpartition(":")
             self._master = (host, int(port))
+        if not {"rdzv_endpoint", "master_addr"} & job.typed:
+            say(
+                f"--nnodes {most}: waiting for the other hosts at {endpoint or 'localhost:29400'}, on this host; "
+                "name another with --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
+            )
         parameters = RendezvousParameters(backend, endpoint, run_id, least, most, local_addr=job.local_addr, **settings)
         try:
-            self._handler: RendezvousHandler = get_rendezvous_handler(parameters)
+            self._handler: RendezvousHandler = _interruptible(lambda: get_rendezvous_handler(parameters), alarm)
         except ValueError as error:
             hint = "several hosts meet with: --rdzv-backend c10d"
             raise UsageError(f"--rdzv-backend {backend}: {error}", hint) from None
@@ -186,26 +194,28 @@ class SeveralHosts:
 
     def join(self, alarm: Alarm) -> HostPlace:
         """Meet the other hosts of the next round. Raises NotMet, and StopSignal if a signal comes meanwhile."""
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
         self._ranks_store = None  # closes the port of the round before
         try:
-            with alarm.raising(), _torchs_store_unused():
-                info = self._handler.next_rendezvous()
-                store, number, num_hosts = info.store, info.rank, info.world_size
-                first, size, first_of_role, role_size = self._numbers(store, number, num_hosts)
-                address, port = self._master
-                if self._job.rdzv_backend != "static":
-                    address = info.bootstrap_store_info.master_addr  # type: ignore[union-attr] # of a c10d rendezvous
-                    if number == 0:
-                        self._ranks_store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
-                        store.set("numapin/ranks-store", str(self._ranks_store.port))
-                    port = int(store.get("numapin/ranks-store"))
+            with _torchs_store_unused():
+                self._store, self.place = _interruptible(self._meet, alarm)
         except Exception as error:  # noqa: BLE001 - the backend may raise anything
             raise _not_met(error) from None
-        self._store = store
-        self.place = HostPlace(number, num_hosts, first, size, first_of_role, role_size, address, port)
         return self.place
+
+    def _meet(self) -> tuple[Store, HostPlace]:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        info = self._handler.next_rendezvous()
+        store, number, num_hosts = info.store, info.rank, info.world_size
+        first, size, first_of_role, role_size = self._numbers(store, number, num_hosts)
+        address, port = self._master
+        if self._job.rdzv_backend != "static":
+            address = info.bootstrap_store_info.master_addr  # type: ignore[union-attr] # of a c10d rendezvous
+            if number == 0:
+                self._ranks_store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+                store.set("numapin/ranks-store", str(self._ranks_store.port))
+            port = int(store.get("numapin/ranks-store"))
+        return store, HostPlace(number, num_hosts, first, size, first_of_role, role_size, address, port)
 
     def _numbers(self, store: Store, number: int, num_hosts: int) -> list[int]:
         """Return the first rank, the number of ranks, and the same of this role: the first host counts for all."""
@@ -226,8 +236,14 @@ class SeveralHosts:
         return found
 
     def num_waiting(self) -> int:
-        """Return the number of hosts that wait for the next round."""
-        return self._handler.num_nodes_waiting()
+        """Return the number of hosts that wait for the next round. Raises NotMet if the rendezvous is gone."""
+        try:
+            return self._handler.num_nodes_waiting()
+        except Exception as error:  # noqa: BLE001 - the backend may raise anything
+            self.stays_open = (
+                type(error).__name__ == "RendezvousConnectionError"
+            )  # torch would log a failure to close it
+            raise _not_met(error) from None
 
     def leave_round(self) -> None:
         """Let the other hosts of this round know that this one is about to restart its ranks.
@@ -254,17 +270,9 @@ class SeveralHosts:
                 if self._store.add(_RESTARTING, 0):
                     self._handler.set_closed()
             self._arrive()
-        # torch's wait lets no signal through, so it is in a thread; to ask again and again would end in an error with
-        # C++ frames once the host that serves the store has left.
-        waiting = threading.Thread(target=self._await_others, name="numapin-exit-barrier", daemon=True)
-        waiting.start()
-        while waiting.is_alive():
-            alarm.wait(0.1)
-            alarm.ring()
-
-    def _await_others(self) -> None:
+        # To ask again and again would end in an error with C++ frames once the host that serves the store has left.
         with suppress(RuntimeError):  # the store is gone, or the time is up
-            self._store.wait([f"{_BARRIER}/last_member"], timedelta(seconds=_BARRIER_S))
+            _interruptible(lambda: self._store.wait([f"{_BARRIER}/last_member"], timedelta(seconds=_BARRIER_S)), alarm)
 
     def _arrive(self) -> None:
         """Count this host in the exit barrier. torch counts only hosts that succeeded, so these wait in vain."""
@@ -273,8 +281,42 @@ class SeveralHosts:
 
 
 def import_torch() -> None:
-    """Import of torch what is used here."""
+    """Import of torch what is used here. Its C++ code does not log, unless the user has asked for it.
+
+    It would log each try to reach a host that has not started yet, or has ended, with twenty frames.
+    """
+    name = "TORCH_CPP_LOG_LEVEL"
+    is_asked_for = name in os.environ
+    os.environ.setdefault(name, "FATAL")
     import torch.distributed.elastic.rendezvous.registry  # noqa: F401 - the import is the effect
+
+    if not is_asked_for:
+        del os.environ[name]  # the ranks' logs stay
+
+
+def _interruptible(call: Callable[[], T], alarm: Alarm) -> T:
+    """Return what the call returns, or raise what it raises; raise StopSignal if a signal comes meanwhile.
+
+    torch's C++ code lets no signal through while it waits, so a thread makes the call. A signal leaves it behind.
+    """
+    returned: list[T] = []
+    raised: list[Exception] = []
+
+    def make() -> None:
+        try:
+            returned.append(call())
+        except Exception as error:  # noqa: BLE001 - raised below
+            raised.append(error)
+
+    thread = threading.Thread(target=make, name="numapin-rendezvous", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        alarm.ring()
+        thread.join(_LOOK_S)
+    alarm.ring()
+    if raised:
+        raise raised[0]
+    return returned[0]
 
 
 def count_devices(wanted: str) -> int:

@@ -51,9 +51,10 @@ def _seconds(text: str) -> float:
 
 def _hosts(text: str) -> tuple[int, int]:
     least, _, most = text.partition(":")
-    if not (_NUMBER.fullmatch(least) and _NUMBER.fullmatch(most or least) and 0 < int(least) <= int(most or least)):
+    sizes = [int(word) for word in (least, most or least) if _NUMBER.fullmatch(word)]
+    if len(sizes) < 2 or not 0 < sizes[0] <= sizes[1]:
         raise ValueError("must be a number of hosts, such as 2, or a range, such as 2:4")
-    return int(least), int(most or least)
+    return sizes[0], sizes[1]
 
 
 def _signals(text: str) -> str:

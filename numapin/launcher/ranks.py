@@ -173,7 +173,6 @@ class Alarm:
     def __init__(self, numbers: Collection[signal.Signals]) -> None:
         self._numbers = numbers
         self._received: list[signal.Signals] = []  # those that neither `ring` nor `further` has taken
-        self._raises = False
         self.stopped_by: signal.Signals | None = None
 
     def __enter__(self) -> Self:
@@ -198,18 +197,6 @@ class Alarm:
 
     def _note(self, number: int, _: object) -> None:
         self._received.append(signal.Signals(number))
-        if self._raises:
-            self.ring()
-
-    @contextmanager
-    def raising(self) -> Iterator[None]:
-        """Raise StopSignal at once if a signal arrives in the block, in which there are no ranks."""
-        self.ring()
-        self._raises = True
-        try:
-            yield
-        finally:
-            self._raises = False
 
     def wait(self, seconds: float) -> None:
         """Wait until a signal arrives, SIGCHLD included, at most this long."""

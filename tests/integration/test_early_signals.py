@@ -71,3 +71,28 @@ def test_what_is_held_back_is_what_is_passed_on() -> None:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         os._exit(not blocked >= {signal.SIGUSR1, signal.SIGUSR2})
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_host_that_waits_for_others(tmp_path: Path) -> None:
+    """`--nnodes 2` without an address says at once where it waits, and SIGTERM ends the wait."""
+    said = tmp_path / "err"
+    alone = [
+        "--nnodes",
+        "2",
+        "--node-rank",
+        "1",
+        "--master-port",
+        "1",
+        "--nproc-per-node",
+        "1",
+    ]  # nothing listens there
+    with said.open("w") as err:
+        process = subprocess.Popen([*NUMAPIN, "run", "--quiet", *alone, script(tmp_path, "")], stderr=err)
+    try:
+        assert wait_until(lambda: "--nnodes 2: waiting for the other hosts at" in said.read_text(), limit_s=60)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+    assert said.read_text().splitlines()[1:] == ["numapin: stopped by SIGTERM; all ranks have ended"]

@@ -297,13 +297,15 @@ FAULTS: tuple[Callable[[Path, str], str], ...] = (
     *(exits, exits_once, killed, shim_killed, launcher_killed, host_killed, hangs, terminated, signalled, gpu_lost),
     *(gpu_lost_elsewhere, signalled_before_restart, signalled_at_restart, dying),
 )
-WITHOUT_AGENT = (exits_once, launcher_killed, hangs, terminated, signalled)
-"""The faults of jobs that can be started directly. The others are about restarts and several hosts."""
+WITH_BOTH = (exits_once, launcher_killed, hangs, terminated, signalled)
+ON_SEVERAL_HOSTS = (host_killed, gpu_lost_elsewhere, signalled_at_restart)
 
 
 def ways_of(fault: Callable[[Path, str], str]) -> tuple[str, ...]:
-    """Return what can start the ranks of this job: the values of --launcher."""
-    return ("direct", "agent") if fault in WITHOUT_AGENT else ("agent",)
+    """Return the values of --launcher with which the fault is done."""
+    if fault in WITH_BOTH:
+        return ("direct", "agent")
+    return ("agent",) if fault in ON_SEVERAL_HOSTS else ("direct",)
 
 
 @pytest.mark.parametrize(
@@ -407,9 +409,8 @@ HEAD = f"""# Faults, and what happens to the job
 Written by `NUMAPIN_UPDATE_GOLDEN=1 pytest tests/integration/test_faults.py`, which does each of
 these to a job of two ranks. Each test run compares the numapin column again; the torchrun column is of torch {VERSION}.
 "Left" lists what remains when the launcher has ended: processes, shared memory, and files in the temporary directory.
-Memory of a memfd is freed with its processes. A fault is done to jobs that `--launcher direct` starts and to jobs that
-`--launcher agent` starts, as the second column says, with the same outcome. Jobs with restarts or several hosts always
-have torch's agent.
+Memory of a memfd is freed with its processes. The second column says with which `--launcher` it was done, with the
+same outcome: numapin serves the ranks' store (direct), or torch does (agent), as it always does on several hosts.
 
 | fault | launcher | numapin run | torchrun |
 |---|---|---|---|

@@ -447,3 +447,23 @@ class TestBadInput:
         assert list((tmp_path / f"numapin-{os.getuid()}").iterdir()) == []
         (other,) = tmp_path.glob(f"numapin-{os.getuid()}-*")
         assert other.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("most", [9, 13, 16, 31])
+def test_too_few_open_files(tmp_path: Path, most: int) -> None:
+    """A launcher that may not open as many files as it needs says so before it starts anything."""
+    limited = ("bash", "-c", f'ulimit -n {most}; exec "$@"', "bash")
+    done = call(*limited, *NUMAPIN, "run", "--nproc-per-node", "1", script(tmp_path, ""))
+    assert (done.status, done.out) == (1, "")
+    assert done.err == (
+        f"numapin: error: a launcher needs at least 32 open files; {most} are allowed\n  hint: ulimit -n 1024\n"
+    )
+
+
+@needs_two_cpus
+def test_importing_torch_does_not_bind_the_launcher(tmp_path: Path) -> None:
+    """With OMP_PROC_BIND, torch's import binds the thread that imports it; the launcher keeps its CPUs."""
+    path = script(tmp_path, "import os; print(*sorted(os.sched_getaffinity(os.getppid())))")
+    options = ("--quiet", "--nproc-per-node", "1", "--launcher", "agent")
+    done = call(*NUMAPIN, "run", *options, path, OMP_PROC_BIND="true")
+    assert (done.status, done.out.split()) == (0, [*map(str, sorted(os.sched_getaffinity(0)))]), done.err

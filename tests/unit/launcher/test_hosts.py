@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined] # torch marks no exports
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from numapin.errors import Stopped
 from numapin.launcher import hosts
@@ -20,11 +22,6 @@ class Waiting:
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
-        self.num_waits = 0
-
-    def wait(self, _: float) -> None:
-        """Return at once."""
-        self.num_waits += 1
 
     def ring(self) -> None:
         """Raise what came."""
@@ -119,6 +116,31 @@ def test_a_signal_ends_the_wait_for_other_hosts() -> None:
     with pytest.raises(StopSignal):
         made.succeeded(Waiting(StopSignal(signal.SIGTERM)))
     assert num_arrived(made._store) == 1
+
+
+def test_a_signal_ends_the_wait_for_a_round() -> None:
+    """So it is with a rendezvous that does not return, because a host is missing."""
+    made, _ = host()
+    never = threading.Event()
+    made._handler.next_rendezvous = never.wait
+    with pytest.raises(StopSignal):
+        made.join(Waiting(StopSignal(signal.SIGTERM)))
+    never.set()
+
+
+def test_the_host_of_the_rendezvous_is_gone() -> None:
+    """That ends the job here with one line; there is nothing to close."""
+    made, done = host(Gone())
+
+    def unreachable() -> int:
+        raise RendezvousConnectionError("frame #0: c10::Error")
+
+    made._handler.num_nodes_waiting = unreachable
+    with pytest.raises(NotMet, match="the rendezvous host has ended its launcher, or cannot be reached") as raised:
+        made.num_waiting()
+    assert "c10" not in raised.value.message
+    leave(made, raised.value)
+    assert done == []
 
 
 def test_no_restart_after_a_host_has_succeeded() -> None:

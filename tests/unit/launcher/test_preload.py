@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,9 @@ import pytest
 import numapin
 from numapin.launcher import preload
 
-FOLDER = str(Path(numapin.__file__).parent / "launcher" / "sitehook")
+PACKAGE = Path(numapin.__file__).parent
+FOLDER = str(PACKAGE / "launcher" / "sitehook")
+HOOKS = [PACKAGE / folder for folder in ("launcher/sitehook", "children/hook", "rank/rolehook")]
 
 
 @pytest.mark.parametrize(
@@ -43,8 +48,44 @@ def test_tracing() -> None:
 
 
 def test_the_folder_holds_nothing_else() -> None:
-    """The folder on every rank's path can hide one module only."""
-    assert [path.name for path in Path(FOLDER).glob("*.py")] == ["sitecustomize.py"]
+    """The folder on every rank's path can hide two modules only, one of which has a name of ours."""
+    assert sorted(path.name for path in Path(FOLDER).glob("*.py")) == ["numapin_loader_hook.py", "sitecustomize.py"]
+
+
+@pytest.mark.parametrize("folder", HOOKS)
+def test_an_old_python_can_read_what_starts_the_hook(folder: Path) -> None:
+    """Its file has nothing that Python 2.7 cannot parse."""
+    text = (folder / "sitecustomize.py").read_text(encoding="ascii")
+    for node in ast.walk(ast.parse(text)):
+        assert not isinstance(node, ast.AnnAssign | ast.JoinedStr | ast.NamedExpr | ast.Nonlocal | ast.FunctionDef)
+        assert not (isinstance(node, ast.ImportFrom) and node.module == "__future__")
+
+
+@pytest.mark.parametrize("folder", HOOKS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("version", ["2.7", "3.6", "3.7"])
+def test_an_old_python_starts_as_without_the_hook(folder: Path, version: str, tmp_path: Path) -> None:
+    """It prints nothing, and its path and its sitecustomize, if there is one behind ours, are what they would be."""
+    python = _old_python(version)
+    (tmp_path / "sitecustomize.py").write_text("seen = 1\n")
+    code = (
+        "import sys; print([p for p in sys.path if 'hook' in p], getattr(sys.modules.get('sitecustomize'), 'seen', 0))"
+    )
+    for path, seen in ((f"{folder}", 0), (f"{folder}:{tmp_path}", 1)):
+        done = subprocess.run(
+            [python, "-c", f"from __future__ import print_function; {code}"],
+            env={"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"[] {seen}\n", "")
+
+
+def _old_python(version: str) -> str:
+    """Return a Python of this version on PATH or of pyenv; skip the test without one."""
+    found = [*map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python")), shutil.which(f"python{version}")]
+    python = next(filter(None, found), None)
+    return python or pytest.skip(f"no Python {version}; type: pyenv install {version}")
 
 
 @pytest.mark.parametrize(

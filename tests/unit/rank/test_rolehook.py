@@ -259,7 +259,7 @@ class TestEnvironment:
 
 def test_places_fit_into_a_variable() -> None:
     """Places are intervals; of CPUs that have none, the list has as many places as Linux lets into a variable."""
-    hook = runpy.run_path(f"{HOOK}/sitecustomize.py")
+    hook = runpy.run_path(f"{HOOK}/numapin_role_hook.py")
     assert hook["_place"]({0, 1, 2, 8, 10, 11}) == "{0:3,8:1,10:2}"
     large = hook["_places"](set(range(128)), set(range(128, 1024)))
     assert large == ",".join(["{0:128}"] + ["{128:896}"] * 256)

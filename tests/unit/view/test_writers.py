@@ -19,9 +19,9 @@ _PLACES = {
     "cli/output.py",
     "cli/top.py",  # the live display
     "rank/signals.py",  # names of signals and numbers
-    "children/hook/sitecustomize.py",
-    "launcher/sitehook/sitecustomize.py",
-    "rank/rolehook/sitecustomize.py",  # names of variables
+    "children/hook/numapin_children_hook.py",
+    "launcher/sitehook/numapin_loader_hook.py",
+    "rank/rolehook/numapin_role_hook.py",  # names of variables
     "base/stderr.py",
 }
 
