@@ -451,7 +451,10 @@ def test_pods_meet(form: str, cluster: Cluster, tmp_path: Path) -> None:
 
 def _pod_variables(form: str, container: dict[str, Any], index: int) -> dict[str, str]:
     """Return the variables of a pod of this host: the manifest's, and those that the form's controller sets."""
-    fields = {"status.podIP": "127.0.0.1", "metadata.labels['batch.kubernetes.io/controller-uid']": "0f8fad5b-d9cb-469f-a165-70867728950e"}
+    fields = {
+        "status.podIP": "127.0.0.1",
+        "metadata.labels['batch.kubernetes.io/controller-uid']": "0f8fad5b-d9cb-469f-a165-70867728950e",
+    }
     named = {
         entry["name"]: entry["value"] if "value" in entry else fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
         for entry in container["env"]
