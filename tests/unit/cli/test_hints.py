@@ -72,7 +72,7 @@ def test_a_missing_script_of_compare() -> None:
     assert error.hint == "run a module with -m, other programs with --a COMMAND --b COMMAND"
 
 
-@pytest.mark.parametrize(("line", "hint"), [(("--pid", "7"), "pgrep -f"), ((), "the active run")])
+@pytest.mark.parametrize(("line", "hint"), [(("--pid", "7"), "pgrep -af"), ((), "the active run")])
 def test_a_job_that_ends_while_verify_reads_it(
     line: tuple[str, ...], hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
