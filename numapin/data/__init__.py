@@ -26,7 +26,7 @@ Comes in: the arguments of torch's DataLoader. Goes out: batches.
     containers.py  PURE  rebuild nested containers
     arguments.py   PURE  check shapes and numbers that a user gave
     forks.py       PURE  Python versions whose forked children can hang
-    forking.py     EDGE  keep forked workers from destroying CUDA objects that they inherited as garbage
+    forking.py     EDGE  keep forked children from destroying CUDA objects that they inherited
     message.py     PURE  what travels between a worker and the rank, and how a batch is rebuilt from it
     queues.py      EDGE  torch's two queues, over pipes without locks
     worker.py      EDGE  what a worker runs first: bind it, collate into slots, end it with its rank

@@ -20,6 +20,7 @@ import torch
 
 from numapin.data.arguments import require_number
 from numapin.data.budget import num_ranks_of, read_room
+from numapin.data.forking import is_in_bad_fork
 from numapin.data.home import Home
 from numapin.data.loop_times import totals_of
 from numapin.data.message import Parcel
@@ -330,6 +331,11 @@ class DataPath:
 
     def _new_mover(self, device: torch.device) -> Mover:
         driver = cuda.driver()
+        if driver is None and is_in_bad_fork():
+            raise UsageError(
+                f"device={str(device)!r}: this process was forked from one that uses CUDA, so it cannot use CUDA",
+                'start it with multiprocessing.get_context("spawn")',
+            )
         if driver is None:
             raise UsageError(f"device={str(device)!r}: libcuda.so.1 cannot be used", "see: numapin topo")
         return Mover(torch.device("cuda", self.home.device_index), driver)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _AHEAD: Final = 2  # batches whose copies are started before they are due
 _IN_FLIGHT: Final = 4  # copies; with more, the workers would run out of slots
 _DRAIN_S: Final = 1.0
+_LOOK_S: Final = 0.001  # between looks whether a capture has ended
 _TIMED_EVERY: Final = 16  # copies; a timed one needs two more events
 _SPLIT_BYTES: Final = 2 << 20  # in batches of at least this size, small tensors get separate memory
 _FEW_RUNS: Final = 4  # small ranges that are copied from the slot; one kernel gathers more than these
@@ -157,7 +158,8 @@ class Mover:
         """Release all slots, once their copies have ended: a few milliseconds, or until a capture has ended."""
         until_s = time.monotonic() + _DRAIN_S
         while self._reading and time.monotonic() < until_s:
-            self._wait_for(self._reading[-1][0])
+            if not self._wait_for(self._reading[-1][0]):
+                time.sleep(_LOOK_S)
             self.poll()
 
     def poll(self) -> None:
@@ -174,11 +176,12 @@ class Mover:
                     self._timed_ms += self._driver.elapsed_ms(*copy.timing)
                     self._driver.recycle(*copy.timing)
 
-    def _wait_for(self, copy: _Copy) -> None:
-        """Wait on the host until a copy has ended; not during a capture."""
+    def _wait_for(self, copy: _Copy) -> bool:
+        """Wait on the host until a copy has ended; return False during a capture, which forbids that."""
         with no_capture() as is_quiet:
             if is_quiet:
                 self._driver.wait(copy.event)
+        return is_quiet
 
     def _start(self, parcel: Parcel) -> dict[int, _Copy]:
         """Start the copies of a batch's parts on our stream."""

@@ -13,6 +13,7 @@ import itertools
 import os
 import resource
 import sys
+import threading
 import time
 import weakref
 from collections import deque
@@ -74,7 +75,7 @@ class PoolSpec:
 
 
 _pools: Final[weakref.WeakValueDictionary[int, Pool]] = weakref.WeakValueDictionary()  # all of this process, by id
-_workers_are_starting: Final[list[bool]] = []  # not empty while our own workers are forked, which read no batches
+_starting: Final[list[int]] = []  # the threads that fork our own workers now, which read no batches
 _orphans: set[Slot] = set()  # given up while lent: they live until their batch is gone, with or without their pool
 
 
@@ -379,7 +380,7 @@ def _watch_forks() -> None:
 
 def _note_fork() -> None:
     """Mark the slots of batches in use: a child that was just forked may read them for as long as it lives."""
-    if not _workers_are_starting:
+    if threading.get_ident() not in _starting:
         for slot in _all_slots():
             slot.is_inherited = slot.is_inherited or slot.is_in_use
 
@@ -399,10 +400,10 @@ def unused_slots_hidden() -> Iterator[None]:
     unused = [slot for slot in _all_slots() if not slot.is_in_use]
     for slot in unused:
         hide_from_children(slot.owner, hide=True)
-    _workers_are_starting.append(True)
+    _starting.append(threading.get_ident())
     try:
         yield
     finally:
-        _workers_are_starting.pop()
+        _starting.remove(threading.get_ident())
         for slot in unused:
             hide_from_children(slot.owner, hide=False)

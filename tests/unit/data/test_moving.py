@@ -11,8 +11,10 @@ import torch
 
 import numapin
 from numapin.data.opening import device
+from numapin.errors import UsageError
 from numapin.system.cuda import CudaRefused
 from tests.cuda.fake import moving
+from tests.data.child import in_forked_child
 from tests.integration.gpu_loading import BATCH, Filled, wrong_ones
 
 if TYPE_CHECKING:
@@ -58,6 +60,18 @@ def test_any_thread_may_load(loader: Any) -> None:
     """A new thread has no current context."""
     with ThreadPoolExecutor(1) as pool:
         assert wrong_ones(pool.submit(lambda: list(loader)).result(), 0) == []
+
+
+def test_a_forked_child_is_refused(loader: Any) -> None:
+    """A child of a process that uses CUDA cannot use it; the error names the reason and the remedy."""
+    next(iter(loader))
+
+    def is_refused() -> bool:
+        with pytest.raises(UsageError, match="forked from one that uses CUDA") as caught:
+            next(iter(loader))
+        return "spawn" in caught.value.hint
+
+    assert in_forked_child(is_refused)
 
 
 def test_no_query_during_a_capture(loader: Any, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

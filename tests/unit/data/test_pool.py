@@ -292,6 +292,25 @@ class TestWorkers:
 
         assert in_forked_child(start_worker)
 
+    def test_a_fork_while_another_thread_starts_workers(self, loop: Loopback) -> None:
+        """The child of a user's thread may read the batches in use, so their slots go to no worker."""
+        kept = [lent(loop, BATCH)]
+        is_starting, may_end = threading.Event(), threading.Event()
+
+        def start_workers() -> None:
+            with unused_slots_hidden():
+                is_starting.set()
+                may_end.wait(WAIT_S)
+
+        thread = threading.Thread(target=start_workers)
+        thread.start()
+        assert is_starting.wait(WAIT_S)
+        assert in_forked_child(lambda: torch.equal(kept[0], BATCH))
+        may_end.set()
+        thread.join()
+        kept.clear()
+        assert loop.num_free() == 0
+
     def test_nor_those_of_other_loaders(self, loop: Loopback) -> None:
         """A validation loader's workers would hold the memory of a training loader that is closed meanwhile."""
         with loopback() as other:
