@@ -417,24 +417,22 @@ class Packer(ForkingPickler):
             body_room = self._reserve(len(body)) if len(body) >= _PIPE_BYTES else None
             if body_room is not None:
                 self.write(body_room, body)
-            rooms = self._storages if body_room is None else [*self._storages, body_room]
-            ends, num_bytes = _used(rooms)
-            sent = [part for at, part in enumerate(self._parts) if at in ends]
+            ends, num_bytes = _used(self._storages if body_room is None else [*self._storages, body_room])
             if self._slots is not None:
-                self._slots.send(sent)
-            for part in sent:  # only now: if one of them cannot be handed over, nothing is sent
-                part.is_sent = True
+                self._slots.send([self._parts[at] for at in ends])
+            parts, small = [NOTHING] * len(self._parts), b""
+            for at, end in ends.items():
+                part = self._parts[at]
+                part.is_sent = True  # only now: if one of them cannot be handed over, nothing is sent
+                parts[at] = PartHead(part.number, end, part.capacity, part.is_new)
+                if part.number == IN_MESSAGE:
+                    small = bytes(part.view[:end])
             report = {} if self._slots is None else self._slots.report()
-            self._are_many_kept = len(report.get("kept", ())) - len(self._parts) > MOST_KEPT
+            self._are_many_kept = len(report.get("kept", ())) - len(parts) > MOST_KEPT
             head = Head(
                 number=number,
                 worker=self._worker,
-                parts=tuple(
-                    [
-                        PartHead(part.number, ends[at], part.capacity, part.is_new) if at in ends else NOTHING
-                        for at, part in enumerate(self._parts)
-                    ]
-                ),
+                parts=tuple(parts),
                 num_bytes=num_bytes + self._missing_bytes,
                 # Tensors that were collated and then dropped took room, too.
                 wanted_bytes=sum([part.end for part in self._parts]) + self._missing_bytes,
@@ -442,13 +440,7 @@ class Packer(ForkingPickler):
                 storages=tuple(self._storages),
                 buffers=tuple(self._buffers),
                 body_room=body_room,
-                small=b"".join(
-                    [
-                        part.view[: ends[at]]
-                        for at, part in enumerate(self._parts)
-                        if at in ends and part.number == IN_MESSAGE
-                    ]
-                ),
+                small=small,
                 **report,
             )
             is_short = len(body) < _LONG_PICKLE
@@ -477,7 +469,9 @@ class Packer(ForkingPickler):
     def reducer_override(self, thing: object) -> Reduced:
         """Reduce a tensor to its place in the slot; leave everything else as it is."""
         if isinstance(thing, torch.Tensor):
-            return _reduce_lazy_view(thing) or self._reduce_tensor(thing)
+            if type(thing) is torch.Tensor and (thing.is_conj() or thing.is_neg()) and not thing.requires_grad:
+                return _reduce_lazy_view(thing)
+            return self._reduce_tensor(thing)
         if type(thing) is _ARRAY:
             return self._reduce_array(thing)
         if type(thing) is ExceptionWrapper and not _can_be_imported(thing.exc_type):
@@ -628,17 +622,14 @@ def _can_be_imported(kind: type) -> bool:
     return True
 
 
-def _reduce_lazy_view(tensor: torch.Tensor) -> Reduced | None:
+def _reduce_lazy_view(tensor: torch.Tensor) -> Reduced:
     """Reduce a conjugated or negated view, whose values are computed when they are read, to the tensor below it.
 
-    None: it is not one. torch sends such a view without the conjugation, and so other values.
+    torch sends such a view without the conjugation, and so other values.
     """
-    if type(tensor) is torch.Tensor and not tensor.requires_grad:
-        if tensor.is_conj():
-            return torch.conj, (tensor.conj(),)
-        if tensor.is_neg():
-            return torch.Tensor._neg_view, (tensor._neg_view(),)
-    return None
+    if tensor.is_conj():
+        return torch.conj, (tensor.conj(),)
+    return torch.Tensor._neg_view, (tensor._neg_view(),)
 
 
 def _is_over_memory(build: object, arguments: tuple[Any, ...]) -> bool:
