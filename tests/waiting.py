@@ -7,11 +7,14 @@ has ended. A test asserts the result and gives the reason: `assert wait_until(..
 from __future__ import annotations
 
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pytest
 
 T = TypeVar("T")
 
@@ -24,6 +27,20 @@ def wait_until(condition: Callable[[], T], *, limit_s: float) -> T:
     while not (got := condition()) and time.monotonic() < end:
         time.sleep(_PAUSE_S)
     return got
+
+
+def joins_in_vain(monkeypatch: pytest.MonkeyPatch) -> list[BaseProcess]:
+    """Return a list that gets each process for whose end a `join` waits in vain, from now on."""
+    found: list[BaseProcess] = []
+    own = BaseProcess.join
+
+    def join(self: BaseProcess, timeout: float | None = None) -> None:
+        own(self, timeout)
+        if self.is_alive():
+            found.append(self)
+
+    monkeypatch.setattr(BaseProcess, "join", join)
+    return found
 
 
 def gone(pid: int) -> bool:

@@ -16,6 +16,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import torch.utils.data._utils.worker
+
 from tests.contract.datasets import Rows
 from tests.contract.watching import first_batches
 from tests.waiting import wait_until
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.contract.watching import LoaderClass
+
+
+LOOK_S = "NUMAPIN_TESTS_LOOK_S"
+"""The variable with the time after which torch's loop in a worker looks whether the rank is alive; torch's own: 5 s."""
+if LOOK_S in os.environ:
+    torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = float(os.environ[LOOK_S])
 
 
 def started(kind: LoaderClass, method: str, **arguments: Any) -> tuple[Any, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
@@ -63,10 +62,8 @@ def test_pipes_that_are_not_read(tmp_path: Path) -> None:
     with pytest.raises(NumapinError, match="pipe cannot be written: no program reads this pipe"):
         write_text_to(str(pipe), "x", remedy="")
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    start_s = time.monotonic()
     with pytest.raises(NumapinError, match="pipe cannot be written: its reader has not read"):
         write_text_to(str(pipe), "x" * (1 << 20), remedy="", patience_s=0.2)
-    assert time.monotonic() - start_s < 10
     writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)  # the pipe does not end before the text comes
     os.set_blocking(reader, True)
     with ThreadPoolExecutor() as pool:

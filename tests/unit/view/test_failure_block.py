@@ -77,11 +77,11 @@ def test_it_fits(rank: EndedRank, facts: dict[str, Any], file: str) -> None:
 @pytest.mark.parametrize("text", ["x" * (1 << 24), "x\n" * (1 << 23)], ids=["one word", "lines"])
 def test_the_largest_exception_takes_no_time(text: str) -> None:
     """A message of 16 MiB, the largest error file that is read, is cut before its lines are made."""
-    start = time.perf_counter()
+    start = time.process_time()
     rank = ended(text=text)
     assert len(block(rank)) <= 20
     assert len(JobFailure(ranks=(rank,), program="train.py", host="node7").summary) < 1000
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_last_frames_without_record() -> None:
