@@ -140,7 +140,8 @@ class TestBatchesOnTheDevice:
 
     def test_conjugated_and_negated_views(self) -> None:
         """They keep their values and share memory on the device, with a batch that was collated and dropped beside."""
-        with numapin.DataLoader([1.0, 2.0, 3.0], device="cuda", num_workers=1, collate_fn=with_lazy_views) as loader:
+        numbers: Any = [1.0, 2.0, 3.0]
+        with numapin.DataLoader(numbers, device="cuda", num_workers=1, collate_fn=with_lazy_views) as loader:
             for number, (base, conjugate, negated) in enumerate(loader, 1):
                 assert set(base.tolist()) == {complex(number, 2)}
                 assert set(conjugate.tolist()) == {complex(number, -2)}
