@@ -35,6 +35,13 @@ CONTAINERS = (
 CUSTOM = ("dataclass", "frozen-dataclass", "remade")
 
 
+def with_lazy_views(numbers: list[float]) -> list[torch.Tensor]:
+    """Return a tensor and views of it whose values are computed when they are read; collate another one, too."""
+    base = torch.full((1000,), complex(numbers[0], 2))
+    torch.utils.data.default_collate([base] * 3)
+    return [base, base.conj(), base.conj().imag]
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _cuda_is_in_use() -> None:
     torch.ones(1, device="cuda")
@@ -130,6 +137,19 @@ class TestBatchesOnTheDevice:
         theirs = list(torch.utils.data.DataLoader(Paced(3, 0.0), **arguments))
         ours = list(numapin.DataLoader(Paced(3, 0.0), device="cuda", **arguments))
         assert different_kinds(ours, theirs, (kind,)) == []
+
+    def test_conjugated_and_negated_views(self) -> None:
+        """They keep their values and share memory on the device, with a batch that was collated and dropped beside."""
+        numbers: Any = [1.0, 2.0, 3.0]
+        with numapin.DataLoader(numbers, device="cuda", num_workers=1, collate_fn=with_lazy_views) as loader:
+            for number, (base, conjugate, negated) in enumerate(loader, 1):
+                assert set(base.tolist()) == {complex(number, 2)}
+                assert set(conjugate.tolist()) == {complex(number, -2)}
+                assert set(negated.tolist()) == {-2.0}
+                base.zero_()
+                assert not conjugate.any()
+                assert not negated.any()
+            assert loader.stats().bytes == 3 * base.nbytes
 
     def test_packed_sequences(self) -> None:
         """A PackedSequence is moved as by its own .to(): batch_sizes stay on the host."""
