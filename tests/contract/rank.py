@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LOOK_S = "NUMAPIN_TESTS_LOOK_S"
 """The variable with the time after which torch's loop in a worker looks whether the rank is alive; torch's own: 5 s."""
 if LOOK_S in os.environ:
-    torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = float(os.environ[LOOK_S])  # type: ignore[attr-defined]
+    torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = float(os.environ[LOOK_S])  # type: ignore[attr-defined] # imported there
 
 
 def started(kind: LoaderClass, method: str, **arguments: Any) -> tuple[Any, Any]:

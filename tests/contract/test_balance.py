@@ -56,8 +56,9 @@ def _make(loader: DataLoader[Any]) -> tuple[list[int], Counter[int]]:
 
 @pytest.fixture
 def uneven() -> Callable[..., DataLoader[Any]]:
-    """Give a function that makes a loader over 120 items with three workers, of which one takes 25 times as long."""
-    return partial(numapin.DataLoader, WorkerIds(120, slow_s=0.05), num_workers=3)
+    """Give a function that makes a loader over 120 items with three workers, of which one takes 125 times as long."""
+    # So much longer that it is the slowest on a busy machine, too.
+    return partial(numapin.DataLoader, WorkerIds(120, slow_s=0.25), num_workers=3)
 
 
 def test_a_slow_worker_makes_fewer_batches(uneven: Callable[..., DataLoader[Any]]) -> None:
