@@ -27,6 +27,9 @@ LOOK_S: Final = 0.05
 DEATH_S: Final = 30
 """Seconds to wait for killed processes before others replace them: giving back GPU memory takes seconds, and the new
 ranks need it. A process that still exists after this time may never end."""
+_PATIENCE_S: Final = 6
+"""Seconds in which what ranks started may end by itself: torch's DataLoader workers look for their parent every 5 s,
+and then remove their temporary files."""
 _OF_RANKS: Final = ("LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")  # a launcher has NUMAPIN_RUN_DIR, too
 CODE: Final = "from numapin.launcher.guardian import main; main()"
 
@@ -42,7 +45,7 @@ def main() -> None:
     while os.getppid() == launcher:
         _signal.sigwaitinfo(_signal.valid_signals())
     ranks = _recorded_ranks(folder)
-    kill_after(time.monotonic(), lambda: of_ranks(_sessions_of(ranks), folder))
+    kill_after(time.monotonic() + _PATIENCE_S, lambda: of_ranks(_sessions_of(ranks), folder))
 
 
 def _recorded_ranks(folder: str) -> dict[int, int]:

@@ -143,7 +143,7 @@ def test_a_launcher_that_a_signal_ends(tmp_path: Path, number: signal.Signals, *
         assert len(pids) == 5
         launcher.send_signal(number)
         launcher.wait(60)
-        assert wait_until(lambda: all(map(gone, pids)), limit_s=10 if number == signal.SIGKILL else 0)
+        assert wait_until(lambda: all(map(gone, pids)), limit_s=60 if number == signal.SIGKILL else 0)
     finally:
         _kill(*pids)
 
@@ -164,7 +164,7 @@ def test_a_caller_of_spawn_that_a_signal_ends(tmp_path: Path, number: signal.Sig
     try:
         caller.send_signal(number)
         assert caller.wait(60) == -number
-        assert wait_until(lambda: all(map(gone, pids)), limit_s=10)
+        assert wait_until(lambda: all(map(gone, pids)), limit_s=60)
     finally:
         _kill(*pids)
 
@@ -207,7 +207,7 @@ def test_a_launcher_inside_a_rank(tmp_path: Path) -> None:
     try:
         launcher.kill()
         launcher.wait(60)
-        assert wait_until(lambda: all(map(gone, pids)), limit_s=10)
+        assert wait_until(lambda: all(map(gone, pids)), limit_s=60)
     finally:
         _kill(*pids)
 
