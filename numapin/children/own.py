@@ -13,7 +13,7 @@ Rules:
   are there already (a forkserver, workers) are bound to its CPUs.
 - A child that has a record of its own, and what is below it, is never touched.
 
-Errors never reach the program: `hook/sitecustomize.py` reports them. With --strict the process ends with status 5.
+Errors never reach the program: the hook reports them. With --strict the process ends with status 5.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _Process:
 _SEVERAL: Final = "several_gpus"
 """In NUMAPIN_BINDING: the process uses other GPUs, too, so a child that names one does not have it yet."""
 _AT_START: Final = "at its start"
-"""The end of the text that says how a GPU became known, if Python is just starting; as in `hook/sitecustomize.py`."""
+"""The end of the text that says how a GPU became known, if Python is just starting; as in the hook."""
 _own: Final = _Process()
 os.register_at_fork(after_in_child=_own.forked)
 

@@ -1,6 +1,6 @@
 """The hook in a rank of `numapin compare`, by which an unmodified script is measured. Edge.
 
-Comes in: torch's modules as they are imported (sitehook/sitecustomize.py), and NUMAPIN_STEPS. Goes out: a file per rank
+Comes in: torch's modules as they are imported (the loader hook), and NUMAPIN_STEPS. Goes out: a file per rank
 with a `RankSteps`, written at the first batch, at the first step, and at both ends of the window.
 
 A step ends when the program's optimizer steps, as in `numapin trace`; if the program makes no optimizer, when a
