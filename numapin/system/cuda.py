@@ -45,6 +45,8 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
     "cuCtxPushCurrent_v2": (c_void_p,),
     "cuCtxPopCurrent_v2": (POINTER(c_void_p),),
+    "cuCtxGetCurrent": (POINTER(c_void_p),),
+    "cuCtxSetCurrent": (c_void_p,),
     "cuMemHostRegister_v2": (c_void_p, c_size_t, c_uint),
     "cuMemHostUnregister": (c_void_p,),
     "cuEventCreate": (POINTER(c_void_p), c_uint),
@@ -62,7 +64,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
 }
 _OPTIONAL: Final = frozenset({"cuCtxRecordEvent"})  # since CUDA 12.5, driver R555
 _CHECKED_BY_CALLER: Final = frozenset(  # each batch comes to them, and a checker takes as long as the call
-    {"cuCtxRecordEvent", "cuEventQuery", "cuEventRecord", "cuMemcpyHtoDAsync_v2"}
+    {"cuCtxRecordEvent", "cuEventQuery", "cuEventRecord", "cuMemcpyHtoDAsync_v2", "cuStreamWaitEvent"}
 )
 
 _LOOK_AT_THE_LOG: Final = "see what the driver says: dmesg | grep -i nvrm"
@@ -142,6 +144,7 @@ class Driver:
         self._get_state, self._query = self._call["cuDevicePrimaryCtxGetState"], self._call["cuEventQuery"]
         self._record_context: Any = self._call.get("cuCtxRecordEvent")
         self._record_stream, self._copy = self._call["cuEventRecord"], self._call["cuMemcpyHtoDAsync_v2"]
+        self._let_wait = self._call["cuStreamWaitEvent"]
         self._call["cuInit"](0)
         ordinals = range(self._out(c_int(), "cuDeviceGetCount"))
         # Each device has its own place for the driver's answer, so that threads do not read each other's.
@@ -189,6 +192,11 @@ class Driver:
             found = self._contexts[device] = PrimaryContext(handle, push, pop)
         return found
 
+    def use_context(self, device: int) -> None:
+        """Make the device's primary context the calling thread's current one for good, if the thread has none."""
+        if not self._out(c_void_p(), "cuCtxGetCurrent"):
+            self._call["cuCtxSetCurrent"](self.context(device).handle)
+
     def record(self, device: int, *, stream: int | None = None, is_timed: bool = False) -> Event:
         """Return an event that passes when all work submitted so far to a stream is done. Call it in the `context`.
 
@@ -222,9 +230,12 @@ class Driver:
         return events
 
     def let_wait(self, stream: int, event: Event) -> None:
-        """Let a stream of the event's device (0: the default stream) wait for the event. The host does not wait."""
-        with self.context(event.device):
-            self._call["cuStreamWaitEvent"](stream, event.handle, 0)
+        """Let a stream of the event's device (0: the default stream) wait for the event. The host does not wait.
+
+        Call it in the device's `context`.
+        """
+        if result := self._let_wait(stream, event.handle, 0):
+            raise self.refusal(result, self._let_wait, (stream, event.handle, 0))
 
     def has_passed(self, event: Event) -> bool:
         """Return whether all work before the event is done. A kernel's failure may surface here."""

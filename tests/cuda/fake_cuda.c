@@ -113,6 +113,7 @@ static struct {
 static pid_t initialized;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread Context *current[MAX_DEPTH];
+static __thread Context *base; /* cuCtxSetCurrent's, below the ones that were pushed */
 static __thread int depth, mode;
 
 /* ---- steering ---- */
@@ -174,7 +175,7 @@ static int unsafe(void) { return N(CAPTURING) && mode != RELAXED ? break_capture
 
 static int find_device(int device) { return device >= 0 && device < N(DEVICES) ? SUCCESS : INVALID_DEVICE; }
 
-static int in_context(void) { return depth > 0 ? SUCCESS : INVALID_CONTEXT; }
+static int in_context(void) { return depth > 0 || base ? SUCCESS : INVALID_CONTEXT; }
 
 static int register_range(char *from, size_t bytes) {
     long count = N(REGISTERED_RANGES);
@@ -249,7 +250,13 @@ int cuCtxPushCurrent_v2(Context *context) {
     ANSWER(!context || depth == MAX_DEPTH ? INVALID_CONTEXT : (current[depth++] = context, SUCCESS));
 }
 
-int cuCtxPopCurrent_v2(Context **context) { ANSWER(in_context() ?: (*context = current[--depth], SUCCESS)); }
+int cuCtxGetCurrent(Context **context) { ANSWER((*context = depth > 0 ? current[depth - 1] : base, SUCCESS)); }
+
+int cuCtxSetCurrent(Context *context) {
+    ANSWER(!context || depth > 0 ? INVALID_CONTEXT : (base = context, SUCCESS));
+}
+
+int cuCtxPopCurrent_v2(Context **context) { ANSWER(depth < 1 ? INVALID_CONTEXT : (*context = current[--depth], SUCCESS)); }
 
 int cuMemHostRegister_v2(void *from, size_t bytes, unsigned flags) {
     int wrong = !from || !bytes || flags != PORTABLE ? INVALID_VALUE : SUCCESS;
@@ -262,7 +269,7 @@ int cuEventCreate(Event **event, unsigned flags) {
     int wrong = flags & ~(unsigned)(BLOCKING_SYNC | DISABLE_TIMING) ? INVALID_VALUE : SUCCESS;
     Event *made = calloc(1, sizeof *made);
     if (!made) abort();
-    made->context = depth > 0 ? current[depth - 1] : NULL;
+    made->context = depth > 0 ? current[depth - 1] : base;
     made->flags = flags;
     ANSWER(wrong ?: in_context() ?: (*event = made, N(CREATED)++, SUCCESS));
 }

@@ -122,7 +122,7 @@ def test_an_event_of_a_stream(driver: Driver, memory: np.ndarray[Any, Any]) -> N
             driver.copy_to_device(target.data_ptr(), memory.ctypes.data, NUM_BYTES, stream.cuda_stream)
             ended = driver.record(0, stream=stream.cuda_stream, is_timed=True)
             event = driver.record(0, stream=stream.cuda_stream)
-        driver.let_wait(0, event)
+            driver.let_wait(0, event)
         return began, ended, event
 
     began, ended, event = copy_late()

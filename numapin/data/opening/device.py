@@ -5,9 +5,10 @@ Comes in: `Parcel`s. Goes out: batches on the device, for the stream that is cur
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,7 @@ from numapin.system import memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from contextlib import AbstractContextManager
 
     from numapin.data.message import Head, Parcel
     from numapin.system.cuda import Driver, Event
@@ -32,6 +34,7 @@ _DRAIN_S: Final = 1.0
 _LOOK_S: Final = 0.001  # between looks whether a capture has ended
 _TIMED_EVERY: Final = 16  # copies; a timed one needs two more events
 _SPLIT_BYTES: Final = 2 << 20  # in batches of at least this size, small tensors get separate memory
+_AS_IT_IS: Final = nullcontext()
 _FEW_RUNS: Final = 4  # small ranges that are copied from the slot; one kernel gathers more than these
 
 
@@ -107,6 +110,7 @@ class Mover:
         self._handle = self._stream.cuda_stream
         with driver.relaxed_capture():
             self._context = driver.context(device.index)
+        self._threads = threading.local()  # those that have a current context
         self._reading: deque[tuple[_Copy, memoryview]] = deque()  # slots that copies still read
         self._streams: dict[int, torch.cuda.Stream] = {}
         self._num_ahead = 0
@@ -135,11 +139,12 @@ class Mover:
         stream = self._streams.get(handle)
         if stream is None:
             stream = self._streams[handle] = torch.cuda.current_stream(self.device)
-        for copy in copies.values():
-            if not copy.is_done:
-                self._driver.let_wait(handle, copy.event)
-            for tensor in copy.tensors:
-                tensor.record_stream(stream)
+        with self._context_here():
+            for copy in copies.values():
+                if not copy.is_done:
+                    self._driver.let_wait(handle, copy.event)
+                for tensor in copy.tensors:
+                    tensor.record_stream(stream)
 
         def plain_at(part: int, start: int, size: int) -> memoryview:
             return copied(parcel.view(part), start, size)
@@ -197,8 +202,7 @@ class Mover:
         index = self.device.index
         ours, current = _get_stream(index), _get_device()
         others = None if current == index else _get_stream(current)
-        # The driver's calls need a current context, which a new thread does not have.
-        with self._context:
+        with self._context_here():
             try:
                 _set_stream(self._key)  # a tenth of what torch.cuda.stream() costs
                 return {part: self._begin(parcel.head, part, view) for part, view in enumerate(parcel.views) if view}
@@ -206,6 +210,19 @@ class Mover:
                 _set_stream(ours)
                 if others is not None:  # this also restores the current device
                     _set_stream(others)
+
+    def _context_here(self) -> AbstractContextManager[None]:
+        """Return the block in which the driver's calls of this thread have the device's context.
+
+        torch makes a device's context current together with the device, but not in a new thread. To push and pop it at
+        each batch would cost as much as the copy.
+        """
+        if _get_device() != self.device.index:
+            return self._context
+        if not hasattr(self._threads, "have_context"):
+            self._driver.use_context(self.device.index)
+            self._threads.have_context = True
+        return _AS_IT_IS
 
     def _begin(self, head: Head, part: int, view: memoryview) -> _Copy:
         runs = small_runs(head, part)

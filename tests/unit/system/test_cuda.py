@@ -157,7 +157,7 @@ def test_an_event_of_a_stream(driver: Driver, fake_cuda: FakeCuda) -> None:
     fake_cuda.hold_events()
     with driver.context(0):
         event = driver.record(0, stream=7)
-    driver.let_wait(0, event)
+        driver.let_wait(0, event)
     assert (driver.has_passed(event), fake_cuda.get("waited"), fake_cuda.depth()) == (False, 1, 0)
     driver.wait(event)
     assert driver.has_passed(event)
