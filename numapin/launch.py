@@ -98,7 +98,7 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
                         own = _own_variables(job, local_rank, place, files[local_rank])
                         ranks.append(start_rank(job, local_rank, {**shared, **own}, files[local_rank]))
                     _watch(ranks, job, hosts, mailbox, alarm)
-                    hosts.succeeded(alarm)
+                hosts.succeeded(alarm)  # takes up to minutes; all ranks have been reaped
                 return  # noqa: TRY300 - `else` would be far from here
             except NotMet as error:
                 if failure is None:
@@ -114,7 +114,7 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
                         rank,
                         place,
                         files[rank.local_rank],
-                        was_ended=rank.local_rank in failed.others,
+                        was_ended=rank.local_rank in failed.others and rank.asked_s is not None,
                         stack=stacks.get(rank.process.pid, ""),
                     )
                     for rank in ranks

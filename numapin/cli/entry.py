@@ -42,7 +42,7 @@ def main() -> None:
 def _prepare_launcher() -> None:
     """Hold back signals for ranks until the launcher handles them; as process 1 of a container, supervise it.
 
-    With fewer open files than a launcher needs, it would fail in one of a hundred places, and only sometimes clearly.
+    Too few open files would make a launcher fail anywhere, and seldom with a clear message, so that is checked first.
     """
     import resource
 

@@ -77,7 +77,7 @@ def top(
 ) -> None:
     """Show the steps, CPUs, memory and GPU of each rank live; Ctrl-C quits.
 
-    Steps and waiting need numapin.DataLoader or run --dataloader=numapin. What is off plan is red.
+    Steps and waiting need numapin.DataLoader or run --dataloader=numapin. Red marks values that are off plan.
 
     RUN is a run's folder, its name, the end of its name, or @last (the newest run); by default it is this user's only
     active run. Threads and GPUs are read every interval. New processes are found and pages counted every 10 seconds,

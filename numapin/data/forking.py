@@ -77,12 +77,17 @@ def _watch_forks() -> None:
 
 def _hold_memory() -> None:
     """Hold the memory during the fork: the child may collect garbage before it comes to `_leave_in_child`."""
-    storages = [reference() for reference in tuple(_on_devices)]
-    _at_forks.append([storage for storage in storages if storage is not None])
+    storages = [reference() for reference in _on_devices.copy()]  # `tuple` may collect garbage, which discards some
+    held = [storage for storage in storages if storage is not None]
+    for storage in held:
+        fix = getattr(storage, "_fix_weakref", None)  # older torch: else the object does not keep the memory
+        if fix is not None:
+            fix()
+    _at_forks.append(held)
 
 
 def _leave_in_child() -> None:
-    # As multiprocessing's own children do: when this one ended, it would end its parent's workers as if they were its.
+    # As in multiprocessing's own children: at its end, this child would terminate its parent's workers as its own.
     getattr(multiprocessing.process, "_children", set()).clear()
     for storages in _at_forks:
         for storage in storages:

@@ -117,12 +117,11 @@ class _UsersWarnings:
         return getattr(warnings, name)
 
     @staticmethod
-    def warn(message: Warning | str, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
+    def warn(message: Warning | str, category: type[Warning] | None = None, *_: object, **__: object) -> None:
         """Warn at the user's line, or at the caller's if there is none."""
-        del stacklevel
         frame = usage_log.users_frame() or sys._getframe(1)
         module, seen = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
-        warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, seen)
+        warnings.warn_explicit(message, category or UserWarning, frame.f_code.co_filename, frame.f_lineno, module, seen)
 
 
 def _warn_at_users_line(cls: type[_Loader]) -> None:

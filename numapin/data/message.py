@@ -89,6 +89,11 @@ class Head(NamedTuple):
     body_room: tuple[int, int, int] | None = None  # of the pickle, as in `storages`; None: it is in the message
     small: bytes = b""  # the part that has no slot
 
+    @property
+    def num_kept_before(self) -> int:
+        """The number of slots, besides this batch's own, to which the worker still refers."""
+        return len(self.kept) - len(self.parts)
+
 
 def encode(head: Head, body: bytes) -> bytes:
     """Return a batch as bytes. Its parts and rooms must be plain tuples, which is all that marshal writes."""

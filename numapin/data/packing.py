@@ -428,7 +428,6 @@ class Packer(ForkingPickler):
                 if part.number == IN_MESSAGE:
                     small = bytes(part.view[:end])
             report = {} if self._slots is None else self._slots.report()
-            self._are_many_kept = len(report.get("kept", ())) - len(parts) > MOST_KEPT
             head = Head(
                 number=number,
                 worker=self._worker,
@@ -443,6 +442,7 @@ class Packer(ForkingPickler):
                 small=small,
                 **report,
             )
+            self._are_many_kept = head.num_kept_before > MOST_KEPT
             is_short = len(body) < _LONG_PICKLE
             return encode(head, body if body_room is None else b"")
         finally:

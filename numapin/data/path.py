@@ -84,7 +84,7 @@ class PathOptions:
     balance: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a device that cannot be used, numbers that are negative or none, and switches that are no bools."""
+        """Refuse a device that cannot be used, switches that are not bools, and invalid or negative numbers."""
         for name in ("strict", "balance"):
             value = getattr(self, name)
             if not isinstance(value, bool):
@@ -267,7 +267,7 @@ class DataPath:
         self.counts.note_arrival(head)
         if head.miss is not None:
             self.notices.report_miss(head.miss)
-        if len(head.kept) - len(head.parts) > MOST_KEPT:
+        if head.num_kept_before > MOST_KEPT:
             self.notices.warn(_MANY_ARE_KEPT)
 
     def note_step(self, *, waited_s: float, stepped_s: float | None) -> None:

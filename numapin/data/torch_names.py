@@ -153,7 +153,10 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - of many types
     if name in __all__:
         for module, names in NAMES.items():
             if name in {known.partition(".")[0] for known in names}:
-                return getattr(import_module(module), name, type(name, (), {}))
+                place = None
+                with suppress(ImportError):
+                    place = import_module(module)
+                return getattr(place, name, type(name, (), {}))
     raise AttributeError(name)
 
 
@@ -172,7 +175,7 @@ def why_off(package: str = TORCH) -> str:
 
 
 def explained(package: str = TORCH) -> str:
-    """Return what that means, with the remedy."""
+    """Return `why_off` as a sentence, with the consequence and the remedy; "" if the data path is on."""
     return _sentence(package, why_off(package))
 
 
@@ -223,10 +226,12 @@ def _in_process(module: str, owner: str, member: str) -> Found:
 def _used_by(cls: type) -> frozenset[str]:
     """Return the names in the functions of a class and its bases, and in the functions that these wrap."""
     names: set[str] = set()
+    seen: set[FunctionType] = set()  # a function may refer to itself
     functions = [value for base in cls.__mro__ for value in vars(base).values()]
     while functions:
         function = functions.pop()
-        if isinstance(function, FunctionType):
+        if isinstance(function, FunctionType) and function not in seen:
+            seen.add(function)
             names.update(function.__code__.co_names)
             functions += [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
     return frozenset(names)

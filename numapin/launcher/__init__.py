@@ -7,7 +7,7 @@
     stdin_script.py  EDGE  a script on stdin
     rehearse.py      EDGE  try every binding before a rank starts
     ranks.py         EDGE  the processes of ranks: start them, see how they ended, end them
-    guardian.py      EDGE  what ranks started, and the process that ends it if the launcher is killed
+    guardian.py      EDGE  the process that ends what ranks started if the launcher is killed
     hosts.py         EDGE  the rendezvous of several hosts, closed to other users
     rendezvous_id.py PURE  whether others can know a rendezvous id
     logs.py          EDGE  the ranks' output in files

@@ -174,11 +174,13 @@ class EndedRank:
     def _recorded(self) -> object:
         """The error that ended it, None if there is none.
 
-        A wrapper that runs on after its Python has failed, e.g. a shell script, did not end of that.
+        A wrapper that runs on after its Python has failed, e.g. a shell script, did not end of that. Nor did one that
+        a signal ended, or that ended with the status of a later program that a signal ended.
         """
         pid, time_s = (_field(self.error, "message", "extraInfo", name) for name in ("pid", "time_s"))
         is_of_wrapped = isinstance(pid, int) and pid != self.pid
-        ran_on = self.was_ended or (isinstance(time_s, float) and self.ended_s - time_s > _SOON_S)
+        is_late = isinstance(time_s, float) and self.ended_s - time_s > _SOON_S
+        ran_on = is_late or self.was_ended or not 0 <= self.exitcode < 128
         return None if is_of_wrapped and ran_on else self.error
 
     @property

@@ -1,4 +1,4 @@
-"""What ranks started, and the guardian: a small process that ends it if the launcher is killed.
+"""The guardian: a small process that ends what ranks started if the launcher is killed.
 
 When a launcher ends, the kernel ends its ranks, but not what they started. A launcher that gets SIGKILL cannot do that
 itself. So it has started a guardian, which sleeps until the launcher has ended, and then kills what is left of the
@@ -14,6 +14,7 @@ import os
 import sys
 import time
 
+from numapin.errors import MachineError
 from numapin.rank import handover
 from numapin.system import proc, process
 
@@ -44,8 +45,18 @@ def main() -> None:
     process.end_with_parent(_signal.SIGTERM)
     while os.getppid() == launcher:
         _signal.sigwaitinfo(_signal.valid_signals())
+    _hold(folder)
     ranks = _recorded_ranks(folder)
     kill_after(time.monotonic() + _PATIENCE_S, lambda: of_ranks(_sessions_of(ranks), folder))
+
+
+def _hold(folder: str) -> None:
+    """Keep the folder of the run until the guardian ends: another launcher would sweep it, and a nested run's in it."""
+    import fcntl
+    from contextlib import suppress
+
+    with suppress(OSError):  # the file system has no locks, or a cleaner of temporary files has removed it
+        fcntl.flock(os.open(f"{folder}/lock", os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def _recorded_ranks(folder: str) -> dict[int, int]:
@@ -74,9 +85,14 @@ def _sessions_of(ranks: Mapping[int, int]) -> list[int]:
 def of_ranks(sessions: Collection[int], folder: str) -> list[int]:
     """Return the processes in these sessions of ranks, and those that ranks of the run with this folder have detached.
 
-    These have left the session; the environment that they inherited identifies them.
+    These have left the session; the environment that they inherited identifies them. Environments of processes that
+    wait in the kernel are not read: the read could wait as long. Returns none if /proc cannot be read.
     """
-    return [pid for pid, found in proc.processes() if found.session in sessions or _is_marked(pid, folder)]
+    try:
+        found = [*proc.processes()]
+    except (OSError, MachineError):
+        return []
+    return [pid for pid, stat in found if stat.session in sessions or (stat.state != "D" and _is_marked(pid, folder))]
 
 
 def _is_marked(pid: int, folder: str) -> bool:

@@ -240,9 +240,8 @@ class SeveralHosts:
         try:
             return self._handler.num_nodes_waiting()
         except Exception as error:  # noqa: BLE001 - the backend may raise anything
-            self.stays_open = (
-                type(error).__name__ == "RendezvousConnectionError"
-            )  # torch would log a failure to close it
+            # torch would log a failure to close a rendezvous that is gone.
+            self.stays_open = type(error).__name__ == "RendezvousConnectionError"
             raise _not_met(error) from None
 
     def leave_round(self) -> None:

@@ -79,8 +79,10 @@ class StartedRank:
         return self.status is None and not proc.is_dying(self.process.pid)
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the rank's process group to end."""
-        self.asked_s = self.asked_s or time.time()
+        """Signal the rank's process group to end. A rank that has ended before the first signal was not asked to."""
+        self.look()
+        if self.status is None and self.asked_s is None:
+            self.asked_s = time.time()
         if self.process.returncode is None:  # once reaped, its number may belong to another process
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, number)
@@ -253,10 +255,9 @@ def ended_on_error(
         try:
             while number is not None:
                 groups = {rank.process.pid for rank in ranks}
-                elsewhere = [pid for pid in started() if _group_of(pid) not in groups]
                 for rank in ranks:
                     rank.signal(number)
-                guardian.ask(elsewhere, number)
+                guardian.ask([pid for pid in started() if _group_of(pid) not in groups], number)
                 deadline_s = time.monotonic() + grace_s
                 running_after(ranks, grace_s, is_urgent)
                 # Below a shell, the training program is what the rank started: it has the grace period, too.

@@ -78,7 +78,7 @@ def serving(listening: socket.socket) -> Iterator[None]:
 
 
 def _peers_on(listening: socket.socket) -> LocalPeers | None:
-    """Return what reports the users of connections; None if it does not, or if other hosts may connect."""
+    """Open the kernel's source for the users of connections; None without one, or if other hosts may connect."""
     address = listening.getsockname()[0]
     if not address.startswith("127.") and address != "::1":
         return None
@@ -133,7 +133,8 @@ class _StoreServer:
         client = self._clients.get(connection)
         if client is not None:  # closed by the one before
             self._send(client)
-            self._receive(connection, client)
+            if client in self._connections:  # else that has dropped it
+                self._receive(connection, client)
 
     def close(self) -> None:
         """Close all connections."""
@@ -187,13 +188,14 @@ class _StoreServer:
         if self._peers is None:
             return True
         user = self._peers.user_of(connection)
-        if user is not None and user not in (0, os.geteuid()) and not self._has_told_user:
+        is_allowed = user in (0, os.geteuid())
+        if not is_allowed and user is not None and not self._has_told_user:
             self._has_told_user = True
             say(
                 f"the ranks' store refused a connection of user {user}; "
                 "hint: if a rank runs as that user: numapin run --launcher agent"
             )
-        return user in (0, os.geteuid())
+        return is_allowed
 
     def _tell_full(self, error: OSError) -> None:
         """Report once that clients have to wait for a descriptor."""

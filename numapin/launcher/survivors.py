@@ -1,7 +1,8 @@
-"""What is lost once the ranks of a failed job are ended: where each of them is, and how full /dev/shm is. Edge.
+"""A last look at a failed job before its ranks are ended: where each one is, and how full /dev/shm is. Edge.
 
 Each Python below the launcher has a file in memory into which a signal makes it write its stack; see
-`rank/errorhook/numapin_recorder.py`. A rank that does not answer in time, or that blocks the signal, says nothing.
+`rank/errorhook/numapin_recorder.py`. A rank that does not answer in time, or that blocks the signal, has no stack in
+the report.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ def look(pids: Iterable[int]) -> LastLook:
         for pid, file in [*asked.items()]:
             try:
                 text = file.read_text(encoding="ascii", errors="replace")
-            except OSError:
-                text = ""
+            except OSError:  # the rank has ended
+                del asked[pid]
+                continue
             if text and text == stacks.get(pid):  # it has written all of it
                 del asked[pid]
             stacks[pid] = text

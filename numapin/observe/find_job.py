@@ -248,7 +248,7 @@ def require_program(pid: int) -> Stat:
     if found.has_ended:
         raise UsageError(f"there is no process {pid}", LIST_PROCESSES)
     if found.is_kernel_thread:
-        raise UsageError(f"process {pid} is a thread of the kernel, not of a job", LIST_PROCESSES)
+        raise UsageError(f"process {pid} is a kernel thread", LIST_PROCESSES)
     if pid == 1:
         raise UsageError(
             "process 1 is the first process of this host or container, above all jobs",
@@ -268,7 +268,7 @@ def _require_one_job(name: str, ranks: Sequence[int], environs: Sequence[Mapping
             jobs.setdefault(f"MASTER_ADDR={environ.get('MASTER_ADDR', '')} MASTER_PORT={port}", []).append(pid)
     if len(jobs) > 1:
         listed = "\n".join(f"    {printable(job)}: --pid {','.join(map(str, pids))}" for job, pids in jobs.items())
-        raise UsageError(f"{name} stands for ranks of {len(jobs)} jobs:\n{listed}", "name the processes of one of them")
+        raise UsageError(f"{name} includes ranks of {len(jobs)} jobs:\n{listed}", "name the processes of one of them")
 
 
 def _common_run(environs: Sequence[Mapping[str, str]]) -> Path | None:
@@ -373,7 +373,7 @@ def _environment(pid: int) -> dict[str, str]:
     if os.geteuid() not in (0, real):
         raise MachineError(f"process {pid} belongs to another user (uid {real})", "run this as that user, or as root")
     raise MachineError(
-        f"the environment of process {pid} cannot be read: the kernel does not permit to trace the process",
+        f"the environment of process {pid} cannot be read: the kernel does not permit tracing it",
         "run this as root; in a container, also give it the capability SYS_PTRACE",
     )
 

@@ -23,7 +23,8 @@ def binding_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that bind threads, with their values."""
     binding = {name: environ[name] for name in _NO_BINDING if _binds(name, environ.get(name, ""))}
     if environ.get("OMP_PROC_BIND", "").strip().lower() == "false":
-        binding.pop("OMP_PLACES", None)  # places without binding
+        for name in ("OMP_PLACES", "GOMP_CPU_AFFINITY"):  # places without binding
+            binding.pop(name, None)
     return binding
 
 

@@ -33,7 +33,7 @@ class LocalPeers:
     """Asks the kernel whose processes have made connections. Takes 50 us for each."""
 
     def __init__(self) -> None:
-        """Raise OSError if the kernel does not tell, or if its answer for a connection of this process is wrong."""
+        """Raise OSError if the kernel does not report users, or reports a wrong one for this process's."""
         self._netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG)
         self._netlink.settimeout(_LIMIT_S)
         try:

@@ -126,7 +126,7 @@ class TestRunningJob:
         )
         done = call(sys.executable, "-c", code)
         assert (done.status, done.out) == (3, "")
-        assert "cannot be read: the kernel does not permit to trace the process" in done.err
+        assert "cannot be read: the kernel does not permit tracing it" in done.err
         assert "SYS_PTRACE" in done.err
 
     @needs_root

@@ -140,7 +140,7 @@ class TestWheels:
 def test_torch_is_an_extra() -> None:
     """The package itself installs without torch; its extra, and what the tests need, bring it."""
     assert not any(needed.startswith("torch") for needed in PROJECT["dependencies"])
-    assert PROJECT["optional-dependencies"]["torch"] == ["torch>=2.9"]
+    assert PROJECT["optional-dependencies"]["torch"] == ["torch>=2.9", "numpy>=1.26"]
     assert "numapin[torch]" in PROJECT["optional-dependencies"]["test"]
 
 

@@ -113,6 +113,7 @@ class Mover:
         self._threads = threading.local()  # those that have a current context
         self._reading: deque[tuple[_Copy, memoryview]] = deque()  # slots that copies still read
         self._streams: dict[int, torch.cuda.Stream] = {}
+        self._lost: list[memoryview] = []  # slots of copies that began and whose end cannot be known
         self._num_ahead = 0
         self._num_copies = 0
 
@@ -234,16 +235,20 @@ class Mover:
         self._num_copies += 1
         is_timed = self._num_copies % _TIMED_EVERY == 0
         began = driver.record(index, stream=stream, is_timed=True) if is_timed else None
-        driver.copy_to_device(buffer.data_ptr(), source, len(view), stream)
-        timing = None if began is None else (began, driver.record(index, stream=stream, is_timed=True))
-        if small is not None and len(runs) > _FEW_RUNS:
-            torch.cat([buffer[first:last] for first, last in runs], out=small)
-        elif small is not None:
-            target = small.data_ptr()
-            for first, last in runs:
-                driver.copy_to_device(target, source + first, last - first, stream)
-                target += last - first
-        copy = _Copy(buffer, driver.record(index, stream=stream), small, runs, timing)
+        try:
+            driver.copy_to_device(buffer.data_ptr(), source, len(view), stream)
+            timing = None if began is None else (began, driver.record(index, stream=stream, is_timed=True))
+            if small is not None and len(runs) > _FEW_RUNS:
+                torch.cat([buffer[first:last] for first, last in runs], out=small)
+            elif small is not None:
+                target = small.data_ptr()
+                for first, last in runs:
+                    driver.copy_to_device(target, source + first, last - first, stream)
+                    target += last - first
+            copy = _Copy(buffer, driver.record(index, stream=stream), small, runs, timing)
+        except BaseException:
+            self._lost.append(view)  # the GPU may still read it
+            raise
         self._reading.append((copy, view))
         return copy
 

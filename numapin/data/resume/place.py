@@ -73,7 +73,7 @@ class StreamPlace:
     random: Any = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no state of generators."""
+        """Refuse a `random` that is not a mapping."""
         _require(self.random is None or isinstance(self.random, Mapping), "random", self.random)
 
     @property

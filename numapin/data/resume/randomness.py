@@ -45,7 +45,7 @@ def state_of(generator: Any) -> Any:
 
 
 def set_state(generator: Any, state: Any) -> None:
-    """Set a generator to a state from `state_of`. Raises StateError if it is none."""
+    """Set a generator to a state from `state_of`. Raises StateError if the state is damaged."""
     try:
         if isinstance(generator, torch.Generator):
             generator.set_state(state)

@@ -102,6 +102,9 @@ def packed(place: Any) -> bytes:
     try:
         return pickle.dumps(place)
     except Exception as error:
+        if isinstance(place, ExceptionWrapper):  # its class cannot be pickled; its text has the name and the traceback
+            place.exc_type = RuntimeError
+            return pickle.dumps(place)
         wrapped = ExceptionWrapper(where="in the state of a dataset in a worker")
         wrapped.exc_type, wrapped.exc_msg = RuntimeError, f"{type(error).__name__}: {wrapped.exc_msg}"
         return pickle.dumps(wrapped)

@@ -41,7 +41,7 @@ class Quarantine:
 
     def drop(self) -> list[Slot]:
         """Return and forget all slots that are held back; copies may still read them."""
-        driver = self._find_driver()
+        driver = self._find_driver() if self._covered else None  # a finalizer must not load it
         held, self._waiting = self._waiting, []
         while self._covered:
             events, slots = self._covered.popleft()

@@ -91,10 +91,10 @@ class Reclaimer:
 
         with no_capture() as is_free:
             if is_free:
+                events: list[Event] = []
                 if self._driver.can_record_contexts:
                     events = self._driver.record_everywhere()
-                else:
-                    events = []
+                else:  # an older driver
                     for device in self._driver.active_devices():
                         _wait_for(device)
                 self._batches.append(_Batch(self._unfenced, events))

@@ -112,6 +112,7 @@ def watch(file: str, folder: str) -> None:
         stream.__dict__["write"] = write
         raise error
 
+    leave.__module__, leave.__qualname__ = "sys", "exit"  # programs pickle it, e.g. as a process's target
     sys.exit = leave
     execv = os.execv
 
@@ -129,6 +130,7 @@ def watch(file: str, folder: str) -> None:
             if before is not None:
                 os.environ["PYTHONPATH"] = before
 
+    become.__module__, become.__qualname__ = "os", "execv"
     os.execv = become  # type: ignore[assignment] # of more types in typeshed
     _answer_with_stack()
 

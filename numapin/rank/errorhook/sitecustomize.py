@@ -1,9 +1,9 @@
 """Bring numapin_recorder into a rank's interpreter, and leave no trace of it in the environment and the path. Edge.
 
-Comes in: an interpreter that starts with this file's folder first on PYTHONPATH, and NUMAPIN_RANK_PID, both of which a
-rank and the Pythons below its wrapper (bash, env, uv run) have. Such a Python may be of any version, so this
-parses as Python 2.7. Children of these Pythons do not inherit either. A Python that has left the rank's session, e.g. a
-daemon, records nothing.
+Comes in: an interpreter that starts with this file's folder first on PYTHONPATH, and with NUMAPIN_RANK_PID. A rank has
+both, and so has each Python below its wrapper (bash, env, uv run), which may be of any version: this must parse as
+Python 2.7. Children of such a Python inherit neither. One that has left the rank's session, e.g. a daemon, records
+nothing.
 
 Python imports only the first `sitecustomize` on its path, so this one imports the name again once its folder is off the
 path, as `launcher/sitehook` does.

@@ -132,8 +132,10 @@ def test_what_a_wrapper_survived() -> None:
 
     def wrapper(pid: int, seconds: float, **changes: Any) -> EndedRank:
         error = {"message": {"message": "KeyError", "extraInfo": {"pid": pid, "time_s": seconds}}}
-        return ended(0, 3, error=error, **changes)
+        return ended(0, changes.pop("exitcode", 3), error=error, **changes)
 
+    for exitcode in (128 + signal.SIGSEGV, -signal.SIGSEGV):  # of a later program, as shells report it; or its own
+        assert wrapper(77, 99.0, exitcode=exitcode).exception == ""
     assert wrapper(77, 99.0).exception == wrapper(1000, 9.0).exception == "KeyError"
     assert wrapper(77, 9.0).exception == wrapper(77, 99.0, was_ended=True).exception == ""
     assert wrapper(1000, 99.0, was_ended=True).exception == "KeyError"

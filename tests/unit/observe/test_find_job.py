@@ -379,7 +379,7 @@ def test_ranks_of_several_jobs(environ: dict[str, str]) -> None:
     with _run(environ) as folder:
         first, second = {"LOCAL_RANK": "0", "MASTER_PORT": "29500"}, {"LOCAL_RANK": "0", "MASTER_PORT": "29501"}
         with _processes(first, second, first | {"NUMAPIN_RUN_DIR": folder}) as (launcher, one, other, ours):
-            with pytest.raises(UsageError, match="stands for ranks of 3 jobs") as caught:
+            with pytest.raises(UsageError, match="includes ranks of 3 jobs") as caught:
                 find_job.job_of_processes([launcher])
             assert f"MASTER_PORT=29500: --pid {one}\n" in caught.value.message
             assert f"MASTER_PORT=29501: --pid {other}\n" in caught.value.message
