@@ -148,7 +148,8 @@ def test_a_function_that_refers_to_itself() -> None:
             self._name = inner
 
     def inner() -> object:
-        return inner, Patched()._other
+        thing: Any = Patched()
+        return inner, thing._other
 
     Patched.__iter__ = inner  # type: ignore[attr-defined]
     assert {"_name", "_other"} <= torch_names._used_by(Patched)
