@@ -46,8 +46,10 @@ def started(kind: LoaderClass, method: str, **arguments: Any) -> tuple[Any, Any]
 
 def run_on(kind: LoaderClass, method: str) -> None:
     """Take batches forever."""
-    for _ in started(kind, method)[1]:
+    loader, iterator = started(kind, method)
+    for _ in iterator:
         time.sleep(0.001)
+    del loader  # not earlier: its finalizer would run as the test interrupts
 
 
 def stop_stepping(kind: LoaderClass, method: str) -> None:

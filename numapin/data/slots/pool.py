@@ -19,7 +19,7 @@ import weakref
 from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from numapin.data.message import IN_MESSAGE, NO_GRANT, Grant
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from numapin.data.locality import Locality
     from numapin.data.message import Head, PartHead
+    from numapin.data.slots.slot import Lease
     from numapin.system.cuda import Driver
 
 _SPARE: Final = 4  # the loop's batch, the one before, and two whose copies are under way
@@ -76,7 +77,7 @@ class PoolSpec:
 
 _pools: Final[weakref.WeakValueDictionary[int, Pool]] = weakref.WeakValueDictionary()  # all of this process, by id
 _starting: Final[list[int]] = []  # the threads that fork our own workers now, which read no batches
-_orphans: set[Slot] = set()  # given up while lent: they live until their batch is gone, with or without their pool
+_orphans: dict[Slot, Pool] = {}  # given up while lent: they live until their batch is gone
 
 
 class Pool:
@@ -93,7 +94,7 @@ class Pool:
         self._unclean: list[list[Slot]] = [[] for _ in range(spec.num_workers)]
         self._forgotten: list[deque[int]] = [deque() for _ in range(spec.num_workers)]
         self._cleaned: deque[Slot] = deque()  # to be poisoned if they are free
-        self._ended: deque[Slot] = deque()  # finalizers append, in any thread
+        self._ended: deque[Lease] = deque()  # appended when a batch is gone, in any thread
         self._serial = self._num_allowed = 0
         self._is_closed = False
         _pools[id(self)] = self
@@ -134,7 +135,7 @@ class Pool:
                 except OSError as error:  # first take the other parts: their descriptors and slots would be lost
                     failed = failed or error
                     continue
-                views.append(slot.lend(part.num_bytes, partial(self._note_end, slot)))
+                views.append(slot.lend(part.num_bytes, self._release if self._is_closed else self._ended.append))
                 is_pinned = is_pinned and slot.pinned_on is not None
         for number in self._slots.keys() & head.inherited:
             self._slots[number].is_inherited = True
@@ -189,7 +190,7 @@ class Pool:
             self._limit_slots()
         for slot in self._settling.ended():
             self._set_free(slot)
-        if self._ended:
+        if self._ended and os.getpid() == self.pid:  # otherwise: in a child that the user forked
             self._take_ended()
         self._take_passed()
         if len(self.quarantine) > _SPARE:
@@ -206,7 +207,7 @@ class Pool:
 
     def _take_ended(self) -> None:
         """Take back pageable slots: a copy from them has read them when its call returns. Others are held back."""
-        for slot in [self._ended.popleft() for _ in range(len(self._ended))]:
+        for slot in [self._ended.popleft().slot for _ in range(len(self._ended))]:
             if slot.pinned_on is None:
                 self._take_back(slot)
             else:
@@ -238,15 +239,6 @@ class Pool:
             time.sleep(_LOOK_S)
             self._take_passed()
 
-    def _note_end(self, slot: Slot, _reference: object, _is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Note that nothing refers to a slot any more. Called by finalizers, in any thread, at any time."""
-        # At the end of Python this module's own names may be gone. Otherwise: in a child that the user forked.
-        if _is_ending() or os.getpid() != self.pid:
-            return
-        self._ended.append(slot)
-        if self._is_closed:
-            self._release_ended()
-
     def _take_back(self, slot: Slot) -> None:
         slot.lease = None
         if slot.fd is None or self._is_closed:
@@ -275,14 +267,14 @@ class Pool:
         if slot.lease is None:
             self._discard(slot)
         else:
-            _orphans.add(slot)
+            _orphans[slot] = self
 
     def _discard(self, slot: Slot) -> None:
         """Unpin a slot that nothing reads; it is unmapped with the last reference."""
         slot.retire()
         with suppress(ValueError):
             self._unclean[slot.worker].remove(slot)
-        _orphans.discard(slot)
+        _orphans.pop(slot, None)
         slot.unpin(self.spec.driver)
 
     def next_serial(self) -> int:
@@ -341,18 +333,20 @@ class Pool:
         """Give all memory back, now or, if batches still refer to it, when the last of them is gone."""
         if next(self._closings) or os.getpid() != self.pid:
             return
-        # Before `_is_closed` is set: from then on finalizers remove slots, and those must not be added again.
-        _orphans.update(slot for slot in self._slots.values() if slot.lease is not None)
-        self._is_closed = True
+        _orphans.update((slot, self) for slot in self._slots.values() if slot.lease is not None)
+        self._is_closed = True  # after they were added: what is lent from now on, finalizers remove
         for slot in self._slots.values():
             slot.retire()
         self._discard_unlent()
         for slot in self.quarantine.drop():
-            _orphans.discard(slot)  # only a copy may read it; the reclaiming thread keeps it for that
+            _orphans.pop(slot, None)  # only a copy may read it; the reclaiming thread keeps it for that
+            slot.lease = None
             slot.unpin_later(self.spec.driver)
         self._settling.close()
         self._slots.clear()
-        self._release_ended()
+        for slot in [slot for slot, pool in list(_orphans.items()) if pool is self]:
+            self._watch(slot)
+        self._ended.clear()
         self.arrivals.close()
 
     def _discard_unlent(self) -> None:
@@ -364,13 +358,23 @@ class Pool:
             unclean.clear()
         self._cleaned.clear()
 
-    def _release_ended(self) -> None:
-        """Let go of slots that ended when, or after, the pool was closed."""
-        with suppress(IndexError):  # two threads may be here at once
-            while True:
-                slot = self._ended.popleft()
-                _orphans.discard(slot)
-                slot.unpin_later(self.spec.driver)
+    def _watch(self, slot: Slot) -> None:
+        """Have a slot released when its batch is gone, now that `reclaim` is no longer called."""
+        lease = slot.lease
+        window = None if lease is None else lease()
+        if window is not None:
+            slot.watch(window, self._release)
+        elif lease is not None:
+            self._release(lease)
+
+    def _release(self, lease: Lease, _is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Let go of a slot whose batch ended when, or after, the pool was closed. Also a finalizer, in any thread."""
+        # At the end of Python this module's own names may be gone. Otherwise: in a child that the user forked.
+        if _is_ending() or os.getpid() != self.pid:
+            return
+        _orphans.pop(lease.slot, None)
+        lease.slot.lease = None
+        lease.slot.unpin_later(self.spec.driver)
 
 
 @cache

@@ -26,6 +26,16 @@ if TYPE_CHECKING:
 _POISON: Final = 0xA5
 
 
+class Lease(weakref.ref["Window"]):
+    """What a batch refers to while it uses a slot.
+
+    Its callback should be a function of C: Ctrl-C that arrives in a callback of Python's is lost.
+    """
+
+    __slots__ = ("slot",)
+    slot: Slot
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Slot:
     """A slot. `owner` unmaps the memory with its last reference.
@@ -55,7 +65,7 @@ class Slot:
     is_inherited: bool = False
     pages: Mapping[int | None, int] | None = None
     pinned_on: int | None = None
-    lease: weakref.ref[Window] | None = None
+    lease: Lease | None = None
 
     @classmethod
     def map(cls, number: int, fd: int, num_bytes: int, *, worker: int) -> Slot:
@@ -73,11 +83,17 @@ class Slot:
         """Return how much of it is pinned: all or nothing."""
         return 0 if self.pinned_on is None else self.num_bytes
 
-    def lend(self, num_bytes: int, note_end: Callable[[weakref.ref[Window]], None]) -> memoryview:
+    def lend(self, num_bytes: int, note_end: Callable[[Lease], None]) -> memoryview:
         """Return a view of the first bytes; `note_end` is called when nothing refers to them any more."""
         window = memory.window(self.address, self.num_bytes, owner=self.owner)
-        self.lease = weakref.ref(window, note_end)
+        self.watch(window, note_end)
         return memory.view_of(window)[:num_bytes]
+
+    def watch(self, window: Window, note_end: Callable[[Lease], None]) -> None:
+        """Have `note_end`, and no function named before, called when nothing refers to what was lent any more."""
+        lease = Lease(window, note_end)
+        lease.slot = self
+        self.lease = lease
 
     def settle(self, locality: Locality, driver: Driver | None, device: int) -> tuple[str, ...]:
         """Ask where the pages lie and pin them; return the shortfalls. Raises CudaRefused and OSError."""
