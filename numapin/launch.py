@@ -1,7 +1,7 @@
 """The life of a job on this host: join the other hosts, start the ranks, watch them, restart or end them, and report.
 
-On one host nothing of torch is imported. The ranks find what torch's agent would give them: the same variables, a
-store, the same signals, the same grace period.
+On one host nothing of torch is imported. The ranks find what they have under torchrun: the same variables, a store,
+the same signals, the same grace period.
 """
 
 from __future__ import annotations

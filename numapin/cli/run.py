@@ -67,7 +67,6 @@ _EXAMPLES = """\
   numapin run --dry-run train.py                    show the plan and each rank's command
   numapin run --report placement.json train.py      and check where threads and pages are"""
 
-_LAUNCHERS = ("auto", "direct", "agent")
 _OF_LAUNCHERS: Final = frozenset(
     (
         *("--nproc-per-node", "--nnodes", "--node-rank", "--standalone", "--max-restarts", "--numa-binding"),
@@ -85,13 +84,6 @@ OPTIONS = (
         default="torch",
         help="Data path of the script's DataLoaders: torch's (default) or numapin's; numapin-balanced also gives each "
         "batch to the worker that is ready first. The script needs no change.",
-    ),
-    click.Option(
-        ["--launcher"],
-        type=click.Choice(_LAUNCHERS),
-        default="auto",
-        help="What serves the ranks' store on one host: numapin, without importing torch (direct), or torch (agent). "
-        "auto (default): torch if its store has requests that this version of numapin does not know.",
     ),
     click.Option(
         ["--verbose"],
@@ -129,7 +121,6 @@ class RunOptions(BindingOptions):
     """The parsed values of `OPTIONS`, by click's names."""
 
     dataloader: str
-    launcher: str
     verbose: bool
     dry_run: bool
     quiet: bool
@@ -250,9 +241,7 @@ def parse(
     job = torchruns.parse(arguments, own, os.environ, python=python(), prog=prog)
     values = kind(**click.Command("run", params=[*all_own]).make_context(prog, list(job.own)).params)
     require_program(job.program, module=job.module, no_python=job.no_python, run_path=job.run_path)
-    problem = "--launcher agent" if values.launcher == "agent" else why_not_served(torch_folder())
-    if not job.is_single_host:
-        problem = f"--nnodes {job.min_max_nodes[1]}"
+    problem = why_not_served(torch_folder()) if job.is_single_host else f"--nnodes {job.min_max_nodes[1]}"
     if problem:
         require_torch(f"{prog} with torch's store ({problem})")
     return replace(job, why_torch=problem or ""), values
