@@ -25,7 +25,6 @@ from numapin.plan.make import make_plan
 from numapin.plan.nics import with_users_nics
 from numapin.rank import handover
 from numapin.rank.become import BINDING, CHILDREN, FORWARDED, execute
-from numapin.rank.roles import hand_roles
 from numapin.system import process
 
 if TYPE_CHECKING:
@@ -122,9 +121,8 @@ def _require_reachable(command: Sequence[str], *, strict: bool) -> None:
 
 
 def _environment(table: ChildTable, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the command's environment: with the plan and the hook, and without an outer run's binding and roles."""
+    """Return the command's environment: with the plan and the hook, and without an outer run's binding."""
     kept = {name: value for name, value in environ.items() if name != BINDING}
-    hand_roles("", kept)
     return {**kept, CHILDREN: _rendered(table), "PYTHONPATH": _python_path(kept)}
 
 

@@ -311,7 +311,6 @@ class _Widened:
     def __init__(self, slices: Sequence[RankSlice]) -> None:
         first = slices[0]
         self.cpus: frozenset[int] = frozenset().union(*(own.cpus for own in slices))
-        self.main_cpus = self.cpus  # `exec --children` has no roles
         self.nodes, self.node = first.nodes, first.node
         self.memory = _common_memory(slices)
         self.within = _common_limit(slices)

@@ -154,7 +154,6 @@ def _require_no_rank(options: _ExecOptions) -> None:
         ("--plan", options.plan, "--children makes a plan for all visible GPUs itself"),
         ("--local-rank", options.local_rank, _OF_ONE_RANK),
         ("--local-size (--nproc-per-node)", options.local_size, _OF_ONE_RANK),
-        ("--cores-for", options.cores_for, "roles must be set before torch is imported, and --children may bind later"),
     )
     for name, value, why in refused:
         if value is not None:

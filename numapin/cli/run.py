@@ -39,7 +39,6 @@ from numapin.launcher.stdin_script import keep_script
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.nics import nic_variables, with_users_nics
-from numapin.plan.roles import with_users_openmp
 from numapin.rank.signals import open_mailbox
 from numapin.system.openmp import binding_variables
 from numapin.tasks import repeated
@@ -70,7 +69,7 @@ _EXAMPLES = """\
 _OF_LAUNCHERS: Final = frozenset(
     (
         *("--nproc-per-node", "--nnodes", "--node-rank", "--standalone", "--max-restarts", "--numa-binding"),
-        *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--bind", "--cpus-per-rank", "--cores-for"),
+        *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--bind", "--cpus-per-rank"),
         *("--no-smt", "--reserve-cpus", "--gpu-nodes", "--nic-env", "--dataloader"),
     )
 )
@@ -169,8 +168,7 @@ def _start(job: Job, options: RunOptions, mailbox: Mailbox, trace: str) -> None:
     topology = topology_from(gpu_nodes=options.gpu_nodes)
     request, gpu_variables = _request(job, options, topology)
     environment = {**gpu_variables, **hook_environment(job.command, options, trace)}
-    made = with_users_openmp(with_users_nics(make_plan(topology, request), os.environ), os.environ)
-    plan = rehearse(made, strict=options.strict)
+    plan = rehearse(with_users_nics(make_plan(topology, request), os.environ), strict=options.strict)
 
     _announce(plan, topology, quiet=options.quiet and not options.dry_run)
     tell = say if options.verbose else _ignore

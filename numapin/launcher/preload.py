@@ -25,7 +25,6 @@ TRACE_VARIABLE: Final = "NUMAPIN_TRACE"
 STEPS_VARIABLE: Final = "NUMAPIN_STEPS"
 REMEDY: Final = "put into the script: from numapin.data.install import install; install()"
 TRACE_REMEDY: Final = "use torch.profiler in the script, and read its trace with: numapin trace --read FILE"
-ROLES_REMEDY: Final = "start the script without that option of Python's"
 _FOLDER: Final = str(Path(__file__).resolve().parent / "sitehook")
 _OFF: Final = {VARIABLE: "torch", TRACE_VARIABLE: ""}
 # A word of options: flags, then optionally one that takes the rest of the word, or the next word, as its value.
@@ -67,12 +66,6 @@ def refusal(command: Sequence[str]) -> str | None:
         return None
     refusing = next((flag for flag in _flags(command[1:]) if flag in _REFUSING), None)
     return f"{command[0]} -{refusing} {_REFUSING[refusing]}" if refusing else None
-
-
-def roles_refusal(command: Sequence[str]) -> str | None:
-    """Return what `--cores-for` cannot reach in this command, and why; None if it can, or if that is unknown."""
-    reason = refusal(command)
-    return f"--cores-for reaches the main thread and numapin's own DataLoader only: {reason}" if reason else None
 
 
 def is_python(command: Sequence[str]) -> bool:

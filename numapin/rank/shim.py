@@ -19,7 +19,6 @@ from numapin.base.stderr import say
 from numapin.errors import NumapinError
 from numapin.rank import bind, handover
 from numapin.rank.become import SIGKILL, accept, become
-from numapin.rank.roles import hand_roles
 from numapin.system import proc, process
 
 TYPE_CHECKING = False
@@ -49,7 +48,6 @@ def main() -> None:
     is_as_planned = all(text in own.json for text in applied.shortfalls)  # the reason has the rehearsal's shortfalls
     binding = own.json if is_as_planned else _as_bound(own.json, applied.shortfalls)
     _record(local_rank, own.json, applied)
-    hand_roles(own.roles, os.environ)
     if program and is_stdin_script(rest):
         _open_own_stdin()
     if not program or runs_script(rest):

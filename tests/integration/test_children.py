@@ -484,7 +484,6 @@ class TestRefusals:
             (("--children-match", "a\nb"), 2, "control character"),
             (("--local-rank", "0"), 2, "--children and --local-rank cannot be combined"),
             (("--plan", "plan.json"), 2, "--children and --plan cannot be combined"),
-            (("--cores-for", "loader=1"), 2, "--children and --cores-for cannot be combined"),
             (("--gpus", "9"), 2, "--gpus"),
             (("--", ""), 2, "the command is empty"),
         ],

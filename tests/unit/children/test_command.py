@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from numapin.children import command
 from numapin.rank.become import BINDING, CHILDREN
-from numapin.rank.roles import HOOK, ROLES
 from numapin.system import proc
 from tests.unit.children.below import table
 from tests.waiting import wait_until
@@ -20,13 +19,11 @@ if TYPE_CHECKING:
 
 
 def test_nothing_of_an_outer_run_is_left(tmp_path: Path) -> None:
-    """The binding, the roles and the hook of the rank that it runs in do not hold for processes with another GPU."""
-    path = os.pathsep.join((HOOK, "/own"))
-    outer = {BINDING: "{}", ROLES: "main=0 loader=1", "PYTHONPATH": path, "NAME": "value"}
+    """The binding of the rank that it runs in does not hold for processes with another GPU."""
+    outer = {BINDING: "{}", "PYTHONPATH": "/own", "NAME": "value"}
     given = command._environment(table(tmp_path), outer)
     assert given.keys() == {"NAME", CHILDREN, "PYTHONPATH"}
     assert given["PYTHONPATH"] == os.pathsep.join((command._FOLDER, "/own"))
-    assert ROLES in outer
 
 
 def test_a_signal_that_stops_reaches_the_command() -> None:

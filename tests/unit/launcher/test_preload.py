@@ -14,7 +14,7 @@ from numapin.launcher import preload
 
 PACKAGE = Path(numapin.__file__).parent
 FOLDER = str(PACKAGE / "launcher" / "sitehook")
-HOOKS = [PACKAGE / folder for folder in ("launcher/sitehook", "children/hook", "rank/rolehook")]
+HOOKS = [PACKAGE / folder for folder in ("launcher/sitehook", "children/hook")]
 
 
 @pytest.mark.parametrize(

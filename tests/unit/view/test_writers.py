@@ -21,7 +21,6 @@ _PLACES = {
     "rank/signals.py",  # names of signals and numbers
     "children/hook/numapin_children_hook.py",
     "launcher/sitehook/numapin_loader_hook.py",
-    "rank/rolehook/numapin_role_hook.py",  # names of variables
     "base/stderr.py",
 }
 
