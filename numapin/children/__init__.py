@@ -11,7 +11,6 @@ children of multiprocessing. Goes out: each of these processes bound to its GPU 
     command.py  EDGE  start the command, wait for it, and report what was bound
     ending.py   EDGE  what the end says, and the status under --strict
     own.py      EDGE  bind this process, with all its threads, once its GPU is known
-    nic_env.py  EDGE  the variables of --nic-env, for its GPU instead of the one before
     reporting.py EDGE the record that a process leaves, and what it says
     records.py  EDGE  the files of bound processes in the run's folder
     watch.py    EDGE  wait for the first CUDA context of a process that never names its device

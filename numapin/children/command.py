@@ -22,7 +22,7 @@ from numapin.launcher.preload import refusal
 from numapin.launcher.rehearse import rehearse
 from numapin.launcher.run_folder import run_directory
 from numapin.plan.make import make_plan
-from numapin.plan.nics import with_users_nics
+from numapin.plan.nics import OURS
 from numapin.rank import handover
 from numapin.rank.become import BINDING, CHILDREN, FORWARDED, execute
 from numapin.system import process
@@ -48,7 +48,6 @@ def run_with_children(
     command: Sequence[str],
     environ: MutableMapping[str, str],
     *,
-    match: str | None,
     strict: bool,
     verbose: bool,
 ) -> int:
@@ -59,7 +58,6 @@ def run_with_children(
         request: The user's options, with settled GPUs.
         command: The command.
         environ: This process's environment, which already shows the GPUs of --gpus.
-        match: Only processes whose names fit this pattern are bound. None: all.
         strict: End a process that cannot be bound as planned.
         verbose: Report every binding.
 
@@ -75,12 +73,12 @@ def run_with_children(
     _require_command(command)
     _require_visible_gpu(topology)
     _require_reachable(command, strict=strict)
-    plan = rehearse(with_users_nics(make_plan(topology, request), environ), strict=strict)
+    plan = rehearse(make_plan(topology, request), strict=strict)
     _warn_once(plan.warnings)
     with run_directory(environ, report=say if verbose else _ignore) as folder:
         handover.write_json(folder, handover.PLAN, plan.to_json())
         handover.write_json(folder, handover.COMMAND, {"argv": without_secrets(sys.argv), "pid": os.getpid()})
-        table = make_table(plan, topology, environ, run=folder, match=match, strict=strict, verbose=verbose)
+        table = make_table(plan, topology, environ, run=folder, strict=strict, verbose=verbose)
         status = _run(command, _environment(table, environ))
         return conclude(table, status, environ, verbose=verbose)
 
@@ -121,8 +119,9 @@ def _require_reachable(command: Sequence[str], *, strict: bool) -> None:
 
 
 def _environment(table: ChildTable, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the command's environment: with the plan and the hook, and without an outer run's binding."""
-    kept = {name: value for name, value in environ.items() if name != BINDING}
+    """Return the command's environment: with the plan and the hook, and without an outer run's binding and NIC."""
+    of_outer = {BINDING, OURS, *environ.get(OURS, "").split(":")}
+    kept = {name: value for name, value in environ.items() if name not in of_outer}
     return {**kept, CHILDREN: _rendered(table), "PYTHONPATH": _python_path(kept)}
 
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 def test_nothing_of_an_outer_run_is_left(tmp_path: Path) -> None:
-    """The binding of the rank that it runs in does not hold for processes with another GPU."""
-    outer = {BINDING: "{}", "PYTHONPATH": "/own", "NAME": "value"}
+    """The binding and the NIC of the rank that it runs in do not hold for processes with another GPU."""
+    nic = {"UCX_NET_DEVICES": "mlx5_0:1", "NUMAPIN_NIC_ENV": "UCX_NET_DEVICES"}
+    outer = {BINDING: "{}", "PYTHONPATH": "/own", "NAME": "value", **nic}
     given = command._environment(table(tmp_path), outer)
     assert given.keys() == {"NAME", CHILDREN, "PYTHONPATH"}
     assert given["PYTHONPATH"] == os.pathsep.join((command._FOLDER, "/own"))
