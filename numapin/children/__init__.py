@@ -15,5 +15,6 @@ children of multiprocessing. Goes out: each of these processes bound to its GPU 
     records.py  EDGE  the files of bound processes in the run's folder
     watch.py    EDGE  wait for the first CUDA context of a process that never names its device
     call.py     EDGE  numapin.bind_this_process
-    hook/             the sitecustomize.py of every Python below the command
+
+The hook in every Python below the command is `rank/hook`.
 """

@@ -25,6 +25,7 @@ from numapin.plan.make import make_plan
 from numapin.plan.nics import OURS
 from numapin.rank import handover
 from numapin.rank.become import BINDING, CHILDREN, FORWARDED, execute
+from numapin.rank.hook_env import with_hook
 from numapin.system import process
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from numapin.plan.request import Request
     from numapin.topology.model import Topology
 
-_FOLDER: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
 _TO_COMMAND: Final = (signal.SIGHUP, signal.SIGCONT)
 """When a terminal hangs up, the kernel sends these to the leader of its session only."""
 _MAX_VARIABLE_BYTES: Final = 120_000  # Linux allows 128 KiB
@@ -106,7 +106,7 @@ def _warn_once(texts: Iterable[str]) -> None:
 
 def _require_reachable(command: Sequence[str], *, strict: bool) -> None:
     """Warn of a command whose Python ignores PYTHONPATH; with `strict`, raise UsageError."""
-    why = refusal(command) if os.pathsep not in _FOLDER else f"PYTHONPATH cannot name {_FOLDER}"
+    why = refusal(command)
     if why is None:
         return
     hint = "leave that option out, or call numapin.bind_this_process in the program"
@@ -122,7 +122,7 @@ def _environment(table: ChildTable, environ: Mapping[str, str]) -> dict[str, str
     """Return the command's environment: with the plan and the hook, and without an outer run's binding and NIC."""
     of_outer = {BINDING, OURS, *environ.get(OURS, "").split(":")}
     kept = {name: value for name, value in environ.items() if name not in of_outer}
-    return {**kept, CHILDREN: _rendered(table), "PYTHONPATH": _python_path(kept)}
+    return {**kept, CHILDREN: _rendered(table), "PYTHONPATH": with_hook(kept.get("PYTHONPATH", ""))}
 
 
 def _rendered(table: ChildTable) -> str:
@@ -133,12 +133,6 @@ def _rendered(table: ChildTable) -> str:
             f"--children: the plan of {len(table.devices)} GPUs is too long to pass on", "select fewer GPUs with --gpus"
         )
     return text
-
-
-def _python_path(environ: Mapping[str, str]) -> str:
-    """Return PYTHONPATH with the hook's folder first."""
-    path = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry != _FOLDER]
-    return _FOLDER if path in ([], [""]) else os.pathsep.join((_FOLDER, *path))  # "FOLDER:" adds the current folder
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -157,7 +157,7 @@ UNTOUCHED = """
 import json, os, sys, subprocess
 me = {
     "hook": sys.excepthook is sys.__excepthook__, "path": os.environ.get("PYTHONPATH"),
-    "entries": [entry for entry in sys.path if "errorhook" in entry], "customized": "sitecustomize" in sys.modules,
+    "entries": [entry for entry in sys.path if "rank/hook" in entry], "customized": "sitecustomize" in sys.modules,
 }
 os.write(1, (json.dumps(me) + "\\n").encode())
 child = "import sys, os; 1 / 0"
@@ -188,7 +188,7 @@ def test_a_python_below_a_wrapper_sees_no_hook(tmp_path: Path) -> None:
     text = f'echo "<$PYTHONPATH>"; {sys.executable} -c \'import os; print(os.environ["PYTHONPATH"])\''
     done = numapin("run", "--no-python", "bash", "-u", script(tmp_path, text, "job.sh"), PYTHONPATH="/x")
     wrappers, pythons = done.out.splitlines()
-    assert (done.status, wrappers.endswith("/errorhook:/x>"), pythons) == (0, True, "/x")
+    assert (done.status, wrappers.endswith("/rank/hook:/x>"), pythons) == (0, True, "/x")
 
 
 def test_a_record_that_cannot_be_written(tmp_path: Path) -> None:

@@ -14,15 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import numapin
 from numapin.base.cpu_set import CpuSet
 from numapin.children.table import LISTS, ChildTable, DeviceEntry
 from numapin.plan.request import Memory
 from numapin.rank.handover import slice_text
+from numapin.rank.hook_env import HOOK
 from tests.unit.planned import PLANNED
 
 CPUS: Final = sorted(os.sched_getaffinity(0))
-HOOK: Final = Path(numapin.__file__).parent / "children" / "hook"
 _STAND_IN: Final = Path(__file__).resolve().parents[2] / "children" / "stand_in"
 _SAW: Final = (*LISTS, "LOCAL_RANK", "RANK_OF_ANOTHER_LAUNCHER")
 _BEGIN: Final = """

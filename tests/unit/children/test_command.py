@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from numapin.children import command
 from numapin.rank.become import BINDING, CHILDREN
+from numapin.rank.hook_env import HOOK
 from numapin.system import proc
 from tests.unit.children.below import table
 from tests.waiting import wait_until
@@ -24,7 +25,7 @@ def test_nothing_of_an_outer_run_is_left(tmp_path: Path) -> None:
     outer = {BINDING: "{}", "PYTHONPATH": "/own", "NAME": "value", **nic}
     given = command._environment(table(tmp_path), outer)
     assert given.keys() == {"NAME", CHILDREN, "PYTHONPATH"}
-    assert given["PYTHONPATH"] == os.pathsep.join((command._FOLDER, "/own"))
+    assert given["PYTHONPATH"] == os.pathsep.join((HOOK, "/own"))
 
 
 def test_a_signal_that_stops_reaches_the_command() -> None:
