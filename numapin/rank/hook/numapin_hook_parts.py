@@ -52,8 +52,8 @@ def start() -> None:
         _STATEFUL: install,
         _OPTIMIZER: trace + steps,
         _PROFILER: trace,
-        "torch.cuda": [_patch_cuda] if children else [],
-        "torch.accelerator": [_patch_accelerator] if children else [],
+        "torch.cuda": [lambda module: _guarded(_patch_cuda, module)] if children else [],
+        "torch.accelerator": [lambda module: _guarded(_patch_accelerator, module)] if children else [],
     }
     _TorchWatch.todo = {name: callbacks for name, callbacks in by_module.items() if callbacks}
     if _TorchWatch.todo:
@@ -83,7 +83,7 @@ class _TorchWatch:
         specs = (finder.find_spec(name, path, target) for finder in later if hasattr(finder, "find_spec"))
         spec = next(filter(None, specs), None)
         if spec is not None and spec.loader is not None:
-            _call_after_import(spec.loader, cls.take)
+            _guarded(_call_after_import, spec.loader, cls.take)
         return spec
 
     @classmethod
@@ -293,10 +293,12 @@ def _import_package() -> None:
 
 
 def _guarded(function: Callable[..., None], *arguments: Any) -> None:
-    """Call a function of ours in the user's program: no error of ours reaches it."""
+    """Call a function of ours in the user's program; below `exec --children`, no error of ours reaches it."""
     try:
         function(*arguments)
     except Exception as error:
+        if not os.environ.get(_CHILDREN):
+            raise
         _report(error)
 
 
