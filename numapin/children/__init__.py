@@ -1,7 +1,8 @@
 """`numapin exec --children`: bind the processes that a command starts, and that end up with a GPU.
 
 Comes in: a plan with one rank per GPU, and a command that starts processes by itself: a framework's workers, actors,
-children of multiprocessing. Goes out: each of these processes bound to its GPU as soon as its GPU is known.
+children of multiprocessing. Goes out: each of these processes bound to its GPU as soon as its GPU is known,
+by the hook in every Python below the command (`rank/hook`).
 
 ::
 
@@ -15,6 +16,4 @@ children of multiprocessing. Goes out: each of these processes bound to its GPU 
     records.py  EDGE  the files of bound processes in the run's folder
     watch.py    EDGE  wait for the first CUDA context of a process that never names its device
     call.py     EDGE  numapin.bind_this_process
-
-The hook in every Python below the command is `rank/hook`.
 """

@@ -14,28 +14,35 @@ name again. Errors of that module, or ModuleNotFoundError if there is none, reac
 import os
 import sys
 
-_folder = os.path.dirname(os.path.abspath(__file__))
-_rank = os.environ.pop("NUMAPIN_RANK_PID", None)
-_names = ("NUMAPIN_DATALOADER", "NUMAPIN_TRACE", "NUMAPIN_STEPS", "NUMAPIN_CHILDREN")
-_has_parts = any(map(os.environ.get, _names))
-_start = None
-if sys.version_info >= (3, 8):
+_PARTS = ("NUMAPIN_DATALOADER", "NUMAPIN_TRACE", "NUMAPIN_STEPS", "NUMAPIN_CHILDREN")
+
+
+def _start():  # noqa: ANN202 - Python 2.7
+    # type: () -> None
+    """Start what the variables ask for; leave the path as it would be without this, and PYTHONPATH if no part stays."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    file, rank = os.environ.get("TORCHELASTIC_ERROR_FILE"), os.environ.pop("NUMAPIN_RANK_PID", None)
+    has_parts, start = any(map(os.environ.get, _PARTS)), None
     try:
-        if os.environ.get("TORCHELASTIC_ERROR_FILE") and _rank == str(os.getsid(0)):
-            __import__("numapin_hook_errors").watch(os.environ["TORCHELASTIC_ERROR_FILE"], _folder)
+        if file and rank == str(os.getsid(0)) and sys.version_info >= (3, 8):
+            __import__("numapin_hook_errors").watch(file, folder)
             del sys.modules["numapin_hook_errors"]
-        if _has_parts:
-            _start = __import__("numapin_hook_parts").start
+        if has_parts and sys.version_info >= (3, 8):
+            start = __import__("numapin_hook_parts").start
             del sys.modules["numapin_hook_parts"]
     except Exception:  # the program must start, and the next `sitecustomize` be imported
         pass
-sys.path[:] = [entry for entry in sys.path if entry != _folder]
-_first, _, _rest = os.environ.get("PYTHONPATH", "").partition(os.pathsep)
-if _first == _folder and not _has_parts:
-    del os.environ["PYTHONPATH"]
-    if _rest:
-        os.environ["PYTHONPATH"] = _rest
-if _start is not None:
+    sys.path[:] = [entry for entry in sys.path if entry != folder]
+    first, _, rest = os.environ.get("PYTHONPATH", "").partition(os.pathsep)
+    if first == folder and not has_parts:
+        del os.environ["PYTHONPATH"]
+        if rest:
+            os.environ["PYTHONPATH"] = rest
+    if start is not None:
+        start()
+    this = sys.modules.pop(__name__)  # Python 2 clears a module without references
+    __import__(this.__name__)
+
+
+if __name__ == "sitecustomize":
     _start()
-_self = sys.modules.pop(__name__)  # Python 2 clears a module to which nothing refers
-__import__(__name__)
