@@ -57,10 +57,8 @@ def attach(
     """Bind all targets, and move their pages if requested.
 
     `progress` is called with a process id, the bytes of its memory that were done, and their total. Raises UsageError
-    if every target ended first, or if roles forbid to widen, and NumapinError if nothing can be recorded.
+    if every target ended first, and NumapinError if nothing can be recorded.
     """
-    if how.widen and any(target.plan.roles for target in aim.targets):
-        raise UsageError("--widen undoes the run's --cores-for: roles have CPUs of their own", "leave out --widen")
     all_pids = {target.subject.pid for target in aim.targets}
     ranks: list[AttachedRank] = []
     interrupted = False
@@ -249,15 +247,12 @@ class Binder:
 
         new: dict[ThreadId, CpuSet] = {}
         for thread, cpus in before.items():
-            # The roles of descendants are unknown, so these get all of the rank's CPUs.
-            planned = plan.main_cpus if thread.pid == self._target.subject.pid else plan.cpus
             is_narrower = cpus < plan.cpus and not self._how.widen
-            if cpus != planned and not is_narrower:
-                new[thread] = planned
+            if cpus != plan.cpus and not is_narrower:
+                new[thread] = plan.cpus
                 continue
-            is_on_role = plan.roles is not None and any(cpus <= each for each in plan.roles.by_name.values())
             tally = self._tallies[thread.pid]
-            tally.narrower += is_narrower and not is_on_role
+            tally.narrower += is_narrower
             tally.after |= cpus
         if new and self._record is not None and not self._how.dry_run:
             self._record(before, new)

@@ -375,7 +375,6 @@ def _binding_options(options: _JobOptions) -> list[str]:
         "bind": options.bind,
         "memory": options.memory,
         "cpus-per-rank": options.cpus_per_rank,
-        "cores-for": options.cores_for,
         "reserve-cpus": options.reserve_cpus,
         "gpus": ",".join(options.gpus or ()),
         "gpu-nodes": ",".join(f"{gpu}={node}" for gpu, node in options.gpu_nodes or ()),

@@ -18,10 +18,8 @@ from numapin.cli.run_names import live_run_names
 from numapin.errors import UsageError
 from numapin.plan.request import (
     Bind,
-    CoresFor,
     Memory,
     Request,
-    parse_cores_for,
     parse_gpus,
     parse_memory,
     parse_nic_env,
@@ -174,11 +172,6 @@ BINDING: tuple[click.Option, ...] = (
         metavar="N",
         help="At most N logical CPUs per rank, shared with no other rank.",
     ),
-    click.Option(
-        ["--cores-for"],
-        type=Parsed("ROLE=N,...", parse_cores_for, words=[f"{role}=" for role in CoresFor._fields], many=True),
-        help="Dedicated cores of each rank: loader=N for DataLoader workers, optimizer=M for torch's CPU operators.",
-    ),
     click.Option(["--smt/--no-smt"], default=True, help="Use all hardware threads of each core (default), or one."),
     click.Option(
         ["--reserve-cpus"], type=Parsed("LIST", CpuSet.parse), help="Keep these CPUs free of ranks, e.g. 0-1."
@@ -235,7 +228,6 @@ class BindingOptions:
     gpus: tuple[str, ...] | None
     gpu_nodes: tuple[tuple[str, int], ...] | None
     nic_env: tuple[NicLibrary, ...] | None
-    cores_for: CoresFor | None
     strict: bool
 
     def request(self, *, num_ranks: int | None, numa_binding: str | None = None) -> Request:
@@ -251,7 +243,6 @@ class BindingOptions:
             reserve_cpus=self.reserve_cpus or CpuSet(),
             gpus=self.gpus,
             nic_env=self.nic_env or (),
-            cores_for=self.cores_for,
         )
 
 

@@ -68,14 +68,13 @@ _OF_RANKS: Final = frozenset(
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
         *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
         *(f"TORCHELASTIC_{name}" for name in ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS", "USE_AGENT_STORE")),
-        *(f"NUMAPIN_{name}" for name in ("BINDING", "CHILDREN", "DATALOADER", "NIC_ENV", "ROLES", "STEPS", "TRACE")),
+        *(f"NUMAPIN_{name}" for name in ("BINDING", "CHILDREN", "DATALOADER", "NIC_ENV", "STEPS", "TRACE")),
     )
 )
 """Variables that numapin sets for each rank."""
 _OPTION_OF: Final = {
     "NUMAPIN_DATALOADER": "give --dataloader instead",
     "NUMAPIN_NIC_ENV": "give --nic-env instead",
-    "NUMAPIN_ROLES": "give --cores-for instead",
 }
 
 

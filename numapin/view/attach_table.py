@@ -67,8 +67,8 @@ def attach_table(done: Attached, *, place: str | None = None) -> RenderableType:
             lines += [f"{name}: process {process.pid}: {text}" for text in process.shortfalls]
         narrower = sum(process.narrower for process in rank.processes)
         if narrower:
-            hint = "; --widen binds them to all" if rank.requested.roles is None else ""
-            lines.append(f"{name}: {counted(narrower, 'thread')} left on fewer CPUs than planned{hint}")
+            left = f"{counted(narrower, 'thread')} left on fewer CPUs than planned; --widen binds them to all"
+            lines.append(f"{name}: {left}")
     lines.append(f"memory: {FUTURE_MEMORY}")
     if done.interrupted:
         lines.append("interrupted: the table shows what was done so far")

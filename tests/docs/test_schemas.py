@@ -122,7 +122,7 @@ def documents(machine_file: str) -> dict[str, list[object]]:
         "numapin.topology/1": [output("topo", "--json"), output("topo", "--json", "--machine", machine_file)],
         "numapin.plan/1": [
             output("plan", "--json"),
-            output("plan", "--json", "--machine", machine_file, "--cores-for", "loader=1"),
+            output("plan", "--json", "--machine", machine_file),
         ],
         "numapin.report/1": [observed[0], report | {"launcher": {"name": "direct", "reason": "one host"}}, _failed()],
         "numapin.top/1": [observed[1]],

@@ -6,6 +6,7 @@ import atexit
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -184,6 +185,13 @@ def forked_bench(*arguments: str, **changes: str) -> Done:
 def torchrun(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
     """Run torchrun and wait for its end."""
     return _forked("torch.distributed.run", *arguments, cwd=cwd, changes=changes)
+
+
+def torchs_store() -> tuple[str, ...]:
+    """Return options with which torch serves the ranks' store on one host, on a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return "--rdzv-backend", "static", "--rdzv-endpoint", f"localhost:{free.getsockname()[1]}"
 
 
 def _forked(

@@ -342,8 +342,7 @@ def of_run(folder: Path) -> dict[str, Shown]:
     lines = {
         **{says: ("run", *line) for line, says in _WRONG_FOR_RUN},
         "dry": ("run", "--nproc-per-node", "1", "--dry-run", f"{FILE}.py", *_ARGUMENTS),
-        "fails": ("run", "--launcher", "agent", *options, f"{FILE}.py"),
-        "fails directly": ("run", "--launcher", "direct", *options, f"{FILE}.py"),
+        "fails": ("run", *options, f"{FILE}.py"),
     }
     return dict(
         zip(
@@ -365,14 +364,6 @@ def test_command_lines_of_run(says: str, of_run: dict[str, Shown]) -> None:
 def test_run_that_fails(of_run: dict[str, Shown]) -> None:
     """The table, the verification and the block of a hostile script have visible characters only."""
     done = of_run["fails"]
-    assert done.problems() == [], done.raw
-    assert done.status == 1
-    assert "numapin: error: <b>a�[38;5;196mr" in done.text
-
-
-def test_run_that_fails_directly(of_run: dict[str, Shown]) -> None:
-    """The block of a hostile script has visible characters only."""
-    done = of_run["fails directly"]
     assert done.problems() == [], done.raw
     assert done.status == 1
     assert "numapin: error: <b>a�[38;5;196mr" in done.text

@@ -1,4 +1,4 @@
-"""numapin without torch: all commands work that neither start torch's agent nor measure torch.
+"""numapin without torch: all commands work that neither meet other hosts nor measure torch.
 
 With torch installed, each command runs in an interpreter that does not find it; without, as it is (scripts/release.py).
 """
@@ -100,7 +100,7 @@ def test_running_jobs_without_torch(folder: Path, command: str) -> None:
     "line",
     [
         "run --nnodes 2 script.py",
-        "run --launcher agent script.py",
+        "run --rdzv-backend static --rdzv-endpoint localhost:29500 script.py",
         "run --nproc-per-node xpu script.py",
         "bench transfer --quick",
         "bench alloc --quick",

@@ -9,31 +9,23 @@ A peer is a launcher with options. Its job measures all cases one after another,
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from numapin.base.plural import counted
 from numapin.bench.model import Benchmark, Case, Comparison, Peer
 from numapin.bench.python import PYTHON, running
-from numapin.plan.request import CoresFor
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 BASELINE: Final = "torchrun"
 EQUAL: Final = "torchrun-threads"
-FEWER: Final = "torchrun-fewer"
-ROLES: Final = "roles"
 _TORCHRUN: Final = (*PYTHON, "-m", "torch.distributed.run", "--standalone")
 _RUN: Final = (*running("from numapin.cli.entry import main; main()"), "run", "--quiet")
 PEERS: Final = {
     BASELINE: "torchrun as installed: one thread per rank if there are several ranks",
     EQUAL: "torchrun with the OMP_NUM_THREADS of `node`",
-    FEWER: "torchrun with the OMP_NUM_THREADS of `roles`",
     "node": "numapin run --bind node",
     "exclusive": "numapin run --bind exclusive",
-    ROLES: "numapin run --bind exclusive --cores-for …",
 }
-TORCHRUNS: Final = (BASELINE, EQUAL, FEWER)
+TORCHRUNS: Final = (BASELINE, EQUAL)
 
 ADAMW: Final = "adamw"
 FSDP: Final = "fsdp"
@@ -75,11 +67,7 @@ QUICK: Final = OffloadSize(num_parameters=1 << 20, width=128, num_blocks=2, batc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadBenchOptions:
-    """The options of this benchmark.
-
-    `num_threads` are a rank's threads under `node`, `num_role_threads` those under `roles`. `cores_for` is None if the
-    ranks have too few cores for roles; `roles` is then left out.
-    """
+    """The options of this benchmark. `num_threads` are a rank's threads under `node`."""
 
     cases: tuple[str, ...]
     peers: tuple[str, ...]
@@ -89,21 +77,6 @@ class OffloadBenchOptions:
     size: OffloadSize
     on_gpu: bool
     num_threads: int
-    cores_for: CoresFor | None
-    num_role_threads: int
-
-
-def default_cores(num_cores: int) -> CoresFor | None:
-    """Return the roles of a rank with `num_cores` cores: a quarter for the loader, an eighth for the main thread.
-
-    With two cores the loader gets one; with one there are no roles.
-    """
-    if num_cores < 2:
-        return None
-    if num_cores == 2:
-        return CoresFor(loader=1)
-    loader, main = max(1, num_cores // 4), max(1, num_cores // 8)
-    return CoresFor(loader=loader, optimizer=num_cores - loader - main)
 
 
 def offload_benchmark(options: OffloadBenchOptions, *, folder: str) -> Benchmark:
@@ -115,8 +88,6 @@ def offload_benchmark(options: OffloadBenchOptions, *, folder: str) -> Benchmark
         "size": asdict(options.size),
         "on_gpu": options.on_gpu,
     }
-    left_out = () if options.cores_for else (FEWER, ROLES)
-    peers = [name for name in options.peers if name not in left_out]
     cases = (
         Case(
             name=name,
@@ -126,7 +97,7 @@ def offload_benchmark(options: OffloadBenchOptions, *, folder: str) -> Benchmark
                     name=peer,
                     specs=({**_start(peer, options), "case": name, "peer": peer, "folder": folder, "job": job},),
                 )
-                for peer in peers
+                for peer in options.peers
             ),
         )
         for name in options.cases
@@ -159,14 +130,6 @@ def _start(peer: str, options: OffloadBenchOptions) -> dict[str, object]:
     """Return the command and the variables of a launcher."""
     number = ("--nproc-per-node", str(options.num_ranks))
     if peer in TORCHRUNS:
-        threads = {EQUAL: options.num_threads, FEWER: options.num_role_threads}.get(peer)
-        variables = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        variables = {"OMP_NUM_THREADS": str(options.num_threads)} if peer == EQUAL else {}
         return {"command": [*_TORCHRUN, *number], "variables": variables}
-    return {"command": [*_RUN, *number, *_options(peer, options.cores_for)], "variables": {}}
-
-
-def _options(peer: str, cores_for: CoresFor | None) -> Sequence[str]:
-    """Return numapin's options."""
-    if peer == ROLES:
-        return ("--bind", "exclusive", "--cores-for", str(cores_for))
-    return ("--bind", peer)
+    return {"command": [*_RUN, *number, "--bind", peer], "variables": {}}

@@ -16,7 +16,6 @@ from numapin.attach.pages import ProcessMemory, Region, move
 from numapin.attach.targets import Aim, Target, examine
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import NumapinError, UsageError
-from numapin.plan.model import RoleCpus
 from numapin.system.affinity import ThreadId, cpus_of, set_cpus, threads_of
 from numapin.system.proc import Gone
 from tests.needs import needs_two_cpus
@@ -131,21 +130,6 @@ def test_plan_that_lacks_cpus(target: Target) -> None:
     binder = Binder(replace(target, shortfalls=("the plan leaves out CPUs 9",)), HOW, _nothing)
     (process,) = binder.run()
     assert process.shortfalls == ("the plan leaves out CPUs 9",)
-
-
-@needs_two_cpus
-def test_roles(target: Target) -> None:
-    """A thread on a role's CPUs stays and is not narrower; one on those of all roles goes to the main thread's."""
-    main, loader = CpuSet({max(ALL)}), ALL - {max(ALL)}
-    plan = replace(PLANNED, cpus=ALL, roles=RoleCpus(main=main, loader=loader, optimizer=None))
-    (thread,) = threads_of(target.subject.pid)
-    for before, after in ((loader, loader), (ALL, main), (main, main)):
-        set_cpus(thread, before)
-        (process,) = Binder(replace(target, plan=plan), HOW, _nothing).run()
-        assert (cpus_of(thread), process.changed, process.narrower) == (after, before != after, 0)
-    aim = Aim((replace(target, plan=plan),), ())
-    with pytest.raises(UsageError, match="--widen undoes"):
-        attach(aim, replace(HOW, widen=True), migrate=False, environ={}, progress=lambda *_: None)
 
 
 @needs_two_cpus

@@ -17,7 +17,6 @@ from numapin.bench.model import BenchReport, CaseResult, PeerResult, Spread
 from numapin.bench.offload_verdict import offload_lines, offload_verdict
 from numapin.bench.verdict import FEWEST_REPEATS
 from numapin.cli.bench_offload import offload as offload_command
-from numapin.plan.request import CoresFor
 from numapin.view.bench_layouts import OFFLOAD
 from numapin.view.bench_table import bench_table
 
@@ -33,8 +32,6 @@ OPTIONS: dict[str, Any] = {
     "size": offload.ON_GPUS,
     "on_gpu": True,
     "num_threads": 16,
-    "cores_for": CoresFor(loader=4, optimizer=10),
-    "num_role_threads": 11,
 }
 
 
@@ -58,38 +55,19 @@ class TestCases:
         json.dumps(specs)
 
     def test_threads_are_equal_where_they_are_to_be(self, tmp_path: Path) -> None:
-        """Arms of torchrun have its default, numapin's number for a node, and that of roles; numapin's set nothing."""
+        """Arms of torchrun have its default, and numapin's number for a node; numapin's set nothing."""
         (case, *_) = offload.offload_benchmark(_options(), folder=str(tmp_path)).cases
         variables = {peer.name: peer.specs[0]["variables"] for peer in case.peers}
         assert variables == {
             "torchrun": {},
             "torchrun-threads": {"OMP_NUM_THREADS": "16"},
-            "torchrun-fewer": {"OMP_NUM_THREADS": "11"},
             "node": {},
             "exclusive": {},
-            "roles": {},
         }
         commands: dict[str, Any] = {peer.name: peer.specs[0]["command"] for peer in case.peers}
         assert "torch.distributed.run" in str(commands["torchrun"])
-        assert commands["roles"][-4:] == ["--bind", "exclusive", "--cores-for", "loader=4,optimizer=10"]
+        assert commands["exclusive"][-2:] == ["--bind", "exclusive"]
         assert all("--nproc-per-node', '2'" in str(command) for command in commands.values())
-
-    def test_without_cores_for_roles(self, tmp_path: Path) -> None:
-        """Where ranks have one core, the arms of roles are left out."""
-        (case, *_) = offload.offload_benchmark(_options(cores_for=None), folder=str(tmp_path)).cases
-        assert [peer.name for peer in case.peers] == ["torchrun", "torchrun-threads", "node", "exclusive"]
-
-    @pytest.mark.parametrize(
-        ("num_cores", "loader", "optimizer"),
-        [(2, 1, 0), (3, 1, 1), (4, 1, 2), (8, 2, 5), (16, 4, 10), (72, 18, 45)],
-    )
-    def test_default_roles(self, num_cores: int, loader: int, optimizer: int) -> None:
-        """A quarter for the loader, an eighth for the main thread, the rest for the optimizer."""
-        assert offload.default_cores(num_cores) == (loader, optimizer)
-
-    def test_no_default_roles_for_one_core(self) -> None:
-        """One core cannot be shared out."""
-        assert offload.default_cores(1) is None
 
     def test_cases_in_words(self) -> None:
         """Each case says what runs, how large it is, and beside what."""
@@ -132,7 +110,7 @@ class TestJobs:
 
     def test_repeats_are_counted_by_case_and_peer(self, tmp_path: Path) -> None:
         """The first time that a case and a peer are asked for is repeat 0, also in another process."""
-        asked = [("adamw", "node"), ("adamw", "roles"), ("adamw", "node"), ("fsdp", "node"), ("adamw", "node")]
+        asked = [("adamw", "node"), ("adamw", "exclusive"), ("adamw", "node"), ("fsdp", "node"), ("adamw", "node")]
         assert [_times_asked(tmp_path, *each) for each in asked] == [0, 0, 1, 0, 2]
 
     @pytest.mark.parametrize(
@@ -192,29 +170,29 @@ class TestVerdict:
     def test_a_gain_is_against_the_best_torchrun(self) -> None:
         """Only a peer that is faster than every torchrun counts, and only in the cases where it is."""
         cases = [
-            _case("adamw", torchrun=DEFAULT, torchrun_threads=EQUAL, node=EQUAL, roles=(1.5, 1.5, 1.5, 1.5)),
-            _case("fsdp-loader", torchrun=DEFAULT, torchrun_threads=EQUAL, node=EQUAL, roles=(3.0, 3.1, 2.9, 3.0)),
+            _case("adamw", torchrun=DEFAULT, torchrun_threads=EQUAL, node=EQUAL, exclusive=(1.5, 1.5, 1.5, 1.5)),
+            _case("fsdp-loader", torchrun=DEFAULT, torchrun_threads=EQUAL, node=EQUAL, exclusive=(3.0, 3.1, 2.9, 3.0)),
         ]
-        assert offload_lines(cases)[0].endswith("node no difference, roles 0.75x (slower)")
-        roles = [replace(case, peers=tuple(peer for peer in case.peers if peer.name != "node")) for case in cases]
-        found = offload_verdict(roles)
+        assert offload_lines(cases)[0].endswith("node no difference, exclusive 0.75x (slower)")
+        exclusive = [replace(case, peers=tuple(peer for peer in case.peers if peer.name != "node")) for case in cases]
+        found = offload_verdict(exclusive)
         assert found.answer == "depends"
         assert found.text.startswith(
-            "numapin (roles) instead of the best of 2 torchruns: depends, steps are 1.50x faster in fsdp-loader; "
+            "numapin (exclusive) instead of the best of 2 torchruns: depends, steps are 1.50x faster in fsdp-loader; "
             "steps are 1.33x slower in adamw; threads alone"
         )
 
     def test_the_verdict_is_about_one_peer(self) -> None:
         """It is fixed before the measurement, so that luck does not choose it."""
-        case = _case(torchrun=EQUAL, node=EQUAL, roles=(3.0, 3.1, 2.9, 3.0))
+        case = _case(torchrun=EQUAL, node=EQUAL, exclusive=(3.0, 3.1, 2.9, 3.0))
         assert offload_verdict([case]).text == "numapin (node) instead of torchrun: no difference"
 
     def test_a_loss_in_one_case(self) -> None:
         """A case with enough repeats has its verdict, whatever the others lack."""
-        short = _case("fsdp-loader", torchrun=(1.0, 1.0), roles=(1.0, 1.1))
-        lost = _case("adamw-loader", torchrun=EQUAL, roles=(1.5, 1.5, 1.5, 1.5))
+        short = _case("fsdp-loader", torchrun=(1.0, 1.0), exclusive=(1.0, 1.1))
+        lost = _case("adamw-loader", torchrun=EQUAL, exclusive=(1.5, 1.5, 1.5, 1.5))
         assert offload_verdict([lost, short]).text == (
-            "numapin (roles) instead of torchrun: no, steps are 1.33x slower in adamw-loader; "
+            "numapin (exclusive) instead of torchrun: no, steps are 1.33x slower in adamw-loader; "
             "cannot tell in fsdp-loader: 2 repeats are too few, a verdict needs 4 (--repeats)"
         )
 
@@ -255,7 +233,7 @@ class TestVerdict:
 
     def test_one_side_only(self) -> None:
         """Without a torchrun, or without numapin, there is no comparison."""
-        cases = [_case(node=EQUAL, roles=EQUAL), _case(torchrun=EQUAL, node=())]
+        cases = [_case(node=EQUAL, exclusive=EQUAL), _case(torchrun=EQUAL, node=())]
         assert offload_lines(cases) == []
         assert _verdict(*cases) == (
             "cannot tell",

@@ -56,7 +56,6 @@ def test_hints_where_the_number_of_ranks_is_fixed(words: tuple[str, ...]) -> Non
     ("options", "message"),
     [
         (("--plan", "x"), "--plan cannot be combined: --children makes a plan for all visible GPUs itself"),
-        (("--cores-for", "loader=1"), "--cores-for cannot be combined: roles must be set before torch is imported"),
         (("--nproc-per-node", "8"), "--local-size (--nproc-per-node) cannot be combined: it describes one rank"),
     ],
 )

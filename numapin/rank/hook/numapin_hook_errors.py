@@ -121,7 +121,8 @@ def watch(file: str, folder: str) -> None:
         if not is_program():
             execv(path, arguments)
         before = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{before}" if before else folder
+        if (before or "").partition(os.pathsep)[0] != folder:
+            os.environ["PYTHONPATH"] = f"{folder}{os.pathsep}{before}" if before else folder
         os.environ["NUMAPIN_RANK_PID"] = str(os.getsid(0))
         try:
             execv(path, arguments)
