@@ -32,7 +32,7 @@ _KIND: Final = click.Option(
     type=click.Choice([kind.value for kind in KubernetesKind]),
     default=KubernetesKind.JOB.value,
     help="job: an Indexed Job with its Service (default). jobset: a JobSet. trainjob: Kubeflow Trainer v2. "
-    "leaderworkerset: servers, which run until deleted. pytorchjob: Kubeflow's legacy training operator.",
+    "leaderworkerset: servers, which run until deleted.",
 )
 _SYS_NICE: Final = click.Option(
     ["--sys-nice/--no-sys-nice"], default=True, help="Let pods set memory policies (capability SYS_NICE; default: yes)."

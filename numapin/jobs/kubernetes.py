@@ -1,7 +1,7 @@
 """Kubernetes: manifests for kubectl apply. Pure, but for reading the templates of this package.
 
-Comes in: a `JobRequest`. Goes out: YAML of the form requested: a Job, JobSet, TrainJob, LeaderWorkerSet or PyTorchJob,
-with what it needs beside it. What a form cannot do is an error, or a warning. Each pod is one host's part of the job
+Comes in: a `JobRequest`. Goes out: YAML of the form requested: a Job, JobSet, TrainJob or LeaderWorkerSet, with what it
+needs beside it. What a form cannot do is an error, or a warning. Each pod is one host's part of the job
 and runs `numapin run`, which reads PET_* variables as torchrun does.
 """
 
@@ -115,8 +115,6 @@ _FORMS: Final = {
             ),
         },
     ),
-    # The operator makes the Services, and sets PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and the other variables.
-    KubernetesKind.PYTORCHJOB: _Form(longest_name=52, container="pytorch"),
 }
 
 
@@ -129,7 +127,6 @@ def build(request: JobRequest) -> str:
         "name": name,
         "nodes": request.nodes,
         "num_ranks": request.num_ranks,
-        "num_ranks_text": str(request.num_ranks),
         "labels": {"kueue.x-k8s.io/queue-name": request.queue} if request.queue else None,
         "annotations": dict(options.annotations),
         "ttl_s": options.ttl_s,
@@ -138,15 +135,11 @@ def build(request: JobRequest) -> str:
         "max_restarts": _RETRIES,
         "ignore_evictions": {"rules": [{"action": "Ignore", "onPodConditions": _DISRUPTED}]} if retries else None,
         "fail_on_eviction": {"rules": [{"action": "FailJob", "onPodConditions": _DISRUPTED}]} if retries else None,
-        "replica_restarts": "OnFailure" if retries else "Never",
         "gang_api": options.gang and _POD_GROUPS[options.gang],
         "gang_policy": options.gang and {options.gang.value: {}},
-        "scheduling_policy": options.gang and {"minAvailable": request.nodes},
-        "num_workers": request.nodes - 1,
     }
     values["restart_all"] = _filled("restart_all", values) if retries else None
     values["pod"] = _filled("pod", _pod_values(request, form, name))
-    values["workers"] = _filled("pytorchjob_workers", values) if request.nodes > 1 else None
     documents: list[str] = []
     if options.device_classes:
         documents += _filled("claims", values | _claim_values(request, name))
@@ -221,15 +214,11 @@ def warnings(request: JobRequest) -> tuple[str, ...]:
     """Return what to check, because the form, the driver or the network may need more than the manifest says."""
     pod, kind = request.pod, request.kind
     found = []
-    if kind is KubernetesKind.PYTORCHJOB and request.requeue and request.time_s:
-        found.append("a PyTorchJob is not restarted after --time: apply it again, or use --form job")
     if request.vendor is GpuVendor.INTEL and request.gpus_per_node and not pod.device_classes:
         driver = "is for GPUs with the driver i915; with the driver xe, write gpu.intel.com/xe instead"
         found.append(f"{DEVICES[GpuVendor.INTEL]} {driver}")
     if not pod.ipc_lock and any("rdma" in name for name, _ in pod.resources):
         found.append("RDMA devices without --ipc-lock: NCCL fails where the limit on locked memory is low")
-    if pod.gang and kind is KubernetesKind.PYTORCHJOB:
-        found.append("the training operator makes gangs only if it runs with --gang-scheduler-name")
     if pod.gang and kind is KubernetesKind.LEADERWORKERSET:
         found.append(
             "the LeaderWorkerSet controller makes gangs only if gangSchedulingManagement is in its configuration"
@@ -287,11 +276,10 @@ def _pod_values(request: JobRequest, form: _Form, name: str) -> dict[str, object
     claims = {"claims": [{"name": _CLAIM}]} if options.device_classes else {}
     claim = {"name": _CLAIM, "resourceClaimTemplateName": f"{name}-{_CLAIM}"}
     arguments = ["numapin", "run", *grace, *request.run_options, *shell.run_command(request)]
-    has_own_policy = kind in (KubernetesKind.LEADERWORKERSET, KubernetesKind.PYTORCHJOB)
     return {
         "pod_metadata": without_none({"labels": labels or None, "annotations": annotations or None}),
         "subdomain": name if kind is KubernetesKind.JOB and request.nodes > 1 else None,
-        "restart_policy": None if has_own_policy else "Never",
+        "restart_policy": None if kind is KubernetesKind.LEADERWORKERSET else "Never",
         # The limit is the pod's, minus the time to save, which it gets between SIGTERM and SIGKILL: a Job's own limit
         # would include the time in which no host was free.
         "deadline_s": request.time_s and request.time_s - signal_s,

@@ -40,8 +40,6 @@ class KubernetesKind(StrEnum):
     JOBSET = "jobset"
     TRAINJOB = "trainjob"
     LEADERWORKERSET = "leaderworkerset"
-    PYTORCHJOB = "pytorchjob"
-    """Of Kubeflow's training operator, the predecessor of Kubeflow Trainer."""
 
 
 class Launch(StrEnum):

@@ -569,7 +569,6 @@ class TestCommand:
         ("line", "warning"),
         [
             ("pbs", "submit it again"),
-            ("kubernetes --form pytorchjob --container a --mem-per-node 8G", "or use --form job"),
             ("kubernetes --container a --mem-per-node 8G", ""),
             ("kubernetes --container a --mem-per-node 8G --resource rdma/ib=1", "without --ipc-lock"),
             ("kubernetes --container a --mem-per-node 8G --resource rdma/ib=1 --ipc-lock", ""),

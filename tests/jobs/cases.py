@@ -59,8 +59,6 @@ CASES: dict[str, str] = {
     " train.py",
     "kubernetes-job": f"kubernetes --nodes 2 --machine {{dgx}} {_QUEUED} --container registry/image:tag"
     " --dataloader numapin --bind socket train.py --lr 0.1",
-    "kubernetes-pytorchjob": f"kubernetes --form pytorchjob --nodes 3 --machine {{dgx}} {_QUEUED} --no-sys-nice"
-    " --container registry/image:tag train.py --lr 0.1",
     "kubernetes-jobset": f"kubernetes --form jobset --nodes 2 --machine {{dgx}} {_QUEUED} --ttl 24h --container a/b:c"
     " --dataloader numapin --env NCCL_DEBUG=INFO --env-from secret/wandb --volume pvc/datasets:/data:ro --volume"
     " /mnt/nvme:/scratch --resource rdma/ib=8 --ipc-lock --node-selector pool=gpu"

@@ -269,13 +269,10 @@ def test_one_host_needs_no_rendezvous(form: str) -> None:
     assert "RDZV" not in str(found)
 
 
-@pytest.mark.parametrize(("form", "path"), [("job", ()), ("jobset", ()), ("pytorchjob", ("runPolicy",))])
-def test_finished_jobs_are_deleted(form: str, path: tuple[str, ...]) -> None:
-    """--ttl is where each controller looks for it."""
-    spec = documents("--ttl", "2h", form=form)[-1]["spec"]
-    for key in path:
-        spec = spec[key]
-    assert spec["ttlSecondsAfterFinished"] == 7200
+@pytest.mark.parametrize("form", ["job", "jobset"])
+def test_finished_jobs_are_deleted(form: str) -> None:
+    """--ttl is where the controller looks for it."""
+    assert documents("--ttl", "2h", form=form)[-1]["spec"]["ttlSecondsAfterFinished"] == 7200
 
 
 @pytest.mark.parametrize("form", ["job", "jobset"])
@@ -297,11 +294,9 @@ def test_a_gang_is_a_group_of_all_pods(form: str, gang: str, api: str, where: st
 
 
 def test_the_operators_make_their_gangs_themselves() -> None:
-    """A TrainJob, a PyTorchJob and a LeaderWorkerSet have no PodGroup in the manifest."""
+    """A TrainJob and a LeaderWorkerSet have no PodGroup in the manifest."""
     runtime, _ = documents("--gang", "volcano", form="trainjob")
     assert runtime["spec"]["podGroupPolicy"] == {"volcano": {}}
-    (legacy,) = documents("--gang", "volcano", form="pytorchjob")
-    assert legacy["spec"]["runPolicy"]["schedulingPolicy"] == {"minAvailable": 2}
     (group,) = documents("--gang", "volcano", form="leaderworkerset")
     assert group["kind"] == "LeaderWorkerSet"
 
@@ -351,7 +346,6 @@ _PARTS = {
     "jobset": ("JobSet", ("spec", "replicatedJobs", 0)),
     "trainjob": ("TrainJob", ("spec", "trainer")),
     "leaderworkerset": ("LeaderWorkerSet", ("spec", "leaderWorkerTemplate")),
-    "pytorchjob": ("PyTorchJob", ("spec", "runPolicy")),
 }
 
 
