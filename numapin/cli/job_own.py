@@ -64,10 +64,10 @@ KUBERNETES: Final = (
         "Taint that pods tolerate, e.g. nvidia.com/gpu:NoSchedule.",
         "tolerations",
     ),
-    _repeatable("--pull-secret", "NAME", pod_options.object_name, "Secret for the image's registry.", "pull_secrets"),
+    _repeatable("--pull-secret", "NAME", pod_options.word, "Secret for the image's registry.", "pull_secrets"),
     click.Option(
         ["--service-account"],
-        type=Parsed("NAME", pod_options.object_name),
+        type=Parsed("NAME", pod_options.word),
         metavar="NAME",
         help="Service account of the pods.",
     ),
@@ -85,20 +85,20 @@ KUBERNETES: Final = (
     ),
     click.Option(
         ["--scheduler"],
-        type=Parsed("NAME", pod_options.object_name),
+        type=Parsed("NAME", pod_options.word),
         metavar="NAME",
         help="Scheduler of the pods (default: the cluster's; volcano with --gang volcano).",
     ),
     _repeatable(
         "--device-class",
         "CLASS",
-        pod_options.object_name,
+        pod_options.word,
         "Claim the GPUs by DRA from this device class, e.g. gpu.nvidia.com; each further class adds a device per GPU.",
         "device_classes",
     ),
     click.Option(
         ["--match-attribute"],
-        type=Parsed("NAME", pod_options.attribute),
+        type=Parsed("NAME", pod_options.word),
         metavar="NAME",
         help="Attribute that each GPU shares with its devices (with one class: that all GPUs of a pod share), e.g. "
         "resource.kubernetes.io/pcieRoot.",

@@ -36,10 +36,7 @@ DEVICES: Final = {
 _RETRIES: Final = 3
 _PORT: Final = 29500
 _CLAIM: Final = "gpus"
-_NAME: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
-_LABEL: Final = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
-_QUEUE: Final = re.compile(rf"(?=.{{1,63}}$){_LABEL}(?:\.{_LABEL})*")
-_IMAGE: Final = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]*")
+_WHOLE: Final = re.compile(r"[1-9][0-9]{0,14}")
 # Signs the rendezvous: it is random, the same in all pods of a Job, and new for each Job.
 _JOB_UID: Final = "metadata.labels['batch.kubernetes.io/controller-uid']"
 _IS_HOST: Final = 'export PET_RDZV_CONF="is_host=$((JOB_COMPLETION_INDEX == 0))"'
@@ -81,9 +78,8 @@ _OPTION_OF: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """A form. A pod's name, with what a controller appends, has at most 63 characters."""
+    """A form."""
 
-    longest_name: int
     container: str
     first_pod: str | None = None  # its name, by which other pods find it; None: the operator says it
     has_pod_groups: bool = False  # whether the manifest, not the operator, makes gangs
@@ -92,18 +88,16 @@ class _Form:
 
 _ENDLESS: Final = ("a LeaderWorkerSet runs until it is deleted", "leave it out, or use --form jobset")
 _FORMS: Final = {
-    KubernetesKind.JOB: _Form(longest_name=52, container="worker", first_pod="{0}-0.{0}", has_pod_groups=True),
-    KubernetesKind.JOBSET: _Form(longest_name=44, container="node", first_pod="{0}-node-0-0.{0}", has_pod_groups=True),
+    KubernetesKind.JOB: _Form(container="worker", first_pod="{0}-0.{0}", has_pod_groups=True),
+    KubernetesKind.JOBSET: _Form(container="node", first_pod="{0}-node-0-0.{0}", has_pod_groups=True),
     # A TrainJob by itself cannot say all that the pods need: its patches changed between releases of the Trainer. So a
     # runtime holds them. The Trainer's torch policy sets PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and others, and it
     # requires the container's name.
     KubernetesKind.TRAINJOB: _Form(
-        longest_name=44,
         container="node",
         refused={"--ttl": ("Kubeflow Trainer does not delete finished jobs", "leave it out, or use --form jobset")},
     ),
     KubernetesKind.LEADERWORKERSET: _Form(
-        longest_name=44,
         container="worker",
         refused={
             "--time": _ENDLESS,
@@ -119,9 +113,9 @@ _FORMS: Final = {
 
 
 def build(request: JobRequest) -> str:
-    """Return the manifest. Raises UsageError for what Kubernetes or the form does not take, and for missing sizes."""
+    """Return the manifest. Raises UsageError for what the form does not take, and for missing sizes."""
     form, name, options = _FORMS[request.kind], job_name(request), request.pod
-    _require_valid(request, form, name)
+    _require_complete(request, form)
     retries = _RETRIES if request.requeue else 0
     values: dict[str, object] = {
         "name": name,
@@ -165,17 +159,8 @@ def job_name(request: JobRequest) -> str:
 # --- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _require_valid(request: JobRequest, form: _Form, name: str) -> None:
-    if not _NAME.fullmatch(name) or len(name) > form.longest_name:
-        raise UsageError(
-            f"--job-name {name!r} is not a valid Kubernetes name",
-            f"use lower case letters, digits and -, starting with a letter, at most {form.longest_name}",
-        )
-    if request.queue is not None and not _QUEUE.fullmatch(request.queue):
-        raise UsageError(
-            f"--queue {request.queue!r} is not the name of a Kueue LocalQueue",
-            "use lower case letters, digits and -, such as team-a",
-        )
+def _require_complete(request: JobRequest, form: _Form) -> None:
+    """Raise UsageError for missing sizes, and for options that the form does not take."""
     needs = (
         ("an image", request.container, "--container registry/image:tag (with numapin in it)"),
         ("its CPUs as a number", request.cpus_per_task, "--cpus-per-task N"),
@@ -188,7 +173,7 @@ def _require_valid(request: JobRequest, form: _Form, name: str) -> None:
         other = "; --machine FILE (numapin topo --save FILE) has CPUs and memory" if lacks_size else ""
         what, options = (_joined(words) for words in zip(*missing, strict=True))
         raise UsageError(f"a pod needs {what}{why}", f"give {options}{other}")
-    if not _IMAGE.fullmatch(in_registry(request.container or "") or ""):
+    if in_registry(request.container or "") is None:
         raise UsageError(
             f"--container {request.container!r} is not an image in a registry",
             "for example: --container registry/image:tag",
@@ -272,7 +257,7 @@ def _pod_values(request: JobRequest, form: _Form, name: str) -> dict[str, object
     amounts = {"cpu": request.cpus_per_task, "memory": f"{(request.memory_bytes or 0) >> 20}Mi"}
     if _num_gpus(request) and not options.device_classes:
         amounts[DEVICES[request.vendor]] = _num_gpus(request)
-    amounts |= {resource: int(text) if text.isdecimal() else text for resource, text in options.resources}
+    amounts |= {resource: int(text) if _WHOLE.fullmatch(text) else text for resource, text in options.resources}
     claims = {"claims": [{"name": _CLAIM}]} if options.device_classes else {}
     claim = {"name": _CLAIM, "resourceClaimTemplateName": f"{name}-{_CLAIM}"}
     arguments = ["numapin", "run", *grace, *request.run_options, *shell.run_command(request)]

@@ -189,8 +189,7 @@ class JobRequest:
     def _check_names(self) -> None:
         characters = "letters, digits and _ . , : @ / + -"
         _require_match("--job-name", self.name or None, _NAME, "letters, digits and . _ + -, at most 63")
-        if self.engine != "kubernetes":  # names of Kueue's queues are checked in kubernetes.py, more strictly
-            _require_match("--partition/--queue", self.queue, _QUEUE, f"{characters}, such as gpu")
+        _require_match("--partition/--queue", self.queue, _QUEUE, f"{characters}, such as gpu")
         _require_match("--account", self.account, _QUEUE, f"{characters}, such as physics")
         _require_match("--container", self.container, _IMAGE, image.SAMPLE)
         if self.container:
