@@ -196,7 +196,6 @@ _WRONG: tuple[tuple[str, ...], ...] = (
     ("attach", "--job", NOT_TEXT),
     ("attach", "--pid", "4194305", "--gpu", HOSTILE),
     ("top", "--once", HOSTILE),
-    ("doctor", "--batch-bytes", HOSTILE),
     ("bench", HOSTILE),
     ("bench", "loader", "--peers", HOSTILE),
     ("bench", "launch", "--peers", "torchrun", "--output", f"{HOSTILE}/x"),
