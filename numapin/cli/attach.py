@@ -62,8 +62,7 @@ class _AttachOptions:
     "--job",
     metavar="RUN",
     shell_complete=live_run_names,
-    help="An active numapin run: its folder, its "
-    "name, the end of its name, or @last. Its own plan is applied again, unless binding options ask for another.",
+    help="An active numapin run: its folder, its name, the end of its name, or @last. Its own plan is applied again.",
 )
 @click.option(
     "--gpu",
@@ -154,9 +153,13 @@ def _attach(options: _AttachOptions) -> Attached:
     )
     if options.job is not None and options.gpus is not None:
         raise UsageError("--gpu works only with --pid; a run has a plan of its GPUs", "leave out --gpu")
+    if options.job is not None and options.decides:
+        raise UsageError(
+            "binding options work only with --pid; a run has a plan of its own", f"numapin attach --job {options.job}"
+        )
     try:
         if options.job is not None:
-            aim = aim_at_run(options.job, wish, os.environ)
+            aim = aim_at_run(options.job, os.environ, other_users=options.other_users)
         elif options.pids is not None:
             aim = aim_at_processes(options.pids, wish, os.environ)
         else:

@@ -228,6 +228,7 @@ class TestWrongInput:
             (["--pid", "{pid}", "--job", "x"], 2, "both name a job"),
             (["--job", "x"], 2, "no active run is named x"),
             (["--job", "x", "--gpu", "0"], 2, "--gpu works only with --pid"),
+            (["--job", "x", "--no-smt"], 2, "binding options work only with --pid; a run has a plan of its own"),
             (["--pid", "{pid}", "--bind", "none"], 2, "none"),
         ],
     )
