@@ -171,10 +171,7 @@ _ENGINES: Final = {
         options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP, *job_own.SLURM),
         build=slurm.build,
         example="--nodes 4 --gpus-per-node 8 --time 24:00:00 --partition gpu --requeue --signal 300",
-        further=(
-            "--gpus-per-node 8 --array 0-99%4",
-            "--nodes 2 --gpus-per-node 8 --het nodes=1,gpus-per-node=4,partition=small",
-        ),
+        further=("--gpus-per-node 8 --array 0-99%4",),
         warnings=why_whole_hosts,
     ),
     "mpi": _Engine(
@@ -309,9 +306,7 @@ def _request(name: str, engine: _Engine, options: _JobOptions) -> JobRequest:
         kind=KubernetesKind(options.kind),
         sys_nice=options.sys_nice,
         pod=options.pod_options(),
-        gpus_per_task=options.gpus_per_task,
         array=options.array,
-        components=options.components,
         vendor=vendor_of_ranks(topology),
         tiles_per_gpu=tiles_per_gpu(topology),
         engine=name,

@@ -1,4 +1,4 @@
-"""The options of `numapin job` that one engine has by itself: Kubernetes' pods, Slurm's arrays and components. Edge.
+"""The options of `numapin job` that one engine has by itself: Kubernetes' pods, Slurm's arrays. Edge.
 
 Comes in: the texts of the options. Goes out: click's options, and their parsed values as `OwnOptions`.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.cli.options import BindingOptions, Parsed
-from numapin.jobs import duration, pod_options, slurm_options
+from numapin.jobs import duration, pod_options, slurm
 from numapin.jobs.pod_options import Gang, PodOptions
 from numapin.jobs.request import KubernetesKind
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numapin.jobs.pod_options import Toleration, Volume, VolumeKind
-    from numapin.jobs.slurm_options import Component
 
 
 def _repeatable(option: str, metavar: str, parse: Callable[[str], object], text: str, name: str = "") -> click.Option:
@@ -33,7 +32,7 @@ _KIND: Final = click.Option(
     type=click.Choice([kind.value for kind in KubernetesKind]),
     default=KubernetesKind.JOB.value,
     help="job: an Indexed Job with its Service (default). jobset: a JobSet. trainjob: Kubeflow Trainer v2. "
-    "leaderworkerset: servers, which run until deleted. pytorchjob: Kubeflow's legacy training operator.",
+    "leaderworkerset: servers, which run until deleted.",
 )
 _SYS_NICE: Final = click.Option(
     ["--sys-nice/--no-sys-nice"], default=True, help="Let pods set memory policies (capability SYS_NICE; default: yes)."
@@ -65,10 +64,10 @@ KUBERNETES: Final = (
         "Taint that pods tolerate, e.g. nvidia.com/gpu:NoSchedule.",
         "tolerations",
     ),
-    _repeatable("--pull-secret", "NAME", pod_options.object_name, "Secret for the image's registry.", "pull_secrets"),
+    _repeatable("--pull-secret", "NAME", pod_options.word, "Secret for the image's registry.", "pull_secrets"),
     click.Option(
         ["--service-account"],
-        type=Parsed("NAME", pod_options.object_name),
+        type=Parsed("NAME", pod_options.word),
         metavar="NAME",
         help="Service account of the pods.",
     ),
@@ -86,20 +85,20 @@ KUBERNETES: Final = (
     ),
     click.Option(
         ["--scheduler"],
-        type=Parsed("NAME", pod_options.object_name),
+        type=Parsed("NAME", pod_options.word),
         metavar="NAME",
         help="Scheduler of the pods (default: the cluster's; volcano with --gang volcano).",
     ),
     _repeatable(
         "--device-class",
         "CLASS",
-        pod_options.object_name,
+        pod_options.word,
         "Claim the GPUs by DRA from this device class, e.g. gpu.nvidia.com; each further class adds a device per GPU.",
         "device_classes",
     ),
     click.Option(
         ["--match-attribute"],
-        type=Parsed("NAME", pod_options.attribute),
+        type=Parsed("NAME", pod_options.word),
         metavar="NAME",
         help="Attribute that each GPU shares with its devices (with one class: that all GPUs of a pod share), e.g. "
         "resource.kubernetes.io/pcieRoot.",
@@ -119,23 +118,10 @@ KUBERNETES: Final = (
 
 SLURM: Final = (
     click.Option(
-        ["--gpus-per-task"],
-        is_flag=True,
-        help="With --form task: each rank sees one GPU, which Slurm chooses. Only for sites that insist on it.",
-    ),
-    click.Option(
         ["--array"],
-        type=Parsed("INDICES", slurm_options.array),
+        type=Parsed("INDICES", slurm.parse_array),
         metavar="INDICES",
         help="Submit a job array, e.g. 0-9 or 0-99%4; programs read SLURM_ARRAY_TASK_ID.",
-    ),
-    _repeatable(
-        "--het",
-        "nodes=N,gpus-per-node=N[,...]",
-        slurm_options.component,
-        "Further hosts of another kind in the same job (heterogeneous job), e.g. "
-        "nodes=2,gpus-per-node=4,cpus-per-task=64,partition=small.",
-        "components",
     ),
 )
 
@@ -161,9 +147,7 @@ class OwnOptions(BindingOptions):
     ttl: int | None = None
     sys_nice: bool = True
     ipc_lock: bool = False
-    gpus_per_task: bool = False
     array: str | None = None
-    components: tuple[Component, ...] = ()
 
     def pod_options(self) -> PodOptions:
         """Return the additions to pods. Raises UsageError if two of them contradict each other."""

@@ -14,7 +14,6 @@ Comes in: a `JobRequest`. Goes out: the text of a script or manifest. Each engin
     mpi.py               PURE  mpirun
     pbs.py               PURE  qsub
     lsf.py               PURE  bsub
-    slurm_options.py     PURE  arrays and components of heterogeneous jobs
     kubernetes.py        PURE  kubectl apply: checks, and the values of the templates
     pod_options.py       PURE  the user's additions to pods: variables, volumes, ...
     manifest.py          PURE  fill the templates in

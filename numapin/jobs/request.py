@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_NUMBER, MAX_RANKS
 from numapin.base.plural import counted
@@ -16,9 +16,6 @@ from numapin.errors import UsageError
 from numapin.jobs import image
 from numapin.jobs.pod_options import PodOptions
 from numapin.topology.model import GpuVendor
-
-if TYPE_CHECKING:
-    from numapin.jobs.slurm_options import Component
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}")
 _QUEUE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@/+-]{0,127}")
@@ -43,8 +40,6 @@ class KubernetesKind(StrEnum):
     JOBSET = "jobset"
     TRAINJOB = "trainjob"
     LEADERWORKERSET = "leaderworkerset"
-    PYTORCHJOB = "pytorchjob"
-    """Of Kubeflow's training operator, the predecessor of Kubeflow Trainer."""
 
 
 class Launch(StrEnum):
@@ -84,9 +79,7 @@ class JobRequest:
         kind: The kind of a Kubernetes job.
         sys_nice: Whether pods may set memory policies.
         pod: The user's additions to pods.
-        gpus_per_task: Whether Slurm gives each task a GPU that the others do not see.
         array: The indices of a Slurm job array. None: no array.
-        components: Further components of a heterogeneous Slurm job.
         vendor: The maker of the GPUs.
         tiles_per_gpu: The number of Intel's tiles, each a GPU for ranks, that a cluster counts as one GPU.
         engine: The engine's name on the command line, for hints.
@@ -116,9 +109,7 @@ class JobRequest:
     kind: KubernetesKind = KubernetesKind.JOB
     sys_nice: bool = True
     pod: PodOptions = PodOptions()
-    gpus_per_task: bool = False
     array: str | None = None
-    components: tuple[Component, ...] = ()
     vendor: GpuVendor = GpuVendor.NVIDIA
     tiles_per_gpu: int = 1
     engine: str = "slurm"
@@ -129,7 +120,6 @@ class JobRequest:
         self._check_times()
         self._check_names()
         self._check_command()
-        self._check_slurm()
         if self.dataloader and self.form is Form.TASK:
             raise UsageError(
                 f"--dataloader {self.dataloader} with --form task: numapin exec does not change the script's loaders",
@@ -150,11 +140,6 @@ class JobRequest:
     def cpus_per_node(self) -> int | None:
         """Return the number of CPUs of all tasks on a host. None: the manager decides."""
         return None if self.cpus_per_task is None else self.cpus_per_task * self.tasks_per_node
-
-    @property
-    def num_hosts(self) -> int:
-        """Return the number of hosts of all components."""
-        return self.nodes + sum(component.nodes for component in self.components)
 
     @property
     def run_options(self) -> tuple[str, ...]:
@@ -204,53 +189,11 @@ class JobRequest:
     def _check_names(self) -> None:
         characters = "letters, digits and _ . , : @ / + -"
         _require_match("--job-name", self.name or None, _NAME, "letters, digits and . _ + -, at most 63")
-        if self.engine != "kubernetes":  # names of Kueue's queues are checked in kubernetes.py, more strictly
-            _require_match("--partition/--queue", self.queue, _QUEUE, f"{characters}, such as gpu")
+        _require_match("--partition/--queue", self.queue, _QUEUE, f"{characters}, such as gpu")
         _require_match("--account", self.account, _QUEUE, f"{characters}, such as physics")
         _require_match("--container", self.container, _IMAGE, image.SAMPLE)
         if self.container:
             image.require_known(self.container)
-
-    def _check_slurm(self) -> None:
-        """Raise UsageError for Slurm's own options where they cannot work."""
-        if self.gpus_per_task:
-            self._check_gpus_per_task()
-        if self.components:
-            self._check_components()
-
-    def _check_components(self) -> None:
-        if self.form is Form.TASK:
-            raise UsageError(
-                "--het with --form task: no variable of Slurm has the number of all components' tasks",
-                "use --form node, in which numapin run counts the ranks",
-            )
-        if self.array:
-            raise UsageError(f"--array {self.array} with --het: Slurm has no arrays of heterogeneous jobs", "use one")
-        if ":" in self.command:
-            raise UsageError(
-                "the argument ':' with --het: srun takes it for the end of a component", "pass it in another way"
-            )
-        for component in self.components:
-            self._require_between("--het nodes", component.nodes, 1, _MAX_NODES)
-            self._require_between("--het gpus-per-node", component.gpus_per_node, 0, MAX_GPUS)
-            self._require_between("--het cpus-per-task", component.cpus_per_task, 1, MAX_CPUS)
-
-    def _check_gpus_per_task(self) -> None:
-        if self.form is Form.NODE:
-            raise UsageError(
-                "--gpus-per-task with --form node: its only task on a host starts the ranks of all GPUs",
-                "use --form task",
-            )
-        if self.gpus_per_node == 0 or self.num_ranks != self.gpus_per_node:
-            raise UsageError(
-                f"--gpus-per-task gives each of the {counted(self.num_ranks, 'rank')} of a host one GPU, and "
-                f"--gpus-per-node is {self.gpus_per_node}",
-                "give as many --gpus-per-node as --ranks-per-node, or leave --gpus-per-task out",
-            )
-        if any(option.startswith("--gpus=") for option in self.options):
-            raise UsageError(
-                "--gpus-per-task with --gpus: a rank sees one GPU only, which Slurm has chosen", "leave --gpus out"
-            )
 
     def _check_command(self) -> None:
         """Raise UsageError if there is no script, or if a word cannot be written to a script."""

@@ -110,7 +110,7 @@ def _task_variables(request: JobRequest, rank_variables: str, meeting: str) -> s
     """Return the variables that a task exports. `numapin run` on a single host needs none."""
     if request.form is Form.TASK:
         return rank_variables
-    return meeting if request.num_hosts > 1 else ""
+    return meeting if request.nodes > 1 else ""
 
 
 def _container(request: JobRequest) -> list[str]:
@@ -124,8 +124,8 @@ def _numapin(request: JobRequest) -> list[Iterable[str]]:
     options = [quote(option) for option in request.run_options]
     if request.form is Form.TASK:
         return [["numapin", "exec", *options, "--"], map(quote, command(request))]
-    nnodes = [f"--nnodes={request.num_hosts}"] if request.num_hosts > 1 else []
-    rendezvous = _RENDEZVOUS if request.num_hosts > 1 else ()
+    nnodes = [f"--nnodes={request.nodes}"] if request.nodes > 1 else []
+    rendezvous = _RENDEZVOUS if request.nodes > 1 else ()
     start = ["numapin", "run", *nnodes, f"--nproc-per-node={request.num_ranks}"]
     return [start, rendezvous, options, map(quote, run_command(request))]
 

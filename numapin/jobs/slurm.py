@@ -6,7 +6,7 @@ Comes in: a `JobRequest`. Goes out: the script's text. srun starts `numapin run`
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
 from typing import TYPE_CHECKING, Final
 
 from numapin.jobs import duration, shell
@@ -14,11 +14,12 @@ from numapin.jobs.image import for_pyxis
 from numapin.jobs.request import Form
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numapin.jobs.request import JobRequest
-    from numapin.jobs.slurm_options import Component
 
+_INDICES: Final = "[0-9]{1,9}(?:-[0-9]{1,9}(?::[1-9][0-9]{0,8})?)?"
+_ARRAY: Final = re.compile(f"{_INDICES}(?:,{_INDICES})*")
+_LIMIT: Final = re.compile(r"[1-9][0-9]{0,8}")
+_RANGE: Final = re.compile(r"([0-9]+)-([0-9]+)")
 _FIRST: Final = """\
 mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 MASTER_ADDR=${hosts[0]}"""
@@ -28,11 +29,6 @@ export MASTER_ADDR MASTER_PORT"""
 _RANK: Final = "RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE={num_ranks}"
 # State which host serves the rendezvous, so that no names are compared, and use the names by which Slurm reaches hosts.
 _MEETING: Final = 'PET_RDZV_CONF="is_host=$((SLURM_NODEID == 0))" PET_LOCAL_ADDR="$SLURMD_NODENAME"'
-# In a heterogeneous job each component counts its hosts itself, so names are compared: both are Slurm's own.
-_MEETING_OF_COMPONENTS: Final = (
-    'PET_RDZV_CONF="is_host=$([ "$SLURMD_NODENAME" = "$MASTER_ADDR" ] && echo 1 || echo 0)" '
-    'PET_LOCAL_ADDR="$SLURMD_NODENAME"'
-)
 # In the grace time of a preemption Slurm signals the steps but not the batch script, and does not requeue a job that
 # ends in it. Gang scheduling may also set PreemptTime before it suspends a job that continues later; both times stay.
 # SuspendTime is the time of the last suspension or resumption (slurm.h).
@@ -58,7 +54,7 @@ def build(request: JobRequest) -> str:
 
 def _address(request: JobRequest) -> str:
     """Return the lines that set rank 0's address. `numapin run` on a single host needs none."""
-    if request.num_hosts > 1:
+    if request.nodes > 1:
         identity = f"\n{shell.RENDEZVOUS_ID}" if request.form is Form.NODE else ""
         return f"{_FIRST}\n{_PORT}{identity}"
     return f"MASTER_ADDR=127.0.0.1\n{_PORT}" if request.form is Form.TASK else ""
@@ -68,7 +64,15 @@ def _directives(request: JobRequest) -> list[str]:
     """Return the lines for sbatch. Every value is a number or was checked, because sbatch has no reliable quoting."""
     options = {
         "--job-name=": request.job_name,
-        **_shape(request),
+        "--nodes=": request.nodes,
+        "--ntasks-per-node=": request.tasks_per_node,
+        "--gpus-per-node=": request.gpus_per_node,
+        "--cpus-per-task=": request.cpus_per_task,
+        "--hint=": "multithread" if request.smt else "nomultithread",
+        "--mem=": _memory(request),
+        "--time=": request.time_s and duration.with_days(request.time_s),
+        "--partition=": request.queue,
+        "--account=": request.account,
         "--signal=B:USR1@": request.signal_s,
         "--array=": request.array,
         "--output=": "%x-%A_%a.out" if request.array else "%x-%j.out",
@@ -76,45 +80,7 @@ def _directives(request: JobRequest) -> list[str]:
         "--exclusive": request.whole_nodes,
         "--requeue": request.requeue,
     }
-    others = [_directives_of(_only(request, component)) for component in request.components]
-    return [*shell.directives("#SBATCH", options), *(line for lines in others for line in lines)]
-
-
-def _directives_of(component: JobRequest) -> list[str]:
-    """Return the lines of a further component. Slurm copies the options of the whole job from the first one."""
-    options = {**_shape(component), "--exclusive": component.whole_nodes}
-    return ["#SBATCH hetjob", *shell.directives("#SBATCH", options)]
-
-
-def _shape(request: JobRequest) -> dict[str, object]:
-    """Return the options that each component has for itself."""
-    gpus = {"--gpus-per-task=": 1} if request.gpus_per_task else {"--gpus-per-node=": request.gpus_per_node}
-    return {
-        "--nodes=": request.nodes,
-        "--ntasks-per-node=": request.tasks_per_node,
-        **gpus,
-        "--cpus-per-task=": request.cpus_per_task,
-        "--hint=": "multithread" if request.smt else "nomultithread",
-        "--mem=": _memory(request),
-        "--time=": request.time_s and duration.with_days(request.time_s),
-        "--partition=": request.queue,
-        "--account=": request.account,
-    }
-
-
-def _only(request: JobRequest, component: Component) -> JobRequest:
-    """Return the request for the hosts of one component, without the others."""
-    return replace(
-        request,
-        components=(),
-        nodes=component.nodes,
-        gpus_per_node=component.gpus_per_node,
-        ranks_per_node=0,
-        cpus_per_task=component.cpus_per_task,
-        memory_bytes=component.memory_bytes,
-        whole_nodes=component.cpus_per_task is None,
-        queue=component.queue or request.queue,
-    )
+    return shell.directives("#SBATCH", options)
 
 
 def _memory(request: JobRequest) -> str | None:
@@ -125,39 +91,30 @@ def _memory(request: JobRequest) -> str | None:
 
 
 def _srun(request: JobRequest) -> str:
-    """Return the srun line, with the command of each component."""
-    if not request.components:
-        return shell.statement(["srun", *_step(request)], *_tasks(request, _MEETING))
-    parts = [request, *(_only(request, component) for component in request.components)]
-    groups: list[Sequence[str]] = []
-    for number, part in enumerate(parts):
-        # The ranks of this component, in a job of all hosts.
-        own = replace(part, nodes=request.num_hosts, components=())
-        start = ["srun" if number == 0 else ":", f"--het-group={number}", *_step(part)]
-        groups += [start, *_tasks(own, _MEETING_OF_COMPONENTS)]
-    return shell.statement(*groups)
+    """Return the srun line: the step's shape, what Slurm must not bind, the image, and the command of each task.
 
-
-def _step(request: JobRequest) -> list[str]:
-    """Return the step's shape. Since 22.05 srun does not inherit --cpus-per-task from sbatch."""
-    options = [f"--nodes={request.nodes}", f"--ntasks-per-node={request.tasks_per_node}"]
-    if request.cpus_per_task:
-        options.append(f"--cpus-per-task={request.cpus_per_task}")
-    if request.gpus_per_task:
-        options.append("--gpus-per-task=1")
-    return options
-
-
-def _tasks(request: JobRequest, meeting: str) -> list[Sequence[str]]:
-    """Return the rest of the srun line: what Slurm must not bind, the image, and the command of each task.
-
-    Without --gpus-per-task the ranks of a host see all of the job's GPUs there, because CUDA's transfers between
-    processes need both GPUs to be visible. --gpu-bind=none is not used: with it Slurm 22.05 gives several tasks of a
-    host no CUDA_VISIBLE_DEVICES, and they see other jobs' GPUs unless a cgroup forbids it.
+    The ranks of a host see all of the job's GPUs there, because CUDA's transfers between processes need both GPUs to be
+    visible. --gpu-bind=none is not used: with it Slurm 22.05 gives several tasks of a host no CUDA_VISIBLE_DEVICES, and
+    they see other jobs' GPUs unless a cgroup forbids it. Since 22.05 srun does not inherit --cpus-per-task from sbatch.
     """
+    step = [f"--nodes={request.nodes}", f"--ntasks-per-node={request.tasks_per_node}"]
+    if request.cpus_per_task:
+        step.append(f"--cpus-per-task={request.cpus_per_task}")
     bindings = ["--cpu-bind=none", "--mem-bind=none"]
     pyxis = request.container and for_pyxis(request.container)
     mounts = ['--container-mounts="$PWD:$PWD"', '--container-workdir="$PWD"']
     image = [f"--container-image={pyxis}", *mounts] if pyxis else []
-    tasks = shell.started(request, _RANK.format(num_ranks=request.num_ranks), meeting, apptainer=not image)
-    return [[*bindings, "--kill-on-bad-exit=1"], image, *map(tuple, tasks)]
+    tasks = shell.started(request, _RANK.format(num_ranks=request.num_ranks), _MEETING, apptainer=not image)
+    return shell.statement(["srun", *step], [*bindings, "--kill-on-bad-exit=1"], image, *tasks)
+
+
+def parse_array(text: str) -> str:
+    """Return the indices of a job array, as sbatch takes them. Raises ValueError."""
+    indices, has_limit, limit = text.partition("%")
+    is_limited = not has_limit or bool(_LIMIT.fullmatch(limit))
+    if not _ARRAY.fullmatch(indices) or not is_limited:
+        raise ValueError(f"{text!r} is not a list of indices, such as 0-9, 1,3,5 or 0-99%4 (four at a time)")
+    for first, last in _RANGE.findall(indices):
+        if int(first) > int(last):
+            raise ValueError(f"{text!r} has the range {first}-{last}, which is empty")
+    return text

@@ -63,7 +63,7 @@ def command_lines(machine: str, plan: str) -> list[list[str]]:
         ["verify", NAME],
         ["top", "--once", NAME],
         ["doctor"],
-        ["doctor", "--json", "--batch-bytes", "1G", "--workers", "64"],
+        ["doctor", "--json"],
         ["job", "slurm", "--gpus-per-node", "2", NAME],
         ["job", "kubernetes", "--machine", machine, "--container", "x/y:z", NAME],
         ["job", NAME],

@@ -65,7 +65,7 @@ PURE = (
         "base.strict_json",
         "topology.links",
     ),
-    *(f"doctor.{name}" for name in ("check", "script", "network", "software", "advice")),
+    *(f"doctor.{name}" for name in ("check", "network", "software")),
     *(f"trace.{name}" for name in ("intervals", "records", "reading", "analysis", "findings", "report", "settings")),
     *("trace.timeline", "trace.pace", "trace.noted"),
     *(f"compare.{name}" for name in ("record", "variants")),

@@ -84,14 +84,6 @@ def test_a_job_that_ends_while_verify_reads_it(
     assert hint in error.hint
 
 
-def test_restoring_a_run_whose_ranks_have_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the run; there are no processes to name."""
-    attach = import_module("numapin.cli.attach")
-    monkeypatch.setattr(attach, "find_run_to_change", lambda *_, **__: SimpleNamespace(name="run-x", pids={}))
-    error = _error("attach", "--restore", "--job", "run-x")
-    assert error.message == "run-x: no rank has started yet, so there is nothing to restore"
-
-
 def test_too_few_cores_for_ranks_that_run_already() -> None:
     """The number of ranks of a running job cannot be chosen, so the hint of `attach` does not name it."""
     too_many = len(os.sched_getaffinity(0)) + 1

@@ -90,18 +90,6 @@ def _check(text: str, *options: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_each_component_has_its_own_shape() -> None:
-    """The directives after `hetjob` are those of its own hosts; without CPUs it takes whole ones."""
-    given = "--nodes 2 --gpus-per-node 8 --cpus-per-task 9 --time 1h --account a --het nodes=3,gpus-per-node=4"
-    first, _, second = write(["slurm", *given.split(), "train.py"]).partition("#SBATCH hetjob\n")
-    assert "#SBATCH --gpus-per-node=8\n#SBATCH --cpus-per-task=9\n" in first
-    directives = [line.removeprefix("#SBATCH ") for line in second.splitlines() if line.startswith("#SBATCH")]
-    assert {"--nodes=3", "--gpus-per-node=4", "--time=0-01:00:00", "--account=a", "--exclusive"} <= {*directives}
-    assert not [option for option in directives if option.startswith(("--cpus-per-task", "--job-name", "--output"))]
-    assert "--nnodes=5 --nproc-per-node=8" in second
-    assert "--nnodes=5 --nproc-per-node=4" in second
-
-
 @pytest.mark.parametrize("engine", ["slurm", "pbs", "lsf"])
 def test_directives_come_first_and_hold_no_shell(engine: str) -> None:
     """Directives come before the first command, one per line, and contain nothing that a shell expands."""
@@ -288,34 +276,11 @@ _POD = ("--cpus-per-task", "4", "--mem-per-node", "8G")
         (["slurm", *_GOOD, "--form", "task", "--gpus", "0,1", "train.py"], "--ranks-per-node 2, or name more GPUs"),
         (["slurm", *_GOOD, "--form", "task", "--dataloader", "numapin", "train.py"], "use --form node"),
         (["slurm", *_GOOD, "-m", "--no-python", "train.py"], "exclude each other"),
-        (["slurm", *_GOOD, "--gpus-per-task", "train.py"], "use --form task"),
-        (
-            ["slurm", *_GOOD, "--form", "task", "--gpus-per-task", "--ranks-per-node", "2", "train.py"],
-            "each of the 2 ranks",
-        ),
-        (["slurm", "--gpus-per-node", "0", "--form", "task", "--gpus-per-task", "train.py"], "--gpus-per-node is 0"),
-        (["slurm", *_GOOD, "--form", "task", "--gpus-per-task", "--gpus", "0,1,2,3", "train.py"], "leave --gpus out"),
         *(
             (["slurm", *_GOOD, "--array", typed, "train.py"], f"{typed!r} is not a list of indices, such as 0-9")
             for typed in ("", "a", "1-", "1,", "0-9%", "0-9%0", "0-9:0", "1 2", "-1", "1\n#SBATCH")
         ),
         (["slurm", *_GOOD, "--array", "9-1", "train.py"], "has the range 9-1, which is empty"),
-        (["slurm", *_GOOD, "--het", "nodes=1", "train.py"], "'nodes=1' lacks gpus-per-node; write nodes=N"),
-        (["slurm", *_GOOD, "--het", "nodes=1,gpus=4", "train.py"], "'gpus=4' is none of nodes=, gpus-per-node="),
-        (["slurm", *_GOOD, "--het", "nodes=0,gpus-per-node=4", "train.py"], "nodes=0 is not a number of at least 1"),
-        (["slurm", *_GOOD, "--het", "nodes=1,nodes=2", "train.py"], "has nodes twice"),
-        (["slurm", *_GOOD, "--het", "nodes=1,gpus-per-node=1,mem-per-node=x", "train.py"], "'x' is not a size"),
-        (
-            ["slurm", *_GOOD, "--het", "nodes=1,gpus-per-node=1,partition=a b", "train.py"],
-            "is not the name of a partition",
-        ),
-        (["slurm", *_GOOD, "--het", "nodes=999999,gpus-per-node=1", "train.py"], "must be at most 100000"),
-        (["slurm", *_GOOD, "--het", "nodes=1,gpus-per-node=1", "--form", "task", "train.py"], "use --form node"),
-        (
-            ["slurm", *_GOOD, "--het", "nodes=1,gpus-per-node=1", "--array", "1", "train.py"],
-            "no arrays of heterogeneous",
-        ),
-        (["slurm", *_GOOD, "--het", "nodes=1,gpus-per-node=1", "train.py", ":"], "the end of a component"),
         (["pbs", *_GOOD, "--array", "1", "train.py"], "--array"),
         (["slurm", *_GOOD, "--env", "A=1", "train.py"], "--env"),
         (["slurm", *_GOOD, "--", "-x.py"], "begins with a dash"),
@@ -327,11 +292,7 @@ _POD = ("--cpus-per-task", "4", "--mem-per-node", "8G")
         (["pbs", *_GOOD, "train.py"], "CPUs of each host as a number"),
         (["kubernetes", *_GOOD, *_POD, "train.py"], "needs an image"),
         (["kubernetes", *_GOOD, *_POD, "--container", "/a.sif", "train.py"], "not an image in a registry"),
-        (
-            ["kubernetes", *_GOOD, *_POD, "--container", "a", "--job-name", "Train", "train.py"],
-            "not a valid Kubernetes name",
-        ),
-        (["kubernetes", *_GOOD, *_POD, "--container", "a", "--job-name", "x" * 53, "train.py"], "at most 52"),
+        (["kubernetes", *_GOOD, *_POD, "--container", "a", "--job-name", "a\nb: c", "train.py"], "--job-name"),
         (["kubernetes", *_GOOD, "--mem-per-node", "8G", "--container", "a", "train.py"], "needs its CPUs as a number"),
         (
             ["kubernetes", *_GOOD, "--cpus-per-task", "8", "--container", "a", "train.py"],
