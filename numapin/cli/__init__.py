@@ -29,7 +29,7 @@ diagnostics on stderr, an exit status.
     trace.py         EDGE  numapin trace
     trace_reading.py EDGE  trace files and folders
     trace_watch.py   EDGE  report, or end the job, as soon as the steps are recorded
-    trace_writing.py EDGE  the report, the timeline and their folder
+    trace_writing.py EDGE  the report and its folder
     compare.py       EDGE  numapin compare
     compare_runs.py  EDGE  the runs of compare, and where their report goes
     bench.py         EDGE  numapin bench

@@ -67,7 +67,7 @@ PURE = (
     ),
     *(f"doctor.{name}" for name in ("check", "script", "network", "software", "advice")),
     *(f"trace.{name}" for name in ("intervals", "records", "reading", "analysis", "findings", "report", "settings")),
-    *("trace.timeline", "trace.pace", "trace.noted"),
+    *("trace.pace", "trace.noted"),
     *(f"compare.{name}" for name in ("record", "variants")),
     *(f"compare.{name}" for name in ("figures", "ratio", "results", "notes", "report")),
 )
