@@ -24,7 +24,7 @@ from numapin.bench.python import running_module
 from numapin.system import proc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Mapping
 
     from numapin.bench.model import Benchmark, Case, Peer
 
@@ -51,23 +51,15 @@ def measure(
     """
     with closing(_Processes(benchmark.module, timeout_s)) as processes:
         left_out: set[tuple[str, str]] = set()
-        for case, peer, repeat in _in_order(benchmark, repeats):
-            if (case.name, peer.name) in left_out:
-                continue
-            starts(case, peer, repeat)
-            run = _run(benchmark, case, peer, repeat, processes)
-            if run.skipped is not None:
-                left_out.add((case.name, peer.name))
-            yield run
-
-
-def _in_order(benchmark: Benchmark, repeats: int) -> Iterator[tuple[Case, Peer, int]]:
-    """Yield all runs: case by case, or all cases of a peer and repeat together if they share a start."""
-    groups = [benchmark.cases] if benchmark.shares_starts else [(case,) for case in benchmark.cases]
-    for cases in groups:
-        turns = zip(*(case.peers for case in cases), strict=True)
-        for repeat, peers in product(range(repeats), turns):
-            yield from ((case, peer, repeat) for case, peer in zip(cases, peers, strict=True))
+        for case in benchmark.cases:
+            for repeat, peer in product(range(repeats), case.peers):
+                if (case.name, peer.name) in left_out:
+                    continue
+                starts(case, peer, repeat)
+                run = _run(benchmark, case, peer, repeat, processes)
+                if run.skipped is not None:
+                    left_out.add((case.name, peer.name))
+                yield run
 
 
 def _run(benchmark: Benchmark, case: Case, peer: Peer, repeat: int, processes: _Processes) -> Run:

@@ -34,7 +34,6 @@ diagnostics on stderr, an exit status.
     compare_runs.py  EDGE  the runs of compare, and where their report goes
     bench.py         EDGE  numapin bench
     bench_train.py   EDGE  numapin bench train
-    bench_offload.py EDGE  numapin bench offload
     bench_run.py     EDGE  options, progress and reports of all benchmarks
     early_end.py     EDGE  Ctrl-C during a measurement keeps what was measured
     doctor.py        EDGE  numapin doctor

@@ -23,7 +23,6 @@ from numapin.bench.cases import overlap as overlap_cases
 from numapin.bench.cases import transfer as transfer_cases
 from numapin.bench.machine import read_machine
 from numapin.cli import bench_train
-from numapin.cli.bench_offload import offload
 from numapin.cli.bench_run import SIZES, BenchOptions, names_option, run, shared_options, with_quick
 from numapin.cli.options import FilePath, topology_from, with_values
 from numapin.cli.output import json_text, write
@@ -46,7 +45,6 @@ def bench() -> None:
     overlap   Does pinning make a loop faster, and which loop?      at least 98 s
     loader    Is another DataLoader faster?                         1 to 2 min per case with two peers
     train     Does another DataLoader make training faster?         at least 45 s per model
-    offload   Does binding make CPU optimizers faster?              at least 80 s
     launch    Does `numapin run` start faster than torchrun?        24 s
     exec      Does a plan made once speed up `numapin exec`?        33 s
 
@@ -64,9 +62,6 @@ def bench() -> None:
       numapin bench loader --cases 38MB --peers torch,numapin-device
       numapin bench launch --output launch.json --plot launch.svg
     """
-
-
-bench.add_command(offload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

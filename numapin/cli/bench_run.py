@@ -236,7 +236,6 @@ class _Measuring:
     def report(self, *, is_complete: bool) -> BenchReport:
         """Return the report on the runs until now."""
         cases = summarize(self._benchmark, self._runs)
-        judge = self._benchmark.judge or partial(verdict_of, self._benchmark.questions)
         return BenchReport(
             benchmark=self._benchmark.name,
             command=("numapin", *without_secrets(sys.argv[1:])),
@@ -244,7 +243,7 @@ class _Measuring:
             settings=self._settings,
             cases=cases,
             is_complete=is_complete,
-            verdict=judge(cases),
+            verdict=verdict_of(self._benchmark.questions, cases),
         )
 
     def progress_in_words(self) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from numapin.bench.offload_verdict import offload_lines
 from numapin.view.bench_table import Column, Layout
 from numapin.view.train_limits import train_limits
 
@@ -177,29 +176,4 @@ TRAIN: Final = Layout(
     ),
     plotted=(_SAMPLES, _SPEEDUP, _OF_CEILING),
     remarks=train_limits,
-)
-
-_STEP: Final = Column(
-    figure="step_ms", heading="step ms", form=".1f", spread=True, meaning="mean of a window on the slowest rank"
-)
-_BATCHES: Final = Column(
-    figure="loader_per_s", heading="batches/s", form=",.0f", spread=True, meaning="busy loaders of all ranks"
-)
-OFFLOAD: Final = Layout(
-    legend="median [lowest, highest] over starts",
-    columns=(
-        _STEP,
-        Column(figure="ratio", heading="x torchrun", form=".2f", spread=True, meaning="speed relative to torchrun"),
-        Column(
-            figure="ratio_threads",
-            heading="x -threads",
-            form=".2f",
-            spread=True,
-            meaning="speed relative to torchrun-threads",
-        ),
-        _BATCHES,
-        Column(figure="threads", heading="threads", form=".0f", meaning="torch's per rank"),
-    ),
-    plotted=(_STEP, _BATCHES),
-    remarks=lambda report: offload_lines(report.cases),
 )

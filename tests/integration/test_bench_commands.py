@@ -1,4 +1,4 @@
-"""`numapin bench transfer`, `alloc`, `overlap`, `exec` and `offload` as users run them, also without a GPU.
+"""`numapin bench transfer`, `alloc`, `overlap` and `exec` as users run them, also without a GPU.
 
 The figures of `numapin bench launch` are in test_planted_modules.py, which starts it anyway.
 """
@@ -69,23 +69,6 @@ def test_exec() -> None:
         figures = {name: spread["median"] for name, spread in peer["figures"].items()}
         assert min(figures["plain_ms"], figures["total_ms"]) > 0
         assert 0 < figures["least_ms"] <= figures["total_ms"]
-
-
-def test_offload(tmp_path: Path) -> None:
-    """One start measures every case; beside the loader its batches count; the last line is the verdict."""
-    report, cases = tmp_path / "offload.json", ("--cases", "adamw-loader,fsdp")
-    done = forked_bench("offload", "--quick", "--peers", "node", *cases, "--output", str(report))
-    assert done.status == 0, done.err
-    content = json.loads(report.read_text())
-    assert content["verdict"]["answer"] == "cannot tell"
-    assert done.out.splitlines()[-1].rstrip() == content["verdict"]["text"]
-    found = {case["name"]: case["peers"][0]["figures"] for case in content["cases"]}
-    assert [*found] == ["adamw-loader", "fsdp"]
-    for name, figures in found.items():
-        assert figures["step_ms"]["median"] > 0
-        assert figures["threads"]["median"] == content["settings"]["num_threads"]
-        assert ("loader_per_s" in figures) == name.endswith("loader")
-    assert len({tuple(case["peers"][0]["details"][0]["cpus"]) for case in content["cases"]}) == 1
 
 
 @pytest.mark.parametrize("name", ["transfer", "overlap"])
@@ -184,7 +167,7 @@ def test_the_help_says_where_to_start() -> None:
     """The help of the group has each benchmark's question and duration, and the one to start with."""
     done = numapin("bench", "--help")
     questions = [line.split()[0] for line in done.out.splitlines() if "?  " in line]
-    assert questions == ["alloc", "transfer", "overlap", "loader", "train", "offload", "launch", "exec"]
+    assert questions == ["alloc", "transfer", "overlap", "loader", "train", "launch", "exec"]
     assert "Start with `numapin bench transfer --quick`" in " ".join(done.out.split())
 
 

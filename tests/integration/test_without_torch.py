@@ -107,7 +107,6 @@ def test_running_jobs_without_torch(folder: Path, command: str) -> None:
         "bench overlap --quick",
         "bench loader --quick",
         "bench train --quick",
-        "bench offload --quick",
         "bench launch --quick",
         "compare script.py",
         "trace script.py",

@@ -56,7 +56,6 @@ PURE = (
         "jobs",
         "bench.model",
         "bench.verdict",
-        "bench.offload_verdict",
         "bench.cases",
         "bench.python",
         "base.redact",

@@ -11,6 +11,5 @@ Comes in: the options of a benchmark. Goes out: its cases.
     train.py     PURE  models in training, fed by DataLoaders
     launch.py    PURE  torchrun and `numapin run`
     exec.py      PURE  a program with and without `numapin exec`
-    offload.py   PURE  CPU optimizers and FSDP2 with CPU offload, under launchers
     nearest.py   PURE  the nearest node of each GPU, from measured bandwidths
 """

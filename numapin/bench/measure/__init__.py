@@ -9,8 +9,6 @@ Comes in: one case. Goes out: its figures, to the harness.
     overlap.py         EDGE  `bench overlap`
     launch.py          EDGE  `bench launch`
     exec.py            EDGE  `bench exec`
-    offload.py         EDGE  `bench offload`
-    offload_rank.py    EDGE  the program of its ranks
     loader.py          EDGE  `bench loader`
     loader_data.py     EDGE  the in-memory dataset that all loaders read, and its batches
     loader_peers.py    EDGE  numapin, torch, torchdata

@@ -232,32 +232,6 @@ def in_sessions(*sessions: tuple[str | None, Peer], repeats: int = 1) -> list[Ru
     return list(harness.measure(benchmark, repeats=repeats, timeout_s=30, starts=lambda *_: None))
 
 
-@pytest.mark.usefixtures("fake_child")
-@pytest.mark.parametrize(
-    ("shares_starts", "order"),
-    [
-        (False, ["a x 0", "a bad 0", "a x 1", "b x 0", "b bad 0", "b x 1", "b bad 1"]),
-        (True, ["a x 0", "b x 0", "a bad 0", "b bad 0", "a x 1", "b x 1", "b bad 1"]),
-    ],
-)
-def test_cases_that_share_a_start_follow_each_other(order: list[str], *, shares_starts: bool) -> None:
-    """Within a repeat each peer measures all of them; a peer is left out only in the case that it cannot measure."""
-    good, bad = Peer(name="bad", specs=({},)), Peer(name="bad", specs=({"do": "import"},))
-    cases = tuple(
-        Case(name=name, about="", session="one", peers=(Peer(name="x", specs=({},)), second))
-        for name, second in (("a", bad), ("b", good))
-    )
-    benchmark = Benchmark(name="fake", module="fake_child", cases=cases, shares_starts=shares_starts)
-    seen: list[str] = []
-    found = harness.measure(
-        benchmark,
-        repeats=2,
-        timeout_s=30,
-        starts=lambda case, peer, repeat: seen.append(f"{case.name} {peer.name} {repeat}"),
-    )
-    assert [f"{run.case} {run.peer} {run.repeat}" for run in found] == seen == order
-
-
 def pids(found: list[Run]) -> list[object]:
     """Return the ids of the measuring processes."""
     return [detail["pid"] for run in found for detail in run.details]
