@@ -1,4 +1,4 @@
-"""`numapin bench`: benchmarks of transfers, allocation, loaders, training and launchers.
+"""`numapin bench`: benchmarks of transfers, allocation, loaders and training.
 
 Comes in: the options of a benchmark. Goes out: a report (schema numapin.bench/1).
 

@@ -7,17 +7,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
 
-from numapin.base.files import write_text_to
 from numapin.base.stderr import say
-from numapin.base.strict_json import encode
 from numapin.bench.cases import alloc as alloc_cases
-from numapin.bench.cases import exec as exec_cases
-from numapin.bench.cases import launch as launch_cases
 from numapin.bench.cases import loader as loader_cases
 from numapin.bench.cases import overlap as overlap_cases
 from numapin.bench.cases import transfer as transfer_cases
@@ -45,8 +40,6 @@ def bench() -> None:
     overlap   Does pinning make a loop faster, and which loop?      at least 98 s
     loader    Is another DataLoader faster?                         1 to 2 min per case with two peers
     train     Does another DataLoader make training faster?         at least 45 s per model
-    launch    Does `numapin run` start faster than torchrun?        24 s
-    exec      Does a plan made once speed up `numapin exec`?        33 s
 
     Start with `numapin bench transfer --quick` on a machine with a GPU, and with `numapin bench alloc` on others.
     --quick measures once, which only shows that everything runs. A verdict needs at least four repeats.
@@ -60,7 +53,7 @@ def bench() -> None:
       numapin bench alloc                                what memory costs: 10 s
       numapin bench transfer --quick                     does pinning pay? a smoke test
       numapin bench loader --cases 38MB --peers torch,numapin-device
-      numapin bench launch --output launch.json --plot launch.svg
+      numapin bench overlap --output overlap.json --plot overlap.svg
     """
 
 
@@ -214,86 +207,6 @@ def overlap(options: _BenchOverlapOptions) -> None:
     )
     settings = {"seconds": options.seconds, "peers_are": overlap_cases.PEERS}
     run(benchmark, machine, settings, options=options, layout=layouts.OVERLAP)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BenchLaunchOptions(BenchOptions):
-    """The parsed values of the options of `launch`, by click's names."""
-
-    scripts: tuple[str, ...]
-    peers: tuple[str, ...]
-    ranks: int
-
-
-@bench.command(short_help="Start-up time and memory of launchers.")
-@names_option("--scripts", launch_cases.SCRIPTS, default="print", about="Scripts to start")
-@names_option(
-    "--peers",
-    launch_cases.PEERS,
-    default="torchrun,numapin",
-    about="Launchers to compare; numapin-agent lets torch serve the ranks' store",
-)
-@click.option("--ranks", type=click.IntRange(1), default=4, help="Number of ranks per launcher.")
-@shared_options(repeats=7, timeout_s=300)
-@with_values(_BenchLaunchOptions)
-def launch(options: _BenchLaunchOptions) -> None:
-    """Measure the start-up time and memory of `numapin run` and of torchrun.
-
-    Duration: 24 s with the defaults, --quick 7 s (two CPUs, no GPU). all-reduce imports torch in every rank, and
-    takes longer.
-
-    \b
-    Examples:
-      numapin bench launch                             until every rank has printed a line
-      numapin bench launch --scripts all-reduce --ranks 2
-      numapin bench launch --peers torchrun,numapin,numapin-agent
-    """
-    if options.peers != ("numapin",) or options.scripts != ("print",):
-        require_torch("numapin bench launch, but for --peers numapin --scripts print,")
-    options = with_quick(options)
-    benchmark = launch_cases.launch_benchmark(options.scripts, options.peers, num_ranks=options.ranks)
-    peers_are = {name: launch_cases.PEERS[name][1:] for name in options.peers}
-    settings = {"num_ranks": options.ranks, "peers_are": peers_are}
-    run(benchmark, read_machine(), settings, options=options, layout=layouts.LAUNCH)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BenchExecOptions(BenchOptions):
-    """The parsed values of the options of `exec`, by click's names."""
-
-    peers: tuple[str, ...]
-    samples: int
-
-
-@bench.command(name="exec", short_help="Start-up time that `numapin exec` adds.")
-@names_option("--peers", exec_cases.PEERS, about="Ways to start a command")
-@click.option(
-    "--samples", type=click.IntRange(1), default=21, help="Pairs of starts per repeat; the median is reported."
-)
-@shared_options(repeats=5, timeout_s=120)
-@with_values(_BenchExecOptions)
-def exec_(options: _BenchExecOptions) -> None:
-    """Measure the time that `numapin exec` adds to the start of a command, with and without an existing plan.
-
-    Duration: 33 s with the defaults, --quick 1 s (two CPUs).
-
-    \b
-    Examples:
-      numapin bench exec
-      numapin bench exec --peers numapin-plan --repeats 9 --json
-    """
-    from numapin.plan.make import make_plan
-    from numapin.plan.request import Request
-
-    options = with_quick(options, samples=3)
-    plan = make_plan(topology_from(gpu_nodes=None), Request(num_ranks=1))
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "plan.json")
-        write_text_to(str(path), encode(plan.to_json()), remedy="make room, or set TMPDIR")
-        benchmark = exec_cases.exec_benchmark(options.peers, plan=str(path), num_samples=options.samples)
-        peers_are = {name: exec_cases.PEERS[name][1:] for name in options.peers}
-        settings = {"num_samples": options.samples, "peers_are": peers_are}
-        run(benchmark, read_machine(), settings, options=options, layout=layouts.EXEC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,68 +88,6 @@ OVERLAP: Final = Layout(
     plotted=(_STEPS, _GAIN, _HIDDEN),
 )
 
-_TOTAL: Final = Column(
-    figure="total_s", heading="total s", form=".2f", spread=True, axis="whole run in s", meaning="whole run"
-)
-_LAST: Final = Column(
-    figure="last_s",
-    heading="last s",
-    form=".2f",
-    spread=True,
-    axis="until the last rank ran, in s",
-    meaning="until each rank printed a line",
-)
-LAUNCH: Final = Layout(
-    legend="median [lowest, highest]",
-    columns=(
-        _TOTAL,
-        Column(figure="ratio", heading="x torchrun", form=".2f"),
-        _LAST,
-        Column(figure="last_ratio", heading="x torchrun", form=".2f", spread=True),
-        Column(figure="rss_mb", heading="MB", form=",.0f", meaning="peak memory"),
-    ),
-    plotted=(_TOTAL, _LAST),
-    peers={
-        "torchrun": "torchrun, as installed",
-        "torchrun-numa": "torchrun --numa-binding=node",
-        "numapin": "numapin run --launcher direct",
-        "numapin-agent": "numapin run --launcher agent, in which torch serves the ranks' store",
-    },
-)
-
-_ADDED: Final = Column(
-    figure="added_ms",
-    heading="added ms",
-    form=".1f",
-    spread=True,
-    axis="added time in ms",
-    meaning="median of the paired differences",
-)
-_LEAST: Final = Column(
-    figure="least_ms",
-    heading="min ms",
-    form=".1f",
-    spread=True,
-    axis="least added time in ms",
-    meaning="difference of the fastest runs",
-)
-EXEC: Final = Layout(
-    legend="median [lowest, highest]",
-    columns=(
-        Column(figure="plain_ms", heading="plain ms", form=".1f"),
-        Column(figure="total_ms", heading="total ms", form=".1f"),
-        _ADDED,
-        _LEAST,
-        Column(figure="cpu_ms", heading="CPU ms", form=".1f"),
-    ),
-    plotted=(_ADDED, _LEAST),
-    peers={
-        "python": "a Python that execs the command",
-        "numapin-plan": "numapin exec --plan FILE",
-        "numapin": "numapin exec, which reads the machine",
-    },
-)
-
 _SAMPLES: Final = Column(figure="samples_per_s", heading="samples/s", form=",.0f", axis="samples per second")
 _SPEEDUP: Final = Column(figure="ratio", heading="x torch", form=".2f", spread=True, axis="speed relative to torch")
 _OF_CEILING: Final = Column(

@@ -1,7 +1,4 @@
-"""`numapin bench transfer`, `alloc`, `overlap` and `exec` as users run them, also without a GPU.
-
-The figures of `numapin bench launch` are in test_planted_modules.py, which starts it anyway.
-"""
+"""`numapin bench transfer`, `alloc` and `overlap` as users run them, also without a GPU."""
 
 from __future__ import annotations
 
@@ -13,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.bench.cases import alloc, launch, overlap
-from numapin.bench.cases import exec as exec_
+from numapin.bench.cases import alloc, overlap
 from numapin.bench.cases.nearest import NearestNode, with_measured
 from numapin.bench.cases.transfer import MEMORIES
 from numapin.topology.model import Topology
@@ -57,18 +53,6 @@ def test_alloc_as_a_table() -> None:
     header = next(line.split() for line in lines if line.startswith("allocate"))
     assert header == ["allocate", "pageable", "fresh"]
     assert max(len(line.rstrip()) for line in lines) <= 100
-
-
-def test_exec() -> None:
-    """The report has a plain start, and the time that an interpreter and numapin add, with and without a plan."""
-    done = numapin("bench", "exec", "--quick", "--json")
-    assert done.status == 0, done.err
-    (case,) = json.loads(done.out)["cases"]
-    assert [peer["name"] for peer in case["peers"]] == ["python", "numapin-plan", "numapin"]
-    for peer in case["peers"]:
-        figures = {name: spread["median"] for name, spread in peer["figures"].items()}
-        assert min(figures["plain_ms"], figures["total_ms"]) > 0
-        assert 0 < figures["least_ms"] <= figures["total_ms"]
 
 
 @pytest.mark.parametrize("name", ["transfer", "overlap"])
@@ -137,7 +121,7 @@ def test_two_options_with_one_file(tmp_path: Path) -> None:
         (("transfer", "--sizes", "4X"), "'4X' is not a size"),
         (("transfer", "--peers", "pinnned"), "'pinnned' is not one of pageable, pinned"),
         (("overlap", "--cases", "all"), "'all' is not one of transfer-bound"),
-        (("launch", "--ranks", "0"), "0 is not in the range"),
+        (("alloc", "--samples", "0"), "0 is not in the range"),
     ],
 )
 def test_wrong_input(arguments: tuple[str, ...], problem: str) -> None:
@@ -147,7 +131,7 @@ def test_wrong_input(arguments: tuple[str, ...], problem: str) -> None:
     assert problem in " ".join(done.err.split())
 
 
-@pytest.mark.parametrize("name", ["transfer", "alloc", "overlap", "launch", "exec"])
+@pytest.mark.parametrize("name", ["transfer", "alloc", "overlap"])
 def test_help_imports_no_torch(name: str) -> None:
     """The help does not import torch, and has examples, the duration, and the values of --peers."""
     code = (
@@ -159,15 +143,15 @@ def test_help_imports_no_torch(name: str) -> None:
     words = " ".join(done.out.split())
     assert f"numapin bench {name} " in words
     assert "Duration: " in words
-    peers = {"transfer": [*MEMORIES], "alloc": [*alloc.PEERS], "overlap": [*overlap.PEERS], "launch": [*launch.PEERS]}
-    assert f":{','.join(peers.get(name, [*exec_.PEERS]))}[default:" in words.replace(" ", "")  # lines break at hyphens
+    peers = {"transfer": [*MEMORIES], "alloc": [*alloc.PEERS], "overlap": [*overlap.PEERS]}
+    assert f":{','.join(peers[name])}[default:" in words.replace(" ", "")  # lines break at hyphens
 
 
 def test_the_help_says_where_to_start() -> None:
     """The help of the group has each benchmark's question and duration, and the one to start with."""
     done = numapin("bench", "--help")
     questions = [line.split()[0] for line in done.out.splitlines() if "?  " in line]
-    assert questions == ["alloc", "transfer", "overlap", "loader", "train", "launch", "exec"]
+    assert questions == ["alloc", "transfer", "overlap", "loader", "train"]
     assert "Start with `numapin bench transfer --quick`" in " ".join(done.out.split())
 
 

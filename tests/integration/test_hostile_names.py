@@ -199,7 +199,7 @@ _WRONG: tuple[tuple[str, ...], ...] = (
     ("doctor", "--batch-bytes", HOSTILE),
     ("bench", HOSTILE),
     ("bench", "loader", "--peers", HOSTILE),
-    ("bench", "launch", "--peers", "torchrun", "--output", f"{HOSTILE}/x"),
+    ("bench", "loader", "--peers", "torch", "--output", f"{HOSTILE}/x"),
     ("bench", "transfer", "--sizes", HOSTILE),
     ("compare", HOSTILE),
     ("compare", "--variants", HOSTILE, "x.py"),

@@ -68,7 +68,6 @@ def test_torch_is_hidden(folder: Path) -> None:
         ("run --help-all", "--rdzv-backend"),
         ("run --nproc-per-node 2 script.py", "rank 1"),
         ("run --dry-run --nproc-per-node 2 script.py", "OMP_NUM_THREADS"),
-        ("bench exec --quick", "numapin-plan"),
         ("--version", "version"),
     ],
 )
@@ -107,7 +106,6 @@ def test_running_jobs_without_torch(folder: Path, command: str) -> None:
         "bench overlap --quick",
         "bench loader --quick",
         "bench train --quick",
-        "bench launch --quick",
         "compare script.py",
         "trace script.py",
     ],

@@ -7,8 +7,6 @@ Comes in: one case. Goes out: its figures, to the harness.
     transfer.py        EDGE  `bench transfer`
     alloc.py           EDGE  `bench alloc`
     overlap.py         EDGE  `bench overlap`
-    launch.py          EDGE  `bench launch`
-    exec.py            EDGE  `bench exec`
     loader.py          EDGE  `bench loader`
     loader_data.py     EDGE  the in-memory dataset that all loaders read, and its batches
     loader_peers.py    EDGE  numapin, torch, torchdata

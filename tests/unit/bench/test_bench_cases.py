@@ -1,9 +1,8 @@
-"""The cases of the benchmarks of copies, allocation, overlap and launch, and the use of their results."""
+"""The cases of the benchmarks of copies, allocation and overlap, and the use of their results."""
 
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from io import StringIO
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from numapin.bench.cases import alloc, launch, overlap
+from numapin.bench.cases import alloc, overlap
 from numapin.bench.cases.nearest import nearest_nodes, with_measured
 from numapin.bench.cases.overlap import share_within
 from numapin.bench.cases.transfer import TransferBenchOptions, transfer_benchmark
@@ -114,20 +113,6 @@ class TestOverlap:
         """The share is the time of the first within the second; it is unknown if the first takes no time."""
         found = share_within(parts, wholes)
         assert found == (None if share is None else pytest.approx(share))
-
-
-def test_launchers() -> None:
-    """All launchers get the same script and number of ranks, with this interpreter."""
-    (case,) = launch.launch_benchmark(("print",), ("torchrun", "numapin"), num_ranks=3).cases
-    commands = [peer.specs[0]["command"] for peer in case.peers]
-    assert all(isinstance(c, list) and c[0] == sys.executable and c[-2:] == ["--nproc-per-node", "3"] for c in commands)
-    assert len({str(peer.specs[0]["script"]) for peer in case.peers}) == 1
-
-
-def test_both_ways_of_numapin() -> None:
-    """One peer asks for the direct way, and one for torch's agent."""
-    assert launch.PEERS["numapin"][-2:] == ("--launcher", "direct")
-    assert launch.PEERS["numapin-agent"][-2:] == ("--launcher", "agent")
 
 
 class TestSizes:
