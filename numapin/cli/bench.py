@@ -6,12 +6,10 @@ Comes in: a benchmark's name and options. Goes out: a table or JSON (schema numa
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from numapin.base.stderr import say
 from numapin.bench.cases import alloc as alloc_cases
 from numapin.bench.cases import loader as loader_cases
 from numapin.bench.cases import overlap as overlap_cases
@@ -19,13 +17,11 @@ from numapin.bench.cases import transfer as transfer_cases
 from numapin.bench.machine import read_machine
 from numapin.cli import bench_train
 from numapin.cli.bench_run import SIZES, BenchOptions, names_option, run, shared_options, with_quick
-from numapin.cli.options import FilePath, topology_from, with_values
-from numapin.cli.output import json_text, write
+from numapin.cli.options import topology_from, with_values
 from numapin.cli.torch_import import require_torch
 from numapin.view import bench_layouts as layouts
 
 if TYPE_CHECKING:
-    from numapin.bench.model import BenchReport
     from numapin.topology.model import Topology
 
 
@@ -66,7 +62,6 @@ class _BenchTransferOptions(BenchOptions):
     directions: tuple[str, ...]
     gpus: str
     seconds: float
-    save: Path | None
 
 
 @bench.command(short_help="Copies between host and GPU.")
@@ -84,10 +79,6 @@ class _BenchTransferOptions(BenchOptions):
     "--seconds", type=click.FloatRange(0, min_open=True), default=0.1, help="Length of a measuring window in seconds."
 )
 @shared_options(repeats=5, timeout_s=120)
-@click.option(
-    "--save", type=FilePath(), metavar="FILE",
-    help="Write a machine file in which each GPU of unknown node is on the node that measured fastest.",
-)  # fmt: skip
 @with_values(_BenchTransferOptions)
 def transfer(options: _BenchTransferOptions) -> None:
     """Measure copies between host and GPU: each kind of memory, from each NUMA node to each GPU.
@@ -99,8 +90,6 @@ def transfer(options: _BenchTransferOptions) -> None:
       numapin bench transfer --quick                   a smoke test
       numapin bench transfer --plot transfer.svg       all sizes, and a plot
       numapin bench transfer --sizes 64M --directions h2d --repeats 9
-      numapin bench transfer --save measured.json      find the nodes of GPUs that report none
-      numapin plan --machine measured.json
     """
     require_torch("numapin bench transfer")
     options = with_quick(options, seconds=0.02, sizes=transfer_cases.QUICK_SIZES)
@@ -113,28 +102,13 @@ def transfer(options: _BenchTransferOptions) -> None:
     gpu_nodes = _gpu_nodes(topology, num_gpus)
     benchmark = transfer_cases.transfer_benchmark(chosen, gpu_nodes=gpu_nodes, nodes=nodes, no_gpu=machine.no_gpu)
     settings = {**asdict(chosen), "peers_are": transfer_cases.MEMORIES, "nodes": nodes, "gpu_nodes": gpu_nodes}
-    report = run(benchmark, machine, settings, options=options, layout=layouts.TRANSFER)
-    if options.save is not None:
-        _save_measured(report, topology, nodes, num_gpus=num_gpus, path=options.save)
+    run(benchmark, machine, settings, options=options, layout=layouts.TRANSFER)
 
 
 def _gpu_nodes(topology: Topology, num_gpus: int) -> list[int | None]:
     """Return the nodes of the first GPUs in torch's order. None: the node is unknown."""
     nodes = {gpu.cuda_index: gpu.node for gpu in topology.gpus}
     return [nodes.get(index) for index in range(num_gpus)]
-
-
-def _save_measured(report: BenchReport, topology: Topology, nodes: list[int], *, num_gpus: int, path: Path) -> None:
-    """Write the machine with the measured nodes. Raises NumapinError, and writes nothing, if none was found."""
-    from numapin.bench.cases.nearest import nearest_nodes, with_measured
-
-    verdicts = nearest_nodes(report.cases, num_gpus=num_gpus, nodes=nodes)
-    measured = with_measured(topology, verdicts)
-    write(json_text(measured.to_json()), path, option="--save")
-    for verdict in verdicts:
-        say(f"cuda:{verdict.gpu}: {verdict.reason}")
-    pairs = ",".join(f"{gpu.index}={gpu.node}" for gpu in measured.gpus if gpu.node_source == "measured")
-    say(f"to plan with it: numapin plan --machine {path}; to run with it: numapin run --gpu-nodes {pairs}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

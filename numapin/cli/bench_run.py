@@ -57,7 +57,6 @@ class BenchOptions:
     as_json: bool
     output: Path | None
     plot: Path | None
-    save: Path | None = None
 
 
 B = TypeVar("B", bound=BenchOptions)
@@ -140,7 +139,7 @@ def run(
     *,
     options: BenchOptions,
     layout: Layout,
-) -> BenchReport:
+) -> None:
     """Measure, show the report and write the files.
 
     Raises:
@@ -160,7 +159,6 @@ def run(
     _show(report, layout, as_json=options.as_json)
     _write(report, layout, options)  # shown first, because writing may fail
     _require_figures(report)
-    return report
 
 
 def _keep_partial(report: BenchReport, layout: Layout, options: BenchOptions) -> None:
@@ -196,7 +194,7 @@ def _show(report: BenchReport, layout: Layout, *, as_json: bool) -> None:
 
 def _check_files(options: BenchOptions) -> None:
     """Raise UsageError before measuring if a file cannot be written, or if two options name the same file."""
-    given = {"--output": options.output, "--plot": options.plot, "--save": options.save}
+    given = {"--output": options.output, "--plot": options.plot}
     files = {option: path for option, path in given.items() if path is not None}
     for option, path in files.items():
         require_writable(path, option=option)

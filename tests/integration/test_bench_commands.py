@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin.bench.cases import alloc, overlap
-from numapin.bench.cases.nearest import NearestNode, with_measured
 from numapin.bench.cases.transfer import MEMORIES
-from numapin.topology.model import Topology
 from tests.integration.launching import call, forked_bench, numapin
-from tests.machines.grids import grid
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,32 +62,6 @@ def test_without_a_gpu_nothing_is_measured(name: str, tmp_path: Path) -> None:
     assert "numapin bench alloc" in done.err
     assert all(case["skipped"] for case in json.loads(path.read_text())["cases"])
     assert ET.parse(plot).getroot().tag.endswith("svg")  # noqa: S314 - our own
-
-
-def test_nothing_is_saved_without_figures(tmp_path: Path) -> None:
-    """--save writes no machine file if nothing was measured."""
-    path = tmp_path / "machine.json"
-    assert forked_bench("transfer", "--quick", "--save", str(path), CUDA_VISIBLE_DEVICES="").status == 1
-    assert not path.exists()
-
-
-def test_a_measured_machine_file_is_a_machine_file(tmp_path: Path) -> None:
-    """`numapin plan --machine` uses it, and shows the source of the node."""
-    text = numapin("plan", "--json", "--machine", str(measured_file(tmp_path)))
-    assert text.status == 0, text.err
-    (rank,) = json.loads(text.out)["ranks"]
-    assert rank["node"] == 1
-    assert "(measured)" in rank["reason"]
-
-
-def measured_file(folder: Path) -> Path:
-    """Write the machine file that --save would write."""
-    machine = grid(packages=2, nodes=2, l3=1, cores=2, smt=1, gpus=[None])
-    found = with_measured(machine, [NearestNode(gpu=0, node=1, reason="")])
-    path = folder / "measured.json"
-    path.write_text(json.dumps(found.to_json()))
-    assert Topology.from_json(path.read_text()).gpus[0].node_source == "measured"
-    return path
 
 
 @pytest.mark.parametrize("option", ["--output", "--plot"])

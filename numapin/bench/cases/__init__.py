@@ -9,5 +9,4 @@ Comes in: the options of a benchmark. Goes out: its cases.
     overlap.py   PURE  training loops bound by transfer, compute or loading
     loader.py    PURE  DataLoaders
     train.py     PURE  models in training, fed by DataLoaders
-    nearest.py   PURE  the nearest node of each GPU, from measured bandwidths
 """
