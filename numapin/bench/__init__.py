@@ -1,4 +1,4 @@
-"""`numapin bench`: benchmarks of transfers, allocation, loaders and training.
+"""`numapin bench`: benchmarks of transfers, allocation, overlap and loaders.
 
 Comes in: the options of a benchmark. Goes out: a report (schema numapin.bench/1).
 

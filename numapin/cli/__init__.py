@@ -33,7 +33,6 @@ diagnostics on stderr, an exit status.
     compare.py       EDGE  numapin compare
     compare_runs.py  EDGE  the runs of compare, and where their report goes
     bench.py         EDGE  numapin bench
-    bench_train.py   EDGE  numapin bench train
     bench_run.py     EDGE  options, progress and reports of all benchmarks
     early_end.py     EDGE  Ctrl-C during a measurement keeps what was measured
     doctor.py        EDGE  numapin doctor

@@ -15,7 +15,6 @@ from numapin.bench.cases import loader as loader_cases
 from numapin.bench.cases import overlap as overlap_cases
 from numapin.bench.cases import transfer as transfer_cases
 from numapin.bench.machine import read_machine
-from numapin.cli import bench_train
 from numapin.cli.bench_run import SIZES, BenchOptions, names_option, run, shared_options, with_quick
 from numapin.cli.options import topology_from, with_values
 from numapin.cli.torch_import import require_torch
@@ -35,7 +34,6 @@ def bench() -> None:
     transfer  Is copying pinned memory faster, and from what size?  at least 36 s per GPU and NUMA node
     overlap   Does pinning make a loop faster, and which loop?      at least 98 s
     loader    Is another DataLoader faster?                         1 to 2 min per case with two peers
-    train     Does another DataLoader make training faster?         at least 45 s per model
 
     Start with `numapin bench transfer --quick` on a machine with a GPU, and with `numapin bench alloc` on others.
     --quick measures once, which only shows that everything runs. A verdict needs at least four repeats.
@@ -244,6 +242,3 @@ def loader(options: _BenchLoaderOptions) -> None:
     benchmark = loader_cases.loader_benchmark(chosen, num_gpus=len(machine.gpus), no_gpu=machine.no_gpu)
     settings = {**asdict(chosen), "peers_are": loader_cases.PEERS}
     run(benchmark, machine, settings, options=options, layout=layouts.LOADER)
-
-
-bench.add_command(bench_train.train)

@@ -295,5 +295,5 @@ def remedy_of(reason: str, benchmark: str) -> str:
         return command + package
     is_about_gpus = not reason.startswith("failed") and any(word in reason for word in ("GPU", "CUDA"))
     if is_about_gpus:
-        return "these run without a GPU: numapin bench alloc, bench loader --cases transport, bench train --quick"
+        return "these run without a GPU: numapin bench alloc, bench loader --cases transport"
     return f"measure something else with --cases and --peers: numapin bench {benchmark} --help lists them"

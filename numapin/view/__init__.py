@@ -18,7 +18,6 @@ Comes in: topologies, plans, reports. Goes out: rich renderables, and the text o
     bench_table.py    PURE  the figures of a benchmark
     bench_layouts.py  PURE  the columns and legends of each benchmark
     bench_plot.py     PURE  the figures of a benchmark as charts
-    train_limits.py   PURE  what limits models in bench train
     sweep_table.py    PURE  the figures of a benchmark over a range of sizes
     chart.py          PURE  charts as SVG
     notebook.py       PURE  a machine and a plan in a notebook

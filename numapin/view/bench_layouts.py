@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Final
 
 from numapin.view.bench_table import Column, Layout
-from numapin.view.train_limits import train_limits
 
 _RATE: Final = Column(figure="batches_per_s", heading="batches/s", form=",.1f", spread=True, axis="batches per second")
 LOADER: Final = Layout(
@@ -86,32 +85,4 @@ OVERLAP: Final = Layout(
         Column(figure="busy_share", heading="busy", form=".0%", meaning="GPU computing"),
     ),
     plotted=(_STEPS, _GAIN, _HIDDEN),
-)
-
-_SAMPLES: Final = Column(figure="samples_per_s", heading="samples/s", form=",.0f", axis="samples per second")
-_SPEEDUP: Final = Column(figure="ratio", heading="x torch", form=".2f", spread=True, axis="speed relative to torch")
-_OF_CEILING: Final = Column(
-    figure="of_ceiling",
-    heading="of ceiling",
-    form=".0%",
-    axis="share of the ceiling",
-    meaning="share of the speed with all data already on the GPU",
-)
-TRAIN: Final = Layout(
-    legend="median [lowest, highest]",
-    columns=(
-        _SAMPLES,
-        _SPEEDUP,
-        _OF_CEILING,
-        Column(figure="wait_share", heading="wait", form=".0%", meaning="share of the time in next()"),
-        Column(figure="cpu_s_per_1000", heading="CPU s", form=".3g", meaning="of ranks and workers per 1,000 samples"),
-        Column(
-            figure="pss_gb",
-            heading="GB",
-            form=",.1f",
-            meaning="memory of ranks and workers, each page counted once (PSS)",
-        ),
-    ),
-    plotted=(_SAMPLES, _SPEEDUP, _OF_CEILING),
-    remarks=train_limits,
 )

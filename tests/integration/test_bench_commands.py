@@ -122,7 +122,7 @@ def test_the_help_says_where_to_start() -> None:
     """The help of the group has each benchmark's question and duration, and the one to start with."""
     done = numapin("bench", "--help")
     questions = [line.split()[0] for line in done.out.splitlines() if "?  " in line]
-    assert questions == ["alloc", "transfer", "overlap", "loader", "train"]
+    assert questions == ["alloc", "transfer", "overlap", "loader"]
     assert "Start with `numapin bench transfer --quick`" in " ".join(done.out.split())
 
 

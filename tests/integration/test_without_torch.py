@@ -105,7 +105,6 @@ def test_running_jobs_without_torch(folder: Path, command: str) -> None:
         "bench alloc --quick",
         "bench overlap --quick",
         "bench loader --quick",
-        "bench train --quick",
         "compare script.py",
         "trace script.py",
     ],

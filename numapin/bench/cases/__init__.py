@@ -8,5 +8,4 @@ Comes in: the options of a benchmark. Goes out: its cases.
     alloc.py     PURE  allocation and first write
     overlap.py   PURE  training loops bound by transfer, compute or loading
     loader.py    PURE  DataLoaders
-    train.py     PURE  models in training, fed by DataLoaders
 """
