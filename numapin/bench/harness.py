@@ -37,10 +37,6 @@ class _MeasurementError(Exception):
     """A peer's process reported that it has no figures, or died; the text is the reason."""
 
 
-class _SkippedError(_MeasurementError):
-    """A peer's process reported that the peer cannot be measured here. It waits for the next spec."""
-
-
 def measure(
     benchmark: Benchmark, *, repeats: int, timeout_s: float, starts: Callable[[Case, Peer, int], None]
 ) -> Generator[Run]:
@@ -91,9 +87,7 @@ class _Processes:
         self._session = case.session
         try:
             answers = self._ask(peer, time.monotonic() + self._timeout_s)
-        except BaseException as error:
-            if isinstance(error, _SkippedError) and len(peer.specs) == 1 and case.session is not None:
-                raise  # the process of the session is ready for the next peer
+        except BaseException:
             self.close()  # their state is unknown
             raise
         if case.session is None:
@@ -161,15 +155,11 @@ class _Child:
     def _end_session(self) -> None:
         """Terminate the rest of the session, then kill it; multiprocessing's tracker cleans up in between."""
         deadline = time.monotonic() + _CLEAN_UP_S
-        started = proc.descendants(self._process.pid, proc.children_of())  # a launcher's ranks have their own sessions
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
             while _session(self._process.pid) and time.monotonic() < deadline:
                 time.sleep(_CLEAN_UP_S / 100)
             os.killpg(self._process.pid, signal.SIGKILL)
-        for pid in started:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
     def take(self, spec: Mapping[str, object]) -> None:
         """Send a spec."""
@@ -191,8 +181,6 @@ class _Child:
     def answer(self, deadline: float) -> dict[str, Any]:
         """Return its next answer. Raises _MeasurementError if it cannot measure, has died or is late."""
         content: dict[str, Any] = json.loads(self._line(deadline))
-        if "skipped" in content:
-            raise _SkippedError(content["skipped"])
         if "failed" in content:
             raise _MeasurementError(f"failed: {content['failed']}")
         return content

@@ -213,11 +213,10 @@ class _BenchLoaderOptions(BenchOptions):
 @shared_options(repeats=5, timeout_s=180)
 @with_values(_BenchLoaderOptions)
 def loader(options: _BenchLoaderOptions) -> None:
-    """Measure batches per second of numapin.DataLoader, torch's and other loaders, each in fresh processes.
+    """Measure batches per second of numapin.DataLoader and torch's, each in fresh processes.
 
     Duration: at least 5 s (warm-up and window) for each case, peer and repeat, and the start of its workers. One case
-    with two peers takes a minute or two, all cases with all peers more than an hour. A peer that is not installed is
-    left out.
+    with two peers takes a minute or two, all cases with all peers more than half an hour.
 
     \b
     Examples:

@@ -290,9 +290,6 @@ def _require_figures(report: BenchReport) -> None:
 
 def remedy_of(reason: str, benchmark: str) -> str:
     """Return what to do if nothing was measured for this reason."""
-    _, command, package = reason.partition("pip install ")
-    if command:
-        return command + package
     is_about_gpus = not reason.startswith("failed") and any(word in reason for word in ("GPU", "CUDA"))
     if is_about_gpus:
         return "these run without a GPU: numapin bench alloc, bench loader --cases transport"

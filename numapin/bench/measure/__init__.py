@@ -9,9 +9,7 @@ Comes in: one case. Goes out: its figures, to the harness.
     overlap.py         EDGE  `bench overlap`
     loader.py          EDGE  `bench loader`
     loader_data.py     EDGE  the in-memory dataset that all loaders read, and its batches
-    loader_peers.py    EDGE  numapin, torch, torchdata
-    loader_spdl.py     EDGE  SPDL
+    loader_peers.py    EDGE  numapin, torch
     loader_samples.py  EDGE  processes that only make samples
-    loader_threads.py  EDGE  threads that stack into pinned memory
     buffers.py         EDGE  host memory of every kind, on a chosen node
 """
