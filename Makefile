@@ -51,8 +51,7 @@ docs: $(VENV)/.docs  ## build the documentation into site/; open site/index.html
 vm:  ## unpack QEMU and a kernel into .cache/vm for the tests on machines with several NUMA nodes
 	python3 scripts/make_vm.py
 
-bench: $(READY)  ## measure start-up and planning against torchrun; results on stdout
-	$(BIN)/numapin bench launch
+bench: $(READY)  ## measure planning and `numapin topo`; results on stdout
 	$(BIN)/python -m scripts.bench_plan
 
 package: $(TOOLS)/.ready  ## build sdist, wheels and lists of parts into dist/, and check them

@@ -57,7 +57,6 @@ class BenchOptions:
     as_json: bool
     output: Path | None
     plot: Path | None
-    save: Path | None = None
 
 
 B = TypeVar("B", bound=BenchOptions)
@@ -140,7 +139,7 @@ def run(
     *,
     options: BenchOptions,
     layout: Layout,
-) -> BenchReport:
+) -> None:
     """Measure, show the report and write the files.
 
     Raises:
@@ -160,7 +159,6 @@ def run(
     _show(report, layout, as_json=options.as_json)
     _write(report, layout, options)  # shown first, because writing may fail
     _require_figures(report)
-    return report
 
 
 def _keep_partial(report: BenchReport, layout: Layout, options: BenchOptions) -> None:
@@ -196,7 +194,7 @@ def _show(report: BenchReport, layout: Layout, *, as_json: bool) -> None:
 
 def _check_files(options: BenchOptions) -> None:
     """Raise UsageError before measuring if a file cannot be written, or if two options name the same file."""
-    given = {"--output": options.output, "--plot": options.plot, "--save": options.save}
+    given = {"--output": options.output, "--plot": options.plot}
     files = {option: path for option, path in given.items() if path is not None}
     for option, path in files.items():
         require_writable(path, option=option)
@@ -236,7 +234,6 @@ class _Measuring:
     def report(self, *, is_complete: bool) -> BenchReport:
         """Return the report on the runs until now."""
         cases = summarize(self._benchmark, self._runs)
-        judge = self._benchmark.judge or partial(verdict_of, self._benchmark.questions)
         return BenchReport(
             benchmark=self._benchmark.name,
             command=("numapin", *without_secrets(sys.argv[1:])),
@@ -244,7 +241,7 @@ class _Measuring:
             settings=self._settings,
             cases=cases,
             is_complete=is_complete,
-            verdict=judge(cases),
+            verdict=verdict_of(self._benchmark.questions, cases),
         )
 
     def progress_in_words(self) -> str:
@@ -293,10 +290,7 @@ def _require_figures(report: BenchReport) -> None:
 
 def remedy_of(reason: str, benchmark: str) -> str:
     """Return what to do if nothing was measured for this reason."""
-    _, command, package = reason.partition("pip install ")
-    if command:
-        return command + package
     is_about_gpus = not reason.startswith("failed") and any(word in reason for word in ("GPU", "CUDA"))
     if is_about_gpus:
-        return "these run without a GPU: numapin bench alloc, bench loader --cases transport, bench train --quick"
+        return "these run without a GPU: numapin bench alloc, bench loader --cases transport"
     return f"measure something else with --cases and --peers: numapin bench {benchmark} --help lists them"

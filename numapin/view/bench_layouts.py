@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from numapin.bench.offload_verdict import offload_lines
 from numapin.view.bench_table import Column, Layout
-from numapin.view.train_limits import train_limits
 
 _RATE: Final = Column(figure="batches_per_s", heading="batches/s", form=",.1f", spread=True, axis="batches per second")
 LOADER: Final = Layout(
@@ -87,119 +85,4 @@ OVERLAP: Final = Layout(
         Column(figure="busy_share", heading="busy", form=".0%", meaning="GPU computing"),
     ),
     plotted=(_STEPS, _GAIN, _HIDDEN),
-)
-
-_TOTAL: Final = Column(
-    figure="total_s", heading="total s", form=".2f", spread=True, axis="whole run in s", meaning="whole run"
-)
-_LAST: Final = Column(
-    figure="last_s",
-    heading="last s",
-    form=".2f",
-    spread=True,
-    axis="until the last rank ran, in s",
-    meaning="until each rank printed a line",
-)
-LAUNCH: Final = Layout(
-    legend="median [lowest, highest]",
-    columns=(
-        _TOTAL,
-        Column(figure="ratio", heading="x torchrun", form=".2f"),
-        _LAST,
-        Column(figure="last_ratio", heading="x torchrun", form=".2f", spread=True),
-        Column(figure="rss_mb", heading="MB", form=",.0f", meaning="peak memory"),
-    ),
-    plotted=(_TOTAL, _LAST),
-    peers={
-        "torchrun": "torchrun, as installed",
-        "torchrun-numa": "torchrun --numa-binding=node",
-        "numapin": "numapin run --launcher direct",
-        "numapin-agent": "numapin run --launcher agent, in which torch serves the ranks' store",
-    },
-)
-
-_ADDED: Final = Column(
-    figure="added_ms",
-    heading="added ms",
-    form=".1f",
-    spread=True,
-    axis="added time in ms",
-    meaning="median of the paired differences",
-)
-_LEAST: Final = Column(
-    figure="least_ms",
-    heading="min ms",
-    form=".1f",
-    spread=True,
-    axis="least added time in ms",
-    meaning="difference of the fastest runs",
-)
-EXEC: Final = Layout(
-    legend="median [lowest, highest]",
-    columns=(
-        Column(figure="plain_ms", heading="plain ms", form=".1f"),
-        Column(figure="total_ms", heading="total ms", form=".1f"),
-        _ADDED,
-        _LEAST,
-        Column(figure="cpu_ms", heading="CPU ms", form=".1f"),
-    ),
-    plotted=(_ADDED, _LEAST),
-    peers={
-        "python": "a Python that execs the command",
-        "numapin-plan": "numapin exec --plan FILE",
-        "numapin": "numapin exec, which reads the machine",
-    },
-)
-
-_SAMPLES: Final = Column(figure="samples_per_s", heading="samples/s", form=",.0f", axis="samples per second")
-_SPEEDUP: Final = Column(figure="ratio", heading="x torch", form=".2f", spread=True, axis="speed relative to torch")
-_OF_CEILING: Final = Column(
-    figure="of_ceiling",
-    heading="of ceiling",
-    form=".0%",
-    axis="share of the ceiling",
-    meaning="share of the speed with all data already on the GPU",
-)
-TRAIN: Final = Layout(
-    legend="median [lowest, highest]",
-    columns=(
-        _SAMPLES,
-        _SPEEDUP,
-        _OF_CEILING,
-        Column(figure="wait_share", heading="wait", form=".0%", meaning="share of the time in next()"),
-        Column(figure="cpu_s_per_1000", heading="CPU s", form=".3g", meaning="of ranks and workers per 1,000 samples"),
-        Column(
-            figure="pss_gb",
-            heading="GB",
-            form=",.1f",
-            meaning="memory of ranks and workers, each page counted once (PSS)",
-        ),
-    ),
-    plotted=(_SAMPLES, _SPEEDUP, _OF_CEILING),
-    remarks=train_limits,
-)
-
-_STEP: Final = Column(
-    figure="step_ms", heading="step ms", form=".1f", spread=True, meaning="mean of a window on the slowest rank"
-)
-_BATCHES: Final = Column(
-    figure="loader_per_s", heading="batches/s", form=",.0f", spread=True, meaning="busy loaders of all ranks"
-)
-OFFLOAD: Final = Layout(
-    legend="median [lowest, highest] over starts",
-    columns=(
-        _STEP,
-        Column(figure="ratio", heading="x torchrun", form=".2f", spread=True, meaning="speed relative to torchrun"),
-        Column(
-            figure="ratio_threads",
-            heading="x -threads",
-            form=".2f",
-            spread=True,
-            meaning="speed relative to torchrun-threads",
-        ),
-        _BATCHES,
-        Column(figure="threads", heading="threads", form=".0f", meaning="torch's per rank"),
-    ),
-    plotted=(_STEP, _BATCHES),
-    remarks=lambda report: offload_lines(report.cases),
 )

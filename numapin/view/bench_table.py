@@ -19,7 +19,7 @@ from rich.text import Text
 from numapin.base.plural import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -55,15 +55,13 @@ class Column:
 class Layout:
     """The columns of a benchmark's tables, a legend for all of them, and the columns that are plotted.
 
-    `peers` describes the peers in the plot's legend, if the report's settings do not. `remarks` returns lines that
-    come before the verdict.
+    `peers` describes the peers in the plot's legend, if the report's settings do not.
     """
 
     columns: tuple[Column, ...]
     legend: str
     plotted: tuple[Column, ...]
     peers: Mapping[str, str] = field(default_factory=dict)
-    remarks: Callable[[BenchReport], Iterable[str]] = lambda _: ()
 
 
 def bench_table(report: BenchReport, layout: Layout) -> RenderableType:
@@ -72,7 +70,7 @@ def bench_table(report: BenchReport, layout: Layout) -> RenderableType:
     for case in filter(_was_measured, report.cases):
         parts += [Text(), Text(f"{case.name}  ", style="bold") + Text(case.about, style="not bold")]
         parts += [_table(case, layout.columns), *notes(case)]
-    return Group(*parts, *foot(report, layout))
+    return Group(*parts, *foot(report))
 
 
 def head(report: BenchReport, layout: Layout) -> Iterator[Text]:
@@ -90,12 +88,12 @@ def _legend(report: BenchReport, layout: Layout) -> str:
     return "; ".join((layout.legend, *(f"{column.heading}: {column.meaning}" for column in in_order)))
 
 
-def foot(report: BenchReport, layout: Layout) -> Iterator[RenderableType]:
-    """Yield reasons for leaving something out, remarks, at most 100 columns wide, and the verdict in one line."""
-    for lines in (list(_left_out(report.cases)), list(layout.remarks(report))):
-        if lines:
-            yield Text()
-            yield from (Constrain(Text(line), _WIDTH) for line in lines)
+def foot(report: BenchReport) -> Iterator[RenderableType]:
+    """Yield reasons for leaving something out, at most 100 columns wide, and the verdict in one line."""
+    reasons = list(_left_out(report.cases))
+    if reasons:
+        yield Text()
+        yield from (Constrain(Text(line), _WIDTH) for line in reasons)
     if report.verdict is not None:
         yield Text()
         yield Text(report.verdict.text, style="bold")

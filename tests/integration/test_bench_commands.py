@@ -1,7 +1,4 @@
-"""`numapin bench transfer`, `alloc`, `overlap`, `exec` and `offload` as users run them, also without a GPU.
-
-The figures of `numapin bench launch` are in test_planted_modules.py, which starts it anyway.
-"""
+"""`numapin bench transfer`, `alloc` and `overlap` as users run them, also without a GPU."""
 
 from __future__ import annotations
 
@@ -13,13 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.bench.cases import alloc, launch, overlap
-from numapin.bench.cases import exec as exec_
-from numapin.bench.cases.nearest import NearestNode, with_measured
+from numapin.bench.cases import alloc, overlap
 from numapin.bench.cases.transfer import MEMORIES
-from numapin.topology.model import Topology
 from tests.integration.launching import call, forked_bench, numapin
-from tests.machines.grids import grid
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,35 +52,6 @@ def test_alloc_as_a_table() -> None:
     assert max(len(line.rstrip()) for line in lines) <= 100
 
 
-def test_exec() -> None:
-    """The report has a plain start, and the time that an interpreter and numapin add, with and without a plan."""
-    done = numapin("bench", "exec", "--quick", "--json")
-    assert done.status == 0, done.err
-    (case,) = json.loads(done.out)["cases"]
-    assert [peer["name"] for peer in case["peers"]] == ["python", "numapin-plan", "numapin"]
-    for peer in case["peers"]:
-        figures = {name: spread["median"] for name, spread in peer["figures"].items()}
-        assert min(figures["plain_ms"], figures["total_ms"]) > 0
-        assert 0 < figures["least_ms"] <= figures["total_ms"]
-
-
-def test_offload(tmp_path: Path) -> None:
-    """One start measures every case; beside the loader its batches count; the last line is the verdict."""
-    report, cases = tmp_path / "offload.json", ("--cases", "adamw-loader,fsdp")
-    done = forked_bench("offload", "--quick", "--peers", "node", *cases, "--output", str(report))
-    assert done.status == 0, done.err
-    content = json.loads(report.read_text())
-    assert content["verdict"]["answer"] == "cannot tell"
-    assert done.out.splitlines()[-1].rstrip() == content["verdict"]["text"]
-    found = {case["name"]: case["peers"][0]["figures"] for case in content["cases"]}
-    assert [*found] == ["adamw-loader", "fsdp"]
-    for name, figures in found.items():
-        assert figures["step_ms"]["median"] > 0
-        assert figures["threads"]["median"] == content["settings"]["num_threads"]
-        assert ("loader_per_s" in figures) == name.endswith("loader")
-    assert len({tuple(case["peers"][0]["details"][0]["cpus"]) for case in content["cases"]}) == 1
-
-
 @pytest.mark.parametrize("name", ["transfer", "overlap"])
 def test_without_a_gpu_nothing_is_measured(name: str, tmp_path: Path) -> None:
     """The status is 1, with the reason and the benchmarks that would run; the report is still written."""
@@ -98,32 +62,6 @@ def test_without_a_gpu_nothing_is_measured(name: str, tmp_path: Path) -> None:
     assert "numapin bench alloc" in done.err
     assert all(case["skipped"] for case in json.loads(path.read_text())["cases"])
     assert ET.parse(plot).getroot().tag.endswith("svg")  # noqa: S314 - our own
-
-
-def test_nothing_is_saved_without_figures(tmp_path: Path) -> None:
-    """--save writes no machine file if nothing was measured."""
-    path = tmp_path / "machine.json"
-    assert forked_bench("transfer", "--quick", "--save", str(path), CUDA_VISIBLE_DEVICES="").status == 1
-    assert not path.exists()
-
-
-def test_a_measured_machine_file_is_a_machine_file(tmp_path: Path) -> None:
-    """`numapin plan --machine` uses it, and shows the source of the node."""
-    text = numapin("plan", "--json", "--machine", str(measured_file(tmp_path)))
-    assert text.status == 0, text.err
-    (rank,) = json.loads(text.out)["ranks"]
-    assert rank["node"] == 1
-    assert "(measured)" in rank["reason"]
-
-
-def measured_file(folder: Path) -> Path:
-    """Write the machine file that --save would write."""
-    machine = grid(packages=2, nodes=2, l3=1, cores=2, smt=1, gpus=[None])
-    found = with_measured(machine, [NearestNode(gpu=0, node=1, reason="")])
-    path = folder / "measured.json"
-    path.write_text(json.dumps(found.to_json()))
-    assert Topology.from_json(path.read_text()).gpus[0].node_source == "measured"
-    return path
 
 
 @pytest.mark.parametrize("option", ["--output", "--plot"])
@@ -154,7 +92,7 @@ def test_two_options_with_one_file(tmp_path: Path) -> None:
         (("transfer", "--sizes", "4X"), "'4X' is not a size"),
         (("transfer", "--peers", "pinnned"), "'pinnned' is not one of pageable, pinned"),
         (("overlap", "--cases", "all"), "'all' is not one of transfer-bound"),
-        (("launch", "--ranks", "0"), "0 is not in the range"),
+        (("alloc", "--samples", "0"), "0 is not in the range"),
     ],
 )
 def test_wrong_input(arguments: tuple[str, ...], problem: str) -> None:
@@ -164,7 +102,7 @@ def test_wrong_input(arguments: tuple[str, ...], problem: str) -> None:
     assert problem in " ".join(done.err.split())
 
 
-@pytest.mark.parametrize("name", ["transfer", "alloc", "overlap", "launch", "exec"])
+@pytest.mark.parametrize("name", ["transfer", "alloc", "overlap"])
 def test_help_imports_no_torch(name: str) -> None:
     """The help does not import torch, and has examples, the duration, and the values of --peers."""
     code = (
@@ -176,15 +114,15 @@ def test_help_imports_no_torch(name: str) -> None:
     words = " ".join(done.out.split())
     assert f"numapin bench {name} " in words
     assert "Duration: " in words
-    peers = {"transfer": [*MEMORIES], "alloc": [*alloc.PEERS], "overlap": [*overlap.PEERS], "launch": [*launch.PEERS]}
-    assert f":{','.join(peers.get(name, [*exec_.PEERS]))}[default:" in words.replace(" ", "")  # lines break at hyphens
+    peers = {"transfer": [*MEMORIES], "alloc": [*alloc.PEERS], "overlap": [*overlap.PEERS]}
+    assert f":{','.join(peers[name])}[default:" in words.replace(" ", "")  # lines break at hyphens
 
 
 def test_the_help_says_where_to_start() -> None:
     """The help of the group has each benchmark's question and duration, and the one to start with."""
     done = numapin("bench", "--help")
     questions = [line.split()[0] for line in done.out.splitlines() if "?  " in line]
-    assert questions == ["alloc", "transfer", "overlap", "loader", "train", "offload", "launch", "exec"]
+    assert questions == ["alloc", "transfer", "overlap", "loader"]
     assert "Start with `numapin bench transfer --quick`" in " ".join(done.out.split())
 
 

@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).parents[1] / "machines" / "golden" / "2pkg-8node-smt2-8g
 NAME = "ü → 日本 😀.json"
 """A name with characters that ASCII and Latin-1 lack."""
 GROUPS = {
-    "bench": ("alloc", "exec", "launch", "loader", "overlap", "transfer"),
+    "bench": ("alloc", "loader", "overlap", "transfer"),
     "job": ("slurm", "mpi", "kubernetes", "pbs", "lsf"),
 }
 LOCALES = {

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
 
 from numapin import pinned
@@ -74,18 +73,6 @@ def test_overlap(tmp_path: Path) -> None:
     assert 0.8 < found["compute-bound"]["pinned"]["ratio"] < found["transfer-bound"]["pinned"]["ratio"]
     assert found["transfer-bound"]["pinned"]["host_ms"] < found["transfer-bound"]["pageable"]["host_ms"]
     assert all(0 < peer["busy_share"] <= 1.02 for peers in found.values() for peer in peers.values())
-
-
-def test_saving_needs_more_than_one_node(tmp_path: Path) -> None:
-    """On a machine with one node --save reports that there is nothing to measure, and writes nothing."""
-    topology = json.loads(numapin("topo", "--json").out)
-    if len([node for node in topology["nodes"] if node["cpus"]]) > 1:
-        pytest.skip("this machine has several NUMA nodes")
-    path = tmp_path / "machine.json"
-    done = numapin("bench", "transfer", "--quick", "--sizes", "1M", "--save", str(path))
-    assert done.status == 1
-    assert "nothing was saved" in done.err
-    assert not path.exists()
 
 
 class TestCallsThatDoNotExist:

@@ -198,7 +198,7 @@ _WRONG: tuple[tuple[str, ...], ...] = (
     ("top", "--once", HOSTILE),
     ("bench", HOSTILE),
     ("bench", "loader", "--peers", HOSTILE),
-    ("bench", "launch", "--peers", "torchrun", "--output", f"{HOSTILE}/x"),
+    ("bench", "loader", "--peers", "torch", "--output", f"{HOSTILE}/x"),
     ("bench", "transfer", "--sizes", HOSTILE),
     ("compare", HOSTILE),
     ("compare", "--variants", HOSTILE, "x.py"),
@@ -416,8 +416,7 @@ def test_trace(folder: Path) -> None:
     assert read.status == 0
     assert "]0;owned" in read.text
     shown("trace", "--read", str(traces), "--json")
-    for name in ("report.json", "timeline.html"):
-        assert all(line.isprintable() for line in (output / name).read_text().split("\n"))
+    assert all(line.isprintable() for line in (output / "report.json").read_text().split("\n"))
     (traces / FILE).write_text(json.dumps(made.content(rank=None)))
     assert shown("trace", "--read", str(traces / FILE)).status == 0
 

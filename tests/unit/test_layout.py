@@ -56,7 +56,6 @@ PURE = (
         "jobs",
         "bench.model",
         "bench.verdict",
-        "bench.offload_verdict",
         "bench.cases",
         "bench.python",
         "base.redact",
@@ -67,7 +66,7 @@ PURE = (
     ),
     *(f"doctor.{name}" for name in ("check", "network", "software")),
     *(f"trace.{name}" for name in ("intervals", "records", "reading", "analysis", "findings", "report", "settings")),
-    *("trace.timeline", "trace.pace", "trace.noted"),
+    *("trace.pace", "trace.noted"),
     *(f"compare.{name}" for name in ("record", "variants")),
     *(f"compare.{name}" for name in ("figures", "ratio", "results", "notes", "report")),
 )
