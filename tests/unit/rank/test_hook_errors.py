@@ -318,3 +318,17 @@ def test_a_child_of_a_rank_is_not_watched(run: Callable[..., Ended]) -> None:
     )
     assert done.err.count("ZeroDivisionError") == 2
     assert done.record is None
+
+
+def test_the_folder_stays_for_other_parts(tmp_path: Path) -> None:
+    """Children inherit the variables of other parts, so PYTHONPATH keeps the folder, once, also after exec."""
+    (tmp_path / "train.py").write_text(
+        "import os, sys\n"
+        "if len(sys.argv) < 2: os.execv(sys.executable, [sys.executable, 'train.py', 'again'])\n"
+        "print(os.environ['PYTHONPATH'], file=sys.stderr)\n"
+        "1 / 0\n"
+    )
+    given = {"PYTHONPATH": f"{HOOK}:/x", "TORCHELASTIC_ERROR_FILE": FILE, "NUMAPIN_DATALOADER": "numapin"}
+    done = _started([sys.executable, "train.py"], tmp_path, **given)
+    assert done.stderr.startswith(f"{HOOK}:/x\n")
+    assert "ZeroDivisionError" in (tmp_path / FILE).read_text()
