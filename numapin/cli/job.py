@@ -17,7 +17,7 @@ from numapin.cli import job_own
 from numapin.cli.options import BINDING, FilePath, MachinePath, Parsed, topology_from, with_values
 from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
-from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
+from numapin.jobs import duration, kubernetes, scripts
 from numapin.jobs.gpus import gpus_per_host, require_gpu_per_rank
 from numapin.jobs.request import Form, JobRequest, KubernetesKind, Launch
 from numapin.jobs.share import Share, require_present, share_of, tiles_per_gpu, vendor_of_ranks, why_whole_hosts
@@ -169,7 +169,7 @@ _ENGINES: Final = {
         about="Slurm",
         submit="sbatch FILE",
         options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP, *job_own.SLURM),
-        build=slurm.build,
+        build=scripts.slurm,
         example="--nodes 4 --gpus-per-node 8 --time 24:00:00 --partition gpu --requeue --signal 300",
         further=("--gpus-per-node 8 --array 0-99%4",),
         warnings=why_whole_hosts,
@@ -178,7 +178,7 @@ _ENGINES: Final = {
         about="Open MPI's mpirun",
         submit="bash FILE",
         options=(_FORM, _PLAN, _HOSTFILE, _IMAGE, _SETUP),
-        build=mpi.build,
+        build=scripts.mpi,
         example="--form task --nodes 2 --gpus-per-node 8 --hostfile hosts",
     ),
     "kubernetes": _Engine(
@@ -200,16 +200,16 @@ _ENGINES: Final = {
         about="PBS",
         submit="qsub FILE",
         options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
-        build=pbs.build,
+        build=scripts.pbs,
         example="--nodes 2 --gpus-per-node 4 --cpus-per-task 64 --time 12h --queue gpu",
         memory_by_number=True,
-        warnings=pbs.warnings,
+        warnings=scripts.pbs_warnings,
     ),
     "lsf": _Engine(
         about="LSF",
         submit="bsub < FILE",
         options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
-        build=lsf.build,
+        build=scripts.lsf,
         example="--nodes 2 --gpus-per-node 6 --time 12h --queue gpu",
         memory_by_number=True,
         warnings=why_whole_hosts,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.cli.options import BindingOptions, Parsed
-from numapin.jobs import duration, pod_options, slurm
+from numapin.jobs import duration, pod_options, scripts
 from numapin.jobs.pod_options import Gang, PodOptions
 from numapin.jobs.request import KubernetesKind
 
@@ -119,7 +119,7 @@ KUBERNETES: Final = (
 SLURM: Final = (
     click.Option(
         ["--array"],
-        type=Parsed("INDICES", slurm.parse_array),
+        type=Parsed("INDICES", scripts.parse_array),
         metavar="INDICES",
         help="Submit a job array, e.g. 0-9 or 0-99%4; programs read SLURM_ARRAY_TASK_ID.",
     ),

@@ -9,11 +9,7 @@ Comes in: a `JobRequest`. Goes out: the text of a script or manifest. Each engin
     image.py             PURE  container images as each engine names them
     gpus.py              PURE  the number of GPUs per host
     share.py             PURE  a job's share of a machine: CPUs, memory
-    shell.py             PURE  quoting, and the parts that all scripts have
-    slurm.py             PURE  sbatch
-    mpi.py               PURE  mpirun
-    pbs.py               PURE  qsub
-    lsf.py               PURE  bsub
+    scripts.py           PURE  sbatch, mpirun, qsub, bsub
     kubernetes.py        PURE  kubectl apply: checks, and the values of the templates
     pod_options.py       PURE  the user's additions to pods: variables, volumes, ...
     manifest.py          PURE  fill the templates in

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.not_none import without_none
 from numapin.errors import UsageError
-from numapin.jobs import shell
+from numapin.jobs import scripts
 from numapin.jobs.image import in_registry
 from numapin.jobs.manifest import Lines, fill
 from numapin.jobs.pod_options import SHM, Gang, VolumeKind
@@ -259,7 +259,7 @@ def _pod_values(request: JobRequest, form: _Form, name: str) -> dict[str, object
     amounts |= {resource: int(text) if _WHOLE.fullmatch(text) else text for resource, text in options.resources}
     claims = {"claims": [{"name": _CLAIM}]} if options.device_classes else {}
     claim = {"name": _CLAIM, "resourceClaimTemplateName": f"{name}-{_CLAIM}"}
-    arguments = ["numapin", "run", *grace, *request.run_options, *shell.run_command(request)]
+    arguments = ["numapin", "run", *grace, *request.run_options, *scripts.run_command(request)]
     return {
         "pod_metadata": without_none({"labels": labels or None, "annotations": annotations or None}),
         "subdomain": name if kind is KubernetesKind.JOB and request.nodes > 1 else None,
@@ -286,7 +286,7 @@ def _pod_values(request: JobRequest, form: _Form, name: str) -> dict[str, object
         "resource_claims": [claim] if options.device_classes else None,
         "container": form.container,
         "image": in_registry(request.container or ""),
-        "start": _unexpanded("\n".join([shell.OPEN_FILES, *exports, 'exec "$@"'])),
+        "start": _unexpanded("\n".join([scripts.OPEN_FILES, *exports, 'exec "$@"'])),
         "args": [_unexpanded(word) for word in arguments],
         "env": _environment(request, form, name),
         "env_from": [
