@@ -4,11 +4,10 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SKIPPED := .cache/skipped
 TOOLS := .cache/release/tools
 # Two cores: other processes work while the tests of some wait, and emulation (machines) gives way to the engines.
-# The few tests that fail run once more, alone; both are shown (tests/twice.py).
-PYTEST := NUMAPIN_SKIPPED=$(SKIPPED) $(BIN)/python -m tests.twice -r fE
+PYTEST := sh scripts/test.sh $(BIN)/python
+unexport PYTHONDONTWRITEBYTECODE  # else each of the tests' processes compiles numapin and the tests
 
 .PHONY: setup demo docs test machines check lint format types vm bench package release trials clean
 
@@ -17,19 +16,13 @@ setup: $(READY)  ## make the virtual environment, which every other target does 
 demo: $(READY)  ## run the main job: bound ranks on the example, on GPUs where there are any
 	$(BIN)/python scripts/demo.py
 
-test: $(READY)  ## run the tests, but for those of `make machines`; ends with what was skipped, and why
-	rm -f $(SKIPPED)
-	$(BIN)/python -m compileall -q numapin  # else each of the tests' processes compiles it, with PYTHONDONTWRITEBYTECODE
-	-$(BIN)/python -m tests.rewritten  # saves time only
+test: $(READY)  ## run the tests, but for those of `make machines`; the few that fail run once more, alone
 	$(PYTEST) --numprocesses=4 --dist=loadgroup --ignore=tests/vm --ignore=tests/engines -m "not alone"
-	NUMAPIN_SKIPPED=$(SKIPPED) $(BIN)/python -m pytest -r fE -m alone $$(grep -rl --include='test_*.py' 'mark\.alone' tests)  # to collect all tests takes 12 s
-	@$(BIN)/python -m tests.skipped $(SKIPPED)
+	$(BIN)/python -m pytest -rfEs -m alone $$(grep -rl --include='test_*.py' 'mark\.alone' tests)  # to collect all tests takes 12 s
 	@echo "tests in virtual machines, below real engines and of several hosts: make machines"
 
 machines: $(READY)  ## run the tests in virtual machines (`make vm` unpacks them, once), below Slurm and Open MPI, and of several hosts
-	rm -f $(SKIPPED)
 	$(PYTEST) --numprocesses=3 --dist=loadgroup --no-loadscope-reorder tests/engines tests/vm
-	@$(BIN)/python -m tests.skipped $(SKIPPED)
 
 check: lint types test machines  ## what CI runs
 
