@@ -9,7 +9,7 @@ TOOLS := .cache/release/tools
 PYTEST := sh scripts/test.sh $(BIN)/python
 unexport PYTHONDONTWRITEBYTECODE  # else each of the tests' processes compiles numapin and the tests
 
-.PHONY: setup demo docs test machines check lint format types vm bench package release trials clean
+.PHONY: setup demo docs test machines check lint format types vm bench package trials clean
 
 setup: $(READY)  ## make the virtual environment, which every other target does that needs it
 
@@ -48,14 +48,13 @@ bench: $(READY)  ## measure start-up and planning against torchrun; results on s
 	$(BIN)/numapin bench launch
 	$(BIN)/python -m scripts.bench_plan
 
-package: $(TOOLS)/.ready  ## build sdist, wheels and lists of parts into dist/, and check them
-	$(TOOLS)/bin/python -m scripts.package
+package: $(TOOLS)/.ready  ## build sdist and wheels into dist/, and check them
+	sh scripts/package.sh $(TOOLS)/bin
 
-release: package  ## also install what was built into clean environments, and test it there
-	$(MAKE) trials
+trials: trial-none trial-2.9 trial-newest  ## install what was built beside no torch, torch 2.9 and the newest; test it there
 
-trials: $(TOOLS)/.ready  ## only the second half of `make release`, on what was built: TRIALS='3.11-notorch 3.13-torchnewest'
-	$(TOOLS)/bin/python -m scripts.release $(TRIALS)
+trial-%:
+	sh scripts/trial.sh $*
 
 $(TOOLS)/.ready: packaging/release-tools.txt  # with hashes; no sdist, whose build would fetch others without
 	$${PYTHON:-python3} -m venv --clear $(TOOLS)
