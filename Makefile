@@ -39,7 +39,6 @@ types: $(READY)
 
 docs: $(VENV)/.docs  ## build the documentation into site/; open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
-	$(BIN)/python scripts/docs_check.py site
 
 vm:  ## unpack QEMU and a kernel into .cache/vm for the tests on machines with several NUMA nodes
 	python3 scripts/make_vm.py
