@@ -10,7 +10,6 @@ from typing import Annotated, Final, Self
 
 from numapin.base.bounds import MAX_RANKS
 from numapin.base.cpu_set import CpuSet
-from numapin.base.notebook import drawing
 from numapin.base.plural import counted
 from numapin.base.printable import printable_lines
 from numapin.base.records import AtMost, Texts, read_record, to_json
@@ -145,10 +144,6 @@ class Plan:
         """Return the modes and a line per rank; the reasons are in `ranks`."""
         head = f"{counted(len(self.ranks), 'rank')}, bind {self.bind}, memory {self.memory}"
         return printable_lines("\n".join((head, *(f"  {rank}" for rank in self.ranks))))
-
-    def _repr_html_(self) -> str | None:
-        """Return the table that a notebook shows."""
-        return drawing("plan_html", self)
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.plan/1)."""

@@ -20,7 +20,6 @@ Comes in: topologies, plans, reports. Goes out: rich renderables, and the text o
     bench_plot.py     PURE  the figures of a benchmark as charts
     sweep_table.py    PURE  the figures of a benchmark over a range of sizes
     chart.py          PURE  charts as SVG
-    notebook.py       PURE  a machine and a plan in a notebook
     marks.py          PURE  the ranks on each CPU, node and GPU
     structure.py      PURE  empty nodes, and caches over several nodes
     visible.py        PURE  visible characters only, for terminals

@@ -1,4 +1,4 @@
-"""The outcome of a job when something fails. These tests write the table in docs/faults.md.
+"""The outcome of a job when something fails. These tests write the table in faults.md.
 
 `NUMAPIN_UPDATE_GOLDEN=1 pytest tests/integration/test_faults.py` rewrites it, and runs torchrun for comparison.
 """
@@ -25,7 +25,7 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-TABLE = Path(__file__).parents[2] / "docs" / "faults.md"
+TABLE = Path(__file__).with_name("faults.md")
 TWO = ["--nproc-per-node", "2"]
 
 STALL = r"""
@@ -303,7 +303,7 @@ FAULTS: tuple[Callable[[Path, str], str], ...] = (
 def test_outcome_is_the_documented_one(
     tmp_path: Path, fault: Callable[[Path, str], str], request: pytest.FixtureRequest
 ) -> None:
-    """After each fault the job ends or continues as docs/faults.md says, and leaves behind only what it says."""
+    """After each fault the job ends or continues as faults.md says, and leaves behind only what it says."""
     if "gpu" in fault.__name__:
         request.getfixturevalue("fake_nvml")
     try:

@@ -1,6 +1,6 @@
 """numapin without torch: all commands work that neither meet other hosts nor measure torch.
 
-With torch installed, each command runs in an interpreter that does not find it; without, as it is (scripts/release.py).
+With torch installed, each command runs in an interpreter that does not find it; without, as it is (scripts/trial.sh).
 """
 
 from __future__ import annotations

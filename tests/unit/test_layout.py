@@ -32,7 +32,6 @@ PURE = (
         "base.suggest",
         "base.encodable",
         "base.content_policy",
-        "base.notebook",
         "base.stats",
     ),
     *("system.openmp", "system.numa_maps", "system.refusals", "system.nccl", "base.plural"),

@@ -1,4 +1,4 @@
-"""Machines and plans in notebooks and as text."""
+"""Machines and plans as text, and the words that a request accepts."""
 
 from __future__ import annotations
 
@@ -12,36 +12,10 @@ from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, Memory, Request
 from numapin.topology.model import Nic
 from tests.machines.grids import grid
-from tests.pictures import HOSTILE, golden_machine, parsed
+from tests.pictures import golden_machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-def test_a_machine_is_a_picture() -> None:
-    """A notebook shows the picture of the machine, as SVG."""
-    picture = golden_machine("2pkg-8node-smt2-8gpu-pairs")._repr_svg_()
-    assert picture is not None
-    assert picture.startswith("<svg ")
-    parsed(picture)
-    assert "mlx5_0" in picture
-
-
-def test_a_machine_too_large_for_a_picture_is_text() -> None:
-    """A machine of hundreds of nodes has no picture, so that the notebook shows its text."""
-    assert grid(packages=10, nodes=30, cores=1)._repr_svg_() is None
-
-
-def test_a_plan_is_a_table() -> None:
-    """A notebook shows the ranks of a plan as a table with the reasons, and the warnings; names are only text."""
-    machine = golden_machine("2pkg-8node-smt2-8gpu-pairs")
-    plan = make_plan(machine, Request())
-    table = plan._repr_html_() or ""
-    assert table.startswith("<p>Plan: 8 ranks, bind node, memory preferred</p>")
-    assert "48-63,176-191" in table
-    assert plan.warnings[0] in table
-    hostile = replace(plan, ranks=tuple(replace(rank, reason=HOSTILE[0]) for rank in plan.ranks))
-    assert "<script" not in (hostile._repr_html_() or "")
 
 
 def test_a_machine_as_text() -> None:
