@@ -20,6 +20,7 @@ from tests.machines.roots import HERE as MACHINES
 from tests.machines.roots import NAMES
 from tests.recorded.errors import FILES, WRONG
 from tests.recorded.failures import ENDS, block
+from tests.recorded.made import MADE
 from tests.recorded.screens import HERE, Screens, compare
 
 if TYPE_CHECKING:
@@ -61,6 +62,13 @@ def test_an_example(name: str, screens: Screens) -> None:
     compare(text, f"machines/example-{name}.txt")
 
 
+@pytest.mark.parametrize("name", MADE)
+def test_a_made_machine(name: str, screens: Screens) -> None:
+    """A made machine is shown as recorded."""
+    screens.write("machine.json", json.dumps(MADE[name].to_json()))
+    compare(_recorded(screens, "machine.json"), f"machines/made-{name}.txt")
+
+
 def _golden(name: str) -> dict[str, Any]:
     golden: dict[str, Any] = json.loads((MACHINES / "golden" / f"{name}.json").read_text())
     return golden
@@ -72,7 +80,7 @@ def _recorded(screens: Screens, machine: str) -> str:
 
 def test_every_record_belongs_to_a_machine() -> None:
     """No record is left behind by a machine that was renamed."""
-    wanted = {*NAMES, *(f"example-{name}" for name in EXAMPLES)}
+    wanted = {*NAMES, *(f"example-{name}" for name in EXAMPLES), *(f"made-{name}" for name in MADE)}
     assert {path.stem for path in (HERE / "machines").iterdir()} == wanted
 
 
