@@ -64,8 +64,8 @@ class Screens:
         process = self._forker.start(command, out=out_end, err=err_end)
         os.close(out_end)
         os.close(err_end)
-        shown = [self._settled(text) for text in _read((out, err))]
-        return process.wait(_LIMIT_S), *shown
+        shown, complained = map(self._settled, _read((out, err)))
+        return process.wait(_LIMIT_S), shown, complained
 
     def _settled(self, raw: bytes) -> str:
         """Return output without colors, and without what differs between machines and versions."""
