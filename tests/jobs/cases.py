@@ -1,4 +1,4 @@
-"""The command lines of the golden job scripts. `{dgx}` is a machine file of a DGX A100."""
+"""The command lines of the recorded job scripts. `{dgx}` is a machine file of a DGX A100."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from numapin.cli.job import job
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-HERE = Path(__file__).resolve().parent
-_MACHINES = HERE.parent / "machines" / "golden"
+_MACHINES = Path(__file__).resolve().parents[1] / "machines" / "golden"
 
 HOSTILE_SCRIPT = "a b'c\"$(x)\n.py"
 HOSTILE_ARGUMENTS = (

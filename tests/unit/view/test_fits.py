@@ -54,12 +54,6 @@ class TestMatrix:
         assert max(map(len, lines)) <= width
         assert _cells(lines) == _wanted(machine)
 
-    def test_a_nic_is_one_row_in_natural_order(self) -> None:
-        """A NIC's verbs and network names are one row, and mlx5_9 comes before mlx5_10."""
-        lines = _lines(topo_matrix(many_nics(), width=80), 80)
-        names = dict.fromkeys(line.split()[0] for line in lines if "/" in line)
-        assert list(names) == [f"mlx5_{i}/ib{i}" for i in range(16)]
-
     @pytest.mark.parametrize(
         ("word", "meaning"),
         [("NV12", "NV#"), ("XGMI4", "XGMI#"), ("NV", "NV"), ("XGMI", "XGMI"), ("XELINK", "XELINK"), ("NODE", "")],
@@ -105,13 +99,6 @@ class TestMatrix:
         assert max(map(len, lines)) <= 60
         assert long in "".join(line.split()[0] for line in lines if line.split())
 
-    def test_empty_nodes_are_left_out_and_named(self) -> None:
-        """The distances of a Grace host leave its empty nodes out, and say so."""
-        lines = _lines(topo_matrix(_example("gb200"), width=80), 80)
-        assert "without 28 empty nodes 3-9,11-17,19-25,27-33; their distances: numapin topo --json" in " ".join(lines)
-        heads = next(line.split() for line in lines if line.startswith("node distances"))
-        assert heads[2:] == ["0", "1", "2", "10", "18", "26"]
-
 
 def _cells(lines: list[str]) -> dict[tuple[str, str], str]:
     """Return the cells of the device matrix by row and column, read from the blocks by position."""
@@ -145,18 +132,6 @@ def _wanted(machine: Topology) -> dict[tuple[str, str], str]:
 class TestPlan:
     """`numapin plan`."""
 
-    def test_reasons_are_below_and_grouped(self) -> None:
-        """Ranks that share a node share the line of their reason; the GPU's name is in the table only."""
-        machine = _example("dgx-h100")
-        lines = _lines(explained_plan(make_plan(machine, Request())), 80)
-        assert lines[0].split() == ["rank", "GPU", "node", "CPUs", "memory", "threads"]
-        assert lines[10:] == [
-            "ranks 0-3  its GPU is on node 0 (sysfs); all 112 CPUs of node 0; CPUs shared by",
-            "           4 ranks",
-            "ranks 4-7  its GPU is on node 1 (sysfs); all 112 CPUs of node 1; CPUs shared by",
-            "           4 ranks",
-        ]
-
     @pytest.mark.parametrize("name", NAMES)
     @pytest.mark.parametrize("width", WIDTHS)
     def test_loses_nothing(self, name: str, width: int) -> None:
@@ -185,56 +160,9 @@ class TestPlan:
             wanted = re.split(r",|\s+", " ".join(str(rank.cpus) for rank in plan.ranks))
             assert list(filter(None, numbers)) == wanted
 
-    def test_a_gpu_without_address(self) -> None:
-        """The reason of a GPU without a PCI address is shortened, too; GPU 1 is not taken for GPU 12."""
-        machine = grid(gpus=[0] * 13)
-        machine = replace(machine, gpus=tuple(replace(gpu, pci=None) for gpu in machine.gpus))
-        text = "\n".join(_lines(explained_plan(make_plan(machine, Request())), 120))
-        assert "ranks 0-12  its GPU is on node 0" in text
-
 
 class TestTree:
     """`numapin topo`."""
-
-    @pytest.mark.parametrize("width", WIDTHS)
-    def test_a_grace_host_fits_a_screen(self, width: int) -> None:
-        """The tree of a GB200 tray takes 40 lines at most; empty nodes share a line, and GPU memory names its GPU."""
-        lines = _lines(topo_tree(_example("gb200")), width)
-        assert len(lines) <= 40
-        assert sum("empty nodes" in line for line in lines) == 1
-        text = " ".join(" ".join(lines).split())
-        assert "28 empty nodes nodes 3-9,11-17,19-25,27-33: no memory, no CPUs, distance 80" in text
-        assert re.findall(r"node (\d+) memory of (gpu\d)", text) == [
-            ("2", "gpu0"),
-            ("10", "gpu1"),
-            ("18", "gpu2"),
-            ("26", "gpu3"),
-        ]
-
-    def test_gpu_memory_of_an_unknown_gpu(self) -> None:
-        """If the GPU is unknown or ambiguous, the node is GPU memory only."""
-        machine = _example("gb200")
-        gpus = tuple(replace(gpu, memory_node=2 if gpu.index < 2 else None) for gpu in machine.gpus)
-        text = "\n".join(_lines(topo_tree(replace(machine, gpus=gpus)), 120))
-        assert text.count("GPU memory,") == 4
-
-    def test_equal_l3_groups_share_a_line(self) -> None:
-        """Six L3 groups of a node are one line with the CPUs of each; two keep lines of their own."""
-        lines = _lines(topo_tree(_example("ndv4")), 120)
-        assert any("6 x L3  4 cores each: CPUs 0-3 | 4-7 | 8-11 | 12-15 | 16-19 | 20-23" in line for line in lines)
-        assert sum("L3  4 cores x 2 threads: CPUs" in line for line in _lines(topo_tree(grid(l3=2)), 120)) == 4
-
-    def test_a_cache_over_nodes_is_there_once(self) -> None:
-        """With sub-NUMA clustering, each package has one L3 line, and its four nodes are below it."""
-        lines = _lines(topo_tree(snc4()), 120)
-        caches = [line for line in lines if "L3" in line]
-        assert [line.partition("L3")[2] for line in caches] == [
-            " of nodes 0-3  16 cores x 2 threads: CPUs 0-15,32-47",
-            " of nodes 4-7  16 cores x 2 threads: CPUs 16-31,48-63",
-        ]
-        assert sum("── node " in line for line in lines) == 8
-        assert any(line.startswith("│   └── L3 of nodes 0-3") for line in lines)
-        assert any("cores  4 cores x 2 threads: CPUs 0-3,32-35" in line for line in lines)
 
     def test_a_cache_that_contradicts_itself_stays_in_its_nodes(self) -> None:
         """A cache that spans packages, or shares a node with another one, is not drawn around nodes."""
@@ -246,11 +174,6 @@ class TestTree:
         assert found == dict.fromkeys(range(4, 8), CpuSet(range(4, 8)))
         lines = _lines(topo_tree(over_packages), 120)
         assert sum("L3" in line for line in lines) == 8
-
-    def test_one_empty_node_has_its_line(self) -> None:
-        """A single empty node is shown as any other."""
-        machine = grid(nodes=2, memory_nodes=[2], memoryless=[2])
-        assert any("node 2  memory only, 0.0 GiB" in line for line in _lines(topo_tree(machine), 120))
 
     def test_too_many_distances_are_not_silent(self) -> None:
         """A node with distances to hundreds of nodes names the command that shows them."""
