@@ -318,7 +318,7 @@ class TestFaults:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda s: s.name)
     def test_signal_to_the_launcher(self, tmp_path: Path, number: signal.Signals) -> None:
         """A launcher that gets a signal to stop leaves no rank behind, and its status shows the signal."""
-        commands = {"ours": [*NUMAPIN, "run"], "torch's": [*NUMAPIN, "run", *torchs_store()]}
+        commands = {"ours": [*NUMAPIN, "run"], "torch": [*NUMAPIN, "run", *torchs_store()]}
 
         def status_of(name: str) -> int:
             status, pids = interrupted(tmp_path / name, commands[name], number)
