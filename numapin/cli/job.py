@@ -17,10 +17,17 @@ from numapin.cli.options import BINDING, BindingOptions, FilePath, MachinePath, 
 from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, pod_options, scripts
-from numapin.jobs.gpus import gpus_per_host, require_gpu_per_rank
 from numapin.jobs.pod_options import Gang, PodOptions
 from numapin.jobs.request import Form, JobRequest, KubernetesKind, Launch
-from numapin.jobs.share import require_present, share_of, tiles_per_gpu, vendor_of_ranks, why_whole_hosts
+from numapin.jobs.share import (
+    gpus_per_host,
+    require_gpu_per_rank,
+    require_present,
+    share_of,
+    tiles_per_gpu,
+    vendor_of_ranks,
+    why_whole_hosts,
+)
 from numapin.launcher import preload
 from numapin.plan.make import make_plan
 
