@@ -37,6 +37,5 @@ diagnostics on stderr, an exit status.
     early_end.py     EDGE  Ctrl-C during a measurement keeps what was measured
     doctor.py        EDGE  numapin doctor
     job.py           EDGE  numapin job
-    job_own.py       EDGE  options that Kubernetes or Slurm alone has
     completion.py    EDGE  numapin completion; shells/ has the scripts
 """

@@ -6,7 +6,7 @@ Comes in: click's parsed values. Goes out: typed options, the planner's `Request
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -26,7 +26,7 @@ from numapin.plan.request import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from click.shell_completion import CompletionItem
 
@@ -47,6 +47,13 @@ def with_values(record: Callable[..., T]) -> Callable[[Callable[[T], None]], Cal
         return callback
 
     return decorate
+
+
+def record_of(record: type[T], values: Mapping[str, object], **more: object) -> T:
+    """Return a record made of those values that are its fields, and more."""
+    make: Callable[..., T] = record
+    names = [field.name for field in fields(record)]  # type: ignore[arg-type] # all of our records are dataclasses
+    return make(**{name: values[name] for name in names if name in values}, **more)
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg] # takes a type argument since click 8.2 only

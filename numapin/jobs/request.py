@@ -116,14 +116,64 @@ class JobRequest:
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without a cluster."""
-        self._check_numbers()
-        self._check_times()
-        self._check_names()
-        self._check_command()
+        for option, number, least, most in (
+            ("--nodes", self.nodes, 1, _MAX_NODES),
+            ("--gpus-per-node", self.gpus_per_node, 0, MAX_GPUS),
+            ("--ranks-per-node", self.ranks_per_node, 0, MAX_RANKS),
+            ("--cpus-per-task", self.cpus_per_task, 1, MAX_CPUS),
+            ("--mem-per-node", self.memory_bytes, 1 << 20, MAX_NUMBER),
+        ):
+            hint = f"numapin job {self.engine} --help"
+            if number is not None and number < least:
+                raise UsageError(f"{option} is {number}; it must be at least {least}", hint)
+            if number is not None and number > most:
+                raise UsageError(f"{option} is {str(number)[:20]}; it must be at most {most}", hint)
+        if self.gpus_per_node and self.num_ranks > self.gpus_per_node:
+            raise UsageError(
+                f"--ranks-per-node {self.num_ranks} is more than the {counted(self.gpus_per_node, 'GPU')} of a host",
+                f"each rank needs its own GPU: --ranks-per-node {self.gpus_per_node}, or more --gpus-per-node",
+            )
+        self._check_signal()
+
+        characters = "letters, digits and _ . , : @ / + -"
+        for option, name, pattern, sample in (
+            ("--job-name", self.name or None, _NAME, "letters, digits and . _ + -, at most 63"),
+            ("--partition/--queue", self.queue, _QUEUE, f"{characters}, such as gpu"),
+            ("--account", self.account, _QUEUE, f"{characters}, such as physics"),
+            ("--container", self.container, _IMAGE, image.SAMPLE),
+        ):
+            if name is not None and not pattern.fullmatch(name):
+                raise UsageError(f"{option} {name!r} is not valid", f"use {sample}")
+        if self.container:
+            image.require_known(self.container)
+
+        script = self.command[0] if self.command else ""
+        if not script:
+            raise UsageError(
+                "there is no script to run", f"put it last: numapin job {self.engine} --nodes 2 train.py --lr 0.1"
+            )
+        if script.startswith("-"):
+            raise UsageError(f"the script's name {script!r} begins with a dash", f"write ./{script}")
+        for word in (*self.command, *self.options, *self.setup, self.hostfile or ""):
+            if _NOT_TEXT.search(word):
+                raise UsageError(f"{word!r} is not text that a script can contain (UTF-8)", "rename the file")
         if self.dataloader and self.form is Form.TASK:
             raise UsageError(
                 f"--dataloader {self.dataloader} with --form task: numapin exec does not change the script's loaders",
                 "use --form node, or numapin.DataLoader in the script",
+            )
+
+    def _check_signal(self) -> None:
+        if self.signal_s is None:
+            return
+        if not 1 <= self.signal_s <= 65535:
+            raise UsageError(f"--signal is {self.signal_s} seconds; it must be 1 to 65535", "for example: --signal 300")
+        if self.time_s is None:
+            raise UsageError("--signal requires --time", "for example: --time 24:00:00 --signal 300")
+        if self.signal_s >= self.time_s:
+            raise UsageError(
+                f"--signal {self.signal_s} is not less than --time: {self.time_s} seconds",
+                "give a longer --time, or a shorter --signal",
             )
 
     @property
@@ -150,69 +200,6 @@ class JobRequest:
     def job_name(self) -> str:
         """Return the given name, or one derived from the script's."""
         return self.name or name_of(self.command[0])
-
-    def _check_numbers(self) -> None:
-        self._require_between("--nodes", self.nodes, 1, _MAX_NODES)
-        self._require_between("--gpus-per-node", self.gpus_per_node, 0, MAX_GPUS)
-        self._require_between("--ranks-per-node", self.ranks_per_node, 0, MAX_RANKS)
-        self._require_between("--cpus-per-task", self.cpus_per_task, 1, MAX_CPUS)
-        self._require_between("--mem-per-node", self.memory_bytes, 1 << 20, MAX_NUMBER)
-        if self.gpus_per_node and self.num_ranks > self.gpus_per_node:
-            raise UsageError(
-                f"--ranks-per-node {self.num_ranks} is more than the {counted(self.gpus_per_node, 'GPU')} of a host",
-                f"each rank needs its own GPU: --ranks-per-node {self.gpus_per_node}, or more --gpus-per-node",
-            )
-
-    def _require_between(self, option: str, number: int | None, least: int, most: int) -> None:
-        """Raise UsageError for a number outside of the range. None is an option that was not given."""
-        if number is None:
-            return
-        hint = f"numapin job {self.engine} --help"
-        if number < least:
-            raise UsageError(f"{option} is {number}; it must be at least {least}", hint)
-        if number > most:
-            raise UsageError(f"{option} is {str(number)[:20]}; it must be at most {most}", hint)
-
-    def _check_times(self) -> None:
-        if self.signal_s is None:
-            return
-        if not 1 <= self.signal_s <= 65535:
-            raise UsageError(f"--signal is {self.signal_s} seconds; it must be 1 to 65535", "for example: --signal 300")
-        if self.time_s is None:
-            raise UsageError("--signal requires --time", "for example: --time 24:00:00 --signal 300")
-        if self.signal_s >= self.time_s:
-            raise UsageError(
-                f"--signal {self.signal_s} is not less than --time: {self.time_s} seconds",
-                "give a longer --time, or a shorter --signal",
-            )
-
-    def _check_names(self) -> None:
-        characters = "letters, digits and _ . , : @ / + -"
-        _require_match("--job-name", self.name or None, _NAME, "letters, digits and . _ + -, at most 63")
-        _require_match("--partition/--queue", self.queue, _QUEUE, f"{characters}, such as gpu")
-        _require_match("--account", self.account, _QUEUE, f"{characters}, such as physics")
-        _require_match("--container", self.container, _IMAGE, image.SAMPLE)
-        if self.container:
-            image.require_known(self.container)
-
-    def _check_command(self) -> None:
-        """Raise UsageError if there is no script, or if a word cannot be written to a script."""
-        script = self.command[0] if self.command else ""
-        if not script:
-            raise UsageError(
-                "there is no script to run", f"put it last: numapin job {self.engine} --nodes 2 train.py --lr 0.1"
-            )
-        if script.startswith("-"):
-            raise UsageError(f"the script's name {script!r} begins with a dash", f"write ./{script}")
-        for word in (*self.command, *self.options, *self.setup, self.hostfile or ""):
-            if _NOT_TEXT.search(word):
-                raise UsageError(f"{word!r} is not text that a script can contain (UTF-8)", "rename the file")
-
-
-def _require_match(option: str, name: str | None, pattern: re.Pattern[str], sample: str) -> None:
-    """Raise UsageError for a name that does not match. None is an option that was not given."""
-    if name is not None and not pattern.fullmatch(name):
-        raise UsageError(f"{option} {name!r} is not valid", f"use {sample}")
 
 
 def name_of(script: str) -> str:
