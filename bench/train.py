@@ -449,7 +449,6 @@ LAYOUT: Final = Layout(
         Column(figure="first_batch_s", heading="first s", form=".2f", meaning="time to the first batch"),
         Column(figure="misses", heading="misses", form=",.0f", meaning="batches outside of numapin's slots"),
     ),
-    plotted=(),
 )
 
 
