@@ -382,7 +382,10 @@ def _joined() -> torch.device:
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    alone: dict[str, Any] = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    alone: dict[str, Any] = {}
+    if "RANK" not in os.environ:
+        store = dist.HashStore()  # type: ignore[attr-defined] # torch does not list it
+        alone = {"store": store, "rank": 0, "world_size": 1}
     dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None, **alone)
     return device
 
@@ -449,7 +452,6 @@ LAYOUT: Final = Layout(
         Column(figure="first_batch_s", heading="first s", form=".2f", meaning="time to the first batch"),
         Column(figure="misses", heading="misses", form=",.0f", meaning="batches outside of numapin's slots"),
     ),
-    plotted=(),
 )
 
 

@@ -47,7 +47,7 @@ def bench() -> None:
       numapin bench alloc                                what memory costs: 10 s
       numapin bench transfer --quick                     does pinning pay? a smoke test
       numapin bench loader --cases 38MB --peers torch,numapin-device
-      numapin bench overlap --output overlap.json --plot overlap.svg
+      numapin bench overlap --output overlap.json
     """
 
 
@@ -86,7 +86,7 @@ def transfer(options: _BenchTransferOptions) -> None:
     \b
     Examples:
       numapin bench transfer --quick                   a smoke test
-      numapin bench transfer --plot transfer.svg       all sizes, and a plot
+      numapin bench transfer --output transfer.json    all sizes, and all figures in a file
       numapin bench transfer --sizes 64M --directions h2d --repeats 9
     """
     require_torch("numapin bench transfer")
@@ -170,7 +170,7 @@ def overlap(options: _BenchOverlapOptions) -> None:
     Examples:
       numapin bench overlap                            every kind of step
       numapin bench overlap --cases transfer-bound,compute-bound
-      numapin bench overlap --plot overlap.svg --output overlap.json
+      numapin bench overlap --output overlap.json
     """
     require_torch("numapin bench overlap")
     options, machine = with_quick(options, seconds=0.1), read_machine()

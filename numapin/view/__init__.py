@@ -17,9 +17,7 @@ Comes in: topologies, plans, reports. Goes out: rich renderables, and the text o
     compare_table.py  PURE  variants of a script, compared
     bench_table.py    PURE  the figures of a benchmark
     bench_layouts.py  PURE  the columns and legends of each benchmark
-    bench_plot.py     PURE  the figures of a benchmark as charts
     sweep_table.py    PURE  the figures of a benchmark over a range of sizes
-    chart.py          PURE  charts as SVG
     marks.py          PURE  the ranks on each CPU, node and GPU
     structure.py      PURE  empty nodes, and caches over several nodes
     visible.py        PURE  visible characters only, for terminals

@@ -1,4 +1,4 @@
-"""The columns, legend and plots of each benchmark. Pure.
+"""The columns and legend of each benchmark. Pure.
 
 Comes in: nothing. Goes out: one `Layout` per benchmark.
 """
@@ -9,11 +9,10 @@ from typing import Final
 
 from numapin.view.bench_table import Column, Layout
 
-_RATE: Final = Column(figure="batches_per_s", heading="batches/s", form=",.1f", spread=True, axis="batches per second")
 LOADER: Final = Layout(
     legend="median [lowest, highest]",
     columns=(
-        _RATE,
+        Column(figure="batches_per_s", heading="batches/s", form=",.1f", spread=True),
         Column(figure="gbps", heading="GB/s", form=".2f"),
         Column(figure="share_of_peak", heading="of peak", form=".0%"),
         Column(
@@ -29,60 +28,42 @@ LOADER: Final = Layout(
         Column(figure="misses", heading="misses", form=",.0f"),
         Column(figure="pinned_mb", heading="pinned MB", form=",.0f"),
     ),
-    plotted=(_RATE,),
 )
 
-_TRANSFER: Final = (
-    Column(figure="gbps", heading="GB/s", spread=True, axis="bandwidth in GB/s"),
-    Column(figure="us", heading="us", spread=True, axis="time of one copy in us", meaning="time of a single copy"),
-    Column(
-        figure="host_us",
-        heading="host us",
-        spread=True,
-        axis="host blocked by a copy, in us",
-        meaning="time for which a copy blocks the host",
-    ),
-)
 TRANSFER: Final = Layout(
     legend="median ± largest deviation",
-    columns=_TRANSFER,
-    plotted=_TRANSFER,
+    columns=(
+        Column(figure="gbps", heading="GB/s", spread=True),
+        Column(figure="us", heading="us", spread=True, meaning="time of a single copy"),
+        Column(
+            figure="host_us",
+            heading="host us",
+            spread=True,
+            meaning="time for which a copy blocks the host",
+        ),
+    ),
 )
 
-_ALLOC: Final = (
-    Column(figure="alloc_us", heading="allocate", spread=True, axis="allocation in us"),
-    Column(figure="touch_us", heading="first write", axis="first write in us"),
-    Column(figure="again_us", heading="second write", axis="second write in us"),
-    Column(figure="copy_us", heading="copy to GPU", axis="copy to the GPU in us"),
-)
 ALLOC: Final = Layout(
     legend="median ± largest deviation, in us of one thread",
     columns=(
-        *_ALLOC,
+        Column(figure="alloc_us", heading="allocate", spread=True),
+        Column(figure="touch_us", heading="first write"),
+        Column(figure="again_us", heading="second write"),
+        Column(figure="copy_us", heading="copy to GPU"),
         Column(figure="filled_ratio", heading="x pageable", meaning="allocation plus first write"),
     ),
-    plotted=_ALLOC,
 )
 
-_STEPS: Final = Column(figure="steps_per_s", heading="steps/s", form=",.1f", spread=True, axis="steps per second")
-_GAIN: Final = Column(figure="ratio", heading="x pageable", form=".2f", spread=True, axis="times as fast as pageable")
-_HIDDEN: Final = Column(
-    figure="hidden_share",
-    heading="hidden",
-    form=".0%",
-    axis="share of copy time hidden",
-    meaning="copies during compute",
-)
 OVERLAP: Final = Layout(
     legend="median [lowest, highest]",
     columns=(
-        _STEPS,
-        _GAIN,
+        Column(figure="steps_per_s", heading="steps/s", form=",.1f", spread=True),
+        Column(figure="ratio", heading="x pageable", form=".2f", spread=True),
         Column(figure="copy_ms", heading="copy ms", form=".2f"),
         Column(figure="host_ms", heading="host ms", form=".2f", meaning="blocked by a copy"),
         Column(figure="compute_ms", heading="compute ms", form=".2f"),
-        _HIDDEN,
+        Column(figure="hidden_share", heading="hidden", form=".0%", meaning="copies during compute"),
         Column(figure="busy_share", heading="busy", form=".0%", meaning="GPU computing"),
     ),
-    plotted=(_STEPS, _GAIN, _HIDDEN),
 )

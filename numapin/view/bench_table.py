@@ -7,7 +7,7 @@ and highest in brackets; and the reason for each peer and case that was skipped.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -32,15 +32,13 @@ _WIDTH: Final = 100
 class Column:
     """A figure, the heading above it, its number format, and whether its spread is shown.
 
-    `meaning` explains the heading in the legend, and `axis` is the label of its axis in plots, with the unit; "" if the
-    heading says it all.
+    `meaning` explains the heading in the legend; "" if the heading says it all.
     """
 
     figure: str
     heading: str
     form: str = ".3g"
     spread: bool = False
-    axis: str = ""
     meaning: str = ""
 
     def cell(self, spread: Spread | None) -> str:
@@ -53,15 +51,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The columns of a benchmark's tables, a legend for all of them, and the columns that are plotted.
-
-    `peers` describes the peers in the plot's legend, if the report's settings do not.
-    """
+    """The columns of a benchmark's tables, and a legend for all of them."""
 
     columns: tuple[Column, ...]
     legend: str
-    plotted: tuple[Column, ...]
-    peers: Mapping[str, str] = field(default_factory=dict)
 
 
 def bench_table(report: BenchReport, layout: Layout) -> RenderableType:

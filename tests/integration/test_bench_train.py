@@ -42,7 +42,8 @@ def test_two_ranks_train_with_every_loader(tmp_path: Path) -> None:
 
 def test_a_batch_that_differs_is_noticed() -> None:
     """A sample that ends otherwise than in the dataset, and one with another number, are errors."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined] # torch does not list it
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         model = Model(build=cnn3d, shape=(1, 4, 4, 4), batch_size=2, num_samples=3, num_classes=10, bf16=False)
         samples = Samples(model)
