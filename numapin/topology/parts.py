@@ -56,6 +56,15 @@ class NicKind(StrEnum):
     INFINIBAND = "infiniband"
 
 
+class NicInterface(StrEnum):
+    """The interface of the kernel that a network device's name belongs to."""
+
+    VERBS = "verbs"
+    """RDMA (/sys/class/infiniband): mlx5_0."""
+    NETWORK = "net"
+    """Sockets (/sys/class/net): eth0, ib0."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
     """A processor package (socket).
@@ -275,12 +284,15 @@ class Nic:
         pci: Its PCI address.
         node: Its node.
         kind: Its protocol.
+        interface: The interface that the name belongs to. None: the source does not say, or the file is older than
+            this field.
     """
 
     name: str
     pci: str | None = None
     node: int | None = None
     kind: NicKind = NicKind.ETHERNET
+    interface: NicInterface | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import listed
-from numapin.topology.model import CpuSpeed, GpuVendor, Mig, NicKind, NodeSource, Pcie
+from numapin.topology.model import CpuSpeed, GpuVendor, Mig, NicInterface, NicKind, NodeSource, Pcie
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -135,6 +135,15 @@ class NodeReading(NamedTuple):
     distances: Mapping[int, int] = {}
 
 
+class NicReading(NamedTuple):
+    """A name of a network device. `node` is only that of a device without PCI, such as those of Hyper-V."""
+
+    name: str
+    kind: NicKind
+    interface: NicInterface | None = None
+    node: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)  # its `index` would hide a tuple's
 class PciReading:
     """One device on PCI that is a GPU, a partition of a GPU, or a NIC. None: unknown.
@@ -151,7 +160,7 @@ class PciReading:
         name: The model of a GPU.
         uuid: The UUID of a GPU.
         index: The driver's number for a GPU (hwloc: nvml3, rsmi3).
-        interfaces: Name and kind of each interface of a NIC.
+        interfaces: The names of a NIC.
         vendor: The maker of a GPU.
         partition: The number of a partition or tile of a GPU.
         is_vga: Whether it is a VGA controller, which may only serve a screen.
@@ -174,7 +183,7 @@ class PciReading:
     name: str | None = None
     uuid: str | None = None
     index: int | None = None
-    interfaces: tuple[tuple[str, NicKind], ...] = ()
+    interfaces: tuple[NicReading, ...] = ()
     vendor: GpuVendor | None = None
     partition: int | None = None
     is_vga: bool = False
@@ -218,14 +227,6 @@ class PciReading:
     def part(self) -> GpuPart:
         """The name of a GPU, or of a partition, within the machine."""
         return self.address, self.partition
-
-
-class NicReading(NamedTuple):
-    """A network interface that is not on PCI, such as those of Hyper-V and virtio-mmio."""
-
-    name: str
-    kind: NicKind
-    node: int | None = None
 
 
 class FabricLink(NamedTuple):

@@ -166,6 +166,12 @@ CASES: Final = {
     "a RoCE device has both kinds": Case(
         devices={A: {"class": "0x020000", "net/eth0/mtu": "1", "infiniband/mlx5_0/fw_ver": "1"}}
     ),
+    "IP over InfiniBand by another name is no verbs device": linked(
+        {**rdma(0), "net/a0/mtu": "1"}, {"class": "0x020700", "net/hsi0/mtu": "1"}
+    ),
+    "a verbs device may be called ib0": linked(
+        {"class": "0x020700", "infiniband/ib0/fw_ver": "1", "net/net0/mtu": "1"}
+    ),
     "an interface on an InfiniBand device is InfiniBand": Case(
         devices={A: {"class": "0x020700", "net/ib0/mtu": "1", "infiniband/mlx5_0/fw_ver": "1"}}
     ),

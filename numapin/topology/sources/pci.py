@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.bounds import MAX_PARENTS
 from numapin.base.not_none import not_none
 from numapin.topology.address import pci_address
-from numapin.topology.model import GpuVendor, NicKind, Pcie
+from numapin.topology.model import GpuVendor, NicInterface, NicKind, Pcie
 from numapin.topology.readings import (
     CONTROLLER_3D,
     VGA,
@@ -72,7 +72,8 @@ def read_other_nics(tree: Tree, known: Container[str]) -> Iterator[NicReading]:
             continue
         kind = _TYPES.get(tree.number(f"{_NET}/{name}/type") or 0)
         if kind is not None:
-            yield NicReading(name=name, kind=kind, node=tree.number(f"{_NET}/{name}/device/numa_node"))
+            node = tree.number(f"{_NET}/{name}/device/numa_node")
+            yield NicReading(name, kind, NicInterface.NETWORK, node)
 
 
 def _is_virtual(tree: Tree, interface: str) -> bool:
@@ -139,17 +140,18 @@ def _pcie(tree: Tree, at: str) -> Pcie:
     )
 
 
-def _interfaces(tree: Tree, at: str, device_class: int) -> tuple[tuple[str, NicKind], ...]:
+def _interfaces(tree: Tree, at: str, device_class: int) -> tuple[NicReading, ...]:
     """Return the names below a network device; a virtio device has its own directory in between."""
     virtio = (f"{at}/{name}" for name in tree.names(at) if name.startswith("virtio"))
     return tuple(interface for place in (at, *virtio) for interface in _interfaces_in(tree, place, device_class))
 
 
-def _interfaces_in(tree: Tree, place: str, device_class: int) -> Iterator[tuple[str, NicKind]]:
+def _interfaces_in(tree: Tree, place: str, device_class: int) -> Iterator[NicReading]:
     for name in tree.names(f"{place}/net"):
         known = _TYPES.get(tree.number(f"{place}/net/{name}/type") or 0)
-        yield name, known or nic_kind(device_class)
-    yield from ((name, NicKind.INFINIBAND) for name in tree.names(f"{place}/infiniband"))
+        yield NicReading(name, known or nic_kind(device_class), NicInterface.NETWORK)
+    for name in tree.names(f"{place}/infiniband"):
+        yield NicReading(name, NicKind.INFINIBAND, NicInterface.VERBS)
 
 
 def _hexadecimal(text: str | None) -> int | None:

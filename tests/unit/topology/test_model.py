@@ -143,7 +143,7 @@ def test_json_keys_are_the_contract() -> None:
     assert [data["gpus"][1][key] for key in ("cuda_index", "visible", "node", "node_source", "cpus")] == [
         *(None, False, None, None, None)
     ]
-    assert data["nics"][1] == {"name": "mlx5_0", "pci": None, "node": None, "kind": "infiniband"}
+    assert data["nics"][1] == {"name": "mlx5_0", "pci": None, "node": None, "kind": "infiniband", "interface": None}
     assert (data["links"], data["notes"]) == ([{"a": "gpu0", "b": "gpu1", "kind": "NV4"}], ["a note"])
 
 
