@@ -26,7 +26,10 @@ _IP_OVER_INFINIBAND: Final = re.compile(r"ib[0-9]+(\.[0-9a-f]+)?")  # the kernel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """A network device with all of its names, such as mlx5_0 (verbs) and ib0 (network); the verbs name is first."""
+    """A network device with all of its names, such as mlx5_0 (verbs) and ib0 (network).
+
+    The verbs name is first; state and rate are those of the first name.
+    """
 
     names: tuple[str, ...]
     pci: str | None
@@ -34,6 +37,8 @@ class Adapter:
     kind: NicKind
     verbs_name: str | None
     """The name by which RDMA libraries use it. None: it has no verbs device, or that name is unknown."""
+    is_up: bool | None
+    rate_gbit_s: float | None
 
     @property
     def name(self) -> str:
@@ -71,7 +76,15 @@ def _adapter(nics: list[Nic]) -> Adapter:
     first = in_order[0]
     names = dict.fromkeys(nic.name for nic in in_order)
     verbs_name = first.name if _is_verbs(first) and _VERBS.fullmatch(first.name) else None
-    return Adapter(names=tuple(names), pci=first.pci, node=first.node, kind=first.kind, verbs_name=verbs_name)
+    return Adapter(
+        names=tuple(names),
+        pci=first.pci,
+        node=first.node,
+        kind=first.kind,
+        verbs_name=verbs_name,
+        is_up=first.is_up,
+        rate_gbit_s=first.rate_gbit_s,
+    )
 
 
 def _is_verbs(nic: Nic) -> bool:

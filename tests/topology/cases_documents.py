@@ -150,6 +150,12 @@ HWLOC: Final = {
     "a name belongs to the interface of its type, whatever it looks like": two_packages(
         card(), card(interface("hsi0", 2), interface("mlx5_0", 3), busid="0000:19:00.0", pci_type=IB)
     ),
+    "the state of the first port of a verbs device": two_packages(
+        *(
+            card(interface(f"mlx5_{n}", 3, info("Port1State", state)), busid=f"0000:{n + 1}8:00.0", pci_type=IB)
+            for n, state in enumerate(("4", "1"))
+        )
+    ),
     "IP over an InfiniBand device is InfiniBand": two_packages(card(interface("ib0", 2), pci_type=IB)),
     "the long address of IP over InfiniBand tells its kind; an interface need not be on PCI": two_packages(
         card(interface("ib0", 2, LONG), pci_type="0200 [15b3:1] [0:0] 0"), interface("eth7", 2)
@@ -258,6 +264,12 @@ NCCL: Final = {
             ),
         )
     ),
+    **{
+        f"a rate of {text!r}": system(
+            cpu(pci("0000:10:00.0", "0x020700", f'<nic><net name="mlx5_0" port="1" speed="{text}"/></nic>'))
+        )
+        for text in ("400000", "-1", "fast")
+    },
     "NVSwitches, made-up addresses and NICs outside PCI are left out": system(
         cpu(
             pci("0000:12:00.0", "0x068000"),

@@ -40,6 +40,7 @@ _NVLINK_SPEEDS: Final = (
 )
 """Models, and the bandwidth of one NVLink in MB/s a direction, as hwloc adds them up."""
 _REFERENCE: Final = re.compile(r"(?:[A-Za-z0-9]{1,20}:)?([0-9]{1,18})")
+_ACTIVE: Final = "4"  # IB_PORT_ACTIVE
 _INFINIBAND_OCTETS: Final = 20  # of the address of an IP-over-InfiniBand interface
 
 
@@ -237,7 +238,13 @@ def _interfaces(devices: list[Element], network: NicKind, version: int) -> Itera
         name, interface = device.text("name"), interfaces.get(device.number("osdev_type") or 0)
         if name and interface:
             is_infiniband = interface is verbs or _is_infiniband(device)
-            yield NicReading(name, NicKind.INFINIBAND if is_infiniband else network, interface)
+            state = info(device, "Port1State")
+            yield NicReading(
+                name=name,
+                kind=NicKind.INFINIBAND if is_infiniband else network,
+                interface=interface,
+                is_up=state == _ACTIVE if state else None,
+            )
 
 
 def _is_infiniband(device: Element) -> bool:

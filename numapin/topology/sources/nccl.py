@@ -28,6 +28,7 @@ from numapin.topology.readings import (
     NodeReading,
     PciReading,
     Readings,
+    gbit_s,
     is_network,
     may_be_gpu,
     nic_kind,
@@ -255,12 +256,15 @@ def _named_interfaces(nic: Element, by_class: NicKind) -> tuple[NicReading, ...]
 
 
 def _read_net(net: Element, by_class: NicKind) -> NicReading:
-    name, port = net.word("name"), net.word("port")
-    if not port:
-        return NicReading(name, by_class)
-    if port in ("0", "-1"):
-        return NicReading(name, by_class, NicInterface.NETWORK)
-    return NicReading(name, NicKind.INFINIBAND, NicInterface.VERBS)
+    """Read the name of a network device with its rate, which NCCL writes in Mbit/s."""
+    port = net.word("port")
+    is_verbs = port not in ("", "0", "-1")
+    return NicReading(
+        name=net.word("name"),
+        kind=NicKind.INFINIBAND if is_verbs else by_class,
+        interface=(NicInterface.VERBS if is_verbs else NicInterface.NETWORK) if port else None,
+        rate_gbit_s=gbit_s(net.text("speed")),
+    )
 
 
 def _pcie(pci: Element) -> Pcie:
