@@ -14,19 +14,21 @@ from itertools import chain, combinations, islice, product, starmap
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.bounds import MAX_DEVICES, MAX_GPUS, MAX_LINKS, MAX_NODES
+from numapin.base.bounds import MAX_DEVICES, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
 from numapin.topology.address import pci_address
-from numapin.topology.model import GpuVendor, NicKind, NodeSource, Pcie
+from numapin.topology.model import GpuVendor, NicInterface, NicKind, NodeSource, Pcie
 from numapin.topology.readings import (
     ACCELERATOR,
     NO_CORES,
     VGA,
     CpuReading,
     FabricLink,
+    NicReading,
     NodeReading,
     PciReading,
     Readings,
+    gbit_s,
     is_network,
     may_be_gpu,
     nic_kind,
@@ -37,7 +39,7 @@ from numapin.topology.readings import (
 from numapin.topology.vendors import BY_PCI_ID, is_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numapin.topology.readings import GpuPart
     from numapin.topology.sources.xmlfile import Element
@@ -65,6 +67,7 @@ def read_nccl(root: Element) -> Readings:
         cpus=tuple(CpuReading(cpu=cpu, siblings=None) for cpu in sorted(all_cpus)),
         nodes=tuple(sorted(_read_nodes(elements), key=attrgetter("id"))),
         pci=pci,  # `build` refuses too many
+        nics=tuple(islice(_nics_without_pci(elements), MAX_NICS + 1)),
         fabric=tuple(islice(_fabric(devices), MAX_LINKS)),
         allowed_known=False,
         notes=(NO_CORES if all_cpus else _NO_CPUS,),
@@ -246,16 +249,34 @@ def _read_nic(pci: Element, address: str) -> PciReading | None:
         return None
     kind = nic_kind(device_class)
     named = _named_interfaces(nic, kind) if nic else ()
-    return PciReading(address=address, interfaces=named or ((address, kind),))
+    return PciReading(address=address, interfaces=named or (NicReading(address, kind),))
 
 
-def _named_interfaces(nic: Element, by_class: NicKind) -> tuple[tuple[str, NicKind], ...]:
-    nets = ((net.word("name"), _net_kind(net, by_class)) for net in nic.named("net"))
-    return tuple((name, kind) for name, kind in nets if name)
+def _nics_without_pci(elements: Iterable[Element]) -> Iterator[NicReading]:
+    """Yield the NICs that are not on PCI. NCCL puts them all below its first <cpu>, so their node is unknown."""
+    for element in elements:
+        for nic in element.named("nic"):
+            yield from _named_interfaces(nic, NicKind.ETHERNET)
 
 
-def _net_kind(net: Element, by_class: NicKind) -> NicKind:
-    return by_class if net.word("port") in ("", "0", "-1") else NicKind.INFINIBAND
+def _named_interfaces(nic: Element, by_class: NicKind) -> tuple[NicReading, ...]:
+    by_name: dict[str, NicReading] = {}  # a device with several ports has its name for each; the first port counts
+    for net in nic.named("net"):
+        if net.word("name"):
+            by_name.setdefault(net.word("name"), _read_net(net, by_class))
+    return tuple(by_name.values())
+
+
+def _read_net(net: Element, by_class: NicKind) -> NicReading:
+    """Read the name of a network device with its rate, which NCCL writes in Mbit/s."""
+    port = net.word("port")
+    is_verbs = port not in ("", "0", "-1")
+    return NicReading(
+        name=net.word("name"),
+        kind=NicKind.INFINIBAND if is_verbs else by_class,
+        interface=(NicInterface.VERBS if is_verbs else NicInterface.NETWORK) if port else None,
+        rate_gbit_s=gbit_s(net.text("speed")),
+    )
 
 
 def _pcie(pci: Element) -> Pcie:

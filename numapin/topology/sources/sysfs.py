@@ -82,7 +82,7 @@ def _cores(cpus: Iterable[CpuReading]) -> list[CpuSet]:
 
 def _other_nics(tree: Tree, on_pci: Iterable[PciReading]) -> tuple[NicReading, ...]:
     """Return the interfaces of devices that are not on PCI; `build` refuses more than the most that are accepted."""
-    names = {name for device in on_pci for name, _ in device.interfaces}
+    names = {nic.name for device in on_pci for nic in device.interfaces}
     return tuple(islice(read_other_nics(tree, names), MAX_NICS + 1))
 
 
@@ -159,12 +159,15 @@ def _package_cpus(tree: Tree, cpu: int) -> CpuSet | None:
 
 
 def _groups(cpus: Iterable[int], read: Callable[[int], CpuSet | None]) -> dict[int, CpuSet]:
-    """Return each CPU's group; `read` is called for one CPU of each, and None leaves that CPU without a group."""
+    """Return each CPU's group; `read` is called for one CPU of each.
+
+    A CPU without a list, or with a list that lacks it, has no group.
+    """
     left, groups = set(cpus), dict[int, CpuSet]()
     for cpu in sorted(left):
         members = read(cpu) if cpu in left else None
-        if members is not None:
-            group = (members & left) | {cpu}
+        if members is not None and cpu in members:
+            group = members & left
             left -= group
             groups.update(dict.fromkeys(group, group))
     return groups
