@@ -1,7 +1,4 @@
-"""A Content-Security-Policy for our HTML pages: a page uses its own style and script, and nothing injected. Pure.
-
-Comes in: the text of the page's style and of its script. Goes out: the meta element with the policy.
-"""
+"""A Content-Security-Policy for our HTML pages: a page uses its own style and script, and nothing injected."""
 
 from __future__ import annotations
 

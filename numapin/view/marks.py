@@ -1,7 +1,4 @@
-"""The places of a plan's ranks on a machine. Pure.
-
-Comes in: a `Topology` and a `Plan`, perhaps of another machine. Goes out: the local ranks on each CPU, node and GPU.
-"""
+"""The places of a plan's ranks on a machine."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The parts of a machine that views show together. Pure.
-
-Comes in: a `Topology`. Goes out: nodes without anything on them; L3 caches that span nodes; the GPU of each node that
-is GPU memory; and the links between devices, with the meaning of their words.
-"""
+"""The parts of a machine that views show together."""
 
 from __future__ import annotations
 

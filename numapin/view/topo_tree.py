@@ -1,8 +1,4 @@
-"""A topology as a tree. Pure.
-
-Comes in: a `Topology`, and optionally a `Plan`. Goes out: a rich Tree of packages, nodes, L3 groups, cores, GPUs and
-NICs, with node distances and the plan's ranks.
-"""
+"""A topology as a tree."""
 
 from __future__ import annotations
 

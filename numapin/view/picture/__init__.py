@@ -1,20 +1,18 @@
-"""A machine as a picture: an SVG file or an HTML page. Pure.
-
-Comes in: a `Topology`, and optionally a `Plan`. Goes out: the text of a file.
+"""A machine as a picture: an SVG file or an HTML page.
 
 ::
 
-    boxes.py    PURE  boxes with text, in rows and frames
-    drawing.py  PURE  the common facts of all parts
-    layout.py   PURE  the machine as boxes
-    nodes.py    PURE  packages and nodes
-    cores.py    PURE  cores and L3 groups
-    devices.py  PURE  GPUs and NICs
-    legend.py   PURE  the legend
-    matrix.py   PURE  node distances and device links
-    text.py     PURE  text of a known width
-    style.py    PURE  colors, light and dark
-    svg.py      PURE  boxes -> SVG
-    tables.py   PURE  the same facts as HTML tables
-    page.py     PURE  the HTML page
+    boxes.py    boxes with text, in rows and frames
+    drawing.py  the common facts of all parts
+    layout.py   the machine as boxes
+    nodes.py    packages and nodes
+    cores.py    cores and L3 groups
+    devices.py  GPUs and NICs
+    legend.py   the legend
+    matrix.py   node distances and device links
+    text.py     text of a known width
+    style.py    colors, light and dark
+    svg.py      boxes -> SVG
+    tables.py   the same facts as HTML tables
+    page.py     the HTML page
 """

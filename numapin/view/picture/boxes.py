@@ -1,7 +1,4 @@
-"""Boxes in boxes, with text of known place and size. Pure.
-
-Comes in: sizes and texts. Goes out: a `Box`, and functions that arrange boxes in rows and draw frames around them.
-"""
+"""Boxes in boxes, with text of known place and size."""
 
 from __future__ import annotations
 

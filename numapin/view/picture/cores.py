@@ -1,8 +1,4 @@
-"""Cores and their L3 groups as boxes. Pure.
-
-Comes in: a `Drawing` and the cores of a node. Goes out: one frame per L3 group, with one box per core, with
-one row per CPU.
-"""
+"""Cores and their L3 groups as boxes."""
 
 from __future__ import annotations
 

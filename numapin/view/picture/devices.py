@@ -1,7 +1,4 @@
-"""GPUs and network devices as boxes. Pure.
-
-Comes in: a `Drawing` and a node. Goes out: one box per device.
-"""
+"""GPUs and network devices as boxes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The common facts of all parts of a picture. Pure.
-
-Comes in: a `Topology`, the places of ranks, and the width of the page. Goes out: a `Drawing`.
-"""
+"""The common facts of all parts of a picture."""
 
 from __future__ import annotations
 

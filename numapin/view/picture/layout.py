@@ -1,8 +1,4 @@
-"""The whole picture as boxes. Pure.
-
-Comes in: a `Topology`, and optionally a `Plan`. Goes out: a `Picture`: packages with their nodes, parts of unknown
-place, distances, links and a legend, with a title and a description in words.
-"""
+"""The whole picture as boxes."""
 
 from __future__ import annotations
 

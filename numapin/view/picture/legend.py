@@ -1,7 +1,4 @@
-"""The legend of colors and signs. Pure.
-
-Comes in: a `Topology`, and optionally a `Plan`. Goes out: a panel that explains the colors and signs in this picture.
-"""
+"""The legend of colors and signs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Node distances and device links as small matrices. Pure.
-
-Comes in: a `Topology`. Goes out: a panel for each if there are at least two things to compare; the nearer, the darker.
-"""
+"""Node distances and device links as small matrices."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Packages and NUMA nodes as boxes. Pure.
-
-Comes in: a `Drawing`. Goes out: one frame per package with its nodes, and frames for nodes,
-cores and devices without a known package or node.
-"""
+"""Packages and NUMA nodes as boxes."""
 
 from __future__ import annotations
 

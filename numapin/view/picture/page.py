@@ -1,8 +1,6 @@
-"""The HTML page around the picture. Pure.
+"""The HTML page around the picture.
 
-Comes in: a `Topology`, and optionally a `Plan`. Goes out: one self-contained HTML file: the picture, for a wide window
-and for a narrow one, the same facts as tables, and buttons for light or dark and to highlight a rank. It can be read
-without the script.
+The page can be read without its script.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Colors and style rules. Pure.
+"""Colors and style rules.
 
-Comes in: nothing. Goes out: CSS for the SVG and the page. Every color is a variable with a light and a dark value; the
-light value is the fallback for programs without CSS variables.
+Every color is a variable with a light and a dark value; the light value is the fallback for programs without CSS
+variables.
 """
 
 from __future__ import annotations

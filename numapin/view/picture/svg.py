@@ -1,8 +1,4 @@
-"""The boxes as SVG. Pure.
-
-Comes in: a `Picture`. Goes out: an SVG element; or a file with its own style, which follows the reader's light or dark
-scheme.
-"""
+"""The boxes as SVG."""
 
 from __future__ import annotations
 

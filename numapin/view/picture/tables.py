@@ -1,8 +1,4 @@
-"""The facts of the picture as HTML tables. Pure.
-
-Comes in: a `Topology`, the places of ranks, and optionally a `Plan`. Goes out: tables with the exact facts, which
-screen readers can read; the details of each node are folded and can be opened by keyboard.
-"""
+"""The facts of the picture as HTML tables."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Text with an upper bound on its width. Pure.
-
-Comes in: text, perhaps from an untrusted file. Goes out: printable text that fits.
-"""
+"""Text with an upper bound on its width."""
 
 from __future__ import annotations
 
