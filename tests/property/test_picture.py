@@ -10,13 +10,9 @@ from xml.etree import ElementTree as ET
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numapin.topology.adapters import adapters
-from numapin.topology.model import Link, Nic
-from numapin.view.picture.boxes import BoxKind
-from numapin.view.picture.layout import lay_out
-from numapin.view.picture.nodes import NARROW, WIDE
-from numapin.view.picture.svg import svg
+from numapin import Link, Nic
 from tests.pictures import keys, problems
+from tests.property.seam import NARROW, WIDE, BoxKind, adapters, lay_out, svg
 from tests.property.test_plan import cases
 
 if TYPE_CHECKING:

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from numapin import Request, discover, make_plan
 from numapin.errors import UsageError
-from numapin.plan.make import make_plan
-from numapin.plan.request import Request
-from numapin.topology import examples
-from numapin.topology.discover import discover
 from tests.machines.compact import compact
 from tests.machines.roots import HERE
+from tests.unit.topology.seam import examples
 
 # Name -> title, the machine in tests/machines, and the node of each GPU, by hand.
 MACHINES = {

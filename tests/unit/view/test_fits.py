@@ -10,21 +10,24 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from numapin.base.cpu_set import CpuSet
-from numapin.plan.make import make_plan
-from numapin.plan.request import Bind, Request
-from numapin.topology.adapters import adapters, natural
-from numapin.topology.examples import read_example
-from numapin.topology.model import Link, Nic, NicKind, Node, NodeKind, Topology
-from numapin.view.picture.layout import lay_out
-from numapin.view.plan_table import explained_plan
-from numapin.view.structure import spanning_l3s
-from numapin.view.topo_matrix import topo_matrix
-from numapin.view.topo_tree import topo_tree
-from numapin.view.words import policy
+from numapin import Bind, Link, Nic, Node, Request, Topology, make_plan
 from tests.machines.grids import grid
 from tests.machines.roots import NAMES
 from tests.pictures import golden_machine, many_nics, snc4
+from tests.unit.view.seam import (
+    CpuSet,
+    NicKind,
+    NodeKind,
+    adapters,
+    explained_plan,
+    lay_out,
+    natural,
+    policy,
+    read_example,
+    spanning_l3s,
+    topo_matrix,
+    topo_tree,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -8,20 +8,29 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.base.cpu_set import CpuSet
-from numapin.base.printable import printable
+from numapin import Allowed, Bind, Link, Memory, Nic, Request, Topology, make_plan
 from numapin.errors import UsageError
-from numapin.plan.make import make_plan
-from numapin.plan.request import Bind, Memory, Request
-from numapin.topology.adapters import adapters
-from numapin.topology.model import Allowed, Link, Nic, Topology
-from numapin.view.picture.boxes import PAD, Box, BoxKind, Ink, Label, flow, frame
-from numapin.view.picture.layout import lay_out
-from numapin.view.picture.nodes import NARROW, WIDE
-from numapin.view.picture.text import fit, width_of, wrapped
 from tests.machines.grids import gpu, grid
 from tests.machines.roots import NAMES
 from tests.pictures import HOSTILE, golden_machine, keys, many_nics, problems, snc4
+from tests.unit.view.seam import (
+    NARROW,
+    PAD,
+    WIDE,
+    Box,
+    BoxKind,
+    CpuSet,
+    Ink,
+    Label,
+    adapters,
+    fit,
+    flow,
+    frame,
+    lay_out,
+    printable,
+    width_of,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,21 +12,28 @@ from pathlib import Path
 
 import pytest
 
-from numapin.plan.make import make_plan
-from numapin.plan.request import Bind, Request
-from numapin.topology.adapters import adapters
-from numapin.topology.examples import read_example
-from numapin.topology.model import Nic, Topology
-from numapin.view.picture.boxes import BoxKind
-from numapin.view.picture.layout import lay_out
-from numapin.view.picture.nodes import NARROW
-from numapin.view.picture.page import page
-from numapin.view.picture.style import COLORS, NUM_LOOKS, PATTERN_INK, RANK_COLORS, color_of, look_of, pattern_of
-from numapin.view.picture.svg import element, svg
+from numapin import Bind, Nic, Request, Topology, make_plan
 from tests.machines.grids import gpu, grid
 from tests.machines.roots import NAMES
 from tests.pictures import HOSTILE, golden_machine, keys, parsed
 from tests.policies import policy_of
+from tests.unit.view.seam import (
+    COLORS,
+    NARROW,
+    NUM_LOOKS,
+    PATTERN_INK,
+    RANK_COLORS,
+    BoxKind,
+    adapters,
+    color_of,
+    element,
+    lay_out,
+    look_of,
+    page,
+    pattern_of,
+    read_example,
+    svg,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 VOID = {"meta"}
