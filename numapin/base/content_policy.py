@@ -9,14 +9,15 @@ import base64
 import hashlib
 
 
-def policy_element(*, style: str, script: str, images: str = "'none'") -> str:
+def policy_element(*, style: str, script: str | None = None, images: str = "'none'") -> str:
     """Return the element. It belongs into the head of the page, before anything that could load or run.
 
     Style attributes, handlers such as onclick, and every other style or script are refused. `images` is 'none', or
     data: for an icon.
     """
+    scripts = "'none'" if script is None else _hash(script)
     content = (
-        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src {images}; "
+        f"default-src 'none'; style-src {_hash(style)}; script-src {scripts}; img-src {images}; "
         "base-uri 'none'; form-action 'none'"
     )
     return f'<meta http-equiv="Content-Security-Policy" content="{content}">'

@@ -1,7 +1,4 @@
-"""Drawings of objects for notebooks. Pure.
-
-Comes in: an object, and the name of a function in `view.notebook`. Goes out: SVG or HTML, or None if there is nothing
-to draw.
+"""Drawings of objects for notebooks.
 
 A notebook asks the object itself, and `view`, which makes the drawing, is above the object's module: so `view` is
 imported by name, and only when a notebook asks.
@@ -16,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def drawing(name: str, thing: object) -> str | None:
-    """Return what the function `name` of `numapin.view.notebook` makes of an object."""
-    draw: Callable[[object], str | None] = getattr(import_module("numapin.view.notebook"), name)
+def drawing(module: str, name: str, thing: object) -> str | None:
+    """Return what a function of a module of `numapin.view` makes of an object."""
+    draw: Callable[[object], str | None] = getattr(import_module(f"numapin.view.{module}"), name)
     return draw(thing)

@@ -49,14 +49,13 @@ def _show_json(topology: Topology, _plan: Plan | None) -> None:
 
 
 def _svg(topology: Topology, plan: Plan | None) -> str:
-    from numapin.view.picture.layout import lay_out
-    from numapin.view.picture.svg import svg
+    from numapin.view.picture import svg
 
-    return svg(lay_out(topology, plan))
+    return svg(topology, plan)
 
 
 def _html(topology: Topology, plan: Plan | None) -> str:
-    from numapin.view.picture.page import page
+    from numapin.view.page import page
 
     return page(topology, plan)
 

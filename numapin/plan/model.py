@@ -184,7 +184,7 @@ class Plan:
 
     def _repr_html_(self) -> str | None:
         """Return the table that a notebook shows."""
-        return drawing("plan_html", self)
+        return drawing("page", "plan_html", self)
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.plan/1)."""

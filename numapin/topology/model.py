@@ -242,7 +242,7 @@ class Topology:
 
     def _repr_svg_(self) -> str | None:
         """Return the picture that a notebook shows; None for a machine too large for one."""
-        return drawing("machine_svg", self)
+        return drawing("picture", "machine_svg", self)
 
     def restrict(self, allowed: Allowed) -> Self:
         """Return the same machine with less of it allowed.

@@ -23,10 +23,9 @@ Comes in: topologies, plans, reports. Goes out: rich renderables, and the text o
     train_limits.py   PURE  what limits models in bench train
     sweep_table.py    PURE  the figures of a benchmark over a range of sizes
     chart.py          PURE  charts as SVG
-    notebook.py       PURE  a machine and a plan in a notebook
-    marks.py          PURE  the ranks on each CPU, node and GPU
-    structure.py      PURE  empty nodes, and caches over several nodes
+    machine.py        PURE  PCIe tree, GPU links, shared caches, empty nodes, and the places of ranks
     visible.py        PURE  visible characters only, for terminals
     words.py          PURE  facts and sizes as short texts
-    picture/                a machine as SVG or HTML
+    picture.py        PURE  a machine as SVG
+    page.py           PURE  the same as HTML, with tables
 """

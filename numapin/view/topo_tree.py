@@ -20,8 +20,7 @@ from numapin.base.plural import counted
 from numapin.topology.adapters import adapters
 from numapin.topology.fast import fast_cores
 from numapin.topology.model import NodeKind
-from numapin.view.marks import marks_of
-from numapin.view.structure import empty_nodes, spanning_l3s
+from numapin.view.machine import empty_nodes, rank_places, spanning_l3s
 from numapin.view.words import (
     address,
     kind_of,
@@ -48,8 +47,7 @@ if TYPE_CHECKING:
     from numapin.topology.adapters import Adapter
     from numapin.topology.model import Core, Gpu, Node, Topology
     from numapin.topology.nearest_nics import NearestNics
-    from numapin.view.marks import Marks
-    from numapin.view.structure import SpanningL3
+    from numapin.view.machine import RankPlaces, SpanningL3
 
 
 def topo_tree(topology: Topology, plan: Plan | None = None) -> Tree:
@@ -58,7 +56,7 @@ def topo_tree(topology: Topology, plan: Plan | None = None) -> Tree:
     Parts that are alike share a line: L3 groups of a node, and nodes without memory. Nodes and GPUs name their ranks in
     the plan. Raises UsageError for a plan of another machine.
     """
-    machine = _Shown(topology, marks_of(topology, plan))
+    machine = _Shown(topology, rank_places(topology, plan))
     host = Text(shortened(topology.host or topology.source), style="bold")
     tree = Tree(host.append(f"  {machine_size(topology)}", style="not bold"))
     for package in topology.packages:
@@ -75,7 +73,7 @@ class _Shown:
     """A machine, the places of ranks, and what several branches need of it."""
 
     topology: Topology
-    marks: Marks
+    marks: RankPlaces
 
     @cached_property
     def adapters(self) -> tuple[Adapter, ...]:

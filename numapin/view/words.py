@@ -11,7 +11,7 @@ from numapin.base.plural import counted, listed
 from numapin.base.sizes import gib
 from numapin.plan.request import Memory
 from numapin.topology.model import GpuVendor, NodeKind
-from numapin.view.structure import gpu_of_memory
+from numapin.view.machine import gpu_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
