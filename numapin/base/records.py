@@ -197,6 +197,12 @@ def _number(value: object, _: object) -> int:
     return value
 
 
+def _decimal(value: object, _: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_NUMBER:
+        raise _WrongError(_expected("a non-negative number", value))
+    return float(value)
+
+
 def _flag(value: object, _: Sets) -> bool:
     if not isinstance(value, bool):
         raise _WrongError(_expected("true or false", value))
@@ -225,6 +231,7 @@ def _choice(kind: type[StrEnum], value: object, sets: Sets) -> StrEnum:
 _SIMPLE: Final[dict[Any, _Reader]] = {
     str: _text,
     int: _number,
+    float: _decimal,
     bool: _flag,
     CpuSet: _numbers,
     Mapping[str, object]: _object,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from numapin.topology.parts import NicKind
+from numapin.topology.parts import NicInterface, NicKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,24 +26,24 @@ _IP_OVER_INFINIBAND: Final = re.compile(r"ib[0-9]+(\.[0-9a-f]+)?")  # the kernel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """A network device with all of its names, such as mlx5_0 (verbs) and ib0 (network); the verbs name is first."""
+    """A network device with all of its names, such as mlx5_0 (verbs) and ib0 (network).
+
+    The verbs name is first; state and rate are those of the first name.
+    """
 
     names: tuple[str, ...]
     pci: str | None
     node: int | None
     kind: NicKind
+    verbs_name: str | None
+    """The name by which RDMA libraries use it. None: it has no verbs device, or that name is unknown."""
+    is_up: bool | None
+    rate_gbit_s: float | None
 
     @property
     def name(self) -> str:
         """All names in one, such as mlx5_0/ib0."""
         return "/".join(self.names)
-
-    @property
-    def verbs_name(self) -> str | None:
-        """The name by which RDMA libraries use it. None: it has no verbs device, or that name is unknown."""
-        first = self.names[0]
-        has_verbs = self.kind is NicKind.INFINIBAND and not _IP_OVER_INFINIBAND.fullmatch(first)
-        return first if has_verbs and _VERBS.fullmatch(first) else None
 
 
 @lru_cache(maxsize=1 << 14)  # a picture sorts the names of all NICs a dozen times
@@ -75,10 +75,27 @@ def _adapter(nics: list[Nic]) -> Adapter:
     in_order = sorted(nics, key=_verbs_first)
     first = in_order[0]
     names = dict.fromkeys(nic.name for nic in in_order)
-    return Adapter(names=tuple(names), pci=first.pci, node=first.node, kind=first.kind)
+    verbs_name = first.name if _is_verbs(first) and _VERBS.fullmatch(first.name) else None
+    return Adapter(
+        names=tuple(names),
+        pci=first.pci,
+        node=first.node,
+        kind=first.kind,
+        verbs_name=verbs_name,
+        is_up=first.is_up,
+        rate_gbit_s=first.rate_gbit_s,
+    )
+
+
+def _is_verbs(nic: Nic) -> bool:
+    """Return whether a name is that of a verbs device.
+
+    A source that does not say has InfiniBand devices whose name does not look like IP over InfiniBand (ib0).
+    """
+    if nic.interface is None:
+        return nic.kind is NicKind.INFINIBAND and not _IP_OVER_INFINIBAND.fullmatch(nic.name)
+    return nic.interface is NicInterface.VERBS
 
 
 def _verbs_first(nic: Nic) -> tuple[bool, bool, bool, Natural]:
-    """Return a sort key: the verbs name is an InfiniBand one that does not look like IP over InfiniBand (ib0)."""
-    is_network = _IP_OVER_INFINIBAND.fullmatch(nic.name) is not None
-    return nic.kind is not NicKind.INFINIBAND, is_network, nic.name.startswith("ib"), natural(nic.name)
+    return not _is_verbs(nic), nic.kind is not NicKind.INFINIBAND, nic.name.startswith("ib"), natural(nic.name)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from numapin.base.cpu_set import CpuSet
 from numapin.topology.address import pci_order
 from numapin.topology.model import Gpu, GpuVendor, Nic, Node, NodeKind, NodeSource, Pcie
-from numapin.topology.readings import NvmlReading, PciReading, Readings
+from numapin.topology.readings import NicReading, NvmlReading, PciReading, Readings
 from numapin.topology.vendors import VENDORS, preferred, support_of
 
 if TYPE_CHECKING:
@@ -254,6 +254,7 @@ def _gpu(nvml: NvmlReading, pci: PciReading, readings: Readings, nodes: NodeInde
         vendor=pci.gpu_vendor,
         partition=pci.partition,
         memory_node=nodes.gpu_memory(_known(nvml.own_node, pci.memory_node)),
+        pci_parents=pci.known_parents,
     )
 
 
@@ -273,14 +274,27 @@ def _known(first: int | None, second: int | None) -> int | None:
 def find_nics(readings: Readings, nodes: NodeIndex) -> tuple[Nic, ...]:
     """Return the network interfaces, sorted by name."""
     on_pci = chain.from_iterable(_nics_of(reading, readings, nodes) for reading in readings.pci)
-    others = (Nic(name=nic.name, node=nodes.only([nic.node]), kind=nic.kind) for nic in readings.nics)
+    others = (_nic(nic, nodes.only([nic.node])) for nic in readings.nics)
     return tuple(sorted(chain(on_pci, others), key=_name_and_address))
 
 
 def _nics_of(reading: PciReading, readings: Readings, nodes: NodeIndex) -> list[Nic]:
     nccl_node = readings.nccl_nodes.get(reading.address)
     node, _ = _locate(_Evidence(nodes=nodes, pci=reading, nccl_node=nccl_node))
-    return [Nic(name=name, pci=reading.address, node=node, kind=kind) for name, kind in reading.interfaces]
+    return [_nic(nic, node, reading) for nic in reading.interfaces]
+
+
+def _nic(nic: NicReading, node: int | None, pci: PciReading | None = None) -> Nic:
+    return Nic(
+        name=nic.name,
+        pci=pci.address if pci else None,
+        node=node,
+        kind=nic.kind,
+        interface=nic.interface,
+        is_up=nic.is_up,
+        rate_gbit_s=nic.rate_gbit_s,
+        pci_parents=pci.known_parents if pci else None,
+    )
 
 
 def _name_and_address(nic: Nic) -> tuple[str, str]:

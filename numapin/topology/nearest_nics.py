@@ -55,6 +55,14 @@ class _Nearness(NamedTuple):
         return self.link_word + distance
 
 
+class _Found(NamedTuple):
+    """The nearest NICs of a GPU, which are equally near, how near they are, and nearer ones that are down."""
+
+    names: tuple[str, ...]
+    nearness: _Nearness
+    down: tuple[str, ...]
+
+
 def rdma_adapters(topology: Topology) -> dict[str, Adapter]:
     """Return the devices that can carry RDMA, by their verbs names, in natural order."""
     named = ((adapter.verbs_name, adapter) for adapter in adapters(topology.nics))
@@ -64,7 +72,7 @@ def rdma_adapters(topology: Topology) -> dict[str, Adapter]:
 def nearest_nics(topology: Topology) -> dict[int, NearestNics]:
     """Return the nearest NICs of each GPU by the GPU's index, without GPUs of which no NIC's place is known.
 
-    1. A NIC counts if it has a verbs name; a device with several names counts once.
+    1. A NIC counts if it has a verbs name and is not known to be down; a device with several names counts once.
     2. The nearest NICs have the nearest link (`LinkKind`), and of those the smallest distance between nodes.
     3. Of NICs that are equally near, each GPU gets one as its own. GPUs are dealt out as evenly as possible, in the
        order of their PCI addresses.
@@ -73,13 +81,10 @@ def nearest_nics(topology: Topology) -> dict[int, NearestNics]:
     """
     nics, words = _linked_adapters(topology), _link_words(topology)
     nearest = {gpu.index: _nearest(topology, gpu, nics, words) for gpu in sorted(topology.gpus, key=_gpu_order)}
-    known = {index: found for index, found in nearest.items() if found[1].is_known}
-    own = _dealt({index: names for index, (names, _) in known.items()})
+    known = {index: found for index, found in nearest.items() if found.nearness.is_known}
+    own = _dealt({index: found.names for index, found in known.items()})
     num_sharers = Counter(own.values())
-    return {
-        index: _own_first(own[index], names, nearness, num_sharers=num_sharers[own[index]])
-        for index, (names, nearness) in known.items()
-    }
+    return {index: _own_first(own[index], found, num_sharers=num_sharers[own[index]]) for index, found in known.items()}
 
 
 def _linked_adapters(topology: Topology) -> dict[str, Adapter]:
@@ -88,15 +93,16 @@ def _linked_adapters(topology: Topology) -> dict[str, Adapter]:
     return nics if len(topology.gpus) * len(nics) <= MAX_LINKS else {}
 
 
-def _own_first(own: str, names: Sequence[str], nearness: _Nearness, *, num_sharers: int) -> NearestNics:
-    others = (name for name in names if name != own)
-    reason = _reason(nearness, num_equal=len(names), num_sharers=num_sharers)
-    return NearestNics(names=(own, *others), link=nearness.link_word, reason=reason)
+def _own_first(own: str, found: _Found, *, num_sharers: int) -> NearestNics:
+    others = (name for name in found.names if name != own)
+    reason = _reason(found, num_sharers=num_sharers)
+    return NearestNics(names=(own, *others), link=found.nearness.link_word, reason=reason)
 
 
 def nearest_by_link(topology: Topology) -> dict[int, tuple[str, ...]]:
     """Return the NICs with the nearest link to each GPU, in natural order: what a GPU's process alone can know."""
-    nics, words = _linked_adapters(topology), _link_words(topology)
+    words = _link_words(topology)
+    nics = {name: nic for name, nic in _linked_adapters(topology).items() if nic.is_up is not False}
     nearest = {gpu.index: _linked_nearest(gpu, nics, words) for gpu in topology.gpus}
     return {index: names for index, names in nearest.items() if names}
 
@@ -119,14 +125,16 @@ def _link_words(topology: Topology) -> dict[tuple[str, str], str]:
     return {(gpu, nic): word for gpu, nic, word in ends}
 
 
-def _nearest(
-    topology: Topology, gpu: Gpu, nics: Mapping[str, Adapter], words: Mapping[tuple[str, str], str]
-) -> tuple[tuple[str, ...], _Nearness]:
-    """Return the nearest NICs, which are equally near, and how near they are."""
+def _nearest(topology: Topology, gpu: Gpu, nics: Mapping[str, Adapter], words: Mapping[tuple[str, str], str]) -> _Found:
     home = next((node for node in topology.nodes if node.id == gpu.node), None)
     places = {name: _Nearness(_link_to(gpu, nic, words), _distance(home, nic)) for name, nic in nics.items()}
-    best = min(places.values(), default=_Nearness(_UNKNOWN, inf))
-    return tuple(name for name, place in places.items() if place == best), best
+    up = {name: place for name, place in places.items() if nics[name].is_up is not False}
+    best = min(up.values(), default=_Nearness(_UNKNOWN, inf))
+    return _Found(
+        names=tuple(name for name, place in up.items() if place == best),
+        nearness=best,
+        down=tuple(name for name, place in places.items() if name not in up and place < best),
+    )
 
 
 def _distance(home: Node | None, nic: Adapter) -> float:
@@ -139,10 +147,11 @@ def _link_to(gpu: Gpu, nic: Adapter, words: Mapping[tuple[str, str], str]) -> in
     return min((_NEAREST_FIRST.index(LinkKind(word)) for word in known if word in _NEAREST_FIRST), default=_UNKNOWN)
 
 
-def _reason(nearness: _Nearness, *, num_equal: int, num_sharers: int) -> str:
-    equal = f", one of {num_equal} equally near" if num_equal > 1 else ""
+def _reason(found: _Found, *, num_sharers: int) -> str:
+    equal = f", one of {len(found.names)} equally near" if len(found.names) > 1 else ""
     shared = f", shared by {num_sharers} GPUs" if num_sharers > 1 else ""
-    return f"nearest ({nearness}){equal}{shared}"
+    down = f"; {', '.join(found.down)} {'is' if len(found.down) == 1 else 'are'} down" if found.down else ""
+    return f"nearest ({found.nearness}){equal}{shared}{down}"
 
 
 # --- one NIC for each GPU --------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
 
-from numapin.base.bounds import MAX_MIG, MAX_NODES
+from numapin.base.bounds import MAX_MIG, MAX_NODES, MAX_PARENTS
 from numapin.base.cpu_set import CpuSet
 from numapin.base.gpu_uuid import GPU_PREFIX
 from numapin.base.records import AtMost
@@ -54,6 +54,15 @@ class NicKind(StrEnum):
 
     ETHERNET = "ethernet"
     INFINIBAND = "infiniband"
+
+
+class NicInterface(StrEnum):
+    """The interface of the kernel that a network device's name belongs to."""
+
+    VERBS = "verbs"
+    """RDMA (/sys/class/infiniband): mlx5_0."""
+    NETWORK = "net"
+    """Sockets (/sys/class/net): eth0, ib0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +224,7 @@ class Gpu:
         vendor: Its maker. None: the file is older than this field.
         partition: Its number among the partitions (AMD) or tiles (Intel) of one GPU. None: it is a whole GPU.
         memory_node: The node that is its own memory (Grace, POWER9). None: unknown, or its memory is not a node.
+        pci_parents: The addresses of the PCI bridges above it, nearest first. None: unknown.
     """
 
     index: int
@@ -231,6 +241,7 @@ class Gpu:
     vendor: GpuVendor | None = None
     partition: int | None = None
     memory_node: int | None = None
+    pci_parents: Annotated[tuple[str, ...], AtMost(MAX_PARENTS)] | None = None
 
     def __post_init__(self) -> None:
         """Check that a node has a source and that only visible GPUs have a number in the runtime's order."""
@@ -275,12 +286,21 @@ class Nic:
         pci: Its PCI address.
         node: Its node.
         kind: Its protocol.
+        interface: The interface that the name belongs to. None: the source does not say, or the file is older than
+            this field.
+        is_up: Whether it has a link: of a verbs device, whether its first port is active. None: unknown.
+        rate_gbit_s: The rate of the link in 1e9 bits/s.
+        pci_parents: The addresses of the PCI bridges above it, nearest first. None: unknown.
     """
 
     name: str
     pci: str | None = None
     node: int | None = None
     kind: NicKind = NicKind.ETHERNET
+    interface: NicInterface | None = None
+    is_up: bool | None = None
+    rate_gbit_s: float | None = None
+    pci_parents: Annotated[tuple[str, ...], AtMost(MAX_PARENTS)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import count, filterfalse
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
+from numapin.base.bounds import MAX_PARENTS
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import listed
-from numapin.topology.model import CpuSpeed, GpuVendor, Mig, NicKind, NodeSource, Pcie
+from numapin.topology.model import CpuSpeed, GpuVendor, Mig, NicInterface, NicKind, NodeSource, Pcie
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,6 +39,7 @@ _OLD_INFINIBAND: Final = 0x0C06
 _INFINIBAND: Final = frozenset({0x0207, _OLD_INFINIBAND})
 _CLASS: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{4})(?:[0-9a-fA-F]{2})?")
 _GENERATIONS: Final = {"2.5": 1, "5": 2, "8": 3, "16": 4, "32": 5, "64": 6}
+_RATE: Final = re.compile(r"[1-9][0-9]{0,8}")
 # An unreachable device reads as all ones, which the kernel shows as width 63.
 _WIDTHS: Final = frozenset({1, 2, 4, 8, 12, 16, 32})
 
@@ -67,6 +69,11 @@ def pcie_generation(speed: str | None) -> int | None:
     """Return the PCI Express generation of a speed as the kernel writes it ("16.0 GT/s PCIe", "8 GT/s")."""
     match = re.match(r"([0-9]{1,3}(?:\.[0-9])?) GT/s", speed or "")
     return _GENERATIONS.get(match[1].removesuffix(".0")) if match else None
+
+
+def gbit_s(mbit_s: str | None) -> float | None:
+    """Return a rate in Gbit/s; the kernel's -1 (old kernels: 4294967295) and 0 are unknown."""
+    return int(mbit_s) / 1000 if mbit_s and _RATE.fullmatch(mbit_s) else None
 
 
 def pcie_width(lanes: int | None) -> int | None:
@@ -135,6 +142,17 @@ class NodeReading(NamedTuple):
     distances: Mapping[int, int] = {}
 
 
+class NicReading(NamedTuple):
+    """A name of a network device; see `Nic`. `node` is only that of a device without PCI, such as those of Hyper-V."""
+
+    name: str
+    kind: NicKind
+    interface: NicInterface | None = None
+    node: int | None = None
+    is_up: bool | None = None
+    rate_gbit_s: float | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)  # its `index` would hide a tuple's
 class PciReading:
     """One device on PCI that is a GPU, a partition of a GPU, or a NIC. None: unknown.
@@ -151,7 +169,7 @@ class PciReading:
         name: The model of a GPU.
         uuid: The UUID of a GPU.
         index: The driver's number for a GPU (hwloc: nvml3, rsmi3).
-        interfaces: Name and kind of each interface of a NIC.
+        interfaces: The names of a NIC.
         vendor: The maker of a GPU.
         partition: The number of a partition or tile of a GPU.
         is_vga: Whether it is a VGA controller, which may only serve a screen.
@@ -174,7 +192,7 @@ class PciReading:
     name: str | None = None
     uuid: str | None = None
     index: int | None = None
-    interfaces: tuple[tuple[str, NicKind], ...] = ()
+    interfaces: tuple[NicReading, ...] = ()
     vendor: GpuVendor | None = None
     partition: int | None = None
     is_vga: bool = False
@@ -184,6 +202,11 @@ class PciReading:
     is_on_pci: bool = True
     memory_node: int | None = None
     reports_fabric: bool = False
+
+    @property
+    def known_parents(self) -> tuple[str, ...] | None:
+        """The bridges above it. None: the source may not have all of them, as it has neither these nor the root."""
+        return self.parents[:MAX_PARENTS] if self.parents or self.host_bridge else None
 
     @property
     def is_gpu(self) -> bool:
@@ -218,14 +241,6 @@ class PciReading:
     def part(self) -> GpuPart:
         """The name of a GPU, or of a partition, within the machine."""
         return self.address, self.partition
-
-
-class NicReading(NamedTuple):
-    """A network interface that is not on PCI, such as those of Hyper-V and virtio-mmio."""
-
-    name: str
-    kind: NicKind
-    node: int | None = None
 
 
 class FabricLink(NamedTuple):

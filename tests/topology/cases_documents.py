@@ -23,6 +23,7 @@ from tests.topology.reading import Case
 
 GPU: Final = "0x030200"
 MAX: Final = "0380 [8086:0bd5] [0:0] 0"
+IB: Final = "0207 [15b3:1013] [0:0] 0"
 ETH: Final = "0200 [1d0f:efa0] [0000:0000] 00"
 PART: Final = (
     '<pci busid="0000:{}0:00.0" class="0x120000" vendor="0x1002"><gpu dev="{}" sm="94" gcn="gfx942">{}</gpu></pci>'
@@ -146,9 +147,16 @@ HWLOC: Final = {
         )
         for version, kinds in (("2.0", (2, 3, 0)), ("3.0", (16, 48, 1)), ("3.0", (16, 32, 2)))
     },
-    "IP over an InfiniBand device is InfiniBand": two_packages(
-        card(interface("ib0", 2), pci_type="0207 [15b3:1013] [0:0] 0")
+    "a name belongs to the interface of its type, whatever it looks like": two_packages(
+        card(), card(interface("hsi0", 2), interface("mlx5_0", 3), busid="0000:19:00.0", pci_type=IB)
     ),
+    "the state of the first port of a verbs device": two_packages(
+        *(
+            card(interface(f"mlx5_{n}", 3, info("Port1State", state)), busid=f"0000:{n + 1}8:00.0", pci_type=IB)
+            for n, state in enumerate(("4", "1"))
+        )
+    ),
+    "IP over an InfiniBand device is InfiniBand": two_packages(card(interface("ib0", 2), pci_type=IB)),
     "the long address of IP over InfiniBand tells its kind; an interface need not be on PCI": two_packages(
         card(interface("ib0", 2, LONG), pci_type="0200 [15b3:1] [0:0] 0"), interface("eth7", 2)
     ),
@@ -247,6 +255,21 @@ NCCL: Final = {
             pci("0000:11:00.0", "0x020000"),
         )
     ),
+    "the port says which names are verbs devices": system(
+        cpu(
+            pci("0000:0f:00.0", GPU),
+            *(
+                pci(f"0000:1{number}:00.0", "0x020700", f'<nic><net name="hsi{number}" port="{port}"/></nic>')
+                for number, port in enumerate((0, 1, -1))
+            ),
+        )
+    ),
+    **{
+        f"a rate of {text!r}": system(
+            cpu(pci("0000:10:00.0", "0x020700", f'<nic><net name="mlx5_0" port="1" speed="{text}"/></nic>'))
+        )
+        for text in ("400000", "-1", "fast")
+    },
     "NVSwitches, made-up addresses and NICs outside PCI are left out": system(
         cpu(
             pci("0000:12:00.0", "0x068000"),

@@ -18,6 +18,12 @@ def rdma(number: int, node: str = "") -> Files:
     return {"class": "0x020700", f"infiniband/mlx5_{number}/fw_ver": "1"} | ({"numa_node": node} if node else {})
 
 
+def port(number: int, *, state: str = "4: ACTIVE", rate: str = "400 Gb/sec (4X NDR)") -> Files:
+    """Return the files of a NIC with a port."""
+    at = f"infiniband/mlx5_{number}/ports/1"
+    return {"class": "0x020700", f"{at}/state": state, f"{at}/rate": rate}
+
+
 # Every source of a GPU's node, in order. Each reports node 1; a case leaves out the first ones.
 LADDER: Final[dict[str, dict[str, Any]]] = {
     "sysfs": {"device": {"numa_node": "1"}},
@@ -166,6 +172,24 @@ CASES: Final = {
     "a RoCE device has both kinds": Case(
         devices={A: {"class": "0x020000", "net/eth0/mtu": "1", "infiniband/mlx5_0/fw_ver": "1"}}
     ),
+    "IP over InfiniBand by another name is no verbs device": linked(
+        {**rdma(0), "net/a0/mtu": "1"}, {"class": "0x020700", "net/hsi0/mtu": "1"}
+    ),
+    "a verbs device may be called ib0": linked(
+        {"class": "0x020700", "infiniband/ib0/fw_ver": "1", "net/net0/mtu": "1"}
+    ),
+    **{
+        f"state and rate of a verbs device: {state!r}, {rate!r}": Case(devices={A: port(0, state=state, rate=rate)})
+        for state, rate in (("4: ACTIVE", "2.5 Gb/sec (1X SDR)"), ("1: DOWN", "x"), ("3: ARMED", ""), ("", "1"))
+    },
+    **{
+        f"state and rate of an interface: {state}, {speed}": Case(
+            devices={A: ETH | {"net/eth0/operstate": state, "net/eth0/speed": speed}}
+        )
+        for state, speed in (
+            *(("up", "100000"), ("down", "-1"), ("lowerlayerdown", "4294967295"), ("unknown", "10"), ("x", "0")),
+        )
+    },
     "an interface on an InfiniBand device is InfiniBand": Case(
         devices={A: {"class": "0x020700", "net/ib0/mtu": "1", "infiniband/mlx5_0/fw_ver": "1"}}
     ),
@@ -278,6 +302,10 @@ CASES: Final = {
     "a GPU of unknown place gets no NIC": Case(devices={A: PLAIN, C: rdma(0, "0")}),
     "equally near NICs are dealt out in the order of PCI addresses": linked(rdma(0), rdma(1), gpus=2),
     "more GPUs than NICs share them, and say so": linked(rdma(0), rdma(1), gpus=4),
+    "a NIC whose first port is down is not handed out, and the reason says so": linked(
+        port(0, state="1: DOWN"), port(1), to="PHB", gpus=2
+    ),
+    "a GPU near NICs that are all down has none": linked(port(0, state="2: INIT"), port(1, state="1: DOWN")),
     "mlx5_9 comes before mlx5_10": linked(rdma(10), rdma(9), gpus=2),
     "hidden GPUs count": linked(
         *map(rdma, range(4)),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from numapin.base.bounds import MAX_ELEMENTS
 from numapin.base.gpu_uuid import GPU_PREFIX
 from numapin.topology.address import pci_address
-from numapin.topology.model import GpuVendor, NicKind, NodeSource
+from numapin.topology.model import GpuVendor, NicInterface, NicKind, NodeSource
 from numapin.topology.readings import VGA, FabricLink, NicReading, PciReading, nic_kind, pci_class
 from numapin.topology.sources.hwloc_objects import info, kind_of, numbers, of_kind, placed_of_kind, square, words_in
 from numapin.topology.vendors import BY_PCI_ID, VENDORS, is_gpu, support_of
@@ -40,6 +40,7 @@ _NVLINK_SPEEDS: Final = (
 )
 """Models, and the bandwidth of one NVLink in MB/s a direction, as hwloc adds them up."""
 _REFERENCE: Final = re.compile(r"(?:[A-Za-z0-9]{1,20}:)?([0-9]{1,18})")
+_ACTIVE: Final = "4"  # IB_PORT_ACTIVE
 _INFINIBAND_OCTETS: Final = 20  # of the address of an IP-over-InfiniBand interface
 
 
@@ -180,8 +181,8 @@ def read_other_interfaces(objects: list[Placed], with_cpus: CpuSet, version: int
     """Yield the network interfaces that are not below a PCI device."""
     others = ((device, above) for device, above in placed_of_kind(objects, "OSDev") if not of_kind(above, "PCIDev"))
     for device, above in others:
-        for name, kind in _interfaces([device], NicKind.ETHERNET, version):
-            yield NicReading(name=name, kind=kind, node=_node_of(_home(above), with_cpus))
+        for nic in _interfaces([device], NicKind.ETHERNET, version):
+            yield nic._replace(node=_node_of(_home(above), with_cpus))
 
 
 class _PciIds(NamedTuple):
@@ -229,14 +230,21 @@ def _root_bus(bridge: Element) -> str | None:
     return f"pci{match[1]}:{match[2]}" if match and is_host_bridge else None
 
 
-def _interfaces(devices: list[Element], network: NicKind, version: int) -> Iterator[tuple[str, NicKind]]:
+def _interfaces(devices: list[Element], network: NicKind, version: int) -> Iterator[NicReading]:
     # Version 2 numbers the types (2 network, 3 OpenFabrics); version 3 adds them up (16 network, 32 OpenFabrics).
-    verbs = NicKind.INFINIBAND
-    kinds = {2: network, 3: verbs} if version == 2 else {16: network, 32: verbs, 48: verbs}
+    net, verbs = NicInterface.NETWORK, NicInterface.VERBS
+    interfaces = {2: net, 3: verbs} if version == 2 else {16: net, 32: verbs, 48: verbs}
     for device in devices:
-        name, kind = device.text("name"), kinds.get(device.number("osdev_type") or 0)
-        if name and kind:
-            yield name, verbs if _is_infiniband(device) else kind
+        name, interface = device.text("name"), interfaces.get(device.number("osdev_type") or 0)
+        if name and interface:
+            is_infiniband = interface is verbs or _is_infiniband(device)
+            state = info(device, "Port1State")
+            yield NicReading(
+                name=name,
+                kind=NicKind.INFINIBAND if is_infiniband else network,
+                interface=interface,
+                is_up=state == _ACTIVE if state else None,
+            )
 
 
 def _is_infiniband(device: Element) -> bool:

@@ -17,16 +17,18 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.bounds import MAX_DEVICES, MAX_GPUS, MAX_LINKS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
 from numapin.topology.address import pci_address
-from numapin.topology.model import GpuVendor, NicKind, NodeSource, Pcie
+from numapin.topology.model import GpuVendor, NicInterface, NicKind, NodeSource, Pcie
 from numapin.topology.readings import (
     ACCELERATOR,
     NO_CORES,
     VGA,
     CpuReading,
     FabricLink,
+    NicReading,
     NodeReading,
     PciReading,
     Readings,
+    gbit_s,
     is_network,
     may_be_gpu,
     nic_kind,
@@ -246,16 +248,23 @@ def _read_nic(pci: Element, address: str) -> PciReading | None:
         return None
     kind = nic_kind(device_class)
     named = _named_interfaces(nic, kind) if nic else ()
-    return PciReading(address=address, interfaces=named or ((address, kind),))
+    return PciReading(address=address, interfaces=named or (NicReading(address, kind),))
 
 
-def _named_interfaces(nic: Element, by_class: NicKind) -> tuple[tuple[str, NicKind], ...]:
-    nets = ((net.word("name"), _net_kind(net, by_class)) for net in nic.named("net"))
-    return tuple((name, kind) for name, kind in nets if name)
+def _named_interfaces(nic: Element, by_class: NicKind) -> tuple[NicReading, ...]:
+    return tuple(_read_net(net, by_class) for net in nic.named("net") if net.word("name"))
 
 
-def _net_kind(net: Element, by_class: NicKind) -> NicKind:
-    return by_class if net.word("port") in ("", "0", "-1") else NicKind.INFINIBAND
+def _read_net(net: Element, by_class: NicKind) -> NicReading:
+    """Read the name of a network device with its rate, which NCCL writes in Mbit/s."""
+    port = net.word("port")
+    is_verbs = port not in ("", "0", "-1")
+    return NicReading(
+        name=net.word("name"),
+        kind=NicKind.INFINIBAND if is_verbs else by_class,
+        interface=(NicInterface.VERBS if is_verbs else NicInterface.NETWORK) if port else None,
+        rate_gbit_s=gbit_s(net.text("speed")),
+    )
 
 
 def _pcie(pci: Element) -> Pcie:

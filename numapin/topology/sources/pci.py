@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.bounds import MAX_PARENTS
 from numapin.base.not_none import not_none
 from numapin.topology.address import pci_address
-from numapin.topology.model import GpuVendor, NicKind, Pcie
+from numapin.topology.model import GpuVendor, NicInterface, NicKind, Pcie
 from numapin.topology.readings import (
     CONTROLLER_3D,
     VGA,
     NicReading,
     PciReading,
+    gbit_s,
     is_network,
     may_be_gpu,
     nic_kind,
@@ -42,6 +43,9 @@ _NET: Final = "sys/class/net"
 # Types of interfaces (ARPHRD_*): others are tunnels, radio and the like.
 _TYPES: Final = {1: NicKind.ETHERNET, 32: NicKind.INFINIBAND}
 _HEXADECIMAL: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,8})")
+_OPERATIONAL_STATES: Final = frozenset({"up", "down", "lowerlayerdown", "dormant", "notpresent", "testing"})
+_ACTIVE: Final = "4:"  # of "4: ACTIVE" (IB_PORT_ACTIVE)
+_RATE: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9])?) Gb/sec", re.ASCII)
 _HOST_BRIDGE: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 
@@ -72,7 +76,8 @@ def read_other_nics(tree: Tree, known: Container[str]) -> Iterator[NicReading]:
             continue
         kind = _TYPES.get(tree.number(f"{_NET}/{name}/type") or 0)
         if kind is not None:
-            yield NicReading(name=name, kind=kind, node=tree.number(f"{_NET}/{name}/device/numa_node"))
+            node = tree.number(f"{_NET}/{name}/device/numa_node")
+            yield _network_interface(tree, f"{_NET}/{name}", kind)._replace(node=node)
 
 
 def _is_virtual(tree: Tree, interface: str) -> bool:
@@ -139,17 +144,42 @@ def _pcie(tree: Tree, at: str) -> Pcie:
     )
 
 
-def _interfaces(tree: Tree, at: str, device_class: int) -> tuple[tuple[str, NicKind], ...]:
+def _interfaces(tree: Tree, at: str, device_class: int) -> tuple[NicReading, ...]:
     """Return the names below a network device; a virtio device has its own directory in between."""
     virtio = (f"{at}/{name}" for name in tree.names(at) if name.startswith("virtio"))
     return tuple(interface for place in (at, *virtio) for interface in _interfaces_in(tree, place, device_class))
 
 
-def _interfaces_in(tree: Tree, place: str, device_class: int) -> Iterator[tuple[str, NicKind]]:
+def _interfaces_in(tree: Tree, place: str, device_class: int) -> Iterator[NicReading]:
     for name in tree.names(f"{place}/net"):
         known = _TYPES.get(tree.number(f"{place}/net/{name}/type") or 0)
-        yield name, known or nic_kind(device_class)
-    yield from ((name, NicKind.INFINIBAND) for name in tree.names(f"{place}/infiniband"))
+        yield _network_interface(tree, f"{place}/net/{name}", known or nic_kind(device_class))
+    for name in tree.names(f"{place}/infiniband"):
+        yield _verbs_device(tree, f"{place}/infiniband/{name}")
+
+
+def _network_interface(tree: Tree, at: str, kind: NicKind) -> NicReading:
+    """Read a network interface; some drivers have no state, which the kernel calls unknown."""
+    state = tree.text(f"{at}/operstate")
+    return NicReading(
+        name=at.rpartition("/")[2],
+        kind=kind,
+        interface=NicInterface.NETWORK,
+        is_up=state == "up" if state in _OPERATIONAL_STATES else None,
+        rate_gbit_s=gbit_s(tree.text(f"{at}/speed")),
+    )
+
+
+def _verbs_device(tree: Tree, at: str) -> NicReading:
+    """Read a verbs device with its first port, the one that `--nic-env` names."""
+    state, rate = tree.text(f"{at}/ports/1/state"), _RATE.match(tree.text(f"{at}/ports/1/rate") or "")
+    return NicReading(
+        name=at.rpartition("/")[2],
+        kind=NicKind.INFINIBAND,
+        interface=NicInterface.VERBS,
+        is_up=state.startswith(_ACTIVE) if state else None,
+        rate_gbit_s=float(rate[1]) if rate else None,
+    )
 
 
 def _hexadecimal(text: str | None) -> int | None:

@@ -82,7 +82,7 @@ def _cores(cpus: Iterable[CpuReading]) -> list[CpuSet]:
 
 def _other_nics(tree: Tree, on_pci: Iterable[PciReading]) -> tuple[NicReading, ...]:
     """Return the interfaces of devices that are not on PCI; `build` refuses more than the most that are accepted."""
-    names = {name for device in on_pci for name, _ in device.interfaces}
+    names = {nic.name for device in on_pci for nic in device.interfaces}
     return tuple(islice(read_other_nics(tree, names), MAX_NICS + 1))
 
 

@@ -21,7 +21,7 @@ from numapin.plan.request import Request
 from numapin.tasks.identify import find_task
 from numapin.topology.build import build
 from numapin.topology.model import NicKind
-from numapin.topology.readings import CpuReading, NodeReading, PciReading, Readings
+from numapin.topology.readings import CpuReading, NicReading, NodeReading, PciReading, Readings
 from tests.integration.launching import numapin as in_a_process
 from tests.integration.launching import script
 from tests.machines.grids import grid
@@ -98,7 +98,11 @@ def test_the_ranks_of_a_launcher_have_the_bound() -> None:
         (GOOD._replace(pci=tuple(PciReading(address=f"{n:04x}:00:00.0") for n in range(MAX_GPUS + 1))), "256 GPUs"),
         (
             GOOD._replace(
-                pci=(PciReading(address="0000:00:00.0", interfaces=(("e", NicKind.ETHERNET),) * (MAX_NICS + 1)),)
+                pci=(
+                    PciReading(
+                        address="0000:00:00.0", interfaces=(NicReading("e", NicKind.ETHERNET),) * (MAX_NICS + 1)
+                    ),
+                )
             ),
             "4096 network interfaces",
         ),
@@ -115,7 +119,7 @@ def test_hundreds_of_virtual_functions_leave_links_out(num_gpus: int, num_nics: 
     """A host with too many devices for the bound on links is read; a note says which links are missing."""
     gpus = tuple(PciReading(address=f"{n:04x}:00:00.0", host_bridge="h", reports_fabric=True) for n in range(num_gpus))
     nics = tuple(
-        PciReading(address=f"{n:04x}:01:00.0", host_bridge="h", interfaces=((f"e{n}", NicKind.ETHERNET),))
+        PciReading(address=f"{n:04x}:01:00.0", host_bridge="h", interfaces=(NicReading(f"e{n}", NicKind.ETHERNET),))
         for n in range(num_nics)
     )
     made = build(GOOD._replace(pci=gpus + nics))

@@ -17,6 +17,7 @@ from numapin.topology.model import (
     Link,
     Mig,
     Nic,
+    NicInterface,
     NicKind,
     Node,
     NodeKind,
@@ -31,6 +32,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CPU = CpuSet({0})
+ETH0 = Nic(
+    name="eth0",
+    pci="0000:01:00.0",
+    node=0,
+    interface=NicInterface.NETWORK,
+    is_up=True,
+    rate_gbit_s=2.5,
+    pci_parents=("0000:00:01.0",),
+)
 
 
 def _full() -> Topology:
@@ -42,7 +52,7 @@ def _full() -> Topology:
         grid(gpu_nodes=[9], memory_nodes=[8]),
         host="h",
         gpus=(one, gpu(1, None, visible=False)),
-        nics=(Nic(name="eth0", pci="0000:01:00.0", node=0), Nic(name="mlx5_0", kind=NicKind.INFINIBAND)),
+        nics=(ETH0, Nic(name="mlx5_0", kind=NicKind.INFINIBAND)),
         links=(Link(a="gpu0", b="gpu1", kind="NV4"),),
         notes=("a note",),
     )
@@ -137,13 +147,24 @@ def test_json_keys_are_the_contract() -> None:
         "vendor": None,
         "partition": None,
         "memory_node": None,
+        "pci_parents": None,
         "nics": None,
         "nics_reason": None,
     }
     assert [data["gpus"][1][key] for key in ("cuda_index", "visible", "node", "node_source", "cpus")] == [
         *(None, False, None, None, None)
     ]
-    assert data["nics"][1] == {"name": "mlx5_0", "pci": None, "node": None, "kind": "infiniband"}
+    assert data["nics"][0] == {
+        "name": "eth0",
+        "pci": "0000:01:00.0",
+        "node": 0,
+        "kind": "ethernet",
+        "interface": "net",
+        "is_up": True,
+        "rate_gbit_s": 2.5,
+        "pci_parents": ["0000:00:01.0"],
+    }
+    assert {key for key, value in data["nics"][1].items() if value is not None} == {"name", "kind"}
     assert (data["links"], data["notes"]) == ([{"a": "gpu0", "b": "gpu1", "kind": "NV4"}], ["a note"])
 
 
