@@ -26,19 +26,22 @@ if TYPE_CHECKING:
 
 
 def _show_table(plan: Plan) -> None:
-    from numapin.view.plan_table import explained_plan
+    from numapin.view.plan_table import explained_plan, other_warnings
 
     show(explained_plan(plan))
+    warn(other_warnings(plan))
 
 
 def _show_json(plan: Plan) -> None:
     emit(json_text(plan.to_json()))
+    warn(plan.warnings)
 
 
 def _show_environment(plan: Plan) -> None:
     from numapin.view.plan_table import environment_lines
 
     emit("".join(f"{line}\n" for line in environment_lines(plan)))
+    warn(plan.warnings)
 
 
 _FORMATS: Final[dict[str, Callable[[Plan], None]]] = {
@@ -88,6 +91,5 @@ def plan(options: _PlanOptions) -> None:
     if options.is_this_host:
         made = with_users_openmp(with_users_nics(made, os.environ), os.environ)
     _FORMATS[form](made)
-    warn(made.warnings)
     if options.strict:
         made.require_exact()

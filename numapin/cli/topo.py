@@ -107,7 +107,7 @@ class _TopoOptions:
 @click.option("--save", type=FilePath(), metavar="FILE", help="Write a machine file instead of showing the machine.")
 @with_values(_TopoOptions)
 def topo(options: _TopoOptions) -> None:
-    """Show packages, NUMA nodes, L3 groups, cores, GPUs and NICs of this or another machine.
+    """Show sockets, NUMA nodes, PCIe switches, GPUs and NICs of this or another machine.
 
     \b
     Examples:

@@ -185,11 +185,17 @@ class Bus:
 
 
 def pcie_tree(topology: Topology, devices: Sequence[Device]) -> tuple[PcieGroup | Device, ...]:
-    """Return the devices of a node in groups of those that share a switch, by the words of their links.
+    """Return the devices of a node in groups of those that share a switch.
 
-    GPUs with NVLink have no PCIe word among them, so only their links to NICs show what they share.
+    They share one if a PCI bridge is above both, or if the word of their link says so. GPUs with NVLink have no such
+    word among them: without known bridges, only their links to NICs show what they share.
     """
     words = link_words(topology, [_names(device) for device in devices])
+    words |= {
+        frozenset((a, b)): shared
+        for (a, first), (b, second) in combinations(enumerate(devices), 2)
+        if (shared := _shared_bridges(first.pci_parents or (), second.pci_parents or ()))
+    }
     groups: list[tuple[set[int], PcieGroup | Device]] = [({place}, device) for place, device in enumerate(devices)]
     for word, name in _SWITCHES.items():
         sets = [places for places, _ in groups]
@@ -202,6 +208,17 @@ def pcie_tree(topology: Topology, devices: Sequence[Device]) -> tuple[PcieGroup 
             merged.append((places, parts[0] if len(parts) == 1 else PcieGroup(name=name, parts=tuple(parts))))
         groups = merged
     return tuple(part for _, part in groups)
+
+
+def _shared_bridges(a: tuple[str, ...], b: tuple[str, ...]) -> LinkKind | None:
+    """Return the word for the path through the nearest bridge above two devices; None: none is above both.
+
+    One switch is its upstream port, above one downstream port per device.
+    """
+    nearest = next((bridge for bridge in a if bridge in b), None)
+    if nearest is None:
+        return None
+    return LinkKind.ONE_SWITCH if max(a.index(nearest), b.index(nearest)) <= 1 else LinkKind.SWITCHES
 
 
 def _names(device: Device) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from numapin.base.printable import printable
 from numapin.errors import UsageError
 from numapin.topology.adapters import Adapter, adapters
 from numapin.topology.fast import fast_cores
-from numapin.topology.model import NodeKind
+from numapin.topology.model import Gpu, NodeKind
 from numapin.view.machine import (
     PcieGroup,
     buses,
@@ -40,6 +40,7 @@ from numapin.view.words import (
     machine_size,
     memory,
     model_name,
+    nic_state,
     node_source,
     on_node,
     own_nic,
@@ -355,7 +356,7 @@ def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
     if mirrored:
         rows = rows_within(_blocks(drawing, first_below=len(rows[0])), WIDE)
     name, size, planned = topology.host or topology.source, size_in_words(topology), plan_in_words(plan)
-    inner = max([560, *(sum(box.width + GAP for box in row) - GAP for row in rows)])
+    inner = max([560, *map(_width, rows)])
     model = _same_model(topology)
     facts = (size, joined(model, planned, separator=" · "))
     head = words((name, "", 16), *(("", fact, 11) for fact in facts if fact), most=inner)
@@ -411,9 +412,9 @@ def _device(drawing: _Drawing, device: Device) -> Box:
     """Return the box of a NIC; or of a GPU, with its ranks and its memory node below its facts."""
     topology = drawing.topology
     if isinstance(device, Adapter):
-        facts = joined(device.kind.value, short_pci(device.pci or ""))
-        text = words((device.name, "", 11), ("", facts, 9.5))
-        title = _title(device.name, device.kind.value, device.pci or "")
+        facts = joined(short_pci(device.pci or ""), nic_state(device))
+        text = words((device.name, "", 11), ("", device.kind.value, 9.5), ("", facts, 9.5))
+        title = _title(device.name, device.kind.value, device.pci or "", nic_state(device))
         width = drawing.device_width
         return frame(BoxKind.NIC, [[text]], pad=6, least=width, key=f"nic:{device.name}", title=title)
     gpu, nearest = device, drawing.nearest_nics.get(device.index)
@@ -480,7 +481,7 @@ def _lost_cores(drawing: _Drawing, cores: Sequence[Core]) -> list[Box]:
     if not cores:
         return []
     head = words(("cores of unknown node", "", 13))
-    return [frame(BoxKind.NODE, [[head], *_core_rows(drawing, cores, spanned=False)])]
+    return [frame(BoxKind.NODE, [[head], *_core_rows(drawing, cores, spanned=False, wanted=_TEXT)])]
 
 
 def _nodes(drawing: _Drawing, nodes: Iterable[Node], *, flip: bool) -> list[Box]:
@@ -508,9 +509,11 @@ def _node(drawing: _Drawing, node: Node, *, flip: bool) -> Box:
     topology, places = drawing.topology, drawing.places
     allowed = node.id in topology.allowed.nodes
     on_cores, in_memory = places.on(node.cpus), places.memory.get(node.id, ())
-    cores = _core_rows(drawing, on_node(topology.cores, node.id), spanned=node.id in drawing.l3_of)
     devices = _device_rows(drawing, devices_on(topology, node.id), flip=flip)
-    width = max([_TEXT, *(sum(box.width + GAP for box in row) - GAP for row in (*cores, *devices))])
+    width = max([_TEXT, *map(_width, devices)])
+    is_spanned = node.id in drawing.l3_of
+    cores = _core_rows(drawing, on_node(topology.cores, node.id), spanned=is_spanned, wanted=width)
+    width = max([width, *map(_width, cores)])
     kind = kind_of(topology, node)
     cpus = f"CPUs {node.cpus}" if node.cpus else ""
     facts = joined(kind, cpus, drawing.fast.get(node.id, ""), "" if allowed else "not allowed")
@@ -549,8 +552,8 @@ def _rank_rows(what: str, ranks: Ranks, width: float) -> list[list[Box]]:
     return rows_within([words(("", what, 10)), *map(chip, ranks)], width)
 
 
-def _core_rows(drawing: _Drawing, cores: Sequence[Core], *, spanned: bool) -> list[list[Box]]:
-    """Return the L3 groups in rows, the cores of unknown L3 last.
+def _core_rows(drawing: _Drawing, cores: Sequence[Core], *, spanned: bool, wanted: float) -> list[list[Box]]:
+    """Return the L3 groups in rows, the cores of unknown L3 last; a single one is about as wide as `wanted`.
 
     With `spanned`, the L3 cache is drawn around the node, and its cores are a group without a cache. Ranks are named
     where they differ: on groups of different ranks, and on cores if the cores of a group differ.
@@ -566,8 +569,11 @@ def _core_rows(drawing: _Drawing, cores: Sequence[Core], *, spanned: bool) -> li
     for group in groups:
         ranks, cpus = on(_cpus(group)), str(_cpus(group))
         is_mixed = any(on(core.cpus) != ranks for core in group)
-        inner = best_rows([_core(drawing, core, named=is_mixed) for core in group], goal=3, most=WIDE - 6 * PAD, gap=4)
-        width = sum(box.width + 4 for box in inner[0]) - 4
+        cells = [_core(drawing, core, named=is_mixed) for core in group]
+        most = wanted - 2 * PAD if len(groups) == 1 and wanted > _TEXT else WIDE - 6 * PAD
+        goal = 3.0 if most > wanted else most * most / _area(cells)
+        inner = best_rows(cells, goal=goal, most=most, gap=4)
+        width = _width(inner[0], 4)
         named = rank_names(ranks) if differ and not is_mixed else ""
         name = "cores" if group is unknown else "L3"
         lines = [(name, cpus, 10.0), *([("", named, 10.0)] if named else [])]
@@ -576,6 +582,10 @@ def _core_rows(drawing: _Drawing, cores: Sequence[Core], *, spanned: bool) -> li
         title = _title(f"{name}: {counted(len(group), 'core')}, CPUs {cpus}", rank_names(ranks))
         boxes.append(frame(BoxKind.L3, rows, gap=4, title=title))
     return best_rows(boxes, goal=1.6, most=WIDE - 4 * PAD)
+
+
+def _area(boxes: Iterable[Box]) -> float:
+    return sum(box.width * box.height for box in boxes)
 
 
 def _cpus(cores: Iterable[Core]) -> CpuSet:
@@ -610,25 +620,27 @@ def _device_rows(drawing: _Drawing, devices: Sequence[Device], *, flip: bool) ->
 
 
 def _part_rows(drawing: _Drawing, parts: Sequence[PcieGroup | Device], *, flip: bool) -> list[list[Box]]:
-    nics = [_device(drawing, part) for part in parts if isinstance(part, Adapter)]
-    rest = []
+    with_gpus, others = [], []
     for part in parts:
         if isinstance(part, Adapter):
-            continue
-        if isinstance(part, PcieGroup):
+            others.append(_device(drawing, part))
+        elif isinstance(part, PcieGroup):
             inner = _part_rows(drawing, part.parts, flip=flip)
             name = [words((part.name, "", 10))]
             rows = [*inner, [_spring()], name] if flip else [name, [_spring()], *inner]
             box = frame(BoxKind.SWITCH, rows, grow=len(inner) if flip else 1, title=part.name)
-        else:
+            (with_gpus if any(isinstance(device, Gpu) for device in part.devices) else others).append(box)
+        else:  # a GPU beside a group stays at the end of the row
             row = [_device(drawing, part)]
             rows = [row, [_spring()]] if flip else [[_spring()], row]
-            box = frame(BoxKind.PLAIN, rows, pad=0, gap=0, grow=1 if flip else 0)
-        rest.append(box)
-    below = rows_within(rest, WIDE - 4 * PAD)
-    width = max((sum(box.width + GAP for box in row) for row in below), default=3 * _TEXT)
-    above = rows_within(nics, width)
+            with_gpus.append(frame(BoxKind.PLAIN, rows, pad=0, gap=0, grow=1 if flip else 0))
+    below = rows_within(with_gpus, WIDE - 4 * PAD)
+    above = rows_within(others, max(map(_width, below), default=3 * _TEXT))
     return [*below, *above] if flip else [*above, *below]
+
+
+def _width(row: Sequence[Box], gap: float = GAP) -> float:
+    return sum(box.width + gap for box in row) - gap
 
 
 def _memory_boxes(drawing: _Drawing) -> list[Box]:

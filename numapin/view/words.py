@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from numapin.plan.model import Plan, RankPlan
+    from numapin.topology.adapters import Adapter
     from numapin.topology.model import Gpu, Node, Pcie, Topology
     from numapin.topology.nearest_nics import NearestNics
 
@@ -144,6 +145,11 @@ def policy(rank: RankPlan) -> str:
 def own_nic(nearest: NearestNics | None) -> str:
     """Return the NIC that a GPU gets of those nearest to it, and the link between them."""
     return f"NIC {nearest.names[0]} ({nearest.link})" if nearest else ""
+
+
+def nic_state(nic: Adapter) -> str:
+    """Return the rate of a network device, or that it is down."""
+    return "down" if nic.is_up is False else f"{nic.rate_gbit_s:g} Gbit/s" if nic.rate_gbit_s else ""
 
 
 def own_nic_name(rank: RankPlan) -> str:
