@@ -386,7 +386,7 @@ def test_wrong_command_lines(tmp_path: Path, line: str, message: str, hint: str)
         ("verify 4537", 2, "no active run is named 4537", "for the job of a process: --pid 4537"),
         ("t.py", 2, "no such command 't.py'; did you mean numapin run t.py?", ""),
         ("bench t.py", 2, "no such command 't.py'", ""),
-        ("help", 2, "no such command 'help'; did you mean --help?", "numapin --help"),
+        ("help nope", 2, "no such command 'nope'", "numapin --help"),
         ("topo help", 2, "got unexpected extra argument (help); did you mean --help?", "numapin topo --help"),
         ("plan --machine example:p4d --cpus-per-rank 99", 4,
          "--cpus-per-rank 99: ranks may use 96 CPUs in all (0-95)", ""),
@@ -421,11 +421,11 @@ def test_json_twice_is_no_contradiction() -> None:
     assert forked("plan", "--json", "--format", "json").status == 0
 
 
-@pytest.mark.parametrize("group", [(), ("job",)], ids=str)
-def test_a_group_alone(group: tuple[str, ...]) -> None:
-    """Without a command, the help goes to stdout, where a pager reads it; the status says that nothing was done."""
+@pytest.mark.parametrize(("group", "status"), [((), 0), (("job",), 2)], ids=str)
+def test_a_group_alone(group: tuple[str, ...], status: int) -> None:
+    """Without a command, the help goes to stdout, where a pager reads it; `job` alone has done nothing: status 2."""
     done = forked(*group)
-    assert (done.status, done.err) == (2, "")
+    assert (done.status, done.err) == (status, "")
     assert done.out == forked(*group, "--help").out
 
 
@@ -504,6 +504,28 @@ def test_completion_of_run() -> None:
     """The shell completes numapin's options of `run` without importing torch."""
     done = forked(COMP_WORDS="numapin run --b", COMP_CWORD="2", _NUMAPIN_COMPLETE="bash_complete")
     assert done.out.splitlines() == ["plain,--bind"]
+
+
+class TestHelp:
+    """`numapin` alone, and `numapin help`."""
+
+    def test_commands_are_in_groups_of_one_line_each(self) -> None:
+        """Without words, the help is on stdout with status 0; no command's line wraps at 80 columns."""
+        done = forked()
+        assert (done.status, done.err) == (0, "")
+        lines = done.out.splitlines()
+        headings = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+        assert headings == ["Start:", "See:", "Measure:", "Clusters:", "Shell:", "Options:"]
+        listed = [line.split()[0] for line in lines[lines.index("Start:") : lines.index("Options:")] if "  " in line]
+        assert listed[:8] == ["run", "exec", "attach", "topo", "plan", "verify", "top", "doctor"]
+        assert listed[8:] == ["trace", "compare", "bench", "job", "completion"]
+        assert max(map(len, lines)) <= 80
+
+    @pytest.mark.parametrize("name", ["", "run", "topo", "bench"])
+    def test_help_is_a_command(self, name: str) -> None:
+        """`numapin help run` is `numapin run --help`."""
+        asked, usual = forked("help", *name.split()), forked(*name.split(), "--help")
+        assert (asked.status, asked.out, asked.err) == (0, usual.out, "")
 
 
 class TestBuiltInMachines:
