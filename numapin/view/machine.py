@@ -227,7 +227,12 @@ def _names(device: Device) -> tuple[str, ...]:
 
 def devices_on(topology: Topology, node: int | None) -> tuple[Device, ...]:
     """Return the GPUs and then the NICs of a node; None: of unknown node."""
-    return tuple(device for device in (*topology.gpus, *adapters(topology.nics)) if device.node == node)
+    return tuple(device for device in all_devices(topology) if device.node == node)
+
+
+def all_devices(topology: Topology) -> list[Device]:
+    """Return the GPUs and then the NICs."""
+    return [*topology.gpus, *adapters(topology.nics)]
 
 
 def buses(topology: Topology) -> tuple[Bus, ...]:

@@ -11,18 +11,19 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from html import escape
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted
 from numapin.base.printable import printable
 from numapin.errors import UsageError
-from numapin.topology.adapters import Adapter, adapters
+from numapin.topology.adapters import Adapter
 from numapin.topology.fast import fast_cores
 from numapin.topology.model import Gpu, NodeKind
 from numapin.view.machine import (
     PcieGroup,
+    all_devices,
     buses,
     devices_on,
     distances,
@@ -274,18 +275,28 @@ def words(*lines: tuple[str, str, float], most: float = _TEXT) -> Box:
     return box
 
 
-def cell(kind: BoxKind, text: str, *, width: float, height: float, font: float, ink: Ink = Ink.PLAIN) -> Box:
-    """Return a box with a short text in its middle; a text that does not fit, or with a font of 0, is left out."""
-    box = Box(kind=kind, width=width, height=height)
-    if font and (shown := fit(text, width - 2, font, bold=ink is Ink.STRONG)):
-        box.labels.append(Label(x=width / 2, y=height / 2 + font * 0.36, text=shown, size=font, ink=ink, centered=True))
+class CellSize(NamedTuple):
+    """The size of a cell, and of the text in it; a font of 0 means no text."""
+
+    width: float
+    height: float
+    font: float
+
+
+def cell(kind: BoxKind, text: str, size: CellSize, *, ink: Ink = Ink.PLAIN) -> Box:
+    """Return a box with a short text in its middle; a text that does not fit is left out."""
+    box = Box(kind=kind, width=size.width, height=size.height)
+    font = size.font
+    if font and (shown := fit(text, size.width - 2, font, bold=ink is Ink.STRONG)):
+        x, y = size.width / 2, size.height / 2 + font * 0.36
+        box.labels.append(Label(x=x, y=y, text=shown, size=font, ink=ink, centered=True))
     return box
 
 
 def chip(rank: int, *, exact: bool = True) -> Box:
     """Return a rank's name in its color, with a star if it did not get all that was requested."""
     text = f"rank {rank}" if exact else f"rank {rank} *"
-    box = cell(BoxKind.CHIP, text, width=width_of(text, 10) + 10, height=16, font=10, ink=Ink.ON_RANK)
+    box = cell(BoxKind.CHIP, text, CellSize(width_of(text, 10) + 10, 16, 10), ink=Ink.ON_RANK)
     return replace(box, ranks=(rank,), key=f"rank{rank}")
 
 
@@ -311,7 +322,7 @@ class _Drawing:
     inexact: Collection[int]
     device_width: float
     nearest_nics: Mapping[int, NearestNics]
-    cpu: Mapping[str, float]
+    cpu: CellSize
     l3_of: Mapping[int, SpanningL3]
     fast: Mapping[int, str]
     empty: CpuSet
@@ -348,8 +359,7 @@ def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
         fast={fast.node: f"fast CPUs {fast.cpus}" for fast in fast_cores(topology)},
         empty=empty_nodes(topology),
     )
-    all_devices = (*topology.gpus, *adapters(topology.nics))
-    widest = max((_device(drawing, device).width for device in all_devices), default=0)
+    widest = max((_device(drawing, device).width for device in all_devices(topology)), default=0)
     drawing = replace(drawing, device_width=widest)
     rows = rows_within(_blocks(drawing), WIDE)
     mirrored = len(rows) == 2 and bool(buses(topology))
@@ -401,11 +411,11 @@ def _same_model(topology: Topology) -> str:
     )
 
 
-def _cell_size(num_cpus: int) -> dict[str, float]:
+def _cell_size(num_cpus: int) -> CellSize:
     """Return the size of a CPU's cell: the more CPUs, the smaller; beyond 640 there is no space for text."""
     if num_cpus <= 64:
-        return {"width": 46, "height": 18, "font": 11}
-    return {"width": 32, "height": 14, "font": 9} if num_cpus <= 640 else {"width": 14, "height": 6, "font": 0}
+        return CellSize(46, 18, 11)
+    return CellSize(32, 14, 9) if num_cpus <= 640 else CellSize(14, 6, 0)
 
 
 def _device(drawing: _Drawing, device: Device) -> Box:
@@ -599,16 +609,16 @@ def _core(drawing: _Drawing, core: Core, *, named: bool) -> Box:
     banned = core.cpus - drawing.topology.allowed.cpus
     rows = []
     if named:
-        rows = [[cell(BoxKind.PLAIN, f"r{cpu_set.render(ranks)}" if ranks else "", ink=Ink.STRONG, **size)]]
+        rows = [[cell(BoxKind.PLAIN, f"r{cpu_set.render(ranks)}" if ranks else "", size, ink=Ink.STRONG)]]
     for cpu in sorted(core.cpus):
         own = places.cpus.get(cpu, ())
         is_idle = bool(places.cpus) and not own and cpu not in banned
         ink = Ink.ON_RANK if len(own) == 1 else Ink.DIM if is_idle else Ink.PLAIN
-        box = cell(BoxKind.CPU, str(cpu), ink=ink, **size)
+        box = cell(BoxKind.CPU, str(cpu), size, ink=ink)
         box.key, box.ranks, box.off, box.idle = f"cpu{cpu}", own, cpu in banned, is_idle
         rows.append([box])
     if named:
-        rows.append(band(ranks, size["width"]))
+        rows.append(band(ranks, size.width))
     off = f"not allowed: CPUs {banned}" if banned else ""
     title = _title(f"core {core.id}: CPUs {core.cpus}", rank_names(ranks), off)
     return frame(BoxKind.CORE, rows, pad=0, gap=0, key=f"core{core.id}", title=title)
@@ -620,7 +630,8 @@ def _device_rows(drawing: _Drawing, devices: Sequence[Device], *, flip: bool) ->
 
 
 def _part_rows(drawing: _Drawing, parts: Sequence[PcieGroup | Device], *, flip: bool) -> list[list[Box]]:
-    with_gpus, others = [], []
+    with_gpus: list[Box] = []
+    others: list[Box] = []
     for part in parts:
         if isinstance(part, Adapter):
             others.append(_device(drawing, part))
@@ -663,26 +674,26 @@ def _memory_boxes(drawing: _Drawing) -> list[Box]:
 def _legend(drawing: _Drawing, plan: Plan | None) -> list[Box]:
     """Return each sign that the picture has, with its meaning."""
     topology, places = drawing.topology, drawing.places
-    size = {"width": 32, "height": 14, "font": 9}
+    size = CellSize(32, 14, 9)
     sharers = next((ranks for ranks in places.cpus.values() if len(ranks) > 1), None)
     idle = (topology.cpus & topology.allowed.cpus) - CpuSet(places.cpus)
     used = Box(kind=BoxKind.MEMORY, width=32, height=8, children=[Box(kind=BoxKind.USED, width=12, height=8)])
-    plain = cell(BoxKind.CPU, "0", **size)
+    plain = cell(BoxKind.CPU, "0", size)
     has_names = any(
         places.on(core.cpus) != places.on(other.cpus)
         for core, other in zip(topology.cores, topology.cores[1:], strict=False)
         if (core.node, core.l3) == (other.node, other.l3)
     )
-    signs = (
+    signs: tuple[tuple[object, Box, str], ...] = (
         (True, plain, "hardware thread (CPU number) in its core"),
         (any(node.free_bytes is not None for node in topology.nodes), used, "memory: used and free"),
         (topology.cpus - topology.allowed.cpus, replace(plain, off=True), "not allowed to this process"),
-        (has_names, cell(BoxKind.PLAIN, "r0", ink=Ink.STRONG, **size), "rank 0 has this core"),
+        (has_names, cell(BoxKind.PLAIN, "r0", size, ink=Ink.STRONG), "rank 0 has this core"),
         (plan and not plan.exact, words(("*", "", 12)), "not exact: see numapin plan"),
-        (sharers, *(band(sharers or (0, 1), 32)), "shared by the ranks whose colors are in the band"),
+        (sharers, band(sharers or (0, 1), 32)[0], "shared by the ranks whose colors are in the band"),
         (
             places.cpus and idle,
-            replace(cell(BoxKind.CPU, "0", ink=Ink.DIM, **size), idle=True),
+            replace(cell(BoxKind.CPU, "0", size, ink=Ink.DIM), idle=True),
             f"idle: no rank may use it ({counted(len(idle), 'CPU')})",
         ),
     )

@@ -53,7 +53,7 @@ def _part(box: Box, key: str) -> Box:
 
 def _drawn(topology: Topology, request: Request | None = None) -> Box:
     """Return the outermost box of a picture without faults."""
-    picture = lay_out(topology, request and make_plan(topology, request))
+    picture = lay_out(topology, None if request is None else make_plan(topology, request))
     assert problems(picture) == []
     return picture.box
 
