@@ -152,7 +152,8 @@ def strays(live: Live, _topology: Topology) -> Result:
     "nccl",
     where="the metadata of the packages nvidia-nccl-cu*, else the file name of libnccl.so.2",
     why="NCCL 2.29.2 to 2.29.7 bind the thread that creates a communicator to the CPUs of the GPU's node and leave it "
-    "there, with all threads that it starts later.",
+    "there, with all threads that it starts later. Other versions leave a rank that nothing else binds on "
+    "all CPUs.",
 )
 def nccl(live: Live, _topology: Topology) -> Result:
     """Find an NCCL that does not restore the caller's CPU affinity."""
@@ -166,7 +167,7 @@ def nccl(live: Live, _topology: Topology) -> Result:
         return warning(f"{what}: does not restore the caller's CPU affinity", remedy=remedy)
     if None in map(narrows, live.nccl.values()):
         return unknown(f"{what}: not a version of NCCL")
-    return ok(f"{what}: restores the caller's CPU affinity")
+    return ok(f"{what}: restores the caller's CPU affinity, so it binds no rank")
 
 
 def _narrowing(live: Live) -> list[str]:

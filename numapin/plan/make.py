@@ -391,7 +391,7 @@ def _split(machine: UsableMachine, request: Request, group: list[Draft], cores: 
             draft.because(why, exact=False)
         return
 
-    rating = machine.rating_of(group[0].pool)
+    rating, allowed = machine.rating_of(group[0].pool), machine.topology.allowed.cpus
     sharers = len(group)
     for draft, own in zip(group, _shares(machine, group, cores), strict=True):
         share, cpus = own, machine.usable_cpus(own)
@@ -405,7 +405,12 @@ def _split(machine: UsableMachine, request: Request, group: list[Draft], cores: 
                 cpus = CpuSet(islice(filter(machine.usable.__contains__, in_core_order), wanted))
                 share = machine.cores(cpus)
             split = f" ({sharers} ranks split these CPUs)" if sharers > 1 else ""
-            draft.because(counted(len(share), "exclusive core") + split)
+            taken = request.reserve_cpus | (CpuSet().union(*(core.cpus for core in share)) - allowed)
+            shared = sum(not core.cpus.isdisjoint(taken) for core in share)
+            whole = counted(len(share) - shared, "exclusive core")
+            if shared:
+                whole += f" and {counted(shared, 'core')} with a thread that is reserved or not allowed"
+            draft.because(whole + split)
         draft.cpus, draft.num_threads = cpus, len(share)
         if rating:
             draft.because(machine.why_fast(share, rating))
@@ -567,7 +572,7 @@ def _rank_warnings(ranks: Sequence[RankPlan], drafts: Sequence[Draft]) -> tuple[
 
 
 def _idle_warnings(machine: UsableMachine, request: Request, ranks: Sequence[RankPlan]) -> tuple[str, ...]:
-    """Warn of idle CPUs: on nodes without a rank that `--bind socket` would use, and on other packages."""
+    """Warn of idle CPUs: on nodes without a rank that `--bind socket` would use, on other packages, in L3 groups."""
     if request.bind is Bind.NONE:
         return ()
     homes = set(not_none(rank.node for rank in ranks))
@@ -588,6 +593,14 @@ def _idle_warnings(machine: UsableMachine, request: Request, ranks: Sequence[Ran
             be = "is" if len(gpus) == 1 else "are"
             remedy = f"{listed('gpu', gpus)} {be} there: name GPUs with --gpus, or start more ranks"
         warnings.append(f"{_idle(machine, far)}, on sockets without a rank, stay idle; {remedy}")
+    if request.bind is Bind.CORE_COMPLEX and request.cpus_per_rank is None:
+        partly = CpuSet(node.id for node in machine.open_nodes if node.id not in idle)
+        left = machine.cpus_of(partly)[0] - used
+        if left:
+            where = listed("node", machine.nodes_under(left))
+            warnings.append(
+                f"{counted(len(left), 'CPU')} of {where}, in L3 groups without a rank, stay idle; --bind node uses them"
+            )
     return tuple(warnings)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from numapin.topology.parts import NicInterface, NicKind
@@ -61,11 +62,27 @@ def _number(digits: str) -> tuple[int, str]:
 
 
 def adapters(nics: Iterable[Nic]) -> tuple[Adapter, ...]:
-    """Return the devices in natural order; names with the same PCI address are one device."""
+    """Return the devices in natural order; names with the same PCI address are one device, except verbs names.
+
+    NCCL's files have all functions of a card at one address. Each of them has a verbs name.
+    """
     devices: dict[object, list[Nic]] = {}
     for place, nic in enumerate(nics):
         devices.setdefault(place if nic.pci is None else nic.pci, []).append(nic)
-    return tuple(sorted(map(_adapter, devices.values()), key=_adapter_order))
+    found = map(_adapter, chain.from_iterable(map(_by_verbs_name, devices.values())))
+    return tuple(sorted(found, key=_adapter_order))
+
+
+def _by_verbs_name(nics: list[Nic]) -> list[list[Nic]]:
+    """Divide the names at one address, if several are known to be verbs names."""
+    verbs: dict[str, list[Nic]] = {}
+    for nic in nics:
+        if nic.interface is NicInterface.VERBS:
+            verbs.setdefault(nic.name, []).append(nic)
+    if len(verbs) < 2:
+        return [nics]
+    others = [nic for nic in nics if nic.name not in verbs]
+    return [*verbs.values(), *filter(None, [others])]
 
 
 def _adapter_order(adapter: Adapter) -> tuple[tuple[Natural, ...], str]:

@@ -7,6 +7,7 @@ Comes in: parts that `build` made from the readings, or JSON (schema numapin.top
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from operator import attrgetter
 from typing import Annotated, Final, Self
@@ -75,7 +76,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, for the cached property
 class Topology:
     """A machine. Sequences are sorted by number.
 
@@ -172,7 +173,7 @@ class Topology:
         """Whether the driver reports a GPU. sysfs also shows NVIDIA's to containers that may not use them."""
         return any(gpu.uuid or gpu.vendor in _SEEN_IF_VISIBLE for gpu in self.visible_gpus)
 
-    @property
+    @cached_property
     def nearest_nics(self) -> dict[int, NearestNics]:
         """The nearest RDMA NICs of each GPU, its own first, by the GPU's index; none for a GPU near no known one."""
         return nearest_nics(self)

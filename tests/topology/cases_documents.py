@@ -132,7 +132,7 @@ HWLOC: Final = {
         f"a VGA device with {name} is a GPU": two_packages(
             card(interface(name, 1), pci_type="0300 [1002:66a1] [1002:0834] 00")
         )
-        for name in ("renderD128", "rsmi0")
+        for name in ("renderD128", "rsmi0", "opencl0d0")
     },
     "bridges are parents, in the kernel's spelling; the node is that of the package": bridged(),
     "below a machine of two nodes the node is unknown": machine(
@@ -264,13 +264,24 @@ NCCL: Final = {
             ),
         )
     ),
+    "functions of a card at one address are NICs of their own, ports are not": system(
+        cpu(
+            pci("0000:0f:00.0", GPU),
+            pci("0000:0e:00.0", GPU),
+            pci(
+                "0000:10:00.0",
+                "0x020700",
+                '<nic><net name="mlx5_0" port="1"/><net name="mlx5_1" port="1"/><net name="mlx5_1" port="2"/></nic>',
+            ),
+        )
+    ),
     **{
         f"a rate of {text!r}": system(
             cpu(pci("0000:10:00.0", "0x020700", f'<nic><net name="mlx5_0" port="1" speed="{text}"/></nic>'))
         )
         for text in ("400000", "-1", "fast")
     },
-    "NVSwitches, made-up addresses and NICs outside PCI are left out": system(
+    "NVSwitches and made-up addresses are left out, a NIC outside PCI has no node": system(
         cpu(
             pci("0000:12:00.0", "0x068000"),
             pci("ffff:ff:01.0", GPU),

@@ -62,6 +62,12 @@ CASES: Final = {
         files=cpus((2, 3, 10, 11), {"cache/index3/level": "2", "cache/index2/level": "3"})
         | {f"cpu:cpu{cpu}/cache/index2/shared_cpu_map": f"{1 << cpu:08x}" for cpu in (2, 3, 10, 11)}
     ),
+    **{
+        f"the list {text!r} of CPUs 2 and 3 lacks the CPU itself, so the L3 is unknown": Case(
+            files=cpus((2, 3, 10, 11), {"cache/index3/shared_cpu_list": text})
+        )
+        for text in ("0-1,8-9", "")
+    },
     "a core across two nodes has no node": Case(files={"node:node0/cpulist": "0-1", "node:node1/cpulist": "2-3,8-11"}),
     "a CPU that two nodes list has no node, with a note": Case(files={"node:node1/cpulist": "1-3,9-11"}),
     "a node across two packages belongs to neither": Case(

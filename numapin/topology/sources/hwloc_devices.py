@@ -75,9 +75,9 @@ class PciDevice(NamedTuple):
         return address
 
     @property
-    def has_render_node(self) -> bool:
+    def may_compute(self) -> bool:
         """Whether a driver serves it for more than a screen."""
-        return any(element.word("name").startswith("renderD") for element in self.below)
+        return any(element.word("name").startswith(("renderD", "opencl")) for element in self.below)
 
     @property
     def parts(self) -> list[tuple[_GpuDevice, Element | None, int | None]]:
@@ -147,7 +147,7 @@ def _read_gpus(device: PciDevice) -> list[PciReading]:
     )
     if device.gpus:
         return [_as_gpu(reading, gpu, partition) for gpu, _, partition in device.parts]
-    may_compute = device.has_render_node or not reading.may_be_board_vga
+    may_compute = device.may_compute or not reading.may_be_board_vga
     counts = may_compute and is_gpu(vendor, ids.device_class, reading.address)
     return [reading.with_tiles_unread()] if counts else []
 

@@ -14,7 +14,7 @@ from itertools import chain, combinations, islice, product, starmap
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.bounds import MAX_DEVICES, MAX_GPUS, MAX_LINKS, MAX_NODES
+from numapin.base.bounds import MAX_DEVICES, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
 from numapin.topology.address import pci_address
 from numapin.topology.model import GpuVendor, NicInterface, NicKind, NodeSource, Pcie
@@ -39,7 +39,7 @@ from numapin.topology.readings import (
 from numapin.topology.vendors import BY_PCI_ID, is_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numapin.topology.readings import GpuPart
     from numapin.topology.sources.xmlfile import Element
@@ -67,6 +67,7 @@ def read_nccl(root: Element) -> Readings:
         cpus=tuple(CpuReading(cpu=cpu, siblings=None) for cpu in sorted(all_cpus)),
         nodes=tuple(sorted(_read_nodes(elements), key=attrgetter("id"))),
         pci=pci,  # `build` refuses too many
+        nics=tuple(islice(_nics_without_pci(elements), MAX_NICS + 1)),
         fabric=tuple(islice(_fabric(devices), MAX_LINKS)),
         allowed_known=False,
         notes=(NO_CORES if all_cpus else _NO_CPUS,),
@@ -251,8 +252,19 @@ def _read_nic(pci: Element, address: str) -> PciReading | None:
     return PciReading(address=address, interfaces=named or (NicReading(address, kind),))
 
 
+def _nics_without_pci(elements: Iterable[Element]) -> Iterator[NicReading]:
+    """Yield the NICs that are not on PCI. NCCL puts them all below its first <cpu>, so their node is unknown."""
+    for element in elements:
+        for nic in element.named("nic"):
+            yield from _named_interfaces(nic, NicKind.ETHERNET)
+
+
 def _named_interfaces(nic: Element, by_class: NicKind) -> tuple[NicReading, ...]:
-    return tuple(_read_net(net, by_class) for net in nic.named("net") if net.word("name"))
+    by_name: dict[str, NicReading] = {}  # a device with several ports has its name for each; the first port counts
+    for net in nic.named("net"):
+        if net.word("name"):
+            by_name.setdefault(net.word("name"), _read_net(net, by_class))
+    return tuple(by_name.values())
 
 
 def _read_net(net: Element, by_class: NicKind) -> NicReading:

@@ -159,12 +159,15 @@ def _package_cpus(tree: Tree, cpu: int) -> CpuSet | None:
 
 
 def _groups(cpus: Iterable[int], read: Callable[[int], CpuSet | None]) -> dict[int, CpuSet]:
-    """Return each CPU's group; `read` is called for one CPU of each, and None leaves that CPU without a group."""
+    """Return each CPU's group; `read` is called for one CPU of each.
+
+    A CPU without a list, or with a list that lacks it, has no group.
+    """
     left, groups = set(cpus), dict[int, CpuSet]()
     for cpu in sorted(left):
         members = read(cpu) if cpu in left else None
-        if members is not None:
-            group = (members & left) | {cpu}
+        if members is not None and cpu in members:
+            group = members & left
             left -= group
             groups.update(dict.fromkeys(group, group))
     return groups

@@ -305,6 +305,39 @@ def test_gpus_without_addresses_split_in_the_order_of_their_uuids() -> None:
     assert _cpus(make_plan(topology, Request(bind=Bind.EXCLUSIVE))) == ["1", "0"]
 
 
+@pytest.mark.parametrize(
+    ("num_ranks", "cpus_per_rank", "warnings"),
+    [
+        (1, None, ("12 CPUs of node 0, in L3 groups without a rank, stay idle; --bind node uses them",)),
+        (4, None, ()),
+        (1, 2, ()),
+    ],
+)
+def test_idle_core_complexes_are_a_warning(
+    num_ranks: int, cpus_per_rank: int | None, warnings: tuple[str, ...]
+) -> None:
+    """L3 groups of a rank's node that no rank gets stay idle; with --cpus-per-rank that was asked for."""
+    request = Request(bind=Bind.CORE_COMPLEX, num_ranks=num_ranks, cpus_per_rank=cpus_per_rank)
+    assert make_plan(grid(nodes=1, l3=4, cores=2), request).warnings == warnings
+
+
+@pytest.mark.parametrize(
+    ("reserved", "allowed", "smt", "reason"),
+    [
+        ("4", "0-7", True, "3 exclusive cores and 1 core with a thread that is reserved or not allowed"),
+        ("", "0-3,5-7", True, "3 exclusive cores and 1 core with a thread that is reserved or not allowed"),
+        ("4-7", "0-7", True, "0 exclusive cores and 4 cores with a thread that is reserved or not allowed"),
+        ("0,4", "0-7", True, "3 exclusive cores"),
+        ("", "0-7", False, "4 exclusive cores"),
+    ],
+)
+def test_a_core_with_a_reserved_thread_is_not_exclusive(reserved: str, allowed: str, smt: bool, reason: str) -> None:  # noqa: FBT001
+    """The other thread is for other programs; without --smt it is idle."""
+    request = Request(bind=Bind.EXCLUSIVE, reserve_cpus=CpuSet.parse(reserved), smt=smt)
+    plan = make_plan(_limited(grid(nodes=1, gpus=[0]), allowed), request)
+    assert plan.ranks[0].reason.split("; ")[2] == reason
+
+
 def test_core_complex_without_caches_is_node() -> None:
     """Unknown caches leave the whole node, and the rank is not exact."""
     plan = make_plan(grid(l3=None, gpus=[0]), Request(bind=Bind.CORE_COMPLEX))
@@ -502,8 +535,10 @@ def test_idle_cpus_are_warned_of() -> None:
     topology = _eight(gpus=[1, 3])
     idle = "8 CPUs of nodes 0,2, which have no rank, stay idle; --bind socket uses them"
     far = "16 CPUs of nodes 4-7, on sockets without a rank, stay idle; no GPU is there; --bind none uses them"
-    for bind in (Bind.NODE, Bind.EXCLUSIVE, Bind.CORE_COMPLEX):
+    groups = "4 CPUs of nodes 1,3, in L3 groups without a rank, stay idle; --bind node uses them"
+    for bind in (Bind.NODE, Bind.EXCLUSIVE):
         assert make_plan(topology, Request(bind=bind)).warnings == (idle, far)
+    assert make_plan(topology, Request(bind=Bind.CORE_COMPLEX)).warnings == (idle, far, groups)
     assert make_plan(topology, Request(bind=Bind.SOCKET)).warnings == (far,)
     assert make_plan(topology, Request(bind=Bind.NONE)).warnings == ()
 
