@@ -4,32 +4,25 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SKIPPED := .cache/skipped
 TOOLS := .cache/release/tools
 # Two cores: other processes work while the tests of some wait, and emulation (machines) gives way to the engines.
-# The few tests that fail run once more, alone; both are shown (tests/twice.py).
-PYTEST := NUMAPIN_SKIPPED=$(SKIPPED) $(BIN)/python -m tests.twice -r fE
+PYTEST := sh scripts/test.sh $(BIN)/python
+unexport PYTHONDONTWRITEBYTECODE  # else each of the tests' processes compiles numapin and the tests
 
-.PHONY: setup demo docs test machines check lint format types vm bench package release trials clean
+.PHONY: setup demo docs test machines check lint format types vm bench package trials clean
 
 setup: $(READY)  ## make the virtual environment, which every other target does that needs it
 
 demo: $(READY)  ## run the main job: bound ranks on the example, on GPUs where there are any
 	$(BIN)/python scripts/demo.py
 
-test: $(READY)  ## run the tests, but for those of `make machines`; ends with what was skipped, and why
-	rm -f $(SKIPPED)
-	$(BIN)/python -m compileall -q numapin  # else each of the tests' processes compiles it, with PYTHONDONTWRITEBYTECODE
-	-$(BIN)/python -m tests.rewritten  # saves time only
+test: $(READY)  ## run the tests, but for those of `make machines`; the few that fail run once more, alone
 	$(PYTEST) --numprocesses=4 --dist=loadgroup --ignore=tests/vm --ignore=tests/engines -m "not alone"
-	NUMAPIN_SKIPPED=$(SKIPPED) $(BIN)/python -m pytest -r fE -m alone $$(grep -rl --include='test_*.py' 'mark\.alone' tests)  # to collect all tests takes 12 s
-	@$(BIN)/python -m tests.skipped $(SKIPPED)
+	$(BIN)/python -m pytest -rfEs -m alone $$(grep -rl --include='test_*.py' 'mark\.alone' tests)  # to collect all tests takes 12 s
 	@echo "tests in virtual machines, below real engines and of several hosts: make machines"
 
 machines: $(READY)  ## run the tests in virtual machines (`make vm` unpacks them, once), below Slurm and Open MPI, and of several hosts
-	rm -f $(SKIPPED)
 	$(PYTEST) --numprocesses=3 --dist=loadgroup --no-loadscope-reorder tests/engines tests/vm
-	@$(BIN)/python -m tests.skipped $(SKIPPED)
 
 check: lint types test machines  ## what CI runs
 
@@ -46,23 +39,20 @@ types: $(READY)
 
 docs: $(VENV)/.docs  ## build the documentation into site/; open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
-	$(BIN)/python scripts/docs_check.py site
 
 vm:  ## unpack QEMU and a kernel into .cache/vm for the tests on machines with several NUMA nodes
 	python3 scripts/make_vm.py
 
-bench: $(READY)  ## measure start-up and planning against torchrun; results on stdout
-	$(BIN)/numapin bench launch
+bench: $(READY)  ## measure planning and `numapin topo`; results on stdout
 	$(BIN)/python -m scripts.bench_plan
 
-package: $(TOOLS)/.ready  ## build sdist, wheels and lists of parts into dist/, and check them
-	$(TOOLS)/bin/python -m scripts.package
+package: $(TOOLS)/.ready  ## build sdist and wheels into dist/, and check them
+	sh scripts/package.sh $(TOOLS)/bin
 
-release: package  ## also install what was built into clean environments, and test it there
-	$(MAKE) trials
+trials: trial-none trial-2.9 trial-newest  ## install what was built beside no torch, torch 2.9 and the newest; test it there
 
-trials: $(TOOLS)/.ready  ## only the second half of `make release`, on what was built: TRIALS='3.11-notorch 3.13-torchnewest'
-	$(TOOLS)/bin/python -m scripts.release $(TRIALS)
+trial-%:
+	sh scripts/trial.sh $*
 
 $(TOOLS)/.ready: packaging/release-tools.txt  # with hashes; no sdist, whose build would fetch others without
 	$${PYTHON:-python3} -m venv --clear $(TOOLS)

@@ -1,7 +1,7 @@
 """The life of a job on this host: join the other hosts, start the ranks, watch them, restart or end them, and report.
 
-On one host nothing of torch is imported. The ranks find what torch's agent would give them: the same variables, a
-store, the same signals, the same grace period.
+On one host nothing of torch is imported. The ranks find what they have under torchrun: the same variables, a store,
+the same signals, the same grace period.
 """
 
 from __future__ import annotations
@@ -54,20 +54,10 @@ class _HostsWait(Exception):  # noqa: N818 - ends this round's ranks; the next r
 
 
 def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart: Callable[[], None]) -> None:
-    """Start the ranks and run them to their end.
+    """Start the ranks and run them to their end. If `before_restart` raises NumapinError, this host leaves the job.
 
-    Args:
-        plan: The binding of each rank.
-        job: The parsed command line.
-        run_dir: The directory of this run.
-        mailbox: The signals to pass on to the ranks.
-        before_restart: Called before ranks are restarted. If it raises NumapinError, this host leaves the job.
-
-    Raises:
-        RanksFailed: A rank failed, and no restart is left; all ranks have ended.
-        Stopped: A signal stopped the launcher; all ranks have ended.
-        NumapinError: A rank could not be started, the hosts did not meet, or `before_restart` raised it.
-        UsageError: The address or the port cannot be used.
+    When RanksFailed (a rank failed, and no restart is left) or Stopped (by a signal) is raised, all ranks have ended.
+    Other errors say why a rank did not start, why hosts did not meet, or which address or port cannot be used.
     """
     run_id = job.run_id or str(uuid.uuid4())
     logs, num_ranks, restarts = Logs(job, run_id), len(plan.ranks), 0

@@ -1,4 +1,4 @@
-"""Hooks of the documentation site (mkdocs.yml): the page of each command, and links to files outside docs/.
+"""Hooks of the documentation site (mkdocs.yml): README as its home page, the commands' pages, links to other files.
 
 A command's page is generated from its options and help when the site is built, so it cannot go stale. A link from a
 page to a file of the repository, such as ../examples/train_ddp.py, leads to a copy of that file in repository/.
@@ -26,12 +26,14 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT: Final = Path(__file__).resolve().parent.parent
+README: Final = ROOT / "README.md"
 COPIES: Final = "repository"
 COMMANDS: Final = "commands"
-TOP_LEVEL: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE")
+HOME: Final = "index.md"
+COPIED_FILES: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "tests/integration/faults.md")
 COPIED_FOLDERS: Final = ("examples", "tests/machines")
 _LEFT_OUT: Final = {"__pycache__", "golden"}
-_LINK: Final = re.compile(r"(?<=\]\()(?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")
+_LINK: Final = re.compile(r"(?:(?<=\]\()|(?<=\]: ))(?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\)|$)", re.MULTILINE)
 _FENCE: Final = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 
 
@@ -39,9 +41,10 @@ _FENCE: Final = re.compile(r"^( *)(`{3,}|~{3,}).*?^\1\2 *$", re.MULTILINE | re.D
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the commands' pages and the copies of files outside docs/."""
+    """Add README, the commands' pages and the copies of files outside docs/."""
     from mkdocs.structure.files import File
 
+    files.append(File.generated(config, HOME, content=README.read_text()))
     for name in command_names():
         files.append(File.generated(config, f"{COMMANDS}/{name}.md", content=command_page(name)))
     for path in copied_files():
@@ -57,9 +60,9 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 def copied_files() -> list[Path]:
     """Return the files outside docs/ that are copied into the site."""
-    top_level = [ROOT / name for name in TOP_LEVEL]
+    files = [ROOT / name for name in COPIED_FILES]
     below = chain.from_iterable(sorted((ROOT / name).rglob("*")) for name in COPIED_FOLDERS)
-    return [path for path in chain(top_level, below) if path.is_file() and not _LEFT_OUT & set(path.parts)]
+    return [path for path in chain(files, below) if path.is_file() and not _LEFT_OUT & set(path.parts)]
 
 
 def relinked(markdown: str, page_uri: str) -> str:
@@ -74,6 +77,8 @@ def relinked(markdown: str, page_uri: str) -> str:
 
 def source_of(page_uri: str) -> Path:
     """Return the file of the repository that a page of the site is generated from."""
+    if page_uri == HOME:
+        return README
     inside = page_uri.removeprefix(f"{COPIES}/")
     return ROOT / inside if inside != page_uri else ROOT / "docs" / page_uri
 

@@ -23,7 +23,6 @@ if _HERE not in [Path(folder).resolve() for folder in tests.__path__]:
 from numapin.launcher import run_folder, run_places
 from tests.cuda import fake as fake_driver
 from tests.nvml import fake
-from tests.skipped import pytest_terminal_summary  # noqa: F401 - pytest finds the hook here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -52,6 +51,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items:
         if item.get_closest_marker("xdist_group") is not None and "@" not in item.nodeid:
             raise pytest.UsageError("pytest-xdist ignores xdist_group under this pytest; see constraints.txt")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Remove the group that xdist appends to a test's name: --last-failed looks for the plain name."""
+    is_of_worker = hasattr(report, "node")
+    if is_of_worker and "xdist_group" in report.keywords:
+        report.nodeid = report.nodeid.rpartition("@")[0]
 
 
 @pytest.fixture(scope="session")

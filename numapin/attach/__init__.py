@@ -1,4 +1,4 @@
-"""`numapin attach`: bind processes that run already, and undo that.
+"""`numapin attach`: bind processes that run already.
 
 Comes in: process ids, or a run. Goes out: bound threads, moved pages, and a report of what was done and what was not.
 
@@ -7,6 +7,5 @@ Comes in: process ids, or a run. Goes out: bound threads, moved pages, and a rep
     targets.py  EDGE  the processes to bind, each with its GPU and its plan
     bind.py     EDGE  attach itself: bind all threads, then move pages
     pages.py    EDGE  where a process's pages are; move them
-    undo.py     EDGE  the CPUs before the change, in a file; set the threads back
-    report.py   PURE  what was done, as data, and its JSON
+    report.py   PURE  what was done, as data, its JSON, and the commands that undo it
 """

@@ -10,30 +10,26 @@ have inherited the planned CPUs: then everything that starts later is started by
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from numapin.attach.pages import described, move, planned_nodes, policy_shortfalls, read_memory
-from numapin.attach.report import STAYS, Attached, AttachedRank, BoundProcess
+from numapin.attach.report import STAYS, Attached, AttachedRank, BoundProcess, undo_commands
 from numapin.attach.targets import is_ours, read_family
-from numapin.attach.undo import open_records
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted
 from numapin.base.sizes import render
-from numapin.errors import MachineError, NumapinError, UsageError
+from numapin.errors import MachineError, UsageError
 from numapin.observe.find_job import LIST_PROCESSES
 from numapin.system import affinity, proc
 from numapin.system.affinity import ThreadId
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from numapin.attach.targets import Aim, Target
     from numapin.plan.model import RankPlan
-
-    _Recorder = Callable[[Mapping[ThreadId, CpuSet], Mapping[ThreadId, CpuSet]], None]
 
 _MOST_LOOKS: Final = 100
 _RESTLESS: Final = "it starts processes or threads faster than they can be bound; some may have started unbound"
@@ -51,46 +47,36 @@ class How:
     without: frozenset[int] = frozenset()  # processes that are left out, with their descendants
 
 
-def attach(
-    aim: Aim, how: How, *, migrate: bool, environ: Mapping[str, str], progress: Callable[[int, int, int], None]
-) -> Attached:
+def attach(aim: Aim, how: How, *, migrate: bool, progress: Callable[[int, int, int], None]) -> Attached:
     """Bind all targets, and move their pages if requested.
 
     `progress` is called with a process id, the bytes of its memory that were done, and their total. Raises UsageError
-    if every target ended first, or if roles forbid to widen, and NumapinError if nothing can be recorded.
+    if every target ended first.
     """
-    if how.widen and any(target.plan.roles for target in aim.targets):
-        raise UsageError("--widen undoes the run's --cores-for: roles have CPUs of their own", "leave out --widen")
     all_pids = {target.subject.pid for target in aim.targets}
     ranks: list[AttachedRank] = []
+    former: dict[ThreadId, CpuSet] = {}
+    changed: list[ThreadId] = []
     interrupted = False
-    with nullcontext() if how.dry_run else open_records(environ, tidy=True) as records:
-        for target in aim.targets:
-            pid = target.subject.pid
-            problem = "interrupted"
-            processes: tuple[BoundProcess, ...] = ()
-            if not interrupted:
-                others = (aim.apart | all_pids) - {pid}
-                record = partial(records.add, target) if records else None
-                try:
-                    binder = Binder(target, replace(how, without=others), record)
-                    processes = binder.run()
-                except NumapinError as error:  # ends all of it only if nothing was bound before
-                    if not any(rank.processes for rank in ranks):
-                        raise
-                    problem = error.message
-                else:
-                    interrupted, problem = binder.interrupted, "it ended before"
-            ranks.append(
-                AttachedRank(
-                    pid=pid,
-                    gpu_source=target.gpu_source,
-                    requested=target.plan,
-                    processes=processes,
-                    problem=None if processes else problem,
-                )
+    for target in aim.targets:
+        pid = target.subject.pid
+        problem = "interrupted"
+        processes: tuple[BoundProcess, ...] = ()
+        if not interrupted:
+            binder = Binder(target, replace(how, without=(aim.apart | all_pids) - {pid}))
+            processes = binder.run()
+            interrupted, problem = binder.interrupted, "it ended before"
+            former |= binder.former
+            changed += binder.changed
+        ranks.append(
+            AttachedRank(
+                pid=pid,
+                gpu_source=target.gpu_source,
+                requested=target.plan,
+                processes=processes,
+                problem=None if processes else problem,
             )
-        paths = [] if records is None else [records.path_of(target.subject.pid) for target in aim.targets]
+        )
     if not any(rank.processes for rank in ranks):
         if interrupted:
             raise KeyboardInterrupt
@@ -113,7 +99,7 @@ def attach(
         dry_run=how.dry_run,
         migrate=migrate,
         interrupted=interrupted,
-        records=tuple(path for path in paths if path is not None),
+        undo=() if how.dry_run else undo_commands(former, changed),
         warnings=aim.warnings,
         ranks=tuple(ranks),
     )
@@ -167,21 +153,21 @@ class _Tally:
 class Binder:
     """Binds one target. `interrupted` is set if Ctrl-C ended it early; what was done by then is in the results.
 
-    `record` is called with the CPUs of threads, and those that some get, before they are changed; None in a dry run.
+    `former` has the CPUs of all threads before, except for those that started meanwhile and had inherited the planned
+    ones. `changed` are the threads that got other CPUs.
     """
 
-    def __init__(self, target: Target, how: How, record: _Recorder | None) -> None:
-        self._target, self._how, self._record = target, how, record
+    def __init__(self, target: Target, how: How) -> None:
+        self._target, self._how = target, how
+        self.former: dict[ThreadId, CpuSet] = {}
+        self.changed: list[ThreadId] = []
         self._seen: set[ThreadId] = set()
         self._tallies: dict[int, _Tally] = {}
         self._notes = list(target.shortfalls)
         self.interrupted = False
 
     def run(self) -> tuple[BoundProcess, ...]:
-        """Bind; return the processes, the target first. Empty if it ended before.
-
-        Raises NumapinError if nothing can be recorded and nothing was changed.
-        """
+        """Bind; return the processes, the target first. Empty if it ended before."""
         try:
             for _ in range(_MOST_LOOKS):
                 if not self._bind_new_threads() or self._how.dry_run:
@@ -190,10 +176,6 @@ class Binder:
                 self._notes.append(_RESTLESS)
         except KeyboardInterrupt:
             self.interrupted = True
-        except NumapinError as error:
-            if not any(tally.changed for tally in self._tallies.values()):
-                raise
-            self._notes.append(f"threads that started meanwhile were not bound: {error.message}")
         processes = []
         for pid, tally in self._tallies.items():
             refused = [f"{counted(number, 'thread')} {text}" for text, number in tally.refusals.items()]
@@ -234,8 +216,8 @@ class Binder:
         return found
 
     def _bind_new_threads(self) -> bool:
-        """Record the CPUs of new threads, then bind them; return whether there was anything to bind."""
-        plan, threads = self._target.plan, self._new_threads()
+        """Bind new threads, and note their CPUs before; return whether there was anything to bind."""
+        plan, threads, is_first_look = self._target.plan, self._new_threads(), not self._seen
         before: dict[ThreadId, CpuSet] = {}
         for thread in threads:
             tally = self._tallies[thread.pid]
@@ -249,46 +231,39 @@ class Binder:
 
         new: dict[ThreadId, CpuSet] = {}
         for thread, cpus in before.items():
-            # The roles of descendants are unknown, so these get all of the rank's CPUs.
-            planned = plan.main_cpus if thread.pid == self._target.subject.pid else plan.cpus
             is_narrower = cpus < plan.cpus and not self._how.widen
-            if cpus != planned and not is_narrower:
-                new[thread] = planned
+            if is_first_look or cpus != plan.cpus:
+                self.former[thread] = cpus
+            if cpus != plan.cpus and not is_narrower:
+                new[thread] = plan.cpus
                 continue
-            is_on_role = plan.roles is not None and any(cpus <= each for each in plan.roles.by_name.values())
             tally = self._tallies[thread.pid]
-            tally.narrower += is_narrower and not is_on_role
+            tally.narrower += is_narrower
             tally.after |= cpus
-        if new and self._record is not None and not self._how.dry_run:
-            self._record(before, new)
         self._seen.update(threads)
 
-        cut: dict[ThreadId, CpuSet] = {}
         for thread, cpus in before.items():
             self._tallies[thread.pid].before |= cpus
             if thread in new:
-                found = self._bind_one(thread, cpus, new[thread])
-                if found is not None and found != new[thread]:
-                    cut[thread] = found
-        if cut and self._record is not None:
-            self._record({}, cut)  # the kernel gave fewer CPUs: --restore must know these as given, too
+                self._bind_one(thread, cpus, new[thread])
         return bool(new)
 
-    def _bind_one(self, thread: ThreadId, before: CpuSet, planned: CpuSet) -> CpuSet | None:
-        """Bind a thread and count the result; return the CPUs that it has then. None: it ended, or was refused."""
+    def _bind_one(self, thread: ThreadId, before: CpuSet, planned: CpuSet) -> None:
+        """Bind a thread and count the result."""
         tally, see = self._tallies[thread.pid], f"see: cat /proc/{thread.pid}/cgroup"
         try:
             found = planned if self._how.dry_run else affinity.set_cpus(thread, planned)
         except proc.Gone:
             tally.ended += 1
-            return None
+            return
         except OSError as error:
             refusal = f"did not get CPUs {planned} ({error.strerror}) and stay where they were; {see}"
             tally.refusals[refusal] += 1
             tally.after |= before
-            return None
-        tally.changed += found != before
+            return
+        if found != before:
+            tally.changed += 1
+            self.changed.append(thread)
         tally.after |= found
         if found != planned:
             tally.refusals[f"did not get CPUs {planned - found}, which the cpuset excludes; {see}"] += 1
-        return found

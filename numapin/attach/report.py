@@ -1,4 +1,4 @@
-"""What `numapin attach` and `--restore` did, as data and as JSON (numapin.attach/1, numapin.restore/1). Pure."""
+"""What `numapin attach` did, as data and as JSON (numapin.attach/1), and the commands that undo it. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.records import to_json
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from numapin.base.cpu_set import CpuSet
     from numapin.plan.model import RankPlan
+    from numapin.system.affinity import ThreadId
 
 FUTURE_MEMORY: Final = (
     "the memory policy of a running process cannot be changed: new pages go to the node of the CPU that first "
@@ -77,12 +80,12 @@ class AttachedRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """All that `attach` did; `records` are the files with the CPUs before the change."""
+    """All that `attach` did; `undo` are shell commands that give threads their former CPUs."""
 
     dry_run: bool
     migrate: bool
     interrupted: bool
-    records: tuple[str, ...]
+    undo: tuple[str, ...]
     warnings: tuple[str, ...]
     ranks: tuple[AttachedRank, ...]
 
@@ -93,35 +96,33 @@ class Attached:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.attach/1)."""
-        return {"schema": "numapin.attach/1", "exact": self.exact, "future_memory": FUTURE_MEMORY, **to_json(self)}
+        fixed = {"schema": "numapin.attach/1", "future_memory": FUTURE_MEMORY, "records": []}  # none are written now
+        return {**fixed, "exact": self.exact, **to_json(self)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoredProcess:
-    """A process whose threads were set back; its descendants are counted with it."""
+def undo_commands(former: Mapping[ThreadId, CpuSet], changed: Collection[ThreadId]) -> tuple[str, ...]:
+    """Return the commands that give the threads of changed processes their former CPUs.
 
-    pid: int
-    name: str
-    threads: int  # that have their former CPUs
-    started_since: int  # of these; they got the CPUs of their process
-    ended: int
-    left: int  # the program has moved them since
-    shortfalls: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """All that `attach --restore` did; `warnings` name processes that have ended, and malformed records."""
-
-    dry_run: bool
-    warnings: tuple[str, ...]
-    processes: tuple[RestoredProcess, ...]
-
-    @property
-    def exact(self) -> bool:
-        """Whether every thread that still runs was set back."""
-        return not any(process.shortfalls or process.left for process in self.processes)
-
-    def to_json(self) -> dict[str, object]:
-        """Return the JSON form (schema numapin.restore/1)."""
-        return {"schema": "numapin.restore/1", "exact": self.exact, **to_json(self)}
+    First all threads of each process get those of its main thread, or of another one that was changed if the main
+    thread was not: threads that start later inherit the change, and their numbers are unknown. Then threads with other
+    CPUs get theirs.
+    """
+    base: dict[int, ThreadId] = {}
+    for thread in changed:
+        if thread.pid not in base or thread.is_main:
+            base[thread.pid] = thread
+    processes: dict[CpuSet, list[int]] = {}
+    for thread in base.values():
+        processes.setdefault(former[thread], []).append(thread.pid)
+    others: dict[CpuSet, list[int]] = {}
+    for thread, cpus in former.items():
+        if thread.pid in base and cpus != former[base[thread.pid]]:
+            others.setdefault(cpus, []).append(thread.tid)
+    lines = [("taskset -acp", "pid", cpus, pids) for cpus, pids in processes.items()]
+    lines += [("taskset -cp", "tid", cpus, tids) for cpus, tids in others.items()]
+    return tuple(
+        f"{command} {cpus} {ids[0]}"
+        if len(ids) == 1
+        else f"for {name} in {' '.join(map(str, ids))}; do {command} {cpus} ${name}; done"
+        for command, name, cpus, ids in lines
+    )

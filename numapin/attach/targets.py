@@ -34,7 +34,6 @@ from numapin.topology.vendors import hiding_variables, seen_by_ranks
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from numapin.observe.find_job import RunningJob
     from numapin.plan.model import RankPlan
     from numapin.plan.request import Request
     from numapin.topology.model import Gpu, Topology
@@ -117,74 +116,39 @@ def aim_at_processes(pids: Sequence[int], wish: Wish, environ: Mapping[str, str]
     return Aim(targets, (*topology.warnings, *warnings, *notes))
 
 
-def aim_at_run(named: str, wish: Wish, environ: Mapping[str, str]) -> Aim:
-    """Return the ranks of a run, with its plan, or with another one if options were given. Raises as the other."""
-    job = find_run_to_change(named, environ, other_users=wish.other_users)
-    source = f"the plan of {job.name}"
-    subjects: dict[int, Subject] = {}
-    for rank, pid in sorted(job.pids.items()):
-        try:
-            if rank not in job.gone:
-                subjects[rank] = _subject(job, rank, pid, wish)
-        except NumapinError:
-            if proc.is_running(pid, job.starts.get(rank)):
-                raise
-    if not subjects:
-        problem = "all of its ranks have ended" if job.pids else "no rank has started yet"
-        raise UsageError(f"{job.name}: {problem}", "see: numapin top")
-    gone = tuple(f"rank {rank} of {job.name} has ended" for rank in sorted(job.pids.keys() - subjects.keys()))
-    plans = {rank.local_rank: rank for rank in job.plan.ranks}
-    if wish.is_default:
-        targets = tuple(
-            Target(subject=subject, plan=plans[rank], gpu_source=source) for rank, subject in subjects.items()
-        )
-        return Aim(targets, gone, job.bound)
+def aim_at_run(named: str, environ: Mapping[str, str], *, other_users: bool) -> Aim:
+    """Return the ranks of a run, with its plan. Raises as `find_run`, and MachineError for another user's folder.
 
-    for rank, subject in subjects.items():
-        names = job.gpus.get(rank, ())
-        if len(names) > 1:
-            raise UsageError(
-                f"process {subject.pid} of {job.name} uses {', '.join(names)}, and a new plan has one GPU each",
-                f"apply the run's own plan: numapin attach --job {job.name}",
-            )
-    topology = _machine(wish, environ)
-    gpus = {gpu.uuid or gpu.pci: gpu for gpu in topology.gpus}
-    owners = []
-    for rank, subject in subjects.items():
-        planned = plans[rank].gpu
-        gpu = gpus.get(planned.uuid or planned.pci) if planned else None
-        variables = {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(len(plans))}
-        owners.append(_Owner(subject, variables, KnownGpu(gpu, source)))
-    targets, warnings = _planned(topology, owners, wish.request)
-    return Aim(targets, (*topology.warnings, *warnings, *gone), job.bound)
-
-
-def find_run_to_change(named: str, environ: Mapping[str, str], *, other_users: bool) -> RunningJob:
-    """Return the run with this folder or name. Raises as `find_run`, and MachineError for another user's folder.
-
-    The files in the folder say which processes are changed, so its user could choose any process of yours.
+    The files in the folder say which processes are changed, so its user could choose any process of yours: another
+    user's folder can name processes of that user only.
     """
     job = find_run(named, environ)
     problem = why_untouchable(job.owner, other_users=other_users)
     if problem:
         raise _of_another_user(f"the folder of {job.name}", problem)
-    return job
-
-
-def _subject(job: RunningJob, rank: int, pid: int, wish: Wish) -> Subject:
-    """Return the process of a rank. Another user's folder can name processes of that user only.
-
-    Raises as `examine`, also for another process that has the id by now.
-    """
-    subject = examine(pid, other_users=wish.other_users)
-    if job.starts.get(rank) not in (None, subject.start):
-        raise UsageError(f"rank {rank} of {job.name} has ended", "see: numapin top")
-    if job.owner not in (os.geteuid(), subject.uid):
-        raise MachineError(
-            f"{job.name}, which belongs to uid {job.owner}, names process {pid}, which does not",
-            f"if you mean that process: numapin attach --pid {pid}",
-        )
-    return subject
+    plans = {rank.local_rank: rank for rank in job.plan.ranks}
+    targets: list[Target] = []
+    ended: list[str] = []
+    for rank, pid in sorted(job.pids.items()):
+        subject, start = None, job.starts.get(rank)
+        try:
+            subject = examine(pid, other_users=other_users)
+        except NumapinError:
+            if rank not in job.gone and proc.is_running(pid, start):
+                raise
+        if subject is None or rank in job.gone or start not in (None, subject.start):
+            ended.append(f"rank {rank} of {job.name} has ended")
+            continue
+        if job.owner not in (os.geteuid(), subject.uid):
+            raise MachineError(
+                f"{job.name}, which belongs to uid {job.owner}, names process {pid}, which does not",
+                f"if you mean that process: numapin attach --pid {pid}",
+            )
+        targets.append(Target(subject=subject, plan=plans[rank], gpu_source=f"the plan of {job.name}"))
+    if not targets:
+        problem = "all of its ranks have ended" if job.pids else "no rank has started yet"
+        raise UsageError(f"{job.name}: {problem}", "see: numapin top")
+    return Aim(tuple(targets), tuple(ended), job.bound)
 
 
 # --- which processes may be changed ----------------------------------------------------------------------------------
@@ -329,8 +293,7 @@ def gpu_of(  # noqa: PLR0911 - one return per way to know
 ) -> KnownGpu:
     """Return the GPU of a process; `uuids` are those of the GPUs on which the driver sees it compute.
 
-    1. The GPU on which the driver sees it compute. Of several, the one that its LOCAL_RANK names, or else the first if
-       all of them are on one node.
+    1. The GPU on which the driver sees it compute. Of several, the one that its LOCAL_RANK names.
     2. The GPU that LOCAL_RANK names among those that CUDA_VISIBLE_DEVICES (AMD, Intel: their variables) shows.
     3. The only GPU that these variables show.
     """
@@ -340,9 +303,9 @@ def gpu_of(  # noqa: PLR0911 - one return per way to know
     given = [f"{name}={environ[name][:60]}" for name in hiding_variables() if name in environ]
     shown = f" ({', '.join(given)})" if given else ""
     if computing:
-        if named not in computing and len({gpu.node for gpu in computing}) > 1:
+        if named not in computing and len(computing) > 1:
             names = listed("GPU", [gpu.index for gpu in computing])
-            return KnownGpu(None, f"it computes on {names}, which are on different nodes")
+            return KnownGpu(None, f"it computes on {names}, and no LOCAL_RANK says which is its own")
         return KnownGpu(named if named in computing else computing[0], "the driver sees it compute there")
     if named is not None:
         return KnownGpu(named, f"LOCAL_RANK={environ['LOCAL_RANK']}{shown}")

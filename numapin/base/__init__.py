@@ -14,12 +14,10 @@ Comes in: plain values. Goes out: plain values, files and lines on stderr.
     suggest.py    PURE  the known word that a mistyped one resembles
     encodable.py  PURE  stand-ins for characters that an encoding lacks
     quoting.py    PURE  words quoted for a shell, harmless on a terminal
-    content_policy.py  PURE  the Content-Security-Policy of our HTML files
     redact.py     PURE  hide the values of arguments that look like secrets
     strict_json.py  PURE  read and write JSON without NaN
     records.py    PURE  read dataclasses from JSON, with the path of the element in every error, and write them
     stats.py      PURE  Student's t distribution, which the standard library lacks
-    notebook.py   PURE  drawings of objects for notebooks
     stderr.py     EDGE  one line on stderr
     folders.py    EDGE  open folders by descriptor where other users may write
     regular_file.py  EDGE  read an untrusted file: regular files only, of bounded size, without blocking

@@ -1,4 +1,4 @@
-"""`numapin bench`: benchmarks of transfers, allocation, loaders, training and launchers.
+"""`numapin bench`: benchmarks of transfers, allocation, overlap and loaders.
 
 Comes in: the options of a benchmark. Goes out: a report (schema numapin.bench/1).
 
@@ -11,6 +11,5 @@ Comes in: the options of a benchmark. Goes out: a report (schema numapin.bench/1
     measure/    EDGE  the measuring processes
     model.py    PURE  benchmarks and results as data: medians, spreads, ratios, JSON
     verdict.py  PURE  the answer to a benchmark's question, in one line
-    offload_verdict.py  PURE  the verdict of `bench offload`
     machine.py  EDGE  the host, versions and GPUs that the figures depend on
 """

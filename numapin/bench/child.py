@@ -1,8 +1,8 @@
 """The measuring process's end of the protocol with the harness. Edge.
 
 Comes in, on stdin: a spec as one line of JSON; a byte for "measure now"; a byte before the next spec, or end of file.
-Goes out, on the original stdout: {"state": "warm"}, then {"figures": …, "details": …}; or {"skipped": …} or
-{"failed": …}, each as one line of JSON. Other output to stdout goes to stderr.
+Goes out, on the original stdout: {"state": "warm"}, then {"figures": …, "details": …}; or {"failed": …}, each as one
+line of JSON. Other output to stdout goes to stderr.
 """
 
 from __future__ import annotations
@@ -56,10 +56,6 @@ class Harness:
         self._write({"figures": dict(figures), "details": dict(details)})
         self._wait(idle)
 
-    def skip(self, why: str) -> None:
-        """Report why this cannot be measured here."""
-        self._write({"skipped": why})
-
     def fail(self, error: BaseException) -> None:
         """Report an error at once: threads that the peer left behind may keep this process from exiting."""
         self._write({"failed": f"{type(error).__name__}: {error}"})
@@ -74,13 +70,11 @@ class Harness:
 
 
 def serve(measure: Callable[[dict[str, Any], Harness], None]) -> None:
-    """Measure each spec that the harness sends; skip a peer whose library is not installed."""
+    """Measure each spec that the harness sends."""
     harness = Harness()
     while (spec := harness.next_spec()) is not None:
         try:
             measure(spec, harness)
-        except ModuleNotFoundError as error:
-            harness.skip(f"{error.name} is not installed")
         except BaseException as error:
             harness.fail(error)
             raise

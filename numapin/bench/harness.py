@@ -24,7 +24,7 @@ from numapin.bench.python import running_module
 from numapin.system import proc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterable, Mapping
 
     from numapin.bench.model import Benchmark, Case, Peer
 
@@ -37,10 +37,6 @@ class _MeasurementError(Exception):
     """A peer's process reported that it has no figures, or died; the text is the reason."""
 
 
-class _SkippedError(_MeasurementError):
-    """A peer's process reported that the peer cannot be measured here. It waits for the next spec."""
-
-
 def measure(
     benchmark: Benchmark, *, repeats: int, timeout_s: float, starts: Callable[[Case, Peer, int], None]
 ) -> Generator[Run]:
@@ -51,23 +47,15 @@ def measure(
     """
     with closing(_Processes(benchmark.module, timeout_s)) as processes:
         left_out: set[tuple[str, str]] = set()
-        for case, peer, repeat in _in_order(benchmark, repeats):
-            if (case.name, peer.name) in left_out:
-                continue
-            starts(case, peer, repeat)
-            run = _run(benchmark, case, peer, repeat, processes)
-            if run.skipped is not None:
-                left_out.add((case.name, peer.name))
-            yield run
-
-
-def _in_order(benchmark: Benchmark, repeats: int) -> Iterator[tuple[Case, Peer, int]]:
-    """Yield all runs: case by case, or all cases of a peer and repeat together if they share a start."""
-    groups = [benchmark.cases] if benchmark.shares_starts else [(case,) for case in benchmark.cases]
-    for cases in groups:
-        turns = zip(*(case.peers for case in cases), strict=True)
-        for repeat, peers in product(range(repeats), turns):
-            yield from ((case, peer, repeat) for case, peer in zip(cases, peers, strict=True))
+        for case in benchmark.cases:
+            for repeat, peer in product(range(repeats), case.peers):
+                if (case.name, peer.name) in left_out:
+                    continue
+                starts(case, peer, repeat)
+                run = _run(benchmark, case, peer, repeat, processes)
+                if run.skipped is not None:
+                    left_out.add((case.name, peer.name))
+                yield run
 
 
 def _run(benchmark: Benchmark, case: Case, peer: Peer, repeat: int, processes: _Processes) -> Run:
@@ -99,9 +87,7 @@ class _Processes:
         self._session = case.session
         try:
             answers = self._ask(peer, time.monotonic() + self._timeout_s)
-        except BaseException as error:
-            if isinstance(error, _SkippedError) and len(peer.specs) == 1 and case.session is not None:
-                raise  # the process of the session is ready for the next peer
+        except BaseException:
             self.close()  # their state is unknown
             raise
         if case.session is None:
@@ -169,15 +155,11 @@ class _Child:
     def _end_session(self) -> None:
         """Terminate the rest of the session, then kill it; multiprocessing's tracker cleans up in between."""
         deadline = time.monotonic() + _CLEAN_UP_S
-        started = proc.descendants(self._process.pid, proc.children_of())  # a launcher's ranks have their own sessions
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
             while _session(self._process.pid) and time.monotonic() < deadline:
                 time.sleep(_CLEAN_UP_S / 100)
             os.killpg(self._process.pid, signal.SIGKILL)
-        for pid in started:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
     def take(self, spec: Mapping[str, object]) -> None:
         """Send a spec."""
@@ -199,8 +181,6 @@ class _Child:
     def answer(self, deadline: float) -> dict[str, Any]:
         """Return its next answer. Raises _MeasurementError if it cannot measure, has died or is late."""
         content: dict[str, Any] = json.loads(self._line(deadline))
-        if "skipped" in content:
-            raise _SkippedError(content["skipped"])
         if "failed" in content:
             raise _MeasurementError(f"failed: {content['failed']}")
         return content

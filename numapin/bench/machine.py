@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from numapin.bench.python import running_module
 
-_PACKAGES: Final = ("numapin", "torch", "numpy", "spdl-core", "torchdata")
+_PACKAGES: Final = ("numapin", "torch", "numpy")
 _QUERY_TORCH_S: Final = 120.0  # the first import of torch from a cold disk
 
 

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 SCHEMA: Final = "numapin.bench/1"
 
@@ -79,10 +79,7 @@ class Benchmark:
     """Cases, the module that measures one peer of a case, and the rules for combining figures.
 
     If several processes measure at once, figures in `summed` are added; of all others, the highest counts. The verdict
-    answers the first of `questions` whose peers were measured; `judge` returns it where the peers are not fixed.
-
-    If `shares_starts`, one start of a peer measures all cases, which must have the same peers. Then the cases follow
-    each other within a repeat, so that a benchmark that ends early has all figures of the starts that it made.
+    answers the first of `questions` whose peers were measured.
     """
 
     name: str
@@ -91,8 +88,6 @@ class Benchmark:
     comparisons: tuple[Comparison, ...] = ()
     summed: frozenset[str] = frozenset()
     questions: tuple[Question, ...] = ()
-    judge: Callable[[Sequence[CaseResult]], BenchVerdict] | None = None
-    shares_starts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

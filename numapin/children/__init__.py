@@ -1,7 +1,8 @@
 """`numapin exec --children`: bind the processes that a command starts, and that end up with a GPU.
 
 Comes in: a plan with one rank per GPU, and a command that starts processes by itself: a framework's workers, actors,
-children of multiprocessing. Goes out: each of these processes bound to its GPU as soon as its GPU is known.
+children of multiprocessing. Goes out: each of these processes bound to its GPU as soon as its GPU is known,
+by the hook in every Python below the command (`rank/hook`).
 
 ::
 
@@ -11,10 +12,8 @@ children of multiprocessing. Goes out: each of these processes bound to its GPU 
     command.py  EDGE  start the command, wait for it, and report what was bound
     ending.py   EDGE  what the end says, and the status under --strict
     own.py      EDGE  bind this process, with all its threads, once its GPU is known
-    nic_env.py  EDGE  the variables of --nic-env, for its GPU instead of the one before
     reporting.py EDGE the record that a process leaves, and what it says
     records.py  EDGE  the files of bound processes in the run's folder
     watch.py    EDGE  wait for the first CUDA context of a process that never names its device
     call.py     EDGE  numapin.bind_this_process
-    hook/             the sitecustomize.py of every Python below the command
 """

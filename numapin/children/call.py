@@ -170,7 +170,7 @@ def _planned_here(given: ChildTable | None, device: object, request: Request) ->
         error.use_hint_for_fixed_ranks()  # a call does not take --nproc-per-node
         raise
     run = given.run if given is not None else ""
-    table = make_table(plan, topology, own.environ(), run=run, match=None, strict=False, verbose=False)
+    table = make_table(plan, topology, own.environ(), run=run, strict=False, verbose=False)
     return table, {entry.index: entry for entry in table.devices}[index]
 
 

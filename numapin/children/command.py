@@ -22,10 +22,10 @@ from numapin.launcher.preload import refusal
 from numapin.launcher.rehearse import rehearse
 from numapin.launcher.run_folder import run_directory
 from numapin.plan.make import make_plan
-from numapin.plan.nics import with_users_nics
+from numapin.plan.nics import OURS
 from numapin.rank import handover
 from numapin.rank.become import BINDING, CHILDREN, FORWARDED, execute
-from numapin.rank.roles import hand_roles
+from numapin.rank.hook_env import with_hook
 from numapin.system import process
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from numapin.plan.request import Request
     from numapin.topology.model import Topology
 
-_FOLDER: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hook")
 _TO_COMMAND: Final = (signal.SIGHUP, signal.SIGCONT)
 """When a terminal hangs up, the kernel sends these to the leader of its session only."""
 _MAX_VARIABLE_BYTES: Final = 120_000  # Linux allows 128 KiB
@@ -49,7 +48,6 @@ def run_with_children(
     command: Sequence[str],
     environ: MutableMapping[str, str],
     *,
-    match: str | None,
     strict: bool,
     verbose: bool,
 ) -> int:
@@ -60,7 +58,6 @@ def run_with_children(
         request: The user's options, with settled GPUs.
         command: The command.
         environ: This process's environment, which already shows the GPUs of --gpus.
-        match: Only processes whose names fit this pattern are bound. None: all.
         strict: End a process that cannot be bound as planned.
         verbose: Report every binding.
 
@@ -76,12 +73,12 @@ def run_with_children(
     _require_command(command)
     _require_visible_gpu(topology)
     _require_reachable(command, strict=strict)
-    plan = rehearse(with_users_nics(make_plan(topology, request), environ), strict=strict)
+    plan = rehearse(make_plan(topology, request), strict=strict)
     _warn_once(plan.warnings)
     with run_directory(environ, report=say if verbose else _ignore) as folder:
         handover.write_json(folder, handover.PLAN, plan.to_json())
         handover.write_json(folder, handover.COMMAND, {"argv": without_secrets(sys.argv), "pid": os.getpid()})
-        table = make_table(plan, topology, environ, run=folder, match=match, strict=strict, verbose=verbose)
+        table = make_table(plan, topology, environ, run=folder, strict=strict, verbose=verbose)
         status = _run(command, _environment(table, environ))
         return conclude(table, status, environ, verbose=verbose)
 
@@ -109,7 +106,7 @@ def _warn_once(texts: Iterable[str]) -> None:
 
 def _require_reachable(command: Sequence[str], *, strict: bool) -> None:
     """Warn of a command whose Python ignores PYTHONPATH; with `strict`, raise UsageError."""
-    why = refusal(command) if os.pathsep not in _FOLDER else f"PYTHONPATH cannot name {_FOLDER}"
+    why = refusal(command)
     if why is None:
         return
     hint = "leave that option out, or call numapin.bind_this_process in the program"
@@ -122,10 +119,10 @@ def _require_reachable(command: Sequence[str], *, strict: bool) -> None:
 
 
 def _environment(table: ChildTable, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the command's environment: with the plan and the hook, and without an outer run's binding and roles."""
-    kept = {name: value for name, value in environ.items() if name != BINDING}
-    hand_roles("", kept)
-    return {**kept, CHILDREN: _rendered(table), "PYTHONPATH": _python_path(kept)}
+    """Return the command's environment: with the plan and the hook, and without an outer run's binding and NIC."""
+    of_outer = {BINDING, OURS, *environ.get(OURS, "").split(":")}
+    kept = {name: value for name, value in environ.items() if name not in of_outer}
+    return {**kept, CHILDREN: _rendered(table), "PYTHONPATH": with_hook(kept.get("PYTHONPATH", ""))}
 
 
 def _rendered(table: ChildTable) -> str:
@@ -136,12 +133,6 @@ def _rendered(table: ChildTable) -> str:
             f"--children: the plan of {len(table.devices)} GPUs is too long to pass on", "select fewer GPUs with --gpus"
         )
     return text
-
-
-def _python_path(environ: Mapping[str, str]) -> str:
-    """Return PYTHONPATH with the hook's folder first."""
-    path = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry != _FOLDER]
-    return _FOLDER if path in ([], [""]) else os.pathsep.join((_FOLDER, *path))  # "FOLDER:" adds the current folder
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -26,19 +26,17 @@ _KEYS: Final = ("gpus", "surprises")
 
 
 class _Records:
-    """The records of a run. `others`: processes with a GPU that --children-match leaves out."""
+    """The records of a run."""
 
     def __init__(self, folder: str) -> None:
-        unbound = records.read_all(folder, records.UNBOUND, with_keys=("name", "why"))
         self.is_gone = not os.path.isdir(folder)
         self.bound: list[dict[str, Any]] = records.read_all(folder, handover.OBSERVED, with_keys=_KEYS)
         self.has_nested = bool(records.read_all(folder, outer.NESTED))
-        self.others = [record["name"] for record in unbound if record["why"] == "match"]
-        self.has_unknown = len(self.others) < len(unbound)
+        self.has_unknown = bool(records.read_all(folder, records.UNBOUND, with_keys=("why",)))
 
     @property
     def are_as_planned(self) -> bool:
-        """Whether every process that uses a GPU and is meant was bound as planned."""
+        """Whether every process that uses a GPU was bound as planned."""
         return not self.has_unknown and not any(record["surprises"] for record in self.bound)
 
     @property
@@ -79,21 +77,9 @@ def _problem(table: ChildTable, found: _Records, status: int) -> str | None:
         return gone if table.strict and status == 0 else None
     if found.has_bound or found.has_unknown:
         return None
-    return _none_matches(table, found) if found.others else _none_bound(table, status)
-
-
-def _none_matches(table: ChildTable, found: _Records) -> str:
-    names = "; ".join(dict.fromkeys(found.others))[:300]
-    problem = f"no process that uses a GPU matches --children-match {table.match!r}, so none was bound"
-    return f"{problem}; these use a GPU: {names}"
-
-
-def _none_bound(table: ChildTable, status: int) -> str | None:
-    """Return the text for a command that succeeded; one that failed had perhaps not come so far."""
     if status != 0:
-        return None
-    and_to_match = "" if table.match is None else f" and to match --children-match {table.match!r}"
+        return None  # it had perhaps not come so far
     return (
-        f"no Python process below the command was seen to use a GPU{and_to_match}, so none was bound; numapin cannot "
+        "no Python process below the command was seen to use a GPU, so none was bound; numapin cannot "
         "see Python with -I, -E or -S, or without PYTHONPATH, or of another user: see docs/guides/frameworks.md"
     )

@@ -29,7 +29,6 @@ def make_table(
     environ: Mapping[str, str],
     *,
     run: str,
-    match: str | None,
     strict: bool,
     verbose: bool,
 ) -> ChildTable:
@@ -42,7 +41,6 @@ def make_table(
         devices=devices,
         allowed_cpus=str(topology.allowed.cpus),
         run=run,
-        match=match,
         strict=strict,
         verbose=verbose,
         saw=saw,

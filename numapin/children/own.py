@@ -26,8 +26,7 @@ from _thread import RLock, get_native_id
 from numapin.base.cpu_set import CpuSet
 from numapin.children import records
 from numapin.children.devices import UnknownDevice, device_of, known_device, num_visible
-from numapin.children.nic_env import replace_nics
-from numapin.children.reporting import matches, note_other, record, report, report_unknown
+from numapin.children.reporting import record, report, report_unknown
 from numapin.children.table import LISTS, ChildTable
 from numapin.rank import bind
 from numapin.rank.become import BINDING, CHILDREN
@@ -47,7 +46,6 @@ class TakenGpus:
     """The GPUs that this process uses, with their slices of the plan; `had` are the CPUs that it was bound to so far.
 
     `is_guess`: only its environment says so. `is_asked`: the program called `bind_this_process`.
-    `left_alone`: it is not one of the processes that --children-match names.
     """
 
     def __init__(self, *, inherited: int | None) -> None:
@@ -58,7 +56,6 @@ class TakenGpus:
         self.inherited = inherited
         self.is_guess = False
         self.is_asked = False
-        self.left_alone = False
         self.allocated: dict[int, int] | None = None
         self.applied: Applied | None = None
         self.surprises: list[str] = []
@@ -89,8 +86,6 @@ class _Process:
 
 _SEVERAL: Final = "several_gpus"
 """In NUMAPIN_BINDING: the process uses other GPUs, too, so a child that names one does not have it yet."""
-_AT_START: Final = "at its start"
-"""The end of the text that says how a GPU became known, if Python is just starting; as in the hook."""
 _own: Final = _Process()
 os.register_at_fork(after_in_child=_own.forked)
 
@@ -185,10 +180,10 @@ def only_device() -> bool:
 
 
 def is_settled() -> bool:
-    """Return whether this process has named a GPU, or is left alone."""
+    """Return whether this process has named a GPU."""
     with _own.lock:
         taken = _own.current()
-        return taken.left_alone or bool(taken.slices and not taken.is_guess)
+        return bool(taken.slices) and not taken.is_guess
 
 
 # --- taking a GPU ----------------------------------------------------------------------------------------------------
@@ -198,7 +193,7 @@ def take_entry(plan: ChildTable, entry: DeviceEntry, how: str) -> TakenGpus:
     """Bind this process to a GPU instead of those that it uses so far, and return the result. It says nothing."""
     with _own.lock:
         taken = _own.current()
-        taken.inherited, taken.is_guess, taken.left_alone = None, False, False
+        taken.inherited, taken.is_guess = None, False
         taken.is_asked = True
         _bind_to(plan, taken, {}, entry, how)
         return taken
@@ -206,23 +201,13 @@ def take_entry(plan: ChildTable, entry: DeviceEntry, how: str) -> TakenGpus:
 
 def _take(plan: ChildTable, entry: DeviceEntry, how: str, *, is_guess: bool) -> None:
     taken = _own.current()
-    if _is_taken(taken, entry) or taken.left_alone:
+    if _is_taken(taken, entry):
         taken.is_guess = taken.is_guess and is_guess
-        return
-    if not _is_matched(plan):
-        _leave_alone(plan, taken, how, is_guess=is_guess)
         return
     others = {} if taken.is_guess else taken.slices
     taken.is_guess, taken.is_asked = is_guess, False
     _bind_to(plan, taken, others, entry, how)
     report(plan, taken, how)
-
-
-def _leave_alone(plan: ChildTable, taken: TakenGpus, how: str, *, is_guess: bool) -> None:
-    """Leave this process as it is: for good once it names its GPU; at its start it may not have its name yet."""
-    taken.left_alone = not is_guess
-    if not how.endswith(_AT_START):
-        note_other(plan)
 
 
 def _bind_to(plan: ChildTable, taken: TakenGpus, others: Mapping[int, RankSlice], entry: DeviceEntry, how: str) -> None:
@@ -240,10 +225,6 @@ def _bind_to(plan: ChildTable, taken: TakenGpus, others: Mapping[int, RankSlice]
 def _is_taken(taken: TakenGpus, entry: DeviceEntry) -> bool:
     """Return whether this process has the GPU already, by itself or from the process that it follows."""
     return entry.number in taken.slices or (not taken.slices and entry.number == taken.inherited)
-
-
-def _is_matched(plan: ChildTable) -> bool:
-    return plan.match is None or matches(plan.match)
 
 
 def _add(taken: TakenGpus, entry: DeviceEntry) -> None:
@@ -311,7 +292,6 @@ class _Widened:
     def __init__(self, slices: Sequence[RankSlice]) -> None:
         first = slices[0]
         self.cpus: frozenset[int] = frozenset().union(*(own.cpus for own in slices))
-        self.main_cpus = self.cpus  # `exec --children` has no roles
         self.nodes, self.node = first.nodes, first.node
         self.memory = _common_memory(slices)
         self.within = _common_limit(slices)
@@ -333,7 +313,7 @@ def _common_limit(slices: Sequence[RankSlice]) -> frozenset[int] | None:
 def _bind_followers(plan: ChildTable, pid: int, cpus: frozenset[int]) -> None:
     """Bind the processes that this one has started before, as far as they have no GPU of their own.
 
-    Those that have one are left out, with all that is below them, also if --children-match does not name them.
+    Those that have one are left out, with all that is below them.
     A child that binds itself at this moment wins: its record, which may appear meanwhile, has its CPUs.
     """
     for child, start in [*whole_process.descendants_of(pid, without=records.pids_apart(plan.run))]:
@@ -351,7 +331,6 @@ def _restore_own_cpus(plan: ChildTable, child: int, start: int) -> None:
 
 def _set_environment(own: RankSlice, taken: TakenGpus) -> None:
     """Let this program, and what it starts, find its slice and its number of threads."""
-    replace_nics(own.nic_variables, os.environ)
     os.environ[BINDING] = _binding(own, taken)
     if "torch" not in sys.modules:  # later it would change only what the process starts
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, own.num_threads)))

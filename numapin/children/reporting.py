@@ -94,43 +94,16 @@ def bytes_away(allocated: Mapping[int, int], nodes: Container[int]) -> int:
     return sum(size for node, size in allocated.items() if node not in nodes)
 
 
-def matches(pattern: str) -> bool:
-    """Return whether this process's command line, its name or its name in multiprocessing fits the pattern."""
-    from fnmatch import fnmatchcase
-
-    return any(fnmatchcase(name, pattern) for name in _names())
-
-
-def _names() -> list[str]:
-    """Return the names that this process goes by; setproctitle changes the first."""
-    with open("/proc/self/cmdline", "rb") as file:
-        command = file.read().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
-    found = [command, " ".join(sys.orig_argv)]
-    multiprocessing = sys.modules.get("multiprocessing.process")
-    if multiprocessing is not None:
-        found.append(multiprocessing.current_process().name)
-    return found
-
-
-def note_other(plan: ChildTable) -> None:
-    """Note that this process uses a GPU and is not one of those that --children-match names."""
-    _write_unbound(plan, "match")
-
-
 def report_unknown(plan: ChildTable, problem: str) -> None:
     """Report that this process's GPU is unknown."""
-    _write_unbound(plan, problem)
+    pid = os.getpid()
+    records.write(plan.run, _unbound(pid), {"pid": pid, "start": proc.start_time(), "why": problem})
     if plan.strict:
         end_strictly(f"is not bound: {problem}")
-    command = (_names()[0].split() or ["?"])[0][:100]
-    text = f"warning: process {os.getpid()} ({command}) is not bound: {problem}"
+    with open("/proc/self/cmdline", "rb") as file:
+        command = file.read().replace(b"\0", b" ").decode(errors="replace")
+    text = f"warning: process {pid} ({(command.split() or ['?'])[0][:100]}) is not bound: {problem}"
     records.say_once(plan.run, text, once_for=problem)
-
-
-def _write_unbound(plan: ChildTable, why: str) -> None:
-    pid = os.getpid()
-    content = {"pid": pid, "start": proc.start_time(), "name": _names()[0][:200], "why": why}
-    records.write(plan.run, _unbound(pid), content)
 
 
 def _unbound(pid: int) -> str:

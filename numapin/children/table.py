@@ -59,7 +59,7 @@ class DeviceEntry:
 class ChildTable:
     """The contents of NUMAPIN_CHILDREN. `allowed_cpus`: the CPUs that the command may use, as a list."""
 
-    __slots__ = ("allowed_cpus", "devices", "match", "run", "saw", "strict", "verbose")
+    __slots__ = ("allowed_cpus", "devices", "run", "saw", "strict", "verbose")
 
     def __init__(
         self,
@@ -67,12 +67,11 @@ class ChildTable:
         devices: Sequence[DeviceEntry],
         allowed_cpus: str,
         run: str,
-        match: str | None,
         strict: bool,
         verbose: bool,
         saw: Mapping[str, str | None],
     ) -> None:
-        self.devices, self.allowed_cpus, self.run, self.match = tuple(devices), allowed_cpus, run, match
+        self.devices, self.allowed_cpus, self.run = tuple(devices), allowed_cpus, run
         self.strict, self.verbose, self.saw = strict, verbose, dict(saw)
 
     def with_saw(self, saw: Mapping[str, str | None]) -> ChildTable:
@@ -81,7 +80,6 @@ class ChildTable:
             devices=self.devices,
             allowed_cpus=self.allowed_cpus,
             run=self.run,
-            match=self.match,
             strict=self.strict,
             verbose=self.verbose,
             saw={**self.saw, **saw},
@@ -94,7 +92,6 @@ class ChildTable:
         content = {
             "allowed_cpus": self.allowed_cpus,
             "run": self.run,
-            "match": self.match,
             "verbose": self.verbose,
             "devices": [entry.to_json() for entry in self.devices],
         }
@@ -112,7 +109,6 @@ class ChildTable:
             devices=[DeviceEntry(**entry) for entry in content["devices"]],
             allowed_cpus=content["allowed_cpus"],
             run=content["run"],
-            match=content["match"],
             strict="strict" in first.split(),
             verbose=content["verbose"],
             saw=dict(map(_setting, lines)),

@@ -29,16 +29,13 @@ diagnostics on stderr, an exit status.
     trace.py         EDGE  numapin trace
     trace_reading.py EDGE  trace files and folders
     trace_watch.py   EDGE  report, or end the job, as soon as the steps are recorded
-    trace_writing.py EDGE  the report, the timeline and their folder
+    trace_writing.py EDGE  the report and its folder
     compare.py       EDGE  numapin compare
     compare_runs.py  EDGE  the runs of compare, and where their report goes
     bench.py         EDGE  numapin bench
-    bench_train.py   EDGE  numapin bench train
-    bench_offload.py EDGE  numapin bench offload
     bench_run.py     EDGE  options, progress and reports of all benchmarks
     early_end.py     EDGE  Ctrl-C during a measurement keeps what was measured
     doctor.py        EDGE  numapin doctor
     job.py           EDGE  numapin job
-    job_own.py       EDGE  options that Kubernetes or Slurm alone has
     completion.py    EDGE  numapin completion; shells/ has the scripts
 """

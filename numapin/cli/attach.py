@@ -1,8 +1,8 @@
 """`numapin attach`: bind running processes. Edge.
 
-Comes in: process ids or a run, and binding options. Goes out: a table or JSON (schemas numapin.attach/1 and
-numapin.restore/1). Status 0; 2: no such process, or its GPU is unknown; 3: it is another user's, or cannot be read; 4:
-no feasible plan; 5: with --strict, something could not be done exactly.
+Comes in: process ids or a run, and binding options. Goes out: a table or JSON (schema numapin.attach/1). Status 0; 2:
+no such process, or its GPU is unknown; 3: it is another user's, or cannot be read; 4: no feasible plan; 5: with
+--strict, something could not be done exactly.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import click
 
 from numapin.attach.bind import How
 from numapin.attach.bind import attach as attach_to
-from numapin.attach.targets import Wish, aim_at_processes, aim_at_run, find_run_to_change
-from numapin.attach.undo import place_to_name, restore
+from numapin.attach.targets import Wish, aim_at_processes, aim_at_run
 from numapin.base.cpu_set import CpuSet
 from numapin.base.sizes import render
 from numapin.cli.options import GPU_NODES, PIDS, Parsed, with_values
@@ -26,7 +25,7 @@ from numapin.errors import BindingRefused, NumapinError, UsageError
 from numapin.plan.request import Bind, Memory, Request, parse_gpus
 
 if TYPE_CHECKING:
-    from numapin.attach.report import Attached, Restored
+    from numapin.attach.report import Attached
 
 _MODES: Final = [mode.value for mode in Bind if mode is not Bind.NONE]
 
@@ -46,7 +45,6 @@ class _AttachOptions:
     children: bool
     widen: bool
     migrate: bool
-    restore: bool
     other_users: bool
     dry_run: bool
     strict: bool
@@ -64,8 +62,7 @@ class _AttachOptions:
     "--job",
     metavar="RUN",
     shell_complete=live_run_names,
-    help="An active numapin run: its folder, its "
-    "name, the end of its name, or @last. Its own plan is applied again, unless binding options ask for another.",
+    help="An active numapin run: its folder, its name, the end of its name, or @last. Its own plan is applied again.",
 )
 @click.option(
     "--gpu",
@@ -104,13 +101,10 @@ class _AttachOptions:
     is_flag=True,
     help="Move memory to the planned node, except file pages, shared memory and memory that a driver has pinned.",
 )
-@click.option(
-    "--restore", is_flag=True, help="Undo: give threads the CPUs that they had before. Pages stay where they are."
-)
 @click.option("--other-users", is_flag=True, help="As root, also change processes of other users.")
 @click.option("--dry-run", is_flag=True, help="Show what would change, without changing anything.")
 @click.option("--strict", is_flag=True, help="Exit with status 5 if something could not be done exactly.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON (schema numapin.attach/1 or numapin.restore/1).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (schema numapin.attach/1).")
 @with_values(_AttachOptions)
 def attach(options: _AttachOptions) -> None:
     """Bind running processes to the CPUs of their GPU's node.
@@ -129,11 +123,12 @@ def attach(options: _AttachOptions) -> None:
       numapin attach --pid 4711 --migrate        also move its memory
       numapin attach --pid 4711,4712 --gpu 0,1   give the GPUs, if numapin cannot find them
       numapin attach --job @last                 bind threads of the newest run again
-      numapin attach --restore --pid 4711        undo
+
+    The report ends with the commands that undo it.
     """
     if options.pids is not None and options.job is not None:
         raise UsageError("--pid and --job both name a job", "give one of them")
-    done = _restore(options) if options.restore else _attach(options)
+    done = _attach(options)
     if options.strict and not done.exact:
         raise BindingRefused(
             "--strict: not everything could be done exactly",
@@ -158,9 +153,13 @@ def _attach(options: _AttachOptions) -> Attached:
     )
     if options.job is not None and options.gpus is not None:
         raise UsageError("--gpu works only with --pid; a run has a plan of its GPUs", "leave out --gpu")
+    if options.job is not None and options.decides:
+        raise UsageError(
+            "binding options work only with --pid; a run has a plan of its own", f"numapin attach --job {options.job}"
+        )
     try:
         if options.job is not None:
-            aim = aim_at_run(options.job, wish, os.environ)
+            aim = aim_at_run(options.job, os.environ, other_users=options.other_users)
         elif options.pids is not None:
             aim = aim_at_processes(options.pids, wish, os.environ)
         else:
@@ -176,7 +175,7 @@ def _attach(options: _AttachOptions) -> Attached:
         show_status(f"process {pid}: {render(done)} of {render(total)} on other nodes done")
 
     how = How(children=options.children, widen=options.widen, other_users=options.other_users, dry_run=options.dry_run)
-    done = attach_to(aim, how, migrate=options.migrate, environ=os.environ, progress=show_progress)
+    done = attach_to(aim, how, migrate=options.migrate, progress=show_progress)
     if options.migrate:
         clear_status()
     if options.as_json:
@@ -185,33 +184,7 @@ def _attach(options: _AttachOptions) -> Attached:
         from numapin.view.attach_table import attach_table
 
         warn(done.warnings)
-        show(attach_table(done, place=place_to_name(done.records)))
+        show(attach_table(done))
     if done.interrupted:
         raise click.Abort
-    return done
-
-
-def _restore(options: _AttachOptions) -> Restored:
-    given = {
-        "--migrate": options.migrate,
-        "--widen": options.widen,
-        "binding options": options.decides or options.gpus is not None,
-    }
-    for name, is_given in given.items():
-        if is_given:
-            raise UsageError(f"--restore cannot be combined with {name}", "numapin attach --restore --pid PID,...")
-    pids = options.pids
-    if options.job is not None:
-        job = find_run_to_change(options.job, os.environ, other_users=options.other_users)
-        pids = tuple(job.pids.values())
-        if not pids:
-            raise UsageError(f"{job.name}: no rank has started yet, so there is nothing to restore", "see: numapin top")
-    done = restore(pids, os.environ, other_users=options.other_users, dry_run=options.dry_run)
-    if options.as_json:
-        emit(json_text(done.to_json()))
-    else:
-        from numapin.view.attach_table import restore_table
-
-        warn(done.warnings)
-        show(restore_table(done))
     return done

@@ -6,32 +6,21 @@ Comes in: a benchmark's name and options. Goes out: a table or JSON (schema numa
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
 
-from numapin.base.files import write_text_to
-from numapin.base.stderr import say
-from numapin.base.strict_json import encode
 from numapin.bench.cases import alloc as alloc_cases
-from numapin.bench.cases import exec as exec_cases
-from numapin.bench.cases import launch as launch_cases
 from numapin.bench.cases import loader as loader_cases
 from numapin.bench.cases import overlap as overlap_cases
 from numapin.bench.cases import transfer as transfer_cases
 from numapin.bench.machine import read_machine
-from numapin.cli import bench_train
-from numapin.cli.bench_offload import offload
 from numapin.cli.bench_run import SIZES, BenchOptions, names_option, run, shared_options, with_quick
-from numapin.cli.options import FilePath, topology_from, with_values
-from numapin.cli.output import json_text, write
+from numapin.cli.options import topology_from, with_values
 from numapin.cli.torch_import import require_torch
 from numapin.view import bench_layouts as layouts
 
 if TYPE_CHECKING:
-    from numapin.bench.model import BenchReport
     from numapin.topology.model import Topology
 
 
@@ -45,10 +34,6 @@ def bench() -> None:
     transfer  Is copying pinned memory faster, and from what size?  at least 36 s per GPU and NUMA node
     overlap   Does pinning make a loop faster, and which loop?      at least 98 s
     loader    Is another DataLoader faster?                         1 to 2 min per case with two peers
-    train     Does another DataLoader make training faster?         at least 45 s per model
-    offload   Does binding make CPU optimizers faster?              at least 80 s
-    launch    Does `numapin run` start faster than torchrun?        24 s
-    exec      Does a plan made once speed up `numapin exec`?        33 s
 
     Start with `numapin bench transfer --quick` on a machine with a GPU, and with `numapin bench alloc` on others.
     --quick measures once, which only shows that everything runs. A verdict needs at least four repeats.
@@ -62,11 +47,8 @@ def bench() -> None:
       numapin bench alloc                                what memory costs: 10 s
       numapin bench transfer --quick                     does pinning pay? a smoke test
       numapin bench loader --cases 38MB --peers torch,numapin-device
-      numapin bench launch --output launch.json --plot launch.svg
+      numapin bench overlap --output overlap.json
     """
-
-
-bench.add_command(offload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +60,6 @@ class _BenchTransferOptions(BenchOptions):
     directions: tuple[str, ...]
     gpus: str
     seconds: float
-    save: Path | None
 
 
 @bench.command(short_help="Copies between host and GPU.")
@@ -96,10 +77,6 @@ class _BenchTransferOptions(BenchOptions):
     "--seconds", type=click.FloatRange(0, min_open=True), default=0.1, help="Length of a measuring window in seconds."
 )
 @shared_options(repeats=5, timeout_s=120)
-@click.option(
-    "--save", type=FilePath(), metavar="FILE",
-    help="Write a machine file in which each GPU of unknown node is on the node that measured fastest.",
-)  # fmt: skip
 @with_values(_BenchTransferOptions)
 def transfer(options: _BenchTransferOptions) -> None:
     """Measure copies between host and GPU: each kind of memory, from each NUMA node to each GPU.
@@ -109,10 +86,8 @@ def transfer(options: _BenchTransferOptions) -> None:
     \b
     Examples:
       numapin bench transfer --quick                   a smoke test
-      numapin bench transfer --plot transfer.svg       all sizes, and a plot
+      numapin bench transfer --output transfer.json    all sizes, and all figures in a file
       numapin bench transfer --sizes 64M --directions h2d --repeats 9
-      numapin bench transfer --save measured.json      find the nodes of GPUs that report none
-      numapin plan --machine measured.json
     """
     require_torch("numapin bench transfer")
     options = with_quick(options, seconds=0.02, sizes=transfer_cases.QUICK_SIZES)
@@ -125,28 +100,13 @@ def transfer(options: _BenchTransferOptions) -> None:
     gpu_nodes = _gpu_nodes(topology, num_gpus)
     benchmark = transfer_cases.transfer_benchmark(chosen, gpu_nodes=gpu_nodes, nodes=nodes, no_gpu=machine.no_gpu)
     settings = {**asdict(chosen), "peers_are": transfer_cases.MEMORIES, "nodes": nodes, "gpu_nodes": gpu_nodes}
-    report = run(benchmark, machine, settings, options=options, layout=layouts.TRANSFER)
-    if options.save is not None:
-        _save_measured(report, topology, nodes, num_gpus=num_gpus, path=options.save)
+    run(benchmark, machine, settings, options=options, layout=layouts.TRANSFER)
 
 
 def _gpu_nodes(topology: Topology, num_gpus: int) -> list[int | None]:
     """Return the nodes of the first GPUs in torch's order. None: the node is unknown."""
     nodes = {gpu.cuda_index: gpu.node for gpu in topology.gpus}
     return [nodes.get(index) for index in range(num_gpus)]
-
-
-def _save_measured(report: BenchReport, topology: Topology, nodes: list[int], *, num_gpus: int, path: Path) -> None:
-    """Write the machine with the measured nodes. Raises NumapinError, and writes nothing, if none was found."""
-    from numapin.bench.cases.nearest import nearest_nodes, with_measured
-
-    verdicts = nearest_nodes(report.cases, num_gpus=num_gpus, nodes=nodes)
-    measured = with_measured(topology, verdicts)
-    write(json_text(measured.to_json()), path, option="--save")
-    for verdict in verdicts:
-        say(f"cuda:{verdict.gpu}: {verdict.reason}")
-    pairs = ",".join(f"{gpu.index}={gpu.node}" for gpu in measured.gpus if gpu.node_source == "measured")
-    say(f"to plan with it: numapin plan --machine {path}; to run with it: numapin run --gpu-nodes {pairs}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +170,7 @@ def overlap(options: _BenchOverlapOptions) -> None:
     Examples:
       numapin bench overlap                            every kind of step
       numapin bench overlap --cases transfer-bound,compute-bound
-      numapin bench overlap --plot overlap.svg --output overlap.json
+      numapin bench overlap --output overlap.json
     """
     require_torch("numapin bench overlap")
     options, machine = with_quick(options, seconds=0.1), read_machine()
@@ -219,86 +179,6 @@ def overlap(options: _BenchOverlapOptions) -> None:
     )
     settings = {"seconds": options.seconds, "peers_are": overlap_cases.PEERS}
     run(benchmark, machine, settings, options=options, layout=layouts.OVERLAP)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BenchLaunchOptions(BenchOptions):
-    """The parsed values of the options of `launch`, by click's names."""
-
-    scripts: tuple[str, ...]
-    peers: tuple[str, ...]
-    ranks: int
-
-
-@bench.command(short_help="Start-up time and memory of launchers.")
-@names_option("--scripts", launch_cases.SCRIPTS, default="print", about="Scripts to start")
-@names_option(
-    "--peers",
-    launch_cases.PEERS,
-    default="torchrun,numapin",
-    about="Launchers to compare; numapin-agent lets torch serve the ranks' store",
-)
-@click.option("--ranks", type=click.IntRange(1), default=4, help="Number of ranks per launcher.")
-@shared_options(repeats=7, timeout_s=300)
-@with_values(_BenchLaunchOptions)
-def launch(options: _BenchLaunchOptions) -> None:
-    """Measure the start-up time and memory of `numapin run` and of torchrun.
-
-    Duration: 24 s with the defaults, --quick 7 s (two CPUs, no GPU). all-reduce imports torch in every rank, and
-    takes longer.
-
-    \b
-    Examples:
-      numapin bench launch                             until every rank has printed a line
-      numapin bench launch --scripts all-reduce --ranks 2
-      numapin bench launch --peers torchrun,numapin,numapin-agent
-    """
-    if options.peers != ("numapin",) or options.scripts != ("print",):
-        require_torch("numapin bench launch, but for --peers numapin --scripts print,")
-    options = with_quick(options)
-    benchmark = launch_cases.launch_benchmark(options.scripts, options.peers, num_ranks=options.ranks)
-    peers_are = {name: launch_cases.PEERS[name][1:] for name in options.peers}
-    settings = {"num_ranks": options.ranks, "peers_are": peers_are}
-    run(benchmark, read_machine(), settings, options=options, layout=layouts.LAUNCH)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BenchExecOptions(BenchOptions):
-    """The parsed values of the options of `exec`, by click's names."""
-
-    peers: tuple[str, ...]
-    samples: int
-
-
-@bench.command(name="exec", short_help="Start-up time that `numapin exec` adds.")
-@names_option("--peers", exec_cases.PEERS, about="Ways to start a command")
-@click.option(
-    "--samples", type=click.IntRange(1), default=21, help="Pairs of starts per repeat; the median is reported."
-)
-@shared_options(repeats=5, timeout_s=120)
-@with_values(_BenchExecOptions)
-def exec_(options: _BenchExecOptions) -> None:
-    """Measure the time that `numapin exec` adds to the start of a command, with and without an existing plan.
-
-    Duration: 33 s with the defaults, --quick 1 s (two CPUs).
-
-    \b
-    Examples:
-      numapin bench exec
-      numapin bench exec --peers numapin-plan --repeats 9 --json
-    """
-    from numapin.plan.make import make_plan
-    from numapin.plan.request import Request
-
-    options = with_quick(options, samples=3)
-    plan = make_plan(topology_from(gpu_nodes=None), Request(num_ranks=1))
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "plan.json")
-        write_text_to(str(path), encode(plan.to_json()), remedy="make room, or set TMPDIR")
-        benchmark = exec_cases.exec_benchmark(options.peers, plan=str(path), num_samples=options.samples)
-        peers_are = {name: exec_cases.PEERS[name][1:] for name in options.peers}
-        settings = {"num_samples": options.samples, "peers_are": peers_are}
-        run(benchmark, read_machine(), settings, options=options, layout=layouts.EXEC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,11 +213,10 @@ class _BenchLoaderOptions(BenchOptions):
 @shared_options(repeats=5, timeout_s=180)
 @with_values(_BenchLoaderOptions)
 def loader(options: _BenchLoaderOptions) -> None:
-    """Measure batches per second of numapin.DataLoader, torch's and other loaders, each in fresh processes.
+    """Measure batches per second of numapin.DataLoader and torch's, each in fresh processes.
 
     Duration: at least 5 s (warm-up and window) for each case, peer and repeat, and the start of its workers. One case
-    with two peers takes a minute or two, all cases with all peers more than an hour. A peer that is not installed is
-    left out.
+    with two peers takes a minute or two, all cases with all peers more than half an hour.
 
     \b
     Examples:
@@ -362,6 +241,3 @@ def loader(options: _BenchLoaderOptions) -> None:
     benchmark = loader_cases.loader_benchmark(chosen, num_gpus=len(machine.gpus), no_gpu=machine.no_gpu)
     settings = {**asdict(chosen), "peers_are": loader_cases.PEERS}
     run(benchmark, machine, settings, options=options, layout=layouts.LOADER)
-
-
-bench.add_command(bench_train.train)

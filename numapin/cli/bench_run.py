@@ -1,12 +1,11 @@
 """Options, progress, files and reports of all benchmarks of `numapin bench`. Edge.
 
 Comes in: a `Benchmark` and parsed options. Goes out: its `BenchReport`, on stdout as a table or JSON (schema
-numapin.bench/1), and in the files that options name: JSON, and a plot as SVG.
+numapin.bench/1), and as JSON in the file that --output names.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from contextlib import closing, suppress
@@ -27,10 +26,8 @@ from numapin.cli.early_end import EarlyEnd
 from numapin.cli.options import FilePath, Parsed
 from numapin.cli.output import clear_status, emit, json_text, require_writable, say_error, show, show_status, write
 from numapin.compare.measure import duration
-from numapin.errors import NumapinError, UsageError
-from numapin.view.bench_plot import bench_figure
+from numapin.errors import NumapinError
 from numapin.view.bench_table import bench_table
-from numapin.view.chart import svg
 from numapin.view.sweep_table import sweep_table
 
 if TYPE_CHECKING:
@@ -56,8 +53,6 @@ class BenchOptions:
     quick: bool
     as_json: bool
     output: Path | None
-    plot: Path | None
-    save: Path | None = None
 
 
 B = TypeVar("B", bound=BenchOptions)
@@ -97,7 +92,6 @@ SIZES: Final = Parsed("LIST", parse_sizes)
 
 def shared_options(*, repeats: int, timeout_s: int) -> Callable[[F], F]:
     """Return the decorator that adds the options of `BenchOptions` to a command."""
-    path = FilePath()
     options = (
         click.option(
             "--repeats",
@@ -110,8 +104,7 @@ def shared_options(*, repeats: int, timeout_s: int) -> Callable[[F], F]:
         ),
         click.option("--quick", is_flag=True, help="Smoke test: one short repeat."),
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
-        click.option("--output", type=path, metavar="FILE", help="Also write the report to a file."),
-        click.option("--plot", type=path, metavar="FILE", help="Draw the figures as SVG."),
+        click.option("--output", type=FilePath(), metavar="FILE", help="Also write the report to a file."),
     )
 
     def add(command: F) -> F:
@@ -140,15 +133,15 @@ def run(
     *,
     options: BenchOptions,
     layout: Layout,
-) -> BenchReport:
-    """Measure, show the report and write the files.
+) -> None:
+    """Measure, show the report and write the file.
 
     Raises:
-        NumapinError: There are no figures, or a file cannot be written.
+        NumapinError: There are no figures, or the file cannot be written.
         Stopped: A signal ended the measurement. What was measured is shown and written, marked as partial.
     """
     settings = {**settings, "repeats": options.repeats, "timeout_s": options.timeout}
-    _check_files(options)
+    require_writable(options.output, option="--output")
     campaign = _Measuring(benchmark, machine, settings, options)
     with EarlyEnd() as end:
         campaign.measure()
@@ -158,32 +151,28 @@ def run(
         _keep_partial(report, layout, options)
         end.leave(campaign.progress_in_words())
     _show(report, layout, as_json=options.as_json)
-    _write(report, layout, options)  # shown first, because writing may fail
+    _write(report, options)  # shown first, because writing may fail
     _require_figures(report)
-    return report
 
 
 def _keep_partial(report: BenchReport, layout: Layout, options: BenchOptions) -> None:
-    """Write and show what was measured, if anything was. The terminal may be gone, so the files come first.
+    """Write and show what was measured, if anything was. The terminal may be gone, so the file comes first.
 
     An error is reported only: the signal decides the status.
     """
     if not _has_figures(report):
         return
     try:
-        _write(report, layout, options)
+        _write(report, options)
     except NumapinError as error:
         say_error(error.message, error.hint)
     with suppress(OSError):
         _show(report, layout, as_json=options.as_json)
 
 
-def _write(report: BenchReport, layout: Layout, options: BenchOptions) -> None:
-    """Write the files that options name."""
+def _write(report: BenchReport, options: BenchOptions) -> None:
     if options.output is not None:
         write(json_text(report.to_json()), options.output, option="--output")
-    if options.plot is not None:
-        write(svg(bench_figure(report, layout)), options.plot, option="--plot")
 
 
 def _show(report: BenchReport, layout: Layout, *, as_json: bool) -> None:
@@ -192,16 +181,6 @@ def _show(report: BenchReport, layout: Layout, *, as_json: bool) -> None:
         return
     is_sweep = any(case.group is not None for case in report.cases)
     show(sweep_table(report, layout) if is_sweep else bench_table(report, layout))
-
-
-def _check_files(options: BenchOptions) -> None:
-    """Raise UsageError before measuring if a file cannot be written, or if two options name the same file."""
-    given = {"--output": options.output, "--plot": options.plot, "--save": options.save}
-    files = {option: path for option, path in given.items() if path is not None}
-    for option, path in files.items():
-        require_writable(path, option=option)
-    if len(set(map(os.path.realpath, files.values()))) < len(files):
-        raise UsageError(f"{' and '.join(files)} name the same file", "give each its own name")
 
 
 class _Measuring:
@@ -236,7 +215,6 @@ class _Measuring:
     def report(self, *, is_complete: bool) -> BenchReport:
         """Return the report on the runs until now."""
         cases = summarize(self._benchmark, self._runs)
-        judge = self._benchmark.judge or partial(verdict_of, self._benchmark.questions)
         return BenchReport(
             benchmark=self._benchmark.name,
             command=("numapin", *without_secrets(sys.argv[1:])),
@@ -244,7 +222,7 @@ class _Measuring:
             settings=self._settings,
             cases=cases,
             is_complete=is_complete,
-            verdict=judge(cases),
+            verdict=verdict_of(self._benchmark.questions, cases),
         )
 
     def progress_in_words(self) -> str:
@@ -293,10 +271,7 @@ def _require_figures(report: BenchReport) -> None:
 
 def remedy_of(reason: str, benchmark: str) -> str:
     """Return what to do if nothing was measured for this reason."""
-    _, command, package = reason.partition("pip install ")
-    if command:
-        return command + package
     is_about_gpus = not reason.startswith("failed") and any(word in reason for word in ("GPU", "CUDA"))
     if is_about_gpus:
-        return "these run without a GPU: numapin bench alloc, bench loader --cases transport, bench train --quick"
+        return "these run without a GPU: numapin bench alloc, bench loader --cases transport"
     return f"measure something else with --cases and --peers: numapin bench {benchmark} --help lists them"

@@ -1,12 +1,11 @@
 """`numapin compare`: is this script faster under another launcher? Edge.
 
 Comes in: variants, a script, and what to measure. Goes out: tables or JSON (schema numapin.compare/1) on stdout, and
-files: JSON, and an HTML page with plots.
+in a file.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,7 +65,6 @@ class CompareOptions:
     grace: float
     as_json: bool
     output: Path | None
-    html: Path | None
     logs: Path | None
     command: tuple[str, ...]
 
@@ -137,7 +135,6 @@ def _percent(text: str) -> float:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--output", type=FilePath(), metavar="FILE", help="Also write the report to a file.")
-@click.option("--html", type=FilePath(), metavar="FILE", help="Write a page with plots.")
 @click.option("--logs", type=FilePath(), metavar="DIR", help="Keep the output of every run in this folder.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] SCRIPT [ARGUMENTS]...")
 @with_values(CompareOptions)
@@ -155,7 +152,7 @@ def compare(options: CompareOptions) -> None:
     Examples:
       numapin compare train.py --lr 0.1                   torchrun and numapin: 12 minutes
       numapin compare --repeats 5 --seconds 5 train.py    a first look: 6 minutes
-      numapin compare --variants torchrun,numapin --html report.html train.py
+      numapin compare --variants torchrun,numapin --output report.json train.py
       numapin compare --variants torchrun --variant 'numapin --bind exclusive' train.py
       numapin compare --a 'python old.py' --b 'python new.py'
     """
@@ -186,16 +183,7 @@ def _check(options: CompareOptions) -> None:
             options.command[0], module=options.module, no_python=False, run_path=False, otherwise=_OTHERWISE
         )
         require_torch("numapin compare with a script")
-    _check_files(options)
-
-
-def _check_files(options: CompareOptions) -> None:
-    """Raise UsageError for files that cannot be written, before anything is started."""
-    for option, path in (("--output", options.output), ("--html", options.html)):
-        require_writable(path, option=option)
-    files = [os.path.realpath(path) for path in (options.output, options.html) if path is not None]
-    if len(set(files)) < len(files):
-        raise UsageError("--output and --html name the same file", "give each its own name")
+    require_writable(options.output, option="--output")
 
 
 def _help() -> str:

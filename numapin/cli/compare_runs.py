@@ -102,7 +102,7 @@ class RunsSoFar:
             say_error(error.message, error.hint)
 
     def finish(self) -> None:
-        """Show the report, and write the files. Raises NumapinError if there was nothing to compare."""
+        """Show the report, and write the file. Raises NumapinError if there was nothing to compare."""
         report = self.report(is_complete=True)
         if report.measured:
             self._show(report)
@@ -117,10 +117,6 @@ class RunsSoFar:
             show(compare_table(report))
         if self._options.output is not None:
             write(json_text(report.to_json()), self._options.output, option="--output")
-        if self._options.html is not None:
-            from numapin.view.compare_page import compare_page
-
-            write(compare_page(report), self._options.html, option="--html")
 
 
 def _run_in_words(made: ComparedRun, *, is_first: bool) -> str:

@@ -17,7 +17,7 @@ import click
 from click.core import ParameterSource
 
 from numapin.base.bounds import MAX_RANKS
-from numapin.cli.options import BINDING, BindingOptions, FilePath, Parsed, topology_from, with_values
+from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from, with_values
 from numapin.errors import NumapinError, UsageError
 from numapin.plan.gpus import settle_gpus
 from numapin.tasks.enter import enter, find_slice
@@ -31,20 +31,10 @@ if TYPE_CHECKING:
     from numapin.tasks.identify import Task
     from numapin.tasks.slice import Slice
 
-_BLANK_GLOB: Final = "is blank; write a pattern such as '*worker*'"
 _RANK: Final = "Number of this rank on its host, from 0 (default: from the launcher's variables)."
 _SIZE: Final = f"Number of ranks on this host, at most {MAX_RANKS} (default: from the launcher's variables)."
 _OF_ONE_RANK: Final = "it describes one rank, and --children binds several processes"
 _DECIDED_BY_PLAN: Final = [option.name for option in BINDING if option.name != "strict"]
-
-
-def _parse_glob(text: str) -> str:
-    """Return a pattern for names. Raises ValueError for a pattern that cannot match any name."""
-    if not text.strip():
-        raise ValueError(f"{text!r} {_BLANK_GLOB}")
-    if any(ord(char) < 32 for char in text):
-        raise ValueError(f"{text!r} has a control character, which cannot occur in a name")
-    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +45,6 @@ class _ExecOptions(BindingOptions):
     local_rank: int | None
     local_size: int | None
     children: bool
-    children_match: str | None
     verbose: bool
     command: tuple[str, ...]
 
@@ -79,11 +68,6 @@ class _ExecOptions(BindingOptions):
     help="Bind the Python processes that COMMAND starts, such as workers of vLLM or SGLang, Ray actors or "
     "multiprocessing children, each as soon as its GPU is known. COMMAND itself is bound only if it uses a GPU.",
 )
-@click.option(
-    "--children-match",
-    type=Parsed("GLOB", _parse_glob),
-    help="With --children, bind only processes whose command line or name matches, e.g. '*VLLM::Worker*'.",
-)
 @click.option("--verbose", is_flag=True, help="Report on stderr what was found, planned and bound.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @with_values(_ExecOptions)
@@ -103,7 +87,7 @@ def exec(options: _ExecOptions) -> None:  # noqa: A001 - the command's name
       numapin exec --children -- vllm serve MODEL -tp 8
       numapin exec --local-rank 1 --local-size 4 --verbose -- true     show what rank 1 of 4 would get
     """
-    if options.children or options.children_match is not None:
+    if options.children:
         _bind_children(options)
     task = find_task(os.environ, rank=options.local_rank, size=options.local_size)
     typed = _typed_binding_options()
@@ -118,8 +102,6 @@ def exec(options: _ExecOptions) -> None:  # noqa: A001 - the command's name
 
 def _bind_children(options: _ExecOptions) -> NoReturn:
     """Run the command, have each GPU process below it bind itself, and exit with the command's status."""
-    if not options.children:
-        raise UsageError("--children-match needs --children", "numapin exec --children --children-match GLOB …")
     _require_no_rank(options)
     try:
         status = _status_of_command(options)
@@ -142,7 +124,6 @@ def _status_of_command(options: _ExecOptions) -> int:
         request,
         options.command,
         {**os.environ, **shown},
-        match=options.children_match,
         strict=options.strict,
         verbose=options.verbose,
     )
@@ -154,7 +135,11 @@ def _require_no_rank(options: _ExecOptions) -> None:
         ("--plan", options.plan, "--children makes a plan for all visible GPUs itself"),
         ("--local-rank", options.local_rank, _OF_ONE_RANK),
         ("--local-size (--nproc-per-node)", options.local_size, _OF_ONE_RANK),
-        ("--cores-for", options.cores_for, "roles must be set before torch is imported, and --children may bind later"),
+        (
+            "--nic-env",
+            options.nic_env,
+            "its variables must be set before a process starts, and its GPU may be known later",
+        ),
     )
     for name, value, why in refused:
         if value is not None:

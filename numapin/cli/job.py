@@ -13,22 +13,27 @@ import click
 
 from numapin.base import sizes
 from numapin.base.suggest import did_you_mean
-from numapin.cli import job_own
-from numapin.cli.options import BINDING, FilePath, MachinePath, Parsed, topology_from, with_values
+from numapin.cli.options import BINDING, BindingOptions, FilePath, MachinePath, Parsed, record_of, topology_from
 from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
-from numapin.jobs import duration, kubernetes, lsf, mpi, pbs, slurm
-from numapin.jobs.gpus import gpus_per_host, require_gpu_per_rank
+from numapin.jobs import duration, kubernetes, pod_options, scripts
+from numapin.jobs.pod_options import Gang, PodOptions
 from numapin.jobs.request import Form, JobRequest, KubernetesKind, Launch
-from numapin.jobs.share import Share, require_present, share_of, tiles_per_gpu, vendor_of_ranks, why_whole_hosts
+from numapin.jobs.share import (
+    gpus_per_host,
+    require_gpu_per_rank,
+    require_present,
+    share_of,
+    tiles_per_gpu,
+    vendor_of_ranks,
+    why_whole_hosts,
+)
 from numapin.launcher import preload
 from numapin.plan.make import make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-
-    from numapin.topology.model import Topology
 
 _MEMORY_PART: Final = 0.9  # of a host's memory; the rest is left to the system
 
@@ -56,7 +61,9 @@ _SHAPE: Final = (
         help="Machine file of the cluster's hosts (topo --save), or a built-in machine (example:dgx-a100). Used to "
         "size CPUs and memory; fails now if no plan is feasible.",
     ),
-    click.Option(["--job-name"], default="", metavar="NAME", help="Name of the job (default: the script's name)."),
+    click.Option(
+        ["--job-name", "name"], default="", metavar="NAME", help="Name of the job (default: the script's name)."
+    ),
 )
 _PROGRAM: Final = (
     click.Option(["-m", "--module"], is_flag=True, help="Treat SCRIPT as a Python module."),
@@ -67,6 +74,7 @@ _PROGRAM: Final = (
 _FORM: Final = click.Option(
     ["--form"],
     type=click.Choice([form.value for form in Form]),
+    callback=lambda _context, _option, value: Form(value),
     default=Form.NODE.value,
     help="node: one numapin run per host (default); task: one numapin exec per rank.",
 )
@@ -86,7 +94,7 @@ _IMAGE: Final = click.Option(
 )
 _HOSTFILE: Final = click.Option(["--hostfile"], metavar="FILE", help="Host file for mpirun.")
 _TIME: Final = click.Option(
-    ["--time"],
+    ["--time", "time_s"],
     type=Parsed("TIME", duration.parse, remedy="write 4:00:00, 1-12:00:00, 4h or 90m"),
     help="Time limit, e.g. 4:00:00, 1-12:00:00, 4h or 90m.",
 )
@@ -99,42 +107,121 @@ _REQUEUE: Final = click.Option(
     ["--requeue"], is_flag=True, help="Restart the job after a preemption or the loss of a host."
 )
 _SIGNAL: Final = click.Option(
-    ["--signal"],
+    ["--signal", "signal_s"],
     type=int,
     metavar="SECONDS",
     help="Send SIGUSR1 (Kubernetes: SIGTERM) to every rank this many seconds before the time limit, to save and exit. "
     "With --requeue the job is then queued again, if its manager supports that.",
 )
-_MEMORY: Final = click.Option(["--mem-per-node"], type=Parsed("SIZE", sizes.parse), help="Memory per host, e.g. 500G.")
+_MEMORY: Final = click.Option(
+    ["--mem-per-node", "memory_bytes"], type=Parsed("SIZE", sizes.parse), help="Memory per host, e.g. 500G."
+)
 _QUEUED: Final = (_TIME, _SIGNAL, _REQUEUE, _QUEUE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _JobOptions(job_own.OwnOptions):
-    """The parsed values of an engine's options, by click's names. Options that some engines lack have a default."""
+def _repeatable(option: str, metavar: str, parse: Callable[[str], object], text: str, name: str = "") -> click.Option:
+    """Return an option that may be given several times; each value is parsed."""
+    names = [option, name] if name else [option]
+    return click.Option(names, multiple=True, type=Parsed(metavar, parse), metavar=metavar, help=f"{text} Repeatable.")
 
-    nodes: int
-    gpus_per_node: int | None
-    ranks_per_node: int
-    cpus_per_task: int | None
-    machine: Path | None
-    job_name: str
-    module: bool
-    no_python: bool
-    dataloader: str
-    output: Path | None
-    command: tuple[str, ...]
-    form: str = Form.NODE.value
-    plan: str | None = None
-    setup: tuple[str, ...] = ()
-    container: str | None = None
-    hostfile: str | None = None
-    time: int | None = None
-    queue: str | None = None
-    account: str | None = None
-    requeue: bool = False
-    signal: int | None = None
-    mem_per_node: int | None = None
+
+_KIND: Final = click.Option(
+    ["--form", "kind"],
+    type=click.Choice([kind.value for kind in KubernetesKind]),
+    callback=lambda _context, _option, value: KubernetesKind(value),
+    default=KubernetesKind.JOB.value,
+    help="job: an Indexed Job with its Service (default). jobset: a JobSet. trainjob: Kubeflow Trainer v2. "
+    "leaderworkerset: servers, which run until deleted.",
+)
+_SYS_NICE: Final = click.Option(
+    ["--sys-nice/--no-sys-nice"], default=True, help="Let pods set memory policies (capability SYS_NICE; default: yes)."
+)
+
+_KUBERNETES: Final = (
+    _KIND,
+    _repeatable("--env", "NAME=VALUE", pod_options.variable, "Variable of the pods, e.g. NCCL_DEBUG=INFO."),
+    _repeatable(
+        "--env-from",
+        "secret/NAME",
+        pod_options.variables_of,
+        "Secret (secret/NAME) or config map (configmap/NAME) whose keys become variables, e.g. secret/wandb.",
+    ),
+    _repeatable(
+        "--volume",
+        "SOURCE:PATH[:ro]",
+        pod_options.volume,
+        "Volume to mount: pvc/NAME, secret/NAME, configmap/NAME, emptydir, or a path of the host, e.g. "
+        "pvc/datasets:/data:ro.",
+        "volumes",
+    ),
+    _repeatable("--resource", "NAME=N", pod_options.resource, "Another resource per pod, e.g. rdma/ib=1.", "resources"),
+    _repeatable("--node-selector", "LABEL=VALUE", pod_options.node_label, "Label that nodes must have, e.g. pool=gpu."),
+    _repeatable(
+        "--toleration",
+        "KEY[=VALUE][:EFFECT]",
+        pod_options.toleration,
+        "Taint that pods tolerate, e.g. nvidia.com/gpu:NoSchedule.",
+        "tolerations",
+    ),
+    _repeatable("--pull-secret", "NAME", pod_options.word, "Secret for the image's registry.", "pull_secrets"),
+    click.Option(
+        ["--service-account"],
+        type=Parsed("NAME", pod_options.word),
+        metavar="NAME",
+        help="Service account of the pods.",
+    ),
+    _repeatable(
+        "--annotation",
+        "NAME=VALUE",
+        pod_options.annotation,
+        "Annotation of the job and its pods, e.g. k8s.v1.cni.cncf.io/networks=ib0.",
+        "annotations",
+    ),
+    click.Option(
+        ["--gang"],
+        type=click.Choice([gang.value for gang in Gang]),
+        callback=lambda _context, _option, value: value and Gang(value),
+        help="Place all pods at once or none, by this scheduler. Kueue (--queue) admits all or none without it.",
+    ),
+    click.Option(
+        ["--scheduler"],
+        type=Parsed("NAME", pod_options.word),
+        metavar="NAME",
+        help="Scheduler of the pods (default: the cluster's; volcano with --gang volcano).",
+    ),
+    _repeatable(
+        "--device-class",
+        "CLASS",
+        pod_options.word,
+        "Claim the GPUs by DRA from this device class, e.g. gpu.nvidia.com; each further class adds a device per GPU.",
+        "device_classes",
+    ),
+    click.Option(
+        ["--match-attribute"],
+        type=Parsed("NAME", pod_options.word),
+        metavar="NAME",
+        help="Attribute that each GPU shares with its devices (with one class: that all GPUs of a pod share), e.g. "
+        "resource.kubernetes.io/pcieRoot.",
+    ),
+    click.Option(
+        ["--ttl", "ttl_s"],
+        type=Parsed("TIME", duration.parse, remedy="write 24h or 90m"),
+        help="Delete the job this long after its end, e.g. 24h.",
+    ),
+    _SYS_NICE,
+    click.Option(
+        ["--ipc-lock/--no-ipc-lock"],
+        default=False,
+        help="Let pods lock memory without limit, for RDMA (capability IPC_LOCK; default: no).",
+    ),
+)
+
+_ARRAY: Final = click.Option(
+    ["--array"],
+    type=Parsed("INDICES", scripts.parse_array),
+    metavar="INDICES",
+    help="Submit a job array, e.g. 0-9 or 0-99%4; programs read SLURM_ARRAY_TASK_ID.",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,26 +255,23 @@ _ENGINES: Final = {
     "slurm": _Engine(
         about="Slurm",
         submit="sbatch FILE",
-        options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP, *job_own.SLURM),
-        build=slurm.build,
+        options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP, _ARRAY),
+        build=scripts.slurm,
         example="--nodes 4 --gpus-per-node 8 --time 24:00:00 --partition gpu --requeue --signal 300",
-        further=(
-            "--gpus-per-node 8 --array 0-99%4",
-            "--nodes 2 --gpus-per-node 8 --het nodes=1,gpus-per-node=4,partition=small",
-        ),
+        further=("--gpus-per-node 8 --array 0-99%4",),
         warnings=why_whole_hosts,
     ),
     "mpi": _Engine(
         about="Open MPI's mpirun",
         submit="bash FILE",
         options=(_FORM, _PLAN, _HOSTFILE, _IMAGE, _SETUP),
-        build=mpi.build,
+        build=scripts.mpi,
         example="--form task --nodes 2 --gpus-per-node 8 --hostfile hosts",
     ),
     "kubernetes": _Engine(
         about="Kubernetes",
         submit="kubectl apply -f FILE",
-        options=(_TIME, _SIGNAL, _REQUEUE, _KUEUE, _MEMORY, _IMAGE, *job_own.KUBERNETES),
+        options=(_TIME, _SIGNAL, _REQUEUE, _KUEUE, _MEMORY, _IMAGE, *_KUBERNETES),
         build=kubernetes.build,
         example="--nodes 2 --machine dgx.json --container registry/image:tag --dataloader numapin",
         further=(
@@ -203,16 +287,16 @@ _ENGINES: Final = {
         about="PBS",
         submit="qsub FILE",
         options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
-        build=pbs.build,
+        build=scripts.pbs,
         example="--nodes 2 --gpus-per-node 4 --cpus-per-task 64 --time 12h --queue gpu",
         memory_by_number=True,
-        warnings=pbs.warnings,
+        warnings=scripts.pbs_warnings,
     ),
     "lsf": _Engine(
         about="LSF",
         submit="bsub < FILE",
         options=(_FORM, _PLAN, *_QUEUED, _ACCOUNT, _MEMORY, _IMAGE, _SETUP),
-        build=lsf.build,
+        build=scripts.lsf,
         example="--nodes 2 --gpus-per-node 6 --time 12h --queue gpu",
         memory_by_number=True,
         warnings=why_whole_hosts,
@@ -250,15 +334,28 @@ def job() -> None:
 def _command(name: str, engine: _Engine) -> click.Command:
     """Return an engine's command."""
 
-    @with_values(_JobOptions)
-    def write_script(options: _JobOptions) -> None:
-        request = _request(name, engine, options)
+    def write_script(
+        *,
+        gpus_per_node: int | None,
+        machine: Path | None,
+        module: bool,
+        no_python: bool,
+        output: Path | None,
+        plan: str | None = None,
+        **given: object,
+    ) -> None:
+        if module and no_python:
+            raise UsageError("--module and --no-python exclude each other", "use one of them")
+        given["launch"] = Launch.PROGRAM if no_python else Launch.SCRIPT
+        if module:
+            given["launch"] = Launch.MODULE
+        request = _request(name, engine, given, gpus_per_node=gpus_per_node, machine=machine, plan=plan)
         text = engine.build(request)
         warn(engine.warnings(request))
-        if options.output is None:
+        if output is None:
             emit(text)
         else:
-            write(text, options.output, option="--output")
+            write(text, output, option="--output")
 
     return click.Command(
         name,
@@ -278,104 +375,73 @@ def _command(name: str, engine: _Engine) -> click.Command:
     )
 
 
-def _request(name: str, engine: _Engine, options: _JobOptions) -> JobRequest:
+def _request(
+    name: str,
+    engine: _Engine,
+    given: dict[str, object],
+    *,
+    gpus_per_node: int | None,
+    machine: Path | None,
+    plan: str | None,
+) -> JobRequest:
     """Return the request of the options and the machine file. Raises UsageError, and the errors of a plan."""
-    form = Form(options.form)
-    options.request(num_ranks=None)  # raises for invalid binding options
-    topology = _machine(options)
-    gpus = gpus_per_host(options.gpus_per_node, topology, named=options.gpus)
-    request = JobRequest(
-        command=options.command,
-        launch=_launch(options),
-        form=form,
-        name=options.job_name,
-        nodes=options.nodes,
+    binding = record_of(BindingOptions, given)
+    binding.request(num_ranks=None)  # raises for invalid binding options
+    topology = None if machine is None else topology_from(gpu_nodes=binding.gpu_nodes, machine=machine)
+    has_cpus = given["cpus_per_task"] is not None
+    form = given.get("form", Form.NODE)
+    strict = ["--strict"] if binding.strict else []
+    options = [*_binding_options(binding), *strict]
+    if plan is not None:
+        if form is Form.NODE:
+            raise UsageError(f"--plan {plan} with --form node: numapin run makes its own plan", "use --form task")
+        if options != strict:
+            raise UsageError(f"--plan {plan} already decides {options[0]}", "give that option to: numapin plan --json")
+        options = [f"--plan={plan}", *strict]
+    gpus = gpus_per_host(gpus_per_node, topology, named=binding.gpus)
+    loader = given.pop("dataloader")
+    request = record_of(
+        JobRequest,
+        given,
         gpus_per_node=gpus,
-        ranks_per_node=options.ranks_per_node,
-        cpus_per_task=options.cpus_per_task,
-        memory_bytes=options.mem_per_node,
-        whole_nodes=topology is None and options.cpus_per_task is None,
-        smt=options.smt,
-        time_s=options.time,
-        signal_s=options.signal,
-        requeue=options.requeue,
-        queue=options.queue,
-        account=options.account,
-        container=options.container,
-        hostfile=options.hostfile,
-        options=_options(options, form),
-        dataloader=None if options.dataloader == "torch" else options.dataloader,
-        setup=options.setup,
-        kind=KubernetesKind(options.kind),
-        sys_nice=options.sys_nice,
-        pod=options.pod_options(),
-        gpus_per_task=options.gpus_per_task,
-        array=options.array,
-        components=options.components,
+        whole_nodes=topology is None and not has_cpus,
+        options=tuple(options),
+        dataloader=None if loader == "torch" else loader,
+        pod=record_of(PodOptions, given),
         vendor=vendor_of_ranks(topology),
         tiles_per_gpu=tiles_per_gpu(topology),
         engine=name,
     )
-    require_gpu_per_rank(options.gpus, num_ranks=request.num_ranks)
-    return request if topology is None else _sized(request, topology, engine, options)
+    require_gpu_per_rank(binding.gpus, num_ranks=request.num_ranks)
+    if topology is None:
+        return request
 
-
-def _sized(request: JobRequest, topology: Topology, engine: _Engine, options: _JobOptions) -> JobRequest:
-    """Fill in CPUs and memory from the machine, and check its plan, so that errors come before the queue."""
-    plan = make_plan(topology, options.request(num_ranks=request.num_ranks))
-    if options.strict:
-        plan.require_exact()
+    # Fill in CPUs and memory from the machine, and check its plan, so that errors come before the queue.
+    made = make_plan(topology, binding.request(num_ranks=request.num_ranks))
+    if binding.strict:
+        made.require_exact()
     require_present(topology, cpus=request.cpus_per_node, memory_bytes=request.memory_bytes)
-    share = share_of(topology, gpus=request.gpus_per_node, smt=request.smt, spare_cores_per_node=engine.spare_cores)
+    share = share_of(topology, gpus=gpus, smt=request.smt, spare_cores_per_node=engine.spare_cores)
     if share.is_whole:
-        warn(plan.warnings)
+        warn(made.warnings)
+    memory_bytes = request.memory_bytes
+    is_implied = share.is_whole and not engine.memory_by_number  # the manager gives a whole host's by itself
+    if not memory_bytes and not is_implied and share.memory_bytes is not None:
+        memory_bytes = int(share.memory_bytes * _MEMORY_PART)
     return replace(
         request,
         cpus_per_task=request.cpus_per_task or share.cpus_of(request.tasks_per_node),
-        memory_bytes=request.memory_bytes or _memory_bytes(share, engine),
-        whole_nodes=share.is_whole and options.cpus_per_task is None,
+        memory_bytes=memory_bytes,
+        whole_nodes=share.is_whole and not has_cpus,
     )
 
 
-def _memory_bytes(share: Share, engine: _Engine) -> int | None:
-    """Return the memory to request for a share. None: it is unknown, or the manager gives a whole host's by itself."""
-    is_implied = share.is_whole and not engine.memory_by_number
-    return None if is_implied or share.memory_bytes is None else int(share.memory_bytes * _MEMORY_PART)
-
-
-def _machine(options: _JobOptions) -> Topology | None:
-    path = options.machine
-    return None if path is None else topology_from(gpu_nodes=options.gpu_nodes, machine=path)
-
-
-def _launch(options: _JobOptions) -> Launch:
-    if options.module and options.no_python:
-        raise UsageError("--module and --no-python exclude each other", "use one of them")
-    if options.module:
-        return Launch.MODULE
-    return Launch.PROGRAM if options.no_python else Launch.SCRIPT
-
-
-def _options(options: _JobOptions, form: Form) -> tuple[str, ...]:
-    """Return the options of numapin run or exec. Raises UsageError if they do not fit --plan."""
-    plan, binding = options.plan, _binding_options(options)
-    strict = ["--strict"] if options.strict else []
-    if plan is None:
-        return (*binding, *strict)
-    if form is Form.NODE:
-        raise UsageError(f"--plan {plan} with --form node: numapin run makes its own plan", "use --form task")
-    if binding:
-        raise UsageError(f"--plan {plan} already decides {binding[0]}", "give that option to: numapin plan --json")
-    return (f"--plan={plan}", *strict)
-
-
-def _binding_options(options: _JobOptions) -> list[str]:
+def _binding_options(options: BindingOptions) -> list[str]:
     """Return the binding options that were given, as numapin run and exec take them."""
     values = {
         "bind": options.bind,
         "memory": options.memory,
         "cpus-per-rank": options.cpus_per_rank,
-        "cores-for": options.cores_for,
         "reserve-cpus": options.reserve_cpus,
         "gpus": ",".join(options.gpus or ()),
         "gpu-nodes": ",".join(f"{gpu}={node}" for gpu, node in options.gpu_nodes or ()),

@@ -6,7 +6,7 @@ Comes in: click's parsed values. Goes out: typed options, the planner's `Request
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -18,17 +18,15 @@ from numapin.cli.run_names import live_run_names
 from numapin.errors import UsageError
 from numapin.plan.request import (
     Bind,
-    CoresFor,
     Memory,
     Request,
-    parse_cores_for,
     parse_gpus,
     parse_memory,
     parse_nic_env,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from click.shell_completion import CompletionItem
 
@@ -49,6 +47,13 @@ def with_values(record: Callable[..., T]) -> Callable[[Callable[[T], None]], Cal
         return callback
 
     return decorate
+
+
+def record_of(record: type[T], values: Mapping[str, object], **more: object) -> T:
+    """Return a record made of those values that are its fields, and more."""
+    make: Callable[..., T] = record
+    names = [field.name for field in fields(record)]  # type: ignore[arg-type] # all of our records are dataclasses
+    return make(**{name: values[name] for name in names if name in values}, **more)
 
 
 class Parsed(click.ParamType):  # type: ignore[type-arg] # takes a type argument since click 8.2 only
@@ -174,11 +179,6 @@ BINDING: tuple[click.Option, ...] = (
         metavar="N",
         help="At most N logical CPUs per rank, shared with no other rank.",
     ),
-    click.Option(
-        ["--cores-for"],
-        type=Parsed("ROLE=N,...", parse_cores_for, words=[f"{role}=" for role in CoresFor._fields], many=True),
-        help="Dedicated cores of each rank: loader=N for DataLoader workers, optimizer=M for torch's CPU operators.",
-    ),
     click.Option(["--smt/--no-smt"], default=True, help="Use all hardware threads of each core (default), or one."),
     click.Option(
         ["--reserve-cpus"], type=Parsed("LIST", CpuSet.parse), help="Keep these CPUs free of ranks, e.g. 0-1."
@@ -235,7 +235,6 @@ class BindingOptions:
     gpus: tuple[str, ...] | None
     gpu_nodes: tuple[tuple[str, int], ...] | None
     nic_env: tuple[NicLibrary, ...] | None
-    cores_for: CoresFor | None
     strict: bool
 
     def request(self, *, num_ranks: int | None, numa_binding: str | None = None) -> Request:
@@ -251,7 +250,6 @@ class BindingOptions:
             reserve_cpus=self.reserve_cpus or CpuSet(),
             gpus=self.gpus,
             nic_env=self.nic_env or (),
-            cores_for=self.cores_for,
         )
 
 

@@ -16,7 +16,6 @@ from numapin.cli.options import BINDING, MACHINE, BindingOptions, one_format, to
 from numapin.cli.output import emit, json_text, show, warn
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.nics import with_users_nics
-from numapin.plan.roles import with_users_openmp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +88,7 @@ def plan(options: _PlanOptions) -> None:
     num_ranks = options.nproc_per_node or default_num_ranks(topology, is_this_host=options.is_this_host)
     made = make_plan(topology, options.request(num_ranks=num_ranks))
     if options.is_this_host:
-        made = with_users_openmp(with_users_nics(made, os.environ), os.environ)
+        made = with_users_nics(made, os.environ)
     _FORMATS[form](made)
     if options.strict:
         made.require_exact()

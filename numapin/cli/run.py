@@ -39,7 +39,6 @@ from numapin.launcher.stdin_script import keep_script
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.nics import nic_variables, with_users_nics
-from numapin.plan.roles import with_users_openmp
 from numapin.rank.signals import open_mailbox
 from numapin.system.openmp import binding_variables
 from numapin.tasks import repeated
@@ -67,11 +66,10 @@ _EXAMPLES = """\
   numapin run --dry-run train.py                    show the plan and each rank's command
   numapin run --report placement.json train.py      and check where threads and pages are"""
 
-_LAUNCHERS = ("auto", "direct", "agent")
 _OF_LAUNCHERS: Final = frozenset(
     (
         *("--nproc-per-node", "--nnodes", "--node-rank", "--standalone", "--max-restarts", "--numa-binding"),
-        *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--bind", "--cpus-per-rank", "--cores-for"),
+        *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--bind", "--cpus-per-rank"),
         *("--no-smt", "--reserve-cpus", "--gpu-nodes", "--nic-env", "--dataloader"),
     )
 )
@@ -85,13 +83,6 @@ OPTIONS = (
         default="torch",
         help="Data path of the script's DataLoaders: torch's (default) or numapin's; numapin-balanced also gives each "
         "batch to the worker that is ready first. The script needs no change.",
-    ),
-    click.Option(
-        ["--launcher"],
-        type=click.Choice(_LAUNCHERS),
-        default="auto",
-        help="What serves the ranks' store on one host: numapin, without importing torch (direct), or torch (agent). "
-        "auto (default): torch if its store has requests that this version of numapin does not know.",
     ),
     click.Option(
         ["--verbose"],
@@ -129,7 +120,6 @@ class RunOptions(BindingOptions):
     """The parsed values of `OPTIONS`, by click's names."""
 
     dataloader: str
-    launcher: str
     verbose: bool
     dry_run: bool
     quiet: bool
@@ -178,8 +168,7 @@ def _start(job: Job, options: RunOptions, mailbox: Mailbox, trace: str) -> None:
     topology = topology_from(gpu_nodes=options.gpu_nodes)
     request, gpu_variables = _request(job, options, topology)
     environment = {**gpu_variables, **hook_environment(job.command, options, trace)}
-    made = with_users_openmp(with_users_nics(make_plan(topology, request), os.environ), os.environ)
-    plan = rehearse(made, strict=options.strict)
+    plan = rehearse(with_users_nics(make_plan(topology, request), os.environ), strict=options.strict)
 
     _announce(plan, topology, quiet=options.quiet and not options.dry_run)
     tell = say if options.verbose else _ignore
@@ -250,9 +239,7 @@ def parse(
     job = torchruns.parse(arguments, own, os.environ, python=python(), prog=prog)
     values = kind(**click.Command("run", params=[*all_own]).make_context(prog, list(job.own)).params)
     require_program(job.program, module=job.module, no_python=job.no_python, run_path=job.run_path)
-    problem = "--launcher agent" if values.launcher == "agent" else why_not_served(torch_folder())
-    if not job.is_single_host:
-        problem = f"--nnodes {job.min_max_nodes[1]}"
+    problem = why_not_served(torch_folder()) if job.is_single_host else f"--nnodes {job.min_max_nodes[1]}"
     if problem:
         require_torch(f"{prog} with torch's store ({problem})")
     return replace(job, why_torch=problem or ""), values

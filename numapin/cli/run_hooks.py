@@ -24,8 +24,6 @@ def hook_environment(command: Sequence[str], options: RunOptions, trace: str) ->
 
     Raises UsageError, or BindingRefused with --strict, if the hook cannot run in this command.
     """
-    if options.cores_for is not None:
-        _check_role_hook(command, strict=options.strict)
     if trace:
         _check_trace_hook(command)
     elif options.dataloader != "torch":
@@ -39,15 +37,6 @@ def _check_trace_hook(command: Sequence[str]) -> None:
     if reason:
         raise UsageError(f"numapin trace cannot work: {reason}", preload.TRACE_REMEDY)
     _note_other_program("numapin trace", command)
-
-
-def _check_role_hook(command: Sequence[str], *, strict: bool) -> None:
-    """Warn if no hook can give roles their CPUs in this command. Raises BindingRefused instead if `strict`."""
-    problem = preload.roles_refusal(command)
-    if problem:
-        warn_or_refuse(problem, preload.ROLES_REMEDY, strict=strict)
-    else:
-        _note_other_program("--cores-for", command)
 
 
 def _check_dataloader_hook(command: Sequence[str], *, strict: bool) -> None:

@@ -188,6 +188,7 @@ def _watch(console: Console, seen: Iterator[Top]) -> None:
     paces = LoopPaces()
     try:
         with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+            console.show_cursor()  # Live hides it, and after Ctrl-Z or SIGKILL nothing would show it again
             for now in seen:
                 found = paces.add(now)
                 if now.has_ended:

@@ -1,7 +1,7 @@
 """`numapin trace`: run a script under torch's profiler, or read a trace, and advise on changes. Edge.
 
 Comes in: the command line of `numapin run`, or trace files. Goes out: tables or JSON (schema numapin.trace/1) on
-stdout. The output folder gets a Chrome trace and a record per rank, the report, and a timeline page.
+stdout. The output folder gets a Chrome trace and a record per rank, and the report.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numapin.cli.torch_import import require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.cli.trace_reading import read_report
 from numapin.cli.trace_watch import TraceWatch
-from numapin.cli.trace_writing import REPORT, TIMELINE, make_folders, show_report, stdout_to_stderr, write_report
+from numapin.cli.trace_writing import REPORT, make_folders, show_report, stdout_to_stderr, write_report
 from numapin.errors import NumapinError, UsageError
 from numapin.launcher.command import python
 from numapin.rank.signals import open_mailbox
@@ -46,7 +46,7 @@ _EXAMPLES: Final = """\
   numapin trace --steps 5 --skip 3 --nproc-per-node 2 train.py
   numapin trace --stop train.py                     end the job after the traced steps
   numapin trace --read trace.json                   a torch.profiler trace, or an output folder
-  numapin trace --read trace.json --output DIR      also write a timeline"""
+  numapin trace --read trace.json --output DIR      also write report.json"""
 _READ_OPTIONS: Final = ("--json", "--output")
 _JSON: Final = click.Option(
     ["--json", "as_json"], is_flag=True, help="Print the report as JSON; the script's own output goes to stderr."
@@ -122,9 +122,8 @@ def _read_command(first: Path, others: tuple[Path, ...], output: Path | None, *,
 
 def _require_kept(paths: Sequence[Path], output: Path) -> None:
     """Raise UsageError if writing into `output` would overwrite one of the files that are read."""
-    written = [os.path.realpath(output / name) for name in (REPORT, TIMELINE)]
     for path in paths:
-        if os.path.realpath(path) in written:
+        if os.path.realpath(path) == os.path.realpath(output / REPORT):
             raise UsageError(f"--output {output} would overwrite {path}", "choose another folder")
 
 

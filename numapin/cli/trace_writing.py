@@ -1,7 +1,6 @@
-"""Writer of what `numapin trace` makes: its folder, the report and the timeline. Edge.
+"""Writer of what `numapin trace` makes: its folder and the report. Edge.
 
-Comes in: a `TraceReport`. Goes out: report.json and timeline.html in a folder of this user, and tables or JSON on
-stdout.
+Comes in: a `TraceReport`. Goes out: report.json in a folder of this user, and tables or JSON on stdout.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import contextmanager
-from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.files import unwritten, write_text_to
@@ -17,7 +15,6 @@ from numapin.base.folders import make_own
 from numapin.base.stderr import say
 from numapin.cli.output import emit, json_text, show
 from numapin.errors import NumapinError, UsageError
-from numapin.trace.timeline import timeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
     from numapin.trace.settings import Settings
 
 REPORT: Final = "report.json"
-TIMELINE: Final = "timeline.html"
 
 
 def make_folders(outer: Path, folder: Path, settings: Settings) -> None:
@@ -67,20 +63,14 @@ def stdout_to_stderr(*, wanted: bool) -> Iterator[int | None]:
 
 
 def write_report(report: TraceReport, folder: Path) -> None:
-    """Write the report and the timeline. Raises NumapinError, also if the folder belongs to another user."""
-    template = files("numapin.trace").joinpath("timeline.html").read_text(encoding="utf-8")
-    texts = {
-        REPORT: json_text(report.to_json()),
-        TIMELINE: timeline(report, template),
-    }
-    remedy = f"see the tables with: numapin trace --read {folder}"
+    """Write the report. Raises NumapinError, also if the folder belongs to another user."""
     try:
         make_own(str(folder.absolute()))
     except OSError as error:
         raise unwritten(str(folder), error, "choose another with --output DIR") from None
-    for name, text in texts.items():
-        write_text_to(str(folder / name), text.encode(errors="replace").decode(), remedy=remedy)
-    say(f"timeline and Chrome traces: {folder}")
+    text = json_text(report.to_json()).encode(errors="replace").decode()
+    write_text_to(str(folder / REPORT), text, remedy=f"see the tables with: numapin trace --read {folder}")
+    say(f"report and Chrome traces: {folder}")
 
 
 def show_report(report: TraceReport, *, as_json: bool, to: int | None = None) -> None:

@@ -18,23 +18,7 @@ if TYPE_CHECKING:
     from numapin.compare.record import RankSteps
 
 STEP: Final = "step_s"
-"""The figure that is compared."""
-FIGURES: Final = {
-    STEP: "time of a step: the length of the measured window by its steps, of the slowest rank",
-    "step_median_s": "the median of that rank's steps; far below the mean if a few steps take long",
-    "step_p95_s": "the time that 95 % of that rank's steps stay below",
-    "samples_per_s": "samples of all ranks per second, by the loaders' batch sizes",
-    "wait_share": "share of the time that the loop waits for a batch, over all ranks",
-    "startup_s": "time from the start of the launcher to the end of the last rank's first step",
-    "cpu_s_per_step": "CPU time of all processes of the job per step; none for a window below a second",
-    "other_cpus": "CPUs that other programs on the host used during the measured steps",
-    "memory_bytes": "memory of all processes after the measured steps (PSS)",
-    "peak_bytes": "the most resident memory that a rank's own process had until then",
-    "gpu_memory_bytes": "the most memory that torch allocated on a GPU",
-    "remote_share": "share of the memory that is not on the node of the rank's GPU",
-    "gpu_busy_share": "share of the time in which a kernel ran, over the GPUs that were used (NVML)",
-}
-"""Every figure, and its meaning."""
+"""The figure that is compared: the window's length by its steps, of the slowest rank."""
 _SHORTEST_S: Final = 1.0  # CPU time is read every second, and counted in hundredths of one
 
 

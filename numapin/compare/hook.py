@@ -4,9 +4,10 @@ Comes in: torch's modules as they are imported (the loader hook), and NUMAPIN_ST
 with a `RankSteps`, written at the first batch, at the first step, and at both ends of the window.
 
 A step ends when the program's optimizer steps, as in `numapin trace`; if the program makes no optimizer, when a
-DataLoader returns a batch. A step with one batch costs some 8 us (bench/compare_hook.py). Nothing is written, and no
-GPU is waited for, within the window. At both ends of it the rank waits for its GPU, so that work that the host has only
-queued is neither missing nor counted twice. A failure here never stops the script: it is reported once.
+DataLoader returns a batch. A step with one batch costs some 8 us (docs/results/compare-hook-cpu.txt). Nothing is
+written, and no GPU is waited for, within the window. At both ends of it the rank waits for its GPU, so that work that
+the host has only queued is neither missing nor counted twice. A failure here never stops the script: it is reported
+once.
 """
 
 from __future__ import annotations

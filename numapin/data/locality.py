@@ -42,7 +42,6 @@ class Locality:
         num_machine_nodes: The number of nodes of the machine, of every kind.
         reason: Why these.
         within: The only nodes where pages may be, so that they do not spill into GPU memory. Empty: not limited.
-        loader_cpus: The CPUs of workers, if they have CPUs of their own (--cores-for). Empty: `cpus`.
     """
 
     nodes: CpuSet
@@ -51,12 +50,6 @@ class Locality:
     num_machine_nodes: int
     reason: str
     within: CpuSet = CpuSet()
-    loader_cpus: CpuSet = CpuSet()
-
-    @property
-    def worker_cpus(self) -> CpuSet:
-        """The CPUs for workers. Empty: they stay as they are."""
-        return self.loader_cpus or self.cpus
 
 
 def find_locality(
@@ -138,8 +131,7 @@ def _of_rank(rank: RankPlan, online: CpuSet, reason: str) -> Locality:
     planned = rank.nodes if rank.memory in _ON_ITS_NODES else CpuSet()
     return Locality(
         nodes=online if len(online) == 1 else planned,
-        cpus=rank.main_cpus,
-        loader_cpus=CpuSet() if rank.roles is None else rank.worker_cpus,
+        cpus=rank.cpus,
         memory=None if rank.memory is Memory.NONE else rank.memory,
         num_machine_nodes=len(online),
         reason=reason,

@@ -57,7 +57,7 @@ __all__ = [
 TORCH, TORCHDATA = "torch", "torchdata"
 STATEFUL: Final = "torchdata.stateful_dataloader.stateful_dataloader"
 LAST: Final = {TORCH: "2.15", TORCHDATA: "0.11"}
-"""The newest release of each with which the tests of the loader have passed (docs/tested.md)."""
+"""The newest release of each with which the tests of the loader have passed."""
 
 NAMES: Final[dict[str, dict[str, str | None]]] = {
     "torch.utils.data.dataloader": {

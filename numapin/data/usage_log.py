@@ -41,7 +41,7 @@ _AGAIN_S: Final = 10.0
 _LAST: Final = -1000  # among the finalizers at exit, after those that end workers
 _ON_PATH: Final = {Miss.SHARED}
 """Not counted as outside the slots: a new slot, and memory that the dataset shares, which is not copied either."""
-_LIBRARIES: Final = {"torch", "torchdata", "numapin", "numapin_loader_hook"}
+_LIBRARIES: Final = {"torch", "torchdata", "numapin", "numapin_hook_parts"}
 _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 

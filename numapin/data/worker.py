@@ -69,7 +69,7 @@ class WorkerStart:
         """Set this worker up. Raises only the errors of the user's own function."""
         where = self.locality
         # The rank has reported refusals.
-        bind.bind_thread(cpus=where.worker_cpus, memory=where.memory, nodes=where.nodes, within=where.within)
+        bind.bind_thread(cpus=where.cpus, memory=where.memory, nodes=where.nodes, within=where.within)
         self.rank.end_with()
         limit_libraries(self.num_library_threads)
         # Descriptors of slots that the rank had at the fork would keep memory that the rank gives back. Nothing in a

@@ -10,6 +10,4 @@ Comes in: a `Topology`, and a root directory: the live machine or a capture. Goe
     software.py  PURE  checks of the driver, NCCL, libraries and environment variables
     live.py      EDGE  facts of the running machine: system calls, NVML, the environment -> Live
     model.py     PURE  all checks run once, and the report (schema numapin.doctor/1)
-    advice.py    PURE  advice on pinned memory
-    script.py    PURE  the remedies as a shell script
 """

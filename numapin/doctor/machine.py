@@ -107,7 +107,7 @@ def gpu_nodes(host: Host) -> Result:
         shown = ",".join([*pairs[:2], "…"] if len(pairs) > 2 else pairs)
         return warning(
             f"no source reports the node of {_names(homeless)}; the kernel reports {kernel_words(homeless)}",
-            remedy=f"numapin run --gpu-nodes {shown} …; to measure the nodes: {_MEASURE_NODES} --save FILE",
+            remedy=f"numapin run --gpu-nodes {shown} …; to measure the nodes: {_MEASURE_NODES}",
         )
     contradictions = []
     for gpu in topology.gpus:

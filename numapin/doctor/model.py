@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from numapin.base.records import to_json
+from numapin.base.sizes import render
 from numapin.doctor import machine, network, software  # noqa: F401 - their checks are in CHECKS, in this order
 from numapin.doctor.check import CHECKS, DoctorSeverity, Host
 
 if TYPE_CHECKING:
-    from numapin.doctor.advice import Advice
+    from numapin.data.budget import LockRoom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,21 +28,35 @@ class DoctorFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorReport:
-    """The findings about one machine, in the order of the checks, and the advice on pinning."""
+    """The findings about one machine, in the order of the checks, and the memory that a rank can pin."""
 
     host: str | None
     source: str
     findings: tuple[DoctorFinding, ...]
-    advice: Advice
+    room: LockRoom
 
     @property
     def has_errors(self) -> bool:
         """Whether any finding is an error."""
         return any(finding.severity is DoctorSeverity.ERROR for finding in self.findings)
 
+    @property
+    def pinnable(self) -> str:
+        """The memory that a rank can pin, and what limits it."""
+        if self.room.num_bytes is None:
+            return f"the amount that can be pinned is unknown ({self.room.reason})"
+        return f"up to {render(self.room.num_bytes)} per rank can be pinned ({self.room.reason})"
+
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.doctor/1); `json.dumps` takes it as it is."""
-        return {"schema": "numapin.doctor/1", **to_json(self)}
+        always_null = dict.fromkeys(("verdict", "footprint_bytes", "remedy"))  # fields of the schema's first version
+        return {
+            "schema": "numapin.doctor/1",
+            "host": self.host,
+            "source": self.source,
+            "findings": [to_json(finding) for finding in self.findings],
+            "advice": {**always_null, "room_bytes": self.room.num_bytes, "reason": self.pinnable},
+        }
 
 
 def examine(host: Host) -> tuple[DoctorFinding, ...]:

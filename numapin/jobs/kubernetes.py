@@ -1,7 +1,7 @@
 """Kubernetes: manifests for kubectl apply. Pure, but for reading the templates of this package.
 
-Comes in: a `JobRequest`. Goes out: YAML of the form requested: a Job, JobSet, TrainJob, LeaderWorkerSet or PyTorchJob,
-with what it needs beside it. What a form cannot do is an error, or a warning. Each pod is one host's part of the job
+Comes in: a `JobRequest`. Goes out: YAML of the form requested: a Job, JobSet, TrainJob or LeaderWorkerSet, with what it
+needs beside it. What a form cannot do is an error, or a warning. Each pod is one host's part of the job
 and runs `numapin run`, which reads PET_* variables as torchrun does.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.not_none import without_none
 from numapin.errors import UsageError
-from numapin.jobs import shell
+from numapin.jobs import scripts
 from numapin.jobs.image import in_registry
 from numapin.jobs.manifest import Lines, fill
 from numapin.jobs.pod_options import SHM, Gang, VolumeKind
@@ -36,10 +36,7 @@ DEVICES: Final = {
 _RETRIES: Final = 3
 _PORT: Final = 29500
 _CLAIM: Final = "gpus"
-_NAME: Final = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
-_LABEL: Final = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
-_QUEUE: Final = re.compile(rf"(?=.{{1,63}}$){_LABEL}(?:\.{_LABEL})*")
-_IMAGE: Final = re.compile(r"[a-z0-9][A-Za-z0-9._:/@-]*")
+_WHOLE: Final = re.compile(r"[1-9][0-9]{0,14}")
 # Signs the rendezvous: it is random, the same in all pods of a Job, and new for each Job.
 _JOB_UID: Final = "metadata.labels['batch.kubernetes.io/controller-uid']"
 _IS_HOST: Final = 'export PET_RDZV_CONF="is_host=$((JOB_COMPLETION_INDEX == 0))"'
@@ -68,22 +65,20 @@ _OF_RANKS: Final = frozenset(
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
         *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
         *(f"TORCHELASTIC_{name}" for name in ("RUN_ID", "RESTART_COUNT", "MAX_RESTARTS", "USE_AGENT_STORE")),
-        *(f"NUMAPIN_{name}" for name in ("BINDING", "CHILDREN", "DATALOADER", "NIC_ENV", "ROLES", "STEPS", "TRACE")),
+        *(f"NUMAPIN_{name}" for name in ("BINDING", "CHILDREN", "DATALOADER", "NIC_ENV", "STEPS", "TRACE")),
     )
 )
 """Variables that numapin sets for each rank."""
 _OPTION_OF: Final = {
     "NUMAPIN_DATALOADER": "give --dataloader instead",
     "NUMAPIN_NIC_ENV": "give --nic-env instead",
-    "NUMAPIN_ROLES": "give --cores-for instead",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """A form. A pod's name, with what a controller appends, has at most 63 characters."""
+    """A form."""
 
-    longest_name: int
     container: str
     first_pod: str | None = None  # its name, by which other pods find it; None: the operator says it
     has_pod_groups: bool = False  # whether the manifest, not the operator, makes gangs
@@ -92,18 +87,16 @@ class _Form:
 
 _ENDLESS: Final = ("a LeaderWorkerSet runs until it is deleted", "leave it out, or use --form jobset")
 _FORMS: Final = {
-    KubernetesKind.JOB: _Form(longest_name=52, container="worker", first_pod="{0}-0.{0}", has_pod_groups=True),
-    KubernetesKind.JOBSET: _Form(longest_name=44, container="node", first_pod="{0}-node-0-0.{0}", has_pod_groups=True),
+    KubernetesKind.JOB: _Form(container="worker", first_pod="{0}-0.{0}", has_pod_groups=True),
+    KubernetesKind.JOBSET: _Form(container="node", first_pod="{0}-node-0-0.{0}", has_pod_groups=True),
     # A TrainJob by itself cannot say all that the pods need: its patches changed between releases of the Trainer. So a
     # runtime holds them. The Trainer's torch policy sets PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and others, and it
     # requires the container's name.
     KubernetesKind.TRAINJOB: _Form(
-        longest_name=44,
         container="node",
         refused={"--ttl": ("Kubeflow Trainer does not delete finished jobs", "leave it out, or use --form jobset")},
     ),
     KubernetesKind.LEADERWORKERSET: _Form(
-        longest_name=44,
         container="worker",
         refused={
             "--time": _ENDLESS,
@@ -115,21 +108,18 @@ _FORMS: Final = {
             ),
         },
     ),
-    # The operator makes the Services, and sets PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and the other variables.
-    KubernetesKind.PYTORCHJOB: _Form(longest_name=52, container="pytorch"),
 }
 
 
 def build(request: JobRequest) -> str:
-    """Return the manifest. Raises UsageError for what Kubernetes or the form does not take, and for missing sizes."""
+    """Return the manifest. Raises UsageError for what the form does not take, and for missing sizes."""
     form, name, options = _FORMS[request.kind], job_name(request), request.pod
-    _require_valid(request, form, name)
+    _require_complete(request, form)
     retries = _RETRIES if request.requeue else 0
     values: dict[str, object] = {
         "name": name,
         "nodes": request.nodes,
         "num_ranks": request.num_ranks,
-        "num_ranks_text": str(request.num_ranks),
         "labels": {"kueue.x-k8s.io/queue-name": request.queue} if request.queue else None,
         "annotations": dict(options.annotations),
         "ttl_s": options.ttl_s,
@@ -138,15 +128,11 @@ def build(request: JobRequest) -> str:
         "max_restarts": _RETRIES,
         "ignore_evictions": {"rules": [{"action": "Ignore", "onPodConditions": _DISRUPTED}]} if retries else None,
         "fail_on_eviction": {"rules": [{"action": "FailJob", "onPodConditions": _DISRUPTED}]} if retries else None,
-        "replica_restarts": "OnFailure" if retries else "Never",
         "gang_api": options.gang and _POD_GROUPS[options.gang],
         "gang_policy": options.gang and {options.gang.value: {}},
-        "scheduling_policy": options.gang and {"minAvailable": request.nodes},
-        "num_workers": request.nodes - 1,
     }
     values["restart_all"] = _filled("restart_all", values) if retries else None
     values["pod"] = _filled("pod", _pod_values(request, form, name))
-    values["workers"] = _filled("pytorchjob_workers", values) if request.nodes > 1 else None
     documents: list[str] = []
     if options.device_classes:
         documents += _filled("claims", values | _claim_values(request, name))
@@ -172,17 +158,8 @@ def job_name(request: JobRequest) -> str:
 # --- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _require_valid(request: JobRequest, form: _Form, name: str) -> None:
-    if not _NAME.fullmatch(name) or len(name) > form.longest_name:
-        raise UsageError(
-            f"--job-name {name!r} is not a valid Kubernetes name",
-            f"use lower case letters, digits and -, starting with a letter, at most {form.longest_name}",
-        )
-    if request.queue is not None and not _QUEUE.fullmatch(request.queue):
-        raise UsageError(
-            f"--queue {request.queue!r} is not the name of a Kueue LocalQueue",
-            "use lower case letters, digits and -, such as team-a",
-        )
+def _require_complete(request: JobRequest, form: _Form) -> None:
+    """Raise UsageError for missing sizes, and for options that the form does not take."""
     needs = (
         ("an image", request.container, "--container registry/image:tag (with numapin in it)"),
         ("its CPUs as a number", request.cpus_per_task, "--cpus-per-task N"),
@@ -195,7 +172,7 @@ def _require_valid(request: JobRequest, form: _Form, name: str) -> None:
         other = "; --machine FILE (numapin topo --save FILE) has CPUs and memory" if lacks_size else ""
         what, options = (_joined(words) for words in zip(*missing, strict=True))
         raise UsageError(f"a pod needs {what}{why}", f"give {options}{other}")
-    if not _IMAGE.fullmatch(in_registry(request.container or "") or ""):
+    if in_registry(request.container or "") is None:
         raise UsageError(
             f"--container {request.container!r} is not an image in a registry",
             "for example: --container registry/image:tag",
@@ -221,15 +198,11 @@ def warnings(request: JobRequest) -> tuple[str, ...]:
     """Return what to check, because the form, the driver or the network may need more than the manifest says."""
     pod, kind = request.pod, request.kind
     found = []
-    if kind is KubernetesKind.PYTORCHJOB and request.requeue and request.time_s:
-        found.append("a PyTorchJob is not restarted after --time: apply it again, or use --form job")
     if request.vendor is GpuVendor.INTEL and request.gpus_per_node and not pod.device_classes:
         driver = "is for GPUs with the driver i915; with the driver xe, write gpu.intel.com/xe instead"
         found.append(f"{DEVICES[GpuVendor.INTEL]} {driver}")
     if not pod.ipc_lock and any("rdma" in name for name, _ in pod.resources):
         found.append("RDMA devices without --ipc-lock: NCCL fails where the limit on locked memory is low")
-    if pod.gang and kind is KubernetesKind.PYTORCHJOB:
-        found.append("the training operator makes gangs only if it runs with --gang-scheduler-name")
     if pod.gang and kind is KubernetesKind.LEADERWORKERSET:
         found.append(
             "the LeaderWorkerSet controller makes gangs only if gangSchedulingManagement is in its configuration"
@@ -283,15 +256,14 @@ def _pod_values(request: JobRequest, form: _Form, name: str) -> dict[str, object
     amounts = {"cpu": request.cpus_per_task, "memory": f"{(request.memory_bytes or 0) >> 20}Mi"}
     if _num_gpus(request) and not options.device_classes:
         amounts[DEVICES[request.vendor]] = _num_gpus(request)
-    amounts |= {resource: int(text) if text.isdecimal() else text for resource, text in options.resources}
+    amounts |= {resource: int(text) if _WHOLE.fullmatch(text) else text for resource, text in options.resources}
     claims = {"claims": [{"name": _CLAIM}]} if options.device_classes else {}
     claim = {"name": _CLAIM, "resourceClaimTemplateName": f"{name}-{_CLAIM}"}
-    arguments = ["numapin", "run", *grace, *request.run_options, *shell.run_command(request)]
-    has_own_policy = kind in (KubernetesKind.LEADERWORKERSET, KubernetesKind.PYTORCHJOB)
+    arguments = ["numapin", "run", *grace, *request.run_options, *scripts.run_command(request)]
     return {
         "pod_metadata": without_none({"labels": labels or None, "annotations": annotations or None}),
         "subdomain": name if kind is KubernetesKind.JOB and request.nodes > 1 else None,
-        "restart_policy": None if has_own_policy else "Never",
+        "restart_policy": None if kind is KubernetesKind.LEADERWORKERSET else "Never",
         # The limit is the pod's, minus the time to save, which it gets between SIGTERM and SIGKILL: a Job's own limit
         # would include the time in which no host was free.
         "deadline_s": request.time_s and request.time_s - signal_s,
@@ -314,7 +286,7 @@ def _pod_values(request: JobRequest, form: _Form, name: str) -> dict[str, object
         "resource_claims": [claim] if options.device_classes else None,
         "container": form.container,
         "image": in_registry(request.container or ""),
-        "start": _unexpanded("\n".join([shell.OPEN_FILES, *exports, 'exec "$@"'])),
+        "start": _unexpanded("\n".join([scripts.OPEN_FILES, *exports, 'exec "$@"'])),
         "args": [_unexpanded(word) for word in arguments],
         "env": _environment(request, form, name),
         "env_from": [

@@ -11,6 +11,8 @@ import re
 from string import Template
 from typing import TYPE_CHECKING, Final
 
+from numapin.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -18,6 +20,7 @@ _SLOT: Final = re.compile(r"(?P<indent> *)(?P<head>(?:- )?[\w./-]+:|-) \$(?P<nam
 # Strings that need no quotes, except for these words, which YAML 1.1 readers take for other values.
 _PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _NOT_PLAIN: Final = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
+_NOT_TEXT: Final = re.compile("[\ud800-\udfff]")  # undecodable bytes of arguments are lone surrogates
 # Several lines of visible ASCII, none of them empty or ending in a space: a literal block holds them as they are.
 _BLOCK: Final = re.compile(r"(?! )[ -~]*[!-~](\n[ -~]*[!-~])+")
 
@@ -81,7 +84,9 @@ def _scalar(value: object) -> str:
 
 
 def _word(text: str) -> str:
-    """Return a string in one line, with quotes if a reader could misread it."""
+    """Return a string in one line, with quotes if a reader could misread it. Raises UsageError if it is not text."""
+    if _NOT_TEXT.search(text):
+        raise UsageError(f"{text!r} is not text that a manifest can contain", "write it in UTF-8")
     if _PLAIN.fullmatch(text) and text.lower() not in _NOT_PLAIN:
         return text
     return '"' + "".join(map(_escaped, text)) + '"'

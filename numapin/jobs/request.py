@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_NUMBER, MAX_RANKS
 from numapin.base.plural import counted
@@ -16,9 +16,6 @@ from numapin.errors import UsageError
 from numapin.jobs import image
 from numapin.jobs.pod_options import PodOptions
 from numapin.topology.model import GpuVendor
-
-if TYPE_CHECKING:
-    from numapin.jobs.slurm_options import Component
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}")
 _QUEUE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@/+-]{0,127}")
@@ -43,8 +40,6 @@ class KubernetesKind(StrEnum):
     JOBSET = "jobset"
     TRAINJOB = "trainjob"
     LEADERWORKERSET = "leaderworkerset"
-    PYTORCHJOB = "pytorchjob"
-    """Of Kubeflow's training operator, the predecessor of Kubeflow Trainer."""
 
 
 class Launch(StrEnum):
@@ -84,9 +79,7 @@ class JobRequest:
         kind: The kind of a Kubernetes job.
         sys_nice: Whether pods may set memory policies.
         pod: The user's additions to pods.
-        gpus_per_task: Whether Slurm gives each task a GPU that the others do not see.
         array: The indices of a Slurm job array. None: no array.
-        components: Further components of a heterogeneous Slurm job.
         vendor: The maker of the GPUs.
         tiles_per_gpu: The number of Intel's tiles, each a GPU for ranks, that a cluster counts as one GPU.
         engine: The engine's name on the command line, for hints.
@@ -116,24 +109,71 @@ class JobRequest:
     kind: KubernetesKind = KubernetesKind.JOB
     sys_nice: bool = True
     pod: PodOptions = PodOptions()
-    gpus_per_task: bool = False
     array: str | None = None
-    components: tuple[Component, ...] = ()
     vendor: GpuVendor = GpuVendor.NVIDIA
     tiles_per_gpu: int = 1
     engine: str = "slurm"
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without a cluster."""
-        self._check_numbers()
-        self._check_times()
-        self._check_names()
-        self._check_command()
-        self._check_slurm()
+        for option, number, least, most in (
+            ("--nodes", self.nodes, 1, _MAX_NODES),
+            ("--gpus-per-node", self.gpus_per_node, 0, MAX_GPUS),
+            ("--ranks-per-node", self.ranks_per_node, 0, MAX_RANKS),
+            ("--cpus-per-task", self.cpus_per_task, 1, MAX_CPUS),
+            ("--mem-per-node", self.memory_bytes, 1 << 20, MAX_NUMBER),
+        ):
+            hint = f"numapin job {self.engine} --help"
+            if number is not None and number < least:
+                raise UsageError(f"{option} is {number}; it must be at least {least}", hint)
+            if number is not None and number > most:
+                raise UsageError(f"{option} is {str(number)[:20]}; it must be at most {most}", hint)
+        if self.gpus_per_node and self.num_ranks > self.gpus_per_node:
+            raise UsageError(
+                f"--ranks-per-node {self.num_ranks} is more than the {counted(self.gpus_per_node, 'GPU')} of a host",
+                f"each rank needs its own GPU: --ranks-per-node {self.gpus_per_node}, or more --gpus-per-node",
+            )
+        self._check_signal()
+
+        characters = "letters, digits and _ . , : @ / + -"
+        for option, name, pattern, sample in (
+            ("--job-name", self.name or None, _NAME, "letters, digits and . _ + -, at most 63"),
+            ("--partition/--queue", self.queue, _QUEUE, f"{characters}, such as gpu"),
+            ("--account", self.account, _QUEUE, f"{characters}, such as physics"),
+            ("--container", self.container, _IMAGE, image.SAMPLE),
+        ):
+            if name is not None and not pattern.fullmatch(name):
+                raise UsageError(f"{option} {name!r} is not valid", f"use {sample}")
+        if self.container:
+            image.require_known(self.container)
+
+        script = self.command[0] if self.command else ""
+        if not script:
+            raise UsageError(
+                "there is no script to run", f"put it last: numapin job {self.engine} --nodes 2 train.py --lr 0.1"
+            )
+        if script.startswith("-"):
+            raise UsageError(f"the script's name {script!r} begins with a dash", f"write ./{script}")
+        for word in (*self.command, *self.options, *self.setup, self.hostfile or ""):
+            if _NOT_TEXT.search(word):
+                raise UsageError(f"{word!r} is not text that a script can contain (UTF-8)", "rename the file")
         if self.dataloader and self.form is Form.TASK:
             raise UsageError(
                 f"--dataloader {self.dataloader} with --form task: numapin exec does not change the script's loaders",
                 "use --form node, or numapin.DataLoader in the script",
+            )
+
+    def _check_signal(self) -> None:
+        if self.signal_s is None:
+            return
+        if not 1 <= self.signal_s <= 65535:
+            raise UsageError(f"--signal is {self.signal_s} seconds; it must be 1 to 65535", "for example: --signal 300")
+        if self.time_s is None:
+            raise UsageError("--signal requires --time", "for example: --time 24:00:00 --signal 300")
+        if self.signal_s >= self.time_s:
+            raise UsageError(
+                f"--signal {self.signal_s} is not less than --time: {self.time_s} seconds",
+                "give a longer --time, or a shorter --signal",
             )
 
     @property
@@ -152,11 +192,6 @@ class JobRequest:
         return None if self.cpus_per_task is None else self.cpus_per_task * self.tasks_per_node
 
     @property
-    def num_hosts(self) -> int:
-        """Return the number of hosts of all components."""
-        return self.nodes + sum(component.nodes for component in self.components)
-
-    @property
     def run_options(self) -> tuple[str, ...]:
         """Return the options of numapin run or exec, with --dataloader."""
         return (*self.options, f"--dataloader={self.dataloader}") if self.dataloader else self.options
@@ -165,111 +200,6 @@ class JobRequest:
     def job_name(self) -> str:
         """Return the given name, or one derived from the script's."""
         return self.name or name_of(self.command[0])
-
-    def _check_numbers(self) -> None:
-        self._require_between("--nodes", self.nodes, 1, _MAX_NODES)
-        self._require_between("--gpus-per-node", self.gpus_per_node, 0, MAX_GPUS)
-        self._require_between("--ranks-per-node", self.ranks_per_node, 0, MAX_RANKS)
-        self._require_between("--cpus-per-task", self.cpus_per_task, 1, MAX_CPUS)
-        self._require_between("--mem-per-node", self.memory_bytes, 1 << 20, MAX_NUMBER)
-        if self.gpus_per_node and self.num_ranks > self.gpus_per_node:
-            raise UsageError(
-                f"--ranks-per-node {self.num_ranks} is more than the {counted(self.gpus_per_node, 'GPU')} of a host",
-                f"each rank needs its own GPU: --ranks-per-node {self.gpus_per_node}, or more --gpus-per-node",
-            )
-
-    def _require_between(self, option: str, number: int | None, least: int, most: int) -> None:
-        """Raise UsageError for a number outside of the range. None is an option that was not given."""
-        if number is None:
-            return
-        hint = f"numapin job {self.engine} --help"
-        if number < least:
-            raise UsageError(f"{option} is {number}; it must be at least {least}", hint)
-        if number > most:
-            raise UsageError(f"{option} is {str(number)[:20]}; it must be at most {most}", hint)
-
-    def _check_times(self) -> None:
-        if self.signal_s is None:
-            return
-        if not 1 <= self.signal_s <= 65535:
-            raise UsageError(f"--signal is {self.signal_s} seconds; it must be 1 to 65535", "for example: --signal 300")
-        if self.time_s is None:
-            raise UsageError("--signal requires --time", "for example: --time 24:00:00 --signal 300")
-        if self.signal_s >= self.time_s:
-            raise UsageError(
-                f"--signal {self.signal_s} is not less than --time: {self.time_s} seconds",
-                "give a longer --time, or a shorter --signal",
-            )
-
-    def _check_names(self) -> None:
-        characters = "letters, digits and _ . , : @ / + -"
-        _require_match("--job-name", self.name or None, _NAME, "letters, digits and . _ + -, at most 63")
-        if self.engine != "kubernetes":  # names of Kueue's queues are checked in kubernetes.py, more strictly
-            _require_match("--partition/--queue", self.queue, _QUEUE, f"{characters}, such as gpu")
-        _require_match("--account", self.account, _QUEUE, f"{characters}, such as physics")
-        _require_match("--container", self.container, _IMAGE, image.SAMPLE)
-        if self.container:
-            image.require_known(self.container)
-
-    def _check_slurm(self) -> None:
-        """Raise UsageError for Slurm's own options where they cannot work."""
-        if self.gpus_per_task:
-            self._check_gpus_per_task()
-        if self.components:
-            self._check_components()
-
-    def _check_components(self) -> None:
-        if self.form is Form.TASK:
-            raise UsageError(
-                "--het with --form task: no variable of Slurm has the number of all components' tasks",
-                "use --form node, in which numapin run counts the ranks",
-            )
-        if self.array:
-            raise UsageError(f"--array {self.array} with --het: Slurm has no arrays of heterogeneous jobs", "use one")
-        if ":" in self.command:
-            raise UsageError(
-                "the argument ':' with --het: srun takes it for the end of a component", "pass it in another way"
-            )
-        for component in self.components:
-            self._require_between("--het nodes", component.nodes, 1, _MAX_NODES)
-            self._require_between("--het gpus-per-node", component.gpus_per_node, 0, MAX_GPUS)
-            self._require_between("--het cpus-per-task", component.cpus_per_task, 1, MAX_CPUS)
-
-    def _check_gpus_per_task(self) -> None:
-        if self.form is Form.NODE:
-            raise UsageError(
-                "--gpus-per-task with --form node: its only task on a host starts the ranks of all GPUs",
-                "use --form task",
-            )
-        if self.gpus_per_node == 0 or self.num_ranks != self.gpus_per_node:
-            raise UsageError(
-                f"--gpus-per-task gives each of the {counted(self.num_ranks, 'rank')} of a host one GPU, and "
-                f"--gpus-per-node is {self.gpus_per_node}",
-                "give as many --gpus-per-node as --ranks-per-node, or leave --gpus-per-task out",
-            )
-        if any(option.startswith("--gpus=") for option in self.options):
-            raise UsageError(
-                "--gpus-per-task with --gpus: a rank sees one GPU only, which Slurm has chosen", "leave --gpus out"
-            )
-
-    def _check_command(self) -> None:
-        """Raise UsageError if there is no script, or if a word cannot be written to a script."""
-        script = self.command[0] if self.command else ""
-        if not script:
-            raise UsageError(
-                "there is no script to run", f"put it last: numapin job {self.engine} --nodes 2 train.py --lr 0.1"
-            )
-        if script.startswith("-"):
-            raise UsageError(f"the script's name {script!r} begins with a dash", f"write ./{script}")
-        for word in (*self.command, *self.options, *self.setup, self.hostfile or ""):
-            if _NOT_TEXT.search(word):
-                raise UsageError(f"{word!r} is not text that a script can contain (UTF-8)", "rename the file")
-
-
-def _require_match(option: str, name: str | None, pattern: re.Pattern[str], sample: str) -> None:
-    """Raise UsageError for a name that does not match. None is an option that was not given."""
-    if name is not None and not pattern.fullmatch(name):
-        raise UsageError(f"{option} {name!r} is not valid", f"use {sample}")
 
 
 def name_of(script: str) -> str:

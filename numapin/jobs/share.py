@@ -1,7 +1,6 @@
-"""A job's share of a machine. Pure.
+"""A job's share of a machine, given the `Topology` of one of the cluster's hosts: GPUs, CPUs, memory. Pure.
 
-Comes in: the `Topology` of one of the cluster's hosts, and the number of its GPUs that the job takes. Goes out: a
-`Share`.
+The --gpus of Slurm, of other launchers and of people is a number of GPUs; ours lists them, as in `numapin run`.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ from numapin.errors import UsageError
 from numapin.topology.model import GpuVendor, NodeKind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numapin.jobs.request import JobRequest
     from numapin.topology.model import Topology
 
@@ -36,6 +37,45 @@ class Share:
                 "give fewer --ranks-per-node, or the number of CPUs yourself: --cpus-per-task",
             )
         return self.cores // tasks * self.threads_per_core
+
+
+def gpus_per_host(given: int | None, topology: Topology | None, *, named: Sequence[str] | None) -> int:
+    """Return the number of GPUs per host. Raises UsageError if it is unknown."""
+    if given is not None:
+        return given
+    if topology is not None:
+        return len(topology.vendor_gpus)
+    number = _only_number(named)
+    if number is not None:
+        raise UsageError(
+            f"the number of GPUs per host is unknown: --gpus {number} names one GPU, number {number}",
+            f"for {number} GPUs per host, give --gpus-per-node {number}",
+        )
+    raise UsageError(
+        "the number of GPUs per host is unknown",
+        "give --gpus-per-node N (0 for none), or --machine FILE (topo --save)",
+    )
+
+
+def require_gpu_per_rank(named: Sequence[str] | None, *, num_ranks: int) -> None:
+    """Raise UsageError if --gpus names too few GPUs for a host's ranks, because NCCL accepts no GPU twice."""
+    if named is None or len(named) >= num_ranks:
+        return
+    number = _only_number(named)
+    if number is not None:
+        raise UsageError(
+            f"--gpus {number} names one GPU, number {number}, for the {num_ranks} ranks of a host",
+            f"for {number} GPUs per host, give --gpus-per-node {number}; --gpus lists GPUs by number: --gpus 0,1",
+        )
+    raise UsageError(
+        f"--gpus {','.join(named)} names {counted(len(named), 'GPU')} for the {num_ranks} ranks of a host",
+        f"each rank needs its own GPU: --ranks-per-node {len(named)}, or name more GPUs",
+    )
+
+
+def _only_number(named: Sequence[str] | None) -> str | None:
+    """Return the value of --gpus if it is one number, which may have been meant as a number of GPUs."""
+    return named[0] if named and len(named) == 1 and named[0].isdecimal() else None
 
 
 def share_of(topology: Topology, *, gpus: int, smt: bool, spare_cores_per_node: int = 0) -> Share:

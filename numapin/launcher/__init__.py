@@ -23,5 +23,4 @@
     init.py          EDGE  process 1 of a container
     lost_gpus.py     PURE  GPUs of the plan that the machine no longer shows
     preload.py       EDGE  hook into unmodified scripts through their environment
-    sitehook/              the sitecustomize.py that Python then imports
 """

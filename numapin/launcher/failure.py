@@ -1,7 +1,7 @@
 """The account of a job whose ranks failed: how each ended, which was the first, and what probably ended it. Pure.
 
 It states only what is established. A rank's error file has the format of torch's @record, and maybe facts of our own
-hook (`rank/errorhook`); a text may have been written by any version of Python and torch.
+hook (`rank/hook`); a text may have been written by any version of Python and torch.
 """
 
 from __future__ import annotations

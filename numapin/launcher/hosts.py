@@ -258,7 +258,7 @@ class SeveralHosts:
             raise NotMet("the ranks of another host have succeeded, so it cannot take part in a restart", _SEE_OTHERS)
 
     def succeeded(self, alarm: Alarm) -> None:
-        """Wait until the ranks of all hosts have ended, as torch's agent does: the first host serves the store.
+        """Wait until the ranks of all hosts have ended, as torchrun does: the first host serves the store.
 
         If another host restarts its ranks, it waits in vain for this one: close the rendezvous, which ends that wait.
         In other rendezvous than c10d, a host may be able to restart its ranks alone, so nothing is noted there.

@@ -1,7 +1,7 @@
 """Environment variables that bring `numapin run --dataloader numapin`, `trace` and `compare` into the ranks. Edge.
 
 Comes in: the launcher's environment and the command that each rank becomes. Goes out: the variables that make Python
-run `sitehook/sitecustomize.py` before the program, or the reason why that cannot work.
+run `rank/hook/sitecustomize.py` before the program, or the reason why that cannot work.
 
 Processes that a rank starts inherit the variables on purpose: they run on the rank's CPUs and memory anyway, and the
 hook thus reaches children of torch.multiprocessing, spawned workers, and the Python behind a wrapper such as
@@ -16,6 +16,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from numapin.rank.hook_env import HOOK, with_hook
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -25,8 +27,6 @@ TRACE_VARIABLE: Final = "NUMAPIN_TRACE"
 STEPS_VARIABLE: Final = "NUMAPIN_STEPS"
 REMEDY: Final = "put into the script: from numapin.data.install import install; install()"
 TRACE_REMEDY: Final = "use torch.profiler in the script, and read its trace with: numapin trace --read FILE"
-ROLES_REMEDY: Final = "start the script without that option of Python's"
-_FOLDER: Final = str(Path(__file__).resolve().parent / "sitehook")
 _OFF: Final = {VARIABLE: "torch", TRACE_VARIABLE: ""}
 # A word of options: flags, then optionally one that takes the rest of the word, or the next word, as its value.
 _OPTIONS: Final = re.compile(r"-(?P<flags>[^-cmWX]*)(?P<last>[cmWX]?)(?P<value>.*)", re.DOTALL)
@@ -42,37 +42,23 @@ def environment(choice: str, environ: Mapping[str, str], *, trace: str = "") -> 
     wanted = {VARIABLE: choice, TRACE_VARIABLE: trace}
     changes = {name: value for name, value in wanted.items() if value != _OFF[name] or name in environ}
     if wanted != _OFF:
-        changes["PYTHONPATH"] = _with_hook(environ.get("PYTHONPATH", ""))
+        changes["PYTHONPATH"] = with_hook(environ.get("PYTHONPATH", ""))
     return changes
 
 
 def steps_environment(settings: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that let any launcher's ranks count their steps, as `settings` say."""
-    return {STEPS_VARIABLE: settings, "PYTHONPATH": _with_hook(environ.get("PYTHONPATH", ""))}
-
-
-def _with_hook(path: str) -> str:
-    """Return a PYTHONPATH that begins with our folder."""
-    if not path:
-        return _FOLDER  # "FOLDER:" would add the current folder
-    entries = (entry for entry in path.split(os.pathsep) if entry != _FOLDER)
-    return os.pathsep.join((_FOLDER, *entries))
+    return {STEPS_VARIABLE: settings, "PYTHONPATH": with_hook(environ.get("PYTHONPATH", ""))}
 
 
 def refusal(command: Sequence[str]) -> str | None:
     """Return why the hook cannot run in this command, None if it can or if that is unknown."""
-    if os.pathsep in _FOLDER:
-        return f"PYTHONPATH cannot name {_FOLDER}, because it contains {os.pathsep!r}"
+    if os.pathsep in HOOK:
+        return f"PYTHONPATH cannot name {HOOK}, because it contains {os.pathsep!r}"
     if not is_python(command):
         return None
     refusing = next((flag for flag in _flags(command[1:]) if flag in _REFUSING), None)
     return f"{command[0]} -{refusing} {_REFUSING[refusing]}" if refusing else None
-
-
-def roles_refusal(command: Sequence[str]) -> str | None:
-    """Return what `--cores-for` cannot reach in this command, and why; None if it can, or if that is unknown."""
-    reason = refusal(command)
-    return f"--cores-for reaches the main thread and numapin's own DataLoader only: {reason}" if reason else None
 
 
 def is_python(command: Sequence[str]) -> bool:

@@ -32,6 +32,7 @@ _LISTEN_HINTS: Final = {errno.EADDRNOTAVAIL: _OWN_ADDRESS, errno.EADDRINUSE: "ch
 _BACKLOG: Final = 2048  # as in torch's own store: all ranks connect at the same moment
 _PART_BYTES: Final = 1 << 18
 _PAUSE_S: Final = 0.1
+_HINT: Final = "hint: let torch serve it: numapin run --rdzv-backend static --rdzv-endpoint localhost:29500"
 _FULL: Final = (errno.EMFILE, errno.ENFILE)
 
 
@@ -102,7 +103,7 @@ def _serve(listening: socket.socket, end: socket.socket, peers: LocalPeers | Non
                     server.attend(connection)  # type: ignore[arg-type] # all of them are sockets
                 server.end_pause()
         except Exception as error:
-            say(f"the ranks' store has failed: {error!r}; hint: numapin run --launcher agent")
+            say(f"the ranks' store has failed: {error!r}; {_HINT}")
             raise
         finally:
             server.close()
@@ -191,10 +192,7 @@ class _StoreServer:
         is_allowed = user in (0, os.geteuid())
         if not is_allowed and user is not None and not self._has_told_user:
             self._has_told_user = True
-            say(
-                f"the ranks' store refused a connection of user {user}; "
-                "hint: if a rank runs as that user: numapin run --launcher agent"
-            )
+            say(f"the ranks' store refused a connection of user {user}; if a rank runs as that user, {_HINT}")
         return is_allowed
 
     def _tell_full(self, error: OSError) -> None:
@@ -230,7 +228,7 @@ class _StoreServer:
             return
         self._has_told = True
         if refusal.is_unknown:
-            say(f"a program asked the ranks' store for {refusal}; hint: numapin run --launcher agent")
+            say(f"a program asked the ranks' store for {refusal}; {_HINT}")
         else:
             say(f"the ranks' store closed a connection: {refusal}")
 

@@ -1,7 +1,7 @@
 """A last look at a failed job before its ranks are ended: where each one is, and how full /dev/shm is. Edge.
 
 Each Python below the launcher has a file in memory into which a signal makes it write its stack; see
-`rank/errorhook/numapin_recorder.py`. A rank that does not answer in time, or that blocks the signal, has no stack in
+`rank/hook/numapin_hook_errors.py`. A rank that does not answer in time, or that blocks the signal, has no stack in
 the report.
 """
 

@@ -56,7 +56,6 @@ class RunningJob:
         gone: Ranks whose recorded process has ended or is on another host. Other processes may have their ids now.
         owner: The user of the run's folder. None: there is no folder.
         starts: The start time of each rank's process, as far as it was recorded; in clock ticks since boot.
-        gpus: The names of the GPUs of a rank's process, if it recorded them, as processes below `exec --children` do.
         bound: All processes that have bound themselves and still run; several may use the GPU of a rank.
     """
 
@@ -67,7 +66,6 @@ class RunningJob:
     gone: frozenset[int] = frozenset()
     owner: int | None = None
     starts: Mapping[int, int | None] = field(default_factory=dict)
-    gpus: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     bound: frozenset[int] = frozenset()
 
 
@@ -135,7 +133,6 @@ def read_run(folder: Path) -> RunningJob:
         gone=frozenset(rank for rank, record in latest.items() if not record.is_running()),
         owner=owner,
         starts={rank: record.start for rank, record in latest.items()},
-        gpus={rank: record.gpus for rank, record in latest.items()},
         bound=frozenset(record.pid for record in records.values() if record.is_running()),
     )
 

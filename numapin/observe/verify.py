@@ -19,7 +19,7 @@ from numapin.system.nccl import IGNORE, MENDED
 from numapin.system.refusals import SYS_NICE
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from numapin.observe.model import NcclLibrary, Observed, ObservedRank, Policy, Process, Thread
     from numapin.plan.model import Plan, RankPlan
@@ -59,8 +59,7 @@ _OF_NCCL: Final = ("NCCL", "pt_nccl")
 def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str, object]], run: str) -> VerifyReport:
     """Compare every observed rank with its part of the plan.
 
-    1. Every thread of a rank and its descendants may use planned CPUs only. If roles have CPUs of their own, it may
-       use those of one role only: the main thread those of `main`, a worker those of `loader`.
+    1. Every thread of a rank and its descendants may use planned CPUs only.
     2. The main threads of the rank and of its DataLoader workers may use all of these CPUs. A library may pin other
        threads to some of them, but not more threads of several ranks than there are CPUs.
     3. On a machine with one node, all memory is local.
@@ -89,7 +88,6 @@ def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str,
             again = f"numapin attach --pid {rank.pid}" if record is None else f"numapin attach --job {run}"
             findings = (
                 *_threads(own, rank, off, plan.bind, record, again=again),
-                *_roles(own, rank),
                 *of_nccl,
                 *_memory(own, rank, observed.nodes, record, again=again),
             )
@@ -138,24 +136,22 @@ def off_plan(plan: Plan, ranks: Iterable[ObservedRank], *, bound: Collection[int
     threads of theirs. Another launcher may have given its ranks fewer CPUs on purpose, if these are not the same ones;
     then the workers must have those of their rank. With `--bind none` programs may bind themselves.
     """
-    planned = {rank.local_rank: rank for rank in plan.ranks}
+    planned = {rank.local_rank: rank.cpus for rank in plan.ranks}
     found: dict[int, OffPlan] = {}
     pinned: dict[CpuSet, list[tuple[int, _Found]]] = {}
     for rank in ranks:
         number, is_bound = rank.local_rank, rank.local_rank in bound
         found[number] = off = OffPlan([], [], [])
-        main = main_thread(rank)
+        main, allowed = main_thread(rank), planned[number]
+        if not is_bound and rank.cpuset:  # its launcher could not give it more
+            allowed &= rank.cpuset
         for process, thread in rank.threads:
-            allowed = _planned(planned[number], process, thread)
-            if not any(thread.cpus <= cpus for cpus in allowed):
+            if not thread.cpus <= planned[number]:
                 off.outside.append((process, thread))
                 continue
-            if not is_bound and rank.cpuset:  # its launcher could not give it more
-                allowed = [cpus & rank.cpuset for cpus in allowed]
-            has_fewer = any(thread.cpus < cpus for cpus in allowed) and thread.cpus not in allowed
-            if not has_fewer or plan.bind is Bind.NONE or process.role is Role.OTHER:
+            if not thread.cpus < allowed or plan.bind is Bind.NONE or process.role is Role.OTHER:
                 continue
-            needed = allowed[0]
+            needed = allowed
             if main is not None and not is_bound and not process.openmp:  # what another launcher gave it
                 needed = main.cpus
             if thread.tid == process.pid and thread.cpus < needed:
@@ -174,18 +170,6 @@ def off_plan(plan: Plan, ranks: Iterable[ObservedRank], *, bound: Collection[int
 def main_thread(rank: ObservedRank) -> Thread | None:
     """Return the main thread of a rank's own process; None if it has ended."""
     return next((thread for _, thread in rank.threads if thread.tid == rank.pid), None)
-
-
-def _planned(plan: RankPlan, process: Process, thread: Thread) -> Sequence[CpuSet]:
-    """Return the sets of CPUs, in one of which a thread must be. Threads do not say which role they have."""
-    if plan.roles is None:
-        return (plan.cpus,)
-    if process.role is Role.WORKER:
-        return (plan.worker_cpus,)
-    if process.role is Role.RANK and thread.tid == process.pid:
-        return (plan.main_cpus,)
-    of_rank = (plan.main_cpus, plan.roles.optimizer or plan.main_cpus)
-    return of_rank if process.role is Role.RANK else (*of_rank, plan.worker_cpus)
 
 
 def elsewhere(plan: RankPlan, by_node: Mapping[int, int]) -> dict[int, int]:
@@ -210,11 +194,11 @@ def _threads(
         yield from (_moved(plan, group, again) for group in _alike(outside))
 
     # Workers that inherited the main thread's CPUs are in its finding. A worker_init_fn may give each CPUs of its own.
-    groups: dict[tuple[bool, CpuSet], list[_Found]] = {}
+    groups: dict[bool, list[_Found]] = {}
     for process, thread in squeezed:
         is_as_main = main is not None and thread.cpus == main.cpus
-        groups.setdefault((is_as_main, _planned(plan, process, thread)[0]), []).append((process, thread))
-    for (_, planned), group in groups.items():
+        groups.setdefault(is_as_main, []).append((process, thread))
+    for group in groups.values():
         masks = list(dict.fromkeys(str(thread.cpus) for _, thread in group))
         shown = " or ".join([*masks[:_MOST_MASKS], *(["others"] if len(masks) > _MOST_MASKS else [])])
         num_workers = sum(process.role is Role.WORKER for process, _ in group)
@@ -223,7 +207,7 @@ def _threads(
             whose.append(counted(num_workers, str(Role.WORKER)))
         yield VerifyFinding(
             severity=VerifySeverity.ERROR,
-            what=f"{' and '.join(whose)} may run on CPUs {shown} only; planned: {planned}",
+            what=f"{' and '.join(whose)} may run on CPUs {shown} only; planned: {plan.cpus}",
             where=_where_threads(group),
             remedy=_squeeze_remedy(plan, rank, group, bind, applied, again=again),
         )
@@ -239,7 +223,7 @@ def _threads(
             remedy=_squeeze_remedy(plan, rank, own, bind, applied, again=again),
         )
 
-    planned = plan.main_cpus if rank.cpuset is None else plan.main_cpus & rank.cpuset
+    planned = plan.cpus if rank.cpuset is None else plan.cpus & rank.cpuset
     is_reported = any(thread is main for _, thread in (*squeezed, *stacked))
     if applied is None and main is not None and main.cpus < planned and not is_reported:
         yield VerifyFinding(
@@ -262,10 +246,9 @@ def _moved(plan: RankPlan, group: list[_Found], again: str) -> VerifyFinding:
     """Return the finding for threads of one name and process that may run on the same CPUs outside the plan."""
     process, thread = group[0]
     threads = f"{counted(len(group), 'thread')} {thread.name!r}"
-    planned = " or ".join(dict.fromkeys(map(str, _planned(plan, process, thread))))
     return VerifyFinding(
         severity=VerifySeverity.ERROR,
-        what=f"{threads} of the {process.role} may run on CPUs {thread.cpus}; planned: {planned}",
+        what=f"{threads} of the {process.role} may run on CPUs {thread.cpus}; planned: {plan.cpus}",
         where=_where_threads(group),
         remedy=_remedy(process, thread, again),
     )
@@ -281,16 +264,6 @@ def _unbound(plan: RankPlan, rank: ObservedRank, found: list[_Found], again: str
         where=_where_threads(found),
         remedy=f"{_RESTART}; to bind the running rank: {again}",
     )
-
-
-def _roles(plan: RankPlan, rank: ObservedRank) -> Iterator[VerifyFinding]:
-    """Note how many threads are on the CPUs of each role."""
-    if plan.roles is None:
-        return
-    masks = [thread.cpus for _, thread in rank.threads]
-    on = {name: sum(mask <= cpus for mask in masks) for name, cpus in plan.roles.by_name.items()}
-    numbers = ", ".join(f"{name} {number}" for name, number in on.items())
-    yield _note(f"threads by role: {numbers} (CPUs {plan.roles})", rank)
 
 
 def _where_threads(found: list[_Found]) -> str:
@@ -344,7 +317,7 @@ def _squeeze_remedy(
     if bind in _WIDER and any(each.nccl is not None and each.nccl.narrows for each in rank.processes):
         return f"NCCL narrowed it to the CPUs of the GPU's node: install NCCL {MENDED} or newer; see: numapin doctor"
     remedy = "the program, or a library that it uses, called sched_setaffinity: remove that call"
-    return remedy if plan.roles else f"{remedy}; to give the CPUs back now: {again} --widen"
+    return f"{remedy}; to give the CPUs back now: {again} --widen"
 
 
 def _nccl(process: Process, nccl: NcclLibrary, bind: Bind) -> VerifyFinding:

@@ -9,6 +9,5 @@ Comes in: a `Topology` and a `Request`. Goes out: a `Plan`, with a reason for ev
     make.py     PURE  make_plan: the stage itself, step by step
     usable.py   PURE  the usable part of a machine, indexed for planning
     gpus.py     PURE  the GPU of each rank, and the environment that shows CUDA the GPUs of --gpus
-    roles.py    PURE  the cores of each role of a rank's threads
     nics.py     PURE  the variables that name each rank's NIC to UCX and NVSHMEM
 """

@@ -22,7 +22,6 @@ from numapin.errors import PlanError, UsageError
 from numapin.plan.gpus import rank_gpus
 from numapin.plan.model import GpuRef, Plan, RankPlan
 from numapin.plan.request import Bind, Memory
-from numapin.plan.roles import give_roles
 from numapin.plan.usable import UsableMachine
 from numapin.topology.address import pci_order
 from numapin.topology.model import NodeKind
@@ -31,7 +30,6 @@ from numapin.topology.vendors import support_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from numapin.plan.model import RoleCpus
     from numapin.plan.request import Request
     from numapin.topology.model import Core, Gpu, Node, Topology
 
@@ -46,8 +44,7 @@ def make_plan(topology: Topology, request: Request) -> Plan:
     5. Ranks of one pool share it, or split it by whole cores (`exclusive`, `cpus_per_rank`), in the order of their
        GPUs' PCI addresses, so that renumbering GPUs moves no CPUs. Of several nodes, a rank's own comes first. Fast
        cores are taken first, evenly.
-    6. A rank's thread count is its part of the physical cores of its pool. With `cores_for`, the loader's workers and
-       the optimizer's threads get cores of their own, and the main thread the others (`plan/roles.py`).
+    6. A rank's thread count is its part of the physical cores of its pool.
     7. Its memory is on its GPU's node (the package's nodes for `socket`), or on the nearest node with allowed memory.
        Where nodes of GPU memory exist, pages stay on nodes with CPUs.
     8. Its NICs are the nearest of its GPU (`Topology.nearest_nics`).
@@ -60,8 +57,7 @@ def make_plan(topology: Topology, request: Request) -> Plan:
         What each rank gets, with reasons and warnings. The same arguments always give the same plan.
 
     Raises:
-        PlanError: No CPU is left, exclusive ranks outnumber the cores, or `cores_for` leaves no core for a rank's main
-            thread.
+        PlanError: No CPU is left, or exclusive ranks outnumber the cores.
         UsageError: The request names a CPU, node or GPU that does not exist.
 
     Example:
@@ -82,8 +78,6 @@ def plan_and_rank_warnings(topology: Topology, request: Request) -> tuple[Plan, 
     drafts = assign_gpus(machine, request)  # 2
     assign_pools(machine, request, drafts)  # 3, 4
     assign_cpus(machine, request, drafts)  # 5, 6
-    if request.cores_for is not None:
-        give_roles(machine, request.cores_for, sorted(drafts, key=_seat_order))
     nearest_nics = topology.nearest_nics
     for draft in drafts:
         add_doubts(topology, request, draft)
@@ -111,7 +105,6 @@ def plan_and_rank_warnings(topology: Topology, request: Request) -> tuple[Plan, 
                 nics=None if nics is None else nics.names,
                 nics_reason=None if nics is None else nics.reason,
                 nic_env=() if nics is None else request.nic_env,
-                roles=draft.roles,
             )
         )
     of_ranks = _rank_warnings(ranks, drafts)
@@ -142,7 +135,6 @@ class Draft:
     pool: CpuSet = CpuSet()
     cpus: CpuSet = CpuSet()
     num_threads: int = 1
-    roles: RoleCpus | None = None
     memory: Memory = Memory.NONE
     nodes: CpuSet = CpuSet()
     within: CpuSet | None = None

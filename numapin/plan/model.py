@@ -4,12 +4,12 @@ Comes in: the decisions of `make_plan`, or JSON. Goes out: `Plan`, one `RankPlan
 (numapin.plan/1).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, Self
 
 from numapin.base.bounds import MAX_RANKS
 from numapin.base.cpu_set import CpuSet
-from numapin.base.notebook import drawing
 from numapin.base.plural import counted
 from numapin.base.printable import printable_lines
 from numapin.base.records import AtMost, Texts, read_record, to_json
@@ -35,32 +35,6 @@ class GpuRef:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoleCpus:
-    """The CPUs of each role of a rank's threads.
-
-    Attributes:
-        main: The CPUs of the main thread and of threads that it starts, such as NCCL's.
-        loader: The CPUs of DataLoader workers. None: they use the main thread's.
-        optimizer: The CPUs of the threads that torch's CPU operators start, such as those of an optimizer on the CPU.
-            None: they use the main thread's.
-    """
-
-    main: CpuSet
-    loader: CpuSet | None
-    optimizer: CpuSet | None
-
-    @property
-    def by_name(self) -> dict[str, CpuSet]:
-        """The CPUs of each role that has some, by its name."""
-        named = {"main": self.main, "optimizer": self.optimizer, "loader": self.loader}
-        return {name: cpus for name, cpus in named.items() if cpus}
-
-    def __str__(self) -> str:
-        """Return text such as "main=0-1 loader=6-7", which the rank's program reads."""
-        return " ".join(f"{name}={cpus}" for name, cpus in self.by_name.items())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
     """The CPUs and the memory of one rank.
 
@@ -79,7 +53,7 @@ class RankPlan:
         nics: The RDMA NICs that are nearest to its GPU, its own first. None: none is known.
         nics_reason: Why its first NIC is its own.
         nic_env: The libraries to which variables name its first NIC. None: the plan is older than this field.
-        roles: The CPUs of each role of its threads; together, they are `cpus`. None: no role has CPUs of its own.
+        roles: None, unless the plan was read from a file of an older version, which divided `cpus` by role.
     """
 
     local_rank: int
@@ -95,17 +69,7 @@ class RankPlan:
     nics: Texts | None = None
     nics_reason: str | None = None
     nic_env: Annotated[tuple[NicLibrary, ...], AtMost(len(NicLibrary))] | None = ()
-    roles: RoleCpus | None = None
-
-    @property
-    def main_cpus(self) -> CpuSet:
-        """The CPUs of its main thread and of the threads that this starts."""
-        return self.cpus if self.roles is None else self.roles.main
-
-    @property
-    def worker_cpus(self) -> CpuSet:
-        """The CPUs of its DataLoader workers."""
-        return self.main_cpus if self.roles is None else self.roles.loader or self.roles.main
+    roles: Mapping[str, object] | None = None
 
     @property
     def kernel_policy(self) -> tuple[Memory, CpuSet]:
@@ -119,8 +83,7 @@ class RankPlan:
         policy = self.memory if self.memory in (Memory.NONE, Memory.LOCAL) else f"{self.memory} {self.nodes}"
         threads = counted(self.num_threads, "thread")
         less = "" if self.exact else " (not exact)"
-        cpus = str(self.cpus) if self.roles is None else f"{self.cpus} ({self.roles})"
-        return f"rank {self.local_rank}: {gpu}, {node}, CPUs {cpus}, memory {policy}, {threads}{less}"
+        return f"rank {self.local_rank}: {gpu}, {node}, CPUs {self.cpus}, memory {policy}, {threads}{less}"
 
     def require_exact(self, *, see: str = "numapin plan") -> None:
         """Raise an error unless the rank gets what was requested, as `--strict` does.
@@ -181,10 +144,6 @@ class Plan:
         """Return the modes and a line per rank; the reasons are in `ranks`."""
         head = f"{counted(len(self.ranks), 'rank')}, bind {self.bind}, memory {self.memory}"
         return printable_lines("\n".join((head, *(f"  {rank}" for rank in self.ranks))))
-
-    def _repr_html_(self) -> str | None:
-        """Return the table that a notebook shows."""
-        return drawing("page", "plan_html", self)
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.plan/1)."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numapin.plan.model import Plan, RankPlan
 
-_OURS: Final = "NUMAPIN_NIC_ENV"
+OURS: Final = "NUMAPIN_NIC_ENV"
 """The names of the other variables, joined by colons. What a rank starts inherits them, and may replace them."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 _VARIABLES: Final = {
@@ -59,7 +59,7 @@ def nic_variables(rank: RankPlan) -> dict[str, str]:
 def exported(rank: RankPlan) -> dict[str, str]:
     """Return the variables of a rank's process: those of `nic_variables`, and one that says that they are ours."""
     variables = nic_variables(rank)
-    return {**variables, _OURS: ":".join(variables)} if variables else {}
+    return {**variables, OURS: ":".join(variables)} if variables else {}
 
 
 def with_users_nics(plan: Plan, environ: Mapping[str, str]) -> Plan:
@@ -72,7 +72,7 @@ def without_users(
     ranks: Iterable[RankPlan], environ: Mapping[str, str]
 ) -> tuple[tuple[RankPlan, ...], tuple[str, ...]]:
     """Return the ranks without libraries for which the user has chosen other NICs, and a message about each choice."""
-    ours = environ.get(_OURS, "").split(":")
+    ours = environ.get(OURS, "").split(":")
     chosen = {name: value for name, value in environ.items() if name not in ours}
     ranks_by_variable: dict[str, list[int]] = {}
     left = []

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from operator import index
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from numapin.base.bounds import MAX_CPUS, MAX_RANKS
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 
 class Bind(StrEnum):
@@ -66,27 +66,6 @@ class MemoryChoice(NamedTuple):
         return self.memory + ("" if self.memory_nodes is None else f"={self.memory_nodes}")
 
 
-class CoresFor(NamedTuple):
-    """The number of cores that each role of a rank's threads gets for itself; 0: it uses the main thread's."""
-
-    loader: int = 0
-    optimizer: int = 0
-
-    @property
-    def total(self) -> int:
-        """The cores of all roles."""
-        return sum(self)
-
-    @property
-    def in_words(self) -> str:
-        """The roles that have cores, with their numbers."""
-        return ", ".join(f"{number} for the {role}" for role, number in self._asdict().items() if number)
-
-    def __str__(self) -> str:
-        """Return the text that `parse_cores_for` reads."""
-        return ",".join(f"{role}={number}" for role, number in self._asdict().items() if number)
-
-
 @dataclass(frozen=True, slots=True, init=False)
 class Request:
     """The options that a plan is made for.
@@ -104,8 +83,6 @@ class Request:
         rank_gpus: The index of each rank's GPU, once it is known; overrides `gpus`. An index of None stands for
             an unknown GPU.
         nic_env: The libraries to which variables name each rank's nearest NIC, such as ("ucx", "nvshmem").
-        cores_for: The cores within a rank's CPUs that DataLoader workers and the threads of CPU optimizers get for
-            themselves, such as "loader=2,optimizer=4". None: all threads share the rank's CPUs.
 
     Raises:
         UsageError: A word is none of the choices, a number or a list is not one or is out of range, or two options
@@ -129,7 +106,6 @@ class Request:
     gpus: tuple[str, ...] | None
     rank_gpus: tuple[int | None, ...] | None
     nic_env: tuple[NicLibrary, ...]
-    cores_for: CoresFor | None
 
     # Written by hand, because the arguments have wider types than the attributes.
     def __init__(
@@ -145,7 +121,6 @@ class Request:
         gpus: Sequence[str | int] | str | None = None,
         rank_gpus: Sequence[int | None] | None = None,
         nic_env: Iterable[NicLibrary | str] | str = (),
-        cores_for: CoresFor | str | None = None,
     ) -> None:
         put = partial(object.__setattr__, self)  # the class is frozen
         put("bind", _chosen("--bind", Bind, bind))
@@ -159,23 +134,16 @@ class Request:
         put("rank_gpus", None if rank_gpus is None else _indices(rank_gpus))
         libraries = nic_env.split(",") if isinstance(nic_env, str) else nic_env
         put("nic_env", tuple(dict.fromkeys(_chosen("--nic-env", NicLibrary, word) for word in libraries)))
-        put("cores_for", _cores_for(cores_for))
         self._check()
 
     def _check(self) -> None:
         """Check the request as far as that is possible without a machine. Raises UsageError."""
         _require_in_range("--nproc-per-node", self.num_ranks, MAX_RANKS)
         _require_in_range("--cpus-per-rank", self.cpus_per_rank, MAX_CPUS)
-        if self.bind is Bind.NONE:
-            self._require_no_cpus()
+        if self.bind is Bind.NONE and self.cpus_per_rank is not None:
+            raise UsageError("--cpus-per-rank with --bind none binds nothing", "choose a mode, such as: --bind node")
         if self.memory_nodes is not None and self.policy in (Memory.NONE, Memory.LOCAL):
             raise UsageError(f"--memory {self.policy} takes no nodes", "name them with bind, preferred or interleave")
-
-    def _require_no_cpus(self) -> None:
-        """Raise UsageError for an option that only a mode that binds can follow."""
-        for option, value in (("--cpus-per-rank", self.cpus_per_rank), ("--cores-for", self.cores_for)):
-            if value is not None:
-                raise UsageError(f"{option} with --bind none binds nothing", "choose a mode, such as: --bind node")
 
     @property
     def policy(self) -> Memory:
@@ -202,36 +170,6 @@ def parse_nic_env(text: str) -> tuple[NicLibrary, ...]:
     return tuple(dict.fromkeys(_one_of(NicLibrary, word.strip()) for word in text.split(",")))
 
 
-def parse_cores_for(text: str) -> CoresFor:
-    """Parse the cores of roles: loader=2,optimizer=4. Raises ValueError."""
-    cores: dict[str, int] = {}
-    for item in text.split(","):
-        role, _, number = (part.strip() for part in item.partition("="))
-        _require_new_role(role, cores)
-        cores[role] = _num_cores(role, number)
-    return CoresFor(**cores)
-
-
-def _require_new_role(role: str, given: Container[str]) -> None:
-    if role not in CoresFor._fields:
-        raise ValueError(f"{role!r} is not one of {', '.join(CoresFor._fields)}; {_CORES_FORM}")
-    if role in given:
-        raise ValueError(f"{role} is given twice; {_CORES_FORM}")
-
-
-def _num_cores(role: str, text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
-        raise ValueError(f"{role}: {text[:20]!r} is not a number of cores; {_CORES_FORM}")
-    number = int(text)
-    if not 1 <= number <= MAX_CPUS:
-        raise ValueError(f"{role}={number}: a role gets 1 to {MAX_CPUS} cores; leave out a role that gets none")
-    return number
-
-
-_CORES_FORM: Final = "write e.g. loader=2,optimizer=4"
-_MAX_DIGITS: Final = 9
-
-
 def parse_gpus(text: str) -> tuple[str, ...]:
     """Parse a list of GPUs: indices, UUIDs or PCI addresses. Raises ValueError for an empty entry."""
     keys = tuple(key.strip() for key in text.split(","))
@@ -246,16 +184,6 @@ def _numbers(option: str, members: Collection[int] | str) -> CpuSet:
         return CpuSet.parse(members) if isinstance(members, str) else CpuSet(map(index, members))
     except (TypeError, ValueError) as error:
         raise UsageError(f"{option}: {error}", "write a list such as 0-3,8, or a set of numbers") from None
-
-
-def _cores_for(cores: CoresFor | str | None) -> CoresFor | None:
-    """Return the cores of roles. Raises UsageError."""
-    if cores is None:
-        return None
-    try:
-        return parse_cores_for(str(cores))  # one that was made by hand is checked, too
-    except ValueError as error:
-        raise UsageError(f"--cores-for: {error}", "numapin run --help") from None
 
 
 def _gpu_names(gpus: Sequence[str | int] | str) -> tuple[str, ...]:

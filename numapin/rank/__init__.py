@@ -11,7 +11,6 @@ Comes in: the rank's slice of the plan, from its environment. Goes out: the user
     outer.py       EDGE  the note for an `exec --children` above
     signals.py     EDGE  SIGUSR1 and SIGUSR2 from the launcher to the ranks
     handover.py    EDGE  the plan in the run folder, each rank's slice in its environment, one record per rank
-    roles.py       EDGE  the CPUs of roles, in the environment of the rank's program
-    rolehook/            the sitecustomize.py that puts OpenMP's threads and DataLoader workers there
-    errorhook/           the sitecustomize.py that records the exception that ends a rank
+    hook_env.py    EDGE  the folder of the hook on PYTHONPATH
+    hook/                the sitecustomize.py of Pythons below numapin: errors, and what waits for torch
 """

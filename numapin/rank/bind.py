@@ -34,10 +34,6 @@ if TYPE_CHECKING:
             """The CPUs."""
 
         @property
-        def main_cpus(self) -> frozenset[int]:
-            """Those of the main thread."""
-
-        @property
         def memory(self) -> str:
             """The memory policy."""
 
@@ -102,15 +98,11 @@ class Applied:
 def apply(rank: Bindable) -> Applied:
     """Bind this thread, and all threads it starts later, to the rank's CPUs and memory; then read the binding back.
 
-    If roles have CPUs of their own, these are the CPUs of the main thread.
-
     Call it before this thread starts others: Linux binds threads, not processes. Refusals by the kernel are not raised;
     they are in `shortfalls`.
     """
     policy = _kernel_policy(rank.memory, rank.nodes, rank.within)
     shortfalls = (*_bind_cpus(rank.cpus), *_bind_memory(*policy, first=rank.node))
-    if rank.main_cpus != rank.cpus:  # those of other roles have been tried with the others
-        shortfalls = (*shortfalls, *_bind_cpus(rank.main_cpus))
     memory, nodes = _read_policy()
     return Applied(cpus=frozenset(os.sched_getaffinity(0)), memory=memory, nodes=nodes, shortfalls=shortfalls)
 

@@ -49,13 +49,11 @@ class RankSlice:
     __slots__ = (
         "cpus",
         "json",
-        "main_cpus",
         "memory",
         "nic_variables",
         "node",
         "nodes",
         "num_threads",
-        "roles",
         "within",
     )
 
@@ -70,16 +68,13 @@ class RankSlice:
         self.node = int(fields["node"]) if fields["node"] else None
         self.num_threads = int(fields["num_threads"])
         self.nic_variables = dict(setting.split("=") for setting in fields["nic"].split(",") if setting)
-        self.roles = fields["roles"].replace("/", " ").replace(":", "=")
-        self.main_cpus = CpuSet.parse(fields["main"]) if self.roles else self.cpus
         self.json = brace + rest
 
 
 def slice_text(rank: RankPlan) -> str:
     """Return the text of a slice: `cpus=0-3 nodes=0 memory=bind within= node=0 num_threads=4 nic= {"local_rank": 0}`.
 
-    `nic` are the variables of --nic-env, such as `UCX_NET_DEVICES=mlx5_0:1`, separated by commas. `main` are the CPUs
-    of the main thread, and `roles` those of all roles, such as `main:0-1/loader:2-3`, if there are roles.
+    `nic` are the variables of --nic-env, such as `UCX_NET_DEVICES=mlx5_0:1`, separated by commas.
     """
     from numapin.base.strict_json import encode
     from numapin.plan.nics import exported
@@ -87,9 +82,7 @@ def slice_text(rank: RankPlan) -> str:
     node = "" if rank.node is None else rank.node
     nic = ",".join(f"{name}={value}" for name, value in exported(rank).items())
     plain = f"cpus={rank.cpus} nodes={rank.nodes} memory={rank.memory} within={rank.within or ''} node={node}"
-    roles = "" if rank.roles is None else str(rank.roles).replace("=", ":").replace(" ", "/")
-    by_role = f"main={rank.main_cpus if roles else ''} roles={roles}"
-    return f"{plain} num_threads={rank.num_threads} nic={nic} {by_role} {encode(rank.to_json(), indent=None)}"
+    return f"{plain} num_threads={rank.num_threads} nic={nic} {encode(rank.to_json(), indent=None)}"
 
 
 def records(folder: str, kind: str = OBSERVED) -> list[str]:

@@ -19,7 +19,7 @@ from numapin.base.stderr import say
 from numapin.errors import NumapinError
 from numapin.rank import bind, handover
 from numapin.rank.become import SIGKILL, accept, become
-from numapin.rank.roles import hand_roles
+from numapin.rank.hook_env import HOOK, with_hook
 from numapin.system import proc, process
 
 TYPE_CHECKING = False
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from typing import Final
 
 _PACKAGE_PARENT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_HOOK: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "errorhook")
 FIND_NUMAPIN: Final = f"import sys; sys.path.append({_PACKAGE_PARENT!r})"
 """Python code. It appends, so that no file beside this package can replace a standard module."""
 CODE: Final = f"import gc; gc.disable(); {FIND_NUMAPIN}; from numapin.rank.shim import main; main()"
@@ -49,7 +48,6 @@ def main() -> None:
     is_as_planned = all(text in own.json for text in applied.shortfalls)  # the reason has the rehearsal's shortfalls
     binding = own.json if is_as_planned else _as_bound(own.json, applied.shortfalls)
     _record(local_rank, own.json, applied)
-    hand_roles(own.roles, os.environ)
     if program and is_stdin_script(rest):
         _open_own_stdin()
     if not program or runs_script(rest):
@@ -79,14 +77,13 @@ def _open_own_stdin() -> None:
 
 
 def _record_exceptions() -> None:
-    """Let the rank's Python write what ends it into torch's error file; see errorhook/sitecustomize.py.
+    """Let the rank's Python write what ends it into torch's error file; see hook/sitecustomize.py.
 
     That takes both variables out of the environment again before the program starts. A wrapper that is not Python has
     them, and the Python that it starts records what ends it.
     """
-    if os.environ.get("TORCHELASTIC_ERROR_FILE") and os.pathsep not in _HOOK:
-        path = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = f"{_HOOK}{os.pathsep}{path}" if path else _HOOK  # "FOLDER:" adds the current folder
+    if os.environ.get("TORCHELASTIC_ERROR_FILE") and os.pathsep not in HOOK:
+        os.environ["PYTHONPATH"] = with_hook(os.environ.get("PYTHONPATH", ""))
         os.environ["NUMAPIN_RANK_PID"] = str(os.getpid())
 
 

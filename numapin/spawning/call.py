@@ -30,8 +30,7 @@ from numapin.launcher.ranks import ended_on_error, guarded, job_variables, rank_
 from numapin.launcher.rehearse import in_thread, rehearse
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
-from numapin.plan.request import Bind, Request, parse_bind, parse_cores_for, parse_gpus, parse_memory
-from numapin.plan.roles import with_users_openmp
+from numapin.plan.request import Bind, Request, parse_bind, parse_gpus, parse_memory
 from numapin.rank import handover, shim
 from numapin.spawning import meeting
 from numapin.spawning.child import InheritedDescriptor
@@ -62,7 +61,6 @@ def spawn(
     bind: str = "node",
     memory: str | None = None,
     cpus_per_rank: int | None = None,
-    cores_for: str | None = None,
     smt: bool = True,
     reserve_cpus: str = "",
     gpus: str | None = None,
@@ -91,8 +89,6 @@ def spawn(
         memory: The memory policy, as in `--memory`: `"preferred"`, `"bind=0"`. None:
             `preferred`, or `none` with `bind="none"`.
         cpus_per_rank: At most this many logical CPUs per rank, not shared.
-        cores_for: Cores of their own for DataLoader workers and the threads of CPU optimizers, as in `--cores-for`:
-            `"loader=2,optimizer=4"`.
         smt: Use all hardware threads of a core. False: one per core.
         reserve_cpus: CPUs that no rank gets, such as `"0-1"`.
         gpus: GPUs in the order of the ranks, as in `--gpus`.
@@ -133,7 +129,6 @@ def spawn(
         memory_nodes=policy and policy.memory_nodes,
         num_ranks=_read("num_ranks", int, num_ranks, kind=Integral),
         cpus_per_rank=_read("cpus_per_rank", int, cpus_per_rank, kind=Integral),
-        cores_for=_read("cores_for", parse_cores_for, cores_for),
         smt=smt,
         reserve_cpus=_read("reserve_cpus", CpuSet.parse, reserve_cpus) or CpuSet(),
         gpus=_read("gpus", parse_gpus, gpus),
@@ -156,8 +151,7 @@ def _plan(request: Request, gpu_nodes: Mapping[str, int], *, strict: bool) -> tu
     if request.num_ranks is None:
         request = replace(request, num_ranks=default_num_ranks(topology))
     request, environment = settle_gpus(topology, request, os.environ)
-    plan = with_users_openmp(make_plan(topology, request), os.environ)
-    return rehearse(plan, strict=strict, within=in_thread), environment
+    return rehearse(make_plan(topology, request), strict=strict, within=in_thread), environment
 
 
 def _variables(plan: Plan, environment: Mapping[str, str], run_dir: str, port: int) -> dict[str, str]:

@@ -28,11 +28,6 @@ def binding_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return binding
 
 
-def placing_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which a user has decided where threads run, also if that is not to bind them."""
-    return {name: value for name, value in environ.items() if name in _NO_BINDING and value}
-
-
 def _binds(name: str, value: str) -> bool:
     words = value.lower().replace(" ", "").split(",")
     return bool(value) and set(words).isdisjoint(_NO_BINDING[name])

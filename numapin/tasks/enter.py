@@ -17,14 +17,12 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.gpu_uuid import GPU_PREFIX
 from numapin.base.regular_file import read_file
 from numapin.base.stderr import say
-from numapin.errors import BindingRefused, MachineError
+from numapin.errors import MachineError
 from numapin.plan.model import GpuRef, Plan
 from numapin.plan.nics import exported, without_users
-from numapin.plan.roles import without_users_openmp
 from numapin.rank import bind, handover
 from numapin.rank.become import BINDING, become
 from numapin.rank.binding import read_binding
-from numapin.rank.roles import hand_roles
 from numapin.tasks.identify import parse_count
 from numapin.tasks.slice import Slice, inside, slice_of
 
@@ -53,8 +51,8 @@ def find_slice(task: Task, environ: Mapping[str, str], *, file: str | None) -> S
     if found is None:
         return None
     allowed = CpuSet(os.sched_getaffinity(0))
-    if found.source == _GIVEN and found.rank.main_cpus == allowed:
-        return found  # as numapin has bound this rank; with --cores-for, to a part of its CPUs
+    if found.source == _GIVEN and found.rank.cpus == allowed:
+        return found  # as numapin has bound this rank
     return replace(found, rank=inside(found.rank, allowed))
 
 
@@ -159,30 +157,15 @@ def enter(part: Slice, task: Task, command: Sequence[str], *, strict: bool, verb
 
     Raises BindingRefused with `strict` if anything cannot be bound exactly as planned.
     """
-    asked = without_users_openmp(part.rank, os.environ)
-    applied = bind.apply(asked)
-    (planned,), kept = without_users([asked], os.environ)
+    applied = bind.apply(part.rank)
+    (planned,), kept = without_users([part.rank], os.environ)
     rank = bind.as_bound(planned, applied.shortfalls)
     if strict:
         rank.require_exact(see="numapin exec --verbose")
-    if rank.roles is not None:
-        _check_role_hook(command, strict=strict)
     _warn(task, rank, (*part.warnings, *kept))
     if verbose:
         _say_each(f"rank {task.rank}: ", _details(part, task, applied))
-    hand_roles("" if rank.roles is None else str(rank.roles), os.environ)
     become(list(command), json.dumps(rank.to_json()), rank.num_threads, exported(rank))
-
-
-def _check_role_hook(command: Sequence[str], *, strict: bool) -> None:
-    """Warn if no hook can give roles their CPUs in this command. Raises BindingRefused instead if `strict`."""
-    from numapin.launcher import preload  # here: few tasks have roles
-
-    problem = preload.roles_refusal(command)
-    if problem and strict:
-        raise BindingRefused(f"--strict: {problem}", preload.ROLES_REMEDY)
-    if problem:
-        say(f"warning: {problem}; {preload.ROLES_REMEDY}")
 
 
 def _warn(task: Task, rank: RankPlan, of_host: tuple[str, ...]) -> None:
@@ -208,7 +191,6 @@ def _details(part: Slice, task: Task, applied: bind.Applied) -> tuple[str, ...]:
         f"the plan: {part.source}",
         f"the reason: {rank.reason}",
         f"bound to: CPUs {cpu_set.render(applied.cpus)}, memory {memory}",
-        *(() if rank.roles is None else (f"CPUs by role: {rank.roles}",)),
         _threads(rank),
     )
 

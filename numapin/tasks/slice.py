@@ -156,12 +156,7 @@ def inside(rank: RankPlan, allowed: CpuSet) -> RankPlan:
     if rank.cpus <= allowed and rank.cpus:
         return rank
     cpus = rank.cpus & allowed or allowed
-    reason = f"{rank.reason}; {_why_fewer(rank, allowed)}"
-    num_threads = min(rank.num_threads, len(cpus))
-    return replace(rank, cpus=cpus, num_threads=num_threads, exact=False, reason=reason, roles=None)
-
-
-def _why_fewer(rank: RankPlan, allowed: CpuSet) -> str:
     missing = str(rank.cpus - allowed) or "none"
-    why = f"planned CPUs {missing} are not among those that this task was given ({allowed})"
-    return why if rank.roles is None else f"{why}, so no role has cores of its own"
+    reason = f"{rank.reason}; planned CPUs {missing} are not among those that this task was given ({allowed})"
+    num_threads = min(rank.num_threads, len(cpus))
+    return replace(rank, cpus=cpus, num_threads=num_threads, exact=False, reason=reason)

@@ -112,15 +112,12 @@ def _allowed(readings: Readings, nodes: Iterable[Node]) -> Allowed:
     )
 
 
-def with_gpu_nodes(
-    topology: Topology, pairs: Iterable[tuple[str, int]], *, source: NodeSource = NodeSource.USER
-) -> Topology:
+def with_gpu_nodes(topology: Topology, pairs: Iterable[tuple[str, int]]) -> Topology:
     """Put GPUs on the given nodes, which overrule every reading; notes say what they replaced.
 
     Args:
         topology: The machine as it was read.
         pairs: Pairs of a GPU (see `Topology.find_gpu`) and its node.
-        source: Where the pairs come from.
 
     Returns:
         The same machine with these GPUs on these nodes, and with new links.
@@ -129,18 +126,18 @@ def with_gpu_nodes(
         UsageError: A GPU or node does not exist, a node has no CPUs, or a GPU is on two nodes.
     """
     chosen = _chosen_nodes(topology, pairs)
-    gpus = _moved_gpus(topology, chosen, source)
+    gpus = _moved_gpus(topology, chosen)
     nodes = {nic.name: nic.node for nic in topology.nics} | {gpu.label: gpu.node for gpu in gpus}
     links = with_moved(topology.links, frozenset(gpu.label for gpu in gpus if gpu.index in chosen), nodes)
     return replace(topology, gpus=gpus, links=links, notes=(*topology.notes, *_replaced_notes(topology, chosen)))
 
 
-def _moved_gpus(topology: Topology, chosen: Mapping[int, int], source: NodeSource) -> tuple[Gpu, ...]:
+def _moved_gpus(topology: Topology, chosen: Mapping[int, int]) -> tuple[Gpu, ...]:
     """Return all GPUs, the chosen ones on their nodes."""
     cpus = {node.id: node.cpus for node in topology.nodes}
     by_index = {gpu.index: gpu for gpu in topology.gpus}
     for index, node in chosen.items():
-        by_index[index] = replace(by_index[index], node=node, node_source=source, cpus=cpus[node])
+        by_index[index] = replace(by_index[index], node=node, node_source=NodeSource.USER, cpus=cpus[node])
     return tuple(by_index.values())
 
 

@@ -66,8 +66,8 @@ class NodeIndex:
         return self._around[cpus]
 
 
-# `NodeSource` in its order, without the two that `with_gpu_nodes` adds: the user's and the measured node. The first may
-# be a file instead (`PciReading.node_source`).
+# `NodeSource` in its order, without the user's node, which `with_gpu_nodes` adds. The first may be a file
+# instead (`PciReading.node_source`).
 _LADDER: Final[tuple[tuple[NodeSource, Callable[[_Evidence], int | None]], ...]] = (
     (NodeSource.SYSFS, lambda e: e.nodes.only([e.pci.node])),
     (NodeSource.PCI_PARENT, lambda e: e.nodes.only(e.pci.parent_nodes[:1])),

@@ -15,7 +15,6 @@ from typing import Annotated, Final, Self
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES, MAX_PACKAGES
 from numapin.base.cpu_set import CpuSet
 from numapin.base.not_none import not_none
-from numapin.base.notebook import drawing
 from numapin.base.plural import counted, listed
 from numapin.base.printable import printable_lines
 from numapin.base.records import AtMost, Texts, read_record, to_json
@@ -242,10 +241,6 @@ class Topology:
         for name, node in self._device_places():
             devices[node].append(name)
         return devices
-
-    def _repr_svg_(self) -> str | None:
-        """Return the picture that a notebook shows; None for a machine too large for one."""
-        return drawing("picture", "machine_svg", self)
 
     def restrict(self, allowed: Allowed) -> Self:
         """Return the same machine with less of it allowed.

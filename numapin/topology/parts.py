@@ -198,8 +198,6 @@ class NodeSource(StrEnum):
     NVML_CPUS = "nvml-cpu-affinity"
     HWLOC_FILE = "hwloc-file"
     NCCL_FILE = "nccl-topology-file"
-    MEASURED = "measured"
-    """`numapin bench transfer --save`: the node from which copies are fastest."""
     SINGLE = "single-node"
     """The machine has one node."""
 

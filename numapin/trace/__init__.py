@@ -1,7 +1,7 @@
 """`numapin trace`: where the step time of a training script goes.
 
-Comes in: a Chrome trace as Kineto writes it. Goes out: where each step's time went, how batches were copied, what to
-change, and a timeline.
+Comes in: a Chrome trace as Kineto writes it. Goes out: where each step's time went, how batches were copied, and
+what to change.
 
 ::
 
@@ -18,6 +18,5 @@ change, and a timeline.
     analysis.py   PURE  where the time of each step went
     pace.py       PURE  which steps count, and when the next one is overdue
     findings.py   PURE  what costs time, and what to change, in a rank and between ranks
-    report.py     PURE  the ranks' analyses and findings as data and JSON; the difference between two runs
-    timeline.py   PURE  the picture, as an HTML file
+    report.py     PURE  the ranks' analyses and findings as data and JSON
 """

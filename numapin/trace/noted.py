@@ -44,14 +44,12 @@ class StackSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where and when a trace was made. `cpus` is a Linux list; "" and None are unknown.
+    """Where a trace was made. `cpus` is a Linux list; "" and None are unknown.
 
     `other_cpu_ms` is the CPU time of other programs on these CPUs within `traced_ms`.
     """
 
-    script: str = ""
     host: str = ""
-    date: str = ""
     cpus: str = ""
     nodes: str = ""
     num_cpus: int | None = None
@@ -124,7 +122,7 @@ def read_noted(value: object, base_ns: float) -> ScriptNotes:
 
 
 def _origin(value: dict[str, Any]) -> Origin:
-    texts: dict[str, Any] = {name: _text(value.get(name)) for name in ("script", "host", "date", "cpus", "nodes")}
+    texts: dict[str, Any] = {name: _text(value.get(name)) for name in ("host", "cpus", "nodes")}
     counts: dict[str, Any] = {
         name: _count(value.get(name)) for name in ("num_cpus", "num_threads", "traced_ms", "other_cpu_ms")
     }

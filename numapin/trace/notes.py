@@ -7,7 +7,6 @@ Goes out: the object "noted" of the trace's metadata, which `noted.py` reads.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -69,9 +68,7 @@ class Notes:
         """
         cpus = CpuSet(os.sched_getaffinity(0))
         return {
-            "script": Path(sys.argv[0]).name if sys.argv else "",
             "host": os.uname().nodename,
-            "date": time.strftime("%Y-%m-%d %H:%M"),
             "cpus": str(cpus),
             "nodes": _nodes_of(cpus),
             "num_cpus": len(cpus),

@@ -15,14 +15,9 @@ Comes in: topologies, plans, reports. Goes out: rich renderables, and the text o
     doctor_table.py   PURE  findings about the machine
     trace_table.py    PURE  the time of a step by activity, and two traced runs by part
     compare_table.py  PURE  variants of a script, compared
-    compare_page.py   PURE  the same as a page with plots
-    compare_style.py  PURE  its style, and what it does not show
     bench_table.py    PURE  the figures of a benchmark
     bench_layouts.py  PURE  the columns and legends of each benchmark
-    bench_plot.py     PURE  the figures of a benchmark as charts
-    train_limits.py   PURE  what limits models in bench train
     sweep_table.py    PURE  the figures of a benchmark over a range of sizes
-    chart.py          PURE  charts as SVG
     machine.py        PURE  PCIe tree, GPU links, shared caches, empty nodes, and the places of ranks
     visible.py        PURE  visible characters only, for terminals
     words.py          PURE  facts and sizes as short texts

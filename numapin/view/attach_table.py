@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
@@ -18,7 +17,7 @@ from numapin.view.words import known
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from numapin.attach.report import Attached, Restored
+    from numapin.attach.report import Attached
 
 _MOST_ROWS: Final = 512  # more take a second to draw
 _LEFT: Final = ("process", "GPU", "CPUs before", "CPUs")
@@ -28,11 +27,8 @@ _LEGEND: Final = (
 )
 
 
-def attach_table(done: Attached, *, place: str | None = None) -> RenderableType:
-    """Return the table of processes, its legend, what could not be done, and the next commands.
-
-    `place` is the temporary directory that `--restore` has to be given. None: it looks there anyway.
-    """
+def attach_table(done: Attached) -> RenderableType:
+    """Return the table of processes, its legend, what could not be done, and the commands that undo it."""
     headings = _HEADINGS if done.migrate and not done.dry_run else _HEADINGS[:-1]
     rows = [(rank, process) for rank in done.ranks for process in rank.processes]
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -67,34 +63,14 @@ def attach_table(done: Attached, *, place: str | None = None) -> RenderableType:
             lines += [f"{name}: process {process.pid}: {text}" for text in process.shortfalls]
         narrower = sum(process.narrower for process in rank.processes)
         if narrower:
-            hint = "; --widen binds them to all" if rank.requested.roles is None else ""
-            lines.append(f"{name}: {counted(narrower, 'thread')} left on fewer CPUs than planned{hint}")
+            left = f"{counted(narrower, 'thread')} left on fewer CPUs than planned; --widen binds them to all"
+            lines.append(f"{name}: {left}")
     lines.append(f"memory: {FUTURE_MEMORY}")
     if done.interrupted:
         lines.append("interrupted: the table shows what was done so far")
     if done.dry_run:
         lines.append("dry run: nothing was changed")
-    elif done.records and any(process.changed for _, process in rows):
-        pids = ",".join(str(rank.pid) for rank in done.ranks if rank.processes)
-        variable = "" if place is None else f"TMPDIR={quote(place)} "
-        lines.append(f"undo with: {variable}numapin attach --restore --pid {pids}")
-    return Group(table, Text(_LEGEND, style="dim"), *map(Text, lines))
-
-
-def restore_table(done: Restored) -> RenderableType:
-    """Return a line per process, and what stays as it is."""
-    lines = []
-    for process in done.processes:
-        verb, whose = ("has", "its") if process.threads == 1 else ("have", "their")
-        would = f"would get {whose} former CPUs" if done.dry_run else f"{verb} {whose} former CPUs again"
-        since = f", {process.started_since} of them started since" if process.started_since else ""
-        ended = f"; {process.ended} ended since" if process.ended else ""
-        lines.append(
-            f"process {process.pid} ({process.name}): {counted(process.threads, 'thread')} {would}{since}{ended}"
-        )
-        if process.left:
-            lines.append(
-                f"  {counted(process.left, 'thread')} moved to other CPUs by the program since, and left there"
-            )
-        lines += [f"  {text}" for text in process.shortfalls]
-    return Group(*map(Text, [*lines, "pages stay where they are; new ones go to the node that first touches them"]))
+    if done.undo:
+        lines.append("undo with (pages stay where they are; processes that start later keep the new CPUs):")
+    undo = [Text(f"  {command}", overflow="ignore", no_wrap=True) for command in done.undo]
+    return Group(table, Text(_LEGEND, style="dim"), *map(Text, lines), *undo)

@@ -1,4 +1,4 @@
-"""The columns, legend and plots of each benchmark. Pure.
+"""The columns and legend of each benchmark. Pure.
 
 Comes in: nothing. Goes out: one `Layout` per benchmark.
 """
@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from numapin.bench.offload_verdict import offload_lines
 from numapin.view.bench_table import Column, Layout
-from numapin.view.train_limits import train_limits
 
-_RATE: Final = Column(figure="batches_per_s", heading="batches/s", form=",.1f", spread=True, axis="batches per second")
 LOADER: Final = Layout(
     legend="median [lowest, highest]",
     columns=(
-        _RATE,
+        Column(figure="batches_per_s", heading="batches/s", form=",.1f", spread=True),
         Column(figure="gbps", heading="GB/s", form=".2f"),
         Column(figure="share_of_peak", heading="of peak", form=".0%"),
         Column(
@@ -31,175 +28,42 @@ LOADER: Final = Layout(
         Column(figure="misses", heading="misses", form=",.0f"),
         Column(figure="pinned_mb", heading="pinned MB", form=",.0f"),
     ),
-    plotted=(_RATE,),
 )
 
-_TRANSFER: Final = (
-    Column(figure="gbps", heading="GB/s", spread=True, axis="bandwidth in GB/s"),
-    Column(figure="us", heading="us", spread=True, axis="time of one copy in us", meaning="time of a single copy"),
-    Column(
-        figure="host_us",
-        heading="host us",
-        spread=True,
-        axis="host blocked by a copy, in us",
-        meaning="time for which a copy blocks the host",
-    ),
-)
 TRANSFER: Final = Layout(
     legend="median ± largest deviation",
-    columns=_TRANSFER,
-    plotted=_TRANSFER,
+    columns=(
+        Column(figure="gbps", heading="GB/s", spread=True),
+        Column(figure="us", heading="us", spread=True, meaning="time of a single copy"),
+        Column(
+            figure="host_us",
+            heading="host us",
+            spread=True,
+            meaning="time for which a copy blocks the host",
+        ),
+    ),
 )
 
-_ALLOC: Final = (
-    Column(figure="alloc_us", heading="allocate", spread=True, axis="allocation in us"),
-    Column(figure="touch_us", heading="first write", axis="first write in us"),
-    Column(figure="again_us", heading="second write", axis="second write in us"),
-    Column(figure="copy_us", heading="copy to GPU", axis="copy to the GPU in us"),
-)
 ALLOC: Final = Layout(
     legend="median ± largest deviation, in us of one thread",
     columns=(
-        *_ALLOC,
+        Column(figure="alloc_us", heading="allocate", spread=True),
+        Column(figure="touch_us", heading="first write"),
+        Column(figure="again_us", heading="second write"),
+        Column(figure="copy_us", heading="copy to GPU"),
         Column(figure="filled_ratio", heading="x pageable", meaning="allocation plus first write"),
     ),
-    plotted=_ALLOC,
 )
 
-_STEPS: Final = Column(figure="steps_per_s", heading="steps/s", form=",.1f", spread=True, axis="steps per second")
-_GAIN: Final = Column(figure="ratio", heading="x pageable", form=".2f", spread=True, axis="times as fast as pageable")
-_HIDDEN: Final = Column(
-    figure="hidden_share",
-    heading="hidden",
-    form=".0%",
-    axis="share of copy time hidden",
-    meaning="copies during compute",
-)
 OVERLAP: Final = Layout(
     legend="median [lowest, highest]",
     columns=(
-        _STEPS,
-        _GAIN,
+        Column(figure="steps_per_s", heading="steps/s", form=",.1f", spread=True),
+        Column(figure="ratio", heading="x pageable", form=".2f", spread=True),
         Column(figure="copy_ms", heading="copy ms", form=".2f"),
         Column(figure="host_ms", heading="host ms", form=".2f", meaning="blocked by a copy"),
         Column(figure="compute_ms", heading="compute ms", form=".2f"),
-        _HIDDEN,
+        Column(figure="hidden_share", heading="hidden", form=".0%", meaning="copies during compute"),
         Column(figure="busy_share", heading="busy", form=".0%", meaning="GPU computing"),
     ),
-    plotted=(_STEPS, _GAIN, _HIDDEN),
-)
-
-_TOTAL: Final = Column(
-    figure="total_s", heading="total s", form=".2f", spread=True, axis="whole run in s", meaning="whole run"
-)
-_LAST: Final = Column(
-    figure="last_s",
-    heading="last s",
-    form=".2f",
-    spread=True,
-    axis="until the last rank ran, in s",
-    meaning="until each rank printed a line",
-)
-LAUNCH: Final = Layout(
-    legend="median [lowest, highest]",
-    columns=(
-        _TOTAL,
-        Column(figure="ratio", heading="x torchrun", form=".2f"),
-        _LAST,
-        Column(figure="last_ratio", heading="x torchrun", form=".2f", spread=True),
-        Column(figure="rss_mb", heading="MB", form=",.0f", meaning="peak memory"),
-    ),
-    plotted=(_TOTAL, _LAST),
-    peers={
-        "torchrun": "torchrun, as installed",
-        "torchrun-numa": "torchrun --numa-binding=node",
-        "numapin": "numapin run --launcher direct",
-        "numapin-agent": "numapin run --launcher agent, in which torch serves the ranks' store",
-    },
-)
-
-_ADDED: Final = Column(
-    figure="added_ms",
-    heading="added ms",
-    form=".1f",
-    spread=True,
-    axis="added time in ms",
-    meaning="median of the paired differences",
-)
-_LEAST: Final = Column(
-    figure="least_ms",
-    heading="min ms",
-    form=".1f",
-    spread=True,
-    axis="least added time in ms",
-    meaning="difference of the fastest runs",
-)
-EXEC: Final = Layout(
-    legend="median [lowest, highest]",
-    columns=(
-        Column(figure="plain_ms", heading="plain ms", form=".1f"),
-        Column(figure="total_ms", heading="total ms", form=".1f"),
-        _ADDED,
-        _LEAST,
-        Column(figure="cpu_ms", heading="CPU ms", form=".1f"),
-    ),
-    plotted=(_ADDED, _LEAST),
-    peers={
-        "python": "a Python that execs the command",
-        "numapin-plan": "numapin exec --plan FILE",
-        "numapin": "numapin exec, which reads the machine",
-    },
-)
-
-_SAMPLES: Final = Column(figure="samples_per_s", heading="samples/s", form=",.0f", axis="samples per second")
-_SPEEDUP: Final = Column(figure="ratio", heading="x torch", form=".2f", spread=True, axis="speed relative to torch")
-_OF_CEILING: Final = Column(
-    figure="of_ceiling",
-    heading="of ceiling",
-    form=".0%",
-    axis="share of the ceiling",
-    meaning="share of the speed with all data already on the GPU",
-)
-TRAIN: Final = Layout(
-    legend="median [lowest, highest]",
-    columns=(
-        _SAMPLES,
-        _SPEEDUP,
-        _OF_CEILING,
-        Column(figure="wait_share", heading="wait", form=".0%", meaning="share of the time in next()"),
-        Column(figure="cpu_s_per_1000", heading="CPU s", form=".3g", meaning="of ranks and workers per 1,000 samples"),
-        Column(
-            figure="pss_gb",
-            heading="GB",
-            form=",.1f",
-            meaning="memory of ranks and workers, each page counted once (PSS)",
-        ),
-    ),
-    plotted=(_SAMPLES, _SPEEDUP, _OF_CEILING),
-    remarks=train_limits,
-)
-
-_STEP: Final = Column(
-    figure="step_ms", heading="step ms", form=".1f", spread=True, meaning="mean of a window on the slowest rank"
-)
-_BATCHES: Final = Column(
-    figure="loader_per_s", heading="batches/s", form=",.0f", spread=True, meaning="busy loaders of all ranks"
-)
-OFFLOAD: Final = Layout(
-    legend="median [lowest, highest] over starts",
-    columns=(
-        _STEP,
-        Column(figure="ratio", heading="x torchrun", form=".2f", spread=True, meaning="speed relative to torchrun"),
-        Column(
-            figure="ratio_threads",
-            heading="x -threads",
-            form=".2f",
-            spread=True,
-            meaning="speed relative to torchrun-threads",
-        ),
-        _BATCHES,
-        Column(figure="threads", heading="threads", form=".0f", meaning="torch's per rank"),
-    ),
-    plotted=(_STEP, _BATCHES),
-    remarks=lambda report: offload_lines(report.cases),
 )

@@ -7,7 +7,7 @@ and highest in brackets; and the reason for each peer and case that was skipped.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +19,7 @@ from rich.text import Text
 from numapin.base.plural import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -32,15 +32,13 @@ _WIDTH: Final = 100
 class Column:
     """A figure, the heading above it, its number format, and whether its spread is shown.
 
-    `meaning` explains the heading in the legend, and `axis` is the label of its axis in plots, with the unit; "" if the
-    heading says it all.
+    `meaning` explains the heading in the legend; "" if the heading says it all.
     """
 
     figure: str
     heading: str
     form: str = ".3g"
     spread: bool = False
-    axis: str = ""
     meaning: str = ""
 
     def cell(self, spread: Spread | None) -> str:
@@ -53,17 +51,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The columns of a benchmark's tables, a legend for all of them, and the columns that are plotted.
-
-    `peers` describes the peers in the plot's legend, if the report's settings do not. `remarks` returns lines that
-    come before the verdict.
-    """
+    """The columns of a benchmark's tables, and a legend for all of them."""
 
     columns: tuple[Column, ...]
     legend: str
-    plotted: tuple[Column, ...]
-    peers: Mapping[str, str] = field(default_factory=dict)
-    remarks: Callable[[BenchReport], Iterable[str]] = lambda _: ()
 
 
 def bench_table(report: BenchReport, layout: Layout) -> RenderableType:
@@ -72,7 +63,7 @@ def bench_table(report: BenchReport, layout: Layout) -> RenderableType:
     for case in filter(_was_measured, report.cases):
         parts += [Text(), Text(f"{case.name}  ", style="bold") + Text(case.about, style="not bold")]
         parts += [_table(case, layout.columns), *notes(case)]
-    return Group(*parts, *foot(report, layout))
+    return Group(*parts, *foot(report))
 
 
 def head(report: BenchReport, layout: Layout) -> Iterator[Text]:
@@ -90,12 +81,12 @@ def _legend(report: BenchReport, layout: Layout) -> str:
     return "; ".join((layout.legend, *(f"{column.heading}: {column.meaning}" for column in in_order)))
 
 
-def foot(report: BenchReport, layout: Layout) -> Iterator[RenderableType]:
-    """Yield reasons for leaving something out, remarks, at most 100 columns wide, and the verdict in one line."""
-    for lines in (list(_left_out(report.cases)), list(layout.remarks(report))):
-        if lines:
-            yield Text()
-            yield from (Constrain(Text(line), _WIDTH) for line in lines)
+def foot(report: BenchReport) -> Iterator[RenderableType]:
+    """Yield reasons for leaving something out, at most 100 columns wide, and the verdict in one line."""
+    reasons = list(_left_out(report.cases))
+    if reasons:
+        yield Text()
+        yield from (Constrain(Text(line), _WIDTH) for line in reasons)
     if report.verdict is not None:
         yield Text()
         yield Text(report.verdict.text, style="bold")

@@ -40,7 +40,7 @@ OTHERS: Final = {
     "remote_share": ("remote", 1.0, ".1%"),
     "gpu_busy_share": ("GPU busy", 1.0, ".0%"),
 }
-LEGEND: Final = {
+_LEGEND: Final = {
     "wait_share": "waits: share of time waiting for batches",
     "startup_s": "start: until the first step",
     "other_cpus": "others: CPUs used by other programs",
@@ -90,7 +90,7 @@ def _steps(report: CompareReport) -> Table:
     for variant in report.measured:
         ratio, step = variant.ratio, variant.figures["step_s"]
         times = "1" if ratio is None else f"{ratio.ratio:.3f}"
-        table.add_row(variant.name, str(variant.num_runs), step_ms(step), times, _interval(ratio))
+        table.add_row(variant.name, str(variant.num_runs), _step_ms(step), times, _interval(ratio))
     return table
 
 
@@ -98,36 +98,36 @@ def _interval(ratio: StepRatio | None) -> str:
     return "-" if ratio is None or ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
 
 
-def step_ms(step: Spread) -> str:
+def _step_ms(step: Spread) -> str:
     """Return the step times of a variant's runs in milliseconds."""
     digits = 2 if step.median < 0.1 else 1
     median, low, high = (f"{value * 1000:.{digits}f}" for value in (step.median, step.low, step.high))
     return f"{median} [{low}, {high}]"
 
 
-def other_figures(report: CompareReport) -> list[str]:
+def _other_figures(report: CompareReport) -> list[str]:
     """Return the names of the figures besides step times that any variant has."""
     return [name for name in OTHERS if any(name in variant.figures for variant in report.measured)]
 
 
 def _others(report: CompareReport) -> Iterator[RenderableType]:
     """Yield the other figures, in two tables if one would be too wide."""
-    shown = other_figures(report)
+    shown = _other_figures(report)
     middle = len(shown) if len(shown) <= _MOST_COLUMNS else (len(shown) + 1) // 2
     for names in (shown[:middle], shown[middle:]):
         if names:
             table = _table("variant", *(OTHERS[name][0] for name in names))
             for variant in report.measured:
-                table.add_row(variant.name, *(figure_text(variant, name) for name in names))
+                table.add_row(variant.name, *(_figure_text(variant, name) for name in names))
             yield from (Text(), table)
 
 
 def _legend(report: CompareReport) -> str:
     """Return what the columns mean that are shown and do not speak for themselves."""
-    return "; ".join(LEGEND[name] for name in other_figures(report) if name in LEGEND)
+    return "; ".join(_LEGEND[name] for name in _other_figures(report) if name in _LEGEND)
 
 
-def figure_text(variant: VariantResult, name: str) -> str:
+def _figure_text(variant: VariantResult, name: str) -> str:
     """Return the median of a figure in its unit; "-" if it is unknown."""
     _, factor, form = OTHERS[name]
     return format(variant.figures[name].median * factor, form) if name in variant.figures else "-"

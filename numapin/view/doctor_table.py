@@ -1,7 +1,7 @@
 """A doctor's report as text. Pure.
 
 Comes in: a `DoctorReport`. Goes out: a summary in one line; the findings by severity, the worst first, each with cost,
-source and remedy; one line for each check that is well or got no answer; and the advice on pinning.
+source and remedy; one line for each check that is well or got no answer; and the memory that a rank can pin.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from numapin.doctor.advice import Advice
     from numapin.doctor.model import DoctorFinding, DoctorReport
 
     _Row = tuple[str, RenderableType]  # the name of a check, and the rest
@@ -44,7 +43,7 @@ def doctor_table(report: DoctorReport) -> RenderableType:
     """Return the whole report, at most 100 columns wide; the first line is the summary."""
     parts = chain.from_iterable(_section(severity, report.findings) for severity in _STYLES)
     summary = Constrain(Text(summary_line(report), style="bold"), _WIDTH)
-    return Group(summary, Text(), *parts, Text("pinned memory", style="bold"), _table([_advice(report.advice)]))
+    return Group(summary, Text(), *parts, Text("pinned memory", style="bold"), _table([("", Text(report.pinnable))]))
 
 
 def summary_line(report: DoctorReport) -> str:
@@ -99,10 +98,6 @@ def _short(finding: DoctorFinding) -> _Row:
 def _full(finding: DoctorFinding) -> _Row:
     facts = [Text(f"{label}: {text}", style="dim") for label, text in (("why", finding.why), ("seen", finding.where))]
     return finding.check, Group(Text(finding.what), *facts, *_remedy(finding.remedy))
-
-
-def _advice(advice: Advice) -> _Row:
-    return advice.verdict or "", Group(Text(advice.reason), *_remedy(advice.remedy))
 
 
 def _remedy(remedy: str | None) -> Iterator[Text]:

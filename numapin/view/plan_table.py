@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Column
 
-    from numapin.base.cpu_set import CpuSet
     from numapin.plan.model import GpuRef, Plan, RankPlan
 
 
@@ -70,7 +69,6 @@ def _broken(text: str, width: int) -> Iterator[str]:
 def plan_table(plan: Plan) -> Table:
     """Return a table of rank, GPU, node, CPUs, memory and threads; a star marks ranks that are not exact.
 
-    Below a rank is a line for each role that has CPUs of its own.
     If the nearest NIC of any rank is known, there is a column of these.
     """
     table = _PlanTable(box=None, pad_edge=False, header_style="bold", caption=_legend(plan), caption_justify="left")
@@ -79,8 +77,6 @@ def plan_table(plan: Plan) -> Table:
         table.add_column(heading, justify="left" if heading in _LEFT else "right", overflow="fold")
     for rank in plan.ranks[:_MOST]:
         table.add_row(*_cells(rank)[: len(headings)])
-        for name, cpus in _by_role(rank).items():
-            table.add_row(*[""] * _CPUS, _CpuList(f"{name} {cpus}"))
     return table
 
 
@@ -144,21 +140,12 @@ def _variables(rank: RankPlan) -> dict[str, str]:
         "LOCAL_RANK": str(rank.local_rank),
         "NUMAPIN_GPU": _gpu_name(rank.gpu),
         "NUMAPIN_CPUS": str(rank.cpus),
-        **_role_variables(rank),
         "NUMAPIN_MEMORY": memory.value,
         "NUMAPIN_NODES": str(nodes),
         "NUMAPIN_NICS": ",".join(rank.nics or ()),
         "OMP_NUM_THREADS": str(rank.num_threads),
         **nic_variables(rank),
     }
-
-
-def _role_variables(rank: RankPlan) -> dict[str, str]:
-    return {f"NUMAPIN_CPUS_{name.upper()}": str(cpus) for name, cpus in _by_role(rank).items()}
-
-
-def _by_role(rank: RankPlan) -> dict[str, CpuSet]:
-    return {} if rank.roles is None else rank.roles.by_name
 
 
 def _gpu_name(gpu: GpuRef | None) -> str:

@@ -29,7 +29,7 @@ def sweep_table(report: BenchReport, layout: Layout) -> RenderableType:
     parts: list[RenderableType] = [*head(report, layout)]
     for name, cases in sweeps(report.cases).items():
         parts += _sweep(name, cases, layout.columns)
-    return Group(*parts, *foot(report, layout))
+    return Group(*parts, *foot(report))
 
 
 def _sweep(name: str, cases: Sequence[CaseResult], columns: Sequence[Column]) -> Iterator[RenderableType]:

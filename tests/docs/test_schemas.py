@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from numapin.attach.report import Attached, AttachedRank, BoundProcess, ProcessPages, Restored, RestoredProcess
+from numapin.attach.report import Attached, AttachedRank, BoundProcess, ProcessPages
 from numapin.base.cpu_set import CpuSet
 from numapin.bench.machine import BenchMachine
 from numapin.bench.model import BenchAnswer, Benchmark, BenchReport, BenchVerdict, Case, Peer, Run, summarize
@@ -122,12 +122,11 @@ def documents(machine_file: str) -> dict[str, list[object]]:
         "numapin.topology/1": [output("topo", "--json"), output("topo", "--json", "--machine", machine_file)],
         "numapin.plan/1": [
             output("plan", "--json"),
-            output("plan", "--json", "--machine", machine_file, "--cores-for", "loader=1"),
+            output("plan", "--json", "--machine", machine_file),
         ],
         "numapin.report/1": [observed[0], report | {"launcher": {"name": "direct", "reason": "one host"}}, _failed()],
         "numapin.top/1": [observed[1]],
         "numapin.attach/1": [_attached()],
-        "numapin.restore/1": [_restored()],
         "numapin.doctor/1": [output("doctor", "--json")],
         "numapin.bench/1": [_measured()],
         "numapin.compare/1": [_compared()],
@@ -154,15 +153,8 @@ def _attached() -> object:
     )
     rank = AttachedRank(pid=1, gpu_source="--gpu", requested=PLANNED, processes=(process, replace(process, pages=None)))
     return Attached(
-        dry_run=False, migrate=True, interrupted=False, records=("r",), warnings=("w",), ranks=(rank,)
+        dry_run=False, migrate=True, interrupted=False, undo=("taskset -acp 0 1",), warnings=("w",), ranks=(rank,)
     ).to_json()
-
-
-def _restored() -> object:
-    process = RestoredProcess(
-        pid=1, name="python", threads=1, started_since=0, ended=0, left=0, shortfalls=("refused",)
-    )
-    return Restored(dry_run=False, warnings=("w",), processes=(process,)).to_json()
 
 
 def _failed() -> object:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.engines.listening import Port, ports_of, tree
-from tests.integration.launching import NUMAPIN, TORCHRUN, environment, numapin, script
+from tests.integration.launching import NUMAPIN, TORCHRUN, environment, numapin, script, torchs_store
 from tests.needs import needs_root
 from tests.waiting import wait_until
 
@@ -288,7 +288,7 @@ def test_the_documented_danger_of_torchs_store(tmp_path: Path) -> None:
 
     If this test fails because torch has closed it, docs/security.md, SECURITY.md and docs/limits.md claim too much.
     """
-    victim = _join(tmp_path / "job", "--launcher", "agent")
+    victim = _join(tmp_path / "job", *torchs_store())
     try:
         assert wait_until((victim.folder / f"owned.{os.getuid()}").exists, limit_s=LIMIT_S), victim.err.read_text()
     finally:

@@ -100,39 +100,6 @@ def test_job_scripts(cluster: Cluster, tmp_path: Path, form: str) -> None:
     assert {rank["cuda"] for rank in ranks} == {"0,1"}
 
 
-def test_a_task_sees_the_gpu_that_slurm_gave(cluster: Cluster, tmp_path: Path) -> None:
-    """With --gpus-per-task each rank of the script sees one GPU of its own, and all of them join one group."""
-    shape = ("--nodes=2", "--gpus-per-node=2", "--cpus-per-task=2", "--time=10m", "--form=task", "--gpus-per-task")
-    script = numapin("job", "slurm", *shape, PROBE, str(tmp_path))
-    assert script.status == 0, script.err
-    job = cluster.submit(script.out, folder=tmp_path)
-    assert cluster.ended(job, folder=tmp_path) == "COMPLETED", output_in(tmp_path)
-    ranks = ranks_in(tmp_path)
-    assert_met(ranks, size=4)
-    assert_bound(ranks)
-    assert [(rank["host"], rank["cuda"]) for rank in ranks] == [
-        *(("node1", "0"), ("node1", "1")),
-        *(("node2", "0"), ("node2", "1")),
-    ]
-
-
-def test_the_components_of_a_heterogeneous_job_join_one_group(cluster: Cluster, tmp_path: Path) -> None:
-    """Two ranks on the first component's machine and one on the other's are one job, each with its component's GPUs."""
-    shape = ("--nodes=1", "--gpus-per-node=2", "--cpus-per-task=2", "--time=10m")
-    more = "--het=nodes=1,gpus-per-node=1,cpus-per-task=1,mem-per-node=100M"
-    script = numapin("job", "slurm", *shape, more, PROBE, str(tmp_path))
-    assert script.status == 0, script.err
-    job = cluster.submit(script.out, folder=tmp_path)
-    assert cluster.ended(job, folder=tmp_path) == "COMPLETED", output_in(tmp_path)
-    ranks = ranks_in(tmp_path)
-    assert_met(ranks, size=3)
-    assert_bound(ranks)
-    seen = sorted((rank["host"], rank["cuda"]) for rank in ranks)
-    (alone,) = [host for host, _ in seen if [name for name, _ in seen].count(host) == 1]
-    assert sorted(cuda for host, cuda in seen if host != alone) == ["0,1", "0,1"]
-    assert [cuda for host, cuda in seen if host == alone] == ["0"]
-
-
 def test_each_task_of_an_array_has_its_index(cluster: Cluster, tmp_path: Path) -> None:
     """Every index runs once, with its own log file."""
     shape = ("--gpus-per-node=1", "--cpus-per-task=1", "--mem-per-node=100M", "--time=10m", "--array=0-2%2")

@@ -51,12 +51,11 @@ def _in_shared_memory() -> set[str]:
 class Job:
     """One launcher and its ranks, all marked by an environment variable.
 
-    `started` holds processes that the test must end. `way` is what starts the ranks of `numapin run`. A launcher that
-    imports torch is forked from a process that has imported it, unless `forks` is false.
+    `started` holds processes that the test must end. A launcher that imports torch is forked from a process that has
+    imported it, unless `forks` is false.
     """
 
     started: ClassVar[list[Job]] = []
-    way: ClassVar[str] = "auto"
     forks: ClassVar[bool] = True
 
     def __init__(self, folder: Path, launcher: str, options: list[str], text: str, **variables: str) -> None:
@@ -67,7 +66,7 @@ class Job:
         for path in (folder, self.marks, self.temporary):
             path.mkdir(exist_ok=True)
         ours = ["--bind", "exclusive" if CPUS > 1 else "node", "--quiet"]
-        command = ["run", "--launcher", self.way, *ours] if launcher == "numapin" else []
+        command = ["run", *ours] if launcher == "numapin" else []
         if launcher == "torchrun" and "--rdzv-endpoint" not in options:
             command += ON_LOOPBACK
         self.shared_before = _in_shared_memory()
@@ -79,7 +78,7 @@ class Job:
             cwd=str(Path.cwd()),
             new_session=True,  # a session of its own stands for a host
         )
-        is_slow = launcher == "torchrun" or self.way == "agent"  # it imports torch
+        is_slow = launcher == "torchrun" or "--nnodes" in options  # it imports torch
         self.process = start(line, err=folder / f"err-{self.token}", fork=self.forks and is_slow)
         self.started.append(self)
 

@@ -6,6 +6,7 @@ import atexit
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,6 @@ _WITH_TORCH = ("run", "trace")  # the commands that import it
 _COMMANDS = ("numapin.cli.main", "numapin.cli.entry", "numapin.cli.job", "numapin.cli.compare")
 _MEASURING = (  # for benchmarks whose measuring processes may be forks
     *("torch.utils.data", "numapin.cli.bench", "numapin.bench.measure.alloc", "numapin.bench.measure.loader"),
-    "numapin.bench.measure.offload",
 )
 _LIMIT_S = 120
 _DEATH_S = 10
@@ -184,6 +184,13 @@ def forked_bench(*arguments: str, **changes: str) -> Done:
 def torchrun(*arguments: str, cwd: Path | None = None, **changes: str) -> Done:
     """Run torchrun and wait for its end."""
     return _forked("torch.distributed.run", *arguments, cwd=cwd, changes=changes)
+
+
+def torchs_store() -> tuple[str, ...]:
+    """Return options with which torch serves the ranks' store on one host, on a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return "--rdzv-backend", "static", "--rdzv-endpoint", f"localhost:{free.getsockname()[1]}"
 
 
 def _forked(

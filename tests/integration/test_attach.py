@@ -16,12 +16,12 @@ import pytest
 
 from numapin.cli.main import numapin as commands
 from numapin.errors import NumapinError
-from numapin.system.proc import folder_of, stat, thread_cpus
+from numapin.system.proc import thread_cpus
 from tests.integration.launching import NUMAPIN, Done, call, environment, numapin
 from tests.integration.staying import staying_job
 from tests.needs import needs_root, needs_two_cpus
 from tests.nvml.fake import FakeGpu, render
-from tests.waiting import gone, wait_until
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,78 +90,67 @@ def _worker(code: str = WORK, **variables: str) -> Iterator[_Worker]:
         process.communicate()
 
 
-def _attach(folder: Path, *options: str) -> Done:
-    """Run the command; its records are below the folder."""
-    return numapin("attach", *options, TMPDIR=str(folder))
-
-
-def _records(folder: Path) -> list[Path]:
-    return sorted(folder.glob("numapin-*/attached-*.json"))
+def _attach(*options: str) -> Done:
+    return numapin("attach", *options)
 
 
 @needs_two_cpus
 class TestBind:
     """Threads of a process on two CPUs, which starts threads all the time."""
 
-    def test_bound_and_restored(self, tmp_path: Path) -> None:
-        """All threads and children get the rank's CPU, later ones inherit it, and --restore sets all of them back."""
+    def test_bound_and_undone(self) -> None:
+        """All threads and children get the rank's CPU, later ones inherit it; the printed commands undo it."""
         with _worker(**RANK) as worker:
             pid = str(worker.pid)
-            dry = _attach(tmp_path, "--pid", pid, *EXCLUSIVE, "--dry-run", "--json")
-            assert (dry.status, worker.cpus(), _records(tmp_path)) == (0, {ALL}, []), dry.err
-            done = _attach(tmp_path, "--pid", pid, *EXCLUSIVE, "--strict")
+            dry = _attach("--pid", pid, *EXCLUSIVE, "--dry-run", "--json")
+            assert (dry.status, worker.cpus(), json.loads(dry.out)["undo"]) == (0, {ALL}, []), dry.err
+            done = _attach("--pid", pid, *EXCLUSIVE, "--strict")
             assert (done.status, worker.cpus()) == (0, {SECOND}), done.err
-            assert f"undo with: TMPDIR={tmp_path} numapin attach --restore --pid {pid}" in done.out.replace("\n", " ")
             assert "cannot be changed" in done.out
-            (record,) = _records(tmp_path)
-            assert (record.stat().st_mode & 0o777, record.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-            worker.start_more()
-            assert worker.cpus() == {SECOND}
-            again = _attach(tmp_path, "--pid", pid)
+            _, _, commands = done.out.partition("undo with (")
+            again = _attach("--pid", pid)
             assert (again.status, worker.cpus()) == (0, {SECOND}), "narrower threads stay"
             assert "--widen" in again.out
-            back = _attach(tmp_path, "--restore", "--json")
-            assert (back.status, worker.cpus()) == (0, {ALL}), back.err
-            (told,) = json.loads(back.out)["processes"]
-            assert told["started_since"] >= 2
-            assert told["left"] == 0
-            assert _records(tmp_path) == []
+            subprocess.run(["sh", "-c", commands.partition("\n")[2]], check=True, stdout=subprocess.PIPE)
+            assert wait_until(lambda: worker.cpus() == {ALL}, limit_s=30), worker.cpus()  # short threads end
+            assert _attach("--pid", pid, *EXCLUSIVE).status == 0
+            worker.start_more()
+            assert worker.cpus() == {SECOND}
 
-    def test_without_children(self, tmp_path: Path) -> None:
+    def test_without_children(self) -> None:
         """With --no-children only the process itself is bound; --widen binds narrower threads, too."""
         with _worker(**RANK) as worker:
-            done = _attach(tmp_path, "--pid", str(worker.pid), *EXCLUSIVE, "--no-children")
+            done = _attach("--pid", str(worker.pid), *EXCLUSIVE, "--no-children")
             assert done.status == 0, done.err
             assert {frozenset(cpus) for cpus in thread_cpus(worker.pid)} == {SECOND}
             assert {frozenset(cpus) for cpus in thread_cpus(worker.children[0])} == {ALL}
-            wide = _attach(tmp_path, "--pid", str(worker.pid), "--widen")
+            wide = _attach("--pid", str(worker.pid), "--widen")
             assert (wide.status, worker.cpus()) == (0, {ALL}), wide.err
 
-    def test_started_on_fewer_cpus(self, tmp_path: Path) -> None:
+    def test_started_on_fewer_cpus(self) -> None:
         """The CPUs that this command was started on do not limit the processes; its cpuset does."""
         bound = ("taskset", "-c", str(CPUS[0]), *NUMAPIN, "attach")
         with _worker(**RANK) as worker:
-            done = call(*bound, "--pid", str(worker.pid), *EXCLUSIVE, "--strict", TMPDIR=str(tmp_path))
+            done = call(*bound, "--pid", str(worker.pid), *EXCLUSIVE, "--strict")
             assert (done.status, worker.cpus(), done.err) == (0, {SECOND}, "")
-            wide = call(*bound, "--pid", str(worker.pid), "--widen", "--strict", TMPDIR=str(tmp_path))
+            wide = call(*bound, "--pid", str(worker.pid), "--widen", "--strict")
             assert (wide.status, worker.cpus(), wide.err) == (0, {ALL}, "")
 
-    def test_start_up_without_torch(self, tmp_path: Path) -> None:
-        """A whole command, restoring included, does not import torch."""
-        code = "import sys; from numapin.cli.main import numapin; numapin({!r}, standalone_mode=False)"
+    def test_start_up_without_torch(self) -> None:
+        """A whole command does not import torch."""
         with _worker(**RANK) as worker:
-            for options in ([*EXCLUSIVE, "--migrate"], ["--restore"]):
-                command = code.format(["attach", "--pid", str(worker.pid), *options])
-                done = call(sys.executable, "-c", f"{command}; sys.exit('torch' in sys.modules)", TMPDIR=str(tmp_path))
-                assert done.status == 0, done.err
+            options = ["attach", "--pid", str(worker.pid), *EXCLUSIVE, "--migrate"]
+            code = f"import sys; from numapin.cli.main import numapin; numapin({options!r}, standalone_mode=False)"
+            done = call(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)")
+        assert done.status == 0, done.err
 
-    def test_launcher(self, tmp_path: Path) -> None:
+    def test_launcher(self) -> None:
         """The process id of a launcher stands for the ranks below it."""
         code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WORK!r}], env={{'LOCAL_RANK': '1'}})"
         with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
             assert launcher.stdout
             child = int(launcher.stdout.readline())
-            done = _attach(tmp_path, "--pid", str(launcher.pid), *EXCLUSIVE, "--json")
+            done = _attach("--pid", str(launcher.pid), *EXCLUSIVE, "--json")
             rank = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])
             assert done.status == 0, done.err
             assert [each["pid"] for each in json.loads(done.out)["ranks"]] == [rank]
@@ -176,7 +165,7 @@ class TestBind:
         runs = str(tmp_path / "runs")
         with staying_job(tmp_path, *command, moved_to=CPUS[1], num_ranks=1):
             strayed = numapin("verify", NUMAPIN_RUN_DIR=runs)
-            done = numapin("attach", "--job", "@last", "--json", NUMAPIN_RUN_DIR=runs, TMPDIR=str(tmp_path))
+            done = numapin("attach", "--job", "@last", "--json", NUMAPIN_RUN_DIR=runs)
             held = numapin("verify", NUMAPIN_RUN_DIR=runs)
         assert (strayed.status, done.status, held.status) == (1, 0, 0), done.err
         (rank,) = json.loads(done.out)["ranks"]
@@ -199,10 +188,9 @@ class TestBind:
 
 
 @pytest.fixture
-def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Look for records and runs below the test's folder only."""
+def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for runs below the test's folder first."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    return tmp_path
 
 
 def _error(options: list[str]) -> NumapinError | click.ClickException:
@@ -240,33 +228,31 @@ class TestWrongInput:
             (["--pid", "{pid}", "--job", "x"], 2, "both name a job"),
             (["--job", "x"], 2, "no active run is named x"),
             (["--job", "x", "--gpu", "0"], 2, "--gpu works only with --pid"),
-            (["--restore", "--pid", "{pid}"], 2, "nothing to restore for process {pid}; searched numapin-"),
-            (["--restore"], 2, "nothing to restore"),
-            (["--restore", "--migrate"], 2, "--restore cannot be combined with --migrate"),
+            (["--job", "x", "--no-smt"], 2, "binding options work only with --pid; a run has a plan of its own"),
             (["--pid", "{pid}", "--bind", "none"], 2, "none"),
         ],
     )
-    def test_status(self, options: list[str], status: int, told: str, sleeper: int, own_places: Path) -> None:
+    @pytest.mark.usefixtures("own_places")
+    def test_status(self, options: list[str], status: int, told: str, sleeper: int) -> None:
         """The error names what was given, and what to do."""
         line = [option.format(pid=sleeper) for option in options]
         error = _error(line)
         assert error.exit_code == status
         assert told.format(pid=sleeper) in error.message
         assert getattr(error, "hint", "of click")
-        assert not _records(own_places)
         assert {frozenset(cpus) for cpus in thread_cpus(sleeper)} == {ALL}
 
-    def test_thread(self, tmp_path: Path) -> None:
+    def test_thread(self) -> None:
         """The number of a thread is not a process id; the error names its process."""
         with _worker() as worker:
             tids = [int(path.name) for path in Path(f"/proc/{worker.pid}/task").iterdir()]
             tid = min(tid for tid in tids if tid != worker.pid)
-            done = _attach(tmp_path, "--pid", str(tid))
+            done = _attach("--pid", str(tid))
         assert (done.status, done.out) == (2, "")
         assert f"{tid} is a thread of process {worker.pid}" in done.err
 
     @needs_root
-    def test_other_users(self, tmp_path: Path) -> None:
+    def test_other_users(self) -> None:
         """Neither a user nor root changes other users' processes; root can with an option."""
         as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
         command = [*as_nobody, sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"]
@@ -274,10 +260,10 @@ class TestWrongInput:
             assert process.stdout
             process.stdout.readline()
             line = ("--pid", str(process.pid), *EXCLUSIVE)
-            refused = _attach(tmp_path, *line)
+            refused = _attach(*line)
             of_root = call(*as_nobody, *NUMAPIN, "attach", "--pid", str(os.getpid()))
             before = {frozenset(cpus) for cpus in thread_cpus(process.pid)}
-            asked = _attach(tmp_path, *line, "--other-users")
+            asked = _attach(*line, "--other-users")
             after = {frozenset(cpus) for cpus in thread_cpus(process.pid)}
             process.kill()
         assert (refused.status, of_root.status, before) == (3, 3, {ALL})
@@ -286,54 +272,3 @@ class TestWrongInput:
         assert "run this as that user" in of_root.err
         assert asked.status == 0, asked.err
         assert after == {SECOND or ALL}
-
-
-@needs_two_cpus
-class TestRecords:
-    """The file with the CPUs before the change."""
-
-    def test_process_that_has_ended(self, tmp_path: Path) -> None:
-        """The record of a process that has ended is not applied to any process, and is removed."""
-        with _worker(**RANK) as worker:
-            done = _attach(tmp_path, "--pid", str(worker.pid), *EXCLUSIVE)
-            assert (done.status, len(_records(tmp_path))) == (0, 1), done.err
-        assert wait_until(lambda: gone(worker.pid), limit_s=30)
-        back = _attach(tmp_path, "--restore")
-        assert (back.status, _records(tmp_path)) == (2, [])
-        assert f"nothing to restore; process {worker.pid} (python) has ended" in back.err
-
-    def test_process_id_that_is_used_again(self, tmp_path: Path, sleeper: int) -> None:
-        """A record holds for one start time: another process with the same id is not touched."""
-        with _worker(**RANK) as worker:
-            assert _attach(tmp_path, "--pid", str(worker.pid), *EXCLUSIVE).status == 0
-            (path,) = _records(tmp_path)
-            record = json.loads(path.read_text())
-            start = stat(folder_of(sleeper)).start + 1  # both may have started in one tick of 10 ms
-            for thread in (record, *record["threads"]):
-                thread |= {"pid": sleeper, "start": start}
-            path.with_name(f"attached-{sleeper}-{start}.json").write_text(json.dumps(record))
-            back = _attach(tmp_path, "--restore", "--pid", str(sleeper))
-        assert back.status == 2
-        assert {frozenset(cpus) for cpus in thread_cpus(sleeper)} == {ALL}
-
-    @pytest.mark.parametrize("field", ["boot", "host", "namespace"])
-    def test_record_of_elsewhere(self, tmp_path: Path, field: str) -> None:
-        """A record of another boot, host or container is not applied."""
-        with _worker(**RANK) as worker:
-            assert _attach(tmp_path, "--pid", str(worker.pid), *EXCLUSIVE).status == 0
-            (path,) = _records(tmp_path)
-            record = json.loads(path.read_text())
-            path.write_text(json.dumps(record | {field: 1 if field == "namespace" else "other"}))
-            back = _attach(tmp_path, "--restore")
-        assert (back.status, "nothing to restore" in back.err) == (2, True)
-
-    def test_no_place_for_the_record(self, tmp_path: Path) -> None:
-        """If the change cannot be recorded, nothing is changed."""
-        with _worker(**RANK) as worker:
-            assert _attach(tmp_path, "--pid", str(worker.pid), *EXCLUSIVE).status == 0
-            (path,) = _records(tmp_path)
-            assert _attach(tmp_path, "--restore").status == 0
-            path.mkdir()
-            done = _attach(tmp_path, "--pid", str(worker.pid), *EXCLUSIVE)
-            assert (done.status, worker.cpus()) == (3, {ALL})
-        assert "cannot be read" in done.err

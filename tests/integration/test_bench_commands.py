@@ -1,25 +1,17 @@
-"""`numapin bench transfer`, `alloc`, `overlap`, `exec` and `offload` as users run them, also without a GPU.
-
-The figures of `numapin bench launch` are in test_planted_modules.py, which starts it anyway.
-"""
+"""`numapin bench transfer`, `alloc` and `overlap` as users run them, also without a GPU."""
 
 from __future__ import annotations
 
 import json
 import sys
-import xml.etree.ElementTree as ET
 from importlib import metadata
 from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.bench.cases import alloc, launch, overlap
-from numapin.bench.cases import exec as exec_
-from numapin.bench.cases.nearest import NearestNode, with_measured
+from numapin.bench.cases import alloc, overlap
 from numapin.bench.cases.transfer import MEMORIES
-from numapin.topology.model import Topology
 from tests.integration.launching import call, forked_bench, numapin
-from tests.machines.grids import grid
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,9 +20,9 @@ pytestmark = pytest.mark.xdist_group("bench")  # so that torch is imported once
 
 
 def test_alloc(tmp_path: Path) -> None:
-    """Report and plot have the cases that can be measured here; others are skipped with a reason."""
-    path, plot = tmp_path / "alloc.json", tmp_path / "alloc.svg"
-    options = ("--sizes", "4K,1M", "--repeats", "2", "--samples", "2", "--output", str(path), "--plot", str(plot))
+    """The report has the cases that can be measured here; others are skipped with a reason."""
+    path = tmp_path / "alloc.json"
+    options = ("--sizes", "4K,1M", "--repeats", "2", "--samples", "2", "--output", str(path))
     done = forked_bench("alloc", *options, "--json", CUDA_VISIBLE_DEVICES="")
     assert done.status == 0, done.err
     report = json.loads(done.out)
@@ -44,8 +36,6 @@ def test_alloc(tmp_path: Path) -> None:
     fresh = next(peer for peer in large["peers"] if peer["name"] == "fresh")
     assert len(fresh["figures"]["touch_us"]["values"]) == 2
     assert fresh["figures"]["touch_us"]["low"] > fresh["figures"]["again_us"]["low"]  # 256 page faults
-    words = [element.text or "" for element in ET.parse(plot).iter("{http://www.w3.org/2000/svg}title")]  # noqa: S314
-    assert any(word.startswith("fresh, 1 MiB: ") for word in words)
 
 
 def test_alloc_as_a_table() -> None:
@@ -59,93 +49,26 @@ def test_alloc_as_a_table() -> None:
     assert max(len(line.rstrip()) for line in lines) <= 100
 
 
-def test_exec() -> None:
-    """The report has a plain start, and the time that an interpreter and numapin add, with and without a plan."""
-    done = numapin("bench", "exec", "--quick", "--json")
-    assert done.status == 0, done.err
-    (case,) = json.loads(done.out)["cases"]
-    assert [peer["name"] for peer in case["peers"]] == ["python", "numapin-plan", "numapin"]
-    for peer in case["peers"]:
-        figures = {name: spread["median"] for name, spread in peer["figures"].items()}
-        assert min(figures["plain_ms"], figures["total_ms"]) > 0
-        assert 0 < figures["least_ms"] <= figures["total_ms"]
-
-
-def test_offload(tmp_path: Path) -> None:
-    """One start measures every case; beside the loader its batches count; the last line is the verdict."""
-    report, cases = tmp_path / "offload.json", ("--cases", "adamw-loader,fsdp")
-    done = forked_bench("offload", "--quick", "--peers", "node", *cases, "--output", str(report))
-    assert done.status == 0, done.err
-    content = json.loads(report.read_text())
-    assert content["verdict"]["answer"] == "cannot tell"
-    assert done.out.splitlines()[-1].rstrip() == content["verdict"]["text"]
-    found = {case["name"]: case["peers"][0]["figures"] for case in content["cases"]}
-    assert [*found] == ["adamw-loader", "fsdp"]
-    for name, figures in found.items():
-        assert figures["step_ms"]["median"] > 0
-        assert figures["threads"]["median"] == content["settings"]["num_threads"]
-        assert ("loader_per_s" in figures) == name.endswith("loader")
-    assert len({tuple(case["peers"][0]["details"][0]["cpus"]) for case in content["cases"]}) == 1
-
-
 @pytest.mark.parametrize("name", ["transfer", "overlap"])
 def test_without_a_gpu_nothing_is_measured(name: str, tmp_path: Path) -> None:
     """The status is 1, with the reason and the benchmarks that would run; the report is still written."""
-    path, plot = tmp_path / "report.json", tmp_path / "plot.svg"
-    done = forked_bench(name, "--quick", "--output", str(path), "--plot", str(plot), CUDA_VISIBLE_DEVICES="")
+    path = tmp_path / "report.json"
+    done = forked_bench(name, "--quick", "--output", str(path), CUDA_VISIBLE_DEVICES="")
     assert done.status == 1
     assert "nothing was measured: torch" in done.err
     assert "numapin bench alloc" in done.err
     assert all(case["skipped"] for case in json.loads(path.read_text())["cases"])
-    assert ET.parse(plot).getroot().tag.endswith("svg")  # noqa: S314 - our own
 
 
-def test_nothing_is_saved_without_figures(tmp_path: Path) -> None:
-    """--save writes no machine file if nothing was measured."""
-    path = tmp_path / "machine.json"
-    assert forked_bench("transfer", "--quick", "--save", str(path), CUDA_VISIBLE_DEVICES="").status == 1
-    assert not path.exists()
-
-
-def test_a_measured_machine_file_is_a_machine_file(tmp_path: Path) -> None:
-    """`numapin plan --machine` uses it, and shows the source of the node."""
-    text = numapin("plan", "--json", "--machine", str(measured_file(tmp_path)))
-    assert text.status == 0, text.err
-    (rank,) = json.loads(text.out)["ranks"]
-    assert rank["node"] == 1
-    assert "(measured)" in rank["reason"]
-
-
-def measured_file(folder: Path) -> Path:
-    """Write the machine file that --save would write."""
-    machine = grid(packages=2, nodes=2, l3=1, cores=2, smt=1, gpus=[None])
-    found = with_measured(machine, [NearestNode(gpu=0, node=1, reason="")])
-    path = folder / "measured.json"
-    path.write_text(json.dumps(found.to_json()))
-    assert Topology.from_json(path.read_text()).gpus[0].node_source == "measured"
-    return path
-
-
-@pytest.mark.parametrize("option", ["--output", "--plot"])
-def test_a_file_that_cannot_be_written_is_told_at_once(option: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["nowhere/file", "link"])
+def test_a_file_that_cannot_be_written_is_told_at_once(name: str, tmp_path: Path) -> None:
     """The error comes before measuring and names the option; links are followed."""
-    path = str(tmp_path / ("nowhere/file" if option == "--output" else "link"))
+    path = str(tmp_path / name)
     (tmp_path / "link").symlink_to("nowhere/file")
-    done = forked_bench("alloc", "--quick", "--timeout", "1", option, path)
+    done = forked_bench("alloc", "--quick", "--timeout", "1", "--output", path)
     assert done.status == 2
     assert f"{path} cannot be written" in done.err
-    assert option in done.err
-
-
-def test_two_options_with_one_file(tmp_path: Path) -> None:
-    """A report and a plot in the same file are an error, and an existing file is kept."""
-    path = tmp_path / "file"
-    path.write_text("a report")
-    done = forked_bench(
-        "alloc", "--quick", "--output", str(path), "--plot", str(tmp_path / ".." / tmp_path.name / "file")
-    )
-    assert (done.status, path.read_text()) == (2, "a report")
-    assert "--output and --plot name the same file" in done.err
+    assert "--output" in done.err
 
 
 @pytest.mark.parametrize(
@@ -154,7 +77,7 @@ def test_two_options_with_one_file(tmp_path: Path) -> None:
         (("transfer", "--sizes", "4X"), "'4X' is not a size"),
         (("transfer", "--peers", "pinnned"), "'pinnned' is not one of pageable, pinned"),
         (("overlap", "--cases", "all"), "'all' is not one of transfer-bound"),
-        (("launch", "--ranks", "0"), "0 is not in the range"),
+        (("alloc", "--samples", "0"), "0 is not in the range"),
     ],
 )
 def test_wrong_input(arguments: tuple[str, ...], problem: str) -> None:
@@ -164,7 +87,7 @@ def test_wrong_input(arguments: tuple[str, ...], problem: str) -> None:
     assert problem in " ".join(done.err.split())
 
 
-@pytest.mark.parametrize("name", ["transfer", "alloc", "overlap", "launch", "exec"])
+@pytest.mark.parametrize("name", ["transfer", "alloc", "overlap"])
 def test_help_imports_no_torch(name: str) -> None:
     """The help does not import torch, and has examples, the duration, and the values of --peers."""
     code = (
@@ -176,15 +99,15 @@ def test_help_imports_no_torch(name: str) -> None:
     words = " ".join(done.out.split())
     assert f"numapin bench {name} " in words
     assert "Duration: " in words
-    peers = {"transfer": [*MEMORIES], "alloc": [*alloc.PEERS], "overlap": [*overlap.PEERS], "launch": [*launch.PEERS]}
-    assert f":{','.join(peers.get(name, [*exec_.PEERS]))}[default:" in words.replace(" ", "")  # lines break at hyphens
+    peers = {"transfer": [*MEMORIES], "alloc": [*alloc.PEERS], "overlap": [*overlap.PEERS]}
+    assert f":{','.join(peers[name])}[default:" in words.replace(" ", "")  # lines break at hyphens
 
 
 def test_the_help_says_where_to_start() -> None:
     """The help of the group has each benchmark's question and duration, and the one to start with."""
     done = numapin("bench", "--help")
     questions = [line.split()[0] for line in done.out.splitlines() if "?  " in line]
-    assert questions == ["alloc", "transfer", "overlap", "loader", "train", "offload", "launch", "exec"]
+    assert questions == ["alloc", "transfer", "overlap", "loader"]
     assert "Start with `numapin bench transfer --quick`" in " ".join(done.out.split())
 
 

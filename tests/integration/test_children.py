@@ -140,7 +140,7 @@ if __name__ == "__main__":
     def test_what_a_driver_with_both_gpus_starts(self, gpus: dict[str, Any], tmp_path: Path) -> None:
         """Its workers are bound to the GPU that they name; those bound before it, and their helpers, stay as they are.
 
-        So is a process that --children-match leaves out. Changes of the list after set_device are for children only.
+        Changes of the list after set_device are for children only.
         """
         text = """
 import multiprocessing as mp, subprocess, time, torch
@@ -179,10 +179,6 @@ if __name__ == "__main__":
         assert (found["early"]["cpus"], found["early-helper"]["helper"]) == (own_cpu(1), [CPUS[1]])
         assert found["one"]["cpus"] == own_cpu(0)
         assert (found["spawn"]["cpus"], found["fork"]["cpus"]) == (own_cpu(1), own_cpu(1))
-        # MainProcess is the name of the driver, and of none of its workers
-        found = shown(python(tmp_path, text, "other", options=("--children-match", "MainProcess"), **gpus))
-        assert (found["other"]["cpus"], found["other-helper"]["helper"]) == ([CPUS], CPUS)
-        assert found["one"]["cpus"] == own_cpu(0)
 
     @needs_accelerate
     def test_accelerate(self, gpus: dict[str, Any], tmp_path: Path) -> None:
@@ -324,34 +320,6 @@ show("both")
         assert (found["own"]["cpus"], found["both"]["cpus"]) == (own_cpu(0), [CPUS])
         assert done.err.count("is bound to") == 2
 
-    def test_match(self, gpus: dict[str, Any], tmp_path: Path) -> None:
-        """--children-match chooses by command line or by multiprocessing's name; the others are left alone."""
-        text = """
-import multiprocessing as mp, torch
-def work(rank):
-    torch.cuda.set_device(rank)
-    show(str(rank))
-if __name__ == "__main__":
-    for rank in range(2):
-        worker = mp.get_context("fork").Process(target=work, args=(rank,), name=f"Worker_{rank}")
-        worker.start()
-        worker.join()
-"""
-        found = shown(python(tmp_path, text, options=("--children-match", "Worker_1"), **gpus))
-        assert (found["0"]["cpus"], found["1"]["cpus"]) == ([CPUS], own_cpu(1))
-        spawned = text.replace("fork", "spawn").replace("rank in", "rank in [os.environ.update(LOCAL_RANK='1')] and")
-        found = shown(python(tmp_path, spawned, options=("--children-match", "Worker_1"), **gpus))
-        assert (found["0"]["cpus"], found["1"]["cpus"]) == ([CPUS], own_cpu(1))
-        at_import = "import multiprocessing as mp\ndef work():\n import torch\n show('at import')\n"
-        at_import += "if __name__ == '__main__':\n os.environ['LOCAL_RANK'] = '1'\n"
-        at_import += " mp.get_context('spawn').Process(target=work, name='Worker_1').start()"
-        found = shown(python(tmp_path, at_import, options=("--children-match", "Worker_1"), **gpus))
-        assert found["at import"]["cpus"] == own_cpu(1)
-        none = python(tmp_path, text, options=("--children-match", "*nothing*"), **gpus)
-        assert none.status == 0
-        assert none.err.count("no process that uses a GPU matches --children-match '*nothing*'") == 1
-        assert "program.py" in none.err
-
 
 class TestProgramsGoOn:
     """What must not change for the program."""
@@ -468,10 +436,9 @@ show("end")
     def test_names_cannot_control_a_terminal(self, gpus: dict[str, Any], tmp_path: Path) -> None:
         """Control characters in what a process is called, or in its variables, do not reach stderr."""
         text = "import torch\nos.environ['CUDA_VISIBLE_DEVICES'] = sys.argv[1]\ntorch.cuda.set_device(0)"
-        for options in ((), ("--children-match", "*nothing*")):
-            done = python(tmp_path, text, "GPU-\33[31m", options=options, **gpus)
-            assert "[31m" in done.err
-            assert "\33" not in done.err
+        done = python(tmp_path, text, "GPU-\33[31m", **gpus)
+        assert "[31m" in done.err
+        assert "\33" not in done.err
 
 
 class TestRefusals:
@@ -480,11 +447,9 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "status", "problem"),
         [
-            (("--children-match", " "), 2, "is blank"),
-            (("--children-match", "a\nb"), 2, "control character"),
             (("--local-rank", "0"), 2, "--children and --local-rank cannot be combined"),
             (("--plan", "plan.json"), 2, "--children and --plan cannot be combined"),
-            (("--cores-for", "loader=1"), 2, "--children and --cores-for cannot be combined"),
+            (("--nic-env", "ucx"), 2, "--children and --nic-env cannot be combined"),
             (("--gpus", "9"), 2, "--gpus"),
             (("--", ""), 2, "the command is empty"),
         ],
@@ -494,11 +459,6 @@ class TestRefusals:
         done = start("echo", "started", options=options, **gpus)
         assert (done.status, done.out) == (status, "")
         assert problem in done.err
-
-    def test_match_without_children(self) -> None:
-        """--children-match without --children is an error."""
-        done = call(*NUMAPIN, "exec", "--children-match", "*", "--", "echo", "started")
-        assert (done.status, done.out) == (2, "")
 
     def test_no_gpu(self, gpus: dict[str, Any]) -> None:
         """Without a GPU there is nothing to bind to: status 4, and the command does not start."""
@@ -513,7 +473,7 @@ class TestRefusals:
         assert "-I ignores PYTHONPATH, so that process cannot be bound" in done.err
         assert done.err.count("no Python process below the command was seen to use a GPU") == 1
         assert start(sys.executable, "-I", "-c", "", options=("--strict",), **gpus).status == 2
-        strict = start("true", options=("--strict", "--children-match", "worker-*"), **gpus)
+        strict = start("true", options=("--strict",), **gpus)
         assert strict.status == 5
         assert "error: --strict: no Python process below the command was seen to use a GPU" in strict.err
 

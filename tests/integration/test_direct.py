@@ -1,9 +1,10 @@
-"""The direct way: `numapin run` without torch in the launcher."""
+"""`numapin run` on one host, without torch in the launcher."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from tests.integration.launching import NUMAPIN, call, environment, numapin, script
 from tests.waiting import wait_until
@@ -20,7 +22,7 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DIRECT = ("run", "--quiet", "--launcher", "direct")
+DIRECT = ("run", "--quiet")
 TWO = ("--nproc-per-node", "2")
 LIMIT_S = 60
 
@@ -88,12 +90,12 @@ def test_the_launcher_stays_small(tmp_path: Path) -> None:
 
 
 def test_automatic_choice(tmp_path: Path) -> None:
-    """The default is direct where that is possible; --dry-run and --verbose say which it is, and why."""
+    """--dry-run and --verbose say whether torch's store is used, and why."""
     path = script(tmp_path, "")
     for options, told in (
         ((), "launcher: direct, without torch: one host"),
         (("--max-restarts", "1"), "launcher: direct, without torch: one host"),
-        (("--launcher", "agent"), "launcher: with torch's store: --launcher agent"),
+        (("--nnodes", "1:2"), "launcher: with torch's store: --nnodes 2"),
     ):
         done = numapin("run", "--dry-run", *options, path)
         assert (done.status, f"numapin: {told}\n" in done.err) == (0, True), done.err
@@ -103,22 +105,31 @@ def test_automatic_choice(tmp_path: Path) -> None:
     assert told in numapin("run", "--dry-run", path, PET_NNODES="1").err
 
 
-@pytest.mark.parametrize(("launcher", "reason"), [("direct", "one host"), ("agent", "--launcher agent")])
-def test_report(tmp_path: Path, launcher: str, reason: str) -> None:
+def test_report(tmp_path: Path) -> None:
     """The report file has what started the ranks, and why."""
     file = tmp_path / "report.json"
-    assert numapin("run", "--launcher", launcher, "--report", str(file), script(tmp_path, "")).status == 0
-    assert json.loads(file.read_text())["launcher"] == {"name": launcher, "reason": reason}
+    assert numapin("run", "--report", str(file), script(tmp_path, "")).status == 0
+    assert json.loads(file.read_text())["launcher"] == {"name": "direct", "reason": "one host"}
 
 
-def test_what_needed_the_agent(tmp_path: Path) -> None:
-    """--launcher direct takes options that only torch's agent had."""
-    done = numapin("run", "--launcher", "direct", "--tee", "3", script(tmp_path, "print(1)"))
-    assert (done.status, done.out) == (0, "[default0]:1\n")
+def test_ranks_meet_in_the_store_of_a_newer_torch(tmp_path: Path) -> None:
+    """If numapin does not know the store of the installed torch, torch serves it; the report says so."""
+    installed, newer, report = Path(torch.__file__).parent, tmp_path / "path" / "torch", tmp_path / "report.json"
+    newer.mkdir(parents=True)
+    for entry in installed.iterdir():
+        if entry.name not in ("include", "version.py"):
+            (newer / entry.name).symlink_to(entry)
+    version = re.sub("__version__ = .*", "__version__ = '99.0'", (installed / "version.py").read_text())
+    (newer / "version.py").write_text(version)
+    options = ("run", "--quiet", *TWO, "--report", str(report))
+    done = call(*NUMAPIN, *options, script(tmp_path, MEETS), PYTHONPATH=str(newer.parent))
+    assert (done.status, done.out) == (0, "[0, 1]\n" * 2), done.err
+    reason = "this numapin does not know the store of torch 99.0"
+    assert json.loads(report.read_text())["launcher"] == {"name": "agent", "reason": reason}
 
 
 def test_a_newer_torch(tmp_path: Path) -> None:
-    """With a torch whose store numapin does not know, torch's agent starts the ranks."""
+    """Torch is imported by the launcher only if numapin does not know its store."""
     torch = tmp_path / "path" / "torch"
     torch.mkdir(parents=True)
     (torch / "__init__.py").write_text("raise SystemExit('torch is imported')")

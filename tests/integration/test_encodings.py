@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).parents[1] / "machines" / "golden" / "2pkg-8node-smt2-8g
 NAME = "ü → 日本 😀.json"
 """A name with characters that ASCII and Latin-1 lack."""
 GROUPS = {
-    "bench": ("alloc", "exec", "launch", "loader", "overlap", "transfer"),
+    "bench": ("alloc", "loader", "overlap", "transfer"),
     "job": ("slurm", "mpi", "kubernetes", "pbs", "lsf"),
 }
 LOCALES = {
@@ -63,7 +63,7 @@ def command_lines(machine: str, plan: str) -> list[list[str]]:
         ["verify", NAME],
         ["top", "--once", NAME],
         ["doctor"],
-        ["doctor", "--json", "--batch-bytes", "1G", "--workers", "64"],
+        ["doctor", "--json"],
         ["job", "slurm", "--gpus-per-node", "2", NAME],
         ["job", "kubernetes", "--machine", machine, "--container", "x/y:z", NAME],
         ["job", NAME],

@@ -1,4 +1,4 @@
-"""Every option of torchrun, alone and in pairs, under torchrun, the agent and the direct way."""
+"""Every option of torchrun, alone and in pairs, under torchrun and numapin."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def free_port() -> str:
             return str(port)
 
 
-def outcome(folder: Path, way: str, options: Sequence[str], status: int) -> Outcome:
+def outcome(folder: Path, launcher: str, options: Sequence[str], status: int) -> Outcome:
     """Return the exit status, the environment of each rank of each attempt, and the launcher's messages."""
     place = folder / str(next(numbers))
     for name in ("logs", "ranks"):
@@ -122,9 +122,7 @@ def outcome(folder: Path, way: str, options: Sequence[str], status: int) -> Outc
     program = [] if "-m" in options else [path]
     arguments = [*words, *program, str(place / "ranks"), str(status)]
     done = (
-        torchrun(*arguments, cwd=place)
-        if way == "torchrun"
-        else numapin("run", "--quiet", "--launcher", way, *arguments, cwd=place)
+        torchrun(*arguments, cwd=place) if launcher == "torchrun" else numapin("run", "--quiet", *arguments, cwd=place)
     )
     found = {
         file.name: dict(entry.partition("=")[::2] for entry in file.read_text().split("\0"))
@@ -160,14 +158,14 @@ def test_the_differences_are_documented() -> None:
 
 @pytest.mark.parametrize("part", range(4))
 def test_exit_status_and_environment(tmp_path: Path, part: int) -> None:
-    """Each line ends with torchrun's status, and gives its ranks torchrun's variables, whatever starts them."""
+    """Each line ends with torchrun's status, and gives its ranks torchrun's variables."""
     options_of_torch = {name for action in torch_parser()._actions for name in action.option_strings}
     torchrun("--help")  # starts the process that is forked
     with ThreadPoolExecutor(3) as pool:
         started = [
             (
                 *(options, status),
-                {way: pool.submit(outcome, tmp_path, way, options, status) for way in ways_of(options)},
+                {name: pool.submit(outcome, tmp_path, name, options, status) for name in ("torchrun", "numapin")},
             )
             for options, status in lines()[part::4]
             if {word for word in options if word.startswith("--")} <= options_of_torch  # an older torch has fewer
@@ -177,27 +175,20 @@ def test_exit_status_and_environment(tmp_path: Path, part: int) -> None:
     assert not wrong, "\n\n".join(wrong)
 
 
-def ways_of(options: Sequence[str]) -> list[str]:
-    """Return the ways in which a job with these options can be started."""
-    del options
-    return ["torchrun", "direct"]
-
-
 def differences(options: Sequence[str], status: int, ended: Mapping[str, Future[Outcome]]) -> Iterator[str]:
     """Describe where a job differs from torchrun's."""
     theirs, expected, told = ended["torchrun"].result()
     if (theirs, bool(expected)) != (int(bool(status)), True):
         yield f"torchrun {options}: status {theirs}\n{told}"
         return
-    for way, end in ended.items():
-        ours, found, told = end.result()
-        if (ours, found.keys()) != (theirs, expected.keys()):
-            yield f"{way} {options}: status {ours} instead of {theirs}, {[*found]} instead of {[*expected]}\n{told}"
-            continue
-        for rank in expected:
-            changed = same(found[rank]).items() ^ same(expected[rank]).items()
-            if changed:
-                yield f"{way} {options}: rank.attempt {rank}: {sorted(changed)}"
+    ours, found, told = ended["numapin"].result()
+    if (ours, found.keys()) != (theirs, expected.keys()):
+        yield f"{options}: status {ours} instead of {theirs}, {[*found]} instead of {[*expected]}\n{told}"
+        return
+    for rank in expected:
+        changed = same(found[rank]).items() ^ same(expected[rank]).items()
+        if changed:
+            yield f"{options}: rank.attempt {rank}: {sorted(changed)}"
 
 
 def same(environment: Mapping[str, str]) -> dict[str, str]:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PAGE = Path(__file__).parents[2] / "docs" / "failures.md"
-WAYS = ("direct", "agent")
 STATUSES = {"ctrl-c": -signal.SIGINT, "sigterm": 128 + signal.SIGTERM}
 
 
@@ -60,33 +59,29 @@ def _place(scenario: Scenario) -> re.Pattern[str]:
     "name", [pytest.param(name, marks=needs_root) if name in ("oom", "bus") else name for name in SCENARIOS]
 )
 def test_block(tmp_path: Path, name: str, request: pytest.FixtureRequest) -> None:
-    """A failed job ends with the recorded block, of at most 20 lines and 80 columns, on both ways."""
+    """A failed job ends with the recorded block, of at most 20 lines and 80 columns."""
     scenario = SCENARIOS[name]
     cgroup = request.getfixturevalue("cgroup") if name == "oom" else None
-    blocks = []
-    for way in WAYS:
-        done = run(scenario, tmp_path, "--launcher", way, cgroup=cgroup)
-        lines = block_of(done.err)
-        assert done.status == STATUSES.get(name, 1), done.err
-        assert len(lines) <= 20
-        assert max(map(len, lines)) <= 80
-        assert done.err.count("numapin: ") == 1, done.err
-        assert not re.search(r"torch/distributed/(launcher|elastic/(agent|multiprocessing/api))", done.err), done.err
-        blocks.append(settled(lines))
+    done = run(scenario, tmp_path, cgroup=cgroup)
+    lines = block_of(done.err)
+    assert done.status == STATUSES.get(name, 1), done.err
+    assert len(lines) <= 20
+    assert max(map(len, lines)) <= 80
+    assert done.err.count("numapin: ") == 1, done.err
+    block = settled(lines)
     if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
-        record(scenario, blocks[0])
-    for block in blocks:  # a rank that does not answer in 0.2 s, as on a busy machine, has no place
-        assert block in (recorded(scenario), re.sub(r"  were in .*\n", "", recorded(scenario)))
+        record(scenario, block)
+    # a rank that does not answer in 0.2 s, as on a busy machine, has no place
+    assert block in (recorded(scenario), re.sub(r"  were in .*\n", "", recorded(scenario)))
 
 
 FAILS = "import sys\ndef step():\n    raise ValueError('x\\x1b[2J')\nprint('out', file=sys.stderr)\nstep()\n"
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_traceback_report_and_file(tmp_path: Path, way: str) -> None:
+def test_traceback_report_and_file(tmp_path: Path) -> None:
     """--traceback, the file in the run's folder and --report have all frames, without control characters."""
     path, report = script(tmp_path, FAILS), tmp_path / "report.json"
-    options = ("--launcher", way, "--quiet", "--report", str(report), "--traceback")
+    options = ("--quiet", "--report", str(report), "--traceback")
     done = numapin("run", *options, path, TMPDIR=str(tmp_path))
     assert done.status == 1
     own, _, ours = done.err.partition("numapin: all frames of rank 0:\n")
@@ -162,7 +157,7 @@ UNTOUCHED = """
 import json, os, sys, subprocess
 me = {
     "hook": sys.excepthook is sys.__excepthook__, "path": os.environ.get("PYTHONPATH"),
-    "entries": [entry for entry in sys.path if "errorhook" in entry], "customized": "sitecustomize" in sys.modules,
+    "entries": [entry for entry in sys.path if "rank/hook" in entry], "customized": "sitecustomize" in sys.modules,
 }
 os.write(1, (json.dumps(me) + "\\n").encode())
 child = "import sys, os; 1 / 0"
@@ -193,12 +188,11 @@ def test_a_python_below_a_wrapper_sees_no_hook(tmp_path: Path) -> None:
     text = f'echo "<$PYTHONPATH>"; {sys.executable} -c \'import os; print(os.environ["PYTHONPATH"])\''
     done = numapin("run", "--no-python", "bash", "-u", script(tmp_path, text, "job.sh"), PYTHONPATH="/x")
     wrappers, pythons = done.out.splitlines()
-    assert (done.status, wrappers.endswith("/errorhook:/x>"), pythons) == (0, True, "/x")
+    assert (done.status, wrappers.endswith("/rank/hook:/x>"), pythons) == (0, True, "/x")
 
 
-@pytest.mark.parametrize("launcher", WAYS)
-def test_a_record_that_cannot_be_written(tmp_path: Path, launcher: str) -> None:
-    """No part of the file is left, because torch's agent fails if it reads a partial one."""
+def test_a_record_that_cannot_be_written(tmp_path: Path) -> None:
+    """No part of the file is left."""
     text = (
         "import os, resource\n"
         "open('folder', 'w').write(os.path.dirname(os.environ['TORCHELASTIC_ERROR_FILE']))\n"
@@ -206,7 +200,7 @@ def test_a_record_that_cannot_be_written(tmp_path: Path, launcher: str) -> None:
         "raise ValueError(9)\n"
     )
     report = ("--report", str(tmp_path / "report.json"))
-    done = numapin("run", "--quiet", "--launcher", launcher, *report, script(tmp_path, text), cwd=tmp_path)
+    done = numapin("run", "--quiet", *report, script(tmp_path, text), cwd=tmp_path)
     assert done.status == 1
     assert "rank    0, the first to fail" in done.err
     assert "JSONDecodeError" not in done.err

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     Launcher = Forked | subprocess.Popen[bytes]
 
-WAYS = ("direct", "agent")
 LIMIT_S = 100
 TWO = ("--nproc-per-node", "2")
 
@@ -97,21 +96,20 @@ for batch in DataLoader(Data(), num_workers=1): pass
 """
 
 
-def failed(tmp_path: Path, text: str, way: str, *options: str) -> tuple[str, dict[str, Any]]:
+def failed(tmp_path: Path, text: str, *options: str) -> tuple[str, dict[str, Any]]:
     """Run a job of two ranks that fails; return its block, and the account in its report."""
     report = tmp_path / "report.json"
     path = script(tmp_path, TOGETHER + text)
-    options = ("--quiet", "--launcher", way, "--report", str(report), *options)
+    options = ("--quiet", "--report", str(report), *options)
     done = numapin("run", *options, path, cwd=tmp_path, TMPDIR=str(tmp_path))
     assert done.status == 1, done.err
     return done.err.rpartition("numapin: error: ")[2], json.loads(report.read_text())["failure"]
 
 
 @pytest.mark.parametrize("text", [f"{SLOW}main()\n", f"{SLOW}{RECORD}main()\n"], ids=["plain", "record"])
-@pytest.mark.parametrize("way", WAYS)
-def test_a_rank_that_takes_long_to_end(tmp_path: Path, way: str, text: str) -> None:
+def test_a_rank_that_takes_long_to_end(tmp_path: Path, text: str) -> None:
     """The first is the one that raised first, not the one that ended first."""
-    block, failure = failed(tmp_path, text, way, *TWO)
+    block, failure = failed(tmp_path, text, *TWO)
     assert "rank    1, the first to fail" in block
     assert "failed  ValueError: the first\n          then ended by numapin (SIGTERM)\n" in block
     assert "others  1 failed later (rank 0)\n" in block
@@ -123,33 +121,28 @@ def test_a_rank_that_takes_long_to_end(tmp_path: Path, way: str, text: str) -> N
     [("os._exit(3)", "exit status 3"), ("os.kill(os.getpid(), signal.SIGSEGV); time.sleep(9)", "killed by SIGSEGV")],
     ids=["exit", "signal"],
 )
-@pytest.mark.parametrize("way", WAYS)
-def test_a_rank_that_ends_without_a_word(tmp_path: Path, way: str, end: str, told: str) -> None:
+def test_a_rank_that_ends_without_a_word(tmp_path: Path, end: str, told: str) -> None:
     """It comes before the one that lost its connection to it, and the block says why if that was recorded earlier."""
-    block, failure = failed(tmp_path, SILENT + end, way, *TWO)
+    block, failure = failed(tmp_path, SILENT + end, *TWO)
     assert "rank    1, the first to fail" in block
     assert f"failed  {told}\n" in block
     assert "others  1 failed later (rank 0)\n" in block
-    has_why = "why     rank 0 failed" in block
-    assert has_why == (failure["why_first"] is not None)
-    may_be_by_time = way == "agent" and "SIGSEGV" in told  # a signal counts from the last look at which ranks ran
-    assert has_why or may_be_by_time
+    assert "why     rank 0 failed" in block
+    assert failure["why_first"] is not None
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_rank_that_leaves_the_group_before_its_exception_is_seen(tmp_path: Path, way: str) -> None:
+def test_a_rank_that_leaves_the_group_before_its_exception_is_seen(tmp_path: Path) -> None:
     """A `finally` closes the connections first, so a peer fails earlier. The exception is the cause all the same."""
-    block, failure = failed(tmp_path, LEAVES, way, *TWO)
+    block, failure = failed(tmp_path, LEAVES, *TWO)
     assert "rank    1, the first to fail" in block
     assert "failed  ValueError: the cause\n" in block
     assert "why     rank 0 failed" in block
     assert [rank["rank"] for rank in failure["ranks"]] == [1, 0]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_rank_that_crashes_while_it_is_ended(tmp_path: Path, way: str) -> None:
+def test_a_rank_that_crashes_while_it_is_ended(tmp_path: Path) -> None:
     """It is not said to have ended because of numapin's signal."""
-    block, failure = failed(tmp_path, CRASHES, way, *TWO)
+    block, failure = failed(tmp_path, CRASHES, *TWO)
     assert "rank    1, the first to fail" in block
     assert "others  1 failed while numapin ended it (rank 0: SIGSEGV)\n" in block
     assert [(rank["state"], rank["signal"]) for rank in failure["ranks"]] == [("failed", None), ("failed", "SIGSEGV")]
@@ -160,7 +153,7 @@ def test_a_dataloaders_worker(tmp_path: Path) -> None:
 
     It is torch's RuntimeError, or that of the connection to the worker if this ends while a batch is read.
     """
-    block, failure = failed(tmp_path, WORKER, "direct")
+    block, failure = failed(tmp_path, WORKER)
     assert re.search("failed  (RuntimeError: DataLoader worker .pid|EOFError|ConnectionResetError)", block), block
     assert re.search("likely  .*(was truncated|DataLoader worker ended)", block), block
     assert "/dev/shm" not in failure["cause"]  # noqa: S108 - it is not full
@@ -187,10 +180,9 @@ def ends_in_grace(tmp_path: Path, *arguments: str, module: str = "numapin") -> t
     return status, (tmp_path / "err").read_text()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_signal_while_a_failed_job_ends(tmp_path: Path, way: str) -> None:
+def test_a_signal_while_a_failed_job_ends(tmp_path: Path) -> None:
     """It decides the exit status; the ranks get it, too, and the block says what had failed before."""
-    status, err = ends_in_grace(tmp_path, "run", "--quiet", "--launcher", way)
+    status, err = ends_in_grace(tmp_path, "run", "--quiet")
     assert status == 128 + signal.SIGHUP
     block, _, last = err.partition("numapin: stopped by ")
     assert block.startswith("numapin: error: ")

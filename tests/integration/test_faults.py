@@ -1,4 +1,4 @@
-"""The outcome of a job when something fails. These tests write the table in docs/faults.md.
+"""The outcome of a job when something fails. These tests write the table in faults.md.
 
 `NUMAPIN_UPDATE_GOLDEN=1 pytest tests/integration/test_faults.py` rewrites it, and runs torchrun for comparison.
 """
@@ -25,7 +25,7 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-TABLE = Path(__file__).parents[2] / "docs" / "faults.md"
+TABLE = Path(__file__).with_name("faults.md")
 TWO = ["--nproc-per-node", "2"]
 
 STALL = r"""
@@ -297,38 +297,20 @@ FAULTS: tuple[Callable[[Path, str], str], ...] = (
     *(exits, exits_once, killed, shim_killed, launcher_killed, host_killed, hangs, terminated, signalled, gpu_lost),
     *(gpu_lost_elsewhere, signalled_before_restart, signalled_at_restart, dying),
 )
-WITH_BOTH = (exits_once, launcher_killed, hangs, terminated, signalled)
-ON_SEVERAL_HOSTS = (host_killed, gpu_lost_elsewhere, signalled_at_restart)
 
 
-def ways_of(fault: Callable[[Path, str], str]) -> tuple[str, ...]:
-    """Return the values of --launcher with which the fault is done."""
-    if fault in WITH_BOTH:
-        return ("direct", "agent")
-    return ("agent",) if fault in ON_SEVERAL_HOSTS else ("direct",)
-
-
-@pytest.mark.parametrize(
-    ("fault", "way"),
-    [(fault, way) for fault in FAULTS for way in ways_of(fault)],
-    ids=lambda given: given if isinstance(given, str) else given.__name__,
-)
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_outcome_is_the_documented_one(
-    tmp_path: Path,
-    fault: Callable[[Path, str], str],
-    way: str,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, fault: Callable[[Path, str], str], request: pytest.FixtureRequest
 ) -> None:
-    """After each fault the job ends or continues as docs/faults.md says, and leaves behind only what it says."""
-    monkeypatch.setattr(Job, "way", way)
+    """After each fault the job ends or continues as faults.md says, and leaves behind only what it says."""
     if "gpu" in fault.__name__:
         request.getfixturevalue("fake_nvml")
     try:
         seen = fault(tmp_path / "numapin", "numapin")
         rows = read_rows()
         name = name_of(fault)
-        if os.environ.get("NUMAPIN_UPDATE_GOLDEN") and way == ways_of(fault)[0]:
+        if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
             rows[name] = (seen, fault(tmp_path / "torchrun", "torchrun"))
             write_rows(rows)
     finally:
@@ -409,11 +391,10 @@ HEAD = f"""# Faults, and what happens to the job
 Written by `NUMAPIN_UPDATE_GOLDEN=1 pytest tests/integration/test_faults.py`, which does each of
 these to a job of two ranks. Each test run compares the numapin column again; the torchrun column is of torch {VERSION}.
 "Left" lists what remains when the launcher has ended: processes, shared memory, and files in the temporary directory.
-Memory of a memfd is freed with its processes. The second column says with which `--launcher` it was done, with the
-same outcome: numapin serves the ranks' store (direct), or torch does (agent), as it always does on several hosts.
+Memory of a memfd is freed with its processes.
 
-| fault | launcher | numapin run | torchrun |
-|---|---|---|---|
+| fault | numapin run | torchrun |
+|---|---|---|
 """
 
 
@@ -425,7 +406,7 @@ def name_of(fault: Callable[[Path, str], str]) -> str:
 def read_rows() -> dict[str, tuple[str, str]]:
     """Return the table's rows by fault."""
     text = TABLE.read_text() if TABLE.is_file() else ""
-    found = re.finditer(r"^\| (.+?) \| (?:.+?) \| (.+?) \| (.+?) \|$", text, re.MULTILINE)
+    found = re.finditer(r"^\| (.+?) \| (.+?) \| (.+?) \|$", text, re.MULTILINE)
     return {row[1]: (row[2], row[3]) for row in found}
 
 
@@ -433,6 +414,5 @@ def write_rows(rows: dict[str, tuple[str, str]]) -> None:
     """Write the table and keep the text after it."""
     text = TABLE.read_text() if TABLE.is_file() else ""
     below = text.rpartition("|\n")[2]
-    named = [(name_of(fault), ", ".join(ways_of(fault))) for fault in FAULTS]
-    lines = [f"| {name} | {ways} | {' | '.join(rows[name])} |\n" for name, ways in named if name in rows]
+    lines = [f"| {name} | {' | '.join(rows[name])} |\n" for name in map(name_of, FAULTS) if name in rows]
     TABLE.write_text(HEAD + "".join(lines) + below)

@@ -196,10 +196,9 @@ _WRONG: tuple[tuple[str, ...], ...] = (
     ("attach", "--job", NOT_TEXT),
     ("attach", "--pid", "4194305", "--gpu", HOSTILE),
     ("top", "--once", HOSTILE),
-    ("doctor", "--batch-bytes", HOSTILE),
     ("bench", HOSTILE),
     ("bench", "loader", "--peers", HOSTILE),
-    ("bench", "launch", "--peers", "torchrun", "--output", f"{HOSTILE}/x"),
+    ("bench", "loader", "--peers", "torch", "--output", f"{HOSTILE}/x"),
     ("bench", "transfer", "--sizes", HOSTILE),
     ("compare", HOSTILE),
     ("compare", "--variants", HOSTILE, "x.py"),
@@ -314,12 +313,9 @@ def test_running_job(folder: Path) -> None:
         told = shown("verify", "--json", str(run))
         assert json.loads(told.text)["ranks"][0]["applied"] == {HOSTILE: HOSTILE}
         shown("verify", "--pid", str(pid))
-        attached = shown("attach", "--job", str(run), TMPDIR=str(folder))
+        attached = shown("attach", "--job", str(run))
         assert (attached.status, "�]0;o�" in attached.text) == (0, True)
         shown("attach", "--pid", str(pid))
-        assert shown("attach", "--restore", "--pid", str(pid), TMPDIR=str(folder)).status == (
-            0 if len(allowed) > 1 else 2
-        )
         assert shown("top", "--once", "--interval", "0.1", **there).status == 0
         shown("top", "--once", "--json", "--interval", "0.1", str(run))
         interrupted = ("timeout", "--foreground", "--preserve-status", "--signal=INT", "5")
@@ -342,8 +338,7 @@ def of_run(folder: Path) -> dict[str, Shown]:
     lines = {
         **{says: ("run", *line) for line, says in _WRONG_FOR_RUN},
         "dry": ("run", "--nproc-per-node", "1", "--dry-run", f"{FILE}.py", *_ARGUMENTS),
-        "fails": ("run", "--launcher", "agent", *options, f"{FILE}.py"),
-        "fails directly": ("run", "--launcher", "direct", *options, f"{FILE}.py"),
+        "fails": ("run", *options, f"{FILE}.py"),
     }
     return dict(
         zip(
@@ -365,14 +360,6 @@ def test_command_lines_of_run(says: str, of_run: dict[str, Shown]) -> None:
 def test_run_that_fails(of_run: dict[str, Shown]) -> None:
     """The table, the verification and the block of a hostile script have visible characters only."""
     done = of_run["fails"]
-    assert done.problems() == [], done.raw
-    assert done.status == 1
-    assert "numapin: error: <b>a�[38;5;196mr" in done.text
-
-
-def test_run_that_fails_directly(of_run: dict[str, Shown]) -> None:
-    """The block of a hostile script has visible characters only."""
-    done = of_run["fails directly"]
     assert done.problems() == [], done.raw
     assert done.status == 1
     assert "numapin: error: <b>a�[38;5;196mr" in done.text
@@ -429,8 +416,7 @@ def test_trace(folder: Path) -> None:
     assert read.status == 0
     assert "]0;owned" in read.text
     shown("trace", "--read", str(traces), "--json")
-    for name in ("report.json", "timeline.html"):
-        assert all(line.isprintable() for line in (output / name).read_text().split("\n"))
+    assert all(line.isprintable() for line in (output / "report.json").read_text().split("\n"))
     (traces / FILE).write_text(json.dumps(made.content(rank=None)))
     assert shown("trace", "--read", str(traces / FILE)).status == 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -50,13 +49,11 @@ _QUICK: Final = ("--quick", "--repeats", "1", "--timeout", "100")
 _COMMANDS: Final = {
     "bench loader": ("bench", "loader", *_QUICK, "--cases", "transport", "--peers", "numapin-transport",
                      "--workers", "1", "--seconds", "0.1", "--warm-up", "0"),
-    "bench launch": ("bench", "launch", *_QUICK, "--ranks", "1", "--peers", "torchrun,numapin", "--json"),
     "trace": ("trace", "--quiet", "--nproc-per-node", "1", "--skip", "1", "--steps", "1",
               "--output", "{out}/trace", "{trains}"),
     "compare": ("compare", "--repeats", "1", "--skip", "1", "--steps", "2", "--nproc-per-node", "1",
                 "--variants", "numapin,torchrun", "{steps}", "{out}", "0.01"),
     "bench alloc": ("bench", "alloc", *_QUICK, "--sizes", "4K", "--samples", "1", "--peers", "pageable"),
-    "bench exec": ("bench", "exec", *_QUICK, "--samples", "1", "--peers", "python,numapin"),
     "run": ("run", "--quiet", "--dataloader", "numapin", "--nproc-per-node", "1", "{prints}"),
     "run --dry-run": ("run", "--dry-run", "{prints}"),
     "doctor": ("doctor",),
@@ -139,17 +136,6 @@ def test_the_users_own_path_is_as_ever(name: str, results: dict[str, Future[Done
     """A script's folder is first on its path, as under torchrun; ranks of spawn have their caller's path."""
     printed = results[name].result(timeout=120).out
     assert printed.strip() in (str(folders["out"]), repr((str(folders["out"]),)))
-
-
-def test_figures_of_bench_launch(results: dict[str, Future[Done]]) -> None:
-    """The report has both launchers' times, and their ratio per repeat. It is tested here to start them only once."""
-    (case,) = json.loads(results["bench launch"].result(timeout=120).out)["cases"]
-    torchs, ours = case["peers"]
-    assert (torchs["name"], ours["name"], ours["skipped"]) == ("torchrun", "numapin", None)
-    ratio = ours["figures"]["total_s"]["median"] / torchs["figures"]["total_s"]["median"]
-    assert ours["figures"]["ratio"]["median"] == pytest.approx(ratio)
-    figures = ours["figures"]
-    assert 0 < figures["first_s"]["median"] <= figures["last_s"]["median"] < figures["total_s"]["median"]
 
 
 def test_the_plants_grow(folders: dict[str, Path], tmp_path: Path) -> None:

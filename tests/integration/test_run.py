@@ -29,6 +29,7 @@ from tests.integration.launching import (
     observed,
     script,
     torchrun,
+    torchs_store,
 )
 from tests.needs import needs_two_cpus
 from tests.waiting import wait_until
@@ -304,7 +305,7 @@ class TestFaults:
     def test_interrupt_while_starting(self, tmp_path: Path, after_s: float) -> None:
         """Ctrl-C before the ranks start ends the launcher by SIGINT, as torchrun does, so that a shell's loop ends."""
         with subprocess.Popen(
-            [*NUMAPIN, "run", "--launcher", "agent", "--nproc-per-node", "1", script(tmp_path, "")],
+            [*NUMAPIN, "run", *torchs_store(), "--nproc-per-node", "1", script(tmp_path, "")],
             stderr=subprocess.PIPE,
             env=environment(),
         ) as process:
@@ -317,7 +318,7 @@ class TestFaults:
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda s: s.name)
     def test_signal_to_the_launcher(self, tmp_path: Path, number: signal.Signals) -> None:
         """A launcher that gets a signal to stop leaves no rank behind, and its status shows the signal."""
-        commands = {way: [*NUMAPIN, "run", "--launcher", way] for way in ("direct", "agent")}
+        commands = {"ours": [*NUMAPIN, "run"], "torch": [*NUMAPIN, "run", *torchs_store()]}
 
         def status_of(name: str) -> int:
             status, pids = interrupted(tmp_path / name, commands[name], number)
@@ -345,12 +346,9 @@ class TestFaults:
             "real, socket.getaddrinfo = socket.getaddrinfo, refuse\n"
             "socket.gethostbyaddr = socket.gethostbyname = refuse\n"
         )
-        for launcher in ("direct", "agent"):
-            options = f"--launcher {launcher} --nproc-per-node 1"
-            line = f"hostname nowhere.invalid && exec {' '.join(NUMAPIN)} run {options} {path}"
-            done = call("unshare", "--uts", "sh", "-c", line, PYTHONPATH=str(lookups))
-            assert done.status == 0, done.err
-            assert done.out.strip() == "127.0.0.1"
+        line = f"hostname nowhere.invalid && exec {' '.join(NUMAPIN)} run --nproc-per-node 1 {path}"
+        done = call("unshare", "--uts", "sh", "-c", line, PYTHONPATH=str(lookups))
+        assert (done.status, done.out.strip()) == (0, "127.0.0.1"), done.err
 
 
 def interrupted(folder: Path, command: Sequence[str], number: signal.Signals) -> tuple[int, list[int]]:
@@ -364,7 +362,6 @@ def interrupted(folder: Path, command: Sequence[str], number: signal.Signals) ->
         env=environment(),
     ) as process:
         wait_until(lambda: len(list(folder.glob("*.pid"))) >= 2, limit_s=60)
-        time.sleep(1)  # torch's agent leaves them behind if a signal arrives while it starts ranks
         process.send_signal(number)
         status = process.wait(timeout=60)
     return status, [int(pid.stem) for pid in folder.glob("*.pid")]
@@ -464,6 +461,6 @@ def test_too_few_open_files(tmp_path: Path, most: int) -> None:
 def test_importing_torch_does_not_bind_the_launcher(tmp_path: Path) -> None:
     """With OMP_PROC_BIND, torch's import binds the thread that imports it; the launcher keeps its CPUs."""
     path = script(tmp_path, "import os; print(*sorted(os.sched_getaffinity(os.getppid())))")
-    options = ("--quiet", "--nproc-per-node", "1", "--launcher", "agent")
+    options = ("--quiet", "--nproc-per-node", "1", *torchs_store())
     done = call(*NUMAPIN, "run", *options, path, OMP_PROC_BIND="true")
     assert (done.status, done.out.split()) == (0, [*map(str, sorted(os.sched_getaffinity(0)))]), done.err

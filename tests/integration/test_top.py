@@ -53,12 +53,13 @@ class _Terminal:
         )
         os.close(slave)
 
-    def read_until(self, text: bytes, *, times: int = 1) -> None:
-        """Read the output until `text` has appeared this many times."""
+    def read_until(self, text: bytes, *, times: int = 1) -> bytes:
+        """Return the output until `text` has appeared this many times."""
         seen = b""
         while seen.count(text) < times:
             assert select.select([self.master], [], [], 30)[0], seen
             seen += os.read(self.master, 65536)
+        return seen
 
     def read_all(self) -> bytes:
         """Return the rest of the output, until the program has closed the terminal."""
@@ -178,6 +179,20 @@ class TestTerminal:
                 assert terminal.is_restored
                 os.close(terminal.master)
 
+    def test_ctrl_z_and_kill(self, tmp_path: Path) -> None:
+        """The cursor is visible while the table is live, because nothing could show it after SIGSTOP or SIGKILL."""
+        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
+            terminal = _Terminal(tmp_path)
+            seen = terminal.read_until(b"whole machine")
+            assert seen.rfind(b"\x1b[?25h") > seen.rfind(b"\x1b[?25l")
+            terminal.process.send_signal(signal.SIGSTOP)
+            terminal.process.send_signal(signal.SIGCONT)
+            terminal.read_until(b"whole machine")
+            terminal.process.kill()
+            terminal.end()
+        assert termios.tcgetattr(terminal.master) == terminal.settings
+        os.close(terminal.master)
+
     def test_last_figures_stay(self, tmp_path: Path) -> None:
         """When the job ends, the last figures of living ranks are left on the screen."""
         with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1, job_script=STEPPING_JOB):
@@ -206,17 +221,11 @@ class TestMetrics:
         assert "numapin_rank" not in path.read_text()
         assert "numapin_run_active" in path.read_text()
 
-    @pytest.mark.parametrize(
-        ("options", "told"),
-        [
-            (["--openmetrics", "x.prom", "--json"], "--json and --openmetrics cannot be combined"),
-        ],
-    )
-    def test_wrong_input(self, tmp_path: Path, options: list[str], told: str) -> None:
-        """Another host's address and contradictions are errors, before a job is looked for."""
-        done = _top(tmp_path, *options)
+    def test_json_and_metrics(self, tmp_path: Path) -> None:
+        """Together they are an error, before a job is looked for."""
+        done = _top(tmp_path, "--openmetrics", "x.prom", "--json")
         assert (done.status, done.out) == (2, "")
-        assert told in done.err
+        assert "--json and --openmetrics cannot be combined" in done.err
 
 
 @contextmanager

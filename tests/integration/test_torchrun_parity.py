@@ -194,21 +194,20 @@ DIFFERENT = {
             marks=needs_torch_2_10,
         ),
     ],
-    ids=["plain", "spellings", "c10d", "virtual", "static", "direct"],
+    ids=["plain", "spellings", "c10d", "virtual", "static", "signals"],
 )
 def test_ranks_see_the_environment_of_torchrun(tmp_path: Path, options: list[str]) -> None:
-    """Each variable of a rank has torchrun's value, apart from the documented differences, whatever starts the rank."""
+    """Each variable of a rank has torchrun's value, apart from the documented differences."""
     dump = script(tmp_path, DUMP_ENVIRONMENT)
     theirs = torchrun(*options, dump, "--lr", "a b")
-    for launcher in ("direct", "agent"):
-        ours = numapin("run", "--launcher", launcher, *options, dump, "--lr", "a b")
-        assert (ours.status, theirs.status) == (0, 0), ours.err
-        assert len(ours.json_lines()) == len(theirs.json_lines()) > 0
-        for mine, other in zip(ours.json_lines(), theirs.json_lines(), strict=True):
-            keys = (mine.keys() | other.keys()) - DIFFERENT.keys()
-            assert {key: mine.get(key) for key in keys} == {key: other.get(key) for key in keys}
-            assert mine.keys() ^ other.keys() <= DIFFERENT.keys()
-            assert mine["MASTER_ADDR"] in ("127.0.0.1", "localhost")
+    ours = numapin("run", *options, dump, "--lr", "a b")
+    assert (ours.status, theirs.status) == (0, 0), ours.err
+    assert len(ours.json_lines()) == len(theirs.json_lines()) > 0
+    for mine, other in zip(ours.json_lines(), theirs.json_lines(), strict=True):
+        keys = (mine.keys() | other.keys()) - DIFFERENT.keys()
+        assert {key: mine.get(key) for key in keys} == {key: other.get(key) for key in keys}
+        assert mine.keys() ^ other.keys() <= DIFFERENT.keys()
+        assert mine["MASTER_ADDR"] in ("127.0.0.1", "localhost")
 
 
 def test_module_and_program_and_run_path(tmp_path: Path) -> None:
@@ -218,8 +217,6 @@ def test_module_and_program_and_run_path(tmp_path: Path) -> None:
         ["-m", "module_of_ours"],
         ["--no-python", "python3", path],
         ["--run-path", path],
-        ["--launcher", "agent", "-m", "module_of_ours"],
-        ["--launcher", "agent", "--no-python", "python3", path],
     ):
         done = numapin("run", "--nproc-per-node", "1", *options, "x", "y z", cwd=tmp_path)
         assert done.status == 0, done.err

@@ -1,4 +1,4 @@
-"""The command lines of the golden job scripts. `{dgx}` is a machine file of a DGX A100."""
+"""The command lines of the recorded job scripts. `{dgx}` is a machine file of a DGX A100."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from numapin.cli.job import job
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-HERE = Path(__file__).resolve().parent
-_MACHINES = HERE.parent / "machines" / "golden"
+_MACHINES = Path(__file__).resolve().parents[1] / "machines" / "golden"
 
 HOSTILE_SCRIPT = "a b'c\"$(x)\n.py"
 HOSTILE_ARGUMENTS = (
@@ -50,9 +49,7 @@ CASES: dict[str, str] = {
     " train.py",
     "slurm-apptainer": "slurm --nodes 2 --gpus-per-node 8 --container images/torch.sif --no-python ./train.sh",
     "slurm-share": "slurm --nodes 2 --gpus-per-node 2 --machine {dgx} train.py",
-    "slurm-gpus-per-task": "slurm --form task --nodes 2 --gpus-per-node 8 --gpus-per-task --array 0-7%2 train.py",
-    "slurm-het": "slurm --nodes 2 --gpus-per-node 8 --time 4h --partition large --het"
-    " nodes=1,gpus-per-node=4,cpus-per-task=64,mem-per-node=200G,partition=small train.py --lr 0.1",
+    "slurm-array": "slurm --form task --nodes 2 --gpus-per-node 8 --array 0-7%2 train.py",
     "mpi-node": "mpi --nodes 2 --gpus-per-node 8 --hostfile my\\ hosts --bind exclusive --cpus-per-rank 4"
     " train.py --lr 0.1",
     "mpi-task": "mpi --form task --gpus-per-node 8 --container registry/image:tag --setup module\\ load\\ openmpi"
@@ -61,8 +58,6 @@ CASES: dict[str, str] = {
     " train.py",
     "kubernetes-job": f"kubernetes --nodes 2 --machine {{dgx}} {_QUEUED} --container registry/image:tag"
     " --dataloader numapin --bind socket train.py --lr 0.1",
-    "kubernetes-pytorchjob": f"kubernetes --form pytorchjob --nodes 3 --machine {{dgx}} {_QUEUED} --no-sys-nice"
-    " --container registry/image:tag train.py --lr 0.1",
     "kubernetes-jobset": f"kubernetes --form jobset --nodes 2 --machine {{dgx}} {_QUEUED} --ttl 24h --container a/b:c"
     " --dataloader numapin --env NCCL_DEBUG=INFO --env-from secret/wandb --volume pvc/datasets:/data:ro --volume"
     " /mnt/nvme:/scratch --resource rdma/ib=8 --ipc-lock --node-selector pool=gpu"

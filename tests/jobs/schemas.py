@@ -151,8 +151,6 @@ def _typed(listed: Any) -> dict[str, Any]:
         return {"type": listed}
     if isinstance(listed, list):
         return {"enum": listed}
-    if set(listed) == {"*"}:
-        return {"type": "object", "additionalProperties": _typed(listed["*"])}
     return {
         "type": "object",
         "properties": {name.removesuffix("!"): _typed(value) for name, value in listed.items()},

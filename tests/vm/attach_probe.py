@@ -134,7 +134,6 @@ def _look_at_all() -> None:
         look("dry", "--dry-run", "--migrate")
         look("bound")
         look("moved", "--migrate", "--strict")
-        look("restored", "--restore")
     with _worker("computing") as look:
         _let_driver_see(look.pid)
         look("refused", "--migrate", "--strict", before=REFUSE)
@@ -142,7 +141,6 @@ def _look_at_all() -> None:
     with _worker("part", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2") as look:
         _enter_cpuset("attach-part", look.pid, cpus="0-5", nodes="0")
         look("part", "--migrate")
-        look("part-restored", "--restore")
     with _worker("outside", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2") as look:
         _enter_cpuset("attach-outside", look.pid, cpus="0-3", nodes="0")
         look("outside", "--strict")

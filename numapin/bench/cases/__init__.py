@@ -8,9 +8,4 @@ Comes in: the options of a benchmark. Goes out: its cases.
     alloc.py     PURE  allocation and first write
     overlap.py   PURE  training loops bound by transfer, compute or loading
     loader.py    PURE  DataLoaders
-    train.py     PURE  models in training, fed by DataLoaders
-    launch.py    PURE  torchrun and `numapin run`
-    exec.py      PURE  a program with and without `numapin exec`
-    offload.py   PURE  CPU optimizers and FSDP2 with CPU offload, under launchers
-    nearest.py   PURE  the nearest node of each GPU, from measured bandwidths
 """

@@ -113,14 +113,6 @@ PEERS: Final = {
     PEAK: "copies of one pinned buffer to the GPU: the upper bound",
     SAMPLES: "processes that only make samples: the upper bound where samples take work",
     BASELINE: "torch.utils.data.DataLoader, pin_memory=True and .to(non_blocking=True)",
-    "torch-side-stream": "the same, with a prefetcher on a side stream",
-    "threads": "threads that stack into torch's pinned memory, reused after an event",
-    "spdl": "SPDL: a pipeline of threads, with a separate stage that pins and copies",
-    "spdl-process": "SPDL: get_pytorch_dataloader, worker processes",
-    "spdl-subprocess": "SPDL: the pipeline in a subprocess, over a shared-memory arena",
-    "torchdata": "torchdata.nodes with worker processes",
-    "torchdata-threads": "torchdata.nodes with threads",
-    "torchdata-stateful": "torchdata's StatefulDataLoader",
     "numapin-device": "numapin.DataLoader(device=…): yields batches on the GPU",
     "numapin-host": "numapin.DataLoader(pin_memory=True) and .to(non_blocking=True)",
     "numapin-bf16": "numapin-device with cast=torch.bfloat16; its GB/s count the bytes of the narrower batches",
@@ -131,10 +123,7 @@ PEERS: Final = {
 }
 _BUFFER_PEERS: Final = frozenset({"numapin-buffer", "numapin-buffer-nt"})
 _CASTING_PEERS: Final = frozenset({"numapin-bf16"})
-_FOR_DEVICES_ONLY: Final = frozenset({PEAK, "torch-side-stream", "numapin-device", "numapin-host"}).union(
-    _BUFFER_PEERS, _CASTING_PEERS
-)
-_FOR_EQUAL_SIZES_ONLY: Final = frozenset({"threads", "spdl-process"})
+_FOR_DEVICES_ONLY: Final = frozenset({PEAK, "numapin-device", "numapin-host"}).union(_BUFFER_PEERS, _CASTING_PEERS)
 _FOR_HOSTS_ONLY: Final = frozenset({"numapin-transport"})
 _QUESTION: Final = Question(
     subject="{own} instead of torch's loader",
@@ -221,7 +210,6 @@ def _unfit_peers(case: LoaderCase) -> frozenset[str]:
     needs = (
         (_FOR_HOSTS_ONLY, not case.on_device),
         (_FOR_DEVICES_ONLY, case.on_device),
-        (_FOR_EQUAL_SIZES_ONLY, case.work is not Work.PAD),
         (_BUFFER_PEERS, is_plain),  # they make batches of one tensor and labels
         (_CASTING_PEERS, case.dtype == "float32"),
         (frozenset({SAMPLES}), case.work in {Work.GIL, Work.DECODE}),

@@ -94,17 +94,9 @@ def _places(gpu_nodes: Sequence[int | None], nodes: Sequence[int]) -> list[tuple
     return [*alone, tuple(CopyPlace(gpu=gpu, node=node) for gpu, node in enumerate(gpu_nodes))]
 
 
-def group_name(direction: str, place: CopyPlace) -> str:
-    """Return the name of the sweep over sizes for one GPU alone."""
-    return f"{direction} {place.name}"
-
-
-def _sweep_name(direction: str, places: Sequence[CopyPlace]) -> str:
-    return group_name(direction, places[0]) if len(places) == 1 else f"{direction} {len(places)} GPUs at once"
-
-
 def _case(options: TransferBenchOptions, places: tuple[CopyPlace, ...], direction: str, num_bytes: int) -> Case:
-    group = _sweep_name(direction, places)
+    where = places[0].name if len(places) == 1 else f"{len(places)} GPUs at once"
+    group = f"{direction} {where}"
     common = {
         "direction": direction,
         "num_bytes": num_bytes,

@@ -9,7 +9,7 @@ import zlib
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from numapin.bench.cases.loader import NUM_SAMPLES, LoaderCase, Work, spin
 from numapin.data.buffer import batch_buffer
@@ -85,19 +85,6 @@ class Written(Dataset["Batch"]):
         return batch, labels
 
 
-class Fetch:
-    """A function that makes a batch from a list of indices, as a DataLoader's worker does; pickled as its dataset."""
-
-    def __init__(self, dataset: InMemory) -> None:
-        self._dataset = dataset
-
-    def __call__(self, indices: Sequence[int]) -> Batch:
-        """Collate the samples."""
-        collate = collate_of(self._dataset.case) or default_collate
-        batch: Batch = collate([self._dataset[index] for index in indices])
-        return batch
-
-
 def collate_of(case: LoaderCase) -> Callable[[list[Any]], Batch] | None:
     """Return the case's collate_fn, or None if it is the default."""
     return _padded if case.work is Work.PAD else None
@@ -127,11 +114,6 @@ def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) ->
     if isinstance(batch, dict):
         return {name: map_tensors(part, change) for name, part in batch.items()}
     return [map_tensors(part, change) for part in batch]
-
-
-def pinned(batch: Batch) -> Batch:
-    """Return a copy of the batch in torch's pinned memory."""
-    return map_tensors(batch, torch.Tensor.pin_memory)
 
 
 def num_bytes(batch: Batch) -> int:

@@ -1,7 +1,6 @@
-"""The peers of `bench loader`: numapin, torch and torchdata; SPDL and hand-written threads have their own files. Edge.
+"""The peers of `bench loader`: numapin's loader in several ways, and torch's. Edge.
 
-Comes in: a `Setup`. Goes out: a `Source`, with batches where the case ends: on the GPU, or in this process. Optional
-libraries are imported when their peer is built; the harness skips a peer whose library is missing.
+Comes in: a `Setup`. Goes out: a `Source`, with batches where the case ends: on the GPU, or in this process.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, SequentialSampler
 from torch.utils.data import DataLoader as TorchDataLoader
 
-from numapin.bench.measure.loader_data import Fetch, InMemory, Written, collate_of, map_tensors, tensors
+from numapin.bench.measure.loader_data import InMemory, Written, collate_of, map_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -95,8 +94,8 @@ def _numapin_balanced(setup: Setup) -> Source:
     return _numapin(setup, balance=True, **({} if setup.device is None else {"device": setup.device}))
 
 
-def _torch_loader(setup: Setup, kind: Callable[..., Iterable[Batch]]) -> Iterable[Batch]:
-    return kind(
+def _torch(setup: Setup) -> Source:
+    loader = TorchDataLoader(
         setup.dataset,
         batch_size=setup.case.batch_size,
         num_workers=setup.case.num_workers,
@@ -104,77 +103,11 @@ def _torch_loader(setup: Setup, kind: Callable[..., Iterable[Batch]]) -> Iterabl
         collate_fn=collate_of(setup.case),
         pin_memory=setup.device is not None,
     )
+    return Source(batches=moved(loader, setup.device))
 
-
-def _torch(setup: Setup) -> Source:
-    return Source(batches=moved(_torch_loader(setup, TorchDataLoader), setup.device))
-
-
-def _torch_side_stream(setup: Setup) -> Source:
-    return Source(batches=_on_side_stream(_torch_loader(setup, TorchDataLoader), setup.device))
-
-
-def _on_side_stream(loader: Iterable[Batch], device: torch.device | None) -> Iterator[Batch]:
-    """Copy each batch on another stream while the previous one is used."""
-    stream = torch.cuda.Stream(device)
-    batches = iter(loader)
-
-    def ahead() -> Batch:
-        with torch.cuda.stream(stream):
-            return to_device(next(batches), device)
-
-    upcoming = ahead()
-    while True:
-        consumer = torch.cuda.current_stream(device)
-        consumer.wait_stream(stream)
-        batch = upcoming
-        record(batch, consumer)
-        upcoming = ahead()
-        yield batch
-
-
-def record(batch: Batch, stream: torch.cuda.Stream) -> None:
-    """Tell the allocator that a stream other than the one that made the batch uses it."""
-    for tensor in tensors(batch):
-        tensor.record_stream(stream)
-
-
-def _torchdata_stateful(setup: Setup) -> Source:
-    stateful = import_module("torchdata.stateful_dataloader")
-    return Source(batches=moved(_torch_loader(setup, stateful.StatefulDataLoader), setup.device))
-
-
-def _torchdata(setup: Setup, *, method: str) -> Source:
-    """Build the pipeline of torchdata's migration guide: batches of indices, a parallel map, pinning, prefetching."""
-    nodes = import_module("torchdata.nodes")
-    node = nodes.SamplerWrapper(setup.indices)
-    node = nodes.ParallelMapper(
-        node, map_fn=Fetch(setup.dataset), num_workers=setup.case.num_workers, in_order=True, method=method
-    )
-    if setup.device is not None:
-        node = nodes.PinMemory(node)
-    node = nodes.Prefetcher(node, prefetch_factor=setup.case.num_ahead)
-    return Source(batches=moved(nodes.Loader(node), setup.device))
-
-
-def _elsewhere(module: str, function: str, setup: Setup) -> Source:
-    """Build a peer of a module that itself imports this one."""
-    source: Source = getattr(import_module(module), function)(setup)
-    return source
-
-
-_SPDL: Final = "numapin.bench.measure.loader_spdl"
 
 BUILDERS: Final[dict[str, Callable[[Setup], Source]]] = {
     "torch": _torch,
-    "torch-side-stream": _torch_side_stream,
-    "threads": partial(_elsewhere, "numapin.bench.measure.loader_threads", "threads"),
-    "spdl": partial(_elsewhere, _SPDL, "pipeline"),
-    "spdl-process": partial(_elsewhere, _SPDL, "processes"),
-    "spdl-subprocess": partial(_elsewhere, _SPDL, "subprocess"),
-    "torchdata": partial(_torchdata, method="process"),
-    "torchdata-threads": partial(_torchdata, method="thread"),
-    "torchdata-stateful": _torchdata_stateful,
     "numapin-device": _numapin_device,
     "numapin-bf16": partial(_numapin_device, cast=torch.bfloat16),
     "numapin-buffer": partial(_numapin_buffer, passes_caches=False),

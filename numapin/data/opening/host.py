@@ -58,9 +58,12 @@ class Copier:
 
         def whole_at(part: int, start: int, num_bytes: int, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor:
             view = parcel.view(part)
-            found = torch.frombuffer(view, dtype=dtype, count=num_bytes // dtype.itemsize, offset=start)
-            if not lends or is_small(num_bytes, len(view)):
+            if lends and not is_small(num_bytes, len(view)):
+                found = torch.frombuffer(view, dtype=dtype, count=num_bytes // dtype.itemsize, offset=start)
+            else:  # copied as bytes: torch 2.9 cannot copy four-bit floats
+                found = torch.frombuffer(view, dtype=torch.uint8, count=num_bytes, offset=start)
                 found = torch.empty_like(found, pin_memory=True).copy_(found) if self._pins else found.clone()
+                found = found.view(dtype)
             return found.resize_(size)
 
         return unpack(parcel, storage_at, plain_at, whole_at=whole_at)

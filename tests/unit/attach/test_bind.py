@@ -1,4 +1,4 @@
-"""Binding a real process while the record cannot be written, or Ctrl-C is pressed; the rest is in tests/integration."""
+"""Binding a real process: Ctrl-C, what the kernel refuses, roles; the rest is in tests/integration."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from numapin.attach.bind import Binder, How, attach
 from numapin.attach.pages import ProcessMemory, Region, move
 from numapin.attach.targets import Aim, Target, examine
 from numapin.base.cpu_set import CpuSet
-from numapin.errors import NumapinError, UsageError
-from numapin.plan.model import RoleCpus
+from numapin.errors import UsageError
 from numapin.system.affinity import ThreadId, cpus_of, set_cpus, threads_of
 from numapin.system.proc import Gone
 from tests.needs import needs_two_cpus
 from tests.unit.planned import PLANNED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+    from collections.abc import Iterator
 
 ALL = CpuSet(os.sched_getaffinity(0))
 HOW = How(children=True, widen=False, other_users=False, dry_run=False)
@@ -39,39 +37,22 @@ def target() -> Iterator[Target]:
         process.kill()
 
 
-def _nothing(before: Mapping[ThreadId, CpuSet], new: Mapping[ThreadId, CpuSet]) -> None:
-    """Record nothing."""
-
-
 def _cpus(target: Target) -> list[CpuSet]:
     return [cpus_of(thread) for thread in threads_of(target.subject.pid)]
 
 
 @needs_two_cpus
-def test_interrupted(target: Target) -> None:
+def test_interrupted(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C before the first change leaves everything as it was, and is reported."""
 
-    def interrupt(before: Mapping[ThreadId, CpuSet], new: Mapping[ThreadId, CpuSet]) -> None:
-        assert set(new) == set(before)
-        assert list(before.values()) == [ALL]
+    def interrupt(thread: ThreadId, cpus: CpuSet) -> CpuSet:
+        del thread, cpus
         raise KeyboardInterrupt
 
-    binder = Binder(target, HOW, interrupt)
+    monkeypatch.setattr("numapin.system.affinity.set_cpus", interrupt)
+    binder = Binder(target, HOW)
     (process,) = binder.run()
     assert (binder.interrupted, process.threads, process.changed, _cpus(target)) == (True, 1, 0, [ALL])
-
-
-@needs_two_cpus
-def test_record_that_cannot_be_written(target: Target) -> None:
-    """Without a record nothing is changed."""
-
-    def fail(before: Mapping[ThreadId, CpuSet], new: Mapping[ThreadId, CpuSet]) -> None:
-        del before, new
-        raise NumapinError("the disk is full")
-
-    with pytest.raises(NumapinError, match="the disk is full"):
-        Binder(target, HOW, fail).run()
-    assert _cpus(target) == [ALL]
 
 
 @needs_two_cpus
@@ -83,7 +64,7 @@ def test_kernel_that_refuses(target: Target, monkeypatch: pytest.MonkeyPatch) ->
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr("numapin.system.affinity.set_cpus", refuse)
-    (process,) = Binder(target, HOW, _nothing).run()
+    (process,) = Binder(target, HOW).run()
     (shortfall,) = process.shortfalls
     assert (process.threads, process.changed, process.cpus) == (1, 0, ALL)
     assert shortfall.startswith(f"1 thread did not get CPUs {max(ALL)} (Operation not permitted)")
@@ -91,19 +72,13 @@ def test_kernel_that_refuses(target: Target, monkeypatch: pytest.MonkeyPatch) ->
 
 @needs_two_cpus
 def test_planned_cpus_that_the_kernel_does_not_give(target: Target) -> None:
-    """They are a shortfall, and what the thread got instead is recorded: --restore has to recognize it."""
-    lacking, given = max(ALL) + 1000, list[CpuSet]()
+    """They are a shortfall."""
+    lacking = max(ALL) + 1000
     wide = replace(target, plan=replace(target.plan, cpus=CpuSet({max(ALL), lacking})))
-
-    def record(before: Mapping[ThreadId, CpuSet], new: Mapping[ThreadId, CpuSet]) -> None:
-        del before
-        given.extend(new.values())
-
-    (process,) = Binder(wide, HOW, record).run()
+    (process,) = Binder(wide, HOW).run()
     (shortfall,) = process.shortfalls
     assert (process.changed, process.cpus, _cpus(target)) == (1, CpuSet({max(ALL)}), [CpuSet({max(ALL)})])
     assert shortfall.startswith(f"1 thread did not get CPUs {lacking}, which the cpuset excludes")
-    assert given == [wide.plan.cpus, CpuSet({max(ALL)})]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +95,7 @@ def test_targets_that_all_ended(number: int, words: str) -> None:
             process.kill()
     how = replace(HOW, dry_run=True)
     with pytest.raises(UsageError) as error:
-        attach(Aim(tuple(targets), ()), how, migrate=False, environ={}, progress=lambda *_: None)
+        attach(Aim(tuple(targets), ()), how, migrate=False, progress=lambda *_: None)
     pids = ", ".join(str(target.subject.pid) for target in targets)
     assert error.value.message == f"{words.format(pids)}; nothing was changed"
     assert "pgrep" in error.value.hint, "a process that was given by its id need not be one of a run"
@@ -128,31 +103,16 @@ def test_targets_that_all_ended(number: int, words: str) -> None:
 
 def test_plan_that_lacks_cpus(target: Target) -> None:
     """What the plan lacks is reported with the target, so that it does not count as exact."""
-    binder = Binder(replace(target, shortfalls=("the plan leaves out CPUs 9",)), HOW, _nothing)
+    binder = Binder(replace(target, shortfalls=("the plan leaves out CPUs 9",)), HOW)
     (process,) = binder.run()
     assert process.shortfalls == ("the plan leaves out CPUs 9",)
-
-
-@needs_two_cpus
-def test_roles(target: Target) -> None:
-    """A thread on a role's CPUs stays and is not narrower; one on those of all roles goes to the main thread's."""
-    main, loader = CpuSet({max(ALL)}), ALL - {max(ALL)}
-    plan = replace(PLANNED, cpus=ALL, roles=RoleCpus(main=main, loader=loader, optimizer=None))
-    (thread,) = threads_of(target.subject.pid)
-    for before, after in ((loader, loader), (ALL, main), (main, main)):
-        set_cpus(thread, before)
-        (process,) = Binder(replace(target, plan=plan), HOW, _nothing).run()
-        assert (cpus_of(thread), process.changed, process.narrower) == (after, before != after, 0)
-    aim = Aim((replace(target, plan=plan),), ())
-    with pytest.raises(UsageError, match="--widen undoes"):
-        attach(aim, replace(HOW, widen=True), migrate=False, environ={}, progress=lambda *_: None)
 
 
 @needs_two_cpus
 def test_another_process_with_the_same_id(target: Target) -> None:
     """A process that started at another time is not touched, and neither is its thread."""
     other = replace(target, subject=target.subject._replace(start=target.subject.start + 1))
-    assert Binder(other, HOW, _nothing).run() == ()
+    assert Binder(other, HOW).run() == ()
     (thread,) = threads_of(target.subject.pid)
     with pytest.raises(Gone):
         set_cpus(thread._replace(start=thread.start + 1), CpuSet({max(ALL)}))
@@ -198,7 +158,7 @@ def test_refused_move(target: Target, error: OSError, monkeypatch: pytest.Monkey
 
 
 @needs_two_cpus
-def test_a_descendant_that_has_bound_itself(tmp_path: Path) -> None:
+def test_a_descendant_that_has_bound_itself() -> None:
     """A process that follows no target keeps its CPUs, and so do those below it."""
     code = "import subprocess; subprocess.run(['sh', '-c', 'echo $$; read line'])"
     pipe = subprocess.PIPE
@@ -211,7 +171,6 @@ def test_a_descendant_that_has_bound_itself(tmp_path: Path) -> None:
             Aim((target,), (), frozenset({process.pid, child})),
             HOW,
             migrate=False,
-            environ={"TMPDIR": str(tmp_path)},
             progress=lambda *_: None,
         )
         found = [cpus_of(thread) for pid in (process.pid, child) for thread in threads_of(pid)]

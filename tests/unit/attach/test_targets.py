@@ -54,55 +54,45 @@ def test_a_folder_of_another_user(tmp_path: Path) -> None:
     """Root follows another user's folder only with --other-users, and then only to processes of that user."""
     with _run(tmp_path, NOBODY) as path:
         with pytest.raises(MachineError, match=r"the folder of run-.* belongs to another user \(uid 65534\)") as caught:
-            aim_at_run(path, WISH, {})
+            aim_at_run(path, {}, other_users=False)
         assert "--other-users" in caught.value.hint
         with pytest.raises(MachineError, match=rf"belongs to uid 65534, names process {PARENT}, which does not"):
-            aim_at_run(path, replace(WISH, other_users=True), {})
+            aim_at_run(path, {}, other_users=True)
 
 
 def test_the_own_folder(tmp_path: Path) -> None:
     """The ranks of this user's own run are taken, with the plan of the run."""
     with _run(tmp_path, os.geteuid()) as path:
-        (target,) = aim_at_run(path, WISH, {}).targets
+        (target,) = aim_at_run(path, {}, other_users=False).targets
         assert find_run(path, {}).owner == os.geteuid()
     assert (target.subject.pid, target.plan) == (PARENT, PLANNED)
 
 
-def test_a_process_id_that_is_used_again() -> None:
-    """A process that has got the id of a rank since the files were read is not taken for the rank."""
-    plan = Plan(bind=Bind.NODE, memory=PLANNED.memory, ranks=(PLANNED,), warnings=())
-    job = RunningJob(name="run-x", plan=plan, pids={0: PARENT}, applied={}, owner=os.geteuid())
-    assert targets._subject(replace(job, starts={0: _start(PARENT)}), 0, PARENT, WISH).pid == PARENT
-    with pytest.raises(UsageError, match="rank 0 of run-x has ended"):
-        targets._subject(replace(job, starts={0: 1}), 0, PARENT, WISH)
-
-
-def _job(gpus: tuple[str, ...], bound: frozenset[int] = frozenset()) -> RunningJob:
+def _job(bound: frozenset[int] = frozenset()) -> RunningJob:
     """Return a run of which this process's parent is rank 0; there are two GPUs, on two nodes."""
     assert PLANNED.gpu is not None
     other = replace(
         PLANNED, local_rank=1, gpu=replace(PLANNED.gpu, index=2), cpus=CpuSet({9}), node=2, nodes=CpuSet({2})
     )
     plan = Plan(bind=Bind.NODE, memory=PLANNED.memory, ranks=(PLANNED, other), warnings=())
-    return RunningJob(
-        name="run-x", plan=plan, pids={0: PARENT}, applied={}, owner=os.geteuid(), gpus={0: gpus}, bound=bound
-    )
+    return RunningJob(name="run-x", plan=plan, pids={0: PARENT}, applied={}, owner=os.geteuid(), bound=bound)
+
+
+def test_a_process_id_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has got the id of a rank since the files were read is not taken for the rank."""
+    monkeypatch.setattr(targets, "find_run", lambda *_: replace(_job(), starts={0: _start(PARENT)}))
+    assert [target.subject.pid for target in aim_at_run("run-x", {}, other_users=False).targets] == [PARENT]
+    monkeypatch.setattr(targets, "find_run", lambda *_: replace(_job(), starts={0: 1}))
+    with pytest.raises(UsageError, match="run-x: all of its ranks have ended"):
+        aim_at_run("run-x", {}, other_users=False)
 
 
 def test_processes_that_have_bound_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank gets its plan in the run again; processes of the run that have bound themselves follow no other."""
-    monkeypatch.setattr(targets, "find_run", lambda *_: _job((), frozenset({PARENT, 7})))
-    aim = aim_at_run("run-x", WISH, {})
+    monkeypatch.setattr(targets, "find_run", lambda *_: _job(frozenset({PARENT, 7})))
+    aim = aim_at_run("run-x", {}, other_users=False)
     (target,) = aim.targets
     assert (target.plan, aim.apart) == (PLANNED, frozenset({PARENT, 7}))
-
-
-def test_another_plan_for_a_process_with_several_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new plan would narrow it to one of its GPUs, so it is refused; the hint applies the run's own."""
-    monkeypatch.setattr(targets, "find_run", lambda *_: _job(("GPU 1", "GPU 2")))
-    with pytest.raises(UsageError, match=r"uses GPU 1, GPU 2, and a new plan has one GPU each") as caught:
-        aim_at_run("run-x", replace(WISH, is_default=False), {})
-    assert "numapin attach --job run-x" in caught.value.hint
 
 
 def test_a_rank_that_ends_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,14 +100,14 @@ def test_a_rank_that_ends_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["sleep", "600"]) as other:
         start = _start(other.pid)
         other.kill()
-    job = replace(_job(()), pids={0: PARENT, 1: other.pid}, starts={0: _start(PARENT), 1: start})
+    job = replace(_job(), pids={0: PARENT, 1: other.pid}, starts={0: _start(PARENT), 1: start})
     monkeypatch.setattr(targets, "find_run", lambda *_: job)
-    aim = aim_at_run("run-x", WISH, {})
+    aim = aim_at_run("run-x", {}, other_users=False)
     assert [target.subject.pid for target in aim.targets] == [PARENT]
     assert aim.warnings == ("rank 1 of run-x has ended",)
     job = replace(job, pids={1: other.pid})
     with pytest.raises(UsageError, match="run-x: all of its ranks have ended"):
-        aim_at_run("run-x", WISH, {})
+        aim_at_run("run-x", {}, other_users=False)
 
 
 def test_more_gpus_than_processes(monkeypatch: pytest.MonkeyPatch) -> None:

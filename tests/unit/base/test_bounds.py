@@ -142,7 +142,7 @@ PATHS: dict[str, Callable[[str], tuple[str, ...]]] = {
     "trace --read": lambda path: ("trace", "--read", path),
     "verify": lambda path: ("verify", path),
     "top": lambda path: ("top", "--once", path),
-    "bench --output": lambda path: ("bench", "exec", "--quick", "--output", path),
+    "bench --output": lambda path: ("bench", "alloc", "--quick", "--output", path),
 }
 
 

@@ -22,7 +22,7 @@ from torch.utils.data import default_collate
 from numapin.bench import harness
 from numapin.bench.cases.loader import CASES, PEAK, PEERS, SAMPLES, LoaderBenchOptions, Work, loader_benchmark, spin
 from numapin.bench.measure.loader import _warm_up, _window
-from numapin.bench.measure.loader_data import Fetch, InMemory, num_bytes, require_intact, tensors
+from numapin.bench.measure.loader_data import InMemory, collate_of, num_bytes, require_intact, tensors
 from numapin.bench.measure.loader_peers import BUILDERS, Setup
 from numapin.bench.model import Benchmark, BenchReport, Case, Comparison, Peer, Run, combine, summarize
 from numapin.bench.verdict import verdict_of
@@ -33,6 +33,9 @@ from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from numapin.bench.cases.loader import LoaderCase
+    from numapin.bench.measure.loader_data import Batch
 
 OURS_AND_TORCH = Benchmark(
     name="loader",
@@ -51,8 +54,6 @@ from numapin.bench.child import serve
 
 def measure(spec, harness):
     do = spec.get("do")
-    if do == "import":
-        import a_library_that_is_not_there
     if do == "raise":
         raise ValueError("no such thing")
     if do == "die":
@@ -60,8 +61,7 @@ def measure(spec, harness):
         sys.stderr.flush()
         os.kill(os.getpid(), 9)
     if do == "hang":
-        command = spec.get("starts", ["sleep", "600"])
-        started = subprocess.Popen(command, start_new_session="starts" in spec)
+        started = subprocess.Popen(["sleep", "600"])
         Path(spec["pid_file"]).write_text(str(started.pid))
         time.sleep(600)
     print("noise on stdout")
@@ -191,7 +191,6 @@ class TestProcesses:
     @pytest.mark.parametrize(
         ("do", "why"),
         [
-            ("import", "a_library_that_is_not_there is not installed"),
             ("raise", "failed: ValueError: no such thing"),
             ("die", "failed: exited with status -9: last words"),
         ],
@@ -213,15 +212,6 @@ class TestProcesses:
         assert run.skipped == "failed: timed out; allow more time with --timeout"
         assert ends(pid_file.read_text())
 
-    def test_timeout_of_a_launcher(self, tmp_path: Path) -> None:
-        """A rank in its own session, as under torchrun, ends too, even if it ignores SIGTERM."""
-        pid_file = tmp_path / "pid"
-        rank = ["sh", "-c", "trap '' TERM; sleep 600 & wait"]
-        spec = {"do": "hang", "pid_file": str(pid_file), "starts": rank}
-        (run,) = measured(Peer(name="x", specs=(spec,)), timeout_s=5)
-        assert run.skipped == "failed: timed out; allow more time with --timeout"
-        assert ends(pid_file.read_text())
-
 
 def in_sessions(*sessions: tuple[str | None, Peer], repeats: int = 1) -> list[Run]:
     """Run a case of one peer for each session."""
@@ -230,32 +220,6 @@ def in_sessions(*sessions: tuple[str | None, Peer], repeats: int = 1) -> list[Ru
     )
     benchmark = Benchmark(name="fake", module="fake_child", cases=cases, summed=frozenset({"rate"}))
     return list(harness.measure(benchmark, repeats=repeats, timeout_s=30, starts=lambda *_: None))
-
-
-@pytest.mark.usefixtures("fake_child")
-@pytest.mark.parametrize(
-    ("shares_starts", "order"),
-    [
-        (False, ["a x 0", "a bad 0", "a x 1", "b x 0", "b bad 0", "b x 1", "b bad 1"]),
-        (True, ["a x 0", "b x 0", "a bad 0", "b bad 0", "a x 1", "b x 1", "b bad 1"]),
-    ],
-)
-def test_cases_that_share_a_start_follow_each_other(order: list[str], *, shares_starts: bool) -> None:
-    """Within a repeat each peer measures all of them; a peer is left out only in the case that it cannot measure."""
-    good, bad = Peer(name="bad", specs=({},)), Peer(name="bad", specs=({"do": "import"},))
-    cases = tuple(
-        Case(name=name, about="", session="one", peers=(Peer(name="x", specs=({},)), second))
-        for name, second in (("a", bad), ("b", good))
-    )
-    benchmark = Benchmark(name="fake", module="fake_child", cases=cases, shares_starts=shares_starts)
-    seen: list[str] = []
-    found = harness.measure(
-        benchmark,
-        repeats=2,
-        timeout_s=30,
-        starts=lambda case, peer, repeat: seen.append(f"{case.name} {peer.name} {repeat}"),
-    )
-    assert [f"{run.case} {run.peer} {run.repeat}" for run in found] == seen == order
 
 
 def pids(found: list[Run]) -> list[object]:
@@ -285,13 +249,6 @@ class TestSessions:
         first, second, third, last = pids(found)
         assert first == second == last
         assert third != first
-
-    def test_a_peer_that_is_not_installed_does_not_end_the_session(self) -> None:
-        """The process says that it skips the peer, and measures the next one."""
-        good, bad = Peer(name="good", specs=({},)), Peer(name="bad", specs=({"do": "import"},))
-        found = in_sessions(("a", good), ("a", bad), ("a", good))
-        assert [run.skipped is None for run in found] == [True, False, True]
-        assert found[0].details[0]["pid"] == found[2].details[0]["pid"]
 
     @pytest.mark.parametrize("do", ["raise", "die"])
     def test_after_a_failure_the_session_goes_on_afresh(self, do: str) -> None:
@@ -337,7 +294,7 @@ class TestCases:
         assert set(skipped.values()) == {"torch is built without CUDA"}
         names = {peer.name for peer in benchmark.cases[-1].peers}
         assert {"torch", "numapin-transport", "numapin-balanced"} <= names
-        assert names.isdisjoint({PEAK, "numapin-device", "numapin-host", "torch-side-stream"})
+        assert names.isdisjoint({PEAK, "numapin-device", "numapin-host"})
 
     def test_the_bound_of_samples_is_measured_where_they_take_work(self) -> None:
         """Only such a case has processes that make samples, as many as the loaders have workers."""
@@ -359,7 +316,7 @@ class TestCases:
     def test_peers_that_cannot_run_a_case(self) -> None:
         """Only float32 is cast; a dataset that writes whole batches makes neither dicts nor decoded images.
 
-        Hand-written threads reuse buffers of one size, and processes that only make samples do not pad them.
+        Processes that only make samples do not pad them.
         """
         names = ("154MB", "38MB", "dict200", "decode")
         cases = loader_benchmark(replace(OPTIONS, cases=names), num_gpus=1, no_gpu=None).cases
@@ -368,8 +325,8 @@ class TestCases:
         assert found == [own, own[1:], own[:1], ()]
         (case,) = loader_benchmark(replace(OPTIONS, cases=("ragged",)), num_gpus=1, no_gpu=None).cases
         found_names = {peer.name for peer in case.peers}
-        assert {"torch", "torchdata", "spdl", "numapin-device"} <= found_names
-        assert found_names.isdisjoint({*own, SAMPLES, "threads", "spdl-process"})
+        assert {"torch", "numapin-device"} <= found_names
+        assert found_names.isdisjoint({*own, SAMPLES})
 
     @pytest.mark.parametrize(
         ("own", "text"),
@@ -402,7 +359,7 @@ class TestCases:
 
     def test_work_under_the_gil(self) -> None:
         """The work takes 0.1 ms of CPU time for all peers; other cases have none."""
-        chosen = replace(OPTIONS, cases=("gil-1MB", "1MB"), peers=("torch", "threads"))
+        chosen = replace(OPTIONS, cases=("gil-1MB", "1MB"), peers=("torch", "numapin-device"))
         with_work, without = loader_benchmark(chosen, num_gpus=1, no_gpu=None).cases
         assert {peer.specs[0]["gil_ns"] for peer in with_work.peers} == {100_000}
         found_s = []
@@ -415,6 +372,13 @@ class TestCases:
         assert {peer.specs[0]["gil_ns"] for peer in without.peers} == {0}
 
 
+def batch_of(case: LoaderCase, *indices: int) -> Batch:
+    """Return the batch that a worker makes of these samples."""
+    dataset, collate = InMemory(case, 0), collate_of(case) or default_collate
+    batch: Batch = collate([dataset[index] for index in indices])
+    return batch
+
+
 @pytest.mark.parametrize("name", ["1MB", "38MB", "dict200", "decode", "ragged"])
 class TestData:
     """The dataset that peers read."""
@@ -425,7 +389,7 @@ class TestData:
         The samples repeat after 512.
         """
         case = replace(CASES[name], batch_size=3)
-        batch = Fetch(InMemory(case, 0))([5, 510, 515])
+        batch = batch_of(case, 5, 510, 515)
         require_intact(batch, case)
         labels = 0 if case.num_tensors else 3 * 8
         least = 0.9 if case.work is Work.PAD else 1.0
@@ -435,7 +399,7 @@ class TestData:
         """A row that begins or ends with another sample's code is an error."""
         case = replace(CASES[name], batch_size=3)
         for row in (0, -1):
-            batch = Fetch(InMemory(case, 0))([1, 2, 3])
+            batch = batch_of(case, 1, 2, 3)
             last = list(tensors(batch))[-1 if case.num_tensors else 0]
             last[1].view(-1)[row] += 1
             with pytest.raises(ValueError, match="a batch differs from the dataset"):
@@ -462,17 +426,6 @@ def test_written_batches(name: str) -> None:
     for _ in range(6):
         require_intact(next(batches), case)
     source.close()
-
-
-def test_threads_keep_the_order() -> None:
-    """The hand-written peer yields torch's batches in torch's order while it reuses its buffers."""
-    case = replace(CASES["dict200"], batch_size=2, num_workers=2, on_device=False)
-    dataset = InMemory(case, 0)
-    source = BUILDERS["threads"](Setup(case=case, dataset=dataset, device=None))
-    batches = iter(source.batches)
-    firsts = [next(tensors(next(batches)))[:, 0].tolist() for _ in range(10)]
-    source.close()
-    assert firsts == [[2 * i, 2 * i + 1] for i in range(10)]
 
 
 def test_a_decoded_sample_takes_milliseconds() -> None:

@@ -1,30 +1,21 @@
-"""The cases of the benchmarks of copies, allocation, overlap and launch, and the use of their results."""
+"""The cases of the benchmarks of copies, allocation and overlap, and the use of their results."""
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import replace
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from numapin.bench.cases import alloc, launch, overlap
-from numapin.bench.cases.nearest import nearest_nodes, with_measured
+from numapin.bench.cases import alloc, overlap
 from numapin.bench.cases.overlap import share_within
 from numapin.bench.cases.transfer import TransferBenchOptions, transfer_benchmark
-from numapin.bench.model import Benchmark, BenchReport, Case, CaseResult, Peer, Run, summarize
+from numapin.bench.model import Benchmark, BenchReport, Case, Peer, Run, summarize
 from numapin.cli.bench_run import parse_sizes
-from numapin.errors import NumapinError
-from numapin.topology.model import NodeSource, Topology
 from numapin.view.bench_layouts import ALLOC
 from numapin.view.sweep_table import sweep_table
-from tests.machines.grids import grid
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 OPTIONS = TransferBenchOptions(sizes=(4096, 1 << 20), seconds=0.1)
 
@@ -116,20 +107,6 @@ class TestOverlap:
         assert found == (None if share is None else pytest.approx(share))
 
 
-def test_launchers() -> None:
-    """All launchers get the same script and number of ranks, with this interpreter."""
-    (case,) = launch.launch_benchmark(("print",), ("torchrun", "numapin"), num_ranks=3).cases
-    commands = [peer.specs[0]["command"] for peer in case.peers]
-    assert all(isinstance(c, list) and c[0] == sys.executable and c[-2:] == ["--nproc-per-node", "3"] for c in commands)
-    assert len({str(peer.specs[0]["script"]) for peer in case.peers}) == 1
-
-
-def test_both_ways_of_numapin() -> None:
-    """One peer asks for the direct way, and one for torch's agent."""
-    assert launch.PEERS["numapin"][-2:] == ("--launcher", "direct")
-    assert launch.PEERS["numapin-agent"][-2:] == ("--launcher", "agent")
-
-
 class TestSizes:
     """How sizes are given."""
 
@@ -151,104 +128,6 @@ class TestSizes:
         """A tebibyte is the most."""
         with pytest.raises(ValueError, match=r"more than 1\.0 TiB"):
             parse_sizes("1025G")
-
-
-def measured(rows: Mapping[tuple[int, int], Sequence[float]], *, peer: str = "pinned") -> tuple[CaseResult, ...]:
-    """Return copies at two sizes: the larger with these GB/s by (GPU, node), the smaller with the negatives."""
-    cases, runs = [], []
-    for (gpu, node), values in rows.items():
-        group = f"h2d gpu{gpu} node{node}"
-        for size, sign in ((4096, -1), (1 << 30, 1)):
-            name = f"{group} {size}"
-            cases.append(Case(name=name, about="", group=group, num_bytes=size, peers=(Peer(name=peer, specs=()),)))
-            runs += [
-                Run(case=name, peer=peer, repeat=i, figures={"gbps": sign * value}) for i, value in enumerate(values)
-            ]
-    return summarize(Benchmark(name="transfer", module="", cases=tuple(cases)), runs)
-
-
-def unknown(*nodes: int | None) -> Topology:
-    """Return a machine of two nodes with a GPU on each of these nodes (None: unknown)."""
-    return grid(packages=2, nodes=2, l3=1, cores=2, smt=1, gpus=list(nodes))
-
-
-class TestNearest:
-    """The nearest node of a GPU, by measurement."""
-
-    def test_beyond_the_spread(self) -> None:
-        """The nearest node has the fastest large copies in every repeat; the reason has the figures."""
-        rows = {(0, 0): [40, 41, 42], (0, 1): [50, 55, 52], (1, 0): [50, 51, 52], (1, 1): [10, 11, 49]}
-        first, second = nearest_nodes(measured(rows), num_gpus=2, nodes=[0, 1])
-        assert (first.node, second.node) == (1, 0)
-        assert "node 1 52.0 [50.0, 55.0] GB/s" in first.reason
-
-    @pytest.mark.parametrize(
-        ("row", "why"),
-        [
-            ({(0, 0): [50, 51, 52], (0, 1): [52, 53, 54]}, "no more than the spread"),
-            ({(0, 0): [50, 50, 50], (0, 1): [50, 50, 50]}, "no more than the spread"),
-            ({(0, 0): [50, 50, 50], (0, 1): [50.9, 50.9, 50.9]}, "no more than the spread"),  # may be the pages
-            ({(0, 0): [10, 10], (0, 1): [50, 50]}, "2 repeats are too few"),
-            ({(0, 0): [10, 10, 10]}, "measured on every node"),
-            ({(0, 0): [10, 10, 10], (0, 1): []}, "measured on every node"),
-        ],
-    )
-    def test_not_beyond_the_spread(self, row: dict[tuple[int, int], list[float]], why: str) -> None:
-        """Overlapping spreads, too few repeats and missing figures leave the node unknown, with the reason."""
-        (verdict,) = nearest_nodes(measured(row), num_gpus=1, nodes=[0, 1])
-        assert verdict.node is None
-        assert why in verdict.reason
-
-    def test_kinds_of_memory_are_not_mixed(self) -> None:
-        """If one kind of memory failed on a node, the next kind that was measured on all nodes is compared."""
-        pinned = measured({(0, 0): [50, 50, 50], (0, 1): [50, 50, 50]})
-        registered = measured({(0, 0): [], (0, 1): [40, 40, 40]}, peer="registered")
-        cases = tuple(
-            replace(one, peers=one.peers + other.peers) for one, other in zip(pinned, registered, strict=True)
-        )
-        (verdict,) = nearest_nodes(cases, num_gpus=1, nodes=[0, 1])
-        assert "differ by no more than the spread" in verdict.reason
-
-    def test_pageable_copies_do_not_count(self) -> None:
-        """Copies through the driver's staging buffer do not show where the GPU is."""
-        rows = {(0, 0): [10.0, 10.0, 10.0], (0, 1): [50.0, 50.0, 50.0]}
-        (verdict,) = nearest_nodes(measured(rows, peer="pageable"), num_gpus=1, nodes=[0, 1])
-        assert verdict.node is None
-
-    def test_registered_memory_counts_first(self) -> None:
-        """Registered memory, whose node is known, takes precedence over memory that CUDA allocated."""
-        rows = {(0, 0): [10.0, 10.0, 10.0], (0, 1): [50.0, 50.0, 50.0]}
-        opposite = {(0, 0): [50.0, 50.0, 50.0], (0, 1): [10.0, 10.0, 10.0]}
-        cases = tuple(
-            replace(one, peers=(*one.peers, *other.peers))
-            for one, other in zip(measured(opposite), measured(rows, peer="registered"), strict=True)
-        )
-        (verdict,) = nearest_nodes(cases, num_gpus=1, nodes=[0, 1])
-        assert verdict.node == 1
-
-    def test_one_node(self) -> None:
-        """There is nothing to measure."""
-        (verdict,) = nearest_nodes(measured({(0, 0): [1, 2, 3]}), num_gpus=1, nodes=[0])
-        assert verdict.reason == "with one NUMA node there is nothing to measure"
-
-    def test_unknown_nodes_are_filled_in(self) -> None:
-        """The machine gets the measured node with its source, and can be saved; a node from sysfs is kept."""
-        rows = {(0, 0): [40, 41, 42], (0, 1): [50, 55, 52], (1, 0): [1, 2, 3], (1, 1): [8, 8, 8]}
-        verdicts = nearest_nodes(measured(rows), num_gpus=2, nodes=[0, 1])
-        found = with_measured(unknown(None, 0), verdicts)
-        assert [(gpu.node, gpu.node_source) for gpu in found.gpus] == [(1, NodeSource.MEASURED), (0, NodeSource.SYSFS)]
-        assert Topology.from_json(json.dumps(found.to_json())).gpus == found.gpus
-
-    def test_nothing_to_add(self) -> None:
-        """If all nodes are known or undecided, nothing is saved, and the error has each GPU's reason."""
-        rows = {(0, 0): [40, 41, 42], (0, 1): [50, 55, 52], (1, 0): [5, 5, 5], (1, 1): [5, 5, 5]}
-        verdicts = nearest_nodes(measured(rows), num_gpus=2, nodes=[0, 1])
-        with pytest.raises(NumapinError) as caught:
-            with_measured(unknown(0, None), verdicts)
-        assert (
-            "nothing was saved: gpu0 is already on node 0 (sysfs); measured: node 1 is fastest" in caught.value.message
-        )
-        assert "gpu1: the nodes differ by no more than the spread" in caught.value.message
 
 
 class TestSweepTable:

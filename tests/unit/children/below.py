@@ -14,15 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import numapin
 from numapin.base.cpu_set import CpuSet
 from numapin.children.table import LISTS, ChildTable, DeviceEntry
-from numapin.plan.request import Memory, NicLibrary
+from numapin.plan.request import Memory
 from numapin.rank.handover import slice_text
+from numapin.rank.hook_env import HOOK
 from tests.unit.planned import PLANNED
 
 CPUS: Final = sorted(os.sched_getaffinity(0))
-HOOK: Final = Path(numapin.__file__).parent / "children" / "hook"
 _STAND_IN: Final = Path(__file__).resolve().parents[2] / "children" / "stand_in"
 _SAW: Final = (*LISTS, "LOCAL_RANK", "RANK_OF_ANOTHER_LAUNCHER")
 _BEGIN: Final = """
@@ -45,31 +44,25 @@ class Ran:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """The nodes of the two GPUs, and the libraries of --nic-env."""
+    """The nodes of the two GPUs."""
 
     nodes: tuple[int, int] = (0, 0)
-    nic_env: tuple[NicLibrary, ...] = ()
 
 
 GPUS: Final = Gpus()
 
 
-def table(
-    run: Path, *, memory: Memory = Memory.NONE, strict: bool = False, gpus: Gpus = GPUS, match: str | None = None
-) -> ChildTable:
-    """Return the plan: GPU n has the n-th CPU and node, and NIC mlx5_n. The command had none of the variables."""
-    devices = [_entry(number, node, memory, gpus.nic_env) for number, node in enumerate(gpus.nodes)]
+def table(run: Path, *, memory: Memory = Memory.NONE, strict: bool = False, gpus: Gpus = GPUS) -> ChildTable:
+    """Return the plan: GPU n has the n-th CPU and node. The command had none of the variables."""
+    devices = [_entry(number, node, memory) for number, node in enumerate(gpus.nodes)]
     saw = dict.fromkeys(_SAW)
     allowed = str(CpuSet(CPUS))
-    return ChildTable(
-        devices=devices, allowed_cpus=allowed, run=str(run), match=match, strict=strict, verbose=False, saw=saw
-    )
+    return ChildTable(devices=devices, allowed_cpus=allowed, run=str(run), strict=strict, verbose=False, saw=saw)
 
 
-def _entry(number: int, node: int, memory: Memory, nic_env: tuple[NicLibrary, ...]) -> DeviceEntry:
+def _entry(number: int, node: int, memory: Memory) -> DeviceEntry:
     cpus, nodes = CpuSet({CPUS[number % len(CPUS)]}), CpuSet() if memory is Memory.NONE else CpuSet({node})
     rank = replace(PLANNED, local_rank=number, cpus=cpus, node=node, nodes=nodes, memory=memory)
-    rank = replace(rank, nics=(f"mlx5_{number}",), nics_reason="", nic_env=nic_env)
     return DeviceEntry(number=number, bare=number, index=number, uuid=None, pci=None, mig=(), slice=slice_text(rank))
 
 

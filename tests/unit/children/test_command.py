@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from numapin.children import command
 from numapin.rank.become import BINDING, CHILDREN
-from numapin.rank.roles import HOOK, ROLES
+from numapin.rank.hook_env import HOOK
 from numapin.system import proc
 from tests.unit.children.below import table
 from tests.waiting import wait_until
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 
 
 def test_nothing_of_an_outer_run_is_left(tmp_path: Path) -> None:
-    """The binding, the roles and the hook of the rank that it runs in do not hold for processes with another GPU."""
-    path = os.pathsep.join((HOOK, "/own"))
-    outer = {BINDING: "{}", ROLES: "main=0 loader=1", "PYTHONPATH": path, "NAME": "value"}
+    """The binding and the NIC of the rank that it runs in do not hold for processes with another GPU."""
+    nic = {"UCX_NET_DEVICES": "mlx5_0:1", "NUMAPIN_NIC_ENV": "UCX_NET_DEVICES"}
+    outer = {BINDING: "{}", "PYTHONPATH": "/own", "NAME": "value", **nic}
     given = command._environment(table(tmp_path), outer)
     assert given.keys() == {"NAME", CHILDREN, "PYTHONPATH"}
-    assert given["PYTHONPATH"] == os.pathsep.join((command._FOLDER, "/own"))
-    assert ROLES in outer
+    assert given["PYTHONPATH"] == os.pathsep.join((HOOK, "/own"))
 
 
 def test_a_signal_that_stops_reaches_the_command() -> None:

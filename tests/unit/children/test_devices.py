@@ -31,7 +31,7 @@ def table(environ: Mapping[str, str], *, shown: tuple[int, ...] = (0, 1, 2, 3)) 
         for number, gpu in enumerate(shown)
     ]
     saw = {name: environ.get(name) for name in NAMES}
-    made = ChildTable(devices=devices, allowed_cpus="0-1", run="/run", match=None, strict=False, verbose=False, saw=saw)
+    made = ChildTable(devices=devices, allowed_cpus="0-1", run="/run", strict=False, verbose=False, saw=saw)
     return ChildTable.parse(made.render())
 
 

@@ -51,10 +51,7 @@ def test_processes_with_several_gpus(
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("match", "words"), [(None, "seen to use a GPU, so"), ("*w", "GPU and to match --children-match '*w', so")]
-)
-def test_nothing_was_bound(match: str | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The line names the pattern, which may be why: processes that never import torch leave no record."""
-    assert conclude(table(tmp_path, match=match), 0, {}, verbose=False) == 0
-    assert words in capsys.readouterr().err
+def test_nothing_was_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The line says what numapin cannot see: processes that never import torch leave no record."""
+    assert conclude(table(tmp_path), 0, {}, verbose=False) == 0
+    assert "no Python process below the command was seen to use a GPU, so none was bound" in capsys.readouterr().err

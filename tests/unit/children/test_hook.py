@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.children.below import HOOK, table
+from numapin.rank.hook_env import HOOK
+from tests.unit.children.below import table
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -52,26 +52,6 @@ def test_hints_where_the_number_of_ranks_is_fixed(words: tuple[str, ...]) -> Non
     assert "--nproc-per-node" not in hint_for_fixed_ranks
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--plan", "x"), "--plan cannot be combined: --children makes a plan for all visible GPUs itself"),
-        (("--cores-for", "loader=1"), "--cores-for cannot be combined: roles must be set before torch is imported"),
-        (("--nproc-per-node", "8"), "--local-size (--nproc-per-node) cannot be combined: it describes one rank"),
-    ],
-)
-def test_the_reason_why_children_do_not_take_an_option(options: tuple[str, ...], message: str) -> None:
-    """Each option that --children refuses has its own reason."""
-    assert message in _error("exec", "--children", *options, "--", "true").message
-
-
-def test_a_missing_script_of_compare() -> None:
-    """The hint does not name --no-python, which `compare` does not have."""
-    error = _error("compare", "nosuch.py")
-    assert error.message.startswith("nosuch.py does not exist")
-    assert error.hint == "run a module with -m, other programs with --a COMMAND --b COMMAND"
-
-
 @pytest.mark.parametrize(("line", "hint"), [(("--pid", "7"), "pgrep -af"), ((), "the active run")])
 def test_a_job_that_ends_while_verify_reads_it(
     line: tuple[str, ...], hint: str, monkeypatch: pytest.MonkeyPatch
@@ -83,14 +63,6 @@ def test_a_job_that_ends_while_verify_reads_it(
     error = _error("verify", *line)
     assert error.message == "x: the job ended while it was read"
     assert hint in error.hint
-
-
-def test_restoring_a_run_whose_ranks_have_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the run; there are no processes to name."""
-    attach = import_module("numapin.cli.attach")
-    monkeypatch.setattr(attach, "find_run_to_change", lambda *_, **__: SimpleNamespace(name="run-x", pids={}))
-    error = _error("attach", "--restore", "--job", "run-x")
-    assert error.message == "run-x: no rank has started yet, so there is nothing to restore"
 
 
 def test_too_few_cores_for_ranks_that_run_already() -> None:

@@ -25,13 +25,6 @@ def test_ranks_without_any_step(tmp_path: Path, num_ranks: int, said: str) -> No
     assert notes == ([f"{tmp_path}: {said}"] if said else [])
 
 
-def test_a_file_that_does_not_exist(tmp_path: Path) -> None:
-    """A missing file is a usage error (status 2), as a broken one is."""
-    with pytest.raises(UsageError, match=r"nosuch\.json cannot be read: No such file or directory") as caught:
-        read_report((tmp_path / "nosuch.json",))
-    assert (caught.value.exit_code, "torch.profiler" in (caught.value.hint or "")) == (2, True)
-
-
 def test_an_empty_folder_beside_a_trace(tmp_path: Path) -> None:
     """Each path that the user names must have a trace: a figure for fewer than were named would mislead."""
     empty, file = tmp_path / "empty", tmp_path / "ok.json"

@@ -1,4 +1,4 @@
-"""The report of a comparison: figures of a run, variants, the order of the runs, outcomes, tables, the page."""
+"""The report of a comparison: figures of a run, variants, the order of the runs, outcomes, tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.console import Console
 
 from numapin.cli.compare import _percent, default_names
 from numapin.cli.compare_runs import progress_text
-from numapin.compare.figures import FIGURES, STEP, RunReadings, figures_of
+from numapin.compare.figures import STEP, RunReadings, figures_of
 from numapin.compare.measure import Estimate, RunProgress, duration, turns
 from numapin.compare.ratio import Verdict
 from numapin.compare.record import Phase, RankSteps, StepUnit
@@ -28,7 +28,6 @@ from numapin.plan.make import make_plan
 from numapin.plan.request import Request
 from numapin.topology.discover import discover
 from numapin.topology.examples import example_names
-from numapin.view.compare_page import compare_page
 from numapin.view.compare_table import OTHERS, compare_table
 from tests.unit.compare.made import SCRIPT, failed, report_of, report_on, run
 
@@ -113,7 +112,6 @@ class TestFigures:
         assert found["cpu_s_per_step"] == pytest.approx(0.400)
         assert found["other_cpus"] == pytest.approx(1.0)
         assert found["gpu_memory_bytes"] == 1 << 30
-        assert found.keys() <= FIGURES.keys()
 
     def test_what_is_unknown_is_left_out(self) -> None:
         """Without a loader of torch, a GPU or readings, only times are there."""
@@ -245,7 +243,7 @@ class TestSchedule:
 
 
 class TestReport:
-    """Outcomes in words, in tables and on the page."""
+    """Outcomes in words and in tables."""
 
     def test_outcomes(self) -> None:
         """Each variant is faster, no different or unknown, in words that name the baseline and the interval."""
@@ -345,7 +343,7 @@ class TestReport:
         made = report_on(runs, variants)
         console = Console(width=200, record=True, file=StringIO())
         console.print(compare_table(made))
-        for text in (json.dumps(made.to_json()), compare_page(made), console.export_text()):
+        for text in (json.dumps(made.to_json()), console.export_text()):
             assert "sesame" not in text
             assert "***" in text
 
@@ -365,15 +363,3 @@ class TestReport:
             "99 % interval" if figures else "3,200",
         ):
             assert expected in words
-
-    def test_the_page_has_everything_and_loads_nothing(self) -> None:
-        """The page has outcomes, plots and figures, escapes what scripts wrote, and names no other host."""
-        made = report()
-        hostile = replace(made.variants[-1], failure="x\n    <script>alert(1)</script>\x1b[31m")
-        page = compare_page(replace(made, variants=(*made.variants[:-1], hostile)))
-        assert "<script>" not in page
-        assert "\x1b" not in page
-        assert not re.search(r"(?:src|href)=\"(?!data:,)", page)
-        assert page.count("<polyline") == 4
-        for figure, (heading, _, _) in OTHERS.items():
-            assert (f">{heading}</th>" in page) == (figure in made.variants[0].figures)

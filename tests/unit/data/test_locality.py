@@ -13,7 +13,7 @@ import pytest
 from numapin.base.cpu_set import CpuSet
 from numapin.data.locality import Locality, find_locality
 from numapin.errors import LibnumaError, MachineFileError, UsageError
-from numapin.plan.model import RankPlan, RoleCpus
+from numapin.plan.model import RankPlan
 from numapin.plan.request import Memory
 from numapin.rank.become import BINDING
 from tests.machines import roots
@@ -157,13 +157,6 @@ class TestPlanned:
             num_machine_nodes=2,
             reason="planned by numapin run: a test",
         )
-
-    @pytest.mark.parametrize(("loader", "workers"), [(CpuSet({25}), {25}), (None, {24})])
-    def test_roles(self, tmp_path: Path, loader: CpuSet | None, workers: set[int]) -> None:
-        """The pin thread stays with the main thread; workers have the loader's CPUs, if it has some."""
-        roles = RoleCpus(main=CpuSet({24}), loader=loader, optimizer=None)
-        locality = found(tmp_path, TWO_NODES, device=0, rank=replace(RANK, roles=roles))
-        assert (locality.cpus, locality.worker_cpus) == (CpuSet({24}), CpuSet(workers))
 
     @pytest.mark.parametrize(
         ("memory", "nodes"),

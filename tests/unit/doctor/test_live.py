@@ -238,8 +238,8 @@ def test_nvml_against_the_kernel(
     assert (finding.severity, words in finding.what) == (severity, True), finding.what
 
 
-def test_remedies_for_contradicting_nodes_measure_without_saving() -> None:
-    """`bench transfer --save` places only GPUs of unknown node, so it would fail for GPUs whose nodes contradict."""
+def test_remedies_for_contradicting_nodes_measure() -> None:
+    """The remedy names the benchmark that shows which node is nearest."""
     topology = replace(grid(), gpus=(gpu(0, 0),))
     finding = _find("gpu-nodes", topology, numa_node="0", nvml=_nvml(memory_nodes=CpuSet({1})))
     assert (finding.remedy or "").endswith("to measure them: numapin bench transfer")

@@ -125,7 +125,6 @@ def test_the_value_of_a_variable_arrives_as_it_was_typed(value: str) -> None:
     [
         (("--env", "A"), "'A' is not NAME=VALUE, such as NCCL_DEBUG=INFO"),
         (("--env", "=b"), "'=b' is not NAME=VALUE"),
-        (("--env", "a b=c"), "'a b' is not the name of a variable"),
         (("--env", "A=1", "--env", "A=2"), "--env names A twice"),
         (("--env", "A=\udcff"), "is not text"),
         (("--env", "ROLE_RANK=1"), "--env ROLE_RANK: numapin sets"),
@@ -135,27 +134,13 @@ def test_the_value_of_a_variable_arrives_as_it_was_typed(value: str) -> None:
         (("--env-from", "wandb"), "'wandb' is neither secret/NAME nor configmap/NAME"),
         (("--env", "NUMAPIN_BINDING=5"), "--env NUMAPIN_BINDING: numapin sets this variable itself"),
         (("--env-from", "secret/"), "'secret/' is neither secret/NAME nor configmap/NAME"),
-        (("--env-from", "secret/NAME"), "'NAME' is not the name of an object: lower case letters"),
-        (("--env-from", "configmap/A B"), "'A B' is not the name of an object: lower case letters"),
-        (("--volume", "pvc/My_Data:/data"), "'My_Data' is not the name of an object: lower case letters"),
         (("--env", "LOCAL_RANK=0"), "--env LOCAL_RANK: numapin sets this variable itself, for each rank"),
-        (
-            ("--pull-secret", "A"),
-            "'A' is not the name of an object: lower case letters and digits, with - and . between them",
-        ),
         (("--pull-secret", "a", "--pull-secret", "a"), "--pull-secret names a twice"),
-        (("--service-account", f"{'a' * 254}"), "is not the name of an object"),
-        (("--volume", "pvc/a..b:/data"), "'a..b' is not the name of an object"),
-        (("--volume", "pvc/a.-b:/data"), "'a.-b' is not the name of an object"),
         (("--volume", "pvc/data:/"), "'pvc/data:/' would hide the whole image; name a folder in the pod"),
-        (("--volume", "/mnt/../etc:/data"), "Kubernetes refuses '..' in a path of the host: /mnt/../etc"),
-        (
-            ("--resource", "rdma=1"),
-            "rdma is not a resource of Kubernetes itself, and all others need a domain: write NAME=N",
-        ),
-        (("--resource", "hugepages=4Gi"), "hugepages is not a resource of Kubernetes itself"),
-        (("--resource", "a..b/c=1"), "'a..b/c=1' is not NAME=N"),
-        (("--queue", "Team A"), "--queue 'Team A' is not the name of a Kueue LocalQueue"),
+        (("--resource", "rdma/ib="), "is not NAME=N"),
+        (("--queue", "team\n  a: b"), "--partition/--queue 'team\\n  a: b' is not valid"),
+        (("--annotation", "\udcff=1"), "is not text"),
+        (("--volume", "/\udcff:/data"), "is not text"),
         (("--volume", "data"), "'data' is not SOURCE:/PATH"),
         (("--volume", "data:/data"), "is not SOURCE:/PATH"),
         (("--volume", "pvc/data:data"), "is not SOURCE:/PATH"),
@@ -163,26 +148,16 @@ def test_the_value_of_a_variable_arrives_as_it_was_typed(value: str) -> None:
         (("--volume", "pvc/:/data"), "is not SOURCE:/PATH"),
         (("--volume", "pvc/a:/data", "--volume", "pvc/b:/data/"), "--volume names /data twice"),
         (("--resource", "rdma/ib"), "'rdma/ib' is not NAME=N, such as rdma/ib=1"),
-        (("--resource", "rdma/ib=0"), "is not NAME=N"),
-        (("--resource", "rdma/ib=-1"), "is not NAME=N"),
         (("--resource", "cpu=4"), "cpu has an option of its own: --cpus-per-task N"),
         (("--resource", "nvidia.com/gpu=4"), "--gpus-per-node N"),
         (("--resource", "a/b=1", "--resource", "a/b=2"), "--resource names a/b twice"),
         (("--node-selector", "pool"), "'pool' is not LABEL=VALUE"),
-        (("--node-selector", "pool=a b"), "is not LABEL=VALUE"),
         (("--toleration", ""), "is not KEY[=VALUE][:EFFECT]"),
-        (("--toleration", "gpu:Never"), "an effect of NoSchedule, PreferNoSchedule, NoExecute"),
         (("--toleration", "gpu:"), "is not KEY[=VALUE][:EFFECT]"),
-        (("--pull-secret", "A_B"), "'A_B' is not the name of an object"),
-        (("--service-account", ""), "is not the name of an object"),
+        (("--service-account", ""), "the name is empty"),
         (("--annotation", "a"), "'a' is not NAME=VALUE"),
-        (("--annotation", "a b=c"), "is not the name of an annotation"),
         (("--gang", "kueue"), "kueue"),
-        (("--queue", "a..b"), "--queue 'a..b' is not the name of a Kueue LocalQueue"),
-        (("--queue", "a,b"), "--queue 'a,b' is not the name of a Kueue LocalQueue"),
         (("--ttl", "soon"), "'soon' is not a time; write 24h or 90m"),
-        (("--device-class", "GPU"), "is not the name of an object"),
-        (("--match-attribute", "numaNode"), "'numaNode' is not DOMAIN/NAME, such as resource.kubernetes.io/pcieRoot"),
         (("--match-attribute", "a.b/c"), "--match-attribute a.b/c without --device-class"),
         (("--device-class", "gpu", "--device-class", "gpu"), "--device-class names gpu twice"),
         (("--device-class", "gpu", "--gpus-per-node", "0"), "--device-class gpu: the job has no GPUs"),
@@ -195,7 +170,6 @@ def test_the_value_of_a_variable_arrives_as_it_was_typed(value: str) -> None:
         (("--form", "leaderworkerset", "--ttl", "1h"), "a LeaderWorkerSet runs until it is deleted"),
         (("--form", "leaderworkerset", "--requeue"), "always starts its pods again"),
         (("--form", "leaderworkerset", "--gang", "coscheduling"), "for Volcano only"),
-        (("--form", "jobset", "--job-name", "x" * 45), "at most 44"),
         (("--form", "mpijob"), "mpijob"),
     ],
 )
@@ -269,13 +243,10 @@ def test_one_host_needs_no_rendezvous(form: str) -> None:
     assert "RDZV" not in str(found)
 
 
-@pytest.mark.parametrize(("form", "path"), [("job", ()), ("jobset", ()), ("pytorchjob", ("runPolicy",))])
-def test_finished_jobs_are_deleted(form: str, path: tuple[str, ...]) -> None:
-    """--ttl is where each controller looks for it."""
-    spec = documents("--ttl", "2h", form=form)[-1]["spec"]
-    for key in path:
-        spec = spec[key]
-    assert spec["ttlSecondsAfterFinished"] == 7200
+@pytest.mark.parametrize("form", ["job", "jobset"])
+def test_finished_jobs_are_deleted(form: str) -> None:
+    """--ttl is where the controller looks for it."""
+    assert documents("--ttl", "2h", form=form)[-1]["spec"]["ttlSecondsAfterFinished"] == 7200
 
 
 @pytest.mark.parametrize("form", ["job", "jobset"])
@@ -297,11 +268,9 @@ def test_a_gang_is_a_group_of_all_pods(form: str, gang: str, api: str, where: st
 
 
 def test_the_operators_make_their_gangs_themselves() -> None:
-    """A TrainJob, a PyTorchJob and a LeaderWorkerSet have no PodGroup in the manifest."""
+    """A TrainJob and a LeaderWorkerSet have no PodGroup in the manifest."""
     runtime, _ = documents("--gang", "volcano", form="trainjob")
     assert runtime["spec"]["podGroupPolicy"] == {"volcano": {}}
-    (legacy,) = documents("--gang", "volcano", form="pytorchjob")
-    assert legacy["spec"]["runPolicy"]["schedulingPolicy"] == {"minAvailable": 2}
     (group,) = documents("--gang", "volcano", form="leaderworkerset")
     assert group["kind"] == "LeaderWorkerSet"
 
@@ -351,7 +320,6 @@ _PARTS = {
     "jobset": ("JobSet", ("spec", "replicatedJobs", 0)),
     "trainjob": ("TrainJob", ("spec", "trainer")),
     "leaderworkerset": ("LeaderWorkerSet", ("spec", "leaderWorkerTemplate")),
-    "pytorchjob": ("PyTorchJob", ("spec", "runPolicy")),
 }
 
 

@@ -19,7 +19,7 @@ def test_the_installed_torch() -> None:
 
 
 def test_no_torch() -> None:
-    """Without torch there is no agent, and ranks that need no store can be started."""
+    """Without torch, ranks that need no store can be started."""
     assert why_not_served(None) is None
 
 

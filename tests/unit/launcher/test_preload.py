@@ -13,8 +13,7 @@ import numapin
 from numapin.launcher import preload
 
 PACKAGE = Path(numapin.__file__).parent
-FOLDER = str(PACKAGE / "launcher" / "sitehook")
-HOOKS = [PACKAGE / folder for folder in ("launcher/sitehook", "children/hook", "rank/rolehook")]
+FOLDER = str(PACKAGE / "rank" / "hook")
 
 
 @pytest.mark.parametrize(
@@ -48,29 +47,30 @@ def test_tracing() -> None:
 
 
 def test_the_folder_holds_nothing_else() -> None:
-    """The folder on every rank's path can hide two modules only, one of which has a name of ours."""
-    assert sorted(path.name for path in Path(FOLDER).glob("*.py")) == ["numapin_loader_hook.py", "sitecustomize.py"]
+    """Only one module of the folder on every rank's path has a name that is not ours."""
+    names = sorted(path.name for path in Path(FOLDER).glob("*.py"))
+    assert names == ["numapin_hook_errors.py", "numapin_hook_parts.py", "sitecustomize.py"]
 
 
-@pytest.mark.parametrize("folder", HOOKS)
-def test_an_old_python_can_read_what_starts_the_hook(folder: Path) -> None:
+def test_an_old_python_can_read_what_starts_the_hook() -> None:
     """Its file has nothing that Python 2.7 cannot parse."""
-    text = (folder / "sitecustomize.py").read_text(encoding="ascii")
+    text = Path(FOLDER, "sitecustomize.py").read_text(encoding="ascii")
     for node in ast.walk(ast.parse(text)):
-        assert not isinstance(node, ast.AnnAssign | ast.JoinedStr | ast.NamedExpr | ast.Nonlocal | ast.FunctionDef)
+        assert not isinstance(node, ast.AnnAssign | ast.JoinedStr | ast.NamedExpr | ast.Nonlocal)
+        assert getattr(node, "returns", None) is None
+        assert not isinstance(node, ast.arg)
         assert not (isinstance(node, ast.ImportFrom) and node.module == "__future__")
 
 
-@pytest.mark.parametrize("folder", HOOKS, ids=lambda folder: folder.name)
 @pytest.mark.parametrize("version", ["2.7", "3.6", "3.7"])
-def test_an_old_python_starts_as_without_the_hook(folder: Path, version: str, tmp_path: Path) -> None:
+def test_an_old_python_starts_as_without_the_hook(version: str, tmp_path: Path) -> None:
     """It prints nothing, and its path and its sitecustomize, if there is one behind ours, are what they would be."""
     python = _old_python(version)
     (tmp_path / "sitecustomize.py").write_text("seen = 1\n")
     code = (
         "import sys; print([p for p in sys.path if 'hook' in p], getattr(sys.modules.get('sitecustomize'), 'seen', 0))"
     )
-    for path, seen in ((f"{folder}", 0), (f"{folder}:{tmp_path}", 1)):
+    for path, seen in ((FOLDER, 0), (f"{FOLDER}:{tmp_path}", 1)):
         done = subprocess.run(
             [python, "-c", f"from __future__ import print_function; {code}"],
             env={"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},

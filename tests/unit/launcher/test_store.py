@@ -365,7 +365,7 @@ def test_the_server_closes_what_it_refuses(capfd: pytest.CaptureFixture[str]) ->
                 assert stranger.recv(1) == b""
     assert capfd.readouterr().err == (
         "numapin: a program asked the ranks' store for request 99, which this numapin does not know; "
-        "hint: numapin run --launcher agent\n"
+        "hint: let torch serve it: numapin run --rdzv-backend static --rdzv-endpoint localhost:29500\n"
     )
 
 
@@ -422,8 +422,8 @@ def test_other_users_are_refused() -> None:
         _, said = process.communicate()
     assert answers == {65534: "8", 0: "8", 65533: "0", 65532: "0"}
     assert said == (
-        "numapin: the ranks' store refused a connection of user 65533; "
-        "hint: if a rank runs as that user: numapin run --launcher agent\n"
+        "numapin: the ranks' store refused a connection of user 65533; if a rank runs as that user, "
+        "hint: let torch serve it: numapin run --rdzv-backend static --rdzv-endpoint localhost:29500\n"
     )
 
 

@@ -13,7 +13,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.observe.model import MemoryKind, NcclLibrary, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
 from numapin.observe.report import VerifyFinding, VerifyReport, VerifySeverity
 from numapin.observe.verify import verify
-from numapin.plan.model import Plan, RankPlan, RoleCpus
+from numapin.plan.model import Plan, RankPlan
 from numapin.plan.request import Bind, Memory
 from numapin.view.verify_table import summary, verify_table
 from tests.unit.planned import MIB, PLANNED, PREFER
@@ -532,59 +532,3 @@ def _shown(report: VerifyReport) -> list[str]:
     with console.capture() as capture:
         console.print(verify_table(report))
     return [line.rstrip() for line in capture.get().splitlines()]
-
-
-BY_ROLE = replace(
-    PLANNED, roles=RoleCpus(main=CpuSet({4, 5}), loader=CpuSet({7}), optimizer=CpuSet({6}))
-)  # of CPUs 4-7
-
-
-class TestRoles:
-    """Threads of ranks whose roles have CPUs of their own."""
-
-    @staticmethod
-    def _errors(*processes: Process, plan: RankPlan = BY_ROLE) -> list[str]:
-        found = _found(_report(*processes, plan=plan))
-        return [finding.what for finding in found if finding.severity is VerifySeverity.ERROR]
-
-    @pytest.mark.parametrize(
-        ("main", "other", "worker", "child"),
-        [("4-5", "6", "7", "4-5"), ("4-5", "5", "7", "7"), ("4-5", "4-5", "7", "6")],
-    )
-    def test_each_in_its_role(self, main: str, other: str, worker: str, child: str) -> None:
-        """Main thread, pool, workers and other children may use the CPUs of their role, pool and children fewer."""
-        rank = replace(RANK, threads=(_thread(10, main), _thread(11, other)))
-        of_loader = replace(WORKER, threads=(_thread(20, worker),))
-        helper = replace(WORKER, pid=30, role=Role.OTHER, threads=(_thread(30, child),))
-        assert self._errors(rank, of_loader, helper) == []
-
-    @pytest.mark.parametrize(
-        ("main", "other", "worker", "planned"),
-        [
-            ("6", "6", "7", "CPUs 6; planned: 4-5"),
-            ("4", "6", "7", "CPUs 4 only; planned: 4-5"),
-            ("4-7", "6", "7", "CPUs 4-7; planned: 4-5"),
-            ("4-5", "7", "7", "CPUs 7; planned: 4-5 or 6"),
-            ("4-5", "5-6", "7", "CPUs 5-6; planned: 4-5 or 6"),
-            ("4-5", "6", "4-5", "CPUs 4-5; planned: 7"),
-        ],
-    )
-    def test_one_in_another_role(self, main: str, other: str, worker: str, planned: str) -> None:
-        """A thread on CPUs of another role, or of several, is an error, although the rank has these CPUs."""
-        rank = replace(RANK, threads=(_thread(10, main), _thread(11, other)))
-        (what,) = self._errors(rank, replace(WORKER, threads=(_thread(20, worker),)))
-        assert what.endswith(planned)
-
-    def test_without_a_loader(self) -> None:
-        """Workers then have the main thread's CPUs, and not the optimizer's."""
-        plan = replace(BY_ROLE, roles=RoleCpus(main=CpuSet({4, 5}), loader=None, optimizer=CpuSet({6, 7})))
-        rank = replace(RANK, threads=(_thread(10, "4-5"),))
-        assert self._errors(rank, replace(WORKER, threads=(_thread(20, "4-5"),)), plan=plan) == []
-        (what,) = self._errors(rank, replace(WORKER, threads=(_thread(20, "7"),)), plan=plan)
-        assert what.endswith("CPUs 7; planned: 4-5")
-
-    def test_numbers_are_noted(self) -> None:
-        """A note says how many threads are on the CPUs of each role."""
-        rank = replace(RANK, threads=(_thread(10, "4-5"), _thread(11, "6"), _thread(12, "6")))
-        notes = [f.what for f in _found(_report(rank, plan=BY_ROLE)) if f.severity is VerifySeverity.NOTE]
-        assert "threads by role: main 1, optimizer 2, loader 0 (CPUs main=4-5 optimizer=6 loader=7)" in notes

@@ -16,7 +16,7 @@ from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineFileError, NumapinError, PlanError, UsageError
 from numapin.plan.make import make_plan
-from numapin.plan.model import GpuRef, Plan, RankPlan, RoleCpus
+from numapin.plan.model import GpuRef, Plan, RankPlan
 from numapin.plan.request import Bind, Memory, NicLibrary, Request
 from numapin.topology.model import Allowed, CpuSpeed, Topology
 from tests.machines.grids import gpu, grid
@@ -743,7 +743,7 @@ def test_json_is_the_contract() -> None:
         nics=("mlx5_1", "mlx5_0"),
         nics_reason="nearest (PIX), one of 2 equally near",
         nic_env=(NicLibrary.NVSHMEM,),
-        roles=RoleCpus(main=CpuSet({0, 1}), loader=None, optimizer=CpuSet({2, 3})),
+        roles={"main": "0-1"},
     )
     plan = Plan(bind=Bind.NODE, memory=Memory.BIND, ranks=(rank, bound), warnings=("w",))
     data = plan.to_json()
@@ -779,7 +779,7 @@ def test_json_is_the_contract() -> None:
             "nics": ["mlx5_1", "mlx5_0"],
             "nics_reason": "nearest (PIX), one of 2 equally near",
             "nic_env": ["nvshmem"],
-            "roles": {"main": "0-1", "loader": None, "optimizer": "2-3"},
+            "roles": {"main": "0-1"},
         },
     ]
     assert Plan.from_json(json.dumps(data)) == plan

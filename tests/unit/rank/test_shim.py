@@ -14,7 +14,7 @@ import pytest
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import NumapinError
 from numapin.launcher.rehearse import rehearse
-from numapin.plan.model import Plan, RankPlan, RoleCpus
+from numapin.plan.model import Plan, RankPlan
 from numapin.plan.nics import exported
 from numapin.plan.request import Bind, Memory, NicLibrary
 from numapin.rank import bind, handover, shim
@@ -159,15 +159,13 @@ class TestSlices:
             replace(RANK, nics=("mlx5_3", "mlx5_10"), nic_env=tuple(NicLibrary)),
             replace(RANK, memory=Memory.INTERLEAVE, cpus=CpuSet({0, 1, 2, 8}), nodes=CpuSet({0, 2}), reason="{=}"),
             replace(RANK, within=CpuSet({0, 1, 8})),
-            replace(RANK, roles=RoleCpus(main=CpuSet({0, 8}), loader=None, optimizer=CpuSet({1, 2, 3}))),
         ],
     )
     def test_they_have_what_binds_a_rank(self, rank: RankPlan) -> None:
         """A slice has everything that `bind.apply` needs of a RankPlan, and its whole JSON."""
         own = handover.RankSlice(handover.slice_text(rank))
-        for name in set(handover.RankSlice.__slots__) - {"json", "nic_variables", "roles"}:
+        for name in set(handover.RankSlice.__slots__) - {"json", "nic_variables"}:
             assert getattr(own, name) == getattr(rank, name), name
-        assert own.roles == ("" if rank.roles is None else str(rank.roles))
         assert own.nic_variables == exported(rank)
         assert json.loads(own.json) == rank.to_json()
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from rich.console import Console, RenderableType
 
-from numapin.attach.report import Attached, AttachedRank, BoundProcess, ProcessPages, Restored, RestoredProcess
+from numapin.attach.report import Attached, AttachedRank, BoundProcess, ProcessPages
 from numapin.base.cpu_set import CpuSet
-from numapin.view.attach_table import attach_table, restore_table
+from numapin.view.attach_table import attach_table
 from tests.unit.planned import PLANNED
 
 MIB = 1 << 20
@@ -34,7 +34,8 @@ PROCESS = BoundProcess(
     shortfalls=("1.0 MiB stay",),
 )
 RANK = AttachedRank(pid=4711, gpu_source="--gpu", requested=PLANNED, processes=(PROCESS,))
-DONE = Attached(dry_run=False, migrate=True, interrupted=False, records=("r",), warnings=(), ranks=(RANK,))
+UNDO = "taskset -acp 0 4711"
+DONE = Attached(dry_run=False, migrate=True, interrupted=False, undo=(UNDO,), warnings=(), ranks=(RANK,))
 
 
 def _text(shown: RenderableType) -> str:
@@ -53,38 +54,18 @@ def test_row() -> None:
     ]
     assert "rank 0: process 4711: 1.0 MiB stay" in lines
     assert "rank 0: 2 threads left on fewer CPUs than planned; --widen binds them to all" in lines
-    assert lines[-1] == "undo with: numapin attach --restore --pid 4711"
-    elsewhere = _text(attach_table(DONE, place="/a b"))
-    assert elsewhere.endswith("undo with: TMPDIR='/a b' numapin attach --restore --pid 4711\n")
+    assert lines[-2].startswith("undo with (pages stay where they are")
+    assert lines[-1] == f"  {UNDO}"
 
 
 def test_ends() -> None:
     """A dry run, Ctrl-C, and a process that ended are reported; without a change there is nothing to undo."""
-    assert _text(attach_table(replace(DONE, dry_run=True))).endswith("dry run: nothing was changed\n")
+    assert _text(attach_table(replace(DONE, dry_run=True, undo=()))).endswith("dry run: nothing was changed\n")
     assert "interrupted: the table shows" in _text(attach_table(replace(DONE, interrupted=True)))
     gone = replace(RANK, processes=(), problem="it ended before")
-    text = _text(attach_table(replace(DONE, ranks=(gone,))))
+    text = _text(attach_table(replace(DONE, ranks=(gone,), undo=())))
     assert "rank 0: process 4711 was not bound: it ended before" in text
     assert "undo" not in text
-
-
-def test_restored() -> None:
-    """Threads that were left are reported, and that pages stay."""
-    process = RestoredProcess(
-        pid=4711, name="python", threads=5, started_since=2, ended=1, left=1, shortfalls=("refused",)
-    )
-    text = _text(restore_table(Restored(dry_run=False, warnings=(), processes=(process,))))
-    assert "5 threads have their former CPUs again, 2 of them started since; 1 ended since" in text
-    assert "  1 thread moved to other CPUs by the program since, and left there" in text
-    assert "pages stay where they are" in text
-
-
-def test_one_thread_is_singular() -> None:
-    """A single thread has its former CPUs, or would get them in a dry run."""
-    process = RestoredProcess(pid=4711, name="python", threads=1, started_since=0, ended=0, left=0, shortfalls=())
-    done = Restored(dry_run=False, warnings=(), processes=(process,))
-    assert "1 thread has its former CPUs again" in _text(restore_table(done))
-    assert "1 thread would get its former CPUs" in _text(restore_table(replace(done, dry_run=True)))
 
 
 def test_the_source_of_a_gpu() -> None:

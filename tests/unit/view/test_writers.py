@@ -19,9 +19,7 @@ _PLACES = {
     "cli/output.py",
     "cli/top.py",  # the live display
     "rank/signals.py",  # names of signals and numbers
-    "children/hook/numapin_children_hook.py",
-    "launcher/sitehook/numapin_loader_hook.py",
-    "rank/rolehook/numapin_role_hook.py",  # names of variables
+    "rank/hook/numapin_hook_parts.py",
     "base/stderr.py",
 }
 

@@ -1,0 +1,36 @@
+"""Machines with facts that no machine of tests/machines has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from numapin.topology.model import Link, Topology
+from tests.machines.grids import grid
+from tests.pictures import golden_machine, many_nics, snc4
+
+_SNC4 = snc4()
+_GPU_MEMORY = golden_machine("2pkg-34node-gpumem-4gpu")
+
+
+def _linked(*kinds: str) -> Topology:
+    """Return a machine whose GPU 0 has these links to GPU 1, 2 and so on, and no other link is known."""
+    links = tuple(Link(a="gpu0", b=f"gpu{n}", kind=kind) for n, kind in enumerate(kinds, 1))
+    return replace(grid(gpus=[0] * (len(kinds) + 1)), links=links)
+
+
+MADE: Final = {
+    "l3-over-nodes": _SNC4,
+    "l3-over-packages": replace(_SNC4, cores=tuple(replace(core, l3=0) for core in _SNC4.cores)),
+    "two-l3": grid(l3=2),
+    "one-empty-node": grid(nodes=2, memory_nodes=[2], memoryless=[2]),
+    "gpu-memory-of-unknown-gpus": replace(
+        _GPU_MEMORY,
+        gpus=tuple(replace(gpu, memory_node=2 if gpu.index < 2 else None) for gpu in _GPU_MEMORY.gpus),
+    ),
+    "many-nics": many_nics(),
+    "gpus-without-address": replace(
+        grid(gpus=[0] * 13), gpus=tuple(replace(gpu, pci=None) for gpu in grid(gpus=[0] * 13).gpus)
+    ),
+    "links": _linked("NV12", "NV", "XGMI4", "XGMI", "XELINK", "PIX", "PXB", "PHB", "NODE", "SYS"),
+}

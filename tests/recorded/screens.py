@@ -1,0 +1,120 @@
+"""Run numapin's command lines on terminals of 80 columns, and compare what they show with recorded files."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import fcntl
+import os
+import pty
+import re
+import selectors
+import shlex
+import struct
+import termios
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from numapin import __version__
+from tests.integration.forking import CommandLine, Forker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+HERE: Final = Path(__file__).parent
+_WIDTH: Final = 80
+_LIMIT_S: Final = 60
+_COMMANDS: Final = "run exec attach topo plan verify top doctor bench job compare trace completion"
+_IMPORTED: Final = (*(f"numapin.cli.{name}" for name in _COMMANDS.split()), "numapin.cli.entry", "rich.tree")
+_STYLE: Final = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Screens:
+    """A process that has numapin imported, and runs each command line in a fork of itself, in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start the process with few variables, so that nothing depends on those of the test run."""
+        self._folder = folder
+        self._environ = {
+            **{name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ},
+            "HOME": str(folder),
+            "TMPDIR": str(folder),
+            "TERM": "xterm",
+            "LANG": "C.UTF-8",
+            "PYTHONUTF8": "1",
+        }
+        self._forker = Forker(self._environ, _IMPORTED)
+
+    def close(self) -> None:
+        """End the process."""
+        self._forker.close()
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file for the commands."""
+        (self._folder / name).write_text(text)
+
+    def run(self, words: Sequence[str]) -> tuple[int, str, str]:
+        """Run a command, and return its status, stdout and stderr. Both are terminals."""
+        command = CommandLine(
+            module="numapin", arguments=words, environ=self._environ, cwd=str(self._folder), new_session=True
+        )
+        (out, out_end), (err, err_end) = _terminal(), _terminal()
+        process = self._forker.start(command, out=out_end, err=err_end)
+        os.close(out_end)
+        os.close(err_end)
+        shown, complained = map(self._settled, _read((out, err)))
+        return process.wait(_LIMIT_S), shown, complained
+
+    def _settled(self, raw: bytes) -> str:
+        """Return output without colors, and without what differs between machines and versions."""
+        text = _STYLE.sub("", raw.decode()).replace(str(self._folder), "/FOLDER")
+        text = text.replace(f"version {__version__}", "version VERSION")
+        return text if text.endswith("\n") or not text else f"{text}\n"
+
+    def record(self, words: Sequence[str]) -> str:
+        """Run a command, and return its command line and what it shows, as the recorded files hold it."""
+        status, out, err = self.run(words)
+        line = f"=== {shlex.join(['numapin', *words])}\n{out}"
+        return line + (f"--- stderr\n{err}" if err else "") + (f"--- status {status}\n" if status else "")
+
+
+def compare(text: str, name: str) -> None:
+    """Fail with the difference if a recorded file does not hold this text; NUMAPIN_UPDATE_GOLDEN=1 records it."""
+    file = HERE / name
+    if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
+        file.write_text(text)
+    recorded = file.read_text() if file.exists() else ""
+    if text != recorded:
+        lines = recorded.splitlines(), text.splitlines()
+        difference = "\n".join(difflib.unified_diff(*lines, f"recorded: {name}", "now", lineterm=""))
+        pytest.fail(f"record it, if it is right, with: NUMAPIN_UPDATE_GOLDEN=1\n{difference}", pytrace=False)
+
+
+def _terminal() -> tuple[int, int]:
+    """Return both ends of a terminal that leaves line ends as they are."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, _WIDTH, 0, 0))
+    modes = termios.tcgetattr(theirs)
+    modes[1] &= ~termios.OPOST
+    termios.tcsetattr(theirs, termios.TCSANOW, modes)
+    return ours, theirs
+
+
+def _read(terminals: tuple[int, int]) -> list[bytes]:
+    """Return the output on each terminal, until no process has it open, and close it."""
+    read = dict.fromkeys(terminals, b"")
+    with selectors.DefaultSelector() as selector:
+        for terminal in terminals:
+            selector.register(terminal, selectors.EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select():
+                try:
+                    read[key.fd] += os.read(key.fd, 1 << 16)
+                except OSError as error:
+                    if error.errno != errno.EIO:  # the terminal's end
+                        raise
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+    return [*read.values()]

@@ -1,0 +1,120 @@
+"""What every command shows is recorded beside this file; NUMAPIN_UPDATE_GOLDEN=1 records it anew.
+
+machines/NAME.txt has the commands that show a machine, help.txt all help pages, errors.txt wrong command lines,
+jobs.txt job scripts, failures.txt how failed jobs end. JSON of a machine is in tests/machines/golden.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import click
+import pytest
+
+from numapin.cli.main import numapin as commands
+from tests.jobs.cases import CASES as JOBS
+from tests.machines.compact import compact
+from tests.machines.roots import HERE as MACHINES
+from tests.machines.roots import NAMES
+from tests.recorded.errors import FILES, WRONG
+from tests.recorded.failures import ENDS, block
+from tests.recorded.made import MADE
+from tests.recorded.screens import HERE, Screens, compare
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EXAMPLES = ("dgx-a100", "dgx-h100", "gb200", "ndv4", "p4d")
+BINDS = ("node", "socket", "exclusive", "core-complex")
+SHOWN = (
+    *("topo", "topo --format matrix"),
+    *(f"plan --bind {bind}" for bind in BINDS),
+    *("plan --format env", "plan --bind exclusive --format env"),
+)
+
+
+@pytest.fixture(scope="session")
+def screens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Screens]:
+    """Give terminals for commands."""
+    found = Screens(tmp_path_factory.mktemp("screens"))
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_machine(name: str, screens: Screens) -> None:
+    """A machine's tree, matrix, plans and variables are the recorded ones, and its JSON is the golden one."""
+    golden = _golden(name)
+    screens.write("machine.json", json.dumps(golden["topology"]))
+    compare(_recorded(screens, "machine.json"), f"machines/{name}.txt")
+    texts = [screens.run([*command.split(), "--json", "--machine", "machine.json"])[1] for command in SHOWN[2:6]]
+    assert [json.loads(text) for text in texts] == [saved["plan"] for saved in golden["plans"][:4]]
+    assert json.loads(screens.run(["topo", "--json", "--machine", "machine.json"])[1]) == golden["topology"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example(name: str, screens: Screens) -> None:
+    """What a built-in machine shows is recorded, with the JSON of its plan."""
+    plan = screens.run(["plan", "--json", "--machine", f"example:{name}"])[1]
+    text = f"{_recorded(screens, f'example:{name}')}=== plan --json\n{compact(json.loads(plan))}"
+    compare(text, f"machines/example-{name}.txt")
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_made_machine(name: str, screens: Screens) -> None:
+    """A made machine is shown as recorded."""
+    screens.write("machine.json", json.dumps(MADE[name].to_json()))
+    compare(_recorded(screens, "machine.json"), f"machines/made-{name}.txt")
+
+
+def _golden(name: str) -> dict[str, Any]:
+    golden: dict[str, Any] = json.loads((MACHINES / "golden" / f"{name}.json").read_text())
+    return golden
+
+
+def _recorded(screens: Screens, machine: str) -> str:
+    return "".join(screens.record([*command.split(), "--machine", machine]) for command in SHOWN)
+
+
+def test_every_record_belongs_to_a_machine() -> None:
+    """No record is left behind by a machine that was renamed."""
+    wanted = {*NAMES, *(f"example-{name}" for name in EXAMPLES), *(f"made-{name}" for name in MADE)}
+    assert {path.stem for path in (HERE / "machines").iterdir()} == wanted
+
+
+def test_help(screens: Screens) -> None:
+    """The help of every command, of every subcommand, and of `numapin` alone."""
+    lines = [[], ["--version"], *([*path, "--help"] for path in _paths(commands, ())), ["run", "--help-all"]]
+    compare("".join(screens.record(line) for line in lines), "help.txt")
+
+
+def _paths(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    yield path
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from _paths(found, (*path, name))
+
+
+def test_errors(screens: Screens) -> None:
+    """Each wrong command line ends with the recorded message, hint and status."""
+    for name, text in FILES.items():
+        screens.write(name, text)
+    compare("".join(screens.record(shlex.split(line)) for line in WRONG), "errors.txt")
+
+
+def test_jobs(screens: Screens) -> None:
+    """Job scripts of every form, with their warnings."""
+    screens.write("dgx.json", json.dumps(_golden("2pkg-8node-smt2-8gpu-pairs")["topology"]))
+    lines = [shlex.split(f"job {line.format(dgx='dgx.json')}") for line in JOBS.values()]
+    compare("".join(screens.record(line) for line in lines), "jobs.txt")
+
+
+def test_failures() -> None:
+    """The block at the end of each made failure."""
+    blocks = ("\n".join(block(*end.ranks, **end.facts)) for end in ENDS.values())
+    compare("".join(f"=== {name}\n{text}\n" for name, text in zip(ENDS, blocks, strict=True)), "failures.txt")

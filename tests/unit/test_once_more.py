@@ -1,0 +1,79 @@
+"""`scripts/test.sh`: tests that fail beside others but pass alone are named and do not fail the run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Fails unless a file of its name is there, which it makes.
+UNSTEADY_TEST = """
+import pathlib, pytest
+@pytest.mark.xdist_group("two words")
+@pytest.mark.parametrize("name", NAMES)
+def test_once(name):
+    path = pathlib.Path(name)
+    seen = path.exists()
+    path.touch()
+    assert seen
+"""
+
+
+def _unsteady(*names: str) -> str:
+    return UNSTEADY_TEST.replace("NAMES", repr(names))
+
+
+def _run(folder: Path, code: str, *options: str, file: str = "test_it.py") -> subprocess.CompletedProcess[str]:
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = xdist_group: x\n")
+    (folder / file).parent.mkdir(parents=True, exist_ok=True)
+    (folder / file).write_text(code)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environ |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)}  # plugins take 1 s in each run
+    common = ["-p", "xdist", "--import-mode=importlib", f"--basetemp={folder / 'base'}"]
+    command = ["sh", str(ROOT / "scripts/test.sh"), sys.executable, *common, *options]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("names", "file"), [(["a", "b@c", "d"], "test_it.py"), (list("abcd"), "tests/vm/test_it.py")], ids=["few", "vm"]
+)
+def test_passed_alone(names: list[str], file: str, tmp_path: Path) -> None:
+    """The run passes and names these tests, without xdist's groups, also for CI. Tests in VMs count as one."""
+    code = _unsteady(*names) + "\ndef test_other(): pass\n"
+    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_runtest_logreport\n")
+    done = _run(tmp_path, code, "--numprocesses=1", "--dist=loadgroup", file=file)
+    report = [f"failed beside the others, passed alone: {file}::test_once[{name}]" for name in names]
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"once more, alone: {len(names)} that failed" in done.stdout
+    assert f"{len(names)} passed" in done.stdout
+    assert "assert seen" in done.stdout
+    assert done.stdout.splitlines()[-len(names) :] == report
+    assert (tmp_path / ".cache/unsteady").read_text().splitlines() == report
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["raise ValueError", _unsteady(*"abcd"), _unsteady("a") + "\ndef test_always(): assert 0"],
+    ids=["cannot be read", "too many", "one of two always"],
+)
+def test_failed(tmp_path: Path, code: str) -> None:
+    """The run fails, and no test is reported to have passed alone."""
+    done = _run(tmp_path, code)
+    assert done.returncode in (1, 2), done.stdout
+    assert "passed alone" not in done.stdout
+    assert not (tmp_path / ".cache/unsteady").exists()
+
+
+def test_all_pass(tmp_path: Path) -> None:
+    """If no test fails, tests run once, and what an earlier run recorded does not count."""
+    assert _run(tmp_path, "def test_it(): assert 0").returncode == 1
+    done = _run(tmp_path, "def test_it(): pass")
+    assert (done.returncode, "once more" in done.stdout) == (0, False)
