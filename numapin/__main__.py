@@ -1,6 +1,4 @@
-"""The program as `python -m numapin`. Edge.
-
-Comes in: sys.argv. Goes out: an exit status, as in `numapin.cli.entry`.
+"""The program as `python -m numapin`.
 
 `python -m` searches the working directory for modules first, and this package cannot prevent that. In a folder that
 others can write to, use the program `numapin`, which does not search there, or `python -P -m numapin`.

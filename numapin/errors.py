@@ -12,8 +12,6 @@
     ├── BindingRefused         5   the kernel refused a binding under --strict
     ├── RankError              1   a rank failed: names the rank
     └── Stopped          128 + n   signal n stopped the launcher, and all ranks have ended
-
-Comes in: nothing. Goes out: exceptions that every stage raises, and that `numapin.cli` turns into exit statuses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Page-locked memory on a chosen NUMA node, for user code. Edge.
-
-Comes in: shapes, or batches of any type. Goes out: ordinary tensors in page-locked memory near the GPU, the nodes of a
-tensor's pages as the kernel reports them, and the amount of memory that may still be locked.
+"""Page-locked memory on a chosen NUMA node, for user code.
 
 It is meant for long-lived buffers: each `empty` maps, faults in and registers separate memory (0.2 to 0.5 s per GB),
 rounded up to pages. The batches of a DataLoader use the loader's slots instead.

@@ -1,7 +1,6 @@
-"""`numapin attach`: bind all threads of the targets, then move their pages if requested. Edge.
+"""`numapin attach`: bind all threads of the targets, then move their pages if requested.
 
-Comes in: an `Aim` and options. Goes out: `Attached`. All threads are bound before any page moves, so that pages that
-are touched meanwhile are local.
+All threads are bound before any page moves, so that pages that are touched meanwhile are local.
 
 A thread inherits its CPUs from the one that starts it. So processes and threads are listed again until all that are new
 have inherited the planned CPUs: then everything that starts later is started by a bound thread.

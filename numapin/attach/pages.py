@@ -1,7 +1,7 @@
-"""Where the pages of a process are, and moving them to its nodes. Edge.
+"""Where the pages of a process are, and moving them to its nodes.
 
-Comes in: a process id and its plan. Goes out: `ProcessPages`. Pages of files are left out: they are the page cache,
-which belongs to all processes. So are mappings that the program itself placed by a policy of their own.
+Pages of files are left out: they are the page cache, which belongs to all processes. So are mappings that the program
+itself placed by a policy of their own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `numapin attach` did, as data and as JSON (numapin.attach/1), and the commands that undo it. Pure."""
+"""What `numapin attach` did, as data and as JSON (numapin.attach/1), and the commands that undo it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Choose the processes that `numapin attach` changes, find each one's GPU, and plan its CPUs. Edge.
+"""Choose the processes that `numapin attach` changes, find each one's GPU, and plan its CPUs.
 
-Comes in: process ids or a run, and binding options. Goes out: an `Aim`, or an error for a process that does not exist,
-belongs to another user, or uses an unknown GPU. Nothing is changed here.
+Nothing is changed in this module.
 
 A process that computes on a GPU, has a LOCAL_RANK, or sees one GPU only, is a target. Its descendants follow it, unless
 the driver sees one compute on another GPU. Any other process, such as a launcher, stands for the nearest targets below.

@@ -1,6 +1,4 @@
-"""The largest numbers that numapin accepts, in one place. Pure.
-
-Comes in: nothing. Goes out: constants, which readers check before they build anything from a file.
+"""The largest numbers that numapin accepts, in one place.
 
 Each bound is well above any machine or job that exists. It is also low enough that reading 5 MB of any content takes
 seconds and some hundred MB of memory at most.

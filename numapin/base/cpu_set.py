@@ -1,6 +1,4 @@
-"""Sets of CPUs and of nodes, and their list strings in Linux: "0-3,8". Pure.
-
-Comes in: a list or mask from the kernel, a user or a file; or CPU or node numbers. Goes out: a `CpuSet`, or its text.
+"""Sets of CPUs and of nodes, and their list strings in Linux: "0-3,8".
 
 Each rank imports this before its program starts: built-in types only.
 """

@@ -1,8 +1,4 @@
-"""Text for streams whose encoding lacks some of its characters. Pure.
-
-Comes in: characters that an encoding such as ASCII or Latin-1 does not have. Goes out: a readable stand-in, so that no
-write raises UnicodeEncodeError, in any locale.
-"""
+"""Text for streams whose encoding lacks some of its characters."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Write a file whole or not at all. Edge.
+"""Write a file whole or not at all.
 
-Comes in: text, and a path that the user named, or an opened folder of ours. Goes out: the file. It is written under a
-random name and then renamed, so that a reader never sees a partial file.
+A file is written under a random name and then renamed, so that a reader never sees a partial file.
 
 Each rank imports this before its program starts: the standard library only.
 """

@@ -1,7 +1,7 @@
-"""Open folders and files that other users may have prepared, and follow none of their links. Edge.
+"""Open folders and files that other users may have prepared, and follow none of their links.
 
-Comes in: paths. Goes out: descriptors. Paths are walked component by component on opened folders, and ownership is read
-from the descriptor, so that nothing can be swapped in between.
+Paths are walked component by component on opened folders, and ownership is read from the descriptor, so that nothing
+can be swapped in between.
 
 In a folder that everybody may write to (with the sticky bit, as /tmp), other users' links, pipes and files are refused,
 as Linux does if fs.protected_symlinks, protected_fifos and protected_regular are on.

@@ -1,7 +1,7 @@
-"""UUIDs of GPUs and MIG instances, as CUDA compares them. Pure.
+"""UUIDs of GPUs and MIG instances, as CUDA compares them.
 
-Comes in: a UUID in any spelling, or its beginning. Goes out: its digits in one spelling. Imports nothing but `Final`:
-`numapin exec` needs it, and topology/ would cost more to import than the rest of that command.
+Imports nothing but `Final`: `numapin exec` needs it, and topology/ would cost more to import than the rest of that
+command.
 """
 
 from __future__ import annotations

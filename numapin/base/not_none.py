@@ -1,7 +1,4 @@
-"""Known values only: None stands for an unknown one. Pure.
-
-Comes in: values that may be None. Goes out: the others, in the same order.
-"""
+"""Known values only: None stands for an unknown one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Counts and lists of things as text. Pure.
-
-Comes in: a noun, and a number or ids. Goes out: "1 rank", "2 ranks", "rank 0", "ranks 0-3,7".
+"""Counts and lists of things as text.
 
 The launcher's signal handling and the shims may import this: built-ins only.
 """

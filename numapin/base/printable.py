@@ -1,6 +1,4 @@
-"""Replace invisible characters in untrusted text. Pure.
-
-Comes in: names and reasons from files, which may contain terminal control sequences. Goes out: visible characters.
+"""Replace invisible characters in untrusted text.
 
 Each rank imports this before its program starts: the standard library only.
 """

@@ -1,7 +1,6 @@
-r"""Words quoted for a shell, without characters that control a terminal. Pure.
+r"""Words quoted for a shell, without characters that control a terminal.
 
-Comes in: words of any characters, including surrogates that stand for bytes other than UTF-8. Goes out: a line that
-bash, zsh and ksh split into the same words. A word with invisible characters is written in the form $'\e[31m'.
+A word with invisible characters is written in the form $'\e[31m'.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Dataclasses from JSON and back: the types of the fields say what is read. Pure.
-
-Comes in: the text of an untrusted file, and a dataclass. Goes out: an instance, or a MachineFileError that names the
-file and the element, such as "dgx.json: nodes[3].distances: …". In the other direction: plain values for `json.dumps`.
+"""Dataclasses from JSON and back: the types of the fields say what is read.
 
 A field may be a str, a non-negative int, a bool, a CpuSet, a StrEnum or another such dataclass; any of these or None; a
 tuple of them, or a mapping of numbers, with an `AtMost`; or an object that is not examined (`Mapping[str, object]`).

@@ -1,8 +1,6 @@
-"""A command line without its secrets, for files and screens that others may see. Pure.
+"""A command line without its secrets, for files and screens that others may see.
 
-Comes in: the words of a command line. Goes out: the same words, with "***" for values that look secret: values of
-options and variables with such names (--api-key X, token=X, HF_TOKEN=X), also inside shell or JSON text; passwords in
-URLs; and tokens of a known form. Names that only count or describe, such as --max-tokens, keep their values.
+Names that only count or describe, such as --max-tokens, keep their values.
 
 This is a heuristic: it misses a secret under an unusual name. A secret on a command line is visible to every user in
 /proc anyway; it belongs into the environment or a file.

@@ -1,7 +1,6 @@
-"""Read an untrusted file: regular files only, of bounded size, without blocking. Edge.
+"""Read an untrusted file: regular files only, of bounded size, without blocking.
 
-Comes in: a path that the user named, or one below a captured machine. Goes out: bytes, or an OSError that says what
-the path is instead. A pipe, device or socket is refused, because reading it could block.
+A pipe, device or socket is refused, because reading it could block.
 
 Each rank imports this before its program starts: the standard library only.
 """

@@ -1,7 +1,4 @@
-"""Memory sizes as text. Pure.
-
-Comes in: text such as "38.5M", or a number of bytes. Goes out: the number of bytes, or text such as "38.5 MiB".
-"""
+"""Memory sizes as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Student's t distribution, which the standard library lacks. Pure."""
+"""Student's t distribution, which the standard library lacks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Write a line to stderr; never raise. Edge.
-
-Comes in: a message for the user. Goes out: a line on stderr, if stderr can be written.
+"""Write a line to stderr; never raise.
 
 Each rank imports this before its program starts: the standard library only.
 """

@@ -1,6 +1,5 @@
-"""JSON as RFC 8259 defines it, read and written: no NaN, no Infinity. Pure.
+"""JSON as RFC 8259 defines it, read and written: no NaN, no Infinity.
 
-Comes in: the text of an untrusted file, or a value of ours. Goes out: the value, or text that every JSON parser reads.
 Python's own decoder and encoder accept NaN and Infinity, which other parsers refuse.
 
 Each rank imports this before its program starts: the standard library only.

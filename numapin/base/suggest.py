@@ -1,7 +1,4 @@
-"""The known word that a mistyped one resembles. Pure.
-
-Comes in: a word that is not known, and the known ones. Goes out: the end of a message: "; did you mean --bind?".
-"""
+"""The known word that a mistyped one resembles."""
 
 from __future__ import annotations
 

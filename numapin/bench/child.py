@@ -1,8 +1,6 @@
-"""The measuring process's end of the protocol with the harness. Edge.
+"""The measuring process's end of the protocol with the harness.
 
-Comes in, on stdin: a spec as one line of JSON; a byte for "measure now"; a byte before the next spec, or end of file.
-Goes out, on the original stdout: {"state": "warm"}, then {"figures": …, "details": …}; or {"failed": …}, each as one
-line of JSON. Other output to stdout goes to stderr.
+Other output to stdout goes to stderr.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The runner of a benchmark: warm-up, repeats, peers in turn, each in fresh processes. Edge.
+"""The runner of a benchmark: warm-up, repeats, peers in turn, each in fresh processes.
 
-Comes in: a `Benchmark`. Goes out: one `Run` after another. Every repeat runs every peer of a case once, in turn, so
-that a machine that slows down affects all of them. A peer's threads, pinned pools and workers end with its processes,
-which it shares with other peers only if the case has a session.
+Every repeat runs every peer of a case once, in turn, so that a machine that slows down affects all of them. A peer's
+threads, pinned pools and workers end with its processes, which it shares with other peers only if the case has a
+session.
 """
 
 from __future__ import annotations

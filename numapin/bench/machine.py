@@ -1,7 +1,4 @@
-"""The host, versions and GPUs that a benchmark's figures depend on. Edge.
-
-Comes in: /proc, the installed packages, and torch's GPUs, which a separate process reads so that the caller neither
-imports torch nor holds a GPU. Goes out: plain JSON values; unknown ones are None.
+"""The host, versions and GPUs that a benchmark's figures depend on.
 
 A torch that is built without GPU support is not imported at all, which saves 1.5 s.
 """

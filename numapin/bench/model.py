@@ -1,7 +1,4 @@
-"""Benchmarks and their results as data: medians, spreads and ratios. Pure.
-
-Comes in: cases, and the runs that the harness made. Goes out: a `BenchReport` (schema numapin.bench/1).
-"""
+"""Benchmarks and their results as data: medians, spreads and ratios."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Command lines that run code of this package in Python. Pure.
+"""Command lines that run code of this package in Python.
 
-Comes in: code, or a module of this package. Goes out: the words of a command. A benchmark may be started in any folder,
-and `python -m` and `python -c` would prefer modules there to the standard library; these commands do not.
+A benchmark may be started in any folder, and `python -m` and `python -c` would prefer modules there to the standard
+library; these commands do not.
 """
 
 from __future__ import annotations

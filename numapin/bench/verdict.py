@@ -1,6 +1,4 @@
-"""The verdict of a benchmark: the answer to its question, in one line. Pure.
-
-Comes in: a question, and the results of the cases. Goes out: a `BenchVerdict`.
+"""The verdict of a benchmark: the answer to its question, in one line.
 
 Two peers differ if the ranges of their repeats are at least 2 % apart. Of two equal peers with four repeats each, noise
 alone separates the ranges in 2 of C(8, 4) = 70 orders, or 2.9 %; with three repeats it would be 10 %, which is why

@@ -1,6 +1,5 @@
-"""`numapin.bind_this_process`: bind this process to a GPU from its own code. Edge.
+"""`numapin.bind_this_process`: bind this process to a GPU from its own code.
 
-Comes in: a device by any of its names. Goes out: this process bound, and a `ProcessBinding` with the kernel's report.
 Below `numapin exec --children` the plan is the command's; anywhere else the machine is read here.
 """
 

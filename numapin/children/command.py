@@ -1,8 +1,7 @@
-"""Start the command of `numapin exec --children`, wait for it, and report what was bound. Edge.
+"""Start the command of `numapin exec --children`, wait for it, and report what was bound.
 
-Comes in: the machine, the user's request, and the command. Goes out: the command's exit status. The command itself is
-not bound: each process below it binds itself once it has a GPU (`own.py`). This process waits, passes signals on, keeps
-the run's folder alive, which `numapin verify` reads, and removes it.
+The command itself is not bound: each process below it binds itself once it has a GPU (`own.py`). This process waits,
+passes signals on, keeps the run's folder alive, which `numapin verify` reads, and removes it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The GPU that a process uses. Pure.
-
-Comes in: the `ChildTable` of the command, the process's environment, and the number of a device as the process's
-runtime counts. Goes out: the GPU's entry in the table, or why it is unknown.
+"""The GPU that a process uses.
 
 1. A list of devices (CUDA_VISIBLE_DEVICES) that differs from the command's and has one entry: the process uses that
    device, as a Ray actor does.

@@ -1,8 +1,4 @@
-"""What the end of `numapin exec --children` says, and its status. Edge.
-
-Comes in: the command's status, and the records that processes have left in the run's folder. Goes out: a line on
-stderr if no process was bound, or with --verbose how many were; and with --strict status 5 unless all were.
-"""
+"""What the end of `numapin exec --children` says, and its status."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Make the `ChildTable` of a command or of a process. Edge (only because `handover` is).
-
-Comes in: a `Plan` with one rank per GPU, the machine, and an environment. Goes out: the plan as processes find it.
-"""
+"""Make the `ChildTable` of a command or of a process."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Bind this process, once its GPU is known. Edge.
-
-Comes in: the GPU that this process uses, from its environment (`take_known`), from its own words (`take`) or from its
-first context (`watch.py`). Goes out: the process bound, with all its threads; a record in the run's folder; and one
-line on stderr if memory was allocated before.
+"""Bind this process, once its GPU is known.
 
 Rules:
 

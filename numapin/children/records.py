@@ -1,8 +1,4 @@
-"""The records of processes below `numapin exec --children`, in the run's folder. Edge.
-
-Comes in: what a process was bound to, or why it was not. Goes out: observed-RANK-PID.json, which `numapin verify` reads
-as it reads a rank's, or unbound-PID.json; and, for the command's end, what all of them say.
-"""
+"""The records of processes below `numapin exec --children`, in the run's folder."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The record that a process leaves, the lines that it says, and its end under --strict. Edge.
-
-Comes in: the GPUs that this process has taken, or why it has taken none. Goes out: a record in the run's folder, a line
-on stderr, and with --strict the end of this process if it cannot be bound as planned.
-"""
+"""The record that a process leaves, the lines that it says, and its end under --strict."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The plan of `numapin exec --children` as each Python below the command finds it: the variable NUMAPIN_CHILDREN. Pure.
-
-Comes in: a `Plan` with one rank per GPU that the command sees, and the command's environment. Goes out: the text of the
-variable; and from that text, in a process below the command, a `ChildTable`.
+"""The plan of `numapin exec --children` as each Python below the command finds it: the variable NUMAPIN_CHILDREN.
 
 The text has lines, then JSON in the last line. The lines are read by the hook in every Python, so they
 take no parser: "2", or "2 strict"; then each variable that may name a device, as the command saw it: NAME if it was

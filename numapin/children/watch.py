@@ -1,8 +1,7 @@
-"""Wait for the first CUDA context of a process that never names its device. Edge.
+"""Wait for the first CUDA context of a process that never names its device.
 
-Comes in: a process whose CUDA is initialized, and that sees several devices. Goes out: the process bound to the device
-of its first context, unless it has named its device before that. `torch.ones(1, device="cuda:1")` does not call
-set_device, and CUDA tells nobody that it made a context; so a thread asks the driver, which takes microseconds.
+`torch.ones(1, device="cuda:1")` does not call set_device, and CUDA tells nobody that it made a context; so a thread
+asks the driver, which takes microseconds.
 """
 
 from __future__ import annotations

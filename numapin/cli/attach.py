@@ -1,8 +1,7 @@
-"""`numapin attach`: bind running processes. Edge.
+"""`numapin attach`: bind running processes.
 
-Comes in: process ids or a run, and binding options. Goes out: a table or JSON (schema numapin.attach/1). Status 0; 2:
-no such process, or its GPU is unknown; 3: it is another user's, or cannot be read; 4: no feasible plan; 5: with
---strict, something could not be done exactly.
+Status 0; 2: no such process, or its GPU is unknown; 3: it is another user's, or cannot be read; 4: no feasible plan; 5:
+with --strict, something could not be done exactly.
 """
 
 from __future__ import annotations

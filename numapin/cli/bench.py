@@ -1,7 +1,4 @@
-"""`numapin bench`: measure this machine. Edge.
-
-Comes in: a benchmark's name and options. Goes out: a table or JSON (schema numapin.bench/1) on stdout, and files.
-"""
+"""`numapin bench`: measure this machine."""
 
 from __future__ import annotations
 

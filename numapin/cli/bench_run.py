@@ -1,8 +1,4 @@
-"""Options, progress, files and reports of all benchmarks of `numapin bench`. Edge.
-
-Comes in: a `Benchmark` and parsed options. Goes out: its `BenchReport`, on stdout as a table or JSON (schema
-numapin.bench/1), and as JSON in the file that --output names.
-"""
+"""Options, progress, files and reports of all benchmarks of `numapin bench`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Open a picture in the browser. Edge.
-
-Comes in: the text of a file, and optionally its path. Goes out: the file, a browser that shows it, and its path on
-stdout.
-"""
+"""Open a picture in the browser."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""`numapin compare`: is this script faster under another launcher? Edge.
-
-Comes in: variants, a script, and what to measure. Goes out: tables or JSON (schema numapin.compare/1) on stdout, and
-in a file.
-"""
+"""`numapin compare`: is this script faster under another launcher?"""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The runs of `numapin compare`, and where their report goes. Edge.
-
-Comes in: the command's options, and its variants. Goes out: the report after every run, and in the end; what was
-measured until then if the comparison is interrupted.
-"""
+"""The runs of `numapin compare`, and where their report goes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Candidates for completing a command line. Edge.
+"""Candidates for completing a command line.
 
-Comes in: the words before the cursor. Goes out: `Candidates`: words with descriptions, and what only the shell itself
-can complete: files, folders, or the command line of another program. Never imports torch.
+Never imports torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""`numapin completion`: shell completion of numapin's command lines. Edge.
-
-Comes in: a shell's name; at each key press, the words before the cursor. Goes out: the shell's script; the candidates,
-as lines that the script reads: a kind, a value and a description, separated by tabs.
-"""
+"""`numapin completion`: shell completion of numapin's command lines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""`numapin doctor`: find settings of a machine that make jobs slow or unsafe. Edge.
+"""`numapin doctor`: find settings of a machine that make jobs slow or unsafe.
 
-Comes in: this machine or a captured one. Goes out: findings as a table or JSON, and status 1 if one of them is an
-error. Changes nothing, and does not need root.
+Changes nothing, and does not need root.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""End a measurement early, and keep what it measured. Edge.
-
-Comes in: Ctrl-C, SIGTERM or SIGHUP during a measurement. Goes out: the end of the measuring block, and later the exit
-status of the signal, once the report is written.
-"""
+"""End a measurement early, and keep what it measured."""
 
 from __future__ import annotations
 

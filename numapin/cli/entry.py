@@ -1,8 +1,8 @@
-"""The entry point of the program `numapin`. Edge.
+"""The entry point of the program `numapin`.
 
-Comes in: sys.argv. Goes out: an exit status, or the command that `numapin exec` becomes. Importing click takes longer
-than everything else that `exec` does with an existing plan. So a plain `exec` line is parsed here, and all others by
-click. What a launcher must do before anything else is done here, too, so this module imports almost nothing by itself.
+Importing click takes longer than everything else that `exec` does with an existing plan. So a plain `exec` line is
+parsed here, and all others by click. What a launcher must do before anything else is done here, too, so this module
+imports almost nothing by itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""`numapin exec`: bind one rank that another launcher started. Edge.
+"""`numapin exec`: bind one rank that another launcher started.
 
-Comes in: the environment that a launcher gave this process, binding options or a plan, and a command. Goes out: the
-command, bound, in the same process. With an existing plan and no binding options `entry` does the same faster.
+With an existing plan and no binding options `entry` does the same faster.
 """
 
 from __future__ import annotations

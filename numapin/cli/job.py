@@ -1,7 +1,6 @@
-"""`numapin job`: write scripts that start bound ranks under a resource manager. Edge.
+"""`numapin job`: write scripts that start bound ranks under a resource manager.
 
-Comes in: the job's requirements, a machine file, the script and its arguments. Goes out: a job script, on stdout or in
-a file. Nothing is submitted.
+Nothing is submitted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The command group `numapin`, and the conversion of errors to messages and exit statuses. Edge.
-
-Comes in: sys.argv. Goes out: an exit status (0 ok; 1 a rank failed; 2 usage; 3 machine; 4 no plan; 5 refused;
-128 + n stopped by signal n).
-"""
+"""The command group `numapin`, and the conversion of errors to messages and exit statuses."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Messages about command lines that cannot be parsed: the mistake, a suggestion, and the usage in one line. Edge.
-
-Comes in: an error of click, of the parser of `numapin run`, or of numapin's own checks. Goes out: its message with a
-suggestion, "did you mean X?", and the usage line of the command whose help the hint names.
-"""
+"""Messages about command lines that cannot be parsed: the mistake, a suggestion, and the usage in one line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Options that several commands share. Edge.
-
-Comes in: click's parsed values. Goes out: typed options, the planner's `Request`, and the machine's `Topology`.
-"""
+"""Options that several commands share."""
 
 from __future__ import annotations
 

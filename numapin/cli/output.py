@@ -1,7 +1,6 @@
-"""Writers to stdout, stderr and the files that options name. Edge.
+"""Writers to stdout, stderr and the files that options name.
 
-Comes in: rich renderables of `view`, warnings, errors, data. Goes out: text, with colors on a terminal only. Control
-characters in names and messages are removed here before they reach a terminal.
+Control characters in names and messages are removed here before they reach a terminal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`numapin plan`: show what `numapin run` would bind. Edge.
-
-Comes in: the machine and the binding options. Goes out: the plan as a table with reasons, JSON, or shell lines.
-"""
+"""`numapin plan`: show what `numapin run` would bind."""
 
 from __future__ import annotations
 

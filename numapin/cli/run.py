@@ -1,7 +1,4 @@
-"""`numapin run`: start bound ranks. Edge.
-
-Comes in: a torchrun command line with binding options. Goes out: bound ranks, run to their end; torchrun's exit status.
-"""
+"""`numapin run`: start bound ranks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The reasons that `numapin run --verbose` prints below the table of bindings. Pure.
+"""The reasons that `numapin run --verbose` prints below the table of bindings.
 
-Comes in: the job, its plan, and the environment. Goes out: lines of text that say why the job is started as it
-is. The reasons for the bindings are in the plan.
+The reasons for the bindings are in the plan.
 """
 
 from __future__ import annotations

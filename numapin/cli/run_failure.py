@@ -1,4 +1,4 @@
-"""The report of `numapin run` on a failed job: the block, a file of all frames, fields of the report file. Edge."""
+"""The report of `numapin run` on a failed job: the block, a file of all frames, fields of the report file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The hooks of `numapin run` and `numapin trace` in the ranks' programs, and the programs that take none. Edge.
-
-Comes in: the command of the ranks, and the parsed options. Goes out: the variables that load the hooks.
-"""
+"""The hooks of `numapin run` and `numapin trace` in the ranks' programs, and the programs that take none."""
 
 from __future__ import annotations
 

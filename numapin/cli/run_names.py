@@ -1,7 +1,4 @@
-"""Names of this user's runs, for completion. Edge.
-
-Comes in: the environment. Goes out: the names of active runs, and of those that have ended and left their folders.
-"""
+"""Names of this user's runs, for completion."""
 
 from __future__ import annotations
 

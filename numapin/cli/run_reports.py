@@ -1,7 +1,4 @@
-"""Reports of `numapin run` during and after a run. Edge.
-
-Comes in: the parsed options. Goes out: context managers around the run, which print findings and write files.
-"""
+"""Reports of `numapin run` during and after a run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""`numapin top`: show a running job live. Edge.
+"""`numapin top`: show a running job live.
 
-Comes in: a run, or the processes of a job. Goes out: a table that is redrawn every second, one sample as a table or
-JSON (schema numapin.top/1), or metrics. Status 0, even if the job ends meanwhile; 2: no such job; 3: it cannot be read.
+Status 0, even if the job ends meanwhile; 2: no such job; 3: it cannot be read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""`numapin topo`: show the machine. Edge.
-
-Comes in: a machine, and optionally a plan. Goes out: a tree, a matrix, JSON, or a picture (SVG, HTML) on stdout or in a
-file; or a machine file.
-"""
+"""`numapin topo`: show the machine."""
 
 from __future__ import annotations
 

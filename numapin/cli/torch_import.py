@@ -1,9 +1,8 @@
-"""Import torch with Ctrl-C deferred and garbage collection off, or say how to install it. Edge.
+"""Import torch with Ctrl-C deferred and garbage collection off, or say how to install it.
 
-Comes in: SIGINT. Goes out: KeyboardInterrupt, once the import is done; UsageError without torch. Some of torch's
-modules catch all exceptions while they are imported and continue without what failed, so an interrupt could be lost
-there. The import leaves some 300,000 objects that live until the end. Collections would take a tenth of the import's
-time, and a third of a second when the process ends.
+Some of torch's modules catch all exceptions while they are imported and continue without what failed, so an interrupt
+could be lost there. The import leaves some 300,000 objects that live until the end. Collections would take a tenth of
+the import's time, and a third of a second when the process ends.
 """
 
 from __future__ import annotations

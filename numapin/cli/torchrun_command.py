@@ -1,7 +1,6 @@
-"""`run` and `trace` for click: their help, usage and completion. Edge.
+"""`run` and `trace` for click: their help, usage and completion.
 
-Comes in: numapin's own options, and torchrun's from `launcher/torchrun_options.py`. Goes out: a command that click can
-describe without torch. The command line itself is left to the command, which parses it as torchrun does.
+The command line itself is left to the command, which parses it as torchrun does.
 """
 
 from __future__ import annotations

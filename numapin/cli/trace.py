@@ -1,7 +1,6 @@
-"""`numapin trace`: run a script under torch's profiler, or read a trace, and advise on changes. Edge.
+"""`numapin trace`: run a script under torch's profiler, or read a trace, and advise on changes.
 
-Comes in: the command line of `numapin run`, or trace files. Goes out: tables or JSON (schema numapin.trace/1) on
-stdout. The output folder gets a Chrome trace and a record per rank, and the report.
+The output folder gets a Chrome trace and a record per rank, and the report.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Reader of the trace files and folders of `numapin trace`. Edge.
-
-Comes in: Chrome traces, which may be compressed, and the folders of traced runs. Goes out: a `TraceReport` or analyses,
-with notes on ranks that have no trace.
-"""
+"""Reader of the trace files and folders of `numapin trace`."""
 
 from __future__ import annotations
 

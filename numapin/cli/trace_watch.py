@@ -1,8 +1,4 @@
-"""The watch of `numapin trace` over its job: report, or end the job, as soon as the steps are recorded. Edge.
-
-Comes in: the records that the ranks write into the folder. Goes out: a call of the reporter while the job continues, or
-SIGTERM to this process, whose launcher then ends the ranks.
-"""
+"""The watch of `numapin trace` over its job: report, or end the job, as soon as the steps are recorded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Writer of what `numapin trace` makes: its folder and the report. Edge.
-
-Comes in: a `TraceReport`. Goes out: report.json in a folder of this user, and tables or JSON on stdout.
-"""
+"""Writer of what `numapin trace` makes: its folder and the report."""
 
 from __future__ import annotations
 

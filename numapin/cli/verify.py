@@ -1,7 +1,6 @@
-"""`numapin verify`: compare a running job with its plan. Edge.
+"""`numapin verify`: compare a running job with its plan.
 
-Comes in: a run, or the processes of a job. Goes out: a table and findings, or JSON (schema numapin.report/1). Status 0:
-the plan holds; 1: it does not; 2: no such job; 3: the job cannot be read.
+Status 0: the plan holds; 1: it does not; 2: no such job; 3: the job cannot be read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The figures of one run. Pure.
-
-Comes in: what the ranks measured, and readings of the job's processes. Goes out: figures by name; an unknown one is
-left out.
-"""
+"""The figures of one run."""
 
 from __future__ import annotations
 

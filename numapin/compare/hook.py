@@ -1,7 +1,4 @@
-"""The hook in a rank of `numapin compare`, by which an unmodified script is measured. Edge.
-
-Comes in: torch's modules as they are imported (the loader hook), and NUMAPIN_STEPS. Goes out: a file per rank
-with a `RankSteps`, written at the first batch, at the first step, and at both ends of the window.
+"""The hook in a rank of `numapin compare`, by which an unmodified script is measured.
 
 A step ends when the program's optimizer steps, as in `numapin trace`; if the program makes no optimizer, when a
 DataLoader returns a batch. A step with one batch costs some 8 us (docs/results/compare-hook-cpu.txt). Nothing is

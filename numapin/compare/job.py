@@ -1,6 +1,4 @@
-"""One run: start a variant, watch its ranks, stop it after enough steps. Edge.
-
-Comes in: a `Variant`, and what to measure. Goes out: the figures of the run, or why there are none.
+"""One run: start a variant, watch its ranks, stop it after enough steps.
 
 The job runs in a session of its own, so that Ctrl-C reaches this process only. It is stopped as a user would do it:
 SIGTERM to the launcher's process group, some time to end, then SIGKILL to all that is left.

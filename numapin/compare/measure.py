@@ -1,8 +1,8 @@
-"""All runs of a comparison, in turn. Edge.
+"""All runs of a comparison, in turn.
 
-Comes in: variants, and what to measure. Goes out: one run after another. A first run that is not counted fills the page
-cache, and finds the number of steps that all others measure; if not all steps fit into the time, a second one finds it,
-because the first may have been slow. A variant that fails is left out of the later rounds.
+A first run that is not counted fills the page cache, and finds the number of steps that all others measure; if not all
+steps fit into the time, a second one finds it, because the first may have been slow. A variant that fails is left out
+of the later rounds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a reader of a comparison has to know besides its ratios. Pure.
-
-Comes in: the results of the variants. Goes out: sentences.
-"""
+"""What a reader of a comparison has to know besides its ratios."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Ratios of two variants' step times with intervals, what may be concluded, and doubts about it. Pure.
-
-Comes in: the step times of two variants by round. Goes out: a `StepRatio`: how many times as fast the second one is, an
-interval, and a verdict.
+"""Ratios of two variants' step times with intervals, what may be concluded, and doubts about it.
 
 A run is one observation: the steps within a run share its placement and its neighbors, so they say little about the
 next run. Both variants run in every round, and a round's ratio is free of what changed from round to round. The

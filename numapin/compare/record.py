@@ -1,7 +1,6 @@
-"""What a rank measures, and its measurements, as data. Pure.
+"""What a rank measures, and its measurements, as data.
 
-Comes in: the options of the command, or their text in NUMAPIN_STEPS; the rank's window and counts, or the text of its
-file. Goes out: the other of the two. Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
+Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The report of `numapin compare` as data and JSON. Pure.
-
-Comes in: variants, and the runs that were made. Goes out: a `CompareReport` (schema numapin.compare/1).
-"""
+"""The report of `numapin compare` as data and JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The results of one variant over its runs, as data. Pure.
-
-Comes in: a variant, and the runs that were made. Goes out: a `VariantResult`, without secrets.
-"""
+"""The results of one variant over its runs, as data."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""CPU time, memory and GPU load of a job's processes. Edge.
+"""CPU time, memory and GPU load of a job's processes.
 
-Comes in: the process id of a launcher, the ranks, and their planned nodes. Goes out: readings with their times, of the
-whole tree of processes. One reading takes a look at all processes of the host: some 20 us each.
+One reading takes a look at all processes of the host: some 20 us each.
 """
 
 from __future__ import annotations

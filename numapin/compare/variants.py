@@ -1,7 +1,4 @@
-"""Variants: launchers with options, and their command lines. Pure.
-
-Comes in: names and texts from the command line, and the script. Goes out: a `Variant` with the command that starts it.
-"""
+"""Variants: launchers with options, and their command lines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Check arguments that a user gave: shapes and numbers. Pure.
-
-Comes in: a size or several, or an option. Goes out: a tuple of sizes, or an error.
-"""
+"""Check arguments that a user gave: shapes and numbers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Choose the worker for each task, for `balance=True`. Edge (reads the clock).
-
-Comes in: tasks that were sent, and batches that have arrived. Goes out: the worker for the next task.
+"""Choose the worker for each task, for `balance=True`.
 
 torch gives task n to worker n mod W. Batches are yielded in order, so the slowest worker then sets the pace, and the
 others wait for it. Here the next task goes to the worker that is expected to finish it first: the number of its

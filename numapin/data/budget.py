@@ -1,8 +1,7 @@
-"""The amount of memory that a rank may page-lock. Edge.
+"""The amount of memory that a rank may page-lock.
 
-Comes in: a root ("/" is the live machine), the nodes for the memory, and the number of ranks that share the host.
-Goes out: a number of bytes, and the limit that set it. Page-locked memory can be neither swapped nor reclaimed: too
-much of it costs the page cache and other processes their memory, and in the end brings the OOM killer.
+Page-locked memory can be neither swapped nor reclaimed: too much of it costs the page cache and other processes their
+memory, and in the end brings the OOM killer.
 
 RLIMIT_MEMLOCK plays no part: NVIDIA's open driver pins memory without checking it (os-mlock.c).
 Source: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst, proc_meminfo(5).

@@ -1,7 +1,4 @@
-"""`numapin.batch_buffer`: memory for a batch, in the slot that the batch will travel in. Edge.
-
-Comes in: a shape. Goes out: an uninitialized tensor, for a dataset or a collate_fn to write its batch into.
-"""
+"""`numapin.batch_buffer`: memory for a batch, in the slot that the batch will travel in."""
 
 from __future__ import annotations
 

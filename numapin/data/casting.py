@@ -1,7 +1,6 @@
-"""Narrow the floating-point tensors of batches, e.g. float32 to bfloat16. Pure.
+"""Narrow the floating-point tensors of batches, e.g. float32 to bfloat16.
 
-Comes in: the user's `cast`, and tensors. Goes out: pairs of dtypes, and narrower tensors. Values are rounded as
-`Tensor.to` rounds, to the nearest one and ties to even, which is what autocast does on a GPU.
+Values are rounded as `Tensor.to` rounds, to the nearest one and ties to even, which is what autocast does on a GPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Rebuild nested containers by the rules of torch's `pin_memory`. Pure.
-
-Comes in: any object that a loader yields, and a change for its leaves. Goes out: the same containers, of the same types
-as far as these can be built, with the leaves replaced.
-"""
+"""Rebuild nested containers by the rules of torch's `pin_memory`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Keep forked children from destroying CUDA objects that they inherited. Edge (the garbage collector, CUDA).
-
-Comes in: the start of workers in a rank that uses CUDA, and the device memory of its batches. Goes out: workers that
-collect only their own garbage, and children that may drop, collect and end as they like.
+"""Keep forked children from destroying CUDA objects that they inherited.
 
 CUDA does not work in a forked child: the destructor of torch's CUDAEvent throws there, which aborts the process
 (CUDAEvent.h, CUDAFunctions.cpp). So does torch when it frees memory that several streams use, because it records an

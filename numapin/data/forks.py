@@ -1,7 +1,4 @@
-"""Python versions whose forked children can hang. Pure.
-
-Comes in: a version of Python. Goes out: yes or no.
-"""
+"""Python versions whose forked children can hang."""
 
 from __future__ import annotations
 

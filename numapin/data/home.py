@@ -1,7 +1,4 @@
-"""The place where one loader's memory, workers and pin thread belong. Edge (CUDA, kernel).
-
-Comes in: the device and the node that the user named. Goes out: a device index, a `Locality`, and threads bound to it.
-"""
+"""The place where one loader's memory, workers and pin thread belong."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Give torch's own DataLoader our data path, in unmodified scripts. Edge.
+"""Give torch's own DataLoader our data path, in unmodified scripts.
 
-Comes in: torch's DataLoader class. Goes out: the same class, whose `_get_iterator` asks here first. Called by
-`numapin run --dataloader=numapin` in every rank, and by `numapin.DataLoader` for the copies that frameworks make of it.
+This is called by `numapin run --dataloader=numapin` in every rank, and by `numapin.DataLoader` for the copies that
+frameworks make of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""torch's multi-process iterator with our queues, workers and slots. Edge.
+"""torch's multi-process iterator with our queues, workers and slots.
 
-Comes in: a torch DataLoader and its `DataPath`. Goes out: its batches, in torch's order and with torch's seeds, errors
-and timeouts, all of which is torch's own code. Ours are the parts that it calls: the context that makes its queues and
-processes, the worker_init_fn, and the opening of a batch when it is due.
+Our parts are those that it calls: the context that makes its queues and processes, the worker_init_fn, and the opening
+of a batch when it is due.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""`numapin.DataLoader`. Edge.
-
-Comes in: the arguments of torch's DataLoader, and our own. Goes out: the same batches as torch's, in memory that is
-near the GPU and pinned, or on the GPU.
-"""
+"""`numapin.DataLoader`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""torch's iterator without workers, with our state and on our device. Edge (CUDA).
-
-Comes in: a torch DataLoader without workers. Goes out: its batches.
-"""
+"""torch's iterator without workers, with our state and on our device."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Find the nodes and CPUs for a rank's pinned memory, workers and pin thread. Edge.
+"""Find the nodes and CPUs for a rank's pinned memory, workers and pin thread.
 
-Comes in: the environment, and the node or the device that the user named. Goes out: one `Locality` with its reason.
 Under `numapin run` the launcher has decided. Without it, the rank asks the planner about its own GPU, as the launcher
 would.
 """

@@ -1,6 +1,4 @@
-"""The steps of a process's loops, and the time they wait for batches, published for other processes. Edge.
-
-Comes in: the steps of every `numapin.DataLoader` of this process. Goes out: `Waited`, which `numapin top` reads.
+"""The steps of a process's loops, and the time they wait for batches, published for other processes.
 
 The totals are in a memfd. A process with the right to inspect this one finds it among its descriptors. A memfd leaves
 nothing behind, works for jobs of any launcher, and costs well under a microsecond per step.

@@ -1,7 +1,4 @@
-"""Report what a loader could not do as requested. Edge (stderr).
-
-Comes in: shortfalls, each with its remedy. Goes out: one line on stderr for each, or an error under `strict`.
-"""
+"""Report what a loader could not do as requested."""
 
 from __future__ import annotations
 

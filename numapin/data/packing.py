@@ -1,6 +1,4 @@
-"""Put batches into a worker's slots. Edge (memory).
-
-Comes in: a batch of any type, and a free slot with each task. Goes out: the message for the rank.
+"""Put batches into a worker's slots.
 
 A batch has one slot, taken at its first tensor and filled from its start; a further one if it does not fit. The batch
 is pickled with its memory out of band (PEP 574); tensors that only torch can send stay in the pickle. A new slot's

@@ -1,6 +1,4 @@
-"""The data path of a loader, kept for its whole life: its home, its pools, its openers, its counts. Edge.
-
-Comes in: a torch DataLoader and our options. Goes out: for each iterator a `Lane`, through which its batches come.
+"""The data path of a loader, kept for its whole life: its home, its pools, its openers, its counts.
 
 It is kept beside the loader, not in it, so that frameworks may copy, pickle and rebuild loaders as they like.
 """

@@ -1,7 +1,4 @@
-"""The two queues of torch's iterator, over pipes without locks. Edge.
-
-Comes in (rank): tasks for a worker; (worker): batches. Goes out: the same on the other side, batches as `Parcel`s that
-the iterator opens when they are due.
+"""The two queues of torch's iterator, over pipes without locks.
 
 torch's queues hand every message to a feeder thread and take a lock that all workers share; a worker that is killed
 while it holds the lock stops the others. Here a message is cut into frames of at most PIPE_BUF bytes, which the kernel

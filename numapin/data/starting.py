@@ -1,7 +1,4 @@
-"""Start an iterator's workers, and restart workers whose fork hung. Edge.
-
-Comes in: the calls that torch's iterator makes to a multiprocessing context, and its processes. Goes out: our queues,
-and processes.
+"""Start an iterator's workers, and restart workers whose fork hung.
 
 A forked child inherits the locks that other threads held, and no thread in it releases them: it can hang before its
 first line of Python (`forks`). Only the child's parent can notice. Nothing is lost: the tasks of such a worker are

@@ -1,7 +1,6 @@
-"""torchdata's StatefulDataLoader on our data path. Edge.
+"""torchdata's StatefulDataLoader on our data path.
 
-Comes in: a StatefulDataLoader, whose iterators have the hooks of torch's. Goes out: torchdata's own iterator with our
-queues, workers and slots. torchdata decides on the contents of the state, and when it is taken.
+torchdata decides on the contents of the state, and when it is taken.
 
 torchdata's workers send (number, (batch, worker, state)). Our queue sends the batch and its state as one message: the
 batch through the slots, the state as bytes of its own, so that no tensor of it is in a slot, pinned, or moved to a

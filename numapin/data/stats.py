@@ -1,7 +1,4 @@
-"""Counts of a loader's work, kept while it runs and read with `DataLoader.stats()`. Pure.
-
-Comes in: heads of batches, times, pools. Goes out: `Stats`.
-"""
+"""Counts of a loader's work, kept while it runs and read with `DataLoader.stats()`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The private names of torch and torchdata that the data path overrides, calls or reads. Edge (imports torch).
+"""The private names of torch and torchdata that the data path overrides, calls or reads.
 
 No release of torch promises to keep them. If one is missing or has other parameters, the data path is off: torch's own
 loader makes the batches (data/install.py). Modules of the data path import private names from here, where a missing one

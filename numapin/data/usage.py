@@ -1,7 +1,4 @@
-"""Which loaders took numapin's data path, which did not, and why. Pure.
-
-Comes in: each process's counts. Goes out: its record (schema numapin.loaders/1), and one line for the job.
-"""
+"""Which loaders took numapin's data path, which did not, and why."""
 
 # Annotations are needed at run time by base/records.py, so nothing here is imported for types only.
 from collections import Counter

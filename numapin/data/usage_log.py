@@ -1,7 +1,4 @@
-"""A process's record of which loaders took numapin's data path, for the launcher's line at the end. Edge.
-
-Comes in: every iterator that this process makes, under `numapin run --dataloader=numapin`. Goes out:
-loaders-RANK-RESTART-PID.json in the run's folder, which `observe/loaders.py` reads.
+"""A process's record of which loaders took numapin's data path, for the launcher's line at the end.
 
 Nothing is done per batch: the loaders' own counts are read when the record is written. That is at the end of the
 process; before that, when there is a new reason, and with a new epoch at most every 10 s. So the record of a process

@@ -1,8 +1,4 @@
-"""What a DataLoader worker of ours runs first. Edge.
-
-Comes in: `WorkerStart`, from the rank, as the worker_init_fn. Goes out: a worker on the rank's CPUs and memory whose
-batches are collated into slots, and which ends when the rank does.
-"""
+"""What a DataLoader worker of ours runs first."""
 
 from __future__ import annotations
 

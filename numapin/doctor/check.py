@@ -1,4 +1,4 @@
-"""What a check of the doctor takes and returns, and the list of all checks. Pure.
+"""What a check of the doctor takes and returns, and the list of all checks.
 
 A check is one function with `@check`: it takes a `Host`, reads what it needs through it, and returns a `Result`. To add
 one, write that function; `examine` runs all of them in the order of their definition.

@@ -1,7 +1,7 @@
-"""The doctor's facts about the running machine. Edge.
+"""The doctor's facts about the running machine.
 
-Comes in: this process, its environment and its kernel. Goes out: `Live`. Memory policies are tried in a forked child,
-so this process does not change. NVML is shut down again. torch is not imported, and nothing needs root.
+Memory policies are tried in a forked child, so this process does not change. NVML is shut down again. torch is not
+imported, and nothing needs root.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All checks of the doctor on one machine, and the report of what they found (schema numapin.doctor/1). Pure."""
+"""All checks of the doctor on one machine, and the report of what they found (schema numapin.doctor/1)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Checks of the NICs near GPUs, and of the variables that choose NICs. Pure.
+"""Checks of the NICs near GPUs, and of the variables that choose NICs.
 
-Comes in: the `Topology`, and the `Live` facts of the running machine. Goes out: one `Result` per check.
 Sources: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (NCCL_IB_HCA),
 https://docs.nvidia.com/nvshmem/api/gen/env.html, and src/ucp/core/ucp_context.c of UCX.
 """

@@ -1,7 +1,4 @@
-"""Checks of the driver, NCCL, libraries and environment variables. Pure.
-
-Comes in: the `Live` facts of the running machine, and the `Topology`. Goes out: one `Result` per check.
-"""
+"""Checks of the driver, NCCL, libraries and environment variables."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Times as users type them and as each engine takes them. Pure.
+"""Times as users type them and as each engine takes them.
 
-Comes in: text such as 4:00:00, 1-12 or 90m, or seconds. Goes out: seconds, or an engine's text. Text that engines read
-differently is refused: 4:00 is four minutes to Slurm and four hours to LSF; 60 is an hour to both and a minute to PBS.
+Text that engines read differently is refused: 4:00 is four minutes to Slurm and four hours to LSF; 60 is an hour to
+both and a minute to PBS.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Container images: one notation for users, and the notation of each program that runs them. Pure.
-
-Comes in: the word that the user typed: an image in a registry (as for `docker pull`, or with enroot's #), a file, or
-one of Apptainer's URIs. Goes out: the same image as Apptainer, pyxis and Kubernetes name it.
-"""
+"""Container images: one notation for users, and the notation of each program that runs them."""
 
 from __future__ import annotations
 

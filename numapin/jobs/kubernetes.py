@@ -1,8 +1,7 @@
-"""Kubernetes: manifests for kubectl apply. Pure, but for reading the templates of this package.
+"""Kubernetes: manifests for kubectl apply.
 
-Comes in: a `JobRequest`. Goes out: YAML of the form requested: a Job, JobSet, TrainJob or LeaderWorkerSet, with what it
-needs beside it. What a form cannot do is an error, or a warning. Each pod is one host's part of the job
-and runs `numapin run`, which reads PET_* variables as torchrun does.
+What a form cannot do is an error, or a warning. Each pod is one host's part of the job and runs `numapin run`, which
+reads PET_* variables as torchrun does.
 """
 
 from __future__ import annotations

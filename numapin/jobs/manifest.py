@@ -1,8 +1,7 @@
-"""Fill Kubernetes manifests in: the files of `templates`, as YAML that readers of 1.1 and 1.2 read the same way. Pure.
+"""Fill Kubernetes manifests in: the files of `templates`, as YAML that readers of 1.1 and 1.2 read the same way.
 
-Comes in: a template, and values by name. Goes out: text. A line `key: $name` or `- $name` gets a value: a scalar in its
-place, a mapping, a list or other lines below it. A value that is None or empty leaves the line out, with the comment
-above it. In comments, names are replaced by texts.
+A line `key: $name` or `- $name` gets a value: a scalar in its place, a mapping, a list or other lines below it. A value
+that is None or empty leaves the line out, with the comment above it. In comments, names are replaced by texts.
 """
 
 from __future__ import annotations

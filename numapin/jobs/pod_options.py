@@ -1,7 +1,6 @@
-"""The user's additions to the pods of a Kubernetes job. Pure.
+"""The user's additions to the pods of a Kubernetes job.
 
-Comes in: the text of one option, such as `pvc/data:/data:ro`. Goes out: its value, or a ValueError that names the form
-expected. `PodOptions` holds all of them, checked against each other. Names and amounts are the API server's to check.
+`PodOptions` holds all of them, checked against each other. Names and amounts are the API server's to check.
 """
 
 from __future__ import annotations

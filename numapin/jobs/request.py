@@ -1,7 +1,4 @@
-"""The user's request for a job script. Pure.
-
-Comes in: parsed options. Goes out: a `JobRequest`, checked as far as possible without a cluster.
-"""
+"""The user's request for a job script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Job scripts for Slurm, Open MPI, PBS and LSF, as text for bash. Pure.
+"""Job scripts for Slurm, Open MPI, PBS and LSF, as text for bash.
 
 All words of the user go through `quote`; everything else is numapin's own. Option names are those of Slurm 22.05, Open
 MPI 4, OpenPBS and PBS Professional, LSF 10.1.0.9, and later.

@@ -1,4 +1,4 @@
-"""A job's share of a machine, given the `Topology` of one of the cluster's hosts: GPUs, CPUs, memory. Pure.
+"""A job's share of a machine, given the `Topology` of one of the cluster's hosts: GPUs, CPUs, memory.
 
 The --gpus of Slurm, of other launchers and of people is a number of GPUs; ours lists them, as in `numapin run`.
 """

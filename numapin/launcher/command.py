@@ -1,7 +1,6 @@
-"""Stage 3: the program that each rank becomes. Edge.
+"""Stage 3: the program that each rank becomes.
 
-Comes in: a script, a module or a program, as torchrun's options describe it. Goes out: whether it exists, and the
-interpreter that runs it. torch itself is not needed for that.
+torch itself is not needed for that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The account of a job whose ranks failed: how each ended, which was the first, and what probably ended it. Pure.
+"""The account of a job whose ranks failed: how each ended, which was the first, and what probably ended it.
 
 It states only what is established. A rank's error file has the format of torch's @record, and maybe facts of our own
 hook (`rank/hook`); a text may have been written by any version of Python and torch.

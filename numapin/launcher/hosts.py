@@ -1,7 +1,4 @@
-"""Where the launchers of a job meet before its ranks start: in torch's rendezvous, if there are several. Edge.
-
-Comes in: a `Job`. Goes out: a `HostPlace` for each round: the numbers of this host's ranks, and the address of their
-store.
+"""Where the launchers of a job meet before its ranks start: in torch's rendezvous, if there are several.
 
 - A job on one host has no rendezvous. The launcher serves the ranks' store on one address, by default the loopback.
 - Several hosts meet in torch's c10d store, whose state torch unpickles. Anyone who reaches the port can write there, so

@@ -1,8 +1,6 @@
-"""Process 1 of a container: adopt and reap what others leave behind, and pass signals on. Edge.
+"""Process 1 of a container: adopt and reap what others leave behind, and pass signals on.
 
-Comes in: a process that is the first of its PID namespace, as the command of a container is. Goes out: the same program
-in a child, and this process as its supervisor. So the launcher waits for its own children only, and nothing takes their
-exit statuses away from it.
+The launcher then waits for its own children only, and nothing takes their exit statuses away from it.
 
 Without that, each orphan stays a zombie until the container ends, because nothing else adopts it, and the kernel drops
 every signal that the launcher does not handle yet.

@@ -1,7 +1,4 @@
-"""Stage 3: the store protocol of the installed torch, without importing it. Edge.
-
-Comes in: the installed torch's header of its store, or its version. Goes out: why `store.py` cannot serve its clients.
-"""
+"""Stage 3: the store protocol of the installed torch, without importing it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The output of ranks in files: --log-dir, --redirects, --tee and their filters, as torchrun writes them. Edge.
+"""The output of ranks in files: --log-dir, --redirects, --tee and their filters, as torchrun writes them.
 
-Comes in: a `Job`. Goes out: for each rank of a round the files of its output and of its error; and on the terminal,
-the lines of --tee. The files are torchrun's: LOG_DIR/RUN-ID_RANDOM/attempt_N/LOCAL_RANK/{stdout.log,error.json,…}.
+The files are torchrun's: LOG_DIR/RUN-ID_RANDOM/attempt_N/LOCAL_RANK/{stdout.log,error.json,…}.
 """
 
 from __future__ import annotations

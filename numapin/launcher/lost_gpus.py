@@ -1,7 +1,6 @@
-"""GPUs that a plan names and the machine no longer shows. Pure.
+"""GPUs that a plan names and the machine no longer shows.
 
-Comes in: a `Plan`, and one or more readings of NVML. Goes out: nothing, or NumapinError that names the lost GPUs. A GPU
-that fell off the bus stays away until the host is reset; restarting its rank would only use up restarts.
+A GPU that fell off the bus stays away until the host is reset; restarting its rank would only use up restarts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Find the folder of a run by a name that people type: @last, or a part of the folder's name. Edge.
-
-Comes in: the name, and the environment. Goes out: the folder of an active run, or of one that has ended and left its
-folder, because it failed or because NUMAPIN_RUN_DIR names the place.
-"""
+"""Find the folder of a run by a name that people type: @last, or a part of the folder's name."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""torchrun's options: one table, of which help, completion and the parser of `numapin run` are made. Pure.
+"""torchrun's options: one table, of which help, completion and the parser of `numapin run` are made.
 
-Comes in: the words of a command line, and PET_* variables. Goes out: a `Job`. The table has the options of torch
-2.15, which has all those of 2.9 and newer; a test compares it with the parser of the installed torch. Each option means
-what it means to torchrun: spellings with hyphens and underscores, abbreviations, `--name=value`, PET_NAME.
+The table has the options of torch 2.15, which has all those of 2.9 and newer; a test compares it with the parser of the
+installed torch. Each option means what it means to torchrun: spellings with hyphens and underscores, abbreviations,
+`--name=value`, PET_NAME.
 """
 
 from __future__ import annotations

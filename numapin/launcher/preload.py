@@ -1,7 +1,4 @@
-"""Environment variables that bring `numapin run --dataloader numapin`, `trace` and `compare` into the ranks. Edge.
-
-Comes in: the launcher's environment and the command that each rank becomes. Goes out: the variables that make Python
-run `rank/hook/sitecustomize.py` before the program, or the reason why that cannot work.
+"""Environment variables that bring `numapin run --dataloader numapin`, `trace` and `compare` into the ranks.
 
 Processes that a rank starts inherit the variables on purpose: they run on the rank's CPUs and memory anyway, and the
 hook thus reaches children of torch.multiprocessing, spawned workers, and the Python behind a wrapper such as

@@ -1,7 +1,6 @@
-"""The processes of this host's ranks: start them, watch them, and end them with all that they started. Edge.
+"""The processes of this host's ranks: start them, watch them, and end them with all that they started.
 
-Comes in: a command and its environment for each rank. Goes out: processes, of which none is left after an error, and
-the account of those that failed. `numapin run` and `numapin.spawn` start and end their ranks here.
+`numapin run` and `numapin.spawn` start and end their ranks here.
 
 Each rank leads a session. What it starts stays in that session, in any process group, unless it calls setsid(2); then
 the environment that it inherited identifies it. Out of reach: processes that have left the session and either got

@@ -1,7 +1,4 @@
-"""Rehearsal of each rank's binding before any rank starts. Edge.
-
-Comes in: a `Plan`. Goes out: the same plan, corrected by what the kernel refuses, or BindingRefused.
-"""
+"""Rehearsal of each rank's binding before any rank starts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Stage 3: whether other users can know a rendezvous id, with which they could sign a state of their own. Pure.
-
-Comes in: the id, and whether it is on the command line. Goes out: why it is not secret.
-"""
+"""Stage 3: whether other users can know a rendezvous id, with which they could sign a state of their own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Run folders: make and find them; `sweep.py` removes those of ended runs. Edge.
-
-Comes in: the environment, or the folder that the user named. Goes out: a new run's folder, locked; or the folders of
-active runs.
+"""Run folders: make and find them; `sweep.py` removes those of ended runs.
 
 A run folder is numapin-UID/run-DATE-TIME-HOST-RANDOM in a temporary directory (`run_places.py`), or run-… in the folder
 that the user named. Other users may have put anything there first. So a folder is trusted by its owner and mode, read

@@ -1,6 +1,4 @@
-"""The directories in which runs have their folders by default: find them, and this user's own folder in each. Edge.
-
-Comes in: the environment. Goes out: opened folders numapin-UID of this user, or why a directory does not serve.
+"""The directories in which runs have their folders by default: find them, and this user's own folder in each.
 
 Other users may have put anything there first, so a folder is trusted by its owner and mode, read from its descriptor.
 """

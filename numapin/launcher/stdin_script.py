@@ -1,8 +1,7 @@
-"""A script on stdin: `numapin run - < train.py`. Edge.
+"""A script on stdin: `numapin run - < train.py`.
 
-Comes in: the command of the ranks. Goes out: stdin replaced by a copy of it in memory, which each rank's shim opens
-for itself. Under torchrun all ranks read the one stdin: one of them gets the script, the others and all restarted ones
-get nothing and succeed.
+Under torchrun all ranks read the one stdin: one of them gets the script, the others and all restarted ones get nothing
+and succeed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Stage 3: the ranks' store, as torch's TCPStore clients use it. Pure.
+"""Stage 3: the ranks' store, as torch's TCPStore clients use it.
 
-Comes in: the bytes that clients sent. Goes out: the bytes to answer them with. Numbers have this machine's byte order.
-A string is its length (8 bytes) and its bytes. A client begins with VALIDATE; all other requests may follow.
+Numbers have this machine's byte order. A string is its length (8 bytes) and its bytes. A client begins with VALIDATE;
+all other requests may follow.
 
 The same requests, in the same order, are in torch's torch/csrc/distributed/c10d/TCPStoreBackend.hpp; their answers are
 in TCPStoreLibUvBackend.cpp. `installed_torch.py` compares requests and answers with the installed torch's.

@@ -1,9 +1,8 @@
-"""Stage 3: the server of the ranks' store. Edge.
+"""Stage 3: the server of the ranks' store.
 
-Comes in: an address of this host and a port. Goes out: `RankStore`, served to every client that connects, by a thread
-of the launcher. torch's own server would do the same, but loading torch takes a second and 200 MB. The socket listens
-there and nowhere else, from the moment on at which the port is known, so no other user can take the port. On a loopback
-address, only this user and root can connect.
+torch's own server would do the same, but loading torch takes a second and 200 MB. The socket listens from the moment on
+at which the port is known, so no other user can take the port. On a loopback address, only this user and root can
+connect.
 """
 
 from __future__ import annotations

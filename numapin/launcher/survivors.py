@@ -1,4 +1,4 @@
-"""A last look at a failed job before its ranks are ended: where each one is, and how full /dev/shm is. Edge.
+"""A last look at a failed job before its ranks are ended: where each one is, and how full /dev/shm is.
 
 Each Python below the launcher has a file in memory into which a signal makes it write its stack; see
 `rank/hook/numapin_hook_errors.py`. A rank that does not answer in time, or that blocks the signal, has no stack in

@@ -1,7 +1,6 @@
-"""Remove the folders of runs that have ended. Edge.
+"""Remove the folders of runs that have ended.
 
-Comes in: an opened folder with the folders of this user's runs. Goes out: the same without those whose launcher has
-ended. A launcher holds the lock in its run's folder, and the folder itself.
+A launcher holds the lock in its run's folder, and the folder itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Verification of a run while it is active: `numapin run --verify`, `--report`. Edge.
+"""Verification of a run while it is active: `numapin run --verify`, `--report`.
 
-Comes in: a run directory, and functions that take reports and warnings. Goes out: the findings of `verify`, once after
-the start and once at the end, and a report file. A thread of the launcher reads /proc at a low rate. The ranks never
-wait for it.
+A thread of the launcher reads /proc at a low rate. The ranks never wait for it.
 """
 
 from __future__ import annotations

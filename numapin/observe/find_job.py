@@ -1,7 +1,7 @@
-"""Search for a running job: its ranks and its plan. Edge.
+"""Search for a running job: its ranks and its plan.
 
-Comes in: a run directory, or process ids. Goes out: `RunningJob`. A job that numapin started has its plan in its run
-directory. For any other job, the plan is made as `numapin plan` makes it.
+A job that numapin started has its plan in its run directory. For any other job, the plan is made as `numapin plan`
+makes it.
 """
 
 from __future__ import annotations

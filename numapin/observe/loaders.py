@@ -1,7 +1,4 @@
-"""The loaders of a job that has ended: which took numapin's data path, and why others did not. Edge.
-
-Comes in: the run's folder, in which each process left a record. Goes out: one line, on stderr, for the job.
-"""
+"""The loaders of a job that has ended: which took numapin's data path, and why others did not."""
 
 from __future__ import annotations
 

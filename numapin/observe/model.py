@@ -1,7 +1,6 @@
-"""A job's threads and pages, as data. Pure.
+"""A job's threads and pages, as data.
 
-Comes in: what `observe` read. Goes out: `Observed`, which `verify` compares with a plan. A value that the kernel does
-not report is None, with the reason.
+A value that the kernel does not report is None, with the reason.
 """
 
 from __future__ import annotations

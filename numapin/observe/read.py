@@ -1,8 +1,7 @@
-"""Reader for the threads and pages of running processes. Edge.
+"""Reader for the threads and pages of running processes.
 
-Comes in: the process ids of a job's ranks. Goes out: `Observed`: for each rank's process and all its descendants, the
-CPUs of every thread and the nodes of every page, from /proc (proc(5), proc_pid_numa_maps(5)). No process is stopped.
-The kernel walks each process's page tables once. A process that ends in the meantime is left out.
+No process is stopped. The kernel walks each process's page tables once. A process that ends in the meantime is left
+out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The report on a run: what was requested, applied and observed for each rank, as data. Pure.
-
-Comes in: what `verify` found. Goes out: `VerifyReport`, which becomes JSON (schema numapin.report/1).
-"""
+"""The report on a run: what was requested, applied and observed for each rank, as data."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Repeated cheap readings of a running job. Edge.
+"""Repeated cheap readings of a running job.
 
-Comes in: a running job. Goes out: `Sample`s, which `top` compares. Threads and GPUs are read each time. Processes and
-pages, for which the kernel walks page tables, are read less often; the interval grows with the cost.
+Threads and GPUs are read each time. Processes and pages, for which the kernel walks page tables, are read less often;
+the interval grows with the cost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The activity of a running job between two samples, and the pace of its loops over the last ones. Pure.
+"""The activity of a running job between two samples, and the pace of its loops over the last ones.
 
-Comes in: `Sample`s of a job, and its plan. Goes out: `Top`, with an entry per rank and the machine's swap rates (schema
-numapin.top/1). None is unknown.
+What is unknown is None.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Stage 5: compare what was observed with the plan. Pure.
-
-Comes in: a `Plan`, what `observe` saw, and each rank's record of its binding. Goes out: a `VerifyReport` with findings,
-each with its evidence and a remedy.
-"""
+"""Stage 5: compare what was observed with the plan."""
 
 from __future__ import annotations
 

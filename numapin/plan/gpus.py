@@ -1,7 +1,4 @@
-"""The GPU of each rank, and the variables that show CUDA, HIP or Level Zero the GPUs of --gpus. Pure.
-
-Comes in: a `Topology` and a `Request`. Goes out: the GPU of each rank, and the variables that show these GPUs.
-"""
+"""The GPU of each rank, and the variables that show CUDA, HIP or Level Zero the GPUs of --gpus."""
 
 from __future__ import annotations
 

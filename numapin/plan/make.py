@@ -1,6 +1,4 @@
-"""Stage 2: a machine and a request become a plan. Pure: the same input gives the same plan.
-
-Comes in: a `Topology` and a `Request`. Goes out: a `Plan` (schema numapin.plan/1): what each rank gets, and why.
+"""Stage 2: a machine and a request become a plan. The same input gives the same plan.
 
 `make_plan` lists the steps; the functions below it are these steps, in the same order. A rank is a `Draft` until all
 steps are done. Each step adds its reason to the draft, so that a plan explains itself.

@@ -1,8 +1,4 @@
-"""The plan as data. Pure.
-
-Comes in: the decisions of `make_plan`, or JSON. Goes out: `Plan`, one `RankPlan` per rank, and their JSON
-(numapin.plan/1).
-"""
+"""The plan as data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,6 +1,4 @@
-"""The variables that name each rank's own NIC to UCX and NVSHMEM (--nic-env). Pure.
-
-Comes in: ranks with their NICs, and an environment. Goes out: the environment variables of each rank's process.
+"""The variables that name each rank's own NIC to UCX and NVSHMEM (--nic-env).
 
 UCX takes a list of `DEVICE:PORT` (UCX_NET_DEVICES; `ucx_info -c -f`, src/ucp/core/ucp_context.c). NVSHMEM takes such a
 list, too (NVSHMEM_HCA_LIST), but only as a filter: it keeps its own order of devices, and with

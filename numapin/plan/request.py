@@ -1,7 +1,4 @@
-"""The options that a plan is made for. Pure.
-
-Comes in: options, as text or parsed. Goes out: a `Request`, checked as far as that is possible without a machine.
-"""
+"""The options that a plan is made for."""
 
 from __future__ import annotations
 

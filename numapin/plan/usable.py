@@ -1,7 +1,4 @@
-"""The usable part of a machine, indexed so that each step of planning is a few set operations. Pure.
-
-Comes in: a `Topology` and the CPUs that ranks may use. Goes out: `UsableMachine`.
-"""
+"""The usable part of a machine, indexed so that each step of planning is a few set operations."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Become the user's program. Edge.
-
-Comes in: a command, and the rank's slice of the plan as JSON. Goes out: the program, in this process, which finds the
-slice in NUMAPIN_BINDING.
+"""Become the user's program.
 
 Each rank imports this before its program starts: the standard library only, without modules that import enum or typing,
 as `signal` does. `signal` is a wrapper of the built-in module `_signal`, which is used here instead.

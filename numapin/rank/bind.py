@@ -1,9 +1,7 @@
-"""Apply a binding to this process and read it back. Edge.
+"""Apply a binding to this process and read it back.
 
-Comes in: one rank's `RankPlan`, or the `RankSlice` that its shim read. Goes out: `Applied`, which is what the kernel
-reports afterwards, not what was requested. Called in each rank before its program starts (`shim.py`), and in a forked
-child or a thread of the launcher (`rehearse`), so that the kernel's refusals are known, and reported once, before any
-rank exists.
+It is called in each rank before its program starts (`shim.py`), and in a forked child or a thread of the launcher
+(`rehearse`), so that the kernel's refusals are known, and reported once, before any rank exists.
 
 Each rank imports this before its program starts: the standard library only, and neither dataclasses nor enum. Policies
 are the words of `plan.request.Memory`.

@@ -1,6 +1,5 @@
-"""The reader of NUMAPIN_BINDING. Edge.
+"""The reader of NUMAPIN_BINDING.
 
-Comes in: the value of the variable, which `become` sets for a rank's program. Goes out: the rank's part of the plan.
 The rank's own start does not need it and does not import it.
 """
 

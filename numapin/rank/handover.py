@@ -1,9 +1,6 @@
-"""The files and variables that a run leaves for its ranks and for other programs. Edge.
+"""The files and variables that a run leaves for its ranks and for other programs.
 
-Comes in: the folder of a run (NUMAPIN_RUN_DIR). Goes out: the plan in plan.json, the command in command.json and, per
-rank and restart, observed-RANK-RESTART.json; with --dataloader=numapin, loaders-RANK-RESTART-PID.json of each process
-with loaders; and each rank's slice of the plan, in the variable NUMAPIN_SLICE_RANK that all ranks inherit. A rank takes
-its own slice out of its environment and removes the others.
+A rank takes its own slice out of its environment and removes the others.
 
 Each rank imports this before its program starts, without json: a slice is a few words for the rank itself, and the JSON
 for its program, which the rank does not parse. `launcher/run_folder.py` makes and finds the folders.

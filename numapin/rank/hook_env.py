@@ -1,4 +1,4 @@
-"""The folder of the hook on PYTHONPATH. Edge.
+"""The folder of the hook on PYTHONPATH.
 
 Each rank imports this before its program starts: the standard library only.
 """

@@ -1,7 +1,4 @@
-"""The note that a numapin below `numapin exec --children` leaves for it. Edge.
-
-Comes in: the text of NUMAPIN_CHILDREN. Goes out: nested-PID.json in the outer run's folder, so that the outer command
-knows that a process was bound, though not by itself.
+"""The note that a numapin below `numapin exec --children` leaves for it.
 
 A rank imports this only below such a command.
 """

@@ -1,9 +1,6 @@
-"""Stage 4: the shim that each rank starts as. Edge.
+"""Stage 4: the shim that each rank starts as.
 
-Comes in: `--local-rank=N --launcher=PID --exec=PROGRAM ARGUMENTS…`, as the launcher wrote it, and the run directory in
-NUMAPIN_RUN_DIR. Ties this process to its launcher's life, binds it, records the kernel's report, and execs the user's
-command. Goes out: the user's program, in the same process, bound; with NUMAPIN_BINDING (its slice of the plan as JSON,
-as it was applied) in its environment.
+It ties this process to its launcher's life, binds it, records the kernel's report, and execs the user's command.
 
 It is started with `python -I -S`, without site-packages, so that it takes milliseconds. This module and its imports use
 the standard library only, without json and without modules that import typing, enum, dataclasses, re, collections,

@@ -1,8 +1,6 @@
-"""Signals to the launcher that are meant for the ranks: SIGUSR1 and SIGUSR2. Edge.
+"""Signals to the launcher that are meant for the ranks: SIGUSR1 and SIGUSR2.
 
-Comes in: signals that Slurm and others send to the launcher before the time limit. Goes out: the same signal to every
-rank's own process, not to its children (DataLoader workers), and not before the rank's program handles it: an unhandled
-signal would end it. Below a program that is not Python, such as a shell, the nearest process that handles it counts.
+Below a program that is not Python, such as a shell, the nearest process that handles it counts.
 
 The signals do not end the launcher: from its first statement on (`cli.entry`) they are blocked until it handles them.
 The shim of each rank does not import this: its part is in `become.py`.

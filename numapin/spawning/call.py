@@ -1,8 +1,7 @@
-"""`numapin.spawn`: a function in bound ranks, for notebooks and schedulers. Edge.
+"""`numapin.spawn`: a function in bound ranks, for notebooks and schedulers.
 
-Comes in: a function, its arguments and binding options. Goes out: what each rank returned. The flow is the same as in
-`numapin run`, without torch: topology, plan, shim. Each shim becomes a Python that loads the function (`child.py`).
-Pickling and the import of the caller's script work as in multiprocessing's spawn.
+The flow is the same as in `numapin run`, without torch: topology, plan, shim. Each shim becomes a Python that loads the
+function (`child.py`). Pickling and the import of the caller's script work as in multiprocessing's spawn.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The program of a rank of `numapin.spawn`, once the shim has bound it. Edge.
+"""The program of a rank of `numapin.spawn`, once the shim has bound it.
 
-Comes in: descriptors of the pickled call and of a socket, as arguments, and the rank's variables. Goes out: one
-`Answer` on the socket, after its size. The caller's script is imported and the function unpickled here, so all memory
-is allocated, and every thread started, in a process that is already bound.
+The caller's script is imported and the function unpickled here, so all memory is allocated, and every thread started,
+in a process that is already bound.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A port on which rank 0 of `numapin.spawn` listens and that no other user can take first. Edge.
-
-Comes in: a loopback port that is bound but not yet listening, as the descriptor that rank 0 inherits.
-Goes out: a torch whose TCPStore serves on that descriptor instead of binding the port itself.
+"""A port on which rank 0 of `numapin.spawn` listens and that no other user can take first.
 
 Another user can bind a port whose holder has SO_REUSEADDR and does not listen yet, and torch can bind a held port only
 if the holder has SO_REUSEADDR. So one socket without that option holds the port from its choice to the end of the run,

@@ -1,8 +1,4 @@
-"""The ranks of `numapin.spawn` and their answers. Edge.
-
-Comes in: running ranks, each with a socket for its answer. Goes out: their results by rank, or the first error, with no
-rank left running.
-"""
+"""The ranks of `numapin.spawn` and their answers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The CPUs of the threads of other processes: list the threads, set their CPUs, and read them back. Edge.
-
-Comes in: process ids and CPU sets. Goes out: threads that are identified for good, and the CPUs that the kernel reports
-afterwards.
+"""The CPUs of the threads of other processes: list the threads, set their CPUs, and read them back.
 
 Linux has no call that sets the CPUs of a process, and none that takes a thread by anything but its number. So a thread
 is known by its number and its start time, which are compared before and after each change.

@@ -1,6 +1,4 @@
-"""Call libnuma, libc and our own stores.c through ctypes: one table of signatures. Edge.
-
-Comes in: the name of a function and its arguments. Goes out: its result, or OSError with the kernel's errno.
+"""Call libnuma, libc and our own stores.c through ctypes: one table of signatures.
 
 Only this folder and `topology/sources/libnuma.py` use ctypes. Works on kernels from 4.18 on; a call that the kernel
 lacks fails with the kernel's errno. libnuma wraps set_mempolicy(2), get_mempolicy(2), mbind(2) and move_pages(2) one to

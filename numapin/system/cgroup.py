@@ -1,7 +1,4 @@
-"""The cgroups of this process and their mounts, versions 1 and 2. Edge.
-
-Comes in: a tree of /proc and /sys/fs/cgroup. Goes out: mounts and paths of cgroups; for memory, directories, innermost
-first, with the names of their files.
+"""The cgroups of this process and their mounts, versions 1 and 2.
 
 Source: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
 """

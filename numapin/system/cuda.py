@@ -1,7 +1,4 @@
-"""CUDA driver calls that torch lacks, typed and checked. Edge.
-
-Comes in: device ordinals (torch's own numbers), addresses, sizes in bytes, streams as the driver's CUstream. Goes out:
-events, or CudaRefused with the driver's name for the error.
+"""CUDA driver calls that torch lacks, typed and checked.
 
 The driver API is used instead of the runtime, because a failed cudaHostRegister leaves a runtime error pending, which
 surfaces at a later, unrelated kernel launch. The driver keeps no such state. Both share the primary contexts, and so

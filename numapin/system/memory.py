@@ -1,7 +1,4 @@
-"""Fault in, zero and copy memory. Edge.
-
-Comes in: addresses, sizes in bytes. Goes out: views of memory, or OSError.
-"""
+"""Fault in, zero and copy memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Move pages of a process to a node, and ask the kernel where they are afterwards. Edge.
-
-Comes in: a process id, a range of its memory, and nodes. Goes out: the number of pages that moved, and of those that
-did not, with the reason.
+"""Move pages of a process to a node, and ask the kernel where they are afterwards.
 
 move_pages(2) is used rather than migrate_pages(2). The latter takes a whole process in one call, which cannot be
 interrupted, says nothing about single pages, and with CAP_SYS_NICE also moves pages that other processes share.

@@ -1,7 +1,4 @@
-"""NCCL's effect on the CPU affinity of a rank, by its version and environment. Pure.
-
-Comes in: versions, an environment, the text of /proc/PID/maps. Goes out: whether NCCL changes the affinity of threads
-that are not its own.
+"""NCCL's effect on the CPU affinity of a rank, by its version and environment.
 
 While NCCL creates a communicator, it binds the calling thread to those of its CPUs that are on the GPU's node, so that
 its buffers and its own threads are there. With NCCL_IGNORE_CPU_AFFINITY it takes all CPUs of that node instead

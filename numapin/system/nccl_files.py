@@ -1,8 +1,4 @@
-"""The version of an NCCL library, without loading it. Edge.
-
-Comes in: the path of the library, or the folders to look in. Goes out: its version from the metadata of the Python
-package that it is in, or from its file name.
-"""
+"""The version of an NCCL library, without loading it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Memory policies and the nodes of pages, set and read through the kernel. Edge.
-
-Comes in: policy modes, node ids, addresses. Goes out: node ids, or OSError with the kernel's errno.
-"""
+"""Memory policies and the nodes of pages, set and read through the kernel."""
 
 from __future__ import annotations
 

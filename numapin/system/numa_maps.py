@@ -1,7 +1,6 @@
-"""Parse numa_maps, the kernel's list of mappings with the nodes of their pages (proc_pid_numa_maps(5)). Pure.
+"""Parse numa_maps, the kernel's list of mappings with the nodes of their pages (proc_pid_numa_maps(5)).
 
-Comes in: the text of a numa_maps file. Goes out: one `Mapping` per line, with policy, nodes, and bytes by node. The
-ends of mappings come from the text of a maps file.
+The ends of mappings come from the text of a maps file.
 """
 
 from __future__ import annotations

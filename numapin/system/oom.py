@@ -1,8 +1,7 @@
-"""Detection of ranks that the kernel's out-of-memory killer ended. Edge.
+"""Detection of ranks that the kernel's out-of-memory killer ended.
 
-Comes in: a root ("/" is the live machine), before the ranks start and when one has died of SIGKILL. Goes out: the
-cause in words, if the memory cgroup of this process counted a kill in between. The count includes all cgroups below,
-so it includes the ranks even if a job manager put them into cgroups of their own below it.
+The count includes all cgroups below, so it includes the ranks even if a job manager put them into cgroups of their own
+below it.
 
 Source: Documentation/admin-guide/cgroup-v2.rst (memory.events), cgroup-v1/memory.rst (memory.oom_control).
 """

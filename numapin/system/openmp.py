@@ -1,7 +1,4 @@
-"""Environment variables that make OpenMP bind threads. Pure.
-
-Comes in: an environment. Goes out: its variables that bind threads.
-"""
+"""Environment variables that make OpenMP bind threads."""
 
 from __future__ import annotations
 

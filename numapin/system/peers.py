@@ -1,4 +1,4 @@
-"""The users at the other ends of TCP connections within this host, as the kernel reports them: sock_diag(7). Edge.
+"""The users at the other ends of TCP connections within this host, as the kernel reports them: sock_diag(7).
 
 /proc/net/tcp reports the same, but reading it takes 12 ms, because the kernel walks through its whole table.
 """

@@ -1,8 +1,4 @@
-"""Place a range of this process's memory on a NUMA node, and verify it. Edge.
-
-Comes in: a range of fresh memory and the nodes it belongs on. Goes out: `Placement`, which is what the kernel reports
-about the pages, not what was requested: a successful call proves nothing (gVisor accepts mbind and ignores it).
-"""
+"""Place a range of this process's memory on a NUMA node, and verify it."""
 
 from __future__ import annotations
 

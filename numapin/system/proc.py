@@ -1,7 +1,6 @@
-"""Read process information from /proc/PID. Edge.
+"""Read process information from /proc/PID.
 
-Comes in: process ids, and the root that holds proc/. Goes out: names, states, parents, start times, environments, CPUs
-(proc(5), proc_pid_stat(5)). `Gone` means that the process ended; PermissionError, that it is another user's.
+`Gone` means that the process ended; PermissionError, that it is another user's.
 
 Each rank imports this before its program starts: the standard library only.
 """

@@ -1,7 +1,4 @@
-"""Calls that decide how this process ends. Edge.
-
-Comes in: a signal number, or nothing. Goes out: nothing, or OSError.
-"""
+"""Calls that decide how this process ends."""
 
 from __future__ import annotations
 

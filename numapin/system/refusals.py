@@ -1,6 +1,6 @@
-"""Remedies for refused NUMA system calls. Pure.
+"""Remedies for refused NUMA system calls.
 
-Comes in: nothing. Goes out: text by errno. Each rank imports this before its program starts: built-ins only.
+Each rank imports this before its program starts: built-ins only.
 """
 
 from __future__ import annotations

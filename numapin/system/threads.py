@@ -1,6 +1,4 @@
-"""Limit the threads of the BLAS, MKL and OpenMP libraries of this process. Edge (ctypes, environment).
-
-Comes in: a number of threads. Goes out: libraries that use no more, whether they are loaded now or later.
+"""Limit the threads of the BLAS, MKL and OpenMP libraries of this process.
 
 A library reads its environment variables once, when it is loaded; in a forked process it is loaded already. So loaded
 libraries are called, and the variables are set for the others.

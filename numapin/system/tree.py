@@ -1,8 +1,7 @@
-"""A directory tree of small kernel files below any root. Edge.
+"""A directory tree of small kernel files below any root.
 
-Comes in: a root directory ("/" is the live machine) and paths below it. Goes out: text, numbers and sets. A missing,
-unreadable or malformed file is unknown (None). Only a malformed CPU or node list is an error, which names the file,
-because a plan made from half a list would be silently wrong.
+A missing, unreadable or malformed file is unknown (None). Only a malformed CPU or node list is an error, which names
+the file, because a plan made from half a list would be silently wrong.
 
 A capture is untrusted. Its links are followed one by one, as if its root were "/": an absolute link starts there, and
 ".." does not lead above it. Only regular files and directories are opened in it. The steps that all of its files take

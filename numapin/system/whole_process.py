@@ -1,6 +1,4 @@
-"""Bind all threads of a process, and count its memory by node. Edge.
-
-Comes in: a process id and CPUs. Goes out: how many threads were bound, what was refused, and the bytes on each node.
+"""Bind all threads of a process, and count its memory by node.
 
 Linux binds threads, not processes. A memory policy belongs to a thread, too, and only the thread itself can set it; the
 other threads of a bound process allocate on the node of the CPU that they run on, unless they have another policy.

@@ -1,8 +1,7 @@
-"""Bind this process as one of its host's tasks, and become the command. Edge.
+"""Bind this process as one of its host's tasks, and become the command.
 
-Comes in: which task this is, and an existing plan: a file, a slice from `numapin run`, or a run directory's.
-Goes out: the command, in the same process, bound. It must be quick: it does not import click, and reads the machine
-only if NVML has to identify the GPU that a task sees (`_only_gpu`).
+This must be quick: it does not import click, and reads the machine only if NVML has to identify the GPU that a task
+sees (`_only_gpu`).
 """
 
 from __future__ import annotations

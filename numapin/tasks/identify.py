@@ -1,8 +1,4 @@
-"""Identify which rank of its host this process is, where another launcher started it. Pure.
-
-Comes in: an environment, and the user's options. Goes out: a `Task`, or a UsageError that names the variables and their
-values.
-"""
+"""Identify which rank of its host this process is, where another launcher started it."""
 
 from __future__ import annotations
 

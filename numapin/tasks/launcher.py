@@ -1,7 +1,4 @@
-"""The CPUs of the process that started this task. Edge.
-
-Comes in: a task, and /proc. Goes out: CPUs, which show whether the task got CPUs of its own or shares its launcher's.
-"""
+"""The CPUs of the process that started this task."""
 
 from __future__ import annotations
 

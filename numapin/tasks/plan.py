@@ -1,8 +1,4 @@
-"""A plan for one task, where another launcher started the tasks. Pure.
-
-Comes in: a `Task`, a `Request`, and the machine as this task may use it. Goes out: the task's `Slice`, and whether the
-task has CPUs of its own.
-"""
+"""A plan for one task, where another launcher started the tasks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A launcher that another launcher starts several times on one host: `srun -n 2 numapin run train.py`. Pure.
+"""A launcher that another launcher starts several times on one host: `srun -n 2 numapin run train.py`.
 
-Comes in: the environment of `numapin run`. Goes out: what is wrong and the command that was meant, or None. Each of
-these launchers would start a job of its own, with a world of its own and on the same GPUs.
+Each of these launchers would start a job of its own, with a world of its own and on the same GPUs.
 """
 
 from __future__ import annotations

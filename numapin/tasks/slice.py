@@ -1,7 +1,6 @@
-"""One task's part of an existing plan, where another launcher started the tasks. Pure.
+"""One task's part of an existing plan, where another launcher started the tasks.
 
-Comes in: a `Task` and a `Plan`. Goes out: the `RankPlan` of this task, and what the user should know. It does not read
-the machine, because it must be quick.
+This does not read the machine, because it must be quick.
 """
 
 from __future__ import annotations

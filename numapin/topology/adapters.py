@@ -1,7 +1,4 @@
-"""Network adapters: the devices behind network interfaces, each with all of its names. Pure.
-
-Comes in: the `Nic`s of a topology, one per name. Goes out: one `Adapter` per device, in natural order.
-"""
+"""Network adapters: the devices behind network interfaces, each with all of its names."""
 
 from __future__ import annotations
 

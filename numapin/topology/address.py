@@ -1,8 +1,4 @@
-"""PCI addresses as text. Pure.
-
-Comes in: an address as the kernel, NVML, hwloc, NCCL or a user writes it. Goes out: the kernel's spelling, or a sort
-key.
-"""
+"""PCI addresses as text."""
 
 from __future__ import annotations
 

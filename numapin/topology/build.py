@@ -1,7 +1,4 @@
-"""Build a `Topology` from the readings. Pure.
-
-Comes in: `Readings` of one machine. Goes out: its `Topology`, in which every GPU's node has a source or is None.
-"""
+"""Build a `Topology` from the readings."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Read a machine. Edge: the only place that combines the readers.
-
-Comes in: the live host, or a path to a description of one. Goes out: one `Topology`, which no
-later stage reads again.
-"""
+"""Read a machine. The only place that combines the readers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Built-in machines, for trying `plan` and `topo` without the hardware. Edge.
-
-Comes in: a name such as `example:dgx-a100`. Goes out: the text of the machine's file in machines/ beside this module.
-"""
+"""Built-in machines, for trying `plan` and `topo` without the hardware."""
 
 from __future__ import annotations
 

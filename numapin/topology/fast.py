@@ -1,7 +1,4 @@
-"""Fast cores: cores that are faster than others of their node. Pure.
-
-Comes in: the cores of a machine and the speeds that the kernel reports for its CPUs. Goes out: the fast cores of each
-node that has cores of different speeds, and notes where the reports contradict each other.
+"""Fast cores: cores that are faster than others of their node.
 
 Two files rate a CPU: acpi_cppc/highest_perf (the firmware's scale of the highest frequency) and cpu_capacity (the
 kernel's, from 0 to 1024). Mixed cores (Arm's X925 and A725) and priority cores (Xeon's Priority Core Turbo) differ by a

@@ -1,8 +1,4 @@
-"""GPUs, NICs, and the node of each. Pure.
-
-Comes in: `Readings` and the nodes that were built from them. Goes out: GPUs and NICs, whose node has a source or is
-None.
-"""
+"""GPUs, NICs, and the node of each."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The paths between GPUs and NICs. Pure.
-
-Comes in: `Readings`, and the GPUs and NICs that were built from them. Goes out: a `Link` for each pair whose path is
-known.
-"""
+"""The paths between GPUs and NICs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The whole machine as data: `Topology`, and its JSON. Pure.
-
-Comes in: parts that `build` made from the readings, or JSON (schema numapin.topology/1). Goes out: one frozen
-`Topology`, which every later stage reads and none changes.
-"""
+"""The whole machine as data: `Topology`, and its JSON."""
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping

@@ -1,6 +1,5 @@
-"""The nearest NICs of each GPU. Pure.
+"""The nearest NICs of each GPU.
 
-Comes in: a `Topology`. Goes out: for each GPU the RDMA devices that are nearest to it, its own first, with the reason.
 NCCL chooses NICs itself; UCX and NVSHMEM choose in each process alone, so that GPUs with equally near NICs may all take
 the same one (https://github.com/deepseek-ai/DeepEP/pull/466, https://github.com/openucx/ucx/issues/11680).
 """

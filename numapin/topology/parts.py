@@ -1,7 +1,4 @@
-"""The parts of a machine as data: nodes, cores, GPUs, links. Pure.
-
-Comes in: values that `build` chose from the readings, or JSON. Goes out: the parts of a `Topology`.
-"""
+"""The parts of a machine as data: nodes, cores, GPUs, links."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

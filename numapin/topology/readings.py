@@ -1,6 +1,5 @@
-"""The readers' findings, before `build` decides which of them to believe. Pure.
+"""The readers' findings, before `build` decides which of them to believe.
 
-Comes in: what a reader (sysfs, libnuma, NVML, hwloc XML, NCCL XML) found. Goes out: plain records for `build`.
 Unknown is None throughout: a reader never turns -1 into a node.
 """
 

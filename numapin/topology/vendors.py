@@ -1,7 +1,6 @@
-"""The GPU vendors: one table of what differs between them, except the files of their drivers. Pure.
+"""The GPU vendors: one table of what differs between them, except the files of their drivers.
 
-Comes in: GPUs and an environment. Goes out: the GPUs that a vendor's runtime shows a process, and the variables that
-choose GPUs. Ranks use the GPUs of one vendor, because a build of PyTorch does; those of others count as hidden.
+Ranks use the GPUs of one vendor, because a build of PyTorch does; those of others count as hidden.
 
 How the runtimes read a list of devices in a variable (CUDA's lists have more forms: topology/visible.py reads them):
 

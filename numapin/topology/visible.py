@@ -1,7 +1,4 @@
-"""The effect of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER on the list of GPUs. Pure.
-
-Comes in: the GPUs in NVML's order, and the two variables. Goes out: the same GPUs with `visible` and `cuda_index`, and
-notes on surprising effects.
+"""The effect of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER on the list of GPUs.
 
 The rules are from NVIDIA's documents (CUDA Programming Guide, "CUDA Environment Variables"; MIG User Guide, "CUDA
 Device Enumeration"). Where these are silent, they describe what driver 580.159.04 did with each form on two H200s:

@@ -1,6 +1,4 @@
-"""The parts of a rank's step times, and the kinds of its copies. Pure.
-
-Comes in: a `Trace`. Goes out: an `Analysis`: shares of the step time that add up to one, and groups of equal copies.
+"""The parts of a rank's step times, and the kinds of its copies.
 
 Each moment of a step counts once, for the first of these that applies. With a GPU: a kernel ran ("compute", or
 "communication" if only NCCL's ran); a copy ran or blocked the host ("copy"); the loop pinned a batch ("pin"); the loop

@@ -1,6 +1,4 @@
-"""What costs time in a trace, and what to change. Pure.
-
-Comes in: the `Analysis` of a rank, or those of all ranks. Goes out: findings, each with its cost, evidence and remedy.
+"""What costs time in a trace, and what to change.
 
 `find` looks at one rank: copies, loading, communication, the host, and steps that take much longer than the others.
 `find_straggler` compares ranks. What takes less than a hundredth of the step time is not reported.

@@ -1,7 +1,4 @@
-"""The hook in a rank of `numapin trace`: batches, steps and profilers of a script, seen from torch's modules. Edge.
-
-Comes in: torch's modules as they are imported (the loader hook), and NUMAPIN_TRACE. Goes out: calls of this
-process's `Tracer`, and the times when batches were loaded and pinned.
+"""The hook in a rank of `numapin trace`: batches, steps and profilers of a script, seen from torch's modules.
 
 Workers time the batches they make, and torch's pin thread those it pins: the profiler sees neither. A failure here
 never stops the script.

@@ -1,7 +1,4 @@
-"""Sets of moments, as sorted intervals that do not touch. Pure.
-
-Comes in: pairs (start, end) in any order; they may overlap. Goes out: unions, intersections, differences and lengths.
-"""
+"""Sets of moments, as sorted intervals that do not touch."""
 
 from __future__ import annotations
 

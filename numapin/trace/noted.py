@@ -1,7 +1,6 @@
-"""What the hook of a traced rank noted about its script: loaders, epochs, the optimizer, stack samples. Pure.
+"""What the hook of a traced rank noted about its script: loaders, epochs, the optimizer, stack samples.
 
-Comes in: the object "noted" of a trace's own metadata, which may be anything. Goes out: a `ScriptNotes`, empty for
-traces that other programs wrote. Times are in microseconds on the trace's clock.
+Times are in microseconds on the trace's clock.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The notes of a traced rank about its script: its loaders and epochs, its optimizer, and where it runs. Edge.
-
-Comes in: calls of `iter()` on loaders and the first step of the optimizer, from the hook; CPU times, from the kernel.
-Goes out: the object "noted" of the trace's metadata, which `noted.py` reads.
-"""
+"""The notes of a traced rank about its script: its loaders and epochs, its optimizer, and where it runs."""
 
 from __future__ import annotations
 

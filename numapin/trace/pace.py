@@ -1,7 +1,4 @@
-"""Which optimizer's steps a trace counts, and when the next step is overdue. Pure.
-
-Comes in: optimizers as they step, and the time. Goes out: whether a step counts, and how long to wait for the next one.
-"""
+"""Which optimizer's steps a trace counts, and when the next step is overdue."""
 
 from __future__ import annotations
 

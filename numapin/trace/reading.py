@@ -1,7 +1,4 @@
-"""Reader of Chrome traces as Kineto, the library behind torch's profiler, writes them. Pure.
-
-Comes in: the decoded JSON of any torch version's profiler. Goes out: a `Trace`, or a UsageError that names what is
-missing.
+"""Reader of Chrome traces as Kineto, the library behind torch's profiler, writes them.
 
 The name of the GPU's record says which kinds of memory a copy reads and writes, as in "Memcpy HtoD (Pinned -> Device)";
 the host calls cudaMemcpyAsync for every kind. "correlation" links the record to the host's call, and "External id"

@@ -1,7 +1,6 @@
-"""One rank's trace, reduced to loading, copying and computing. Pure.
+"""One rank's trace, reduced to loading, copying and computing.
 
-Comes in: the events that `reading` found. Goes out: frozen records. Times are in microseconds from the start of the
-first step; what the trace does not say is None.
+Times are in microseconds from the start of the first step; what the trace does not say is None.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The report of `numapin trace` on all ranks. Pure."""
+"""The report of `numapin trace` on all ranks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Stack samples of the loop's thread while it is traced. Edge.
-
-Comes in: the thread to look at. Goes out: where it was at each sample, and whether it ran or slept.
+"""Stack samples of the loop's thread while it is traced.
 
 The profiler records operators, and no Python: time between operators would have no name. A sample is a walk up the
 stack and one small read from the kernel.

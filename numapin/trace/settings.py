@@ -1,7 +1,4 @@
-"""Settings that `numapin trace` passes to its ranks in their environment. Pure.
-
-Comes in: the command's options, or the text of NUMAPIN_TRACE. Goes out: the other of the two.
-"""
+"""Settings that `numapin trace` passes to its ranks in their environment."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One process of a traced script: count its steps, profile some of them, write the trace. Edge.
-
-Comes in: batches and optimizer steps from the hook, and events that end the trace early. Goes out: a Chrome trace,
-rank-N.trace.json, and a record, rank-N.json, of what the rank did.
+"""One process of a traced script: count its steps, profile some of them, write the trace.
 
 A step ends when the program's optimizer steps. Before the first optimizer step, a step ends when a DataLoader returns a
 batch, so that inference is traced too.

@@ -1,6 +1,4 @@
-"""Periodic calls of a function in the main thread, while the script's own code runs there. Edge.
-
-Comes in: the function. Goes out: calls between two bytecodes of the script, as a signal handler is called.
+"""Periodic calls of a function in the main thread, while the script's own code runs there.
 
 The profiler can be stopped only in the thread that it records, and that thread may never call us again.
 `interrupt_main` runs Python's handler of a signal there without sending the signal, so no system call is interrupted.

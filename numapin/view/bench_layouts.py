@@ -1,7 +1,4 @@
-"""The columns and legend of each benchmark. Pure.
-
-Comes in: nothing. Goes out: one `Layout` per benchmark.
-"""
+"""The columns and legend of each benchmark."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A benchmark's report as tables. Pure.
-
-Comes in: a `BenchReport` and its `Layout`. Goes out: a table for each case with one row per peer: medians, with lowest
-and highest in brackets; and the reason for each peer and case that was skipped.
-"""
+"""A benchmark's report as tables."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A report of `numapin compare` as tables. Pure.
-
-Comes in: a `CompareReport`. Goes out: the step times and their ratios, the other figures, and the outcome in words.
-"""
+"""A report of `numapin compare` as tables."""
 
 from __future__ import annotations
 

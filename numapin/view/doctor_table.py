@@ -1,8 +1,4 @@
-"""A doctor's report as text. Pure.
-
-Comes in: a `DoctorReport`. Goes out: a summary in one line; the findings by severity, the worst first, each with cost,
-source and remedy; one line for each check that is well or got no answer; and the memory that a rank can pin.
-"""
+"""A doctor's report as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The account of a failed job: one block of at most 20 lines and 80 columns, and a longer text for a file. Pure."""
+"""The account of a failed job: one block of at most 20 lines and 80 columns, and a longer text for a file."""
 
 from __future__ import annotations
 

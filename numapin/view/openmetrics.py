@@ -1,4 +1,4 @@
-"""A running job as OpenMetrics 1.0 text, which node_exporter's textfile collector reads, too. Pure."""
+"""A running job as OpenMetrics 1.0 text, which node_exporter's textfile collector reads, too."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A plan as a table. Pure.
-
-Comes in: a `Plan`. Goes out: one row per rank, with or without the reasons below; or lines for a shell.
-"""
+"""A plan as a table."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A benchmark over a range of sizes as tables. Pure.
-
-Comes in: a `BenchReport` and its `Layout`. Goes out: a table for each sweep and figure with one row per size and one
-column per peer; and the reason for each peer and case that was skipped.
-"""
+"""A benchmark over a range of sizes as tables."""
 
 from __future__ import annotations
 

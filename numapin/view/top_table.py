@@ -1,7 +1,4 @@
-"""A running job as a table that fits a width. Pure.
-
-Comes in: a `Top`, and the ranks' paces. Goes out: a title, one row per rank, and a legend.
-"""
+"""A running job as a table that fits a width."""
 
 from __future__ import annotations
 

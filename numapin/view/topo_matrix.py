@@ -1,8 +1,6 @@
-"""A topology as a matrix. Pure.
+"""A topology as a matrix.
 
-Comes in: a `Topology` and the width in columns. Goes out: links between GPUs and NICs with CPU and NUMA affinity, in
-the format of `nvidia-smi topo -m`, and the distances between nodes. What is wider than the width continues in a block
-below, with the names of the rows again.
+What is wider than the width continues in a block below, with the names of the rows again.
 """
 
 from __future__ import annotations

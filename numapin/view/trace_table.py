@@ -1,4 +1,4 @@
-"""A report of `numapin trace` as tables: each rank's time by activity, its copies, and what to change. Pure."""
+"""A report of `numapin trace` as tables: each rank's time by activity, its copies, and what to change."""
 
 from __future__ import annotations
 

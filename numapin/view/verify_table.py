@@ -1,8 +1,4 @@
-"""A report of `numapin verify` as a table and findings. Pure.
-
-Comes in: a `VerifyReport`. Goes out: one row per rank, then the findings with evidence and remedy; or a summary in one
-line.
-"""
+"""A report of `numapin verify` as a table and findings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Visible characters only in tables and trees, so that names cannot control a terminal. Pure.
+"""Visible characters only in tables and trees, so that names cannot control a terminal.
 
-Comes in: a renderable of the other modules of `view`, before rich lays it out. Goes out: the same, with visible
-characters only. A string or `Text` is one line, and several lines are a `Group`, so that no name can start a new line.
+A string or `Text` is one line, and several lines are a `Group`, so that no name can start a new line.
 """
 
 from __future__ import annotations

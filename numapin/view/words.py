@@ -1,7 +1,4 @@
-"""Facts about a machine and a plan as short texts, the same in every view. Pure.
-
-Comes in: parts of a `Topology` or a `Plan`, and values that may be unknown. Goes out: texts; "" if nothing is known.
-"""
+"""Facts about a machine and a plan as short texts, the same in every view."""
 
 from __future__ import annotations
 

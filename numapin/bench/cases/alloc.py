@@ -1,6 +1,6 @@
-"""`numapin bench alloc`: its cases as data. Pure.
+"""`numapin bench alloc`: its cases as data.
 
-Comes in: sizes, and whether there is a GPU. Goes out: a `Benchmark` for measure/alloc.py. Does not import torch.
+Does not import torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`numapin bench loader`: its cases and peers as data. Pure, except that `spin` reads the clock.
+"""`numapin bench loader`: its cases and peers as data.
 
-Comes in: options. Goes out: a `Benchmark` for measure/loader.py. Does not import torch.
+Does not import torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""`numapin bench overlap`: its cases as data, and the share of the copies that compute hid. Pure.
+"""`numapin bench overlap`: its cases as data, and the share of the copies that compute hid.
 
-Comes in: options; later, the times of copies and compute. Goes out: a `Benchmark` for measure/overlap.py; a share. Does
-not import torch.
+Does not import torch.
 """
 
 from __future__ import annotations

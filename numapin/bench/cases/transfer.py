@@ -1,6 +1,6 @@
-"""`numapin bench transfer`: its cases as data. Pure.
+"""`numapin bench transfer`: its cases as data.
 
-Comes in: options, the GPUs and the NUMA nodes. Goes out: a `Benchmark` for measure/transfer.py. Does not import torch.
+Does not import torch.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""The measuring processes, one module per benchmark. Edge.
-
-Comes in: one case. Goes out: its figures, to the harness.
+"""The measuring processes, one module per benchmark.
 
 ::
 
-    transfer.py        EDGE  `bench transfer`
-    alloc.py           EDGE  `bench alloc`
-    overlap.py         EDGE  `bench overlap`
-    loader.py          EDGE  `bench loader`
-    loader_data.py     EDGE  the in-memory dataset that all loaders read, and its batches
-    loader_peers.py    EDGE  numapin, torch
-    loader_samples.py  EDGE  processes that only make samples
-    buffers.py         EDGE  host memory of every kind, on a chosen node
+    transfer.py        `bench transfer`
+    alloc.py           `bench alloc`
+    overlap.py         `bench overlap`
+    loader.py          `bench loader`
+    loader_data.py     the in-memory dataset that all loaders read, and its batches
+    loader_peers.py    numapin, torch
+    loader_samples.py  processes that only make samples
+    buffers.py         host memory of every kind, on a chosen node
 """

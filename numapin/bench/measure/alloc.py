@@ -1,7 +1,6 @@
-"""The process of `bench alloc`: allocate memory, write it twice, copy it to the GPU. Edge.
+"""The process of `bench alloc`: allocate memory, write it twice, copy it to the GPU.
 
-Comes in: specs (see `alloc._case`) from the harness. Goes out: the median microseconds of each step. The steps are
-timed separately, because page faults happen at the first write and not at the allocation.
+The steps are timed separately, because page faults happen at the first write and not at the allocation.
 """
 
 from __future__ import annotations

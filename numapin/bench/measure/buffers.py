@@ -1,7 +1,6 @@
-"""Host memory of every kind, on a chosen node. Edge.
+"""Host memory of every kind, on a chosen node.
 
-Comes in: a kind (see `transfer.MEMORIES`), a size, and the GPU that copies from it. Goes out: CPU tensors with their
-pages faulted in and checked to be on the node. They live as long as the process.
+Buffers live as long as the process.
 """
 
 from __future__ import annotations

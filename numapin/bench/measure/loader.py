@@ -1,8 +1,4 @@
-"""The process of `bench loader`: run one peer on one case. Edge.
-
-Comes in: a spec (see `loader._case`) from the harness. Goes out: batches and bytes per second over a steady window, the
-main thread's CPU time per batch, the time to the first batch, and, for numapin, the loader's own statistics.
-"""
+"""The process of `bench loader`: run one peer on one case."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The dataset of `bench loader`: 512 samples in memory, which can be recognized in a batch. Edge.
-
-Comes in: a `LoaderCase`. Goes out: samples by index modulo 512; copies, and a check, of the batches that peers make.
-"""
+"""The dataset of `bench loader`: 512 samples in memory, which can be recognized in a batch."""
 
 from __future__ import annotations
 

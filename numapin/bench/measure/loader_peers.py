@@ -1,7 +1,4 @@
-"""The peers of `bench loader`: numapin's loader in several ways, and torch's. Edge.
-
-Comes in: a `Setup`. Goes out: a `Source`, with batches where the case ends: on the GPU, or in this process.
-"""
+"""The peers of `bench loader`: numapin's loader in several ways, and torch's."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A bound for `bench loader`: processes that only make samples. Edge.
-
-Comes in: a case with as many processes as it has workers. Goes out: the batches of samples that they make per second,
-without collating or sending them: no loader with that many workers can be faster.
-"""
+"""A bound for `bench loader`: processes that only make samples."""
 
 from __future__ import annotations
 

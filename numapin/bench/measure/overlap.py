@@ -1,8 +1,4 @@
-"""The process of `bench overlap`: a loop that loads, copies and computes. Edge.
-
-Comes in: specs (see `overlap._case`) from the harness. Goes out: steps per second, the times of copies and compute on
-the GPU (by CUDA events), and the time that the copy blocked the host.
-"""
+"""The process of `bench overlap`: a loop that loads, copies and computes."""
 
 from __future__ import annotations
 

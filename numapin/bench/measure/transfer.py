@@ -1,8 +1,4 @@
-"""The process of `bench transfer`: copy between host memory and a GPU. Edge.
-
-Comes in: specs (see `transfer._case`) from the harness. Goes out: the GB/s of back-to-back copies and, for a single
-copy, the time until it has arrived (`us`) and the time that the call blocks the host (`host_us`).
-"""
+"""The process of `bench transfer`: copy between host memory and a GPU."""
 
 from __future__ import annotations
 

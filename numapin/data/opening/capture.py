@@ -1,8 +1,5 @@
 """Keep our context-wide events and the user's CUDA-graph captures apart.
 
-Comes in: the calls of torch.cuda.CUDAGraph. Goes out: a block in which no capture is in progress, or the information
-that one is.
-
 Recording an event of a whole context while one of its streams captures breaks the capture (cuCtxRecordEvent), and the
 driver has no call that reports whether any stream captures. So captures through torch are watched. Captures through
 other libraries are not seen.

@@ -1,7 +1,4 @@
-"""Copy batches to a GPU ahead of time. Edge (CUDA).
-
-Comes in: `Parcel`s. Goes out: batches on the device, for the stream that is current when they are opened.
-"""
+"""Copy batches to a GPU ahead of time."""
 
 from __future__ import annotations
 

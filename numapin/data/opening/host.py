@@ -1,7 +1,6 @@
-"""Open parcels in the rank, in host memory. Edge (torch, CUDA).
+"""Open parcels in the rank, in host memory.
 
-Comes in: `Parcel`s. Goes out: batches, over the slot itself (`Lender`), or over copies in torch's own host memory
-(`Copier`). `device.py` does the same on a GPU.
+`device.py` does the same on a GPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A checksum of indices that a sampler drew, to notice that it draws others the second time. Pure.
-
-Comes in: what a sampler yields: numbers, tensors, text, or containers of these. Goes out: a CRC-32.
-"""
+"""A checksum of indices that a sampler drew, to notice that it draws others the second time."""
 
 from __future__ import annotations
 

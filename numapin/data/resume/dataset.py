@@ -1,7 +1,6 @@
-"""Read the state of a dataset, and continue in it. Edge (calls the user's dataset).
+"""Read the state of a dataset, and continue in it.
 
-Comes in: torch's fetcher, in a worker or in the rank. Goes out: a `StreamPlace`; after a restart, a fetcher that stands
-there. An iterable dataset without a state of its own is read again up to its place.
+An iterable dataset without a state of its own is read again up to its place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Describe torch's samplers, so that a state of other samplers is noticed. Pure.
-
-Comes in: the samplers of a loader. Goes out: what decides their order, as plain values, and in words.
-"""
+"""Describe torch's samplers, so that a state of other samplers is noticed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Follow an epoch through its sampler, and continue in the middle of one. Edge (calls the user's samplers).
-
-Comes in: a loader's sampler. Goes out: its iterator, and the place in it as an `OrderPlace`.
+"""Follow an epoch through its sampler, and continue in the middle of one.
 
 A sampler with `state_dict` gives its own state. Any other is drawn from again, from the epoch's start on, with the
 generators as they were then; nothing is fetched meanwhile. A user's sampler may draw from generators that the loop uses

@@ -1,6 +1,4 @@
-"""A place in an epoch, written as a dict and read from one. Pure.
-
-Comes in: a `Place`, or the dict of a `state_dict()`. Goes out: the other one.
+"""A place in an epoch, written as a dict and read from one.
 
 The keys are those of torchdata 0.11's StatefulDataLoader, which has one layout without workers and one with. Values
 for which it has no key are below `_numapin`: it ignores that key, and its own states lack it.

@@ -1,8 +1,4 @@
-"""Read and set random number generators. Edge (changes global generators).
-
-Comes in: generators of torch, numpy and Python, or none for those of the process. Goes out: their states as lists,
-dicts and tensors, which `torch.load` reads with `weights_only=True`.
-"""
+"""Read and set random number generators."""
 
 from __future__ import annotations
 

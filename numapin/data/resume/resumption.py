@@ -1,7 +1,4 @@
-"""Write and load the state of a loader, for `state_dict()` and `load_state_dict()`. Edge.
-
-Comes in: a loader, and the state dicts that its user saves and loads. Goes out: a `Track` for its next iterator.
-"""
+"""Write and load the state of a loader, for `state_dict()` and `load_state_dict()`."""
 
 from __future__ import annotations
 

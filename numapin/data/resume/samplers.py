@@ -1,8 +1,4 @@
-"""The samplers inside a sampler, with their epochs, states and generators. Edge (calls the user's samplers).
-
-Comes in: the sampler of a loader, such as a BatchSampler over a RandomSampler. Goes out: the state from which a later
-process draws the same indices.
-"""
+"""The samplers inside a sampler, with their epochs, states and generators."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Count each worker's batches, and keep the reports of its dataset. Edge (reads pickles of our own workers).
-
-Comes in: reports of workers, and the worker of each yielded batch. Goes out: a `StreamPlace` per worker.
+"""Count each worker's batches, and keep the reports of its dataset.
 
 Reports arrive with the batches that a worker makes ahead of time, so each waits until its batch has been yielded. It
 stays packed until the state is asked for.

@@ -1,8 +1,4 @@
-"""The place of one iterator, which reports each batch that it yields. Edge (changes an iterator of torch).
-
-Comes in: a loader, and the place at which to continue. Goes out: the iterator's order of samples, and its place at any
-moment.
-"""
+"""The place of one iterator, which reports each batch that it yields."""
 
 from __future__ import annotations
 

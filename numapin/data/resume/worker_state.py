@@ -1,8 +1,4 @@
-"""Report a dataset's state from its worker, and restore it. Edge (changes torch's factory of fetchers in this process).
-
-Comes in: `DatasetStart`, from the rank, and the batches that torch's loop sends. Goes out: a `Report` after a batch of
-a dataset with a state of its own, at the end of an iterable dataset, and at the start of persistent workers' epochs.
-"""
+"""Report a dataset's state from its worker, and restore it."""
 
 from __future__ import annotations
 

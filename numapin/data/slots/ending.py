@@ -1,6 +1,4 @@
-"""Let background threads come to rest before Python ends. Edge (atexit).
-
-Comes in: the blocks of a daemon thread that use torch or the driver. Goes out: none of them begins any more at exit.
+"""Let background threads come to rest before Python ends.
 
 A thread that is in torch when the interpreter ends aborts the process: torch takes the GIL again in destructors, where
 Python cannot end the thread. A thread that hangs in the driver must not keep a failed rank alive, so the wait is short.

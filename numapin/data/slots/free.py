@@ -1,7 +1,4 @@
-"""The slots of a pool that are free, by the worker that used them last. Pure.
-
-Comes in: slots that came back. Goes out: the slot for a worker's next batch, and whether there are too many slots.
-"""
+"""The slots of a pool that are free, by the worker that used them last."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A socket on which one process hands file descriptors to another. Edge.
-
-Comes in: a descriptor and its number. Goes out: a descriptor of the same file in the other process.
+"""A socket on which one process hands file descriptors to another.
 
 A descriptor is sent before the message that mentions it, so it is there when the message is read.
 """

@@ -1,7 +1,4 @@
-"""Map the memory of slots, and allocate memory for batches without one. Edge.
-
-Comes in: a memfd. Goes out: its memory, as a tensor that unmaps it.
-"""
+"""Map the memory of slots, and allocate memory for batches without one."""
 
 from __future__ import annotations
 

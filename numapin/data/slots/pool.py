@@ -1,6 +1,4 @@
-"""The rank's end of the slots: lend them to batches, take them back, hand them to workers. Edge (memory, CUDA).
-
-Comes in: heads of batches that have arrived. Goes out: views of their memory; and with each task a free slot.
+"""The rank's end of the slots: lend them to batches, take them back, hand them to workers.
 
 A slot is made by the worker that needs one, and arrives with its first batch. When nothing refers to that batch any
 more, and no copy reads it, the slot is kept if recent batches can use it: it is pinned in the background, and handed to

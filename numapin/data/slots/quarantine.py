@@ -1,6 +1,4 @@
-"""Hold slots whose last reference is gone until no copy can read them. Edge (CUDA events).
-
-Comes in: slots that nothing in this process refers to. Goes out: those that may be written again.
+"""Hold slots whose last reference is gone until no copy can read them.
 
 A copy that the user issued with `non_blocking=True` may still be reading a slot when its tensor is gone: torch records
 events only for memory of its own allocator. So an event of the device's whole context is recorded after the last

@@ -1,6 +1,4 @@
-"""Unlock page-locked memory once no device can be reading it any more. Edge.
-
-Comes in: memory that nothing in this process refers to any more. Goes out: the same memory, unlocked and unmapped.
+"""Unlock page-locked memory once no device can be reading it any more.
 
 A copy that the user started with non_blocking=True may still be reading when the last tensor is freed, and torch
 records an event only for memory of its own allocator (Copy.cu). So the memory waits for an event of each device's whole

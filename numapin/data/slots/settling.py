@@ -1,6 +1,4 @@
-"""Settle slots in the background: check where their pages lie, and pin them. Edge (a thread, CUDA).
-
-Comes in: slots that came back for the first time. Goes out: the same slots, pinned if the budget allows it.
+"""Settle slots in the background: check where their pages lie, and pin them.
 
 Pinning holds locks of the whole driver: a kernel launch of another thread took up to 16 ms meanwhile, instead of 0.3
 (measured on an H200). So one thread does it for the whole process, and rests after each slot.

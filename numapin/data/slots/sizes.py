@@ -1,7 +1,4 @@
-"""Sizes of slots, decided from the sizes of recent batches. Pure.
-
-Comes in: the bytes that each batch needed. Goes out: the size of a new slot, and which slots are worth keeping.
-"""
+"""Sizes of slots, decided from the sizes of recent batches."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One slot in the rank: a memfd that a worker made, mapped, checked and pinned. Edge.
-
-Comes in: the descriptor that came with a batch. Goes out: views for batches, and the memory's release.
-"""
+"""One slot in the rank: a memfd that a worker made, mapped, checked and pinned."""
 
 from __future__ import annotations
 

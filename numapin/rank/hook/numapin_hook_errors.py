@@ -1,9 +1,7 @@
-"""The record of what ends a rank's interpreter: an uncaught exception, or the text of `sys.exit`. Edge.
+"""The record of what ends a rank's interpreter: an uncaught exception, or the text of `sys.exit`.
 
-Comes in: torch's error file, TORCHELASTIC_ERROR_FILE. Goes out: if an exception ends this process's program, that file
-has it, with the time, before the traceback is printed and before `atexit` functions run; in the format of torch's
-@record, unless @record has written it already. While the program runs, a signal makes it write where it is into a file
-in memory, which the launcher reads when another rank has failed.
+While the program runs, a signal makes it write where it is into a file in memory, which the launcher reads when another
+rank has failed.
 
 Nothing that the program prints changes, nor its exit status. `sys.excepthook` and `sys.__excepthook__` are one function
 here as well, because programs compare them; it records the exception and calls Python's own. If a program replaces the

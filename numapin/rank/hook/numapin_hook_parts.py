@@ -1,6 +1,4 @@
-"""The parts of the hook that wait for torch in an interpreter. Edge.
-
-Comes in: an interpreter that starts with this file's folder on PYTHONPATH, and the variable of a part:
+"""The parts of the hook that wait for torch in an interpreter.
 
 - NUMAPIN_DATALOADER: the first iterator of a torch DataLoader calls `numapin.data.install.install()` before it is
   created. A program that iterates no DataLoader never imports numapin for that.

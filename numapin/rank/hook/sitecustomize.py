@@ -1,4 +1,4 @@
-"""Start numapin's hook in an interpreter, and import the sitecustomize that this file hides. Edge.
+"""Start numapin's hook in an interpreter, and import the sitecustomize that this file hides.
 
 Every Python of a rank, below its wrapper (bash, env, uv run) or below `numapin exec --children` may run this, of any
 version: Python 2.7 must be able to read it, and one that is too old for the hook starts as it would without it.

@@ -1,7 +1,6 @@
-"""The GPUs as their drivers serve them: NVIDIA's /proc/driver/nvidia, AMD's KFD, Intel's i915 and xe. Edge.
+"""The GPUs as their drivers serve them: NVIDIA's /proc/driver/nvidia, AMD's KFD, Intel's i915 and xe.
 
-Comes in: a `Tree` and the PCI devices in it. Goes out: a reading for each device that CUDA, HIP or Level Zero shows by
-default, and the links between GPUs. NVML is read on the live host only, by nvml.py.
+NVML is read on the live host only, by nvml.py.
 
 AMD: the KFD (/sys/class/kfd), the compute side of the driver, numbers CPUs and GPUs in one row of nodes. HIP counts the
 GPUs in that order. A partitioned GPU (DPX, TPX, QPX, CPX) is several KFD nodes at one PCI address. The number of the

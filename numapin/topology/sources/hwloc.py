@@ -1,6 +1,5 @@
-"""hwloc XML (versions 2 and 3) as readings. Pure.
+"""hwloc XML (versions 2 and 3) as readings.
 
-Comes in: the <topology> that `lstopo --of xml` wrote. Goes out: `Readings`.
 Source: hwloc's topology-xml.c and hwloc2.dtd, which is valid for version 3 too. Of the values read here, two differ in
 version 3: `osdev_type` is a set of bits instead of a number, and HostName belongs to the topology, not to the machine.
 """

@@ -1,7 +1,4 @@
-"""GPUs, NICs and the links between GPUs in hwloc XML. Pure.
-
-Comes in: the objects of the file. Goes out: readings for `build`.
-"""
+"""GPUs, NICs and the links between GPUs in hwloc XML."""
 
 from __future__ import annotations
 

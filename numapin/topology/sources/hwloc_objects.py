@@ -1,7 +1,4 @@
-"""Objects of hwloc XML: what every part of its reader needs. Pure.
-
-Comes in: elements of the file. Goes out: their kinds, their info values, the numbers in a matrix.
-"""
+"""Objects of hwloc XML: what every part of its reader needs."""
 
 from __future__ import annotations
 

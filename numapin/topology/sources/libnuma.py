@@ -1,6 +1,4 @@
-"""Nodes of the live host from libnuma. Edge.
-
-Comes in: the live kernel, through py-libnuma. Goes out: node readings and the nodes this process may allocate from.
+"""Nodes of the live host from libnuma.
 
 py-libnuma 1.2 was found to do three things that are guarded here: without libnuma its import fails with AttributeError;
 its node functions crash the interpreter on a node that does not exist; it does not free bitmasks.

@@ -1,7 +1,5 @@
-"""NCCL topology XML as readings. Pure.
+"""NCCL topology XML as readings.
 
-Comes in: the <system> of the file that NCCL_TOPO_FILE names or NCCL_TOPO_DUMP_FILE wrote. Goes out: `Readings`, or only
-the nodes of its PCI devices: cloud images have such a file because the hypervisor hides these nodes from sysfs.
 Source: NCCL's graph/xml.cc and topo.cc.
 """
 

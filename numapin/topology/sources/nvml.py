@@ -1,7 +1,6 @@
-"""Read the GPUs from NVML. Edge: the only importer of pynvml.
+"""Read the GPUs from NVML. The only importer of pynvml.
 
-Comes in: the driver of this host, if it has one. Goes out: `NvmlReadings` in every case; `build` decides what missing
-answers mean. A query that fails leaves one value unknown; a GPU that does not answer is left out.
+A query that fails leaves one value unknown; a GPU that does not answer is left out.
 
 Source: the NVML API reference, https://docs.nvidia.com/deploy/nvml-api/.
 """

@@ -1,7 +1,5 @@
-"""GPUs and network devices from /sys/bus/pci and /sys/class/net below any root directory. Edge.
+"""GPUs and network devices from /sys/bus/pci and /sys/class/net below any root directory.
 
-Comes in: a `Tree` and the online CPUs. Goes out: a `PciReading` for each GPU and each NIC with an interface, the
-network interfaces that are not on PCI.
 Source: Documentation/ABI/testing/sysfs-bus-pci and sysfs-class-net.
 """
 

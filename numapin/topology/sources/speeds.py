@@ -1,9 +1,7 @@
-"""The speeds of CPUs, as the firmware and the kernel rate them, from sysfs below any root directory. Edge.
+"""The speeds of CPUs, as the firmware and the kernel rate them, from sysfs below any root directory.
 
-Comes in: a `Tree` and the CPUs of each core. Goes out: a `CpuSpeed` for each set of CPUs with the same ratings. A
-rating is read for one CPU of each core; only if cores differ, for all of them. On a machine without the files, two are
-tried.
-Source: Documentation/ABI/testing/sysfs-devices-system-cpu; Documentation/admin-guide/acpi/cppc_sysfs.rst.
+A rating is read for one CPU of each core; only if cores differ, for all of them. On a machine without the files, two
+are tried. Source: Documentation/ABI/testing/sysfs-devices-system-cpu; Documentation/admin-guide/acpi/cppc_sysfs.rst.
 """
 
 from __future__ import annotations

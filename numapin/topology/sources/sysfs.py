@@ -1,9 +1,8 @@
-"""CPUs, caches, nodes and the cpuset from /sys and /proc below any root directory. Edge.
+"""CPUs, caches, nodes and the cpuset from /sys and /proc below any root directory.
 
-Comes in: a root; "/" is the live machine, anything else a capture (hwloc-gather-topology) with sys/ and proc/ in it.
-Goes out: `Readings`. A machine with 256 CPUs takes some milliseconds: the files of a core, an L3 cache or a package are
-read for one of its CPUs only.
-Source: Documentation/ABI/stable/sysfs-devices-node, .../testing/sysfs-devices-system-cpu, admin-guide/cgroup-*/cpusets.
+A machine with 256 CPUs takes some milliseconds: the files of a core, an L3 cache or a package are read for one of its
+CPUs only. Source: Documentation/ABI/stable/sysfs-devices-node, .../testing/sysfs-devices-system-cpu,
+admin-guide/cgroup-*/cpusets.
 """
 
 from __future__ import annotations

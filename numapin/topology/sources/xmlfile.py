@@ -1,8 +1,7 @@
-"""XML machine files as plain elements with line numbers. Pure.
+"""XML machine files as plain elements with line numbers.
 
-Comes in: the text of a file that may come from anyone. Goes out: a tree of `Element`, or a MachineFileError that names
-the file and the line. A DOCTYPE with declarations is refused, depth and the number of elements are bounded, and the
-caller bounds the file's size, so that no file is expensive.
+A DOCTYPE with declarations is refused, depth and the number of elements are bounded, and the caller bounds the file's
+size, so that no file is expensive.
 """
 
 from __future__ import annotations
