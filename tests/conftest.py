@@ -20,9 +20,9 @@ if _HERE not in [Path(folder).resolve() for folder in tests.__path__]:
         f"{_HERE.parent}: python -m pytest"
     )
 
-from numapin.launcher import run_folder, run_places
 from tests.cuda import fake as fake_driver
 from tests.nvml import fake
+from tests.seam import run_folder, run_places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -682,20 +682,18 @@ def warm_up() -> None:
 
 def run(words: list[str]) -> None:
     """Run a command of numapin in this process, or read a file as a rank does."""
-    from numapin.cli.main import numapin
+    from tests.seam import numapin
 
     if words[0] == "slice":
-        from numapin.tasks.enter import find_slice
-        from numapin.tasks.identify import find_task
+        from tests.seam import find_slice, find_task
 
         find_slice(find_task({"LOCAL_RANK": "0"}), {}, file="case")
     elif words[0] == "record":
-        from numapin.observe.find_job import _Record
+        from tests.seam import _Record
 
         _Record.read("case", Path("case").read_text(encoding="utf-8"))
     elif words[0] == "binding":
-        from numapin.tasks.enter import _own_binding
-        from numapin.tasks.identify import find_task
+        from tests.seam import _own_binding, find_task
 
         environ = {"LOCAL_RANK": "0", "NUMAPIN_BINDING": Path("case").read_text(encoding="utf-8")}
         _own_binding(find_task(environ), environ)

@@ -8,15 +8,15 @@ from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from numapin.topology.examples import read_example
-from numapin.topology.model import Link, Nic, NicKind, Topology
+from numapin import Link, Nic, Topology
 from tests.machines.grids import grid
 from tests.machines.roots import HERE
+from tests.seam import NicKind, read_example
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numapin.view.picture import Box, BoxKind, Picture
+    from tests.seam import Box, BoxKind, Picture
 
 _TOLERANCE = 0.2  # of a pixel, for rounding
 

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin.plan.make import make_plan
-from numapin.plan.request import Bind, Request
-from numapin.view.page import page
-from numapin.view.picture import COLORS
+from numapin import Bind, Request, make_plan
+from tests.browser.seam import COLORS, page
 from tests.pictures import golden_machine
 from tests.policies import FOREIGN, HAS_EFFECT, LOOK, allowing, without_policy
 

@@ -14,11 +14,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
 import numapin
-from numapin.data.iterator import iterator_of
-from numapin.data.path import PathOptions
 from numapin.errors import UsageError
 from tests.contract.datasets import At, CountingSampler, ListedRows, Raise, Rows, Stream, kill_worker, sleep_long
 from tests.contract.describe import Described
+from tests.contract.seam import PathOptions, iterator_of
 from tests.contract.watching import TORCH, Failure, Seen, assert_as_torch, assert_same_seen, watch
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, default_collate, get_worker_info
 
 import numapin
-from numapin.data import buffer
-from numapin.data.packing import Packer
 from numapin.errors import UsageError
 from tests.contract.datasets import Rows, row
+from tests.contract.seam import Packer, buffer
 from tests.contract.watching import TORCH, LoaderClass
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from numapin.data import queues as channel
 from tests.contract.datasets import At, Raise, Rows
+from tests.contract.seam import queues as channel
 from tests.contract.watching import LoaderClass, pass_first_batches, settle
 from tests.data.loopback import num_open
 from tests.garbage import left_by

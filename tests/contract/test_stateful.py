@@ -14,11 +14,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from numapin.data import stateful
-from numapin.data.path import PathOptions, path_of
-from numapin.data.torch_names import STATEFUL
 from tests.contract.datasets import row
 from tests.contract.describe import assert_same_batches, describe
+from tests.contract.seam import STATEFUL, PathOptions, path_of, stateful
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

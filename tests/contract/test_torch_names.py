@@ -15,9 +15,8 @@ import pytest
 import torch
 
 import numapin
-from numapin.data import torch_names
-from numapin.data.torch_names import CUDA_NAMES, LAST, NAMES, STATEFUL, TORCH, TORCHDATA
 from tests.contract import renamed
+from tests.contract.seam import CUDA_NAMES, LAST, NAMES, STATEFUL, TORCH, TORCHDATA, torch_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,9 +17,9 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, default_collate
 from torch.utils.data._utils import collate
 
-from numapin.data.message import Miss
 from tests.contract.datasets import row
 from tests.contract.describe import assert_same_batches, describe
+from tests.contract.seam import Miss
 from tests.contract.watching import TORCH, LoaderClass, assert_as_torch, assert_same_seen, watch
 from tests.waiting import wait_until
 

@@ -12,9 +12,9 @@ import torch
 from torch.utils.data import default_collate
 
 import numapin
-from numapin.data.packing import MOST_KEPT
 from tests.contract.datasets import Rows, row
 from tests.contract.describe import Described, assert_same_batches, describe
+from tests.contract.seam import MOST_KEPT
 from tests.contract.test_ownership import DATASET, SIZE, expected
 from tests.contract.watching import TORCH, LoaderClass, assert_as_torch, reused
 

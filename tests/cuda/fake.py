@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from numapin.system import cuda
+from tests.cuda.seam import cuda
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +78,7 @@ def moving() -> Iterator[None]:
     """
     import torch
 
-    from numapin.data.opening import device
+    from tests.cuda.seam_torch import device
 
     pid, empty = os.getpid(), torch.empty
 

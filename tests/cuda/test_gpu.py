@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from numapin.data.opening.capture import no_capture, watch_captures
-from numapin.system import cuda
-from numapin.system.cuda import CudaRefused, Driver
+from tests.cuda.seam import CudaRefused, Driver, cuda
+from tests.cuda.seam_torch import no_capture, watch_captures
 
 if TYPE_CHECKING:
     from collections.abc import Callable

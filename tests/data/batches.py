@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from numapin.data.opening.host import Copier, Lender
+from tests.data.seam import Copier, Lender
 
 if TYPE_CHECKING:
-    from numapin.data.message import Head
     from tests.data.loopback import Loopback
+    from tests.data.seam import Head
 
 
 @dataclass

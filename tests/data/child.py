@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numapin.data.queues import Channel
-    from numapin.data.slots.handover import Handover
+    from tests.data.seam import Channel, Handover
 
 WAIT_S: Final = 20
 

@@ -12,20 +12,26 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from numapin.base.cpu_set import CpuSet
-from numapin.data.locality import Locality
-from numapin.data.message import Head, Parcel, decode
-from numapin.data.opening.host import Lender
-from numapin.data.packing import Packer, WorkerSlots
-from numapin.data.slots.handover import Handover
-from numapin.data.slots.pool import Pool, PoolSpec
-from numapin.system import cuda
+from tests.data.seam import (
+    CpuSet,
+    Handover,
+    Head,
+    Lender,
+    Locality,
+    Packer,
+    Parcel,
+    Pool,
+    PoolSpec,
+    WorkerSlots,
+    cuda,
+    decode,
+)
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numapin.data.opening.host import Copier
+    from tests.data.seam import Copier
 
 WAIT_S: Final = 20
 ANYWHERE: Final = Locality(nodes=CpuSet(), cpus=CpuSet(), memory=None, num_machine_nodes=1, reason="a test")

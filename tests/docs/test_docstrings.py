@@ -13,8 +13,8 @@ import pytest
 
 import numapin
 from numapin import errors, pinned
-from numapin.data.stats import Stats
 from tests.docs.pages import PAGES, name_of
+from tests.docs.seam import Stats
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,12 +12,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from numapin.cli import run, trace
-from numapin.cli.main import numapin
 from numapin.errors import UsageError
-from numapin.launcher import options
 from scripts import docs_site
 from tests.docs.pages import DOCS, PAGES, ROOT, anchors_of, command_lines_of, links_of, name_of, prose_of
+from tests.docs.seam import numapin, options, run, trace
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,19 +14,33 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from numapin.attach.report import Attached, AttachedRank, BoundProcess, ProcessPages
-from numapin.base.cpu_set import CpuSet
-from numapin.bench.machine import BenchMachine
-from numapin.bench.model import BenchAnswer, Benchmark, BenchReport, BenchVerdict, Case, Peer, Run, summarize
-from numapin.cli.main import numapin
-from numapin.cli.run_failure import outcome_of
 from numapin.errors import Stopped
-from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed
-from numapin.observe.model import NcclLibrary
-from numapin.rank.bind import Applied
-from numapin.trace.analysis import analyze
-from numapin.trace.reading import read_trace
-from numapin.trace.report import make_report
+from tests.docs.seam import (
+    Applied,
+    Attached,
+    AttachedRank,
+    BenchAnswer,
+    BenchMachine,
+    Benchmark,
+    BenchReport,
+    BenchVerdict,
+    BoundProcess,
+    Case,
+    CpuSet,
+    EndedRank,
+    JobFailure,
+    NcclLibrary,
+    Peer,
+    ProcessPages,
+    RanksFailed,
+    Run,
+    analyze,
+    make_report,
+    numapin,
+    outcome_of,
+    read_trace,
+    summarize,
+)
 from tests.trace.made import loop
 from tests.unit.compare.made import failed, report_of
 from tests.unit.planned import PLANNED
@@ -34,8 +48,7 @@ from tests.unit.planned import PLANNED
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numapin.compare.ratio import StepRatio
-    from numapin.compare.results import VariantResult
+    from tests.docs.seam import StepRatio, VariantResult
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "machines" / "golden" / "2pkg-8node-smt2-8gpu-pairs.json"

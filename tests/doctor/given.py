@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from numapin.doctor.check import Host, Live
-from numapin.doctor.model import examine
-from numapin.system.tree import Tree
-from numapin.topology.discover import discover
-from numapin.topology.readings import NvmlReadings
+from numapin import discover
+from tests.doctor.seam import Host, Live, NvmlReadings, Tree, examine
 from tests.machines.roots import load, write_root
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from numapin.doctor.model import DoctorFinding
+    from tests.doctor.seam import DoctorFinding
 
 CALLS = ("get_mempolicy", "set_mempolicy", "mbind", "move_pages")
 

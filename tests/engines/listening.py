@@ -10,7 +10,7 @@ from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import NamedTuple
 
-from numapin.system import proc
+from tests.engines.seam import proc
 
 _LISTEN = "0A"
 

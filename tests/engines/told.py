@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from numapin.base.cpu_set import CpuSet
+from tests.engines.seam import CpuSet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from numapin.cli.entry import main
+from tests.integration.seam import main
 
 
 def status_of(words: list[str]) -> tuple[object, str]:

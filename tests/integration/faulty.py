@@ -18,10 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from numapin.launcher import run_folder
-from numapin.rank import handover
 from tests.integration.forking import CommandLine
 from tests.integration.launching import environment, script, start
+from tests.integration.seam import handover, run_folder
 from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:

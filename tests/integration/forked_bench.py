@@ -13,9 +13,8 @@ import weakref
 from functools import partial
 from typing import Any, Final, NoReturn
 
-from numapin.bench import harness
-from numapin.cli.entry import main
 from tests.integration.forking import CommandLine
+from tests.integration.seam import harness, main
 
 _MOST_DESCRIPTORS: Final = 4096
 

@@ -19,7 +19,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import Dataset
 
-from numapin.system.placement import PINNED
+from tests.integration.seam import PINNED
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -20,10 +20,6 @@ import torch
 from torch.utils.data import DataLoader
 
 import numapin
-from numapin.data import forking
-from numapin.data.opening import device
-from numapin.data.slots import quarantine
-from numapin.system.placement import PINNED
 from tests.cuda.fake import moving
 from tests.garbage import left_by
 from tests.integration.gpu_loading import (
@@ -36,6 +32,8 @@ from tests.integration.gpu_loading import (
     warmed,
     wrong_ones,
 )
+from tests.integration.seam import PINNED
+from tests.integration.seam_torch import device, forking, quarantine
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

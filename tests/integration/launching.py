@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin.system import proc
 from tests.integration.forking import CommandLine, Forked, Forker
+from tests.integration.seam import proc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

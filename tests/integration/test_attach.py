@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from numapin.cli.main import numapin as commands
 from numapin.errors import NumapinError
-from numapin.system.proc import thread_cpus
 from tests.integration.launching import NUMAPIN, Done, call, environment, numapin
+from tests.integration.seam import numapin as commands
+from tests.integration.seam import thread_cpus
 from tests.integration.staying import staying_job
 from tests.needs import needs_root, needs_two_cpus
 from tests.nvml.fake import FakeGpu, render

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.bench.cases.loader import CASES, PEERS
 from tests.integration.launching import call, forked_bench
+from tests.integration.seam import CASES, PEERS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.bench.cases import alloc, overlap
-from numapin.bench.cases.transfer import MEMORIES
 from tests.integration.launching import call, forked_bench, numapin
+from tests.integration.seam import MEMORIES, alloc, overlap
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.topology.model import Topology
+from numapin import Topology
 from tests.integration.launching import NUMAPIN, call, environment, forked, numapin
 from tests.machines.described import describe
 from tests.machines.roots import load

@@ -12,9 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from numapin.base.records import read_record
-from numapin.compare.record import SCHEMA, Phase, RankSteps, StepSettings, StepUnit
-from numapin.launcher.preload import steps_environment
 from tests.integration.launching import (
     NUMAPIN,
     TORCH_QUICKLY,
@@ -26,6 +23,7 @@ from tests.integration.launching import (
     forked,
     script,
 )
+from tests.integration.seam import SCHEMA, Phase, RankSteps, StepSettings, StepUnit, read_record, steps_environment
 from tests.integration.stepping import script_with_stand_in, training_script
 from tests.waiting import gone, wait_until
 

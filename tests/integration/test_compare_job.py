@@ -11,12 +11,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.base.records import to_json
-from numapin.compare import hook
-from numapin.compare.job import MOST_BYTES, NO_STEP, JobOptions, JobResult, RankFiles, RunOutput, run_job
-from numapin.compare.record import SCHEMA, Phase, RankSteps, StepSettings, StepUnit
-from numapin.compare.variants import own_command
 from tests.integration.launching import call
+from tests.integration.seam import (
+    MOST_BYTES,
+    NO_STEP,
+    SCHEMA,
+    JobOptions,
+    JobResult,
+    Phase,
+    RankFiles,
+    RankSteps,
+    RunOutput,
+    StepSettings,
+    StepUnit,
+    hook,
+    own_command,
+    run_job,
+    to_json,
+)
 from tests.integration.stepping import script_with_stand_in
 from tests.unit.compare.test_report import rank
 from tests.waiting import gone, wait_until

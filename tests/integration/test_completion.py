@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from numapin.launcher.run_folder import run_directory
 from tests.integration.launching import NUMAPIN, call, numapin
+from tests.integration.seam import run_directory
 from tests.shells import Shell
 
 SHELLS = [

@@ -16,11 +16,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from numapin.base.printable import printable
-from numapin.cli.run_reports import _loaders_reported
-from numapin.launcher import preload
-from numapin.rank import handover
 from tests.integration.launching import Done, call, numapin, script
+from tests.integration.seam import _loaders_reported, handover, preload, printable
 
 BASE_PYTHON: str = getattr(sys, "_base_executable", sys.executable)  # below a virtual environment
 RUN = ("run", "--nproc-per-node", "1", "--quiet")

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from numapin.rank import become
 from tests.integration.launching import NUMAPIN, environment, script
+from tests.integration.seam import become
 from tests.waiting import wait_until
 
 FIRST_STATEMENTS = """

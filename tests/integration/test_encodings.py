@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from numapin.cli.main import _COMMANDS
-from numapin.plan.make import make_plan
-from numapin.plan.request import Request
-from numapin.topology.examples import example_names
-from numapin.topology.model import Topology
+from numapin import Request, Topology, make_plan
 from tests.integration.launching import environment
+from tests.integration.seam import _COMMANDS, example_names
 
 GOLDEN = Path(__file__).parents[1] / "machines" / "golden" / "2pkg-8node-smt2-8gpu-pairs.json"
 NAME = "ü → 日本 😀.json"

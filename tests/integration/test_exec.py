@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin.base import cpu_set
 from tests.integration.launching import NUMAPIN, REFUSE_POLICY, TORCHRUN, Done, call, environment, numapin, script
+from tests.integration.seam import cpu_set
 from tests.needs import needs_two_cpus
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from numapin.topology.discover import discover
+from numapin import discover
 from tests.integration.launching import NUMAPIN
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -18,9 +18,6 @@ import pytest
 import torch
 
 import numapin
-from numapin.data.slots.pool import Pool
-from numapin.data.slots.quarantine import Quarantine
-from numapin.system.placement import PINNED
 from tests.contract.test_processes import Program
 from tests.integration.gpu_loading import (
     BATCH,
@@ -37,12 +34,14 @@ from tests.integration.gpu_loading import (
     warmed,
     wrong_ones,
 )
+from tests.integration.seam import PINNED
+from tests.integration.seam_torch import Pool, Quarantine
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from numapin.data.slots.slot import Slot
+    from tests.integration.seam import Slot
 
 pytestmark = needs_gpu
 

@@ -14,7 +14,6 @@ import torch
 from torch.utils.data import Dataset
 
 import numapin
-from numapin.system.cuda import Driver
 from tests.contract.zoo import Pinnable
 from tests.integration import launching
 from tests.integration.gpu_loading import (
@@ -31,6 +30,7 @@ from tests.integration.gpu_loading import (
     warmed,
     wrong_ones,
 )
+from tests.integration.seam import Driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,6 @@ import torch
 import numapin
 from numapin import pinned
 from numapin.errors import BindingRefused, MachineError
-from numapin.system.cuda import CudaRefused, Driver
 from tests.contract.zoo import Pair, Pinnable
 from tests.integration.gpu_loading import (
     BATCH,
@@ -27,6 +26,7 @@ from tests.integration.gpu_loading import (
     run_program,
     settled_pinned_bytes,
 )
+from tests.integration.seam import CudaRefused, Driver
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -20,13 +20,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from numapin.launcher.run_folder import run_directory
-from numapin.plan.make import make_plan
-from numapin.plan.request import Request
-from numapin.rank.handover import write_json
-from numapin.topology.discover import discover
-from numapin.topology.model import Nic, NicKind
+from numapin import Nic, Request, discover, make_plan
 from tests.integration.launching import NUMAPIN, environment, numapin
+from tests.integration.seam import NicKind, run_directory, write_json
 from tests.jobs.cases import HOSTILE_ARGUMENTS
 from tests.pictures import golden_machine
 from tests.terminals import FORGED, HOSTILE, Shown, on_terminal
@@ -35,7 +31,7 @@ from tests.trace.made import loop
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numapin.plan.model import Plan
+    from numapin import Plan
 
 pytestmark = pytest.mark.xdist_group("hostile")  # so that the folder and the lines of `run` are made once
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.launcher import run_folder
 from tests.integration.launching import numapin, script
+from tests.integration.seam import run_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

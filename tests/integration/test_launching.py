@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.system import proc
 from tests.integration.launching import all_ended
+from tests.integration.seam import proc
 from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:

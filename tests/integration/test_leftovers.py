@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from numapin.system import proc
 from tests.integration.launching import NUMAPIN, environment, numapin, script
+from tests.integration.seam import proc
 from tests.waiting import gone, wait_until
 
 STARTS_CHILDREN = """

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import numapin
-from numapin.system.proc import state_of
+from tests.integration.seam import state_of
 from tests.waiting import joins_in_vain, wait_until
 
 if TYPE_CHECKING:

@@ -22,10 +22,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 import numapin
-from numapin.data import starting
-from numapin.data.forks import ISSUE, may_hang
-from numapin.system.proc import state_of
 from tests.integration.launching import call, script
+from tests.integration.seam import ISSUE, may_hang, state_of
+from tests.integration.seam_torch import starting
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

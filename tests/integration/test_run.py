@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.plan.model import Plan
-from numapin.rank import handover
-from numapin.rank.shim import CODE
+from numapin import Plan
 from tests.integration.launching import (
     NUMAPIN,
     REFUSE_POLICY,
@@ -31,6 +29,7 @@ from tests.integration.launching import (
     torchrun,
     torchs_store,
 )
+from tests.integration.seam import CODE, handover
 from tests.needs import needs_two_cpus
 from tests.waiting import wait_until
 

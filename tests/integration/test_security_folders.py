@@ -26,11 +26,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from numapin.base.files import write_text_to
 from numapin.errors import NumapinError
-from numapin.launcher import run_folder
-from numapin.rank import handover
 from tests.integration.launching import NUMAPIN, environment, numapin, script
+from tests.integration.seam import handover, run_folder, write_text_to
 from tests.moments import acting
 from tests.needs import needs_root
 from tests.trace.made import loop

@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import numapin
-from numapin.launcher.ranks import ended_on_error
-from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome
-from numapin.spawning.ranks import RankProcess, results_of
 from tests.integration import calls
 from tests.integration.launching import call, environment, script
 from tests.integration.launching import numapin as run_numapin
+from tests.integration.seam import NUM_SIZE_BYTES, Answer, Outcome, RankProcess, ended_on_error, results_of
 from tests.needs import needs_two_cpus
 from tests.waiting import gone, wait_until
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numapin
-from numapin.spawning import meeting
 from tests.integration import calls
+from tests.integration.seam import meeting
 from tests.needs import needs_root
 
 if TYPE_CHECKING:

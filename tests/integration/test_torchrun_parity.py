@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from numapin.cli.run import OPTIONS
-from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import UsageError
-from numapin.launcher.options import TORCHRUN_OPTIONS, parse
 from tests.integration.launching import NUMAPIN, call, numapin, script, torchrun
+from tests.integration.seam import OPTIONS, TORCHRUN_OPTIONS, TorchrunCommand, parse
 from tests.needs import TORCH_VERSION
 
 if TYPE_CHECKING:
     import argparse
     from pathlib import Path
 
-    from numapin.launcher.options import Job, TorchrunOption
+    from tests.integration.seam import Job, TorchrunOption
 
 DUMP_ENVIRONMENT = """
 import json, os, sys

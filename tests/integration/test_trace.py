@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin.trace.reading import read_trace
 from tests.integration.launching import NUMAPIN, TORCH_QUICKLY, WITHOUT_COMPILER, call, numapin, script
+from tests.integration.seam import read_trace
 from tests.integration.warm_ranks import forked_script
 from tests.trace.made import loop
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin.trace.reading import read_trace
 from tests.integration.launching import WITHOUT_COMPILER, Done, numapin, script
+from tests.integration.seam import read_trace
 from tests.integration.warm_ranks import forked_script
 
 if TYPE_CHECKING:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError
-from numapin.launcher import run_folder
-from numapin.rank import handover
+from tests.integration import seam
 from tests.integration.launching import NUMAPIN, Done, call, numapin, script
+from tests.integration.seam import CpuSet, handover, run_folder
 from tests.integration.staying import JOB, staying_job
 from tests.needs import needs_root, needs_two_cpus
 
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CPUS = sorted(os.sched_getaffinity(0))
-verify_command = import_module("numapin.cli.verify")
+verify_command = seam.verify
 
 
 def _verify(folder: Path, *options: str) -> Done:

@@ -16,10 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from numapin.launcher.preload import environment as hook_environment
-from numapin.trace.settings import Settings
 from tests.integration.forking import Forker
 from tests.integration.launching import environment, script
+from tests.integration.seam import Settings
+from tests.integration.seam import environment as hook_environment
 
 _IMPORTED: Final = (
     *("torch", "torch.distributed", "torch.optim", "torch.profiler", "torch.utils.data"),

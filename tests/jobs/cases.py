@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from click.testing import CliRunner
 
-from numapin.cli.job import job
+from tests.jobs.seam import job
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,8 +8,8 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING, Any
 
-from numapin.base.cpu_set import CpuSet
 from tests.machines.roots import cores_of, kernel_node, uuid
+from tests.machines.seam import CpuSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from numapin.base.cpu_set import CpuSet
-from numapin.topology.model import Allowed, Core, Gpu, Node, NodeKind, NodeSource, Package, Topology
+from numapin import Allowed, Core, Gpu, Node, Package, Topology
+from tests.machines.seam import CpuSet, NodeKind, NodeSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,10 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from numapin.base import cpu_set
-from numapin.base.cpu_set import CpuSet
-from numapin.topology.address import pci_order
-from numapin.topology.readings import NvmlReading, NvmlReadings
+from tests.machines.seam import CpuSet, NvmlReading, NvmlReadings, cpu_set, pci_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numapin.data.queues import Channel, _frames
+from tests.property.seam_torch import Channel, _frames
 
 WAIT_S: Final = 20
 

@@ -9,8 +9,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numapin.base import cpu_set
-from numapin.base.cpu_set import CpuSet
+from tests.property.seam import CpuSet, cpu_set
 
 numbers = st.frozensets(st.integers(0, cpu_set.MAX_ID - 1))
 

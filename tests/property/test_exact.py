@@ -19,24 +19,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from numapin import Bind, Memory, Request, make_plan
 from numapin.errors import PlanError
-from numapin.plan.make import make_plan
-from numapin.plan.request import Bind, Memory, Request
-from numapin.topology.build import build
-from numapin.topology.sources import xmlfile
-from numapin.topology.sources.hwloc import read_hwloc
-from numapin.topology.sources.nccl import nccl_nodes
-from numapin.topology.sources.sysfs import read_sysfs
-from numapin.topology.vendors import PCI_ORDER
 from tests.machines.described import describe
 from tests.machines.roots import NAMES, load, nccl_xml, nvml_readings, write_root
+from tests.property.seam import PCI_ORDER, build, nccl_nodes, read_hwloc, read_sysfs, xmlfile
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from numapin.plan.model import Plan
-    from numapin.topology.model import Topology
-    from numapin.topology.readings import NvmlReading
+    from numapin import Plan, Topology
+    from tests.property.seam import NvmlReading
 
 CPU: Final = r"sys/devices/system/cpu/cpu\d+"
 L3: Final = "L3 caches"

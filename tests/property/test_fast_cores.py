@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numapin.base.cpu_set import CpuSet
+from numapin import Bind, Request, make_plan
 from numapin.errors import PlanError
-from numapin.plan.make import make_plan
-from numapin.plan.request import Bind, Request
-from numapin.topology.model import CpuSpeed
 from tests.machines.grids import grid
+from tests.property.seam import CpuSet, CpuSpeed
 
 if TYPE_CHECKING:
-    from numapin.plan.model import Plan, RankPlan
-    from numapin.topology.model import Core, Topology
+    from numapin import Core, Plan, RankPlan, Topology
 
 deterministic = settings(max_examples=200, deadline=None)
 FAST, SLOW = 200, 100

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numapin.errors import UsageError
-from numapin.jobs import duration, kubernetes, manifest
-from numapin.jobs.request import JobRequest, name_of
+from tests.property.seam import JobRequest, duration, kubernetes, manifest, name_of
 
 SECONDS = st.integers(1, 400 * 24 * 3600)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)

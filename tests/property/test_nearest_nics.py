@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numapin.topology.model import Link, LinkKind, Nic, NicKind, Topology
-from numapin.topology.nearest_nics import nearest_by_link, rdma_adapters
+from numapin import Link, Nic, Topology
 from tests.machines.grids import grid
+from tests.property.seam import LinkKind, NicKind, nearest_by_link, rdma_adapters
 
 if TYPE_CHECKING:
     import random as randoms

@@ -14,32 +14,26 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from numapin.base.cpu_set import CpuSet
+from numapin import Allowed, Core, Gpu, Link, Nic, Node, Package, Topology
 from numapin.errors import MachineFileError, NumapinError
-from numapin.topology.build import build
-from numapin.topology.model import (
-    Allowed,
-    Core,
-    Gpu,
-    Link,
+from tests.property.seam import (
+    CpuSet,
     Mig,
-    Nic,
-    Node,
     NodeKind,
     NodeSource,
-    Package,
     Pcie,
-    Topology,
+    build,
+    nccl_nodes,
+    read_hwloc,
+    read_nccl,
+    read_sysfs,
+    xmlfile,
 )
-from numapin.topology.sources import xmlfile
-from numapin.topology.sources.hwloc import read_hwloc
-from numapin.topology.sources.nccl import nccl_nodes, read_nccl
-from numapin.topology.sources.sysfs import read_sysfs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numapin.topology.readings import Readings
+    from tests.property.seam import Readings
 
 HWLOC: Final = """<?xml version="1.0" encoding="UTF-8"?>
 <!DOCTYPE topology SYSTEM "hwloc2.dtd">

@@ -11,10 +11,9 @@ from xml.etree import ElementTree as ET
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numapin.topology.adapters import adapters
-from numapin.topology.model import Link, Nic
-from numapin.view.picture import BoxKind, element, lay_out
+from numapin import Link, Nic
 from tests.pictures import keys, problems
+from tests.property.seam import BoxKind, adapters, element, lay_out
 from tests.property.test_plan import cases
 
 if TYPE_CHECKING:

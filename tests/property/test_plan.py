@@ -9,13 +9,10 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numapin.base.cpu_set import CpuSet
+from numapin import Bind, Memory, Plan, RankPlan, Request, Topology, make_plan
 from numapin.errors import PlanError, UsageError
-from numapin.plan.make import make_plan
-from numapin.plan.model import Plan, RankPlan
-from numapin.plan.request import Bind, Memory, Request
-from numapin.topology.model import NodeKind, Topology
 from tests.machines.grids import grid
+from tests.property.seam import CpuSet, NodeKind
 
 deterministic = settings(max_examples=150, deadline=None)
 

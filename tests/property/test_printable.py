@@ -15,11 +15,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from numapin.base import quoting
-from numapin.base.printable import printable, printable_lines
-from numapin.cli.output import json_text
 from numapin.errors import NumapinError
-from numapin.view.visible import visible
+from tests.property.seam import json_text, printable, printable_lines, quoting, visible
 
 TEXT = st.text(st.characters(), max_size=30) | st.text(
     "\x1b[31m\x07\x9b\x85\x7f\n\t\u202e\u2066\ud800é名'\\\"", max_size=12

@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from hypothesis import given
 from hypothesis import strategies as st
 
+from numapin import Bind, Request, Topology, make_plan
 from numapin.errors import NumapinError
-from numapin.plan.make import make_plan
-from numapin.plan.request import Bind, Request
-from numapin.topology.build import build
-from numapin.topology.model import Topology
-from numapin.topology.sources.sysfs import read_sysfs
+from tests.property.seam import build, read_sysfs
 from tests.property.test_parsers_fuzz import (
     DEVICE,
     FUZZ,
@@ -30,7 +27,7 @@ from tests.property.test_parsers_fuzz import (
 )
 
 if TYPE_CHECKING:
-    from numapin.topology.readings import Readings
+    from tests.property.seam import Readings
 
 T = TypeVar("T")
 NUMBERS: Final = st.one_of(

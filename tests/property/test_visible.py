@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numapin.topology.model import Gpu, Mig
-from numapin.topology.visible import apply_visibility
+from numapin import Gpu
+from tests.property.seam import Mig, apply_visibility
 
 if TYPE_CHECKING:
     from random import Random

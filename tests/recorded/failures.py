@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from numapin.launcher.failure import EndedRank, JobFailure
-from numapin.view.failure_block import failure_block
+from tests.recorded.seam import EndedRank, JobFailure, failure_block
 from tests.terminals import HOSTILE
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from numapin.topology.model import Link, Topology
+from numapin import Link, Topology
 from tests.machines.grids import grid
 from tests.pictures import golden_machine, many_nics, snc4
 

@@ -11,15 +11,12 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from numapin.base.cpu_set import CpuSet
+from numapin import Allowed, Gpu, Request, Topology
 from numapin.errors import NumapinError
-from numapin.plan.make import plan_and_rank_warnings
-from numapin.plan.request import Request
-from numapin.topology.model import Allowed, Gpu, GpuVendor, Mig, Topology
-from numapin.topology.vendors import first_visible, seen_by_ranks, support_of
 from tests.machines.grids import grid
 from tests.machines.roots import NAMES
 from tests.pictures import golden_machine
+from tests.recorded.seam import CpuSet, GpuVendor, Mig, first_visible, plan_and_rank_warnings, seen_by_ranks, support_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 import pytest
 
-from numapin.cli.main import numapin as commands
 from tests.jobs.cases import CASES as JOBS
 from tests.machines.compact import compact
 from tests.machines.roots import HERE as MACHINES
@@ -22,6 +21,7 @@ from tests.recorded.errors import FILES, WRONG
 from tests.recorded.failures import ENDS, block
 from tests.recorded.made import MADE
 from tests.recorded.screens import HERE, Screens, compare
+from tests.recorded.seam import numapin as commands
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,21 +15,25 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from numapin.base.cpu_set import CpuSet
+from numapin import Request, Topology, discover, make_plan
 from numapin.errors import NumapinError
-from numapin.plan.gpus import settle_gpus
-from numapin.plan.make import make_plan
-from numapin.plan.request import Request
-from numapin.topology.build import build, with_gpu_nodes
-from numapin.topology.discover import discover
-from numapin.topology.fast import fast_cores
-from numapin.topology.model import Mig, Pcie, Topology
-from numapin.topology.readings import NvmlReading, NvmlReadings, Readings
-from numapin.topology.sources import xmlfile
-from numapin.topology.sources.nccl import nccl_nodes
-from numapin.topology.sources.sysfs import read_sysfs
 from tests.machines.roots import load, write_root
 from tests.topology.documents import cpu, system, two_packages
+from tests.topology.seam import (
+    CpuSet,
+    Mig,
+    NvmlReading,
+    NvmlReadings,
+    Pcie,
+    Readings,
+    build,
+    fast_cores,
+    nccl_nodes,
+    read_sysfs,
+    settle_gpus,
+    with_gpu_nodes,
+    xmlfile,
+)
 
 Files = Mapping[str, "str | bytes | None"]
 Facts = dict[str, dict[str, object]]

@@ -12,21 +12,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.base.bounds import MAX_GPUS
-from numapin.base.cpu_set import CpuSet
+from numapin import Nic, discover
 from numapin.errors import MachineFileError
-from numapin.system import tree
-from numapin.system.tree import Tree
-from numapin.topology.discover import discover
-from numapin.topology.model import GpuVendor, Nic, NicKind
-from numapin.topology.readings import PciReading
-from numapin.topology.sources.gpu_drivers import read_amd, read_intel
-from numapin.topology.sources.speeds import read_speeds
 from tests.hostile import winding_capture
 from tests.machines.grids import grid
 from tests.topology import cases_visible
 from tests.topology.documents import card, distances, two_packages
 from tests.topology.reading import Case, read, written
+from tests.topology.seam import (
+    MAX_GPUS,
+    CpuSet,
+    GpuVendor,
+    NicKind,
+    PciReading,
+    Tree,
+    read_amd,
+    read_intel,
+    read_speeds,
+    tree,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

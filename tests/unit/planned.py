@@ -5,10 +5,8 @@ Comes in: nothing. Goes out: the plan of one rank, on node 1 of two, and the pol
 
 from __future__ import annotations
 
-from numapin.base.cpu_set import CpuSet
-from numapin.observe.model import Policy
-from numapin.plan.model import GpuRef, RankPlan
-from numapin.plan.request import Memory
+from numapin import Memory, RankPlan
+from tests.unit.seam import CpuSet, GpuRef, Policy
 
 MIB = 1 << 20
 PLANNED = RankPlan(

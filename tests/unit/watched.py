@@ -8,15 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from numapin.base.cpu_set import CpuSet
-from numapin.data.loop_times import Waited
-from numapin.observe.top import Top, TopRank
-from numapin.plan.model import GpuRef
-from numapin.topology.readings import GpuLoad
 from tests.unit.planned import PLANNED
+from tests.unit.seam import CpuSet, GpuLoad, GpuRef, Top, TopRank, Waited
 
 if TYPE_CHECKING:
-    from numapin.plan.model import RankPlan
+    from numapin import RankPlan
 
 _LOAD = GpuLoad(busy_share=0.87, h2d_gbps=12.4, used_bytes=40 << 30, memory_bytes=80 << 30, power_w=612.3)
 

@@ -21,8 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from numapin.system import numa, proc
-from numapin.system.memory import address_of
+from tests.vm.seam import address_of, numa, proc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

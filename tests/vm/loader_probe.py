@@ -27,8 +27,8 @@ import torch.utils.data
 
 import numapin
 from numapin.errors import BindingRefused
-from numapin.system import numa
 from tests.vm import probe
+from tests.vm.seam import numa
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

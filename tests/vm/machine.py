@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from numapin.base import cpu_set
-from numapin.base.cpu_set import CpuSet
+from tests.vm.seam import CpuSet, cpu_set
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

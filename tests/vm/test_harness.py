@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from numapin.base.cpu_set import CpuSet
 from tests.vm.conftest import MACHINES
 from tests.vm.machine import (
     HERE,
@@ -25,6 +24,7 @@ from tests.vm.machine import (
     cache,
     missing,
 )
+from tests.vm.seam import CpuSet
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from numapin.base.cpu_set import CpuSet
 from tests.vm import gpus
 from tests.vm.machine import HERE, SHARE, TEST_LIMIT_S, Job, JobResult, VmResult, cache
+from tests.vm.seam import CpuSet
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
 

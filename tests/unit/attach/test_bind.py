@@ -11,14 +11,26 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.attach.bind import Binder, How, attach
-from numapin.attach.pages import ProcessMemory, Region, move
-from numapin.attach.targets import Aim, Target, examine
-from numapin.base.cpu_set import CpuSet
 from numapin.errors import UsageError
-from numapin.system.affinity import ThreadId, cpus_of, set_cpus, threads_of
-from numapin.system.proc import Gone
 from tests.needs import needs_two_cpus
+from tests.unit.attach import seam
+from tests.unit.attach.seam import (
+    Aim,
+    Binder,
+    CpuSet,
+    Gone,
+    How,
+    ProcessMemory,
+    Region,
+    Target,
+    ThreadId,
+    attach,
+    cpus_of,
+    examine,
+    move,
+    set_cpus,
+    threads_of,
+)
 from tests.unit.planned import PLANNED
 
 if TYPE_CHECKING:
@@ -49,7 +61,7 @@ def test_interrupted(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
         del thread, cpus
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("numapin.system.affinity.set_cpus", interrupt)
+    monkeypatch.setattr(seam.affinity, "set_cpus", interrupt)
     binder = Binder(target, HOW)
     (process,) = binder.run()
     assert (binder.interrupted, process.threads, process.changed, _cpus(target)) == (True, 1, 0, [ALL])
@@ -63,7 +75,7 @@ def test_kernel_that_refuses(target: Target, monkeypatch: pytest.MonkeyPatch) ->
         del thread, cpus
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
-    monkeypatch.setattr("numapin.system.affinity.set_cpus", refuse)
+    monkeypatch.setattr(seam.affinity, "set_cpus", refuse)
     (process,) = Binder(target, HOW).run()
     (shortfall,) = process.shortfalls
     assert (process.threads, process.changed, process.cpus) == (1, 0, ALL)
@@ -151,8 +163,8 @@ def test_refused_move(target: Target, error: OSError, monkeypatch: pytest.Monkey
     def refuse(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("numapin.attach.pages.move_pages", refuse)
-    monkeypatch.setattr("numapin.attach.pages.read_memory", lambda *_: seen)
+    monkeypatch.setattr(seam.pages, "move_pages", refuse)
+    monkeypatch.setattr(seam.pages, "read_memory", lambda *_: seen)
     moved, interrupted = move(main, PLANNED, seen, lambda *_: None)
     assert (moved.moved_bytes, moved.stays, interrupted) == (0, {"refused": 8192}, False)
 

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.attach.targets import cpus_of_cpuset, in_whole_cpuset, shortfalls_of
-from numapin.base.cpu_set import CpuSet
-from numapin.system.tree import Tree
 from tests.needs import needs_two_cpus
+from tests.unit.attach.seam import CpuSet, Tree, cpus_of_cpuset, in_whole_cpuset, shortfalls_of
 
 if TYPE_CHECKING:
     from pathlib import Path

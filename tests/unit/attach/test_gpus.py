@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from numapin.attach.targets import gpu_of, gpus_of_ranks, local_rank
-from numapin.base.cpu_set import CpuSet
-from numapin.topology.model import Allowed, Core, Gpu, Node, NodeKind, NodeSource, Topology
+from numapin import Allowed, Core, Gpu, Node, Topology
+from tests.unit.attach.seam import CpuSet, NodeKind, NodeSource, gpu_of, gpus_of_ranks, local_rank
 
 UUIDS = tuple(f"GPU-{digit * 8}-0000-1111-2222-333333333333" for digit in "abcd")
 

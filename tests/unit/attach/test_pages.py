@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.attach import pages
-from numapin.base.cpu_set import CpuSet
-from numapin.system import numa_maps
+from tests.unit.attach.seam import CpuSet, numa_maps, pages
 from tests.unit.planned import PLANNED
 
 if TYPE_CHECKING:

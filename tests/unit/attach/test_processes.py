@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from numapin.attach.targets import examine, read_family, why_untouchable
 from numapin.errors import UsageError
+from tests.unit.attach.seam import examine, read_family, why_untouchable
 
 
 def test_own_process() -> None:

@@ -10,17 +10,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.attach import targets
-from numapin.attach.targets import Wish, aim_at_processes, aim_at_run
-from numapin.base.cpu_set import CpuSet
+from numapin import Bind, Plan, Request
 from numapin.errors import MachineError, UsageError
-from numapin.launcher import run_folder
-from numapin.observe.find_job import RunningJob, find_run
-from numapin.plan.model import Plan
-from numapin.plan.request import Bind, Request
-from numapin.rank import handover
-from numapin.system import proc
 from tests.needs import needs_root
+from tests.unit.attach.seam import (
+    CpuSet,
+    RunningJob,
+    Wish,
+    aim_at_processes,
+    aim_at_run,
+    find_run,
+    handover,
+    proc,
+    run_folder,
+    targets,
+)
 from tests.unit.attach.test_gpus import machine
 from tests.unit.planned import PLANNED
 

@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.attach.bind import How, attach
-from numapin.attach.report import undo_commands
-from numapin.attach.targets import Aim, Target, examine
-from numapin.base.cpu_set import CpuSet
-from numapin.system.affinity import ThreadId, cpus_of, set_cpus, threads_of
 from tests.needs import needs_two_cpus
+from tests.unit.attach.seam import (
+    Aim,
+    CpuSet,
+    How,
+    Target,
+    ThreadId,
+    attach,
+    cpus_of,
+    examine,
+    set_cpus,
+    threads_of,
+    undo_commands,
+)
 from tests.unit.planned import PLANNED
 
 if TYPE_CHECKING:

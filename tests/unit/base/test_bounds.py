@@ -11,20 +11,30 @@ import click
 import pytest
 
 import numapin as package
-from numapin.base.bounds import MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES, MAX_RANKS
-from numapin.base.cpu_set import CpuSet
-from numapin.cli.entry import read_line
-from numapin.cli.main import numapin
-from numapin.cli.run import OPTIONS
+from numapin import Request
 from numapin.errors import NumapinError, UsageError
-from numapin.plan.request import Request
-from numapin.tasks.identify import find_task
-from numapin.topology.build import build
-from numapin.topology.model import NicKind
-from numapin.topology.readings import CpuReading, NicReading, NodeReading, PciReading, Readings
 from tests.integration.launching import numapin as in_a_process
 from tests.integration.launching import script
 from tests.machines.grids import grid
+from tests.unit.base.seam import (
+    MAX_GPUS,
+    MAX_LINKS,
+    MAX_NICS,
+    MAX_NODES,
+    MAX_RANKS,
+    OPTIONS,
+    CpuReading,
+    CpuSet,
+    NicKind,
+    NicReading,
+    NodeReading,
+    PciReading,
+    Readings,
+    build,
+    find_task,
+    numapin,
+    read_line,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -167,8 +177,7 @@ def test_a_path_that_no_file_has_is_an_error_of_ours(
 @pytest.mark.parametrize("path", [LONG, "a\0b", "missing/below"])
 def test_the_report_of_a_run_is_checked_before_it_starts(path: str) -> None:
     """The option goes through click here, and through `watching_of` there."""
-    from numapin.cli.run import RunOptions
-    from numapin.cli.run_reports import watching_of
+    from tests.unit.base.seam import RunOptions, watching_of
 
     command = click.Command("run", params=[*OPTIONS])
     with pytest.raises((UsageError, click.ClickException)):

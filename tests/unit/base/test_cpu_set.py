@@ -6,8 +6,7 @@ from copy import deepcopy
 
 import pytest
 
-from numapin.base import cpu_set
-from numapin.base.cpu_set import CpuSet
+from tests.unit.base.seam import CpuSet, cpu_set
 
 
 @pytest.mark.parametrize(

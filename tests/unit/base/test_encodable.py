@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numapin.base import encodable
+from tests.unit.base.seam import encodable
 
 encodable.register()
 

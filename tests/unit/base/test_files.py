@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.base.files import is_writable, write_text_to
-from numapin.base.folders import make_own
 from numapin.errors import NumapinError
 from tests.needs import needs_root
+from tests.unit.base.seam import is_writable, make_own, write_text_to
 
 if TYPE_CHECKING:
     from pathlib import Path

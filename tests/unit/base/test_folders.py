@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from numapin.base.folders import OpenFolder, make_folders, opened, place_of
 from tests.needs import needs_root
+from tests.unit.base.seam import OpenFolder, make_folders, opened, place_of
 
 STRANGER = 54321
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numapin.base.not_none import not_none, without_none
+from tests.unit.base.seam import not_none, without_none
 
 
 def test_only_none_is_left_out_and_the_order_stays() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from numapin.base.plural import counted, listed
+from tests.unit.base.seam import counted, listed
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 ranks"), (1, "1 rank"), (2, "2 ranks")])

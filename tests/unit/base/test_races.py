@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from numapin.base.files import write_text_to
 from numapin.errors import NumapinError
 from tests.moments import acting
 from tests.needs import needs_root
+from tests.unit.base.seam import write_text_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

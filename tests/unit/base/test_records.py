@@ -8,9 +8,8 @@ from typing import Annotated
 
 import pytest
 
-from numapin.base.cpu_set import CpuSet
-from numapin.base.records import AtMost, Texts, read_record, to_json
 from numapin.errors import MachineFileError
+from tests.unit.base.seam import AtMost, CpuSet, Texts, read_record, to_json
 
 HINT = "how to get a good file"
 

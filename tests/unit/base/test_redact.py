@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.base.redact import is_secret, without_secrets
-from numapin.plan.model import Plan
-from numapin.plan.request import Bind, Memory
-from numapin.rank import handover
+from numapin import Bind, Memory, Plan
+from tests.unit.base.seam import handover, is_secret, without_secrets
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.base.regular_file import read_file
+from numapin import discover
 from numapin.errors import MachineError, NumapinError
-from numapin.system.tree import Tree
-from numapin.tasks.enter import read_plan_file
-from numapin.topology.discover import discover
 from tests.machines.grids import grid
+from tests.unit.base.seam import Tree, read_file, read_plan_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from numapin.base import sizes
+from tests.unit.base.seam import sizes
 
 MIB = 1 << 20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from numapin.base.stats import student_t
+from tests.unit.base.seam import student_t
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from numapin.base.stderr import say
+from tests.unit.base.seam import say
 
 if TYPE_CHECKING:
     import pytest

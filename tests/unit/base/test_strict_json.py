@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from numapin.base.strict_json import decode, encode
+from numapin import Topology
 from numapin.errors import MachineFileError
-from numapin.topology.model import Topology
+from tests.unit.base.seam import decode, encode
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numapin.base.suggest import did_you_mean
+from tests.unit.base.seam import did_you_mean
 
 
 def test_a_beginning_of_a_few_words() -> None:

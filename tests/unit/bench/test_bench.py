@@ -19,23 +19,49 @@ import torch
 from rich.console import Console
 from torch.utils.data import default_collate
 
-from numapin.bench import harness
-from numapin.bench.cases.loader import CASES, PEAK, PEERS, SAMPLES, LoaderBenchOptions, Work, loader_benchmark, spin
-from numapin.bench.measure.loader import _warm_up, _window
-from numapin.bench.measure.loader_data import InMemory, collate_of, num_bytes, require_intact, tensors
-from numapin.bench.measure.loader_peers import BUILDERS, Setup
-from numapin.bench.model import Benchmark, BenchReport, Case, Comparison, Peer, Run, combine, summarize
-from numapin.bench.verdict import verdict_of
-from numapin.system import memory
-from numapin.view.bench_layouts import LOADER
-from numapin.view.bench_table import Column, bench_table, head
+from tests.unit.bench import seam_torch
+from tests.unit.bench.seam import (
+    CASES,
+    LOADER,
+    PEAK,
+    PEERS,
+    SAMPLES,
+    Benchmark,
+    BenchReport,
+    Case,
+    Column,
+    Comparison,
+    LoaderBenchOptions,
+    Peer,
+    Run,
+    Work,
+    bench_table,
+    combine,
+    harness,
+    head,
+    loader_benchmark,
+    memory,
+    spin,
+    summarize,
+    verdict_of,
+)
+from tests.unit.bench.seam_torch import (
+    BUILDERS,
+    InMemory,
+    Setup,
+    _warm_up,
+    _window,
+    collate_of,
+    num_bytes,
+    require_intact,
+    tensors,
+)
 from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from numapin.bench.cases.loader import LoaderCase
-    from numapin.bench.measure.loader_data import Batch
+    from tests.unit.bench.seam import Batch, LoaderCase
 
 OURS_AND_TORCH = Benchmark(
     name="loader",
@@ -488,7 +514,7 @@ class TestWindow:
             now_s += seconds
 
         clock = SimpleNamespace(perf_counter=lambda: now_s, thread_time=lambda: now_s / 4)
-        monkeypatch.setattr("numapin.bench.measure.loader.time", clock)
+        monkeypatch.setattr(seam_torch.loader, "time", clock)
         window = _window(lambda: last(0.125), seconds=0, num_batches=7, end=lambda: last(2))
         assert (window.num_batches, window.wall_s, window.cpu_s) == (7, 2.875, 2.875 / 4)
         window = _window(lambda: last(0.125), seconds=1, num_batches=1)

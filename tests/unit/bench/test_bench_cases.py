@@ -9,13 +9,22 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from numapin.bench.cases import alloc, overlap
-from numapin.bench.cases.overlap import share_within
-from numapin.bench.cases.transfer import TransferBenchOptions, transfer_benchmark
-from numapin.bench.model import Benchmark, BenchReport, Case, Peer, Run, summarize
-from numapin.cli.bench_run import parse_sizes
-from numapin.view.bench_layouts import ALLOC
-from numapin.view.sweep_table import sweep_table
+from tests.unit.bench.seam import (
+    ALLOC,
+    Benchmark,
+    BenchReport,
+    Case,
+    Peer,
+    Run,
+    TransferBenchOptions,
+    alloc,
+    overlap,
+    parse_sizes,
+    share_within,
+    summarize,
+    sweep_table,
+    transfer_benchmark,
+)
 
 OPTIONS = TransferBenchOptions(sizes=(4096, 1 << 20), seconds=0.1)
 

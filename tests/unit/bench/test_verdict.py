@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.bench.model import BenchAnswer, Benchmark, BenchVerdict, Case, Peer, Question, Run, summarize
-from numapin.bench.verdict import verdict_of
+from tests.unit.bench.seam import BenchAnswer, Benchmark, BenchVerdict, Case, Peer, Question, Run, summarize, verdict_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,11 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from numapin.base.cpu_set import CpuSet
-from numapin.children.table import LISTS, ChildTable, DeviceEntry
-from numapin.plan.request import Memory
-from numapin.rank.handover import slice_text
-from numapin.rank.hook_env import HOOK
+from numapin import Memory
+from tests.unit.children.seam import HOOK, LISTS, ChildTable, CpuSet, DeviceEntry, slice_text
 from tests.unit.planned import PLANNED
 
 CPUS: Final = sorted(os.sched_getaffinity(0))

@@ -8,11 +8,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from numapin.children import command
-from numapin.rank.become import BINDING, CHILDREN
-from numapin.rank.hook_env import HOOK
-from numapin.system import proc
 from tests.unit.children.below import table
+from tests.unit.children.seam import BINDING, CHILDREN, HOOK, command, proc
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

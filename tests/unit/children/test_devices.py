@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.children.devices import UnknownDevice, device_of, known_device, num_visible
-from numapin.children.table import LISTS, ChildTable, DeviceEntry
+from tests.unit.children.seam import LISTS, ChildTable, DeviceEntry, UnknownDevice, device_of, known_device, num_visible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.children.ending import conclude
 from tests.unit.children.below import table
+from tests.unit.children.seam import conclude
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.rank.hook_env import HOOK
 from tests.unit.children.below import table
+from tests.unit.children.seam import HOOK
 
 if TYPE_CHECKING:
     from pathlib import Path

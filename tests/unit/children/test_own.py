@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.plan.request import Memory
+from numapin import Memory
 from tests.needs import needs_two_cpus
 from tests.unit.children.below import CPUS, Gpus, run
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from numapin.cli.complete import Candidates, complete
-from numapin.cli.completion import _bash_lines, _lines, split_line
-from numapin.cli.main import numapin
+from tests.unit.cli.seam import Candidates, _bash_lines, _lines, complete, numapin, split_line
 
 
 def words_for(line: str) -> list[str]:

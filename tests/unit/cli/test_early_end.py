@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.cli.early_end import EarlyEnd
 from numapin.errors import Stopped
+from tests.unit.cli.seam import EarlyEnd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
 
-from numapin.cli.main import numapin as commands
 from numapin.errors import NumapinError, PlanError, UsageError
+from tests.unit.cli import seam
+from tests.unit.cli.seam import numapin as commands
 
 
 def _error(*words: str) -> UsageError:
@@ -57,7 +57,7 @@ def test_a_job_that_ends_while_verify_reads_it(
     line: tuple[str, ...], hint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Processes that were given by their ids need not be of a run, so the hint is how to list processes."""
-    verify = import_module("numapin.cli.verify")
+    verify = seam.verify
     monkeypatch.setattr(verify, "find_job", lambda *_, **__: SimpleNamespace(name="x", pids={}, gone=frozenset()))
     monkeypatch.setattr(verify, "observe", lambda *_, **__: SimpleNamespace(ranks=()))
     error = _error("verify", *line)

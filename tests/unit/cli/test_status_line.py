@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.cli.bench_run import left_in_words
-from numapin.cli.output import show_status
+from tests.unit.cli.seam import left_in_words, show_status
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.cli.trace_reading import read_report
 from numapin.errors import UsageError
 from tests.trace.made import loop
+from tests.unit.cli.seam import read_report
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from numapin.cli.trace_watch import are_all_recorded
+from tests.unit.cli.seam import are_all_recorded
 
 
 def record(rank: int, *, done: bool = True, num_local_ranks: object = 2) -> dict[str, object]:

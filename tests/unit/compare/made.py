@@ -7,10 +7,7 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from numapin.compare.job import JobResult
-from numapin.compare.measure import ComparedRun
-from numapin.compare.report import CompareReport, make_report
-from numapin.compare.variants import Script, Variant, known_variant
+from tests.unit.compare.seam import ComparedRun, CompareReport, JobResult, Script, Variant, known_variant, make_report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

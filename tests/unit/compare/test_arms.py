@@ -6,9 +6,7 @@ import random
 
 import pytest
 
-from numapin.compare.measure import with_equal_steps
-from numapin.compare.ratio import Arm, StepRatio, Verdict, compare_arms
-from numapin.compare.record import StepSettings
+from tests.unit.compare.seam import Arm, StepRatio, StepSettings, Verdict, compare_arms, with_equal_steps
 
 ROUNDS = 8
 

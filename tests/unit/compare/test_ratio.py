@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numapin.compare.ratio import StepRatio, Verdict, step_ratio
 from tests.unit.compare.made import recorded_noise, recorded_on_cpus, rounds
+from tests.unit.compare.seam import StepRatio, Verdict, step_ratio
 
 QUIET, NOISY = recorded_noise(most=0.005), recorded_noise(most=1.0)
 

@@ -13,23 +13,38 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from numapin.cli.compare import _percent, default_names
-from numapin.cli.compare_runs import progress_text
-from numapin.compare.figures import STEP, RunReadings, figures_of
-from numapin.compare.measure import Estimate, RunProgress, duration, turns
-from numapin.compare.ratio import Verdict
-from numapin.compare.record import Phase, RankSteps, StepUnit
-from numapin.compare.report import CompareReport, verdict_lines
-from numapin.compare.usage import between
-from numapin.compare.variants import DEFAULT, KNOWN, known_variant, own_command, own_variant, parse_names
-from numapin.compare.variants import require_different_names as require
+from numapin import Request, discover, make_plan
 from numapin.errors import UsageError
-from numapin.plan.make import make_plan
-from numapin.plan.request import Request
-from numapin.topology.discover import discover
-from numapin.topology.examples import example_names
-from numapin.view.compare_table import OTHERS, compare_table
 from tests.unit.compare.made import SCRIPT, failed, report_of, report_on, run
+from tests.unit.compare.seam import (
+    DEFAULT,
+    KNOWN,
+    OTHERS,
+    STEP,
+    CompareReport,
+    Estimate,
+    Phase,
+    RankSteps,
+    RunProgress,
+    RunReadings,
+    StepUnit,
+    Verdict,
+    _percent,
+    between,
+    compare_table,
+    default_names,
+    duration,
+    example_names,
+    figures_of,
+    known_variant,
+    own_command,
+    own_variant,
+    parse_names,
+    progress_text,
+    turns,
+    verdict_lines,
+)
+from tests.unit.compare.seam import require_different_names as require
 
 if TYPE_CHECKING:
     from collections.abc import Callable

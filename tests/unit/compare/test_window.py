@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numapin.compare.hook import StepWindow
+from tests.unit.compare.seam import StepWindow
 
 S = 10**9
 

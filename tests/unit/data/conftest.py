@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from numapin.data.path import DataPath, PathOptions
 from tests.data.loopback import ANYWHERE
+from tests.unit.data.seam import DataPath, PathOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

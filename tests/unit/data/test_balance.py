@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from numapin.data.balance import Balance
+from tests.unit.data.seam import Balance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from numapin.data.opening.capture import no_capture, watch_captures
-from numapin.system import cuda
-from numapin.system.cuda import CudaRefused
 from tests.data.child import in_forked_child
+from tests.unit.data.seam import CudaRefused, cuda, no_capture, watch_captures
 
 if TYPE_CHECKING:
     from tests.cuda.fake import FakeCuda

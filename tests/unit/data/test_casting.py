@@ -7,11 +7,9 @@ import gc
 import pytest
 import torch
 
-from numapin.data.casting import CastingCollate, cast_tensor, casts_of
-from numapin.data.packing import Narrower, Packer
-from numapin.data.path import PathOptions
 from numapin.errors import UsageError
 from tests.data.loopback import loopback
+from tests.unit.data.seam import CastingCollate, Narrower, Packer, PathOptions, cast_tensor, casts_of
 
 BF16, FLOAT = torch.bfloat16, torch.float32
 CASTS = casts_of(BF16)

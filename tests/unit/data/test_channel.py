@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from numapin.data.queues import Channel
 from tests.data import child
+from tests.unit.data.seam import Channel
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import weakref
 import pytest
 import torch
 
-from numapin.data.forking import keep_in_children
 from tests.data.child import in_forked_child
+from tests.unit.data.seam import keep_in_children
 
 BEGIN = """
 import gc, os

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin.data.queues import Channel
-from numapin.data.slots.handover import _TAG, Handover
 from tests.data import child
+from tests.unit.data.seam import _TAG, Channel, Handover
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Final
 import pytest
 import torch
 
-from numapin.data.opening.capture import watch_captures
-from numapin.data.slots import pool as pool_module
-from numapin.system import memory
 from tests.data.child import in_forked_child
 from tests.data.loopback import Loopback, gpu, lent, loopback, num_mapped, num_open
+from tests.unit.data.seam import memory, watch_captures
+from tests.unit.data.seam import pool as pool_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.base.cpu_set import CpuSet
-from numapin.data.locality import Locality, find_locality
+from numapin import Memory, RankPlan
 from numapin.errors import LibnumaError, MachineFileError, UsageError
-from numapin.plan.model import RankPlan
-from numapin.plan.request import Memory
-from numapin.rank.become import BINDING
 from tests.machines import roots
+from tests.unit.data import seam
+from tests.unit.data.seam import BINDING, CpuSet, Locality, find_locality
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,7 +107,7 @@ class TestAlone:
         def fail(**_rest: object) -> None:
             raise LibnumaError("libnuma could not be loaded: gone", "install it")
 
-        monkeypatch.setattr("numapin.topology.discover.discover", fail)
+        monkeypatch.setattr(seam.discover, "discover", fail)
         locality = found(tmp_path, TWO_NODES, device=0)
         assert locality.nodes == frozenset()
         assert locality.reason.endswith("libnuma could not be loaded: gone; install it")
@@ -121,7 +119,7 @@ class TestOneNode:
     @pytest.mark.parametrize("machine", ["1node-16cpu-1gpu-vm", "1pkg-nonode-2cpu"])
     def test_it_is_that_one(self, tmp_path: Path, machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """The node is known without reading the machine; CPUs and policy stay as they are."""
-        monkeypatch.setattr("numapin.topology.discover.discover", None)
+        monkeypatch.setattr(seam.discover, "discover", None)
         assert found(tmp_path, machine, device=0) == Locality(
             nodes=CpuSet({0}),
             cpus=CpuSet(),
@@ -231,7 +229,7 @@ class TestNamed:
     def test_none_of_its_cpus_is_allowed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Workers then keep their CPUs, and the reason says so."""
         monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {9999})
-        monkeypatch.setattr("numapin.data.locality._cpus", lambda *_args: frozenset({0}))
+        monkeypatch.setattr(seam.locality, "_cpus", lambda *_args: frozenset({0}))
         locality = find_locality(environ={}, node=0, device_index=None)
         assert (locality.nodes, locality.cpus) == (frozenset({0}), frozenset())
         assert (

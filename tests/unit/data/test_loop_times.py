@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.data.loop_times import Totals, Waited, find_waited, read_waited, totals_of
+from tests.unit.data.seam import Totals, Waited, find_waited, read_waited, totals_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

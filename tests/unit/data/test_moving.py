@@ -10,12 +10,11 @@ import pytest
 import torch
 
 import numapin
-from numapin.data.opening import device
 from numapin.errors import UsageError
-from numapin.system.cuda import CudaRefused
 from tests.cuda.fake import moving
 from tests.data.child import in_forked_child
 from tests.integration.gpu_loading import BATCH, Filled, wrong_ones
+from tests.unit.data.seam import CudaRefused, device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

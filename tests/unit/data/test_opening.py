@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from numapin.data.opening.host import Copier, Lender, is_small
-from numapin.system import memory
 from tests.data.loopback import Loopback, batch_of, loopback
+from tests.unit.data.seam import Copier, Lender, is_small, memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

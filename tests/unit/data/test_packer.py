@@ -15,12 +15,21 @@ import numpy as np
 import pytest
 import torch
 
-from numapin.data.message import DTYPES, NOTHING, Miss, decode, unpack
-from numapin.data.opening.host import Copier, Lender, copied
-from numapin.data.packing import MOST_KEPT, Packer
-from numapin.system import placement
 from tests.data.batches import Sample, bytes_of, in_slot, ramp, same
 from tests.data.loopback import Loopback, batch_of, loopback, num_mapped, num_open
+from tests.unit.data.seam import (
+    DTYPES,
+    MOST_KEPT,
+    NOTHING,
+    Copier,
+    Lender,
+    Miss,
+    Packer,
+    copied,
+    decode,
+    placement,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

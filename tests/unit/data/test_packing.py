@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from numapin.data.opening.host import Copier
 from tests.data.batches import Sample, in_slot, ramp, same
 from tests.data.loopback import Loopback, lent, loopback
+from tests.unit.data.seam import Copier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from numapin.data.message import (
+from tests.unit.data.seam import (
     DTYPES,
     NOTHING,
     Head,
@@ -18,12 +18,12 @@ from numapin.data.message import (
     PartHead,
     buffer,
     decode,
-    encode,
     encode_plain,
     move,
     tensor_over,
     unpack,
 )
+from tests.unit.data.seam import message_encode as encode
 
 HEAD: Final = Head(
     number=7,

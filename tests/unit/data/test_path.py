@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 if TYPE_CHECKING:
-    from numapin.data.path import DataPath
+    from tests.unit.data.seam import DataPath
 
 LOADER: Final[DataLoader[int]] = DataLoader(range(4), num_workers=1)  # type: ignore[arg-type]
 

@@ -17,12 +17,9 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory as pinned_by_torch
 
 from numapin import pinned
-from numapin.data.opening import capture
-from numapin.data.slots.reclaim import reclaimer
 from numapin.errors import MachineError, NumapinError, UsageError
-from numapin.system import cuda
-from numapin.system.placement import PINNED, Placement
 from tests.needs import TORCH_VERSION
+from tests.unit.data.seam import PINNED, Placement, capture, cuda, reclaimer
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

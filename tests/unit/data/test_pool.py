@@ -12,11 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import torch
 
-from numapin.data.message import Miss
-from numapin.data.slots import pool as pool_module
-from numapin.data.slots.pool import Pool, unused_slots_hidden
-from numapin.data.slots.slot import Slot
-from numapin.system import placement
 from tests.data.child import in_forked_child
 from tests.data.loopback import (
     WAIT_S,
@@ -30,6 +25,9 @@ from tests.data.loopback import (
     num_mapped,
     num_open,
 )
+from tests.unit.data import seam
+from tests.unit.data.seam import Miss, Pool, Slot, placement, unused_slots_hidden
+from tests.unit.data.seam import pool as pool_module
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -370,7 +368,7 @@ class TestFiles:
     def test_a_slot_that_cannot_be_mapped_leaves_nothing(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
         """The rank has no address space for it."""
         head, _ = loop.post(BATCH)
-        monkeypatch.setattr("numapin.data.slots.slot.map_memfd", lambda *_: _too_many_files(0))
+        monkeypatch.setattr(seam.slot, "map_memfd", lambda *_: _too_many_files(0))
         with pytest.raises(OSError, match="Too many open files"):
             loop.pool.lend(head)
         assert (loop.pool.slots, num_open()) == ((), 0)
@@ -413,7 +411,7 @@ class TestFiles:
         self, loop: Loopback, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A limit on address space may forbid the first slot, whose size is unknown, and no other."""
-        monkeypatch.setattr("numapin.data.packing._UNKNOWN_BYTES", 1 << 49)
+        monkeypatch.setattr(seam.packing, "_UNKNOWN_BYTES", 1 << 49)
         assert loop.send(BATCH.clone()).head.miss == Miss.NO_MEMORY
         assert loop.send(BATCH.clone()).head.miss is None
 

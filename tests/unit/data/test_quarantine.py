@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from numapin.data.slots.quarantine import Quarantine
-from numapin.data.slots.slot import Slot
-from numapin.system import cuda
-from numapin.system.cuda import CudaRefused, Driver
+from tests.unit.data.seam import CudaRefused, Driver, Quarantine, Slot, cuda
 
 if TYPE_CHECKING:
     from tests.cuda.fake import FakeCuda

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin.data import packing as setup
-from numapin.data.message import NO_GRANT, Grant
-from numapin.data.queues import TaskQueue
+from tests.unit.data.seam import NO_GRANT, Grant, TaskQueue
+from tests.unit.data.seam import packing as setup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numapin.data.slots.handover import Handover
+    from tests.unit.data.seam import Handover
 
 GRANT = Grant(7, 4096, is_new=True, expected_bytes=4096, forgotten=(3,))
 

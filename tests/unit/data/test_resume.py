@@ -17,10 +17,6 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler
 
 import numapin
-from numapin.data.resume import randomness
-from numapin.data.resume.checksum import extended
-from numapin.data.resume.place import OrderPlace, Place, StreamPlace, read_place
-from numapin.data.resume.track import Yielded
 from numapin.errors import UsageError
 from tests.resuming import (
     Begun,
@@ -39,6 +35,8 @@ from tests.resuming import (
     interrupt,
     saved,
 )
+from tests.unit.data import seam
+from tests.unit.data.seam import OrderPlace, Place, StreamPlace, Yielded, extended, randomness, read_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -172,7 +170,7 @@ def test_other_indices_are_refused(num_workers: int, stop: int) -> None:
 def test_indices_of_another_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """A state of another rank, whose sampler draws others by intention, is accepted: Accelerate gives it to all."""
     loader = interrupt_chunks(0, 6)[0]()
-    monkeypatch.setattr("numapin.data.resume.order._rank", lambda: 1)
+    monkeypatch.setattr(seam.order, "_rank", lambda: 1)
     assert len(flat(loader)) == 32 - 12
 
 

@@ -14,21 +14,16 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import torch
 
-from numapin.base.cpu_set import CpuSet
-from numapin.data.slots import settling as settling_module
-from numapin.data.slots.settling import Settling, _Settler
-from numapin.data.slots.slot import Slot
-from numapin.data.stats import PoolTotals
-from numapin.system import memory, placement
-from numapin.system.placement import Placement
 from tests.data.loopback import ANYWHERE, WAIT_S, Loopback, gpu, held_bytes, lent, loopback, make_spec
+from tests.unit.data.seam import CpuSet, Placement, PoolTotals, Settling, Slot, _Settler, memory, placement
+from tests.unit.data.seam import settling as settling_module
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numapin.system.cuda import Driver
     from tests.cuda.fake import FakeCuda
+    from tests.unit.data.seam import Driver
 
 PAGE: Final = mmap.PAGESIZE
 BATCH: Final = torch.arange(1000.0)  # 4000 bytes: a slot of a page

@@ -10,9 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numapin.data.slots.free import FreeSlots
-from numapin.data.slots.sizes import RecentSizes, align, capacity_for
-from numapin.data.slots.slot import Slot
+from tests.unit.data.seam import FreeSlots, RecentSizes, Slot, align, capacity_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

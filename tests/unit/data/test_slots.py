@@ -14,15 +14,20 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import torch
 
-from numapin.base.cpu_set import CpuSet
-from numapin.data import packing as slots_module
-from numapin.data.message import NO_GRANT, Grant
-from numapin.data.packing import BatchMemory, WorkerSlots
-from numapin.data.slots.handover import Handover
-from numapin.data.slots.mapping import map_memfd
-from numapin.data.slots.sizes import capacity_for
-from numapin.system import memory, placement
 from tests.data.loopback import ANYWHERE, num_mapped, num_open, slot_descriptors
+from tests.unit.data.seam import (
+    NO_GRANT,
+    BatchMemory,
+    CpuSet,
+    Grant,
+    Handover,
+    WorkerSlots,
+    capacity_for,
+    map_memfd,
+    memory,
+    placement,
+)
+from tests.unit.data.seam import packing as slots_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,13 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from numapin.data import path
-from numapin.data.packing import LARGE_BYTES, Packer
-from numapin.data.path import DataPath, PathOptions
-from numapin.data.worker import Stacker
 from numapin.errors import LibraryError
-from numapin.system import calls, memory
 from tests.data.loopback import lent, loopback
+from tests.unit.data.seam import LARGE_BYTES, DataPath, Packer, PathOptions, Stacker, calls, memory, path
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from numapin.data.message import NOTHING, Miss, PartHead
-from numapin.data.stats import Counts, Stats
 from tests.data.loopback import Loopback, lent, make_head
+from tests.unit.data.seam import NOTHING, Counts, Miss, PartHead, Stats
 
 if TYPE_CHECKING:
-    from numapin.data.path import DataPath
+    from tests.unit.data.seam import DataPath
 
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 HEAD: Final = make_head(parts=(PartHead(1, 100, PAGE, is_new=False),), num_bytes=100)

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Final
 
-from numapin.data.stats import Stats
+from tests.unit.data.seam import Stats
 
 IDLE: Final = Stats(
     batches=0,

@@ -9,14 +9,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numapin.data.message import NOTHING, PartHead, tensor_over
-from numapin.data.opening.device import _Copy, small_runs
 from tests.data.loopback import make_head
+from tests.unit.data.seam import NOTHING, PartHead, _Copy, small_runs, tensor_over
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numapin.data.message import Head
+    from tests.unit.data.seam import Head
 
 BATCH_BYTES: Final = 4 << 20
 LARGE_BYTES: Final = 256 << 10  # what is larger is not small

@@ -11,14 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin.base.records import read_record, to_json
-from numapin.base.strict_json import encode
-from numapin.data import usage_log
-from numapin.data.message import Miss
-from numapin.data.stats import Counts
-from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage, OffPath, OutsideSlots
-from numapin.data.usage_log import UsageLog
-from numapin.observe.loaders import read_loaders
+from tests.unit.data import seam
+from tests.unit.data.seam import (
+    SCHEMA,
+    Counts,
+    JobUsage,
+    LoaderUsage,
+    Miss,
+    OffPath,
+    OutsideSlots,
+    UsageLog,
+    read_loaders,
+    read_record,
+    to_json,
+    usage_log,
+)
+from tests.unit.data.seam import strict_json_encode as encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -191,7 +199,7 @@ class TestLog:
     def test_writes_rarely(self, log: UsageLog, monkeypatch: pytest.MonkeyPatch) -> None:
         """A script that makes an iterator for each step does not write for each step."""
         writes: list[str] = []
-        monkeypatch.setattr("numapin.rank.handover.write_json", lambda *arguments: writes.append(arguments[1]))
+        monkeypatch.setattr(seam.handover, "write_json", lambda *arguments: writes.append(arguments[1]))
         path = Owner()
         for _ in range(100):
             log.note_path(path)  # type: ignore[arg-type]

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from numapin.data.worker import limit_libraries, num_worker_threads
 from numapin.errors import UsageError
-from numapin.system import threads
+from tests.unit.data.seam import limit_libraries, num_worker_threads, threads
 
 if TYPE_CHECKING:
     from pathlib import Path

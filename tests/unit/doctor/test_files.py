@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.doctor.check import CHECKS, DoctorSeverity
-from numapin.doctor.live import read_confinement, read_module_version
-from numapin.system.tree import Tree
 from tests.doctor.given import findings, live, machine, put
+from tests.unit.doctor.seam import CHECKS, DoctorSeverity, Tree, read_confinement, read_module_version
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,20 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin.base.cpu_set import CpuSet
-from numapin.doctor import live as reading
-from numapin.doctor.check import DoctorSeverity, Host
-from numapin.doctor.model import examine
-from numapin.system import numa
-from numapin.system.tree import Tree
-from numapin.topology.model import GpuVendor, NodeSource
-from numapin.topology.readings import NvmlReading, NvmlReadings
 from tests.doctor.given import CALLS, live, put
 from tests.machines.grids import gpu, grid
+from tests.unit.doctor.seam import (
+    CpuSet,
+    DoctorSeverity,
+    GpuVendor,
+    Host,
+    NodeSource,
+    NvmlReading,
+    NvmlReadings,
+    Tree,
+    examine,
+    numa,
+)
+from tests.unit.doctor.seam import live as reading
 
 if TYPE_CHECKING:
-    from numapin.doctor.model import DoctorFinding
-    from numapin.topology.model import Topology
+    from numapin import Topology
+    from tests.unit.doctor.seam import DoctorFinding
 
 ERROR, WARNING, NOTE, OK = DoctorSeverity
 MISMATCH = NvmlReadings(gpus=None, broken=True, notes=("NVML did not start: Driver/library version mismatch; reboot",))

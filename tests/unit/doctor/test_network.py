@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.doctor import live as reading
-from numapin.doctor.check import DoctorSeverity, Host
-from numapin.doctor.model import examine
-from numapin.system.tree import Tree
-from numapin.topology.model import Link, Nic, NicKind, Topology
+from numapin import Link, Nic, Topology
 from tests.doctor.given import live
 from tests.machines.grids import grid
 from tests.machines.roots import HERE
+from tests.unit.doctor.seam import DoctorSeverity, Host, NicKind, Tree, examine
+from tests.unit.doctor.seam import live as reading
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numapin.doctor.model import DoctorFinding
+    from tests.unit.doctor.seam import DoctorFinding
 
 WARNING, NOTE, OK = DoctorSeverity.WARNING, DoctorSeverity.NOTE, DoctorSeverity.OK
 

@@ -17,16 +17,24 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from numapin.cli.job import job
+from numapin import Topology
 from numapin.errors import BindingRefused, UsageError
-from numapin.jobs import image, kubernetes, scripts
-from numapin.jobs.request import Form, JobRequest, KubernetesKind, Launch
-from numapin.jobs.share import share_of
-from numapin.topology.model import GpuVendor, Topology
 from tests.jobs import schemas
 from tests.jobs.cases import CASES, HOSTILE, dgx, expanded, refusal, write
 from tests.machines.grids import grid
 from tests.machines.roots import HERE as MACHINES
+from tests.unit.jobs.seam import (
+    Form,
+    GpuVendor,
+    JobRequest,
+    KubernetesKind,
+    Launch,
+    image,
+    job,
+    kubernetes,
+    scripts,
+    share_of,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

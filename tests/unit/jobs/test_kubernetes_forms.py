@@ -9,10 +9,9 @@ import jsonschema
 import pytest
 import yaml
 
-from numapin.jobs.pod_options import SHM
-from numapin.jobs.request import KubernetesKind
 from tests.jobs import schemas
 from tests.jobs.cases import expanded, refusal, write
+from tests.unit.jobs.seam import SHM, KubernetesKind
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,12 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin import launch
 from numapin.errors import NumapinError, Stopped
-from numapin.launcher.hosts import HostPlace
-from numapin.launcher.logs import RankOutput
-from numapin.launcher.options import parse
-from numapin.launcher.ranks import StartedRank
+from tests.unit.launcher.seam import HostPlace, RankOutput, StartedRank, launch, parse
 
 if TYPE_CHECKING:
     from pathlib import Path

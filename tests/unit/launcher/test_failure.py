@@ -10,11 +10,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from numapin import Request, make_plan
 from numapin.errors import Stopped
-from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed, in_order, likely_cause
-from numapin.plan.make import make_plan
-from numapin.plan.request import Request
 from tests.pictures import golden_machine
+from tests.unit.launcher.seam import EndedRank, JobFailure, RanksFailed, in_order, likely_cause
 
 Raised = TypeVar("Raised", bound=BaseException)
 TRACEBACK = "Traceback (most recent call last):\n  File\nKeyError: 'x'\n"

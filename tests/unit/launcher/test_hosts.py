@@ -12,9 +12,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined] # torch ma
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from numapin.errors import Stopped
-from numapin.launcher import hosts
-from numapin.launcher.hosts import HostPlace, NotMet, SeveralHosts
-from numapin.launcher.ranks import StopSignal
+from tests.unit.launcher.seam import HostPlace, NotMet, SeveralHosts, StopSignal, hosts
 
 
 class Waiting:

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from numapin.launcher import installed_torch
-from numapin.launcher.installed_torch import torch_folder, why_not_served
-from numapin.launcher.store import REQUESTS
+from tests.unit.launcher.seam import REQUESTS, installed_torch, torch_folder, why_not_served
 
 
 def test_the_installed_torch() -> None:

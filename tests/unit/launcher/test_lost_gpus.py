@@ -7,13 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.base.cpu_set import CpuSet
+from numapin import Bind, Memory, Plan, RankPlan
 from numapin.errors import NumapinError
-from numapin.launcher.lost_gpus import require_gpus
-from numapin.plan.model import GpuRef, Plan, RankPlan
-from numapin.plan.request import Bind, Memory
-from numapin.topology.model import Pcie
-from numapin.topology.readings import NvmlReading, NvmlReadings
+from tests.unit.launcher.seam import CpuSet, GpuRef, NvmlReading, NvmlReadings, Pcie, require_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.distributed.run import get_args_parser
 
-from numapin.cli.run import OPTIONS
 from numapin.errors import UsageError
-from numapin.launcher.options import TORCHRUN_OPTIONS, Job, parse
 from tests.needs import TORCH_VERSION
+from tests.unit.launcher.seam import OPTIONS, TORCHRUN_OPTIONS, Job, parse
 
 if TYPE_CHECKING:
     import argparse

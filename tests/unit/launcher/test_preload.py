@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import numapin
-from numapin.launcher import preload
+from tests.unit.launcher.seam import preload
 
 PACKAGE = Path(numapin.__file__).parent
 FOLDER = str(PACKAGE / "rank" / "hook")

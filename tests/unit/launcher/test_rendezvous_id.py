@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from numapin.launcher.options import parse
-from numapin.launcher.rendezvous_id import why_known
+from tests.unit.launcher.seam import parse, why_known
 
 RANDOM = ["7f3a9c04e1b2d856", "9f86d081884c7d659a2feaa0c55ad015", "3f0e2a4c-9d1b-4c57-8a66-0b1f5e7d9c20"]
 TOKENS = ["dGhpcyBpcyBhIHNlY3JldCE", "Xk-9_vQzR2mLwTbYc4uJhA"]

@@ -19,12 +19,10 @@ from threading import Barrier
 
 import pytest
 
+from numapin import Bind, Memory, Plan
 from numapin.errors import NumapinError
-from numapin.launcher import run_folder
-from numapin.plan.model import Plan
-from numapin.plan.request import Bind, Memory
-from numapin.rank import handover
 from tests.needs import needs_root
+from tests.unit.launcher.seam import handover, run_folder
 from tests.unit.planned import PLANNED
 
 pytestmark = pytest.mark.usefixtures("only_places_of_the_test")

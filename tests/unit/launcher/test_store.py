@@ -21,12 +21,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # torch marks no exports
 
-from numapin.launcher import store as launcher_store
-from numapin.launcher import store_server
-from numapin.launcher.store import RankStore, StoreClient, StoreRefusal
-from numapin.launcher.store_server import LOOPBACK, listen, serving
-from numapin.system.peers import LocalPeers
 from tests.needs import TORCH_VERSION, needs_root
+from tests.unit.launcher.seam import (
+    LOOPBACK,
+    LocalPeers,
+    RankStore,
+    StoreClient,
+    StoreRefusal,
+    listen,
+    serving,
+    store_server,
+)
+from tests.unit.launcher.seam import store as launcher_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined] # torch marks no exports
 
-from numapin.launcher.store import MAGIC, REQUESTS
-from numapin.launcher.store_server import LOOPBACK
+from tests.unit.launcher.seam import LOOPBACK, MAGIC, REQUESTS
 from tests.unit.launcher.test_store import SERVER, string
 
 if TYPE_CHECKING:

@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from numapin.errors import NumapinError
-from numapin.launcher import run_folder
-from numapin.observe import during_run
-from numapin.observe.read import observe
-from numapin.rank import handover
+from tests.unit.observe.seam import during_run, handover, observe, run_folder
 from tests.unit.observe.test_find_job import _plan, _record
 from tests.waiting import wait_until
 
@@ -23,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from numapin.observe.model import Observed
-    from numapin.observe.report import VerifyReport
+    from tests.unit.observe.seam import Observed, VerifyReport
 
 
 class Told:

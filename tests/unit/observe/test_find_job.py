@@ -15,14 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin.base import cpu_set
 from numapin.errors import MachineError, UsageError
-from numapin.launcher import run_folder
-from numapin.launcher.named_run import find_file
-from numapin.observe import find_job
-from numapin.observe.read import observe
-from numapin.rank import handover
-from numapin.system.proc import is_running, start_time
+from tests.unit.observe import seam
+from tests.unit.observe.seam import cpu_set, find_file, find_job, handover, is_running, observe, run_folder, start_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -393,7 +388,7 @@ def test_odd_trees_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         chain = [launcher, *range(4194305, 4194305 + 3000)]  # ids above the largest, which no process has
         children = {parent: [child] for parent, child in pairwise(chain)}
         children[chain[-1]] = [launcher, rank]
-        monkeypatch.setattr("numapin.system.proc.children_of", lambda: children)
+        monkeypatch.setattr(seam.proc, "children_of", lambda: children)
         assert find_job.job_of_processes([launcher]).pids == {0: rank}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numapin.observe.top import LoopPace, LoopPaces
+from tests.unit.observe.seam import LoopPace, LoopPaces
 from tests.unit.watched import job, loop, rank
 
 

@@ -8,10 +8,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from numapin.data.usage import SCHEMA
 from numapin.errors import BindingRefused
-from numapin.observe.loaders import read_loaders, reporting_loaders
-from numapin.rank import handover
+from tests.unit.observe.seam import SCHEMA, handover, read_loaders, reporting_loaders
 
 
 def write_start(folder: Path, rank: int, restart: int = 0) -> None:

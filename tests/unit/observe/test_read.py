@@ -10,13 +10,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.base import cpu_set
-from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError
-from numapin.observe.model import MemoryKind, NcclLibrary, ObservedRank, Process, Role
-from numapin.observe.read import observe
-from numapin.system import proc
-from numapin.system.proc import children_of, environment_of, parent_of
+from tests.unit.observe.seam import (
+    CpuSet,
+    MemoryKind,
+    NcclLibrary,
+    ObservedRank,
+    Process,
+    Role,
+    children_of,
+    cpu_set,
+    environment_of,
+    observe,
+    parent_of,
+    proc,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

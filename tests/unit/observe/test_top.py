@@ -15,21 +15,31 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from numapin.base.cpu_set import CpuSet
-from numapin.cli.top import _follow
-from numapin.data.loop_times import Waited
+from numapin import Bind, Memory, Plan, RankPlan
 from numapin.errors import UsageError
-from numapin.observe.find_job import RunningJob
-from numapin.observe.model import MemoryKind, ObservedRank, Pages, Process, Role, Thread
-from numapin.observe.sample import Sampler, read_swapped
-from numapin.observe.top import Sample, Top, top
-from numapin.plan.model import GpuRef, Plan, RankPlan
-from numapin.plan.request import Bind, Memory
-from numapin.system.proc import thread_cpus
-from numapin.topology.readings import GpuLoad
-from numapin.view.top_table import top_table
 from tests.nvml.fake import FakeGpu, render
 from tests.unit import watched
+from tests.unit.observe.seam import (
+    CpuSet,
+    GpuLoad,
+    GpuRef,
+    MemoryKind,
+    ObservedRank,
+    Pages,
+    Process,
+    Role,
+    RunningJob,
+    Sample,
+    Sampler,
+    Thread,
+    Top,
+    Waited,
+    _follow,
+    read_swapped,
+    thread_cpus,
+    top,
+    top_table,
+)
 from tests.unit.planned import MIB, PLANNED, PREFER
 
 if TYPE_CHECKING:

@@ -9,13 +9,25 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from numapin.base.cpu_set import CpuSet
-from numapin.observe.model import MemoryKind, NcclLibrary, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
-from numapin.observe.report import VerifyFinding, VerifyReport, VerifySeverity
-from numapin.observe.verify import verify
-from numapin.plan.model import Plan, RankPlan
-from numapin.plan.request import Bind, Memory
-from numapin.view.verify_table import summary, verify_table
+from numapin import Bind, Memory, Plan, RankPlan
+from tests.unit.observe.seam import (
+    CpuSet,
+    MemoryKind,
+    NcclLibrary,
+    Observed,
+    ObservedRank,
+    Pages,
+    Policy,
+    Process,
+    Role,
+    Thread,
+    VerifyFinding,
+    VerifyReport,
+    VerifySeverity,
+    summary,
+    verify,
+    verify_table,
+)
 from tests.unit.planned import MIB, PLANNED, PREFER
 
 APPLIED = {"cpus": "4-7", "memory": "preferred", "nodes": "1", "shortfalls": []}

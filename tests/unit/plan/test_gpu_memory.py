@@ -12,18 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.base.cpu_set import CpuSet
-from numapin.plan.make import make_plan
-from numapin.plan.model import Plan, RankPlan
-from numapin.plan.request import Bind, Memory, Request
-from numapin.rank import bind
-from numapin.rank.handover import RankSlice, slice_text
-from numapin.system import numa
-from numapin.topology.model import NodeKind, Topology
-from numapin.view.plan_table import environment_lines
+from numapin import Bind, Memory, Plan, RankPlan, Request, Topology, make_plan
 from tests.machines.grids import grid
 from tests.machines.roots import NAMES
 from tests.pictures import golden_machine
+from tests.unit.plan.seam import CpuSet, NodeKind, RankSlice, bind, environment_lines, numa, slice_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from numapin import Bind, Gpu, Request, Topology, make_plan
 from numapin.errors import UsageError
-from numapin.plan.gpus import in_turn, settle_gpus
-from numapin.plan.make import make_plan
-from numapin.plan.request import Bind, Request
-from numapin.topology.model import Gpu, Mig, Topology
 from tests.machines.grids import gpu, grid
+from tests.unit.plan.seam import Mig, in_turn, settle_gpus
 
 if TYPE_CHECKING:
-    from numapin.plan.model import Plan
+    from numapin import Plan
 
 _FOUR = grid(nodes=4, gpus=[0, 1, 2, 3])
 

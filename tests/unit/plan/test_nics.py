@@ -7,19 +7,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from numapin import Bind, Link, Nic, Request, Topology, make_plan
 from numapin.errors import BindingRefused, UsageError
-from numapin.plan.make import make_plan
-from numapin.plan.nics import exported, nic_variables, with_users_nics, without_users
-from numapin.plan.request import Bind, NicLibrary, Request, parse_nic_env
-from numapin.tasks.identify import Task
-from numapin.tasks.plan import plan_task
-from numapin.topology.model import Link, Nic, NicKind, Topology
 from tests.machines.grids import grid
+from tests.unit.plan.seam import (
+    NicKind,
+    NicLibrary,
+    Task,
+    exported,
+    nic_variables,
+    parse_nic_env,
+    plan_task,
+    with_users_nics,
+    without_users,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numapin.plan.model import RankPlan
+    from numapin import RankPlan
 
 BOTH = ("ucx", "nvshmem")
 

@@ -12,14 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin.base import cpu_set
-from numapin.base.cpu_set import CpuSet
+from numapin import Allowed, Bind, Memory, Plan, RankPlan, Request, Topology, make_plan
 from numapin.errors import MachineFileError, NumapinError, PlanError, UsageError
-from numapin.plan.make import make_plan
-from numapin.plan.model import GpuRef, Plan, RankPlan
-from numapin.plan.request import Bind, Memory, NicLibrary, Request
-from numapin.topology.model import Allowed, CpuSpeed, Topology
 from tests.machines.grids import gpu, grid
+from tests.unit.plan.seam import CpuSet, CpuSpeed, GpuRef, NicLibrary, cpu_set
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.plan.make import make_plan
-from numapin.plan.request import Bind, Memory, Request
+from numapin import Bind, Memory, Request, make_plan
 from tests.machines.grids import grid
 
 if TYPE_CHECKING:
-    from numapin.topology.model import Topology
+    from numapin import Topology
 
 LIMIT_S = 0.020
 

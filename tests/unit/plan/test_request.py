@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin.base.cpu_set import CpuSet
+from numapin import Bind, Memory, Request, make_plan
 from numapin.errors import UsageError
-from numapin.plan.make import make_plan
-from numapin.plan.request import Bind, Memory, MemoryChoice, Request, parse_bind, parse_gpus, parse_memory
 from tests.machines.grids import grid
+from tests.unit.plan.seam import CpuSet, MemoryChoice, parse_bind, parse_gpus, parse_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

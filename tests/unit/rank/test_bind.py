@@ -13,15 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from numapin.base import cpu_set
-from numapin.base.cpu_set import CpuSet
+from numapin import Bind, Memory, Plan, RankPlan
 from numapin.errors import BindingRefused
-from numapin.launcher import rehearse
-from numapin.plan.model import Plan, RankPlan
-from numapin.plan.request import Bind, Memory
-from numapin.rank import bind
-from numapin.system import numa
 from tests.needs import needs_two_cpus
+from tests.unit.rank.seam import CpuSet, bind, cpu_set, numa
+from tests.unit.rank.seam import launcher_rehearse as rehearse
 
 CPUS = CpuSet(os.sched_getaffinity(0))
 REFUSE_POLICY = Path(__file__).parents[2] / "vm" / "refuse_policy.py"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin.rank.hook_env import HOOK
+from tests.unit.rank.seam import HOOK
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.launcher import preload
+from tests.unit.rank.seam import preload
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin.base.cpu_set import CpuSet
+from numapin import Bind, Memory, Plan, RankPlan
 from numapin.errors import NumapinError
-from numapin.launcher.rehearse import rehearse
-from numapin.plan.model import Plan, RankPlan
-from numapin.plan.nics import exported
-from numapin.plan.request import Bind, Memory, NicLibrary
-from numapin.rank import bind, handover, shim
 from tests.unit.planned import PLANNED
+from tests.unit.rank.seam import CpuSet, NicLibrary, bind, exported, handover, shim
+from tests.unit.rank.seam import rehearse_rehearse as rehearse
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.rank import signals
 from tests.needs import needs_root
+from tests.unit.rank.seam import signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

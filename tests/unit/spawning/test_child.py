@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from numapin.errors import RankError
-from numapin.spawning.child import InheritedDescriptor, Outcome, _failed, unpickle
+from tests.unit.spawning.seam import InheritedDescriptor, Outcome, _failed, unpickle
 
 
 class Forgetful(Exception):  # noqa: N818 - a user's own

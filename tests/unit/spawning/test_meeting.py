@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.spawning import meeting
+from tests.unit.spawning.seam import meeting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from numapin.system.cgroup import own_cgroups
-from numapin.system.tree import Tree
+from tests.unit.system.seam import Tree, own_cgroups
 
 if TYPE_CHECKING:
     from pathlib import Path

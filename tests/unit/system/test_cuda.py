@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.system import cuda
-from numapin.system.cuda import CudaRefused, Driver
+from tests.unit.system.seam import CudaRefused, Driver, cuda
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from numapin.system import proc
+from tests.unit.system.seam import proc
 
 FIELDS = (
     "4711 (python) {state} 1 4711 4711 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 123 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 3 0"

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from numapin.base.cpu_set import CpuSet
-from numapin.system import memory as memory_calls
-from numapin.system import numa
+from tests.unit.system.seam import CpuSet, numa
+from tests.unit.system.seam import memory as memory_calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numapin.base.cpu_set import CpuSet
-from numapin.system import migrate
-from numapin.system.migrate import Stay, move_pages
+from tests.unit.system.seam import CpuSet, Stay, migrate, move_pages
 
 HERE, THERE = 0, 1
 WITHIN = CpuSet({THERE})

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.system.nccl import ignores_affinity, mapped_library, narrows
-from numapin.system.nccl_files import installed_library, library_version
+from tests.unit.system.seam import ignores_affinity, installed_library, library_version, mapped_library, narrows
 
 if TYPE_CHECKING:
     from pathlib import Path

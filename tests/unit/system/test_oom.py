@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.system import oom
+from tests.unit.system.seam import oom
 
 if TYPE_CHECKING:
     from pathlib import Path

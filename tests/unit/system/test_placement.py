@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from numapin.base.cpu_set import CpuSet
 from numapin.errors import LibnumaError
-from numapin.system import calls, numa
-from numapin.system import memory as memory_calls
-from numapin.system.placement import Ledger, Placement, find_pages, place, read_numa_maps
+from tests.unit.system import seam
+from tests.unit.system.seam import CpuSet, Ledger, Placement, calls, find_pages, numa, place, read_numa_maps
+from tests.unit.system.seam import memory as memory_calls
 
 PAGE = mmap.PAGESIZE
 REFUSE_POLICY = Path(__file__).parents[2] / "vm" / "refuse_policy.py"
@@ -213,7 +212,7 @@ class TestRefused:
     def test_nobody_tells(self, memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """The report says that the location is unverified, without shares."""
         refuse(monkeypatch, "nodes_of_range", errno.EPERM)
-        monkeypatch.setattr("numapin.system.placement.read_numa_maps", lambda *_args, **_rest: None)
+        monkeypatch.setattr(seam.placement, "read_numa_maps", lambda *_args, **_rest: None)
         found = placed(memory)
         assert found.pages is None
         assert found.shortfalls[0].startswith("the location of the pages is unverified")

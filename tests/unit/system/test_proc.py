@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.system.proc import descendants, state_of, waits_forever
+from tests.unit.system.seam import descendants, state_of, waits_forever
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin.system import proc, whole_process
 from tests.needs import needs_two_cpus
+from tests.unit.system.seam import proc, whole_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numapin.errors import UsageError
-from numapin.tasks.identify import LAUNCHERS, find_task
+from tests.unit.tasks.seam import LAUNCHERS, find_task
 
 SLURM = {"SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "4(x2),3", "SLURM_NODEID": "2"}
 TORCHRUN = {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4"}

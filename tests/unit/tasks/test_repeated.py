@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from numapin.tasks.identify import LAUNCHERS
-from numapin.tasks.repeated import _COMMANDS, message, remedy, repeated_task
+from tests.unit.tasks.seam import _COMMANDS, LAUNCHERS, message, remedy, repeated_task
 
 SLURM = {"SLURM_STEP_ID": "0", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x3)"}
 

@@ -6,17 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from numapin.base.cpu_set import CpuSet
-from numapin.cli.entry import read_line
+from numapin import Allowed, Bind, Core, Gpu, Node, Plan, Request, Topology, make_plan
 from numapin.errors import UsageError
-from numapin.plan.gpus import settle_gpus
-from numapin.plan.make import make_plan
-from numapin.plan.model import GpuRef, Plan
-from numapin.plan.request import Bind, Request
-from numapin.tasks.identify import Task
-from numapin.tasks.plan import has_own_cpus, plan_task
-from numapin.tasks.slice import inside, slice_of
-from numapin.topology.model import Allowed, Core, Gpu, Node, NodeKind, NodeSource, Topology
+from tests.unit.tasks.seam import (
+    CpuSet,
+    GpuRef,
+    NodeKind,
+    NodeSource,
+    Task,
+    has_own_cpus,
+    inside,
+    plan_task,
+    read_line,
+    settle_gpus,
+    slice_of,
+)
 
 NODES = (range(8), range(8, 16))
 

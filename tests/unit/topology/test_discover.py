@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from numapin import discover
 from numapin.errors import MachineError, UsageError
-from numapin.topology import discover as reader
-from numapin.topology.discover import discover
 from tests.machines.grids import grid
+from tests.unit.topology.seam import discover as reader
 
 if TYPE_CHECKING:
     from pathlib import Path

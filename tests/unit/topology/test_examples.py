@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from numapin import Request, Topology, discover, make_plan
 from numapin.errors import UsageError
-from numapin.plan.make import make_plan
-from numapin.plan.request import Request
-from numapin.topology import examples
-from numapin.topology.discover import discover
-from numapin.topology.model import Topology
+from tests.unit.topology.seam import examples
 
 # Name -> the node and the own NIC of each GPU, by hand.
 MACHINES = {

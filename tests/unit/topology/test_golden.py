@@ -13,27 +13,29 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin.base import cpu_set
-from numapin.base.cpu_set import CpuSet
-from numapin.plan.make import make_plan
-from numapin.plan.model import Plan
-from numapin.plan.request import Bind, Memory, Request
-from numapin.topology.build import build
-from numapin.topology.model import NodeKind, NodeSource, Topology
-from numapin.topology.readings import NvmlReadings
-from numapin.topology.sources import xmlfile
-from numapin.topology.sources.hwloc import read_hwloc
-from numapin.topology.sources.nccl import nccl_nodes, read_nccl
-from numapin.topology.sources.sysfs import read_sysfs
-from numapin.topology.vendors import PCI_ORDER
+from numapin import Bind, Memory, Plan, Request, Topology, make_plan
 from tests.machines.compact import compact
 from tests.machines.described import describe
 from tests.machines.roots import HERE, NAMES, Machine, load, nccl_xml, nvml_readings, write_root
+from tests.unit.topology.seam import (
+    PCI_ORDER,
+    CpuSet,
+    NodeKind,
+    NodeSource,
+    NvmlReadings,
+    build,
+    cpu_set,
+    nccl_nodes,
+    read_hwloc,
+    read_nccl,
+    read_sysfs,
+    xmlfile,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numapin.topology.readings import Readings
+    from tests.unit.topology.seam import Readings
 
 FILES = [(name, kind) for name in NAMES for kind in load(name).described]
 _READERS = {"hwloc": read_hwloc, "nccl": read_nccl}

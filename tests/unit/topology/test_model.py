@@ -8,25 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin.base.cpu_set import CpuSet
+from numapin import Allowed, Core, Gpu, Link, Nic, Node, Package, Topology
 from numapin.errors import MachineFileError
-from numapin.topology.model import (
-    Allowed,
-    Core,
-    Gpu,
-    Link,
-    Mig,
-    Nic,
-    NicInterface,
-    NicKind,
-    Node,
-    NodeKind,
-    NodeSource,
-    Package,
-    Pcie,
-    Topology,
-)
 from tests.machines.grids import gpu, grid
+from tests.unit.topology.seam import CpuSet, Mig, NicInterface, NicKind, NodeKind, NodeSource, Pcie
 
 if TYPE_CHECKING:
     from collections.abc import Callable

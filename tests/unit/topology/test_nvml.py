@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin.base.cpu_set import CpuSet
-from numapin.topology.model import LinkKind, Mig, Pcie
-from numapin.topology.readings import NvmlReading, NvmlReadings
 from tests.nvml.fake import FakeGpu, render
+from tests.unit.topology.seam import CpuSet, LinkKind, Mig, NvmlReading, NvmlReadings, Pcie
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -17,21 +17,15 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from numapin.base import cpu_set
-from numapin.base.cpu_set import CpuSet
-from numapin.topology.build import build
-from numapin.topology.sources import xmlfile
-from numapin.topology.sources.hwloc import read_hwloc
-from numapin.topology.sources.sysfs import read_sysfs
-from numapin.topology.vendors import PCI_ORDER
 from tests.machines.described import describe
 from tests.machines.roots import NAMES, load, write_root
+from tests.unit.topology.seam import PCI_ORDER, CpuSet, build, cpu_set, read_hwloc, read_sysfs, xmlfile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from numapin.topology.model import Gpu, Nic, Topology
+    from numapin import Gpu, Nic, Topology
 
 LSTOPO: Final = shutil.which("lstopo-no-graphics")
 CALC: Final = shutil.which("hwloc-calc")

@@ -6,16 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin.trace.analysis import analyze
-from numapin.trace.findings import find
-from numapin.trace.noted import ScriptNotes, read_noted
-from numapin.trace.reading import read_trace
-from numapin.trace.report import make_report
 from tests.trace.made import Made, loop
+from tests.unit.trace.seam import ScriptNotes, analyze, find, make_report, read_noted, read_trace
 
 if TYPE_CHECKING:
-    from numapin.trace.analysis import Analysis
-    from numapin.trace.findings import TraceFinding
+    from tests.unit.trace.seam import Analysis, TraceFinding
 
 STACKS = [["augment (train.py:7)", "augment (train.py:7)"], ["log (train.py:9)", "send (sockets.py:1)"]]
 

@@ -11,17 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from numapin.trace.analysis import PARTS, Analysis, analyze
-from numapin.trace.findings import find
-from numapin.trace.reading import read_trace
-from numapin.trace.report import make_report
-from numapin.view.trace_table import trace_table
 from tests.trace.made import Made, loop
+from tests.unit.trace.seam import PARTS, Analysis, analyze, find, make_report, read_trace, trace_table
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from numapin.trace.findings import TraceFinding
+    from tests.unit.trace.seam import TraceFinding
 
 Started: TypeAlias = tuple[int, int]  # a start and a duration
 STARTED = st.tuples(st.integers(0, 40), st.integers(0, 40))

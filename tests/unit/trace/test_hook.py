@@ -12,11 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from numapin.base.cpu_set import CpuSet
-from numapin.trace import hook
-from numapin.trace.notes import CpuUse, Notes
-from numapin.trace.settings import Settings
-from numapin.trace.tracer import Tracer
+from tests.unit.trace.seam import CpuSet, CpuUse, Notes, Settings, Tracer, hook
 
 if TYPE_CHECKING:
     from torch.autograd.profiler import record_function

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numapin.trace.pace import FollowedOptimizer, Pace
+from tests.unit.trace.seam import FollowedOptimizer, Pace
 
 
 class Optimizer:

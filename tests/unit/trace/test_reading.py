@@ -13,11 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numapin.errors import NumapinError
-from numapin.trace.analysis import analyze
-from numapin.trace.intervals import Lengths, common, length, union, without
-from numapin.trace.reading import read_trace
-from numapin.trace.report import make_report
 from tests.trace.made import COPIER, LOOP, Made, loop
+from tests.unit.trace.seam import Lengths, analyze, common, length, make_report, read_trace, union, without
 
 PAIRS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pair: (min(pair), max(pair))))
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from numapin.trace import tracer as module
-from numapin.trace.settings import Settings
-from numapin.trace.tracer import Tracer
+from tests.unit.trace.seam import Settings, Tracer
+from tests.unit.trace.seam import tracer as module
 
 if TYPE_CHECKING:
     from torch.profiler import profile

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from numapin import Bind, Memory, Nic, Request, make_plan
 from numapin.errors import UsageError
-from numapin.plan.make import make_plan
-from numapin.plan.request import Bind, Memory, Request
-from numapin.topology.model import Nic
 from tests.machines.grids import grid
 from tests.pictures import golden_machine
 

@@ -7,10 +7,8 @@ from dataclasses import replace
 
 from rich.console import Console, RenderableType
 
-from numapin.attach.report import Attached, AttachedRank, BoundProcess, ProcessPages
-from numapin.base.cpu_set import CpuSet
-from numapin.view.attach_table import attach_table
 from tests.unit.planned import PLANNED
+from tests.unit.view.seam import Attached, AttachedRank, BoundProcess, CpuSet, ProcessPages, attach_table
 
 MIB = 1 << 20
 PAGES = ProcessPages(

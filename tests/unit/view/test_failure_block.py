@@ -10,9 +10,8 @@ import time
 import pytest
 from rich.cells import cell_len
 
-from numapin.launcher.failure import JobFailure
-from numapin.view.failure_block import failure_text, traceback_lines
 from tests.recorded.failures import DEEP, ENDS, WORST, block, ended
+from tests.unit.view.seam import JobFailure, failure_text, traceback_lines
 
 
 @pytest.mark.parametrize("name", WORST)

@@ -10,20 +10,23 @@ from typing import TYPE_CHECKING
 import pytest
 from rich.console import Console
 
-from numapin.base.cpu_set import CpuSet
-from numapin.plan.make import make_plan
-from numapin.plan.request import Bind, Request
-from numapin.topology.adapters import adapters, natural
-from numapin.topology.examples import read_example
-from numapin.topology.model import Link, Nic, NicKind, Topology
-from numapin.view.machine import spanning_l3s
-from numapin.view.plan_table import explained_plan, other_warnings
-from numapin.view.topo_matrix import topo_matrix
-from numapin.view.topo_tree import topo_tree
-from numapin.view.words import policy
+from numapin import Bind, Link, Nic, Request, Topology, make_plan
 from tests.machines.grids import grid
 from tests.machines.roots import NAMES
 from tests.pictures import golden_machine, many_nics, snc4
+from tests.unit.view.seam import (
+    CpuSet,
+    NicKind,
+    adapters,
+    explained_plan,
+    natural,
+    other_warnings,
+    policy,
+    read_example,
+    spanning_l3s,
+    topo_matrix,
+    topo_tree,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

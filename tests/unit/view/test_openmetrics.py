@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from prometheus_client import parser as textfile
 from prometheus_client.openmetrics import parser as strict
 
-from numapin.topology.readings import GpuLoad
-from numapin.view.openmetrics import ended, openmetrics
 from tests.terminals import HOSTILE
+from tests.unit.view.seam import GpuLoad, ended, openmetrics
 from tests.unit.watched import job, rank
 
 if TYPE_CHECKING:

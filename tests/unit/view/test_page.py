@@ -10,14 +10,11 @@ from itertools import combinations
 
 import pytest
 
-from numapin.plan.make import make_plan
-from numapin.plan.request import Bind, Request
-from numapin.topology.model import Nic
-from numapin.view.page import page
-from numapin.view.picture import COLORS, RANK_COLORS, element, lay_out
+from numapin import Bind, Nic, Request, make_plan
 from tests.machines.grids import gpu, grid
 from tests.pictures import HOSTILE, golden_machine
 from tests.policies import policy_of
+from tests.unit.view.seam import COLORS, RANK_COLORS, element, lay_out, page
 
 VOID = {"meta"}
 

@@ -9,34 +9,33 @@ from pathlib import Path
 
 import pytest
 
-from numapin.base.cpu_set import CpuSet
-from numapin.base.printable import printable
+from numapin import Allowed, Bind, Link, Memory, Nic, Request, Topology, make_plan
 from numapin.errors import UsageError
-from numapin.plan.make import make_plan
-from numapin.plan.request import Bind, Memory, Request
-from numapin.topology.adapters import adapters
-from numapin.topology.examples import example_names, read_example
-from numapin.topology.model import Allowed, Link, Nic, Topology
-from numapin.view.picture import (
+from tests.machines.grids import gpu, grid
+from tests.machines.roots import NAMES
+from tests.pictures import HOSTILE, boxes, golden_machine, keys, many_nics, parsed, problems, snc4
+from tests.unit.view.seam import (
     RANK_COLORS,
     WIDE,
     Box,
     BoxKind,
+    CpuSet,
     Ink,
     Label,
     Picture,
+    adapters,
     best_rows,
     element,
+    example_names,
     fit,
     frame,
     lay_out,
+    printable,
+    read_example,
     rows_within,
     svg,
     width_of,
 )
-from tests.machines.grids import gpu, grid
-from tests.machines.roots import NAMES
-from tests.pictures import HOSTILE, boxes, golden_machine, keys, many_nics, parsed, problems, snc4
 
 DGX = "2pkg-8node-smt2-8gpu-pairs"
 SVG = "{http://www.w3.org/2000/svg}"

@@ -1,0 +1,25 @@
+"""The only place of these tests that imports numapin's internals."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from numapin.attach.report import Attached, AttachedRank, BoundProcess, ProcessPages
+from numapin.base.cpu_set import CpuSet
+from numapin.bench.machine import BenchMachine
+from numapin.bench.model import BenchAnswer, Benchmark, BenchReport, BenchVerdict, Case, Peer, Run, summarize
+from numapin.cli import run, trace
+from numapin.cli.main import numapin
+from numapin.cli.run_failure import outcome_of
+from numapin.data.stats import Stats
+from numapin.launcher import options
+from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed
+from numapin.observe.model import NcclLibrary
+from numapin.rank.bind import Applied
+from numapin.trace.analysis import analyze
+from numapin.trace.reading import read_trace
+from numapin.trace.report import make_report
+
+if TYPE_CHECKING:
+    from numapin.compare.ratio import StepRatio
+    from numapin.compare.results import VariantResult

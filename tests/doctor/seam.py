@@ -1,0 +1,13 @@
+"""The only place of these tests that imports numapin's internals."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from numapin.doctor.check import Host, Live
+from numapin.doctor.model import examine
+from numapin.system.tree import Tree
+from numapin.topology.readings import NvmlReadings
+
+if TYPE_CHECKING:
+    from numapin.doctor.model import DoctorFinding

@@ -1,0 +1,49 @@
+"""The only place of these tests that imports numapin's internals."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
+from numapin.base.files import write_text_to
+from numapin.base.printable import printable
+from numapin.base.records import read_record, to_json
+from numapin.bench import harness
+from numapin.bench.cases import alloc, overlap
+from numapin.bench.cases.loader import CASES, PEERS
+from numapin.bench.cases.transfer import MEMORIES
+from numapin.cli import verify
+from numapin.cli.entry import main
+from numapin.cli.main import _COMMANDS, numapin
+from numapin.cli.run import OPTIONS
+from numapin.cli.run_reports import _loaders_reported
+from numapin.cli.torchrun_command import TorchrunCommand
+from numapin.compare import hook
+from numapin.compare.job import MOST_BYTES, NO_STEP, JobOptions, JobResult, RankFiles, RunOutput, run_job
+from numapin.compare.record import SCHEMA, Phase, RankSteps, StepSettings, StepUnit
+from numapin.compare.variants import own_command
+from numapin.data.forks import ISSUE, may_hang
+from numapin.launcher import preload, run_folder
+from numapin.launcher.options import TORCHRUN_OPTIONS, parse
+from numapin.launcher.preload import environment, steps_environment
+from numapin.launcher.ranks import ended_on_error
+from numapin.launcher.run_folder import run_directory
+from numapin.rank import become, handover
+from numapin.rank.handover import write_json
+from numapin.rank.shim import CODE
+from numapin.spawning import meeting
+from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome
+from numapin.spawning.ranks import RankProcess, results_of
+from numapin.system import proc
+from numapin.system.cuda import CudaRefused, Driver
+from numapin.system.placement import PINNED
+from numapin.system.proc import state_of, thread_cpus
+from numapin.topology.examples import example_names
+from numapin.topology.model import NicKind
+from numapin.trace.reading import read_trace
+from numapin.trace.settings import Settings
+
+if TYPE_CHECKING:
+    from numapin.data.slots.slot import Slot
+    from numapin.launcher.options import Job, TorchrunOption

@@ -1,0 +1,5 @@
+"""The only place of these tests that imports numapin's internals."""
+
+from __future__ import annotations
+
+from numapin.cli.job import job

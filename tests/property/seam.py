@@ -1,0 +1,27 @@
+"""The only place of these tests that imports numapin's internals."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from numapin.base import cpu_set, quoting
+from numapin.base.cpu_set import CpuSet
+from numapin.base.printable import printable, printable_lines
+from numapin.cli.output import json_text
+from numapin.jobs import duration, kubernetes, manifest
+from numapin.jobs.request import JobRequest, name_of
+from numapin.topology.adapters import adapters
+from numapin.topology.build import build
+from numapin.topology.model import CpuSpeed, LinkKind, Mig, NicKind, NodeKind, NodeSource, Pcie
+from numapin.topology.nearest_nics import nearest_by_link, rdma_adapters
+from numapin.topology.sources import xmlfile
+from numapin.topology.sources.hwloc import read_hwloc
+from numapin.topology.sources.nccl import nccl_nodes, read_nccl
+from numapin.topology.sources.sysfs import read_sysfs
+from numapin.topology.vendors import PCI_ORDER
+from numapin.topology.visible import apply_visibility
+from numapin.view.picture import BoxKind, element, lay_out
+from numapin.view.visible import visible
+
+if TYPE_CHECKING:
+    from numapin.topology.readings import NvmlReading, Readings

@@ -1,0 +1,18 @@
+"""The only place of these tests that imports numapin's internals."""
+
+from __future__ import annotations
+
+from numapin.base.bounds import MAX_GPUS
+from numapin.base.cpu_set import CpuSet
+from numapin.plan.gpus import settle_gpus
+from numapin.system import tree
+from numapin.system.tree import Tree
+from numapin.topology.build import build, with_gpu_nodes
+from numapin.topology.fast import fast_cores
+from numapin.topology.model import GpuVendor, Mig, NicKind, Pcie
+from numapin.topology.readings import NvmlReading, NvmlReadings, PciReading, Readings
+from numapin.topology.sources import xmlfile
+from numapin.topology.sources.gpu_drivers import read_amd, read_intel
+from numapin.topology.sources.nccl import nccl_nodes
+from numapin.topology.sources.speeds import read_speeds
+from numapin.topology.sources.sysfs import read_sysfs

@@ -1,0 +1,33 @@
+"""The only place of these tests that imports numapin's internals."""
+
+from __future__ import annotations
+
+from numapin.attach import pages, targets
+from numapin.attach.bind import Binder, How, attach
+from numapin.attach.pages import ProcessMemory, Region, move
+from numapin.attach.report import undo_commands
+from numapin.attach.targets import (
+    Aim,
+    Target,
+    Wish,
+    aim_at_processes,
+    aim_at_run,
+    cpus_of_cpuset,
+    examine,
+    gpu_of,
+    gpus_of_ranks,
+    in_whole_cpuset,
+    local_rank,
+    read_family,
+    shortfalls_of,
+    why_untouchable,
+)
+from numapin.base.cpu_set import CpuSet
+from numapin.launcher import run_folder
+from numapin.observe.find_job import RunningJob, find_run
+from numapin.rank import handover
+from numapin.system import affinity, numa_maps, proc
+from numapin.system.affinity import ThreadId, cpus_of, set_cpus, threads_of
+from numapin.system.proc import Gone
+from numapin.system.tree import Tree
+from numapin.topology.model import NodeKind, NodeSource

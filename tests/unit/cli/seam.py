@@ -1,0 +1,13 @@
+"""The only place of these tests that imports numapin's internals."""
+
+from __future__ import annotations
+
+from numapin.cli import verify
+from numapin.cli.bench_run import left_in_words
+from numapin.cli.complete import Candidates, complete
+from numapin.cli.completion import _bash_lines, _lines, split_line
+from numapin.cli.early_end import EarlyEnd
+from numapin.cli.main import numapin
+from numapin.cli.output import show_status
+from numapin.cli.trace_reading import read_report
+from numapin.cli.trace_watch import are_all_recorded

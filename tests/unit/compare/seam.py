@@ -1,0 +1,27 @@
+"""The only place of these tests that imports numapin's internals."""
+
+from __future__ import annotations
+
+from numapin.cli.compare import _percent, default_names
+from numapin.cli.compare_runs import progress_text
+from numapin.compare.figures import STEP, RunReadings, figures_of
+from numapin.compare.hook import StepWindow
+from numapin.compare.job import JobResult
+from numapin.compare.measure import ComparedRun, Estimate, RunProgress, duration, turns, with_equal_steps
+from numapin.compare.ratio import Arm, StepRatio, Verdict, compare_arms, step_ratio
+from numapin.compare.record import Phase, RankSteps, StepSettings, StepUnit
+from numapin.compare.report import CompareReport, make_report, verdict_lines
+from numapin.compare.usage import between
+from numapin.compare.variants import (
+    DEFAULT,
+    KNOWN,
+    Script,
+    Variant,
+    known_variant,
+    own_command,
+    own_variant,
+    parse_names,
+    require_different_names,
+)
+from numapin.topology.examples import example_names
+from numapin.view.compare_table import OTHERS, compare_table

@@ -1,0 +1,62 @@
+"""The only place of these tests that imports numapin's internals."""
+
+from __future__ import annotations
+
+from numapin.base.cpu_set import CpuSet
+from numapin.base.records import read_record, to_json
+from numapin.base.strict_json import encode as strict_json_encode
+from numapin.data import locality, packing, path, usage_log
+from numapin.data.balance import Balance
+from numapin.data.casting import CastingCollate, cast_tensor, casts_of
+from numapin.data.forking import keep_in_children
+from numapin.data.locality import Locality, find_locality
+from numapin.data.loop_times import Totals, Waited, find_waited, read_waited, totals_of
+from numapin.data.message import (
+    DTYPES,
+    NO_GRANT,
+    NOTHING,
+    Grant,
+    Head,
+    Miss,
+    Parcel,
+    PartHead,
+    buffer,
+    decode,
+    encode_plain,
+    move,
+    tensor_over,
+    unpack,
+)
+from numapin.data.message import encode as message_encode
+from numapin.data.opening import capture, device
+from numapin.data.opening.capture import no_capture, watch_captures
+from numapin.data.opening.device import _Copy, small_runs
+from numapin.data.opening.host import Copier, Lender, copied, is_small
+from numapin.data.packing import LARGE_BYTES, MOST_KEPT, BatchMemory, Narrower, Packer, WorkerSlots
+from numapin.data.path import DataPath, PathOptions
+from numapin.data.queues import Channel, TaskQueue
+from numapin.data.resume import order, randomness
+from numapin.data.resume.checksum import extended
+from numapin.data.resume.place import OrderPlace, Place, StreamPlace, read_place
+from numapin.data.resume.track import Yielded
+from numapin.data.slots import pool, settling, slot
+from numapin.data.slots.free import FreeSlots
+from numapin.data.slots.handover import _TAG, Handover
+from numapin.data.slots.mapping import map_memfd
+from numapin.data.slots.pool import Pool, unused_slots_hidden
+from numapin.data.slots.quarantine import Quarantine
+from numapin.data.slots.reclaim import reclaimer
+from numapin.data.slots.settling import Settling, _Settler
+from numapin.data.slots.sizes import RecentSizes, align, capacity_for
+from numapin.data.slots.slot import Slot
+from numapin.data.stats import Counts, PoolTotals, Stats
+from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage, OffPath, OutsideSlots
+from numapin.data.usage_log import UsageLog
+from numapin.data.worker import Stacker, limit_libraries, num_worker_threads
+from numapin.observe.loaders import read_loaders
+from numapin.rank import handover
+from numapin.rank.become import BINDING
+from numapin.system import calls, cuda, memory, placement, threads
+from numapin.system.cuda import CudaRefused, Driver
+from numapin.system.placement import PINNED, Placement
+from numapin.topology import discover

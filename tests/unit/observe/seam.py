@@ -1,0 +1,27 @@
+"""The only place of these tests that imports numapin's internals."""
+
+from __future__ import annotations
+
+from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
+from numapin.cli.top import _follow
+from numapin.data.loop_times import Waited
+from numapin.data.usage import SCHEMA
+from numapin.launcher import run_folder
+from numapin.launcher.named_run import find_file
+from numapin.observe import during_run, find_job
+from numapin.observe.find_job import RunningJob
+from numapin.observe.loaders import read_loaders, reporting_loaders
+from numapin.observe.model import MemoryKind, NcclLibrary, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
+from numapin.observe.read import observe
+from numapin.observe.report import VerifyFinding, VerifyReport, VerifySeverity
+from numapin.observe.sample import Sampler, read_swapped
+from numapin.observe.top import LoopPace, LoopPaces, Sample, Top, top
+from numapin.observe.verify import verify
+from numapin.plan.model import GpuRef
+from numapin.rank import handover
+from numapin.system import proc
+from numapin.system.proc import children_of, environment_of, is_running, parent_of, start_time, thread_cpus
+from numapin.topology.readings import GpuLoad
+from numapin.view.top_table import top_table
+from numapin.view.verify_table import summary, verify_table

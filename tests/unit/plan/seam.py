@@ -1,0 +1,17 @@
+"""The only place of these tests that imports numapin's internals."""
+
+from __future__ import annotations
+
+from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
+from numapin.plan.gpus import in_turn, settle_gpus
+from numapin.plan.model import GpuRef
+from numapin.plan.nics import exported, nic_variables, with_users_nics, without_users
+from numapin.plan.request import MemoryChoice, NicLibrary, parse_bind, parse_gpus, parse_memory, parse_nic_env
+from numapin.rank import bind
+from numapin.rank.handover import RankSlice, slice_text
+from numapin.system import numa
+from numapin.tasks.identify import Task
+from numapin.tasks.plan import plan_task
+from numapin.topology.model import CpuSpeed, Mig, NicKind, NodeKind
+from numapin.view.plan_table import environment_lines

@@ -1,0 +1,10 @@
+"""The only place of these tests that imports numapin's internals."""
+
+from __future__ import annotations
+
+from numapin.base.cpu_set import CpuSet
+from numapin.data.loop_times import Waited
+from numapin.observe.model import Policy
+from numapin.observe.top import Top, TopRank
+from numapin.plan.model import GpuRef
+from numapin.topology.readings import GpuLoad

@@ -1,0 +1,6 @@
+"""The only place of these tests that imports numapin's internals."""
+
+from __future__ import annotations
+
+from numapin.spawning import meeting
+from numapin.spawning.child import InheritedDescriptor, Outcome, _failed, unpickle

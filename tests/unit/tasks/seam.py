@@ -1,0 +1,13 @@
+"""The only place of these tests that imports numapin's internals."""
+
+from __future__ import annotations
+
+from numapin.base.cpu_set import CpuSet
+from numapin.cli.entry import read_line
+from numapin.plan.gpus import settle_gpus
+from numapin.plan.model import GpuRef
+from numapin.tasks.identify import LAUNCHERS, Task, find_task
+from numapin.tasks.plan import has_own_cpus, plan_task
+from numapin.tasks.repeated import _COMMANDS, message, remedy, repeated_task
+from numapin.tasks.slice import inside, slice_of
+from numapin.topology.model import NodeKind, NodeSource

@@ -1,0 +1,39 @@
+"""The only place of these tests that imports numapin's internals."""
+
+from __future__ import annotations
+
+from numapin.attach.report import Attached, AttachedRank, BoundProcess, ProcessPages
+from numapin.base.cpu_set import CpuSet
+from numapin.base.printable import printable
+from numapin.launcher.failure import JobFailure
+from numapin.topology.adapters import adapters, natural
+from numapin.topology.examples import example_names, read_example
+from numapin.topology.model import NicKind
+from numapin.topology.readings import GpuLoad
+from numapin.view.attach_table import attach_table
+from numapin.view.failure_block import failure_text, traceback_lines
+from numapin.view.machine import spanning_l3s
+from numapin.view.openmetrics import ended, openmetrics
+from numapin.view.page import page
+from numapin.view.picture import (
+    COLORS,
+    RANK_COLORS,
+    WIDE,
+    Box,
+    BoxKind,
+    Ink,
+    Label,
+    Picture,
+    best_rows,
+    element,
+    fit,
+    frame,
+    lay_out,
+    rows_within,
+    svg,
+    width_of,
+)
+from numapin.view.plan_table import explained_plan, other_warnings
+from numapin.view.topo_matrix import topo_matrix
+from numapin.view.topo_tree import topo_tree
+from numapin.view.words import policy
