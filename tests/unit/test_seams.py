@@ -34,6 +34,7 @@ STRINGS = {
         "test_job test_loader_exit test_loader_forks test_planted_modules test_run test_security_folders "
         "test_spawn test_trace test_verify warm_ranks"
     ),
+    "recorded": "screens",
     "topology": "test_beyond_files",
     "unit/base": "test_files",
     "unit/bench": "test_bench test_machine",
