@@ -11,40 +11,13 @@ import click
 from numapin.base.bounds import MAX_RANKS
 from numapin.cli.options import BINDING, MACHINE, BindingOptions, one_format, topology_from, with_values
 from numapin.cli.output import emit, json_text, show, warn
+from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.nics import with_users_nics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from numapin.plan.model import Plan
-
-
-def _show_table(plan: Plan) -> None:
-    from numapin.view.plan_table import explained_plan, other_warnings
-
-    show(explained_plan(plan))
-    warn(other_warnings(plan))
-
-
-def _show_json(plan: Plan) -> None:
-    emit(json_text(plan.to_json()))
-    warn(plan.warnings)
-
-
-def _show_environment(plan: Plan) -> None:
-    from numapin.view.plan_table import environment_lines
-
-    emit("".join(f"{line}\n" for line in environment_lines(plan)))
-    warn(plan.warnings)
-
-
-_FORMATS: Final[dict[str, Callable[[Plan], None]]] = {
-    "table": _show_table,
-    "json": _show_json,
-    "env": _show_environment,
-}
 
 _RANKS: Final = f"Number of ranks, at most {MAX_RANKS} (default: one per visible GPU)."
 
@@ -67,7 +40,7 @@ class _PlanOptions(BindingOptions):
 
 @click.command(params=[*BINDING, *MACHINE])
 @click.option("--nproc-per-node", type=click.IntRange(1, MAX_RANKS), metavar="N", help=_RANKS)
-@click.option("--format", "form", type=click.Choice(list(_FORMATS)), help="Output format (default: table).")
+@click.option("--format", "form", type=click.Choice(["table", "json", "env"]), help="Output format (default: table).")
 @click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
 @with_values(_PlanOptions)
 def plan(options: _PlanOptions) -> None:
@@ -83,9 +56,23 @@ def plan(options: _PlanOptions) -> None:
     form = one_format(options.form, as_json=options.as_json, default="table")
     topology = topology_from(gpu_nodes=options.gpu_nodes, root=options.root, machine=options.machine)
     num_ranks = options.nproc_per_node or default_num_ranks(topology, is_this_host=options.is_this_host)
-    made = make_plan(topology, options.request(num_ranks=num_ranks))
+    request = options.request(num_ranks=num_ranks)
+    made = make_plan(topology, request)
     if options.is_this_host:
         made = with_users_nics(made, os.environ)
-    _FORMATS[form](made)
+    if form == "json":
+        emit(json_text(made.to_json()))
+        warn(made.warnings)
+    elif form == "env":
+        from numapin.view.plan_table import environment_lines
+
+        shown = settle_gpus(topology, request, os.environ)[1] if options.is_this_host else {}
+        emit("".join(f"{line}\n" for line in environment_lines(made, shown)))
+        warn(made.warnings)
+    else:
+        from numapin.view.plan_table import explained_plan, other_warnings
+
+        show(explained_plan(made))
+        warn(other_warnings(made))
     if options.strict:
         made.require_exact()

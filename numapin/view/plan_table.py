@@ -24,7 +24,7 @@ _CPUS: Final = _HEADINGS.index("CPUs")
 _LEFT: Final = ("GPU", "CPUs", "memory", "NIC")
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Column
@@ -126,9 +126,13 @@ def other_warnings(plan: Plan) -> list[str]:
     ]
 
 
-def environment_lines(plan: Plan) -> list[str]:
-    """Return one line per rank that a shell can evaluate, for wrappers that bind by other means."""
-    return [" ".join(f"{name}={quote(value)}" for name, value in _variables(rank).items()) for rank in plan.ranks]
+def environment_lines(plan: Plan, shown: Mapping[str, str]) -> list[str]:
+    """Return one line per rank that a shell can evaluate, for wrappers that bind by other means.
+
+    `shown` has the variables that show the ranks the GPUs of --gpus.
+    """
+    lines = [{**_variables(rank), **shown} for rank in plan.ranks]
+    return [" ".join(f"{name}={quote(value)}" for name, value in line.items()) for line in lines]
 
 
 def _variables(rank: RankPlan) -> dict[str, str]:

@@ -218,6 +218,18 @@ class TestPlan:
         done = call("sh", "-c", f'{lines} ; echo "$NUMAPIN_CPUS/$NUMAPIN_NODES/$LOCAL_RANK"'.replace("\n", " "))
         assert done.out.strip() == "48-63,176-191/3/0"
 
+    def test_env_lines_show_the_chosen_gpus(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
+        """With --gpus on this host, each line has the variable that shows CUDA these GPUs in this order."""
+        recorded = (Path(__file__).parents[1] / "nvml" / "h200-x2-vm.nvml").read_text()
+        environment = fake_nvml.environment(tmp_path, recorded)
+        done = forked("plan", "--gpus", "1,0", "--format", "env", cwd=None, **environment)
+        rows = [dict(word.split("=", 1) for word in line.split()) for line in done.out.splitlines()]
+        chosen = [row["NUMAPIN_GPU"] for row in rows]
+        assert len(set(chosen)) == 2
+        assert [row["CUDA_VISIBLE_DEVICES"] for row in rows] == [",".join(chosen)] * 2
+        (*_, last) = forked("plan", "--format", "env", cwd=None, **environment).out.splitlines()
+        assert "CUDA_VISIBLE_DEVICES" not in last
+
     def test_env_lines_name_nics(self, dgx: str) -> None:
         """The nearest NICs are always there; the variables of UCX and NVSHMEM only with --nic-env."""
         options = ("plan", "--machine", dgx, "--format", "env")

@@ -89,7 +89,7 @@ def test_the_default_on_a_grace_host(policy_of: Callable[[RankPlan | RankSlice],
     assert plan.exact
     assert plan.ranks[0].reason.endswith("; pages stay on nodes 0-1: GPU memory (nodes 2-3) is never used for them")
     assert policy_of(plan.ranks[0]) == (numa.MPOL_BIND, CpuSet({0, 1}))
-    assert "NUMAPIN_MEMORY=bind NUMAPIN_NODES=0-1" in environment_lines(plan)[0]
+    assert "NUMAPIN_MEMORY=bind NUMAPIN_NODES=0-1" in environment_lines(plan, {})[0]
 
 
 def test_a_preference_for_far_memory_is_not_exact() -> None:
