@@ -36,7 +36,7 @@ _GROUPS: Final = {
     "Start": {
         "run": "Run a training script, one bound rank per GPU, like torchrun.",
         "exec": "Bind a rank that srun, mpirun or torchrun started, and exec it.",
-        "attach": "Bind running processes, or undo that.",
+        "attach": "Bind running processes.",
     },
     "See": {
         "topo": "Show the machine: sockets, nodes, PCIe switches, GPUs and NICs.",
@@ -48,7 +48,7 @@ _GROUPS: Final = {
     "Measure": {
         "trace": "Profile a script: where each step's time goes, what to change.",
         "compare": "Compare launchers on a script: which is faster, how certain.",
-        "bench": "Measure copies, allocation, overlap, start-up and DataLoaders.",
+        "bench": "Measure copies, allocation, overlap and DataLoaders.",
     },
     "Clusters": {
         "job": "Write job scripts for Slurm, MPI, Kubernetes, PBS or LSF.",
