@@ -16,7 +16,7 @@ from tests.seam import NicKind, read_example
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.seam import Box, BoxKind
+    from tests.seam import Box, BoxKind, Picture
 
 _TOLERANCE = 0.2  # of a pixel, for rounding
 
@@ -92,10 +92,10 @@ class Area:
         )
 
 
-def problems(box: Box) -> list[str]:
-    """Return the faults of a layout: parts outside their parent, and siblings or texts that overlap."""
+def problems(picture: Picture) -> list[str]:
+    """Return the faults of a picture: parts outside their parent, and siblings, texts or lines that overlap."""
     texts: list[Area] = []
-    found = list(_problems(box, 0, 0, texts))
+    found = list(_problems(picture.box, 0, 0, texts))
     by_top = sorted(texts, key=lambda area: area.top)
     for i, text in enumerate(by_top):
         for other in by_top[i + 1 :]:
@@ -103,6 +103,9 @@ def problems(box: Box) -> list[str]:
                 break
             if text.meets(other):
                 found.append(f"{text.what} on {other.what}")
+    for x, top, bottom in picture.lines:
+        line = Area(what="a line", left=x - 1.5, top=top, right=x + 1.5, bottom=bottom)
+        found += [f"a line on {text.what}" for text in texts if line.meets(text) and " of bus" not in text.what]
     return found
 
 
@@ -148,4 +151,9 @@ def _near(areas: list[Area]) -> Iterator[tuple[Area, Area]]:
 
 def keys(box: Box, *kinds: BoxKind) -> list[str]:
     """Return the keys of all boxes of these kinds, in drawing order."""
-    return [part.key for part in box.walk() if part.kind in kinds]
+    return [part.key for part in boxes(box) if part.kind in kinds]
+
+
+def boxes(box: Box) -> list[Box]:
+    """Return the box and all boxes inside, in drawing order."""
+    return [part for part, _, _ in box.walk()]

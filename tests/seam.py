@@ -13,4 +13,4 @@ from numapin.topology.examples import read_example
 from numapin.topology.model import NicKind
 
 if TYPE_CHECKING:
-    from numapin.view.picture.boxes import Box, BoxKind
+    from numapin.view.picture import Box, BoxKind, Picture

@@ -32,21 +32,34 @@ _WRITE_ERRORS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errn
 
 _GARBAGE_THRESHOLD: Final = 200_000  # Python's own is 700 or 2000
 
-_COMMANDS: Final = {
-    "run": "Run a training script, one bound rank per GPU. Replaces torchrun.",
-    "exec": "Bind a rank that srun, mpirun or torchrun started, and exec its command.",
-    "attach": "Bind running processes, or undo that.",
-    "topo": "Show the machine: packages, NUMA nodes, caches, cores, GPUs and NICs.",
-    "plan": "Show what `run` would bind, and why.",
-    "verify": "Compare a running job's threads and pages with its plan.",
-    "top": "Show a running job live: threads, memory, GPUs.",
-    "doctor": "Find what makes jobs slow or unsafe on this machine, and how to fix it.",
-    "bench": "Measure copies, allocation, overlap, start-up, DataLoaders and training.",
-    "job": "Write job scripts for Slurm, MPI, Kubernetes, PBS or LSF.",
-    "compare": "Compare launchers on a script: which is faster, and how certain that is.",
-    "trace": "Profile a script: where the time of each step goes, and what to change.",
-    "completion": "Print the script that completes numapin's command lines in bash, zsh or fish.",
+_GROUPS: Final = {
+    "Start": {
+        "run": "Run a training script, one bound rank per GPU, like torchrun.",
+        "exec": "Bind a rank that srun, mpirun or torchrun started, and exec it.",
+        "attach": "Bind running processes.",
+    },
+    "See": {
+        "topo": "Show the machine: sockets, nodes, PCIe switches, GPUs and NICs.",
+        "plan": "Show what `run` would bind, and why.",
+        "verify": "Compare a running job's threads and pages with its plan.",
+        "top": "Show a running job live: threads, memory, GPUs.",
+        "doctor": "Find what makes jobs slow or unsafe here, and how to fix it.",
+    },
+    "Measure": {
+        "trace": "Profile a script: where each step's time goes, what to change.",
+        "compare": "Compare launchers on a script: which is faster, how certain.",
+        "bench": "Measure copies, allocation, overlap and DataLoaders.",
+    },
+    "Clusters": {
+        "job": "Write job scripts for Slurm, MPI, Kubernetes, PBS or LSF.",
+    },
+    "Shell": {
+        "completion": "Print the script that completes commands in bash, zsh or fish.",
+    },
 }
+"""The commands in the groups of the help page; a line of at most 64 characters fits a terminal of 80."""
+_COMMANDS: Final = {name: text for group in _GROUPS.values() for name, text in group.items()}
+_NAME_WIDTH: Final = max(map(len, _COMMANDS))
 _HIDDEN: Final = {"_complete": ("completion", "complete_line")}
 """Commands that programs call: their modules and names there."""
 
@@ -78,11 +91,18 @@ class _LazyGroup(click.Group):
         named = [CompletionItem(name, help=text) for name, text in _COMMANDS.items() if name.startswith(incomplete)]
         return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without importing them."""
-        del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read no words as `--help`, and `help COMMAND` as `COMMAND --help`."""
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, args or ["--help"])
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands in their groups, without importing them, before the options."""
+        for title, commands in _GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{_NAME_WIDTH}}", text) for name, text in commands.items()])
+        click.Command.format_options(self, ctx, formatter)
 
 
 @click.group(
@@ -92,14 +112,14 @@ class _LazyGroup(click.Group):
 @click.version_option(__version__, prog_name="numapin")
 @click.option("--local_rank", hidden=True, help="Added by `deepspeed --no_python`; same as LOCAL_RANK.")
 def numapin(local_rank: str | None) -> None:
-    """Run multi-GPU PyTorch with each rank on the CPUs and the memory of its GPU's NUMA node.
+    """Run multi-GPU PyTorch with each rank on its GPU's NUMA node.
 
     \b
     Examples:
       numapin topo                     see the machine
       numapin plan                     see what each rank would get
       numapin run train.py             start one bound rank per GPU
-      numapin verify                   check that a running job is where it was planned
+      numapin verify                   check that a running job is where planned
     """
     del local_rank
 

@@ -115,9 +115,15 @@ def _console(stream: TextIO) -> Console:
 
 
 def warn(texts: Iterable[str]) -> None:
-    """Print warnings on stderr, one line each."""
+    """Print warnings on stderr, one line each; a terminal gets whole words, and lines after the first are indented."""
     for text in texts:
-        _print_line(f"{click.style('numapin: warning:', fg='yellow')} {printable(text)}")
+        shown = f"numapin: warning: {printable(text)}"
+        if is_terminal(sys.stderr):
+            from textwrap import wrap
+
+            width = _console(sys.stderr).width
+            shown = "\n".join(wrap(shown, width, subsequent_indent="  ", break_on_hyphens=False))
+        _print_line(shown.replace("numapin: warning:", click.style("numapin: warning:", fg="yellow"), 1))
 
 
 def warn_or_refuse(problem: str, remedy: str, *, strict: bool) -> None:

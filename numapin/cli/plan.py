@@ -62,15 +62,17 @@ def plan(options: _PlanOptions) -> None:
         made = with_users_nics(made, os.environ)
     if form == "json":
         emit(json_text(made.to_json()))
+        warn(made.warnings)
     elif form == "env":
         from numapin.view.plan_table import environment_lines
 
         shown = settle_gpus(topology, request, os.environ)[1] if options.is_this_host else {}
         emit("".join(f"{line}\n" for line in environment_lines(made, shown)))
+        warn(made.warnings)
     else:
-        from numapin.view.plan_table import explained_plan
+        from numapin.view.plan_table import explained_plan, other_warnings
 
         show(explained_plan(made))
-    warn(made.warnings)
+        warn(other_warnings(made))
     if options.strict:
         made.require_exact()

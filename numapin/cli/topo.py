@@ -45,14 +45,13 @@ def _show_json(topology: Topology, _plan: Plan | None) -> None:
 
 
 def _svg(topology: Topology, plan: Plan | None) -> str:
-    from numapin.view.picture.layout import lay_out
-    from numapin.view.picture.svg import svg
+    from numapin.view.picture import svg
 
-    return svg(lay_out(topology, plan))
+    return svg(topology, plan)
 
 
 def _html(topology: Topology, plan: Plan | None) -> str:
-    from numapin.view.picture.page import page
+    from numapin.view.page import page
 
     return page(topology, plan)
 
@@ -104,7 +103,7 @@ class _TopoOptions:
 @click.option("--save", type=FilePath(), metavar="FILE", help="Write a machine file instead of showing the machine.")
 @with_values(_TopoOptions)
 def topo(options: _TopoOptions) -> None:
-    """Show packages, NUMA nodes, L3 groups, cores, GPUs and NICs of this or another machine.
+    """Show sockets, NUMA nodes, PCIe switches, GPUs and NICs of this or another machine.
 
     \b
     Examples:

@@ -75,12 +75,12 @@ def nodes(host: Host) -> Result:
     has_packages_by_hypervisor = num_packages == len(topology.cores)  # some report every core as a package
     if len(cpu_sets) < num_packages and not has_packages_by_hypervisor:
         return warning(
-            f"fewer NUMA nodes with CPUs ({len(cpu_sets)}) than packages ({num_packages})",
+            f"fewer NUMA nodes with CPUs ({len(cpu_sets)}) than sockets ({num_packages})",
             remedy="disable node interleaving in the firmware; in a virtual machine: virsh edit (cpu, numa, cell)",
         )
     if len(cpu_sets) == 1:
         return ok("one node: all memory is local to all CPUs")
-    packages = f"on {counted(num_packages, 'package')}" if num_packages else "on an unknown number of packages"
+    packages = f"on {counted(num_packages, 'socket')}" if num_packages else "on an unknown number of sockets"
     return ok(f"{len(cpu_sets)} nodes with CPUs {packages}")
 
 

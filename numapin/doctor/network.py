@@ -80,10 +80,10 @@ def package(host: Host) -> Result:
         return ok(lacking)
     homes = _packages_of((gpu.node for gpu in topology.gpus), topology)
     if not homes:
-        return unknown("the packages of the GPUs are unknown")
+        return unknown("the sockets of the GPUs are unknown")
     far = [name for name, nic in nics.items() if _packages_of([nic.node], topology) - homes]
     if not far:
-        return ok("no NIC is known to be on a package without a GPU")
+        return ok("no NIC is known to be on a socket without a GPU")
     return _far_away(far, homes, are_all=len(far) == len(nics))
 
 
@@ -96,8 +96,8 @@ def _packages_of(nodes: Iterable[int | None], topology: Topology) -> CpuSet:
 
 def _far_away(far: Sequence[str], homes: CpuSet, *, are_all: bool) -> Result:
     """Return the finding about NICs that are on no package of a GPU."""
-    there = f"all GPUs are on {listed('package', homes)}"
-    move = f"move the card to a slot of {listed('package', homes)}"
+    there = f"all GPUs are on {listed('socket', homes)}"
+    move = f"move the card to a slot of {listed('socket', homes)}"
     if are_all:
         return warning(f"{there}, and all NICs on another one: {', '.join(far)}", remedy=move)
     keep_off = f"keep GPU traffic off it on all ranks alike: export NCCL_IB_HCA=^={','.join(far)}"

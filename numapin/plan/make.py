@@ -292,14 +292,14 @@ def _pool_of(machine: UsableMachine, home: int, *, by_package: bool) -> _Pool:
     package = machine.nodes[source].package
     if by_package and package is not None:
         nodes = machine.package_nodes(source).intersection(machine.node_cpus)
-        place = f"package {package} ({listed('node', nodes)})"
+        place = f"socket {package} ({listed('node', nodes)})"
     cpus, there = machine.cpus_of(nodes)
     whole = counted(len(there), "CPU")
     why.append(f"all {whole} of {place}" if cpus == there else f"{len(cpus)} usable of {whole} of {place}")
 
     unknown = CpuSet(node.id for node in machine.cpu_nodes if node.package is None)
     if by_package and unknown:
-        short.append(f"the package of {listed('node', {source} if package is None else unknown)} is unknown")
+        short.append(f"the socket of {listed('node', {source} if package is None else unknown)} is unknown")
         why.append(short[-1])
     return _Pool(cpus, is_bound=True, why=tuple(why), shortfalls=frozenset(short))
 
@@ -582,7 +582,7 @@ def _idle_warnings(machine: UsableMachine, request: Request, ranks: Sequence[Ran
         if gpus:
             be = "is" if len(gpus) == 1 else "are"
             remedy = f"{listed('gpu', gpus)} {be} there: name GPUs with --gpus, or start more ranks"
-        warnings.append(f"{_idle(machine, far)}, on packages without a rank, stay idle; {remedy}")
+        warnings.append(f"{_idle(machine, far)}, on sockets without a rank, stay idle; {remedy}")
     if request.bind is Bind.CORE_COMPLEX and request.cpus_per_rank is None:
         partly = CpuSet(node.id for node in machine.open_nodes if node.id not in idle)
         left = machine.cpus_of(partly)[0] - used

@@ -37,6 +37,7 @@ class Adapter:
     """The name by which RDMA libraries use it. None: it has no verbs device, or that name is unknown."""
     is_up: bool | None
     rate_gbit_s: float | None
+    pci_parents: tuple[str, ...] | None
 
     @property
     def name(self) -> str:
@@ -98,6 +99,7 @@ def _adapter(nics: list[Nic]) -> Adapter:
         verbs_name=verbs_name,
         is_up=first.is_up,
         rate_gbit_s=first.rate_gbit_s,
+        pci_parents=first.pci_parents,
     )
 
 

@@ -210,7 +210,7 @@ class Topology:
     @property
     def _size(self) -> str:
         counts = (
-            counted(len(self.packages), "package") if self.packages else "packages unknown",
+            counted(len(self.packages), "socket") if self.packages else "sockets unknown",
             counted(len(self.nodes), "NUMA node"),
             counted(len(self.gpus), "GPU"),
             counted(len(self.cores), "core"),

@@ -105,8 +105,8 @@ def _repeated(numbers: Mapping[PackageKey, int | None]) -> dict[PackageKey, int]
 def _repeated_note(numbers: set[int]) -> tuple[str, ...]:
     if not numbers:
         return ()
-    text = "several packages have the same number in the firmware's tables, and are given others"
-    return (f"{text}: {listed('package', numbers)}",)
+    text = "several sockets have the same number in the firmware's tables, and are given others"
+    return (f"{text}: {listed('socket', numbers)}",)
 
 
 class CpuReading(NamedTuple):

@@ -16,9 +16,9 @@
     bench_table.py    the figures of a benchmark
     bench_layouts.py  the columns and legends of each benchmark
     sweep_table.py    the figures of a benchmark over a range of sizes
-    marks.py          the ranks on each CPU, node and GPU
-    structure.py      empty nodes, and caches over several nodes
+    machine.py        PCIe tree, GPU links, shared caches, empty nodes, and the places of ranks
     visible.py        visible characters only, for terminals
     words.py          facts and sizes as short texts
-    picture/          a machine as SVG or HTML
+    picture.py        a machine as SVG
+    page.py           the same as HTML, with tables
 """

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from numapin.base.quoting import quote
 from numapin.plan.nics import nic_variables
-from numapin.view.words import joined, known, own_nic_name, policy, rank_names, short_pci, shortened
+from numapin.view.words import known, own_nic_name, policy, rank_names, short_pci, shortened
 
 _MOST: Final = 512  # rows: more take a second to draw
 
@@ -93,22 +93,37 @@ def explained_plan(plan: Plan) -> Group:
 
 
 def _reasons(ranks: Sequence[RankPlan]) -> Iterator[tuple[str, str]]:
-    """Yield the ranks that share each reason, and the reason."""
-    sharers: dict[str, list[int]] = {}
-    for rank in ranks:
-        sharers.setdefault(_without_gpu_name(rank), []).append(rank.local_rank)
-    for reason, numbers in sharers.items():
-        yield rank_names(numbers), shortened(reason)
+    """Yield the ranks that share reasons, and the reasons; last, what holds for all ranks if each has more."""
+    parts = {rank.local_rank: _parts(rank) for rank in ranks}
+    distinct = dict.fromkeys(parts.values())
+    common = [part for part in next(iter(distinct)) if all(part in own for own in distinct)]
+    if len(distinct) == 1 or not all(set(own) - set(common) for own in distinct):
+        common = []
+    for own in distinct:
+        reason = "; ".join(part for part in own if part not in common)
+        yield rank_names([number for number, other in parts.items() if other == own]), shortened(reason)
+    if common:
+        yield "all ranks", shortened("; ".join(common))
 
 
-def _without_gpu_name(rank: RankPlan) -> str:
-    """Return the reason without the GPU's name, which the table has, so that ranks of a node have the same reason."""
-    reason = joined(rank.reason, f"NIC: {rank.nics_reason}" if rank.nics_reason else "", separator="; ")
-    if rank.gpu is None:
-        return reason
-    pci = f" ({rank.gpu.pci})" if rank.gpu.pci else ""
-    name = f"GPU {rank.gpu.index}{pci} "
-    return f"its GPU {reason.removeprefix(name)}" if reason.startswith(name) else reason
+def _parts(rank: RankPlan) -> tuple[str, ...]:
+    """Return the parts of a reason without the GPU's name, which the table has, so that ranks of a node share them."""
+    reason, nic = rank.reason, f"NIC: {rank.nics_reason}" if rank.nics_reason else ""
+    if rank.gpu is not None:
+        pci = f" ({rank.gpu.pci})" if rank.gpu.pci else ""
+        name = f"GPU {rank.gpu.index}{pci} "
+        reason = f"its GPU {reason.removeprefix(name)}" if reason.startswith(name) else reason
+    return (*filter(None, reason.split("; ")), *([nic] if nic else []))
+
+
+def other_warnings(plan: Plan) -> list[str]:
+    """Return the warnings that the reasons below the table do not have."""
+    known = {part for rank in plan.ranks for part in rank.reason.split("; ")}
+    return [
+        text
+        for text in plan.warnings
+        if not (text.startswith("rank") and known.issuperset(text.partition(": ")[2].split("; ")))
+    ]
 
 
 def environment_lines(plan: Plan, shown: Mapping[str, str]) -> list[str]:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from numapin.base.plural import counted
 from numapin.topology.adapters import adapters
-from numapin.view.structure import UNKNOWN_LINK, empty_nodes, link_meanings, link_words
+from numapin.view.machine import UNKNOWN_LINK, empty_nodes, link_meanings, link_words
 from numapin.view.words import known
 
 if TYPE_CHECKING:

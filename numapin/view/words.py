@@ -8,12 +8,13 @@ from numapin.base.plural import counted, listed
 from numapin.base.sizes import gib
 from numapin.plan.request import Memory
 from numapin.topology.model import GpuVendor, NodeKind
-from numapin.view.structure import gpu_of_memory
+from numapin.view.machine import gpu_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from numapin.plan.model import Plan, RankPlan
+    from numapin.topology.adapters import Adapter
     from numapin.topology.model import Gpu, Node, Pcie, Topology
     from numapin.topology.nearest_nics import NearestNics
 
@@ -141,6 +142,11 @@ def policy(rank: RankPlan) -> str:
 def own_nic(nearest: NearestNics | None) -> str:
     """Return the NIC that a GPU gets of those nearest to it, and the link between them."""
     return f"NIC {nearest.names[0]} ({nearest.link})" if nearest else ""
+
+
+def nic_state(nic: Adapter) -> str:
+    """Return the rate of a network device, or that it is down."""
+    return "down" if nic.is_up is False else f"{nic.rate_gbit_s:g} Gbit/s" if nic.rate_gbit_s else ""
 
 
 def own_nic_name(rank: RankPlan) -> str:

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-from numapin.view.picture.page import page
-from numapin.view.picture.style import COLORS, RANK_COLORS
+from numapin.view.page import page
+from numapin.view.picture import COLORS

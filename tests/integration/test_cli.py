@@ -17,6 +17,7 @@ from numapin import Topology
 from tests.integration.launching import NUMAPIN, call, environment, forked, numapin
 from tests.machines.described import describe
 from tests.machines.roots import load
+from tests.pictures import golden_machine
 from tests.terminals import on_terminal
 
 if TYPE_CHECKING:
@@ -147,16 +148,21 @@ class TestTopo:
         assert json.loads(forked("topo", "--json", "--machine", path).out) == json.loads(Path(path).read_text())
 
     def test_tree(self, dgx: str) -> None:
-        """The tree shows packages, nodes with distances, L3 groups, and GPUs with the source of their node."""
+        """The tree shows sockets, nodes, caches, PCIe switches with GPUs and NICs, NVLink, and node distances."""
         lines = forked("topo", "--machine", dgx).out.splitlines()
-        assert lines[0].startswith("2pkg-8node-smt2-8gpu-pairs  128 cores, 256 CPUs")
-        assert sum(line.startswith(("├── package", "└── package")) for line in lines) == 2
+        assert lines[0] == "2pkg-8node-smt2-8gpu-pairs"
+        facts = "2 sockets, 8 nodes, 128 cores x 2 threads, 8 x A100-SXM4-40GB, PCIe 4 x16"
+        assert lines[1] == f"├── {facts}"
+        assert sum(line.startswith("├── socket") and "L3 for every 4 cores" in line for line in lines) == 2
         gpu0 = next(i for i, line in enumerate(lines) if "gpu0 " in line)
         assert [line for line in lines[:gpu0] if "── node " in line][-1].startswith("│   └── node 3  ")
-        assert "cuda:0" in lines[gpu0]
-        assert "node from sysfs" in lines[gpu0]
-        assert any("L3" in line and "x 2 threads" in line for line in lines)
-        assert any("distances" in line for line in lines)
+        assert lines[gpu0 - 1].endswith("── PCIe switch")
+        assert lines[gpu0].endswith("gpu0  07:00.0, NIC mlx5_0 (PIX)")
+        assert max(map(len, lines)) <= 80
+        assert lines[-2:] == [
+            "├── NVLink: 12 links between any two GPUs, 300 GB/s each way",
+            "└── node distances (10 is local): 12 within a socket, 32 between sockets",
+        ]
 
     def test_matrix(self, dgx: str) -> None:
         """The matrix has one row per GPU with links, CPUs and node, a legend, and the node distances."""
@@ -200,8 +206,9 @@ class TestPlan:
         assert done.status == 0
         rows = [line.split() for line in done.out.splitlines() if line.strip()[:1].isdigit()]
         assert [row[3] for row in rows] == ["3", "3", "1", "1", "7", "7", "5", "5"]
-        reason = "its GPU is on node 1 (sysfs); all 32 CPUs of node 1; CPUs shared by 2 ranks"
+        reason = "its GPU is on node 1 (sysfs); all 32 CPUs of node 1"
         assert f"\nranks 2-3  {reason}; NIC: nearest (SYS, node distance 12), shared by 4 GPUs\n" in done.out
+        assert done.out.endswith("\nall ranks  CPUs shared by 2 ranks\n")
         assert [row[-1] for row in rows] == [*["mlx5_0"] * 4, *["mlx5_6"] * 4]
         assert "128 CPUs of nodes 0,2,4,6, which have no rank, stay idle; --bind socket uses them" in done.err
 
@@ -240,10 +247,14 @@ class TestPlan:
         assert {tuple(rank["nic_env"]) for rank in ranks} == {("ucx",)}
 
     @pytest.mark.parametrize(("strict", "status"), [((), 0), (("--strict",), 5)])
-    def test_no_nic_to_name(self, strict: tuple[str, ...], status: int) -> None:
-        """Without a NIC, --nic-env warns once, and fails with --strict."""
-        done = forked("plan", "--machine", "example:dgx-h100", "--nic-env", "ucx", *strict)
-        assert (done.status, done.err.count("warning: ranks 0-7: --nic-env ucx sets nothing")) == (status, 1)
+    def test_no_nic_to_name(self, strict: tuple[str, ...], status: int, tmp_path: Path) -> None:
+        """Without a NIC, --nic-env is explained once below the table, or in JSON's warning, and fails with --strict."""
+        machine = tmp_path / "machine.json"
+        machine.write_text(json.dumps(golden_machine("2pkg-2node-smt2-8gpu-h100").to_json()))
+        options = ("plan", "--machine", str(machine), "--nic-env", "ucx", *strict)
+        done, as_json = forked(*options), forked(*options, "--json")
+        assert (done.status, (done.out + done.err).count("--nic-env ucx sets nothing")) == (status, 1 + bool(strict))
+        assert (as_json.status, as_json.err.count("warning: ranks 0-7: --nic-env ucx sets nothing")) == (status, 1)
 
     def test_nic_env_of_another_library(self, dgx: str) -> None:
         """NCCL is not one of the choices."""
@@ -387,7 +398,7 @@ def test_wrong_command_lines(tmp_path: Path, line: str, message: str, hint: str)
         ("verify 4537", 2, "no active run is named 4537", "for the job of a process: --pid 4537"),
         ("t.py", 2, "no such command 't.py'; did you mean numapin run t.py?", ""),
         ("bench t.py", 2, "no such command 't.py'", ""),
-        ("help", 2, "no such command 'help'; did you mean --help?", "numapin --help"),
+        ("help nope", 2, "no such command 'nope'", "numapin --help"),
         ("topo help", 2, "got unexpected extra argument (help); did you mean --help?", "numapin topo --help"),
         ("plan --machine example:p4d --cpus-per-rank 99", 4,
          "--cpus-per-rank 99: ranks may use 96 CPUs in all (0-95)", ""),
@@ -422,11 +433,11 @@ def test_json_twice_is_no_contradiction() -> None:
     assert forked("plan", "--json", "--format", "json").status == 0
 
 
-@pytest.mark.parametrize("group", [(), ("job",)], ids=str)
-def test_a_group_alone(group: tuple[str, ...]) -> None:
-    """Without a command, the help goes to stdout, where a pager reads it; the status says that nothing was done."""
+@pytest.mark.parametrize(("group", "status"), [((), 0), (("job",), 2)], ids=str)
+def test_a_group_alone(group: tuple[str, ...], status: int) -> None:
+    """Without a command, the help goes to stdout, where a pager reads it; `job` alone has done nothing: status 2."""
     done = forked(*group)
-    assert (done.status, done.err) == (2, "")
+    assert (done.status, done.err) == (status, "")
     assert done.out == forked(*group, "--help").out
 
 
@@ -507,6 +518,28 @@ def test_completion_of_run() -> None:
     assert done.out.splitlines() == ["plain,--bind"]
 
 
+class TestHelp:
+    """`numapin` alone, and `numapin help`."""
+
+    def test_commands_are_in_groups_of_one_line_each(self) -> None:
+        """Without words, the help is on stdout with status 0; no command's line wraps at 80 columns."""
+        done = forked()
+        assert (done.status, done.err) == (0, "")
+        lines = done.out.splitlines()
+        headings = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+        assert headings == ["Start:", "See:", "Measure:", "Clusters:", "Shell:", "Options:"]
+        listed = [line.split()[0] for line in lines[lines.index("Start:") : lines.index("Options:")] if "  " in line]
+        assert listed[:8] == ["run", "exec", "attach", "topo", "plan", "verify", "top", "doctor"]
+        assert listed[8:] == ["trace", "compare", "bench", "job", "completion"]
+        assert max(map(len, lines)) <= 80
+
+    @pytest.mark.parametrize("name", ["", "run", "topo", "bench"])
+    def test_help_is_a_command(self, name: str) -> None:
+        """`numapin help run` is `numapin run --help`."""
+        asked, usual = forked("help", *name.split()), forked(*name.split(), "--help")
+        assert (asked.status, asked.out, asked.err) == (0, usual.out, "")
+
+
 class TestBuiltInMachines:
     """Built-in machines, --machine example:NAME."""
 
@@ -520,7 +553,7 @@ class TestBuiltInMachines:
 
     def test_they_work_wherever_a_machine_file_does(self) -> None:
         """`topo`, `plan` and `job` accept them; a plan has a rank per GPU even if this host has none."""
-        assert forked("topo", "--machine", "example:dgx-a100").out.startswith("example: DGX A100  128 cores")
+        assert forked("topo", "--machine", "example:dgx-a100").out.startswith("example: DGX A100\n")
         plan = json.loads(forked("plan", "--machine", "example:gb200", "--json").out)
         assert [rank["node"] for rank in plan["ranks"]] == [0, 0, 1, 1]
         assert "--gpus-per-node=8" in forked("job", "slurm", "--machine", "example:p4d", "train.py").out

@@ -20,10 +20,7 @@ from numapin.topology.sources.nccl import nccl_nodes, read_nccl
 from numapin.topology.sources.sysfs import read_sysfs
 from numapin.topology.vendors import PCI_ORDER
 from numapin.topology.visible import apply_visibility
-from numapin.view.picture.boxes import BoxKind
-from numapin.view.picture.layout import lay_out
-from numapin.view.picture.nodes import NARROW, WIDE
-from numapin.view.picture.svg import svg
+from numapin.view.picture import BoxKind, element, lay_out
 from numapin.view.visible import visible
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from numapin import Link, Nic
 from tests.pictures import keys, problems
-from tests.property.seam import NARROW, WIDE, BoxKind, adapters, lay_out, svg
+from tests.property.seam import BoxKind, adapters, element, lay_out
 from tests.property.test_plan import cases
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 some = settings(max_examples=60, deadline=None)
 names = st.text(max_size=40)
+switches = st.sampled_from(["PIX", "PXB", "PHB", "NODE", "SYS"])
+own_links = st.sampled_from(["NV12", "NV12", "NV4", "XGMI", "PIX", "SYS"])
 
 
 @some
@@ -35,10 +38,16 @@ def test_everything_is_drawn_once_and_nothing_overlaps(case: Case, data: st.Data
         host=data.draw(names),
         gpus=tuple(replace(gpu, name=data.draw(names)) for gpu in case.topology.gpus),
         nics=nics,
-        links=tuple(Link(a="gpu0", b=nic.name, kind=data.draw(names)) for nic in nics),
+        links=(
+            *(Link(a="gpu0", b=nic.name, kind=data.draw(names | switches)) for nic in nics),
+            *(
+                Link(a=a.label, b=b.label, kind=data.draw(own_links))
+                for a, b in combinations(case.topology.gpus[:6], 2)
+            ),
+        ),
     )
-    picture = lay_out(topology, case.plan, page_width=data.draw(st.sampled_from([WIDE, NARROW])))
-    assert problems(picture.box) == []
+    picture = lay_out(topology, case.plan)
+    assert problems(picture) == []
     drawn = Counter(keys(picture.box, BoxKind.CORE, BoxKind.CPU, BoxKind.GPU, BoxKind.NIC))
     drawn.pop("", None)  # the boxes of the legend
     wanted = (
@@ -48,4 +57,4 @@ def test_everything_is_drawn_once_and_nothing_overlaps(case: Case, data: st.Data
         *(f"nic:{nic.name}" for nic in adapters(nics)),
     )
     assert drawn == Counter(wanted)
-    ET.fromstring(svg(picture))  # noqa: S314 - ours
+    ET.fromstring(element(picture))  # noqa: S314 - ours

@@ -31,7 +31,6 @@ PURE = (
         "base.quoting",
         "base.suggest",
         "base.encodable",
-        "base.content_policy",
         "base.stats",
     ),
     *("system.openmp", "system.numa_maps", "system.refusals", "system.nccl", "base.plural"),

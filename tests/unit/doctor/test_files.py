@@ -34,7 +34,7 @@ def cgroup(limit_bytes: int) -> dict[str, str | bytes | None]:
 
 
 CASES: list[tuple[str, dict[str, str | bytes | None], DoctorSeverity | None, str]] = [
-    ("nodes", {}, OK, "2 nodes with CPUs on 2 packages"),
+    ("nodes", {}, OK, "2 nodes with CPUs on 2 sockets"),
     ("nodes", {"proc/cmdline": "quiet numa=off ro"}, WARNING, "started with numa=off"),
     ("nodes", {"proc/cmdline": "quiet xnuma=off"}, OK, "2 nodes"),
     ("gpu-nodes", {}, OK, "known for all GPUs (2)"),

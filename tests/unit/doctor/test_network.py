@@ -83,16 +83,16 @@ class TestPackage:
         finding = _find("nic-package", _machine("2pkg-2node-4gpu-2nic-far"))
         assert (finding.severity, finding.what) == (
             WARNING,
-            "all GPUs are on package 0, and all NICs on another one: mlx5_0, mlx5_1",
+            "all GPUs are on socket 0, and all NICs on another one: mlx5_0, mlx5_1",
         )
-        assert finding.remedy == "move the card to a slot of package 0"
+        assert finding.remedy == "move the card to a slot of socket 0"
 
     def test_one_nic(self) -> None:
         """A single NIC there is a note, and NCCL can be kept off it."""
         machine = _machine("2pkg-2node-4gpu-2nic-far")
         nics = tuple(replace(nic, node=0) if nic.name in ("mlx5_0", "ib0") else nic for nic in machine.nics)
         finding = _find("nic-package", replace(machine, nics=nics))
-        assert (finding.severity, finding.what) == (NOTE, "all GPUs are on package 0; on another one: mlx5_1")
+        assert (finding.severity, finding.what) == (NOTE, "all GPUs are on socket 0; on another one: mlx5_1")
         assert "export NCCL_IB_HCA=^=mlx5_1" in (finding.remedy or "")
 
     def test_gpus_of_unknown_place(self) -> None:
@@ -100,7 +100,7 @@ class TestPackage:
         machine = _machine("2pkg-2node-4gpu-2nic-far")
         gpus = tuple(replace(gpu, node=None, node_source=None) for gpu in machine.gpus)
         finding = _find("nic-package", replace(machine, gpus=gpus))
-        assert (finding.severity, finding.what) == (None, "the packages of the GPUs are unknown")
+        assert (finding.severity, finding.what) == (None, "the sockets of the GPUs are unknown")
 
     @pytest.mark.parametrize("name", ["2pkg-2node-8gpu-16nic", "2pkg-2node-smt2-8gpu-h100", "1pkg-nonode-2cpu"])
     def test_nothing_to_find(self, name: str) -> None:

@@ -158,7 +158,7 @@ def test_modes(bind: Bind, cpus: list[str], threads: list[int]) -> None:
     ("bind", "reason"),
     [
         (Bind.NODE, "all 4 CPUs of node 1; CPUs shared by 2 ranks"),
-        (Bind.SOCKET, "all 16 CPUs of package 0 (nodes 0-3); CPUs shared by 2 ranks"),
+        (Bind.SOCKET, "all 16 CPUs of socket 0 (nodes 0-3); CPUs shared by 2 ranks"),
         (Bind.EXCLUSIVE, "all 4 CPUs of node 1; 2 exclusive cores (2 ranks split these CPUs)"),
         (Bind.CORE_COMPLEX, "all 4 CPUs of node 1; L3 group 1 of 2: 2 CPUs"),
     ],
@@ -260,7 +260,7 @@ def test_socket_without_packages_is_node() -> None:
         replace(topology, nodes=tuple(replace(n, package=None) for n in topology.nodes)), Request(bind=Bind.SOCKET)
     )
     assert (_cpus(plan), plan.exact) == (["0-3,8-11"], False)
-    assert "the package of node 0 is unknown" in plan.ranks[0].reason
+    assert "the socket of node 0 is unknown" in plan.ranks[0].reason
 
 
 def test_core_complexes_are_dealt_largest_first_and_then_shared() -> None:
@@ -519,8 +519,8 @@ def test_counts_of_one() -> None:
     reasons = [rank.reason for bind in Bind for rank in make_plan(one, Request(bind=bind)).ranks]
     assert "all 1 CPU of node 0" in reasons[1]
     assert not any(re.search(r"\b1 (CPUs|cores|ranks|GPUs|nodes)\b", reason) for reason in reasons)
-    assert "1 package, 1 NUMA node, 1 GPU, 1 core, 1 CPU" in str(one)
-    assert "packages unknown" in str(replace(one, packages=()))
+    assert "1 socket, 1 NUMA node, 1 GPU, 1 core, 1 CPU" in str(one)
+    assert "sockets unknown" in str(replace(one, packages=()))
 
 
 # --- warnings --------------------------------------------------------------------------------------------------------
@@ -530,7 +530,7 @@ def test_idle_cpus_are_warned_of() -> None:
     """Nodes without a rank are counted: in a rank's package with the mode that uses them, and in other packages."""
     topology = _eight(gpus=[1, 3])
     idle = "8 CPUs of nodes 0,2, which have no rank, stay idle; --bind socket uses them"
-    far = "16 CPUs of nodes 4-7, on packages without a rank, stay idle; no GPU is there; --bind none uses them"
+    far = "16 CPUs of nodes 4-7, on sockets without a rank, stay idle; no GPU is there; --bind none uses them"
     groups = "4 CPUs of nodes 1,3, in L3 groups without a rank, stay idle; --bind node uses them"
     for bind in (Bind.NODE, Bind.EXCLUSIVE):
         assert make_plan(topology, Request(bind=bind)).warnings == (idle, far)
@@ -542,7 +542,7 @@ def test_idle_cpus_are_warned_of() -> None:
 @pytest.mark.parametrize("bind", [Bind.NODE, Bind.SOCKET, Bind.EXCLUSIVE])
 def test_idle_cpus_of_another_package_are_warned_of(bind: Bind) -> None:
     """A package without a rank is reported with what would use it: its GPUs, no binding, or more ranks."""
-    idle = "8 CPUs of node 1, on packages without a rank, stay idle; "
+    idle = "8 CPUs of node 1, on sockets without a rank, stay idle; "
     only_one_side = grid(packages=2, nodes=1, gpus=[0, 0])
     assert make_plan(only_one_side, Request(bind=bind)).warnings == (f"{idle}no GPU is there; --bind none uses them",)
     all_sides = grid(packages=2, nodes=1, gpus=[0, 0, 1, 1])

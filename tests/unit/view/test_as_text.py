@@ -20,7 +20,7 @@ def test_a_machine_as_text() -> None:
     """`print(topology)` has the size and a line per node with CPUs or devices; other nodes share one."""
     machine = replace(golden_machine("2pkg-34node-gpumem-4gpu"), host="tray", nics=(Nic(name="eth0"),))
     lines = str(machine).splitlines()
-    assert lines[0] == "tray: 2 packages, 34 NUMA nodes, 4 GPUs, 144 cores, 144 CPUs"
+    assert lines[0] == "tray: 2 sockets, 34 NUMA nodes, 4 GPUs, 144 cores, 144 CPUs"
     assert lines[1].startswith("  node 0: CPUs 0-71, ")
     assert lines[1].endswith(", gpu0, gpu1")
     assert lines[3:] == ["  without CPUs: nodes 2-33", "  node unknown: eth0"]

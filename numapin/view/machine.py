@@ -1,0 +1,364 @@
+"""A machine as views show it: its PCIe tree, GPU links with rates, shared caches, empty nodes, and a plan's ranks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain, combinations
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from numapin.base.cpu_set import CpuSet
+from numapin.base.plural import counted
+from numapin.errors import UsageError
+from numapin.topology.adapters import Adapter, adapters
+from numapin.topology.model import Gpu, LinkKind, NodeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from numapin.plan.model import GpuRef, Plan, RankPlan
+    from numapin.topology.model import Core, Nic, Node, Pcie, Topology
+
+Ranks = tuple[int, ...]
+Device: TypeAlias = "Gpu | Adapter"
+
+GPU_LINKS: Final = {"NV": "NVLinks", "XGMI": "xGMI links", "XELINK": "Xe Links"}
+"""The words of links between GPUs, most with their number after them."""
+UNKNOWN_LINK: Final = "?"
+LINK_MEANINGS: Final[Mapping[str, str]] = {
+    **{f"{family}#": f"bonded set of # {links}" for family, links in GPU_LINKS.items()},
+    **{family: f"{links}, their number unknown" for family, links in GPU_LINKS.items()},
+    LinkKind.SAME_BOARD: "on one board",
+    LinkKind.ONE_SWITCH: "at most one PCIe switch",
+    LinkKind.SWITCHES: "several PCIe switches, but no host bridge",
+    LinkKind.HOST_BRIDGE: "a PCIe host bridge",
+    LinkKind.SAME_NODE: "between PCIe host bridges of one NUMA node",
+    LinkKind.SYSTEM: "between NUMA nodes",
+    UNKNOWN_LINK: "unknown on this machine",
+}
+"""The words of all links, the nearest first; "#" is a number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanningL3:
+    """An L3 cache that the cores of several nodes share, as with sub-NUMA clustering."""
+
+    nodes: CpuSet
+    cores: tuple[Core, ...]
+
+
+def gpu_link(word: str) -> str:
+    """Return the family of a link that GPUs have of their own: "NV" of "NV12"; "" for a path over PCIe."""
+    return next((family for family in GPU_LINKS if re.fullmatch(f"{family}[0-9]*", word)), "")
+
+
+def numbered(word: str) -> str:
+    """Return a link's word with "#" in place of the number of its links: "NV#" of "NV12", "XGMI" of "XGMI"."""
+    family = gpu_link(word)
+    return f"{family}#" if family and word != family else word
+
+
+def link_words(topology: Topology, devices: Sequence[Collection[str]]) -> dict[frozenset[int], str]:
+    """Return the known links between devices, by the places of both; a link may use any of a device's names."""
+    place_of = {name: place for place, names in enumerate(devices) for name in names}
+    links = (link for link in topology.links if place_of.keys() >= {link.a, link.b})
+    words = {frozenset((place_of[link.a], place_of[link.b])): link.kind for link in links}
+    return {pair: word for pair, word in words.items() if len(pair) == 2}  # the names of one device have a link, too
+
+
+def link_meanings(words: Collection[str]) -> list[tuple[str, str]]:
+    """Return the words of a legend for these links, each with its meaning."""
+    used = set(map(numbered, words))
+    return [(word, meaning) for word, meaning in LINK_MEANINGS.items() if word in used]
+
+
+def empty_nodes(topology: Topology) -> CpuSet:
+    """Return the nodes without memory, cores and devices, such as a Grace host keeps for MIG instances.
+
+    Views show them together. One alone is shown as any other node, and is not returned.
+    """
+    parts: tuple[Core | Gpu | Nic, ...] = (*topology.cores, *topology.gpus, *topology.nics)
+    used = {part.node for part in parts}
+    without_memory = (node.id for node in topology.nodes if node.memory_bytes == 0 and not node.cpus)
+    empty = CpuSet(without_memory) - used
+    return empty if len(empty) > 1 else CpuSet()
+
+
+def spanning_l3s(topology: Topology) -> dict[int, SpanningL3]:
+    """Return the L3 caches that are drawn around their nodes, by node.
+
+    A cache counts if its nodes are in one package and all of their cores share it. What contradicts that is wrong
+    firmware, and stays a group of cores in each node.
+    """
+    l3s_of: dict[int | None, set[int | None]] = {}
+    for core in topology.cores:
+        l3s_of.setdefault(core.node, set()).add(core.l3)
+    package_of = {node.id: node.package for node in topology.nodes}
+    found = (_spanning(cores, l3s_of, package_of) for cores in _by_l3(topology))
+    return {node: l3 for l3 in found if l3 is not None for node in l3.nodes}
+
+
+def _by_l3(topology: Topology) -> list[list[Core]]:
+    """Return the cores of each known L3 cache."""
+    groups: dict[int, list[Core]] = {}
+    for core in topology.cores:
+        if core.l3 is not None:
+            groups.setdefault(core.l3, []).append(core)
+    return [cores for _, cores in sorted(groups.items())]
+
+
+def _spanning(
+    cores: list[Core], l3s_of: dict[int | None, set[int | None]], package_of: dict[int, int | None]
+) -> SpanningL3 | None:
+    nodes = {core.node for core in cores}
+    numbers = CpuSet(node for node in nodes if node is not None)
+    if len(numbers) < 2 or len(numbers) < len(nodes):
+        return None
+    have_others = any(len(l3s_of[node]) > 1 for node in nodes)
+    packages = {package_of[node] for node in numbers}
+    return None if have_others or len(packages) > 1 else SpanningL3(nodes=numbers, cores=tuple(cores))
+
+
+def gpu_of_memory(topology: Topology, node: Node) -> Gpu | None:
+    """Return the GPU whose memory a node is. None: unknown, or the node is not GPU memory."""
+    if node.kind is not NodeKind.GPU:
+        return None
+    owners = [gpu for gpu in topology.gpus if gpu.memory_node == node.id]
+    return owners[0] if len(owners) == 1 else None
+
+
+_SWITCHES: Final = {
+    LinkKind.SAME_BOARD: "one board",
+    LinkKind.ONE_SWITCH: "PCIe switch",
+    LinkKind.SWITCHES: "PCIe switches",
+    LinkKind.HOST_BRIDGE: "PCIe host bridge",
+}
+"""What devices share if their link has this word, nearest first: each class contains the ones before it."""
+_LANE_GBPS: Final = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+"""GB/s of one PCIe lane in each direction, by generation (PCI-SIG)."""
+_LINK_NAMES: Final = {"NV": "NVLink", "XGMI": "xGMI", "XELINK": "Xe Link"}
+_MOST_NAMES: Final = 16  # GPUs of a hybrid mesh that a line names
+_NVLINK_GBPS: Final = (
+    (r"\b(V100|[AH][18]00|G?H200|GH100|H20)(?!\d)", 25),  # NVLink 2 to 4
+    (r"\bG?B[123]00(?!\d)", 50),  # NVLink 5
+)
+"""GB/s of one NVLink in each direction, by the GPU's model (NVIDIA's data sheets); other models are left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PcieGroup:
+    """Devices below one PCIe switch, several switches, or a host bridge; groups may be nested."""
+
+    name: str
+    parts: tuple[PcieGroup | Device, ...]
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """All devices inside."""
+        return tuple(
+            chain.from_iterable(part.devices if isinstance(part, PcieGroup) else (part,) for part in self.parts)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bus:
+    """GPUs of which each pair has the same link of its own, such as NV12."""
+
+    word: str
+    gpus: tuple[Gpu, ...]
+    covers_all: bool
+
+    def __str__(self) -> str:
+        """Return "NVLink: 12 links between any two GPUs, 300 GB/s each way"; what is unknown is left out."""
+        family = gpu_link(self.word)
+        number = self.word.removeprefix(family)
+        links = counted(int(number), "link") if number else "links"
+        names = [gpu.label for gpu in self.gpus[:_MOST_NAMES]] + ["…"] * (len(self.gpus) > _MOST_NAMES)
+        several = "any two GPUs" if self.covers_all else f"any two of {', '.join(names)}"
+        which = " and ".join(names) if len(self.gpus) == 2 else several
+        models = {gpu.name or "" for gpu in self.gpus}
+        rates = {gbps for pattern, gbps in _NVLINK_GBPS for model in models if re.search(pattern, model)}
+        is_known = family == "NV" and number and len(models) == len(rates) == 1
+        rate = f", {int(number) * rates.pop()} GB/s each way" if is_known else ""
+        return f"{_LINK_NAMES[family]}: {links} between {which}{rate}"
+
+
+def pcie_tree(topology: Topology, devices: Sequence[Device]) -> tuple[PcieGroup | Device, ...]:
+    """Return the devices of a node in groups of those that share a switch.
+
+    They share one if a PCI bridge is above both, or if the word of their link says so. GPUs with NVLink have no such
+    word among them: without known bridges, only their links to NICs show what they share.
+    """
+    words = link_words(topology, [_names(device) for device in devices])
+    words |= {
+        frozenset((a, b)): shared
+        for (a, first), (b, second) in combinations(enumerate(devices), 2)
+        if (shared := _shared_bridges(first.pci_parents or (), second.pci_parents or ()))
+    }
+    groups: list[tuple[set[int], PcieGroup | Device]] = [({place}, device) for place, device in enumerate(devices)]
+    for word, name in _SWITCHES.items():
+        sets = [places for places, _ in groups]
+        for pair in (pair for pair, kind in words.items() if kind == word):
+            near = [places for places in sets if places & pair]
+            sets = [places for places in sets if places not in near] + [set().union(*near)]
+        merged = []
+        for places in sorted(sets, key=min):
+            parts = [part for inner, part in groups if inner <= places]
+            merged.append((places, parts[0] if len(parts) == 1 else PcieGroup(name=name, parts=tuple(parts))))
+        groups = merged
+    return tuple(part for _, part in groups)
+
+
+def _shared_bridges(a: tuple[str, ...], b: tuple[str, ...]) -> LinkKind | None:
+    """Return the word for the path through the nearest bridge above two devices; None: none is above both.
+
+    One switch is its upstream port, above one downstream port per device.
+    """
+    nearest = next((bridge for bridge in a if bridge in b), None)
+    if nearest is None:
+        return None
+    return LinkKind.ONE_SWITCH if max(a.index(nearest), b.index(nearest)) <= 1 else LinkKind.SWITCHES
+
+
+def _names(device: Device) -> tuple[str, ...]:
+    return (device.label,) if isinstance(device, Gpu) else device.names
+
+
+def devices_on(topology: Topology, node: int | None) -> tuple[Device, ...]:
+    """Return the GPUs and then the NICs of a node; None: of unknown node."""
+    return tuple(device for device in all_devices(topology) if device.node == node)
+
+
+def all_devices(topology: Topology) -> list[Device]:
+    """Return the GPUs and then the NICs."""
+    return [*topology.gpus, *adapters(topology.nics)]
+
+
+def buses(topology: Topology) -> tuple[Bus, ...]:
+    """Return the sets of GPUs that are linked alike: one for NVSwitch and full meshes, several for hybrid meshes.
+
+    Each GPU is in one set at most, so links between sets are only in the matrix.
+    """
+    words = {frozenset((link.a, link.b)): link.kind for link in topology.links if gpu_link(link.kind)}
+    left, found = list(topology.gpus), list[tuple[str, list[Gpu]]]()
+    while left:
+        first, *others = left
+        meshes: dict[str, list[Gpu]] = {}
+        for other in others:
+            word = words.get(frozenset((first.label, other.label)), "")
+            mesh = meshes.setdefault(word, [first])
+            if all(words.get(frozenset((gpu.label, other.label))) == word for gpu in mesh):
+                mesh.append(other)
+        meshes.pop("", None)
+        word, largest = max(meshes.items(), key=lambda item: len(item[1]), default=("", [first]))
+        if word:
+            found.append((word, largest))
+        left = [gpu for gpu in left if gpu not in largest]
+    num_gpus = len(topology.gpus)
+    return tuple(Bus(word=word, gpus=tuple(gpus), covers_all=len(gpus) == num_gpus) for word, gpus in found)
+
+
+def pcie_rate(pcie: Pcie) -> float | None:
+    """Return the GB/s of a link in each direction at its best; None: unknown."""
+    gen, width = pcie.max_gen or pcie.gen, pcie.max_width or pcie.width
+    per_lane = _LANE_GBPS.get(gen or 0)
+    return None if per_lane is None or width is None else per_lane * width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlaces:
+    """The ranks on each CPU (by number), in each node's memory (by number), and on each GPU (by index)."""
+
+    cpus: Mapping[int, Ranks] = field(default_factory=dict)
+    memory: Mapping[int, Ranks] = field(default_factory=dict)
+    gpus: Mapping[int, Ranks] = field(default_factory=dict)
+    _known: dict[CpuSet, Ranks] = field(default_factory=dict, repr=False, compare=False)
+
+    def on(self, cpus: CpuSet) -> Ranks:
+        """Return the ranks that use any of these CPUs."""
+        if cpus not in self._known:
+            each = (self.cpus.get(cpu, ()) for cpu in cpus)
+            distinct = {id(ranks): ranks for ranks in each}  # many CPUs share one tuple, whose hash would be slow
+            self._known[cpus] = tuple(sorted(set().union(*distinct.values())))
+        return self._known[cpus]
+
+
+def rank_places(topology: Topology, plan: Plan | None) -> RankPlaces:
+    """Return the places of the plan's ranks. Raises UsageError for a plan of another machine."""
+    ranks = plan.ranks if plan else ()
+    _require_of_machine(topology, ranks)
+    return RankPlaces(
+        cpus=_by_place((rank.cpus, rank.local_rank) for rank in ranks),
+        memory=_by_place((rank.nodes, rank.local_rank) for rank in ranks),
+        gpus=_by_place((frozenset({rank.gpu.index}), rank.local_rank) for rank in ranks if rank.gpu is not None),
+    )
+
+
+def _by_place(pairs: Iterable[tuple[frozenset[int], int]]) -> dict[int, Ranks]:
+    """Return the ranks of each place; places with the same ranks share one tuple, because ranks share sets of CPUs."""
+    sharers = _sharers(pairs)
+    sets_around: dict[int, tuple[frozenset[int], ...]] = {}
+    for places in sharers:
+        for place in places:
+            sets_around[place] = (*sets_around.get(place, ()), places)
+    merged = cache(lambda sets: tuple(sorted(chain.from_iterable(map(sharers.__getitem__, sets)))))
+    return {place: merged(sets) for place, sets in sets_around.items()}
+
+
+def _sharers(pairs: Iterable[tuple[frozenset[int], int]]) -> dict[frozenset[int], list[int]]:
+    """Return the ranks of each set of places."""
+    sharers: dict[frozenset[int], list[int]] = {}
+    for places, rank in pairs:
+        sharers.setdefault(places, []).append(rank)
+    return sharers
+
+
+def _require_of_machine(topology: Topology, ranks: Iterable[RankPlan]) -> None:
+    """Raise UsageError if a rank has CPUs, nodes or a GPU that the machine does not have."""
+    cpus, nodes = topology.cpus, CpuSet(node.id for node in topology.nodes)
+    absent = cache(lambda places, present: str(places - present))  # ranks share sets
+    for rank in ranks:
+        missing = {
+            "CPUs": absent(rank.cpus, cpus),
+            "nodes": absent(rank.nodes, nodes),
+            "GPU": _absent_gpu(topology, rank.gpu),
+        }
+        for what, names in missing.items():
+            if names:
+                raise UsageError(
+                    f"the plan is of another machine: rank {rank.local_rank} has {what} {names}, "
+                    "which this machine does not have",
+                    "name the plan's machine with --machine FILE, or plan for this one: numapin plan --json",
+                )
+
+
+def _absent_gpu(topology: Topology, ref: GpuRef | None) -> str:
+    """Return the name of a GPU that the machine does not have, or ""."""
+    if ref is None or any(_is_same(gpu, ref) for gpu in topology.gpus):
+        return ""
+    return f"{ref.index} ({ref.pci})"
+
+
+def _is_same(gpu: Gpu, ref: GpuRef) -> bool:
+    """Compare the PCI addresses too if both are known, because an index alone fits any machine."""
+    return gpu.index == ref.index and (None in (gpu.pci, ref.pci) or gpu.pci == ref.pci)
+
+
+def distances(topology: Topology) -> list[str]:
+    """Return a line with the kernel's distances within and between sockets, and to memory without CPUs."""
+    nodes = topology.cpu_nodes
+    far = [node for node in topology.nodes if node.kind is NodeKind.MEMORY and node.memory_bytes]
+    pairs = list(combinations(nodes, 2))
+    groups = {
+        "within a socket": [(a, b) for a, b in pairs if a.package == b.package is not None],
+        "between sockets": [(a, b) for a, b in pairs if a.package is not b.package],
+        "between nodes": [(a, b) for a, b in pairs if a.package is b.package is None],
+        "to memory without CPUs": [(a, b) for a in nodes for b in far],
+    }
+    found = []
+    for where, of in groups.items():
+        known = {a.distances[b.id] for a, b in of if b.id in a.distances}
+        if known:
+            found.append(f"{min(known)} {where}" if len(known) == 1 else f"{min(known)}-{max(known)} {where}")
+    return [f"node distances (10 is local): {', '.join(found)}"] if found else []

@@ -1,0 +1,890 @@
+"""The picture of a machine as SVG: sockets, nodes, cores, PCIe switches with their devices, NVLink, and ranks.
+
+Boxes are measured from the leaves up and placed from the top down. GPUs are the outermost parts of their node, so that
+a line leads from each to the bar of their NVLink: below a single row of sockets, or between two.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from html import escape
+from itertools import chain
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from numapin.base import cpu_set
+from numapin.base.cpu_set import CpuSet
+from numapin.base.plural import counted
+from numapin.base.printable import printable
+from numapin.errors import UsageError
+from numapin.topology.adapters import Adapter
+from numapin.topology.fast import fast_cores
+from numapin.topology.model import Gpu, NodeKind
+from numapin.view.machine import (
+    PcieGroup,
+    all_devices,
+    buses,
+    devices_on,
+    distances,
+    empty_nodes,
+    gpu_of_memory,
+    pcie_rate,
+    pcie_tree,
+    rank_places,
+    spanning_l3s,
+)
+from numapin.view.words import (
+    address,
+    joined,
+    kind_of,
+    machine_size,
+    memory,
+    model_name,
+    nic_state,
+    node_source,
+    on_node,
+    own_nic,
+    pcie_link,
+    rank_names,
+    ranks_of,
+    short_pci,
+    torch_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from numapin.plan.model import Plan
+    from numapin.topology.model import Core, Node, Topology
+    from numapin.topology.nearest_nics import NearestNics
+    from numapin.view.machine import Device, RankPlaces, Ranks, SpanningL3
+
+PAD: Final = 8
+GAP: Final = 8
+WIDE: Final = 1400  # a row of sockets; wider ones get a row each
+_TEXT: Final = 300  # a heading or a device's name; longer ones are cut
+_BAR: Final = 22
+_MOST: Final = 256  # nodes and ranks: more take seconds, and are too small to see
+_MOST_CHIPS: Final = 128  # of a node; more ranks are named in one line
+_LONGEST_TITLE: Final = 300  # characters of a tooltip
+
+
+class BoxKind(StrEnum):
+    """The meaning of a box; in SVG, its class."""
+
+    MACHINE = "machine"
+    SOCKET = "socket"
+    NODE = "node"
+    MEMORY_NODE = "memnode"
+    CACHE = "cache"
+    """An L3 cache around the nodes that share it."""
+    L3 = "l3"
+    """Cores that share an L3 cache; also cores of unknown cache, or of one that spans nodes."""
+    CORE = "core"
+    CPU = "cpu"
+    SWITCH = "switch"
+    GPU = "gpu"
+    NIC = "nic"
+    BUS = "bus"
+    MEMORY = "memory"
+    USED = "used"
+    CHIP = "chip"
+    SHARE = "share"
+    """One rank's part of a band over cores that several ranks share."""
+    PLAIN = "plain"
+
+
+class Ink(StrEnum):
+    """The look of a label; in SVG, its class."""
+
+    STRONG = "strong"
+    PLAIN = "text"
+    DIM = "dim"
+    ON_RANK = "on"
+
+
+# --- text of a known width -------------------------------------------------------------------------------------------
+
+# Widths in em, for the widest of the common sans-serif fonts, DejaVu Sans and Verdana.
+_NARROW: Final = frozenset(" !'(),-./:;I[]`fijlrt|·")
+_BROAD: Final = frozenset("#%&+<=>@GMNOQWmw~…")
+_BOLD: Final = 1.13
+
+
+def width_of(text: str, size: float, *, bold: bool = False) -> float:
+    """Return an upper bound on the width of a text, in the unit of the font size."""
+    narrow = sum(char in _NARROW for char in text)
+    broad = sum(char in _BROAD for char in text)
+    other = sum(not char.isascii() and char not in _BROAD and char not in _NARROW for char in text)
+    upper = sum("A" <= char <= "Z" and char not in _BROAD and char != "I" for char in text)
+    rest = len(text) - narrow - broad - other - upper
+    return (0.42 * narrow + broad + 1.3 * other + 0.78 * upper + 0.65 * rest) * size * (_BOLD if bold else 1)
+
+
+def fit(text: str, width: float, size: float, *, bold: bool = False) -> str:
+    """Return a text in visible characters, cut to a width with "…" at the end; "" if not even two of them fit."""
+    shown = printable(text[: max(0, int(width)) + 1])  # every character is at least one unit wide
+    if len(shown) == len(text) and width_of(shown, size, bold=bold) <= width:
+        return shown
+    while shown and width_of(f"{shown}…", size, bold=bold) > width:
+        shown = shown[:-1]
+    return f"{shown.rstrip(' ,-')}…" if len(shown) > 1 else ""
+
+
+def _title(*facts: str) -> str:
+    """Return the facts that are known for a tooltip, one a line; a long one is cut."""
+    shown = (printable(fact[: _LONGEST_TITLE + 1]) for fact in facts if fact)
+    return "\n".join(f"{fact[:_LONGEST_TITLE]}…" if len(fact) > _LONGEST_TITLE else fact for fact in shown)
+
+
+# --- boxes -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class Label:
+    """One line of text. `x` is its left end, or its middle if `centered`; `y` is its baseline."""
+
+    x: float
+    y: float
+    text: str
+    size: float
+    ink: Ink = Ink.PLAIN
+    centered: bool = False
+
+    @property
+    def width(self) -> float:
+        """The width that the text needs at most."""
+        return width_of(self.text, self.size, bold=self.ink is Ink.STRONG)
+
+
+@dataclass(slots=True, kw_only=True)
+class Box:
+    """A rectangle in its parent.
+
+    One rank colors it; `off` means that it may not be used, `idle` that no rank has it. If the box becomes higher, the
+    children at `grow` become higher too, and those below move down.
+    """
+
+    kind: BoxKind
+    width: float = 0
+    height: float = 0
+    x: float = 0
+    y: float = 0
+    key: str = ""
+    title: str = ""
+    labels: list[Label] = field(default_factory=list)
+    children: list[Box] = field(default_factory=list)
+    ranks: Ranks = ()
+    off: bool = False
+    idle: bool = False
+    grow: float = math.inf
+
+    def walk(self, x: float = 0, y: float = 0) -> Iterator[tuple[Box, float, float]]:
+        """Yield the box and all boxes inside, each with its place on the page."""
+        x, y = x + self.x, y + self.y
+        yield self, x, y
+        for child in self.children:
+            yield from child.walk(x, y)
+
+    def stretch(self, height: float) -> None:
+        """Make the box this high, if it is lower."""
+        extra = height - self.height
+        if extra <= 0:
+            return
+        self.height = height
+        for child in self.children:
+            if child.y == self.grow:
+                child.stretch(child.height + extra)
+            elif child.y > self.grow:
+                child.y += extra
+
+
+def frame(
+    kind: BoxKind,
+    rows: Iterable[Sequence[Box]],
+    *,
+    pad: float = PAD,
+    gap: float = GAP,
+    grow: int | None = None,
+    least: float = 0,
+    key: str = "",
+    title: str = "",
+    off: bool = False,
+) -> Box:
+    """Return a box around rows of boxes; those of a row become equally high. Row number `grow` takes more height."""
+    box = Box(kind=kind, key=key, title=title, off=off)
+    right, y = 0.0, pad
+    for number, row in enumerate(filter(None, rows)):
+        height = max(child.height for child in row)
+        if number == grow:
+            box.grow = y
+        x = pad
+        for child in row:
+            child.x, child.y = x, y
+            child.stretch(height)
+            x += child.width + gap
+        box.children += row
+        right, y = max(right, x - gap), y + height + gap
+    box.width = max(least, right + pad)
+    box.height = y - (gap if box.children else 0) + pad
+    return box
+
+
+def rows_within(boxes: Iterable[Box], width: float, *, gap: float = GAP) -> list[list[Box]]:
+    """Return boxes in rows of this width; a wider box has a row of its own."""
+    rows: list[list[Box]] = []
+    right = math.inf
+    for box in boxes:
+        right += gap + box.width
+        if right > width:
+            rows.append([])
+            right = box.width
+        rows[-1].append(box)
+    return rows
+
+
+def best_rows(boxes: Sequence[Box], *, goal: float, most: float, gap: float = GAP) -> list[list[Box]]:
+    """Return boxes in rows whose ratio of width to height is near the goal, with few empty places in the last row."""
+    if not boxes:
+        return []
+    width, height = max(box.width for box in boxes) + gap, max(box.height for box in boxes) + gap
+
+    def cost(columns: int) -> float:
+        num_rows = -(-len(boxes) // columns)
+        empty = 1 - len(boxes) / (num_rows * columns)
+        return abs(math.log(columns * width / (num_rows * height * goal))) + 4 * empty
+
+    columns = min(range(1, max(1, min(len(boxes), int((most + gap) // width))) + 1), key=cost)
+    return [list(boxes[start : start + columns]) for start in range(0, len(boxes), columns)]
+
+
+def words(*lines: tuple[str, str, float], most: float = _TEXT) -> Box:
+    """Return lines of text, each a name in bold, then facts, and a size; what is wider than `most` is cut."""
+    box = Box(kind=BoxKind.PLAIN)
+    for name, facts, size in lines:
+        x, facts_size = 0.0, min(size, 11)
+        parts = ((name, size, Ink.STRONG), (facts, facts_size, Ink.DIM))
+        for text, text_size, ink in parts:
+            if shown := fit(text, most - x, text_size, bold=ink is Ink.STRONG):
+                label = Label(x=x, y=box.height + size, text=shown, size=text_size, ink=ink)
+                box.labels.append(label)
+                box.width = max(box.width, x + label.width)
+                x += label.width + size * 0.6
+        box.height += size * 1.45
+    return box
+
+
+class CellSize(NamedTuple):
+    """The size of a cell, and of the text in it; a font of 0 means no text."""
+
+    width: float
+    height: float
+    font: float
+
+
+def cell(kind: BoxKind, text: str, size: CellSize, *, ink: Ink = Ink.PLAIN) -> Box:
+    """Return a box with a short text in its middle; a text that does not fit is left out."""
+    box = Box(kind=kind, width=size.width, height=size.height)
+    font = size.font
+    if font and (shown := fit(text, size.width - 2, font, bold=ink is Ink.STRONG)):
+        x, y = size.width / 2, size.height / 2 + font * 0.36
+        box.labels.append(Label(x=x, y=y, text=shown, size=font, ink=ink, centered=True))
+    return box
+
+
+def chip(rank: int, *, exact: bool = True) -> Box:
+    """Return a rank's name in its color, with a star if it did not get all that was requested."""
+    text = f"rank {rank}" if exact else f"rank {rank} *"
+    box = cell(BoxKind.CHIP, text, CellSize(width_of(text, 10) + 10, 16, 10), ink=Ink.ON_RANK)
+    return replace(box, ranks=(rank,), key=f"rank{rank}")
+
+
+def band(ranks: Ranks, width: float) -> list[Box]:
+    """Return a band with the color of each rank that shares the cores below; nothing for fewer than two."""
+    if len(ranks) < 2:
+        return []
+    one = width / len(ranks)
+    parts = [Box(kind=BoxKind.SHARE, width=one, height=5, x=one * at, ranks=(rank,)) for at, rank in enumerate(ranks)]
+    title = _title(f"shared by {rank_names(ranks)}")
+    return [Box(kind=BoxKind.PLAIN, width=width, height=5, children=parts, title=title)]
+
+
+# --- the machine -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drawing:
+    """What all parts of a picture need: the machine, the ranks, and the sizes of devices and of a CPU's cell."""
+
+    topology: Topology
+    places: RankPlaces
+    inexact: Collection[int]
+    device_width: float
+    nearest_nics: Mapping[int, NearestNics]
+    cpu: CellSize
+    l3_of: Mapping[int, SpanningL3]
+    fast: Mapping[int, str]
+    empty: CpuSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """The outermost box, the lines from GPUs to the bars (x, top, bottom), and the machine in words."""
+
+    box: Box
+    lines: tuple[tuple[float, float, float], ...]
+    title: str
+    description: str
+
+
+def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
+    """Return the picture. Raises UsageError for a plan of another machine, or too many nodes or ranks."""
+    for number, what, hint in (
+        (len(topology.nodes), "a machine of {} nodes", "show it with: numapin topo --format tree"),
+        (len(ranks_of(plan)), "a plan of {} ranks", "show it as a tree: numapin topo --plan FILE"),
+    ):
+        if number > _MOST:
+            subject = what.format(number)
+            raise UsageError(f"{subject} does not fit into a picture, which shows {_MOST} at most", hint)
+    places = rank_places(topology, plan)
+    drawing = _Drawing(
+        topology=topology,
+        places=places,
+        inexact={rank.local_rank for rank in ranks_of(plan) if not rank.exact},
+        device_width=0,
+        nearest_nics=topology.nearest_nics,
+        cpu=_cell_size(len(topology.cpus)),
+        l3_of=spanning_l3s(topology),
+        fast={fast.node: f"fast CPUs {fast.cpus}" for fast in fast_cores(topology)},
+        empty=empty_nodes(topology),
+    )
+    widest = max((_device(drawing, device).width for device in all_devices(topology)), default=0)
+    drawing = replace(drawing, device_width=widest)
+    rows = rows_within(_blocks(drawing), WIDE)
+    mirrored = len(rows) == 2 and bool(buses(topology))
+    if mirrored:
+        rows = rows_within(_blocks(drawing, first_below=len(rows[0])), WIDE)
+    name, size, planned = topology.host or topology.source, size_in_words(topology), plan_in_words(plan)
+    inner = max([560, *map(_width, rows)])
+    model = _same_model(topology)
+    facts = (size, joined(model, planned, separator=" · "))
+    head = words((name, "", 16), *(("", fact, 11) for fact in facts if fact), most=inner)
+    tail = [
+        *rows_within(_memory_boxes(drawing), inner),
+        [words(*(("", text, 10) for text in distances(topology)), most=inner)],
+        *rows_within(_legend(drawing, plan), inner, gap=20),
+    ]
+    bars = _bars(topology, frame(BoxKind.MACHINE, rows), inner)
+    middle = [*rows[:1], *bars, *rows[1:]] if mirrored else [*rows, *bars]
+    box = frame(BoxKind.MACHINE, [[head], *middle, *tail], gap=12, least=inner + 2 * PAD)
+    return Picture(
+        box=box,
+        lines=tuple(_lines(topology, box)),
+        title=_title(f"Topology of {name}"),
+        description=_title(f"{size}. {planned}".strip()),
+    )
+
+
+def size_in_words(topology: Topology) -> str:
+    """Return the number of sockets, nodes, GPUs, cores and CPUs."""
+    return joined(
+        counted(len(topology.packages), "socket") if topology.packages else "",
+        counted(len(topology.nodes), "NUMA node"),
+        counted(len(topology.gpus), "GPU"),
+        machine_size(topology),
+    )
+
+
+def plan_in_words(plan: Plan | None) -> str:
+    """Return what was requested of the plan; "" without a plan."""
+    if plan is None:
+        return ""
+    return f"Plan: {counted(len(plan.ranks), 'rank')}, bind {plan.bind.value}, memory {plan.memory.value}"
+
+
+def _same_model(topology: Topology) -> str:
+    """Return the model of several GPUs if they have the same one."""
+    models = {model_name(gpu) for gpu in topology.gpus}
+    return (
+        f"{len(topology.gpus)} x {models.pop()}" if len(topology.gpus) > 1 and len(models) == 1 and all(models) else ""
+    )
+
+
+def _cell_size(num_cpus: int) -> CellSize:
+    """Return the size of a CPU's cell: the more CPUs, the smaller; beyond 640 there is no space for text."""
+    if num_cpus <= 64:
+        return CellSize(46, 18, 11)
+    return CellSize(32, 14, 9) if num_cpus <= 640 else CellSize(14, 6, 0)
+
+
+def _device(drawing: _Drawing, device: Device) -> Box:
+    """Return the box of a NIC; or of a GPU, with its ranks and its memory node below its facts."""
+    topology = drawing.topology
+    if isinstance(device, Adapter):
+        facts = joined(short_pci(device.pci or ""), nic_state(device))
+        text = words((device.name, "", 11), ("", device.kind.value, 9.5), ("", facts, 9.5))
+        title = _title(device.name, device.kind.value, device.pci or "", nic_state(device))
+        width = drawing.device_width
+        return frame(BoxKind.NIC, [[text]], pad=6, least=width, key=f"nic:{device.name}", title=title)
+    gpu, nearest = device, drawing.nearest_nics.get(device.index)
+    rate = pcie_rate(gpu.pcie)
+    pcie = joined(pcie_link(gpu.pcie), f"{rate:.0f} GB/s" if rate else "")
+    mig = counted(len(gpu.mig), "MIG instance") if gpu.mig else ""
+    model = "" if _same_model(topology) else model_name(gpu)
+    lines = (model, address(gpu, short=True), pcie, own_nic(nearest), mig)
+    text = words((gpu.label, torch_name(gpu), 11), *(("", line, 9.5) for line in lines if line))
+    chips = [chip(rank, exact=rank not in drawing.inexact) for rank in drawing.places.gpus.get(gpu.index, ())]
+    rows = [[text], *rows_within(chips, 150, gap=4)]
+    for node in topology.nodes:
+        if gpu_of_memory(topology, node) is gpu:
+            name, size = f"node {node.id}", memory(node)
+            title, off = _title(f"memory of {gpu.label}", size), node.id not in topology.allowed.nodes
+            inner = [[words((name, size, 10))]]
+            rows.append([frame(BoxKind.MEMORY_NODE, inner, pad=4, key=f"node{node.id}", title=title, off=off)])
+    reason = f"nearest NICs {', '.join(nearest.names)}: {nearest.reason}" if nearest else ""
+    uuid, source = gpu.uuid or "", node_source(gpu)
+    title = _title(gpu.label, torch_name(gpu), model_name(gpu), address(gpu), uuid, pcie, reason, mig, source)
+    width, off = drawing.device_width, not gpu.visible
+    return frame(BoxKind.GPU, rows, pad=6, gap=4, least=width, key=gpu.label, title=title, off=off)
+
+
+def _blocks(drawing: _Drawing, *, first_below: int | None = None) -> list[Box]:
+    """Return the sockets, and frames for nodes and parts without one; from `first_below` on, devices are at the top."""
+    topology = drawing.topology
+    blocks: list[Box] = []
+
+    def is_below() -> bool:
+        return first_below is not None and len(blocks) >= first_below
+
+    for package in topology.packages:
+        flip = is_below()
+        nodes = [node for node in topology.nodes if node.package == package.id and node.id not in drawing.empty]
+        lost = [core for core in topology.cores if core.node is None and core.package == package.id]
+        boxes = [*_nodes(drawing, nodes, flip=flip), *_lost_cores(drawing, lost)]
+        num_cores = sum(core.package == package.id for core in topology.cores)
+        head = words((f"socket {package.id}", counted(num_cores, "core"), 14))
+        blocks.append(_headed(BoxKind.SOCKET, head, rows_within(boxes, WIDE - 2 * PAD), flip=flip))
+        blocks[-1].key = f"socket {package.id}"
+    packages = {package.id for package in topology.packages}
+    blocks += _nodes(drawing, [n for n in topology.cpu_nodes if n.package not in packages], flip=is_below())
+    blocks += _lost_cores(drawing, [c for c in topology.cores if c.node is None and c.package not in packages])
+    if devices := devices_on(topology, None):
+        flip = is_below()
+        head = words(("node unknown", "GPUs and network devices", 13))
+        blocks.append(_headed(BoxKind.MEMORY_NODE, head, _device_rows(drawing, devices, flip=flip), flip=flip))
+    return blocks
+
+
+def _headed(kind: BoxKind, head: Box, rows: list[list[Box]], *, flip: bool) -> Box:
+    """Return a frame with a heading above the rows, or below them; the row at the far end takes more height."""
+    return frame(kind, [*rows, [head]] if flip else [[head], *rows], grow=0 if flip else len(rows))
+
+
+def _spring() -> Box:
+    """Return an invisible box for the row that takes the height which a frame has to spare."""
+    return Box(kind=BoxKind.PLAIN)
+
+
+def _lost_cores(drawing: _Drawing, cores: Sequence[Core]) -> list[Box]:
+    """Return a frame for cores of unknown node."""
+    if not cores:
+        return []
+    head = words(("cores of unknown node", "", 13))
+    return [frame(BoxKind.NODE, [[head], *_core_rows(drawing, cores, spanned=False, wanted=_TEXT)])]
+
+
+def _nodes(drawing: _Drawing, nodes: Iterable[Node], *, flip: bool) -> list[Box]:
+    """Return a frame per node; nodes that share an L3 cache are in a frame for the cache."""
+    around: dict[CpuSet, list[Box]] = {}
+    for node in nodes:
+        l3 = drawing.l3_of.get(node.id)
+        box = _node(drawing, node, flip=flip)
+        around.setdefault(CpuSet({node.id}) if l3 is None else l3.nodes, []).append(box)
+    found = []
+    for numbers, boxes in around.items():
+        l3 = drawing.l3_of.get(min(numbers))
+        if l3 is None:
+            found += boxes
+            continue
+        name, size = f"L3 of nodes {numbers}", counted(len(l3.cores), "core")
+        cache = _headed(BoxKind.CACHE, words((name, size, 12)), rows_within(boxes, WIDE - 4 * PAD), flip=flip)
+        cache.key, cache.title = f"l3 of nodes {numbers}", _title(f"one {name}: {size}")
+        found.append(cache)
+    return found
+
+
+def _node(drawing: _Drawing, node: Node, *, flip: bool) -> Box:
+    """Return a node: its name, memory, ranks and cores, and its devices on the side of the bar."""
+    topology, places = drawing.topology, drawing.places
+    allowed = node.id in topology.allowed.nodes
+    on_cores, in_memory = places.on(node.cpus), places.memory.get(node.id, ())
+    devices = _device_rows(drawing, devices_on(topology, node.id), flip=flip)
+    width = max([_TEXT, *map(_width, devices)])
+    is_spanned = node.id in drawing.l3_of
+    cores = _core_rows(drawing, on_node(topology.cores, node.id), spanned=is_spanned, wanted=width)
+    width = max([width, *map(_width, cores)])
+    kind = kind_of(topology, node)
+    cpus = f"CPUs {node.cpus}" if node.cpus else ""
+    facts = joined(kind, cpus, drawing.fast.get(node.id, ""), "" if allowed else "not allowed")
+    size = memory(node) or "size unknown"
+    rows = [[words((f"node {node.id}", facts, 13), ("memory", size, 10), most=width)]]
+    if node.memory_bytes and node.free_bytes is not None:
+        share = min(1.0, max(0.0, 1 - node.free_bytes / node.memory_bytes))
+        used = Box(kind=BoxKind.USED, width=share * width, height=8)
+        rows.append([Box(kind=BoxKind.MEMORY, width=width, height=8, children=[used])])
+    if on_cores == in_memory:
+        rows += _rank_rows("cores and memory of", on_cores, width)
+    else:
+        rows += [*_rank_rows("cores of", on_cores, width), *_rank_rows("memory of", in_memory, width)]
+    rows += cores
+    if devices:
+        rows = [*devices, [_spring()], *rows] if flip else [*rows, [_spring()], *devices]
+    elif flip:
+        rows.insert(0, [_spring()])
+    grow = next((number for number, row in enumerate(rows) if row[0] == _spring()), None)
+    return frame(
+        BoxKind.NODE if node.kind is NodeKind.CPU else BoxKind.MEMORY_NODE,
+        rows,
+        grow=grow,
+        title=_title(f"node {node.id}", facts, size, rank_names(on_cores)),
+        key=f"node{node.id}",
+        off=not allowed,
+    )
+
+
+def _rank_rows(what: str, ranks: Ranks, width: float) -> list[list[Box]]:
+    """Return the chips of these ranks behind a word; many ranks are named in one line."""
+    if not ranks:
+        return []
+    if len(ranks) > _MOST_CHIPS:
+        return [[words(("", f"{what} {rank_names(ranks)}", 10), most=width)]]
+    return rows_within([words(("", what, 10)), *map(chip, ranks)], width)
+
+
+def _core_rows(drawing: _Drawing, cores: Sequence[Core], *, spanned: bool, wanted: float) -> list[list[Box]]:
+    """Return the L3 groups in rows, the cores of unknown L3 last; a single one is about as wide as `wanted`.
+
+    With `spanned`, the L3 cache is drawn around the node, and its cores are a group without a cache. Ranks are named
+    where they differ: on groups of different ranks, and on cores if the cores of a group differ.
+    """
+    by_l3: dict[int | None, list[Core]] = {}
+    for core in cores:
+        by_l3.setdefault(None if spanned else core.l3, []).append(core)
+    unknown = by_l3.pop(None, [])
+    groups = [*(group for _, group in sorted(by_l3.items())), *([unknown] if unknown else [])]
+    on = drawing.places.on
+    differ = len({on(_cpus(group)) for group in groups}) > 1
+    boxes = []
+    for group in groups:
+        ranks, cpus = on(_cpus(group)), str(_cpus(group))
+        is_mixed = any(on(core.cpus) != ranks for core in group)
+        cells = [_core(drawing, core, named=is_mixed) for core in group]
+        most = wanted - 2 * PAD if len(groups) == 1 and wanted > _TEXT else WIDE - 6 * PAD
+        goal = 3.0 if most > wanted else most * most / _area(cells)
+        inner = best_rows(cells, goal=goal, most=most, gap=4)
+        width = _width(inner[0], 4)
+        named = rank_names(ranks) if differ and not is_mixed else ""
+        name = "cores" if group is unknown else "L3"
+        lines = [(name, cpus, 10.0), *([("", named, 10.0)] if named else [])]
+        head = words(*lines, most=max(width, 130))
+        rows = [[head], *([] if is_mixed else [band(ranks, width)]), *inner]
+        title = _title(f"{name}: {counted(len(group), 'core')}, CPUs {cpus}", rank_names(ranks))
+        boxes.append(frame(BoxKind.L3, rows, gap=4, title=title))
+    return best_rows(boxes, goal=1.6, most=WIDE - 4 * PAD)
+
+
+def _area(boxes: Iterable[Box]) -> float:
+    return sum(box.width * box.height for box in boxes)
+
+
+def _cpus(cores: Iterable[Core]) -> CpuSet:
+    return CpuSet(chain.from_iterable(core.cpus for core in cores))
+
+
+def _core(drawing: _Drawing, core: Core, *, named: bool) -> Box:
+    """Return the core, with one row per CPU; if `named`, the first row has the names of its ranks."""
+    places, size = drawing.places, drawing.cpu
+    ranks = places.on(core.cpus)
+    banned = core.cpus - drawing.topology.allowed.cpus
+    rows = []
+    if named:
+        rows = [[cell(BoxKind.PLAIN, f"r{cpu_set.render(ranks)}" if ranks else "", size, ink=Ink.STRONG)]]
+    for cpu in sorted(core.cpus):
+        own = places.cpus.get(cpu, ())
+        is_idle = bool(places.cpus) and not own and cpu not in banned
+        ink = Ink.ON_RANK if len(own) == 1 else Ink.DIM if is_idle else Ink.PLAIN
+        box = cell(BoxKind.CPU, str(cpu), size, ink=ink)
+        box.key, box.ranks, box.off, box.idle = f"cpu{cpu}", own, cpu in banned, is_idle
+        rows.append([box])
+    if named:
+        rows.append(band(ranks, size.width))
+    off = f"not allowed: CPUs {banned}" if banned else ""
+    title = _title(f"core {core.id}: CPUs {core.cpus}", rank_names(ranks), off)
+    return frame(BoxKind.CORE, rows, pad=0, gap=0, key=f"core{core.id}", title=title)
+
+
+def _device_rows(drawing: _Drawing, devices: Sequence[Device], *, flip: bool) -> list[list[Box]]:
+    """Return the devices of a node in their PCIe tree: NICs first, then GPUs, so that nothing is below a GPU."""
+    return _part_rows(drawing, pcie_tree(drawing.topology, devices), flip=flip)
+
+
+def _part_rows(drawing: _Drawing, parts: Sequence[PcieGroup | Device], *, flip: bool) -> list[list[Box]]:
+    with_gpus: list[Box] = []
+    others: list[Box] = []
+    for part in parts:
+        if isinstance(part, Adapter):
+            others.append(_device(drawing, part))
+        elif isinstance(part, PcieGroup):
+            inner = _part_rows(drawing, part.parts, flip=flip)
+            name = [words((part.name, "", 10))]
+            rows = [*inner, [_spring()], name] if flip else [name, [_spring()], *inner]
+            box = frame(BoxKind.SWITCH, rows, grow=len(inner) if flip else 1, title=part.name)
+            (with_gpus if any(isinstance(device, Gpu) for device in part.devices) else others).append(box)
+        else:  # a GPU beside a group stays at the end of the row
+            row = [_device(drawing, part)]
+            rows = [row, [_spring()]] if flip else [[_spring()], row]
+            with_gpus.append(frame(BoxKind.PLAIN, rows, pad=0, gap=0, grow=1 if flip else 0))
+    below = rows_within(with_gpus, WIDE - 4 * PAD)
+    above = rows_within(others, max(map(_width, below), default=3 * _TEXT))
+    return [*below, *above] if flip else [*above, *below]
+
+
+def _width(row: Sequence[Box], gap: float = GAP) -> float:
+    return sum(box.width + gap for box in row) - gap
+
+
+def _memory_boxes(drawing: _Drawing) -> list[Box]:
+    """Return the nodes without CPUs outside of all sockets and GPUs, and one box for all empty nodes."""
+    topology, empty = drawing.topology, drawing.empty
+    packages = {package.id for package in topology.packages}
+    nodes = [
+        node
+        for node in topology.nodes
+        if not (node.cpus or node.id in empty or node.package in packages or gpu_of_memory(topology, node))
+    ]
+    boxes = [_node(drawing, node, flip=False) for node in nodes]
+    if empty:
+        text = words((counted(len(empty), "empty node"), f"no memory: {empty}", 13), most=WIDE)
+        title = _title("nodes without memory and devices", str(empty))
+        boxes.append(frame(BoxKind.MEMORY_NODE, [[text]], title=title, key="empty"))
+    return boxes
+
+
+def _legend(drawing: _Drawing, plan: Plan | None) -> list[Box]:
+    """Return each sign that the picture has, with its meaning."""
+    topology, places = drawing.topology, drawing.places
+    size = CellSize(32, 14, 9)
+    sharers = next((ranks for ranks in places.cpus.values() if len(ranks) > 1), None)
+    idle = (topology.cpus & topology.allowed.cpus) - CpuSet(places.cpus)
+    used = Box(kind=BoxKind.MEMORY, width=32, height=8, children=[Box(kind=BoxKind.USED, width=12, height=8)])
+    plain = cell(BoxKind.CPU, "0", size)
+    has_names = any(
+        places.on(core.cpus) != places.on(other.cpus)
+        for core, other in zip(topology.cores, topology.cores[1:], strict=False)
+        if (core.node, core.l3) == (other.node, other.l3)
+    )
+    signs: tuple[tuple[object, Box, str], ...] = (
+        (True, plain, "hardware thread (CPU number) in its core"),
+        (any(node.free_bytes is not None for node in topology.nodes), used, "memory: used and free"),
+        (topology.cpus - topology.allowed.cpus, replace(plain, off=True), "not allowed to this process"),
+        (has_names, cell(BoxKind.PLAIN, "r0", size, ink=Ink.STRONG), "rank 0 has this core"),
+        (plan and not plan.exact, words(("*", "", 12)), "not exact: see numapin plan"),
+        (sharers, band(sharers or (0, 1), 32)[0], "shared by the ranks whose colors are in the band"),
+        (
+            places.cpus and idle,
+            replace(cell(BoxKind.CPU, "0", size, ink=Ink.DIM), idle=True),
+            f"idle: no rank may use it ({counted(len(idle), 'CPU')})",
+        ),
+    )
+    return [
+        frame(BoxKind.PLAIN, [[sign, words(("", text, 10))]], pad=0, title=_title(text))
+        for is_used, sign, text in signs
+        if is_used
+    ]
+
+
+def _bars(topology: Topology, rows: Box, most: float) -> list[list[Box]]:
+    """Return the bars of the GPUs' links, each as long as its GPUs are apart; bars share a row if there is space."""
+    middles = {box.key: x + box.width / 2 for box, x, _ in rows.walk() if box.kind is BoxKind.GPU}
+    lanes: list[Box] = []
+    for bus in buses(topology):
+        ends = [middles[gpu.label] - PAD for gpu in bus.gpus]
+        shown = fit(str(bus), most - 2 * PAD, 11, bold=True)
+        label = Label(x=PAD, y=15, text=shown, size=11, ink=Ink.STRONG)
+        width = min(most, max(max(ends) - min(ends) + 30, label.width + 2 * PAD))
+        left = max(0, min(min(ends) - 15, most - width))
+        bar = Box(kind=BoxKind.BUS, width=width, height=_BAR, x=left, labels=[label], title=_title(str(bus)))
+        bar.key = f"bus{bus.gpus[0].index}"
+        for lane in lanes:
+            if all(other.x + other.width + GAP < left or left + width + GAP < other.x for other in lane.children):
+                lane.children.append(bar)
+                break
+        else:
+            lanes.append(Box(kind=BoxKind.PLAIN, width=most, height=_BAR, children=[bar]))
+    return [[lane] for lane in lanes]
+
+
+def _lines(topology: Topology, picture: Box) -> Iterator[tuple[float, float, float]]:
+    """Yield the lines from GPUs to their bars; a GPU behind another box has none."""
+    areas = [(box, x, y) for box, x, y in picture.walk() if box.kind not in (BoxKind.CPU, BoxKind.CORE, BoxKind.PLAIN)]
+    gpus = {box.key: (box, x, y) for box, x, y in areas if box.kind is BoxKind.GPU}
+    bars = {box.key: (box, y) for box, _, y in areas if box.kind is BoxKind.BUS}
+    for bus in buses(topology):
+        bar, bar_y = bars[f"bus{bus.gpus[0].index}"]
+        for gpu in bus.gpus:
+            box, x, y = gpus[gpu.label]
+            middle, is_above = x + box.width / 2, y < bar_y
+            top, bottom = (y + box.height, bar_y) if is_above else (bar_y + bar.height, y)
+            is_hidden = any(
+                other_x < middle < other_x + other.width
+                and other_y < bottom
+                and top < other_y + other.height
+                and not (other_y <= y and y + box.height <= other_y + other.height)
+                for other, other_x, other_y in areas
+                if other.kind is not BoxKind.BUS
+            )
+            if not is_hidden:
+                yield middle, top, bottom
+
+
+# --- SVG -------------------------------------------------------------------------------------------------------------
+
+# Paul Tol's "light" scheme (https://personal.sron.nl/~pault/) without its gray: for black text on color, and for any
+# color vision. Of all orders, this one makes neighbors, which mostly share a node, differ most.
+RANK_COLORS: Final = ("#77aadd", "#ee8866", "#ffaabb", "#bbcc33", "#eedd88", "#99ddff", "#44bb99", "#aaaa00")
+
+# name -> light, dark
+COLORS: Final = {
+    "page": ("#ffffff", "#12161c"),
+    "ink": ("#1a212b", "#e9edf2"),
+    "dim": ("#4d5866", "#aab5c2"),
+    "on": ("#10151b", "#10151b"),
+    "socket": ("#f3f5f8", "#1a2028"),
+    "node": ("#ffffff", "#222a34"),
+    "l3": ("#edf1f5", "#2c3541"),
+    "cpu": ("#dbe4ee", "#3d4958"),
+    "gpu": ("#e9f4ec", "#1f3529"),
+    "nic": ("#f3edf8", "#31273d"),
+    "switch": ("#fdf6e3", "#332d1c"),
+    "bus": ("#cfe8d5", "#28482f"),
+    "line": ("#bfc8d2", "#404c5a"),
+    "edge": ("#8593a3", "#6b7b8d"),
+    "gpuline": ("#4f9563", "#5aa070"),
+    "nicline": ("#9272ad", "#9a7fb3"),
+    "switchline": ("#b59a4a", "#8f7c42"),
+    "used": ("#7d8fa3", "#8799ad"),
+}
+_LOOKS: Final = {  # class -> fill, stroke
+    "machine": ("page", None),
+    "socket": ("socket", "line"),
+    "node": ("node", "edge"),
+    "memnode": ("node", "edge"),
+    "cache": ("l3", "edge"),
+    "l3": ("l3", None),
+    "core": ("cpu", "edge"),
+    "cpu": ("cpu", "edge"),
+    "switch": ("switch", "switchline"),
+    "gpu": ("gpu", "gpuline"),
+    "nic": ("nic", "nicline"),
+    "bus": ("bus", "gpuline"),
+    "memory": ("node", "edge"),
+    "used": ("used", None),
+    "chip": ("cpu", "edge"),
+    "share": ("cpu", None),
+    "idle": ("l3", "edge"),
+    "off": ("l3", "edge"),
+    "again": (None, "ink"),
+    "hatched": ("l3", None),
+    "hatch": (None, "used"),
+    "link": (None, "gpuline"),
+    "strong": ("ink", None),
+    "text": ("ink", None),
+    "dim": ("dim", None),
+    "on": ("on", None),
+}
+
+
+def style() -> str:
+    """Return the rules: light, which printers and programs without media queries use, and dark on dark screens."""
+
+    def looks(dark: int) -> str:
+        parts = []
+        for name, (fill, stroke) in _LOOKS.items():
+            filled = f"fill:{COLORS[fill][dark]};" if fill else ""
+            stroked = f"stroke:{COLORS[stroke][dark]}" if stroke else ""
+            parts.append(f".np .{name}{{{filled}{stroked}}}")
+        return "\n".join(parts)
+
+    ranks = (f".np .c{number}{{fill:{color}}}" for number, color in enumerate(RANK_COLORS))
+    shapes = (
+        '.np{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}',
+        ".np .strong{font-weight:600}.np .mid{text-anchor:middle}.np .memnode,.np .idle{stroke-dasharray:5 3}",
+        ".np .cpu{stroke-width:.5}.np .cpu.idle{stroke-dasharray:2 2}.np .link{stroke-width:3}",
+        ".np .again{stroke-width:2}",
+    )
+    after = "\n".join([*ranks, ".np .cpu.off{fill:url(#np-off)}"])
+    dark = f"@media screen and (prefers-color-scheme:dark){{\n{looks(1)}\n{after}\n}}"
+    return "\n".join([*shapes, looks(0), after, dark])
+
+
+def svg(topology: Topology, plan: Plan | None = None) -> str:
+    """Return an SVG file. Raises UsageError for a plan of another machine, or too many nodes or ranks."""
+    drawn = element(lay_out(topology, plan), inside=f"<style>{style()}</style>\n")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{drawn}\n'
+
+
+def element(picture: Picture, *, inside: str = "") -> str:
+    """Return the SVG element; a page that has the style needs none `inside`."""
+    width, height = f"{picture.box.width:.1f}", f"{picture.box.height:.1f}"
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="np" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img">',
+        f"<title>{escape(picture.title)}</title><desc>{escape(picture.description)}</desc>",
+        f'{inside}<defs><pattern id="np-off" width="4" height="4" patternUnits="userSpaceOnUse" '
+        'patternTransform="rotate(45)"><rect class="hatched" width="4" height="4"/><path class="hatch" d="M0 0V4"/>'
+        "</pattern></defs>",
+    ]
+    bars = [replace(box, x=x, y=y) for box, x, y in picture.box.walk() if box.kind is BoxKind.BUS]
+    _draw(picture.box, lines)
+    lines += [f'<path class="link" d="M{x:.1f} {top:.1f}V{bottom:.1f}"/>' for x, top, bottom in picture.lines]
+    for bar in bars:  # over the lines to bars behind them
+        _draw(bar, lines)
+    return "\n".join([*lines, "</svg>"])
+
+
+def _draw(box: Box, lines: list[str]) -> None:
+    """Append the lines of a box and of all boxes inside."""
+    place = f' transform="translate({box.x:.1f} {box.y:.1f})"' if box.x or box.y else ""
+    title = f"<title>{escape(box.title)}</title>" if box.title else ""
+    rectangle = ""
+    if box.kind is not BoxKind.PLAIN:
+        states = ["off"] * box.off + ["idle"] * box.idle
+        if len(box.ranks) == 1:
+            turn, color = divmod(box.ranks[0], len(RANK_COLORS))
+            states += [f"c{color}"] + ["again"] * (turn % 2)
+        classes = " ".join([box.kind.value, *states])
+        corner = 0 if box.kind in _SHARP else 4
+        radius = f' rx="{corner}"' if corner else ""
+        rectangle = f'<rect class="{classes}" width="{box.width:.1f}" height="{box.height:.1f}"{radius}/>'
+    texts = []
+    for label in box.labels:
+        classes = f"{label.ink.value} mid" if label.centered else label.ink.value
+        at = f'x="{label.x:.1f}" y="{label.y:.1f}" font-size="{label.size:g}"'
+        texts.append(f'<text class="{classes}" {at}>{escape(label.text)}</text>')
+    lines.append(f"<g{place}>{title}{rectangle}{''.join(texts)}")
+    for child in box.children:
+        if child.kind is not BoxKind.BUS:
+            _draw(child, lines)
+    lines.append("</g>")
+
+
+_SHARP: Final = (BoxKind.MACHINE, BoxKind.CORE, BoxKind.CPU, BoxKind.MEMORY, BoxKind.USED, BoxKind.SHARE)
+
+
+def machine_svg(topology: Topology) -> str | None:
+    """Return the picture that a notebook shows; None for a machine too large for one, which is shown as text."""
+    try:
+        return element(lay_out(topology), inside=f"<style>{style()}</style>\n")
+    except UsageError:
+        return None
