@@ -15,6 +15,7 @@ import subprocess
 import sys
 import termios
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,7 @@ class _Terminal:
     def __init__(self, folder: Path, *options: str, **environ: str) -> None:
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        self.settings = termios.tcgetattr(self.master)
+        self.settings, self.last = termios.tcgetattr(self.master), b""
         changes = {"TERM": "xterm", "COLUMNS": "80", **environ}
         self.process = subprocess.Popen(
             [*NUMAPIN, "top", "--interval", "0.1", *options],
@@ -75,18 +76,15 @@ class _Terminal:
 
     @property
     def is_restored(self) -> bool:
-        """Whether the terminal has its settings and its cursor back."""
-        output = b""
-        while select.select([self.master], [], [], 0)[0]:
-            try:
-                output += os.read(self.master, 65536)
-            except OSError:  # all processes have closed it
-                break
-        return b"\x1b[?25h" in output and termios.tcgetattr(self.master) == self.settings
+        """Whether the terminal has its settings and its cursor back, after `end`."""
+        return b"\x1b[?25h" in self.last and termios.tcgetattr(self.master) == self.settings
 
     def end(self) -> tuple[int, str]:
-        """Wait for the end; return the status and stderr."""
-        _, err = self.process.communicate(timeout=30)
+        """Wait for the end, reading the terminal as terminals do; return the status and stderr."""
+        with ThreadPoolExecutor() as thread:
+            last = thread.submit(self.read_all)
+            _, err = self.process.communicate(timeout=30)
+            self.last = last.result()
         return self.process.returncode, err.decode()
 
 
