@@ -16,10 +16,7 @@
     installed_torch.py  whether the installed torch's clients can be served
     failure.py          the account of ranks that failed, and what probably ended the first
     survivors.py        where the other ranks of a failed job are before they are ended
-    run_places.py       the directories that can hold the folders of runs
-    run_folder.py       make and find the folders of runs
-    named_run.py        find one by a name that people type
-    sweep.py            remove the folders of runs that have ended
+    run_folder.py       make and find the folders of runs, and remove those of ended runs
     init.py             process 1 of a container
     lost_gpus.py        GPUs of the plan that the machine no longer shows
     preload.py          hook into unmodified scripts through their environment

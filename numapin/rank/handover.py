@@ -226,13 +226,14 @@ def identity(folder: str) -> tuple[int, int] | None:
 
 
 def opened_to_write(folder: str) -> OpenFolder:
-    """Open a run's folder. It is not made again: another user may have made the folder around it.
+    """Open a run's folder. It is not made again: its name may now be another user's.
 
-    Raises OSError, also if other users may replace it, or what is in it.
+    Raises OSError, also if it is not this user's, or if others may replace what is in it. Another user who may rename
+    the folder cannot put one of this user's from elsewhere in its place: Linux moves a folder to another one only for
+    users who may write to it.
     """
     base, name = os.path.split(os.path.abspath(folder))
     with opened(base) as parent:
-        require_stable(parent)
         run = OpenFolder(os.open(name, FOLDER, dir_fd=parent))
     with run as descriptor:
         require_own(descriptor)

@@ -98,7 +98,7 @@ def plan_path(named: str, environ: Mapping[str, str]) -> str:
     """Return the path of the plan that --plan names: a file, a folder with plan.json, or a run. Raises UsageError."""
     if os.path.isfile(named) and not named.startswith("@"):
         return named
-    from numapin.launcher.named_run import find_file  # here: most plans are files
+    from numapin.launcher.run_folder import find_file  # here: most plans are files
 
     return find_file(named, handover.PLAN, environ)
 
