@@ -20,8 +20,7 @@ from numapin.errors import MachineError
 from numapin.plan.model import GpuRef, Plan
 from numapin.plan.nics import exported, without_users
 from numapin.rank import bind, handover
-from numapin.rank.become import BINDING, become
-from numapin.rank.binding import read_binding
+from numapin.rank.become import BINDING, become, read_binding
 from numapin.tasks.identify import parse_count
 from numapin.tasks.slice import Slice, inside, slice_of
 
