@@ -173,7 +173,7 @@ def _check(options: CompareOptions) -> None:
     if options.a is None and not options.command:
         raise UsageError("there is no script to run", _help())
     if options.a is None:
-        from numapin.launcher.command import require_program
+        from numapin.launcher.program import require_program
 
         require_program(
             options.command[0], module=options.module, no_python=False, run_path=False, otherwise=_OTHERWISE

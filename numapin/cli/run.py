@@ -27,12 +27,11 @@ from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import UsageError
 from numapin.launcher import options as torchruns
 from numapin.launcher import preload
-from numapin.launcher.command import python, require_program
-from numapin.launcher.installed_torch import torch_folder, why_not_served
 from numapin.launcher.lost_gpus import require_gpus
+from numapin.launcher.program import keep_script, python, require_program
 from numapin.launcher.rehearse import rehearse
 from numapin.launcher.run_folder import run_directory
-from numapin.launcher.stdin_script import keep_script
+from numapin.launcher.store_server import torch_folder, why_not_served
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.nics import nic_variables, with_users_nics

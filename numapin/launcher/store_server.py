@@ -2,24 +2,27 @@
 
 torch's own server would do the same, but loading torch takes a second and 200 MB. The socket listens from the moment on
 at which the port is known, so no other user can take the port. On a loopback address, only this user and root can
-connect.
+connect. Whether the installed torch's clients can be served is found out without importing it.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import selectors
 import signal
 import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.stderr import say
 from numapin.errors import UsageError
-from numapin.launcher.store import RankStore, StoreClient, StoreRefusal
+from numapin.launcher.store import CHECK_ANSWERS, MAGIC, REQUESTS, WAIT_ANSWERS, RankStore, StoreClient, StoreRefusal
 from numapin.system.peers import LocalPeers
 
 if TYPE_CHECKING:
@@ -33,6 +36,8 @@ _PART_BYTES: Final = 1 << 18
 _PAUSE_S: Final = 0.1
 _HINT: Final = "hint: let torch serve it: numapin run --rdzv-backend static --rdzv-endpoint localhost:29500"
 _FULL: Final = (errno.EMFILE, errno.ENFILE)
+_HEADER: Final = "include/torch/csrc/distributed/c10d/TCPStoreBackend.hpp"
+_NEWEST: Final = (2, 15)  # the newest torch whose clients ran against our store; since 2.15 it has no such header
 
 
 def listen(address: str, port: int) -> socket.socket:
@@ -261,3 +266,48 @@ class _StoreServer:
             with suppress(KeyError):  # `modify` has forgotten it
                 self._selector.unregister(connection)
             connection.close()
+
+
+# --- the clients -----------------------------------------------------------------------------------------------------
+
+
+def torch_folder() -> Path | None:
+    """Return the folder of the installed torch, None if there is none."""
+    spec = find_spec("torch")
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def why_not_served(folder: Path | None) -> str | None:
+    """Return why the clients of the torch in a folder cannot be served; None if they can, or if there is no torch."""
+    if folder is None:
+        return None
+    try:
+        text = (folder / "version.py").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    found = re.search(r"__version__\s*=\s*['\"]([^'\"]+)", text)
+    version = found[1] if found else "of unknown version"
+    try:
+        header = (folder / _HEADER).read_text(encoding="utf-8", errors="replace")
+    except OSError:  # some distributions leave the headers out
+        numbers = re.match(r"(\d+)\.(\d+)", version)
+        is_known = numbers is not None and (int(numbers[1]), int(numbers[2])) <= _NEWEST
+    else:
+        magic = re.search(r"validationMagicNumber\s*=\s*(0[xX][0-9a-fA-F]+|\d+)\s*;", header)
+        requests = _names(header, "QueryType")
+        is_known = (
+            magic is not None
+            and int(magic[1], 0) == MAGIC
+            and bool(requests)
+            and requests == REQUESTS[: len(requests)]  # an older torch may lack the last requests
+            and _names(header, "CheckResponseType") == CHECK_ANSWERS
+            and _names(header, "WaitResponseType") == WAIT_ANSWERS
+        )
+    return None if is_known else f"this numapin does not know the store of torch {version}"
+
+
+def _names(header: str, enum: str) -> tuple[str, ...]:
+    """Return the names of an enum of bytes; () if there is none, and more than names if it sets values."""
+    found = re.search(rf"enum class {enum}\s*:\s*uint8_t\s*{{([^}}]*)}}", header)
+    body = re.sub(r"//.*", "", found[1]) if found else ""
+    return tuple(name.strip() for name in body.split(",") if name.strip())
