@@ -17,14 +17,13 @@ from numapin.base.stderr import say
 from numapin.children.ending import conclude
 from numapin.children.made import make_table
 from numapin.errors import PlanError, UsageError
-from numapin.launcher.preload import refusal
 from numapin.launcher.rehearse import rehearse
 from numapin.launcher.run_folder import run_directory
 from numapin.plan.make import make_plan
 from numapin.plan.nics import OURS
 from numapin.rank import handover
 from numapin.rank.become import BINDING, CHILDREN, FORWARDED, execute
-from numapin.rank.hook_env import with_hook
+from numapin.rank.hook_env import refusal, with_hook
 from numapin.system import process
 
 if TYPE_CHECKING:

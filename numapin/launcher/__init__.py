@@ -16,5 +16,4 @@
     run_folder.py       make and find the folders of runs, and remove those of ended runs
     init.py             process 1 of a container
     lost_gpus.py        GPUs of the plan that the machine no longer shows
-    preload.py          hook into unmodified scripts through their environment
 """

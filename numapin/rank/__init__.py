@@ -7,6 +7,6 @@
     become.py    let signals through and exec the user's program
     signals.py   SIGUSR1 and SIGUSR2 from the launcher to the ranks
     handover.py  the plan in the run folder, each rank's slice in its environment, one record per rank
-    hook_env.py  the folder of the hook on PYTHONPATH
+    hook_env.py  the variables that bring the hook into Pythons, and commands that refuse it
     hook/        the sitecustomize.py of Pythons below numapin: errors, and what waits for torch
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numapin import launch
 from numapin.base.cpu_set import CpuSet
 from numapin.cli.run import OPTIONS
-from numapin.launcher import hosts, preload, run_folder, store, store_server
+from numapin.launcher import hosts, run_folder, store, store_server
 from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed, in_order, likely_cause
 from numapin.launcher.hosts import HostPlace, NotMet, SeveralHosts, why_known
 from numapin.launcher.logs import RankOutput
