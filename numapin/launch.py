@@ -98,24 +98,24 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
             except _HostsWait:
                 continue
             except _RankFailed as failed:
-                stacks, shm_used = failed.last_look
                 ended = [
                     ended_rank(
                         rank,
                         place,
                         files[rank.local_rank],
                         was_ended=rank.local_rank in failed.others and rank.asked_s is not None,
-                        stack=stacks.get(rank.process.pid, ""),
+                        stack=failed.last_look.stacks.get(rank.process.pid, ""),
                     )
                     for rank in ranks
                 ]
                 failure = rank_processes.ranks_failed(
-                    job.program, ended, plan, kills_before, shm_used, is_only_host=job.is_single_host
+                    job.program, ended, plan, kills_before, failed.last_look, is_only_host=job.is_single_host
                 )
                 alarm.further()  # a signal may have come while the ranks ended
                 if alarm.stopped_by is not None:
-                    stopped, cause = rank_processes.stopped_after(failure, alarm.stopped_by, left=notes_of(failed))
-                    raise stopped from cause
+                    # Schedulers signal all processes at once: a rank that this signal ended is not the cause.
+                    is_same = failure.failure.first.signal_number == alarm.stopped_by
+                    raise Stopped(alarm.stopped_by, notes_of(failed)) from (None if is_same else failure)
                 for note in getattr(failed, "__notes__", ()):
                     say(note)
                 if restarts == job.max_restarts:
@@ -179,9 +179,13 @@ def ended_rank(
     rank: StartedRank, place: HostPlace, files: RankOutput, *, was_ended: bool, stack: str = ""
 ) -> EndedRank:
     """Return how a rank ended, with what it recorded. One that is still there counts as killed."""
-    from numapin.launcher.failure import EndedRank  # a job that succeeds does not need it
+    from numapin.base.strict_json import decode  # a job that succeeds needs neither
+    from numapin.launcher.failure import EndedRank
 
-    error, recorded_s = rank_processes.recorded_error(files.error)
+    error: object = None
+    recorded_s: float | None = None
+    with suppress(OSError, ValueError):
+        error, recorded_s = decode(handover.read_text(files.error)), os.stat(files.error).st_mtime
     return EndedRank(
         local_rank=rank.local_rank,
         rank=place.first_rank + rank.local_rank,
