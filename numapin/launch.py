@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import uuid
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.plural import counted
@@ -26,7 +26,7 @@ from numapin.rank import handover
 from numapin.system import oom
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numapin.launcher.failure import EndedRank, RanksFailed
     from numapin.launcher.hosts import HostPlace
@@ -208,16 +208,13 @@ def notes_of(error: BaseException) -> str:
     return "; ".join(getattr(error, "__notes__", ()))
 
 
-class _stopped_by_signals:  # noqa: N801 - used as a function
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
     """Turn StopSignal into Stopped, with the ranks that did not end."""
-
-    def __enter__(self) -> None:
-        """Do nothing."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Raise Stopped in place of StopSignal."""
-        if isinstance(error, StopSignal):
-            raise Stopped(error.number, notes_of(error)) from None
+    try:
+        yield
+    except StopSignal as error:
+        raise Stopped(error.number, notes_of(error)) from None
 
 
 def _folder_again(plan: Plan, lost: str, opened: ExitStack) -> tuple[str, tuple[int, int] | None]:
