@@ -76,7 +76,19 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
             try:
                 place = hosts.join(alarm)
                 files = logs.begin(restarts, num_ranks, run_dir)
-                shared = _shared_variables(job, place, num_ranks, restarts, run_id)
+                is_signed = not job.is_single_host and job.rdzv_backend == "c10d"
+                shared = {
+                    **os.environ,
+                    **place.shared_variables(
+                        num_ranks,
+                        run_id=public_id(run_id) if is_signed else run_id,
+                        environ=os.environ,
+                        role=job.role,
+                        restarts=restarts,
+                        max_restarts=job.max_restarts,
+                    ),
+                    "TORCHELASTIC_SIGNALS_TO_HANDLE": job.signals_to_handle,
+                }
                 grace_s = job.shutdown_timeout_s
                 with (
                     closing(logs),
@@ -246,33 +258,8 @@ def _tell_outer_launcher(failure: RanksFailed) -> None:
         file.write(encode({**first.error, "message": message}))
 
 
-# --- what torchrun sets for ranks ------------------------------------------------------------------------------------
-
-
-def _shared_variables(job: Job, place: HostPlace, num_ranks: int, restarts: int, run_id: str) -> dict[str, str]:
-    """Return the environment of all ranks of this host."""
-    is_signed = not job.is_single_host and job.rdzv_backend == "c10d"
-    return {
-        **os.environ,
-        "WORLD_SIZE": str(place.world_size),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
-        "ROLE_WORLD_SIZE": str(place.role_size),
-        "GROUP_RANK": str(place.group_rank),
-        "GROUP_WORLD_SIZE": str(place.num_hosts),
-        "ROLE_NAME": job.role,
-        "MASTER_ADDR": place.address,
-        "MASTER_PORT": str(place.port),
-        "TORCHELASTIC_RESTART_COUNT": str(restarts),
-        "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
-        "TORCHELASTIC_RUN_ID": public_id(run_id) if is_signed else run_id,
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": job.signals_to_handle,
-    }
-
-
 def _own_variables(job: Job, local_rank: int, place: HostPlace, files: RankOutput) -> dict[str, str]:
-    """Return the variables of one rank. Raises UsageError if --virtual-local-rank has no GPU for it."""
+    """Return torchrun's variables of one rank. Raises UsageError if --virtual-local-rank has no GPU for it."""
     own = {
         "RANK": str(place.first_rank + local_rank),
         "LOCAL_RANK": str(local_rank),

@@ -25,7 +25,7 @@ from numapin.launcher.ranks import StopSignal
 from numapin.launcher.store_server import LOOPBACK, listen, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Self
 
     from torch.distributed import Store  # type: ignore[attr-defined] # torch marks no exports
@@ -73,6 +73,34 @@ class HostPlace(NamedTuple):
     role_size: int
     address: str
     port: int
+
+    def shared_variables(
+        self,
+        num_ranks: int,
+        *,
+        run_id: str,
+        environ: Mapping[str, str],
+        role: str = "default",
+        restarts: int = 0,
+        max_restarts: int = 0,
+        launcher_has_store: bool = True,
+    ) -> dict[str, str]:
+        """Return torchrun's variables that all ranks of this host have; the launcher or rank 0 serves the store."""
+        return {
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(num_ranks),
+            "ROLE_WORLD_SIZE": str(self.role_size),
+            "GROUP_RANK": str(self.group_rank),
+            "GROUP_WORLD_SIZE": str(self.num_hosts),
+            "ROLE_NAME": role,
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+            "TORCHELASTIC_RESTART_COUNT": str(restarts),
+            "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+            "TORCHELASTIC_RUN_ID": run_id,
+            "TORCHELASTIC_USE_AGENT_STORE": str(launcher_has_store),
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        }
 
 
 class OneHost:

@@ -122,37 +122,6 @@ def start(
         )
 
 
-def job_variables(
-    num_ranks: int,
-    *,
-    address: str,
-    port: int,
-    run_id: str,
-    role: str = "default",
-    launcher_has_store: bool,
-    environ: Mapping[str, str],
-) -> dict[str, str]:
-    """Return torchrun's variables that all ranks of one host have; the launcher or rank 0 serves the store."""
-    return {
-        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(num_ranks)),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "ROLE_NAME": role,
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": run_id,
-        "TORCHELASTIC_USE_AGENT_STORE": str(launcher_has_store),
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-    }
-
-
-def rank_variables(local_rank: int) -> dict[str, str]:
-    """Return torchrun's variables of one rank of a job on one host."""
-    return dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(local_rank))
-
-
 # --- signals to the launcher -----------------------------------------------------------------------------------------
 
 
