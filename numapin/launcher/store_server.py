@@ -70,9 +70,17 @@ def listen(address: str, port: int) -> socket.socket:
 @contextmanager
 def serving(listening: socket.socket) -> Iterator[None]:
     """Serve a new store on a listening socket, in a thread, until the end of the block."""
+    peers, address = None, listening.getsockname()[0]
+    if address.startswith("127.") or address == "::1":  # else other hosts may connect
+        try:
+            peers = LocalPeers()
+        except OSError as error:
+            say(
+                f"warning: any local user can connect to the ranks' store, because the kernel reports no users: {error}"
+            )
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        arguments = (listening, theirs, _peers_on(listening))
+        arguments = (listening, theirs, peers)
         thread = threading.Thread(target=_serve, args=arguments, name="numapin-store", daemon=True)
         thread.start()
         try:
@@ -80,18 +88,6 @@ def serving(listening: socket.socket) -> Iterator[None]:
         finally:
             ours.shutdown(socket.SHUT_WR)
             thread.join()
-
-
-def _peers_on(listening: socket.socket) -> LocalPeers | None:
-    """Open the kernel's source for the users of connections; None without one, or if other hosts may connect."""
-    address = listening.getsockname()[0]
-    if not address.startswith("127.") and address != "::1":
-        return None
-    try:
-        return LocalPeers()
-    except OSError as error:
-        say(f"warning: any local user can connect to the ranks' store, because the kernel reports no users: {error}")
-        return None
 
 
 def _serve(listening: socket.socket, end: socket.socket, peers: LocalPeers | None) -> None:
@@ -171,7 +167,12 @@ class _StoreServer:
         except BlockingIOError:
             return
         except OSError as error:
-            self._tell_full(error)
+            if error.errno in _FULL and not self._has_told_full:
+                self._has_told_full = True
+                say(
+                    f"the ranks' store cannot accept more connections than {len(self._clients)}: {error.strerror}; "
+                    "hint: raise the limit with: ulimit -n"
+                )
             self._selector.unregister(self._listening)  # else it would stay ready
             self._paused_at_s = time.monotonic()
             return
@@ -199,15 +200,6 @@ class _StoreServer:
             say(f"the ranks' store refused a connection of user {user}; if a rank runs as that user, {_HINT}")
         return is_allowed
 
-    def _tell_full(self, error: OSError) -> None:
-        """Report once that clients have to wait for a descriptor."""
-        if error.errno in _FULL and not self._has_told_full:
-            self._has_told_full = True
-            say(
-                f"the ranks' store cannot accept more connections than {len(self._clients)}: {error.strerror}; "
-                "hint: raise the limit with: ulimit -n"
-            )
-
     def _receive(self, connection: socket.socket, client: StoreClient) -> None:
         try:
             part = connection.recv(_PART_BYTES)
@@ -219,22 +211,18 @@ class _StoreServer:
         try:
             self._store.receive(client)
         except StoreRefusal as refusal:
-            self._tell(client, refusal)
+            # Only the first is reported: anyone who can connect could cause many. Strangers are not worth a message.
+            if client.is_valid and not self._has_told:
+                self._has_told = True
+                if refusal.is_unknown:
+                    say(f"a program asked the ranks' store for {refusal}; {_HINT}")
+                else:
+                    say(f"the ranks' store closed a connection: {refusal}")
             part = b""
         for other in self._store.take_answered():
             self._send(other)
         if not part:
             self._drop(client)
-
-    def _tell(self, client: StoreClient, refusal: StoreRefusal) -> None:
-        """Report the first refusal: anyone who can connect could cause many. Strangers are not worth a message."""
-        if self._has_told or not client.is_valid:
-            return
-        self._has_told = True
-        if refusal.is_unknown:
-            say(f"a program asked the ranks' store for {refusal}; {_HINT}")
-        else:
-            say(f"the ranks' store closed a connection: {refusal}")
 
     def _send(self, client: StoreClient) -> None:
         """Send as much as the client takes now; the selector reports when it takes more."""
