@@ -95,10 +95,7 @@ def execute(command: list[str]) -> NoReturn:
     try:
         os.execvp(command[0], command)  # noqa: S606 - the user's own command
     except OSError as error:
-        say(f"{command[0]}: {_problem(command[0], error)}")
-        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
-
-
-def _problem(program: str, error: OSError) -> str | None:
-    was_searched = os.sep not in program
-    return "command not found" if was_searched and isinstance(error, FileNotFoundError) else error.strerror
+        is_missing = isinstance(error, FileNotFoundError)
+        was_searched = os.sep not in command[0]
+        say(f"{command[0]}: {'command not found' if is_missing and was_searched else error.strerror}")
+        os._exit(127 if is_missing else 126)

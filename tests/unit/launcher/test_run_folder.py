@@ -171,7 +171,8 @@ def test_a_folder_without_a_lock_is_not_swept(tmp_path: Path, lock: str, age_s: 
 def test_a_folder_that_lost_its_lock_is_swept_when_it_is_old(tmp_path: Path, age_s: float) -> None:
     """Its launcher was killed before it had locked it."""
     left = _left(tmp_path, OVER, lock=False)
-    (left / "plan.json").touch()
+    for name in ("plan.json", ".lock"):
+        (left / name).touch()
     os.utime(left, (time.time() - age_s,) * 2)
     with run_folder.run_directory({"TMPDIR": str(tmp_path)}):
         assert left.exists() == (age_s == 0)
