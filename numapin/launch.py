@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import uuid
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.plural import counted
@@ -26,7 +26,7 @@ from numapin.rank import handover
 from numapin.system import oom
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numapin.launcher.failure import EndedRank, RanksFailed
     from numapin.launcher.hosts import HostPlace
@@ -76,7 +76,19 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
             try:
                 place = hosts.join(alarm)
                 files = logs.begin(restarts, num_ranks, run_dir)
-                shared = _shared_variables(job, place, num_ranks, restarts, run_id)
+                is_signed = not job.is_single_host and job.rdzv_backend == "c10d"
+                shared = {
+                    **os.environ,
+                    **place.shared_variables(
+                        num_ranks,
+                        run_id=public_id(run_id) if is_signed else run_id,
+                        environ=os.environ,
+                        role=job.role,
+                        restarts=restarts,
+                        max_restarts=job.max_restarts,
+                    ),
+                    "TORCHELASTIC_SIGNALS_TO_HANDLE": job.signals_to_handle,
+                }
                 grace_s = job.shutdown_timeout_s
                 with (
                     closing(logs),
@@ -98,24 +110,24 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
             except _HostsWait:
                 continue
             except _RankFailed as failed:
-                stacks, shm_used = failed.last_look
                 ended = [
                     ended_rank(
                         rank,
                         place,
                         files[rank.local_rank],
                         was_ended=rank.local_rank in failed.others and rank.asked_s is not None,
-                        stack=stacks.get(rank.process.pid, ""),
+                        stack=failed.last_look.stacks.get(rank.process.pid, ""),
                     )
                     for rank in ranks
                 ]
                 failure = rank_processes.ranks_failed(
-                    job.program, ended, plan, kills_before, shm_used, is_only_host=job.is_single_host
+                    job.program, ended, plan, kills_before, failed.last_look, is_only_host=job.is_single_host
                 )
                 alarm.further()  # a signal may have come while the ranks ended
                 if alarm.stopped_by is not None:
-                    stopped, cause = rank_processes.stopped_after(failure, alarm.stopped_by, left=notes_of(failed))
-                    raise stopped from cause
+                    # Schedulers signal all processes at once: a rank that this signal ended is not the cause.
+                    is_same = failure.failure.first.signal_number == alarm.stopped_by
+                    raise Stopped(alarm.stopped_by, notes_of(failed)) from (None if is_same else failure)
                 for note in getattr(failed, "__notes__", ()):
                     say(note)
                 if restarts == job.max_restarts:
@@ -179,9 +191,13 @@ def ended_rank(
     rank: StartedRank, place: HostPlace, files: RankOutput, *, was_ended: bool, stack: str = ""
 ) -> EndedRank:
     """Return how a rank ended, with what it recorded. One that is still there counts as killed."""
-    from numapin.launcher.failure import EndedRank  # a job that succeeds does not need it
+    from numapin.base.strict_json import decode  # a job that succeeds needs neither
+    from numapin.launcher.failure import EndedRank
 
-    error, recorded_s = rank_processes.recorded_error(files.error)
+    error: object = None
+    recorded_s: float | None = None
+    with suppress(OSError, ValueError):
+        error, recorded_s = decode(handover.read_text(files.error)), os.stat(files.error).st_mtime
     return EndedRank(
         local_rank=rank.local_rank,
         rank=place.first_rank + rank.local_rank,
@@ -204,16 +220,13 @@ def notes_of(error: BaseException) -> str:
     return "; ".join(getattr(error, "__notes__", ()))
 
 
-class _stopped_by_signals:  # noqa: N801 - used as a function
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
     """Turn StopSignal into Stopped, with the ranks that did not end."""
-
-    def __enter__(self) -> None:
-        """Do nothing."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Raise Stopped in place of StopSignal."""
-        if isinstance(error, StopSignal):
-            raise Stopped(error.number, notes_of(error)) from None
+    try:
+        yield
+    except StopSignal as error:
+        raise Stopped(error.number, notes_of(error)) from None
 
 
 def _folder_again(plan: Plan, lost: str, opened: ExitStack) -> tuple[str, tuple[int, int] | None]:
@@ -245,33 +258,8 @@ def _tell_outer_launcher(failure: RanksFailed) -> None:
         file.write(encode({**first.error, "message": message}))
 
 
-# --- what torchrun sets for ranks ------------------------------------------------------------------------------------
-
-
-def _shared_variables(job: Job, place: HostPlace, num_ranks: int, restarts: int, run_id: str) -> dict[str, str]:
-    """Return the environment of all ranks of this host."""
-    is_signed = not job.is_single_host and job.rdzv_backend == "c10d"
-    return {
-        **os.environ,
-        "WORLD_SIZE": str(place.world_size),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
-        "ROLE_WORLD_SIZE": str(place.role_size),
-        "GROUP_RANK": str(place.group_rank),
-        "GROUP_WORLD_SIZE": str(place.num_hosts),
-        "ROLE_NAME": job.role,
-        "MASTER_ADDR": place.address,
-        "MASTER_PORT": str(place.port),
-        "TORCHELASTIC_RESTART_COUNT": str(restarts),
-        "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
-        "TORCHELASTIC_RUN_ID": public_id(run_id) if is_signed else run_id,
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": job.signals_to_handle,
-    }
-
-
 def _own_variables(job: Job, local_rank: int, place: HostPlace, files: RankOutput) -> dict[str, str]:
-    """Return the variables of one rank. Raises UsageError if --virtual-local-rank has no GPU for it."""
+    """Return torchrun's variables of one rank. Raises UsageError if --virtual-local-rank has no GPU for it."""
     own = {
         "RANK": str(place.first_rank + local_rank),
         "LOCAL_RANK": str(local_rank),

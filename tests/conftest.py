@@ -22,7 +22,7 @@ if _HERE not in [Path(folder).resolve() for folder in tests.__path__]:
 
 from tests.cuda import fake as fake_driver
 from tests.nvml import fake
-from tests.seam import run_folder, run_places
+from tests.seam import run_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -73,13 +73,12 @@ def fake_nvml() -> fake.FakeNvml:
 @pytest.fixture
 def only_places_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide /tmp and the current directory, where this user's real runs may be active."""
-    places = run_places.temporary_directories
+    places = run_folder.temporary_directories
 
     def own_places(environ: Mapping[str, str]) -> list[str]:
         return [place for place in places(environ) if tmp_path in (Path(place), *Path(place).parents)]
 
-    for module in (run_places, run_folder):
-        monkeypatch.setattr(module, "temporary_directories", own_places)
+    monkeypatch.setattr(run_folder, "temporary_directories", own_places)
 
 
 @pytest.fixture

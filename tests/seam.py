@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from numapin.cli.main import numapin
-from numapin.launcher import run_folder, run_places
+from numapin.launcher import run_folder
 from numapin.observe.find_job import _Record
 from numapin.tasks.enter import _own_binding, find_slice
 from numapin.tasks.identify import find_task

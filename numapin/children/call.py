@@ -21,8 +21,7 @@ from numapin.children.reporting import bytes_away
 from numapin.errors import BindingRefused, NumapinError, UsageError
 from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, Memory, Request
-from numapin.rank.become import BINDING
-from numapin.rank.binding import read_binding
+from numapin.rank.become import BINDING, read_binding
 from numapin.topology.address import pci_address
 from numapin.topology.discover import discover
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.redact import without_secrets
@@ -17,14 +16,14 @@ from numapin.base.stderr import say
 from numapin.children.ending import conclude
 from numapin.children.made import make_table
 from numapin.errors import PlanError, UsageError
-from numapin.launcher.preload import refusal
+from numapin.launcher.init import supervise
 from numapin.launcher.rehearse import rehearse
 from numapin.launcher.run_folder import run_directory
 from numapin.plan.make import make_plan
 from numapin.plan.nics import OURS
 from numapin.rank import handover
 from numapin.rank.become import BINDING, CHILDREN, FORWARDED, execute
-from numapin.rank.hook_env import with_hook
+from numapin.rank.hook_env import refusal, with_hook
 from numapin.system import process
 
 if TYPE_CHECKING:
@@ -35,10 +34,7 @@ if TYPE_CHECKING:
     from numapin.plan.request import Request
     from numapin.topology.model import Topology
 
-_TO_COMMAND: Final = (signal.SIGHUP, signal.SIGCONT)
-"""When a terminal hangs up, the kernel sends these to the leader of its session only."""
 _MAX_VARIABLE_BYTES: Final = 120_000  # Linux allows 128 KiB
-_STOPS: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
 def run_with_children(
@@ -145,7 +141,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     if child == 0:
         _become(command, environ, before, parent)
     try:
-        return _wait(child)
+        return supervise(child)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -161,34 +157,3 @@ def _become(command: Sequence[str], environ: Mapping[str, str], mask: Iterable[i
         execute(list(command))
     finally:
         os._exit(126)
-
-
-def _wait(child: int) -> int:
-    """Wait for the command. As process 1 of a container, reap what others leave behind."""
-    while True:
-        received = signal.sigwaitinfo(signal.valid_signals())
-        if received.si_signo == signal.SIGCHLD:
-            status = _reaped(child)
-            if status is not None:
-                return status
-        else:
-            _handle(received, child)
-
-
-def _handle(received: signal.struct_siginfo, child: int) -> None:
-    """Pass a signal on, unless the command gets it anyway; stop this process, too, if the signal stops the command."""
-    if received.si_code <= 0 or received.si_signo in _TO_COMMAND:  # a terminal's go to the whole process group
-        with suppress(ProcessLookupError):
-            os.kill(child, received.si_signo)
-    if received.si_signo in _STOPS:
-        os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def _reaped(child: int) -> int | None:
-    """Reap the children that have ended; return the command's status if it is among them."""
-    with suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            pid, status = ended
-            if pid == child:
-                return os.waitstatus_to_exitcode(status)
-    return None

@@ -9,8 +9,8 @@ from numapin.base.plural import counted
 from numapin.base.stderr import say
 from numapin.children import records
 from numapin.children.reporting import REFUSED_STATUS
-from numapin.rank import handover, outer
-from numapin.rank.become import CHILDREN
+from numapin.rank import handover
+from numapin.rank.become import CHILDREN, NESTED, tell_outer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ class _Records:
     def __init__(self, folder: str) -> None:
         self.is_gone = not os.path.isdir(folder)
         self.bound: list[dict[str, Any]] = records.read_all(folder, handover.OBSERVED, with_keys=_KEYS)
-        self.has_nested = bool(records.read_all(folder, outer.NESTED))
+        self.has_nested = bool(records.read_all(folder, NESTED))
         self.has_unknown = bool(records.read_all(folder, records.UNBOUND, with_keys=("why",)))
 
     @property
@@ -48,7 +48,7 @@ def conclude(table: ChildTable, status: int, environ: Mapping[str, str], *, verb
     """
     found = _Records(table.run)
     if found.has_bound and CHILDREN in environ:
-        outer.note(environ[CHILDREN])
+        tell_outer(environ[CHILDREN])
     problem = _problem(table, found, status)
     is_error = table.strict and status == 0
     if problem:

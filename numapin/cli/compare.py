@@ -173,7 +173,7 @@ def _check(options: CompareOptions) -> None:
     if options.a is None and not options.command:
         raise UsageError("there is no script to run", _help())
     if options.a is None:
-        from numapin.launcher.command import require_program
+        from numapin.launcher.program import require_program
 
         require_program(
             options.command[0], module=options.module, no_python=False, run_path=False, otherwise=_OTHERWISE
@@ -229,10 +229,10 @@ def default_names(topology: Topology, plan: Plan | None) -> tuple[str, ...]:
 
 def _require_hooks(variants: list[Variant]) -> None:
     """Raise UsageError if steps cannot be counted in a command."""
-    from numapin.launcher import preload
+    from numapin.rank import hook_env
 
     for variant in variants:
-        reason = preload.refusal(variant.command)
+        reason = hook_env.refusal(variant.command)
         if reason:
             raise UsageError(f"{variant.name}: steps cannot be counted: {reason}", "leave that option out")
 

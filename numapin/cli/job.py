@@ -27,8 +27,8 @@ from numapin.jobs.share import (
     vendor_of_ranks,
     why_whole_hosts,
 )
-from numapin.launcher import preload
 from numapin.plan.make import make_plan
+from numapin.rank import hook_env
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,7 +67,9 @@ _SHAPE: Final = (
 _PROGRAM: Final = (
     click.Option(["-m", "--module"], is_flag=True, help="Treat SCRIPT as a Python module."),
     click.Option(["--no-python"], is_flag=True, help="Treat SCRIPT as a program, not as Python."),
-    click.Option(["--dataloader"], type=click.Choice(preload.CHOICES), default="torch", help="Same as in numapin run."),
+    click.Option(
+        ["--dataloader"], type=click.Choice(hook_env.CHOICES), default="torch", help="Same as in numapin run."
+    ),
     click.Option(["--output"], type=FilePath(), metavar="FILE", help="Write the script here (default: stdout)."),
 )
 _FORM: Final = click.Option(

@@ -26,16 +26,15 @@ from numapin.cli.torch_import import importing_torch, require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import UsageError
 from numapin.launcher import options as torchruns
-from numapin.launcher import preload
-from numapin.launcher.command import python, require_program
-from numapin.launcher.installed_torch import torch_folder, why_not_served
 from numapin.launcher.lost_gpus import require_gpus
+from numapin.launcher.program import keep_script, python, require_program
 from numapin.launcher.rehearse import rehearse
 from numapin.launcher.run_folder import run_directory
-from numapin.launcher.stdin_script import keep_script
+from numapin.launcher.store_server import torch_folder, why_not_served
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.nics import nic_variables, with_users_nics
+from numapin.rank import hook_env
 from numapin.rank.signals import open_mailbox
 from numapin.system.openmp import binding_variables
 from numapin.tasks import repeated
@@ -76,7 +75,7 @@ OPTIONS = (
     *BINDING,
     click.Option(
         ["--dataloader"],
-        type=click.Choice(preload.CHOICES),
+        type=click.Choice(hook_env.CHOICES),
         default="torch",
         help="Data path of the script's DataLoaders: torch's (default) or numapin's; numapin-balanced also gives each "
         "batch to the worker that is ready first. The script needs no change.",
@@ -345,7 +344,7 @@ def _launch(
     keep_script(job.command)
     os.environ.update(environment)
     mailbox.leave(job.signals)
-    mailbox.wrapper = None if preload.is_python(job.command) else job.command[0]
+    mailbox.wrapper = None if hook_env.is_python(job.command) else job.command[0]
     with run_directory(os.environ, tell) as run_dir, observed(run_dir), run_failure.accounted(run_dir):
         tell(f"files of this run: {run_dir}")
         launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, looks()))

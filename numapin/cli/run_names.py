@@ -38,7 +38,7 @@ def _items(folders: Sequence[str], incomplete: str) -> list[CompletionItem]:
     """Return the names of runs, and of the last one, that begin as typed."""
     from click.shell_completion import CompletionItem
 
-    from numapin.launcher.named_run import LAST
+    from numapin.launcher.run_folder import LAST
 
     paths = [Path(folder) for folder in folders]
     last = [CompletionItem(LAST, help="the newest run")] if paths and LAST.startswith(incomplete) else []

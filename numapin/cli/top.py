@@ -21,7 +21,7 @@ from numapin.base.stderr import say
 from numapin.cli.options import JOB
 from numapin.cli.output import emit, json_text, require_writable, show, width_of_stdout, write
 from numapin.errors import NumapinError, Stopped, UsageError
-from numapin.launcher.named_run import LAST
+from numapin.launcher.run_folder import LAST
 from numapin.observe.find_job import find_job
 from numapin.observe.sample import Sampler
 from numapin.observe.top import LoopPaces

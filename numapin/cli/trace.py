@@ -26,7 +26,7 @@ from numapin.cli.trace_reading import read_report
 from numapin.cli.trace_watch import TraceWatch
 from numapin.cli.trace_writing import REPORT, make_folders, show_report, stdout_to_stderr, write_report
 from numapin.errors import NumapinError, UsageError
-from numapin.launcher.command import python
+from numapin.launcher.program import python
 from numapin.rank.signals import open_mailbox
 from numapin.trace.settings import Settings
 

@@ -28,7 +28,7 @@ from numapin.base.stderr import say
 from numapin.base.strict_json import encode
 from numapin.compare.record import FEWEST_STEPS, SCHEMA, Phase, RankSteps, StepSettings, StepUnit
 from numapin.errors import MachineFileError
-from numapin.launcher.preload import STEPS_VARIABLE
+from numapin.rank.hook_env import STEPS_VARIABLE
 from numapin.system import proc
 from numapin.trace.pace import FollowedOptimizer
 

@@ -28,7 +28,7 @@ from numapin.compare.record import SCHEMA, Phase, RankSteps, StepUnit
 from numapin.compare.usage import JobReadings, between, peak_bytes, remote_share
 from numapin.errors import MachineFileError
 from numapin.launcher.failure import name_of_signal
-from numapin.launcher.preload import STEPS_VARIABLE, steps_environment
+from numapin.rank.hook_env import STEPS_VARIABLE, steps_environment
 from numapin.system.process import end_with_parent
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from numapin.base.not_none import not_none, without_none
-from numapin.launcher.preload import STEPS_VARIABLE
 from numapin.observe.model import MemoryKind
 from numapin.observe.read import observe
+from numapin.rank.hook_env import STEPS_VARIABLE
 from numapin.system import proc
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError, PlanError, UsageError
 from numapin.plan.make import make_plan
 from numapin.plan.request import Memory, Request
-from numapin.rank.become import BINDING
-from numapin.rank.binding import read_binding
+from numapin.rank.become import BINDING, read_binding
 from numapin.system.tree import Tree
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from numapin.system import proc, process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable
     from typing import Final
 
 LOOK_S: Final = 0.05
@@ -45,41 +45,30 @@ def main() -> None:
     process.end_with_parent(_signal.SIGTERM)
     while os.getppid() == launcher:
         _signal.sigwaitinfo(_signal.valid_signals())
-    _hold(folder)
-    ranks = _recorded_ranks(folder)
-    kill_after(time.monotonic() + _PATIENCE_S, lambda: of_ranks(_sessions_of(ranks), folder))
 
-
-def _hold(folder: str) -> None:
-    """Keep the folder of the run until the guardian ends: another launcher would sweep it, and a nested run's in it."""
-    import fcntl
+    import fcntl  # here, because most guardians never need them
+    import json
     from contextlib import suppress
 
+    # Keep the folder of the run until this ends: another launcher would sweep it, and a nested run's in it.
     with suppress(OSError):  # the file system has no locks, or a cleaner of temporary files has removed it
         fcntl.flock(os.open(f"{folder}/lock", os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH | fcntl.LOCK_NB)
 
-
-def _recorded_ranks(folder: str) -> dict[int, int]:
-    """Return the process ids and start times of the ranks of the last round, which the shims have recorded."""
-    import json
-
+    # The shims have recorded the process ids and start times of their ranks; those of the last round count.
     rounds: dict[int, dict[int, int]] = {}
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError):  # a full disk, or a cleaner of temporary files
         for path in handover.records(folder):
             record = json.loads(handover.read_text(path))
             rounds.setdefault(record["restart"], {})[record["pid"]] = record["start"]
-    except (OSError, ValueError, KeyError, TypeError):  # a full disk, or a cleaner of temporary files
-        pass
-    return rounds[max(rounds)] if rounds else {}
+    ranks = rounds[max(rounds)] if rounds else {}
 
+    def left() -> list[int]:
+        # While a session has a process, the kernel gives the id of its leader to no other process. So if another
+        # process has that id, nothing is left of the session.
+        led = [pid for pid, start in ranks.items() if proc.is_running(pid, start) or not proc.is_running(pid)]
+        return of_ranks(led, folder)
 
-def _sessions_of(ranks: Mapping[int, int]) -> list[int]:
-    """Return the sessions that these processes, with these start times, have led.
-
-    While a session has a process, the kernel gives the id of its leader to no other process. So if another process has
-    that id, nothing is left of the session.
-    """
-    return [pid for pid, start in ranks.items() if proc.is_running(pid, start) or not proc.is_running(pid)]
+    kill_after(time.monotonic() + _PATIENCE_S, left)
 
 
 def of_ranks(sessions: Collection[int], folder: str) -> list[int]:

@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from numapin.base.stderr import say
 from numapin.errors import NumapinError, Stopped, UsageError
 from numapin.launcher.ranks import StopSignal
-from numapin.launcher.rendezvous_id import why_known
 from numapin.launcher.store_server import LOOPBACK, listen, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Self
 
     from torch.distributed import Store  # type: ignore[attr-defined] # torch marks no exports
@@ -74,6 +73,34 @@ class HostPlace(NamedTuple):
     role_size: int
     address: str
     port: int
+
+    def shared_variables(
+        self,
+        num_ranks: int,
+        *,
+        run_id: str,
+        environ: Mapping[str, str],
+        role: str = "default",
+        restarts: int = 0,
+        max_restarts: int = 0,
+        launcher_has_store: bool = True,
+    ) -> dict[str, str]:
+        """Return torchrun's variables that all ranks of this host have; the launcher or rank 0 serves the store."""
+        return {
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(num_ranks),
+            "ROLE_WORLD_SIZE": str(self.role_size),
+            "GROUP_RANK": str(self.group_rank),
+            "GROUP_WORLD_SIZE": str(self.num_hosts),
+            "ROLE_NAME": role,
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+            "TORCHELASTIC_RESTART_COUNT": str(restarts),
+            "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+            "TORCHELASTIC_RUN_ID": run_id,
+            "TORCHELASTIC_USE_AGENT_STORE": str(launcher_has_store),
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        }
 
 
 class OneHost:
@@ -339,6 +366,22 @@ def _torchs_store_unused() -> Iterator[None]:
 def _not_met(error: Exception) -> NotMet:
     message, hint = _NOT_MET.get(type(error).__name__, (f"the hosts of the job did not meet: {error}", _SEE_OTHERS))
     return NotMet(message, hint)
+
+
+def why_known(run_id: str, *, is_typed: bool) -> str | None:
+    """Return why other users can know the id, and sign a state of their own; None if it looks like a secret.
+
+    A secret has hexadecimal digits, as in a UUID, or is a text of mixed case, as in base64.
+    """
+    digits = run_id.replace("-", "").lower()
+    is_hex = len(digits) >= 16 and set("0123456789abcdef").issuperset(digits)
+    has_mixed_case = any(map(str.islower, run_id)) and any(map(str.isupper, run_id))
+    is_token = len(run_id) >= 20 and has_mixed_case
+    is_number = digits.isdecimal()  # a date, or the number of a job
+    is_varied = len(set(digits)) >= 6  # of 40,000 random ids of 16 hexadecimal digits, one has fewer different ones
+    if not (is_hex or is_token) or is_number or not is_varied:
+        return f"the rendezvous id {run_id!r} is easy to guess"
+    return "ps shows --rdzv-id to every user of this host" if is_typed else None
 
 
 def public_id(run_id: str) -> str:

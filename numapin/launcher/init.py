@@ -1,4 +1,4 @@
-"""Process 1 of a container: adopt and reap what others leave behind, and pass signals on.
+"""Process 1 of a container, and others that wait for one child: reap what it leaves behind, and pass signals on to it.
 
 The launcher then waits for its own children only, and nothing takes their exit statuses away from it.
 
@@ -11,13 +11,11 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from typing import NoReturn
+from typing import Final
 
 _FOR_THE_LEADER: Final = (signal.SIGHUP, signal.SIGCONT)
-"""When a terminal hangs up, the kernel sends these to the leader of its session only: to process 1 (docker run -t)."""
+"""When a terminal hangs up, the kernel sends these to the leader of its session only (docker run -t: process 1)."""
+_STOPS: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
 def supervise_if_init() -> None:
@@ -29,28 +27,25 @@ def supervise_if_init() -> None:
     if child == 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return
-    _supervise(child)
+    status = supervise(child)
+    os._exit(status if status >= 0 else 128 - status)
 
 
-def _supervise(child: int) -> NoReturn:
-    """Reap children and pass signals on until the child has ended; then end the container with its exit status.
+def supervise(child: int) -> int:
+    """Reap children and pass signals on until this child has ended; return its status, or -n after signal n.
 
-    Other signals of a terminal (si_code > 0) go to the whole process group, so the child has them already.
+    All signals must be blocked. A signal that stops the child stops this process, too, unless it is process 1.
     """
     while True:
         received = signal.sigwaitinfo(signal.valid_signals())
         if received.si_signo == signal.SIGCHLD:
-            _reap(child)
+            with suppress(ChildProcessError):
+                while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                    if ended[0] == child:
+                        return os.waitstatus_to_exitcode(ended[1])
+        # Other signals of a terminal (si_code > 0) go to the whole process group, so the child has them already.
         elif received.si_code <= 0 or received.si_signo in _FOR_THE_LEADER:
             with suppress(ProcessLookupError):
                 os.kill(child, received.si_signo)
-
-
-def _reap(child: int) -> None:
-    """Reap all children that have ended; exit if the one to supervise is among them."""
-    with suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            pid, status = ended
-            if pid == child:
-                code = os.waitstatus_to_exitcode(status)
-                os._exit(code if code >= 0 else 128 - code)
+        if received.si_signo in _STOPS:
+            os.kill(os.getpid(), signal.SIGSTOP)  # the kernel keeps it from process 1

@@ -23,15 +23,15 @@ from numapin.base.plural import listed
 from numapin.errors import NumapinError
 from numapin.launcher import guardian
 from numapin.launcher.guardian import DEATH_S, LOOK_S
-from numapin.rank import handover, shim, signals
+from numapin.rank import shim, signals
 from numapin.system import oom, proc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from typing import IO, Self
 
-    from numapin.errors import Stopped
     from numapin.launcher.failure import EndedRank, RanksFailed
+    from numapin.launcher.survivors import LastLook
     from numapin.plan.model import Plan
 
 START_HINT: Final = "see the limits of this process with: ulimit -a"
@@ -120,37 +120,6 @@ def start(
             stderr=stderr,
             start_new_session=True,
         )
-
-
-def job_variables(
-    num_ranks: int,
-    *,
-    address: str,
-    port: int,
-    run_id: str,
-    role: str = "default",
-    launcher_has_store: bool,
-    environ: Mapping[str, str],
-) -> dict[str, str]:
-    """Return torchrun's variables that all ranks of one host have; the launcher or rank 0 serves the store."""
-    return {
-        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(num_ranks)),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "ROLE_NAME": role,
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": run_id,
-        "TORCHELASTIC_USE_AGENT_STORE": str(launcher_has_store),
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-    }
-
-
-def rank_variables(local_rank: int) -> dict[str, str]:
-    """Return torchrun's variables of one rank of a job on one host."""
-    return dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(local_rank))
 
 
 # --- signals to the launcher -----------------------------------------------------------------------------------------
@@ -269,7 +238,9 @@ def ended_on_error(
             left = running_after(ranks, DEATH_S)
             guardian.kill_after(time.monotonic(), started)
             if left:
-                error.add_note(survival(names_of(left)))
+                # For example because the kernel waits for a device.
+                where = "see: cat /proc/PID/stack"
+                error.add_note(f"{names_of(left)}: still there {DEATH_S} s after SIGKILL; {where}")
         raise
     finally:
         for rank in ranks:
@@ -336,22 +307,7 @@ def names_of(ranks: Sequence[StartedRank]) -> str:
     return f"{listed('rank', [rank.local_rank for rank in ranks])} (pid {pids})"
 
 
-def survival(ranks: str) -> str:
-    """Return the sentence about ranks that SIGKILL has not ended, e.g. because the kernel waits for a device."""
-    return f"{ranks}: still there {DEATH_S} s after SIGKILL; see: cat /proc/PID/stack"
-
-
 # --- the account of ranks that failed --------------------------------------------------------------------------------
-
-
-def recorded_error(error_file: str) -> tuple[object, float | None]:
-    """Return the JSON that a rank wrote about its error, and when it was written; None where unknown."""
-    from numapin.base.strict_json import decode
-
-    try:
-        return decode(handover.read_text(error_file)), os.stat(error_file).st_mtime
-    except (OSError, ValueError):
-        return None, None
 
 
 def ranks_failed(
@@ -359,7 +315,7 @@ def ranks_failed(
     ended: Iterable[EndedRank],
     plan: Plan,
     kills_before: oom.Kills | None,
-    shm_used: float | None,
+    last_look: LastLook,
     *,
     is_only_host: bool = True,
 ) -> RanksFailed:
@@ -370,16 +326,12 @@ def ranks_failed(
         ended: The ranks.
         plan: Their bindings.
         kills_before: The count of out-of-memory kills when they started.
-        shm_used: The used share of /dev/shm when the failure was seen.
+        last_look: The state of the job when the failure was seen.
         is_only_host: Whether the job has no ranks on other hosts.
     """
     from numapin.launcher.failure import JobFailure, RanksFailed, in_order
 
     order, why_first = in_order((rank.placed(plan.ranks) for rank in ended), is_only_host=is_only_host)
-    shm_bytes = None
-    with suppress(OSError):
-        shm = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
-        shm_bytes = shm.f_blocks * shm.f_frsize
     return RanksFailed(
         JobFailure(
             program=program,
@@ -389,18 +341,7 @@ def ranks_failed(
             is_only_host=is_only_host,
             out_of_memory=oom.explain(kills_before),
             out_of_memory_advice=oom.REMEDY,
-            shm_bytes=shm_bytes,
-            shm_used=shm_used,
+            shm_bytes=last_look.shm_bytes,
+            shm_used=last_look.shm_used,
         )
     )
-
-
-def stopped_after(error: RanksFailed, number: signal.Signals, left: str = "") -> tuple[Stopped, RanksFailed | None]:
-    """Return the error about a signal that came while a failed job ended, and its cause.
-
-    There is no cause if the first rank was ended by the same signal: schedulers signal all processes at once.
-    """
-    from numapin.errors import Stopped
-
-    is_same = error.failure.first.signal_number == number
-    return Stopped(number, left), None if is_same else error

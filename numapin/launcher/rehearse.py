@@ -63,23 +63,21 @@ def in_child(work: Callable[[], list[list[str]]]) -> list[list[str]]:
     if pid == 0:
         try:
             os.close(reader)
+            answer: dict[str, Any]
+            try:
+                answer = {"found": work()}
+            except (NumapinError, OSError) as error:
+                answer = {"error": str(error)}
             with os.fdopen(writer, "w") as pipe:
-                json.dump(_answer(work), pipe)
+                json.dump(answer, pipe)
         finally:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as pipe:
         text = pipe.read()
     _, status = os.waitpid(pid, 0)
-    answer: dict[str, Any] = json.loads(text) if text else {"error": f"wait status {status}"}
+    answer = json.loads(text) if text else {"error": f"wait status {status}"}
     if "error" in answer:
         raise NumapinError(f"the bindings could not be tried: {answer['error']}", "see the plan with: numapin plan")
     found: list[list[str]] = answer["found"]
     return found
-
-
-def _answer(work: Callable[[], list[list[str]]]) -> dict[str, object]:
-    try:
-        return {"found": work()}
-    except (NumapinError, OSError) as error:
-        return {"error": str(error)}

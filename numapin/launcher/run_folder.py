@@ -1,8 +1,9 @@
-"""Run folders: make and find them; `sweep.py` removes those of ended runs.
+"""Run folders: make and find them, and remove those of ended runs.
 
-A run folder is numapin-UID/run-DATE-TIME-HOST-RANDOM in a temporary directory (`run_places.py`), or run-… in the folder
-that the user named. Other users may have put anything there first. So a folder is trusted by its owner and mode, read
-from its descriptor, and everything below it is opened relative to that descriptor.
+A run's folder is numapin-UID-DATE-TIME-HOST-RANDOM in a temporary directory, or run-DATE-TIME-HOST-RANDOM in the folder
+that the user named. Its launcher locks the file `lock` in it, and the folder itself. Other users cannot make a folder
+of a random name in advance, but they may have put anything beside it. So a folder is trusted by its owner and mode,
+read from its descriptor, and everything below it is opened relative to that descriptor.
 """
 
 from __future__ import annotations
@@ -10,25 +11,39 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shlex
+import shutil
 import stat
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.folders import FILE, FOLDER, is_own, make_folders, open_file, opened, require_stable, status_at
+from numapin.base.folders import (
+    FOLDER,
+    PLACE,
+    is_own,
+    make_folders,
+    open_file,
+    opened,
+    require_own,
+    require_stable,
+    status_at,
+)
 from numapin.base.stderr import say
-from numapin.errors import NumapinError
-from numapin.launcher.run_places import open_own_base, own_bases, temporary_directories
-from numapin.launcher.sweep import LOCK, NEW, host_name, remove, sweep
+from numapin.errors import NumapinError, UsageError
+from numapin.rank.handover import REPORT
 from numapin.system.proc import is_running, start_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+LAST: Final = "@last"
 REMEDY: Final = "name another with NUMAPIN_RUN_DIR=DIR"
-_RUN: Final = "run-"
+_LOCK: Final = "lock"
 _HELD: Final = (errno.EWOULDBLOCK, errno.EACCES)  # other errors: the file system has no locks
+_NUM_REPORTS: Final = 10
+_UNLOCKED_S: Final = 3600  # a launcher locks a new folder within milliseconds
 
 
 @contextmanager
@@ -42,28 +57,196 @@ def run_directory(environ: Mapping[str, str], report: Callable[[str], None] = la
     Raises NumapinError if the folder cannot be made or another user controls it.
     """
     named = environ.get("NUMAPIN_RUN_DIR")
-    run = begin_in(os.path.abspath(named)) if named else begin_by_default(environ, report)
-    path, base, name, lock = run
-    try:
-        with _kept_from_cleaners(base, name):
-            yield os.path.join(path, name)
-        if not named:
-            remove_run(path, base, name)
-    finally:
-        os.close(lock)
-        os.close(base)
+    with ExitStack() as held:
+        if named:
+            yield _begin_in(os.path.abspath(named), held)
+        else:
+            place, base, name = _begin_by_default(environ, report, held)
+            yield os.path.join(place, name)
+            _remove(base, name)
 
 
-@contextmanager
-def _kept_from_cleaners(base: int, name: str) -> Iterator[None]:
-    """Lock a run's folder itself: systemd-tmpfiles skips folders that have a lock, see tmpfiles.d(5)."""
-    folder = os.open(name, FOLDER, dir_fd=base)
+def temporary_directories(environ: Mapping[str, str]) -> list[str]:
+    """Return the directories that Python's tempfile tries, in its order, then one that is in memory."""
+    named = filter(None, map(environ.get, ("TMPDIR", "TEMP", "TMP")))
+    places = [*map(os.path.abspath, named), "/tmp", "/var/tmp", "/usr/tmp"]  # noqa: S108 - our folder has mode 0700
+    with suppress(FileNotFoundError):  # the current directory may have been removed
+        places.append(os.getcwd())
+    places.append("/dev/shm")  # noqa: S108 - writable in containers whose other file systems are not
+    return list(dict.fromkeys(filter(os.path.isabs, places)))
+
+
+# --- make one --------------------------------------------------------------------------------------------------------
+
+
+def _begin_in(path: str, held: ExitStack) -> str:
+    """Make a run's folder in the folder that the user named, and that folder, too, if it does not exist.
+
+    Returns its path. Raises NumapinError, also if other users may replace what is in the folder.
+    """
     try:
+        make_folders(path, mode=0o700)
+        with opened(path) as base:
+            try:
+                require_stable(base)
+            except PermissionError as error:
+                hint = f"chmod go-w {shlex.quote(path)}, or {REMEDY}" if is_own(base) else REMEDY
+                raise NumapinError(f"no run directory can be made: {path}: {error.strerror}", hint) from None
+            return os.path.join(path, _make(base, "run-", held, needs_lock=False))
+    except OSError as error:
+        raise NumapinError(f"no run directory can be made: {path}: {error.strerror}", REMEDY) from None
+
+
+def _begin_by_default(
+    environ: Mapping[str, str], report: Callable[[str], None], held: ExitStack
+) -> tuple[str, int, str]:
+    """Make a run's folder in the first usable temporary directory, and remove the folders of ended runs there.
+
+    As in Python's tempfile, unusable directories are skipped: a TMPDIR that does not exist, a full disk. So is one in
+    which other users could replace our folder, and one without file locks, unless there is no other: a run starts
+    wherever torchrun, which looks for neither, would start it. Then a warning says so.
+
+    Returns the path and the descriptor of the directory, and the folder's name there. Raises NumapinError if no
+    directory is usable.
+    """
+    problems: list[str] = []
+    for is_stable, needs_lock in ((True, True), (True, False), (False, True), (False, False)):
+        for place in temporary_directories(environ):
+            try:
+                with opened(place, PLACE) as parent:
+                    if is_stable:
+                        require_stable(parent)
+                    _sweep(parent)
+                    name = _make(parent, _own_prefix(), held, needs_lock=needs_lock)
+                    base = os.dup(parent)
+            except OSError as error:
+                problems.append(f"{place}: {error.strerror}")
+                continue
+            held.callback(os.close, base)
+            skipped = "; ".join(dict.fromkeys(problems))
+            if skipped:
+                report(f"skipped for the run's folder: {skipped}")
+            if not (is_stable and needs_lock):
+                why = f"because there is no better place (skipped: {skipped})"
+                say(f"warning: the run's folder is in {place} {why}; {REMEDY}")
+            return place, base, name
+    raise NumapinError(f"no run directory can be made: {'; '.join(dict.fromkeys(problems))}", REMEDY)
+
+
+def _own_prefix() -> str:
+    """Return the start of the names of this user's runs in temporary directories."""
+    return f"numapin-{os.geteuid()}-"
+
+
+def _host_name() -> str:
+    """Return this host's name as it stands in the names of runs."""
+    return os.uname().nodename.replace("/", "_")
+
+
+def _make(base: int, prefix: str, held: ExitStack, *, needs_lock: bool) -> str:
+    """Make a run's folder in an opened folder, and lock it for as long as `held` lasts; return its name.
+
+    A failure leaves nothing behind. Raises OSError, also if the file system has no locks and `needs_lock` is set:
+    without a lock, another run's sweep would take this run for one that has ended.
+    """
+    name = f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}-{_host_name()}-{os.urandom(4).hex()}"
+    os.mkdir(name, 0o700, dir_fd=base)
+    with ExitStack() as undone:
+        undone.callback(_remove, base, name)
+        folder = os.open(name, FOLDER, dir_fd=base)
+        undone.callback(os.close, folder)
+        require_own(folder)  # in a place that is not stable, another user may have been faster
         with suppress(OSError):  # NFS locks only what is opened for writing, which a folder cannot be
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)  # systemd-tmpfiles skips it then, see tmpfiles.d(5)
+        # The lock gets its name only when it is held: a sweep spares a new folder without a lock.
+        lock = os.open(".lock", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+        undone.callback(os.close, lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if needs_lock:
+                raise
+            with suppress(OSError):
+                os.write(lock, f"{os.getpid()} {start_time()}".encode())
+        os.rename(".lock", _LOCK, src_dir_fd=folder, dst_dir_fd=folder)
+        undone.pop_all()
+    held.callback(os.close, folder)
+    held.callback(os.close, lock)
+    return name
+
+
+# --- remove those of ended runs --------------------------------------------------------------------------------------
+
+
+def _sweep(place: int) -> None:
+    """Remove the folders of this host's runs that have ended: the ones whose lock no launcher holds.
+
+    The last ten with a report of failed ranks stay. So do other hosts' folders: if locks are local to a host, as on
+    Lustre with localflock, theirs look free here.
+    """
+    own = re.compile(f"{_own_prefix()}[0-9]{{8}}-[0-9]{{6}}-{re.escape(_host_name())}-[^-]*", re.DOTALL)
+    try:
+        listed = os.open(".", FOLDER, dir_fd=place)
+    except PermissionError:  # one may make files in the directory but not list them
+        return
+    try:
+        num_reports = 0
+        for name in sorted(filter(own.fullmatch, os.listdir(listed)), reverse=True):  # the newest first
+            with suppress(OSError):  # removed at this moment, or its lock is held
+                num_reports += _sweep_one(listed, name, keep_report=num_reports < _NUM_REPORTS)
     finally:
-        os.close(folder)
+        os.close(listed)
+
+
+def _sweep_one(place: int, name: str, *, keep_report: bool) -> bool:
+    """Remove a folder of ours if no launcher holds its lock; return whether it has a report and was kept.
+
+    Raises OSError if a launcher holds the lock.
+    """
+    with ExitStack() as opened_here:
+        folder = lock = os.open(name, FOLDER, dir_fd=place)
+        opened_here.callback(os.close, folder)
+        if not is_own(folder):
+            return False
+        if status_at(folder, _LOCK) is not None:
+            lock = open_file(folder, _LOCK, os.O_RDWR)  # NFS needs write access for an exclusive lock
+            opened_here.callback(os.close, lock)
+            if not is_own(lock):
+                return False
+        elif time.time() - os.fstat(folder).st_mtime < _UNLOCKED_S:  # its launcher may be about to lock it
+            return False
+        # Without a lock, its launcher died before it made one. A cleaner may also have removed the lock of a run that
+        # is active: its launcher holds the folder itself.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_kept = keep_report and status_at(folder, REPORT) is not None
+        if not is_kept:
+            _remove(place, name)
+        return is_kept
+
+
+def _remove(base: int, name: str) -> None:
+    """Remove a run's folder in an opened one, without following links; its lock goes last.
+
+    So what is left by a process that dies here can still be swept. What cannot be removed stays.
+    """
+    with suppress(OSError), ExitStack() as opened_here:
+        folder = os.open(name, FOLDER, dir_fd=base)
+        opened_here.callback(os.close, folder)
+        if not is_own(folder):  # a cleaner removed ours, and another user has made this one since
+            return
+        for entry in os.listdir(folder):
+            with suppress(OSError):
+                try:
+                    if entry != _LOCK:
+                        os.unlink(entry, dir_fd=folder)
+                except IsADirectoryError:
+                    shutil.rmtree(entry, ignore_errors=True, dir_fd=folder)
+        if os.listdir(folder) == [_LOCK]:
+            os.unlink(_LOCK, dir_fd=folder)
+        os.rmdir(name, dir_fd=base)
+
+
+# --- find them -------------------------------------------------------------------------------------------------------
 
 
 def live_runs(environ: Mapping[str, str]) -> list[str]:
@@ -73,211 +256,98 @@ def live_runs(environ: Mapping[str, str]) -> list[str]:
     Root also gets other users' runs from a folder that NUMAPIN_RUN_DIR names.
     """
     named = environ.get("NUMAPIN_RUN_DIR")
-    if named:
-        live = _live_at(os.path.abspath(named))
-    else:
-        live = [folder for base in own_bases(environ) for folder in live_in(base, os.geteuid())]
-    return sorted(dict.fromkeys(live), key=os.path.basename)  # names begin with the time
+    if named and is_live(os.path.abspath(named)):
+        return [os.path.abspath(named)]
+    owner = None if named and os.geteuid() == 0 else os.geteuid()
+    return [folder for folder in _runs_of(owner, environ) if is_live(folder)]
 
 
 def all_runs(environ: Mapping[str, str]) -> list[str]:
     """Return the folders of this user's runs, active or not, where `live_runs` looks for active ones; oldest first."""
+    return _runs_of(os.geteuid(), environ)
+
+
+def _runs_of(owner: int | None, environ: Mapping[str, str]) -> list[str]:
+    """Return the folders of a user's runs, oldest first; None: of all users."""
     named = environ.get("NUMAPIN_RUN_DIR")
-    bases = [os.path.abspath(named)] if named else own_bases(environ)
-    found = [folder for base in bases for folder in _runs_in(base, os.geteuid())]
-    return sorted(dict.fromkeys(found), key=os.path.basename)
-
-
-def _runs_in(base: str, owner: int) -> list[str]:
-    """Return the folders of a user's runs in a folder."""
-    try:
-        with opened(base) as descriptor:
-            names = [name for name in os.listdir(descriptor) if name.startswith(_RUN)]
-            return [os.path.join(base, name) for name in names if _is_folder_of(descriptor, name, owner)]
-    except OSError:
-        return []
-
-
-def _is_folder_of(base: int, name: str, owner: int) -> bool:
-    found = status_at(base, name)
-    return found is not None and stat.S_ISDIR(found.st_mode) and found.st_uid == owner
-
-
-def _live_at(named: str) -> list[str]:
-    """Return the active run whose folder this is, or the active runs in this folder."""
-    if is_live(named):
-        return [named]
-    return live_in(named, None if os.geteuid() == 0 else os.geteuid())
+    found: list[str] = []
+    for place in [os.path.abspath(named)] if named else temporary_directories(environ):
+        with suppress(OSError), opened(place) as base:
+            for name in os.listdir(base):
+                status = status_at(base, name) if name.startswith("run-" if named else _own_prefix()) else None
+                if status is not None and stat.S_ISDIR(status.st_mode) and owner in (None, status.st_uid):
+                    found.append(os.path.join(place, name))
+    return sorted(found, key=os.path.basename)  # names begin with the time
 
 
 def is_live(folder: str) -> bool:
-    """Return whether a run's launcher holds the lock of its folder. Relative paths are refused.
+    """Return whether a run's launcher holds the lock of its folder. A lock that cannot be read counts as held.
 
-    The process that set a relative path may have had another current directory.
+    Relative paths are refused: the process that set one may have had another current directory.
     """
     if not os.path.isabs(folder):
         return False
     try:
         with opened(folder) as descriptor:
-            return os.geteuid() in (0, os.fstat(descriptor).st_uid) and is_locked(descriptor)
+            if os.geteuid() not in (0, os.fstat(descriptor).st_uid):
+                return False
+            try:
+                lock = open_file(descriptor, _LOCK)
+            except OSError as error:
+                return error.errno == errno.EACCES
     except OSError:
         return False
-
-
-def begin_by_default(environ: Mapping[str, str], report: Callable[[str], None]) -> tuple[str, int, str, int]:
-    """Make a run's folder in the first usable temporary directory.
-
-    As in Python's tempfile, unusable directories are skipped: a TMPDIR that does not exist, a full disk. So is one in
-    which other users could replace our folder, and one without file locks, unless there is no other: a run starts
-    wherever torchrun, which looks for neither, would start it. Then a warning says so.
-
-    Returns the path and the descriptor of the folder around it, its name there, and the descriptor of its lock. Raises
-    NumapinError if no directory is usable. `report` is called with what was skipped, and why.
-    """
-    problems: list[str] = []
-    for is_stable, needs_lock in ((True, True), (True, False), (False, True), (False, False)):
-        for place in temporary_directories(environ):
-            try:
-                run = _begin_at(place, is_stable=is_stable, needs_lock=needs_lock)
-            except OSError as error:
-                problems.append(f"{place}: {error.strerror}")
-                continue
-            skipped = "; ".join(dict.fromkeys(problems))
-            if skipped:
-                report(f"skipped for the run's folder: {skipped}")
-            if not (is_stable and needs_lock):
-                why = f"because there is no better place (skipped: {skipped})"
-                say(f"warning: the run's folder is in {place} {why}; {REMEDY}")
-            return run
-    raise NumapinError(f"no run directory can be made: {'; '.join(dict.fromkeys(problems))}", REMEDY)
-
-
-def _begin_at(place: str, *, is_stable: bool, needs_lock: bool) -> tuple[str, int, str, int]:
-    """Make a run's folder in a temporary directory; return what `begin_by_default` does. Raises OSError."""
-    path, base = open_own_base(place, is_stable=is_stable)
     try:
-        sweep(base)
-        return (path, base, *_begin(base, needs_lock=needs_lock))
-    except BaseException:
-        os.close(base)
-        raise
+        return _is_held(lock)
+    finally:
+        os.close(lock)
 
 
-def begin_in(path: str) -> tuple[str, int, str, int]:
-    """Make a run's folder in the folder that the user named, and that folder, too, if it does not exist.
-
-    Returns the same as `begin_by_default`. Raises NumapinError, also if other users may replace what is in the folder.
-    """
-    try:
-        make_folders(path, mode=0o700)
-        with opened(path) as base:
-            _require_unshared(path, base)
-            name, lock = _begin(base, needs_lock=False)
-            return path, os.dup(base), name, lock
-    except OSError as error:
-        raise NumapinError(f"no run directory can be made: {path}: {error.strerror}", REMEDY) from None
-
-
-def live_in(base: str, owner: int | None) -> list[str]:
-    """Return the active runs of a user in a folder; None: of all users."""
-    try:
-        with opened(base) as descriptor:
-            names = os.listdir(descriptor)
-            return [os.path.join(base, name) for name in names if _is_live_run(descriptor, name, owner)]
-    except OSError:
-        return []
-
-
-def is_locked(folder: int) -> bool:
-    """Return whether a launcher holds the lock in an opened folder. A lock that cannot be read counts as held."""
-    try:
-        lock = open_file(folder, LOCK)
-    except OSError as error:
-        return bool(error.errno == errno.EACCES)
+def _is_held(lock: int) -> bool:
+    """Return whether a launcher holds a lock; on a file system without locks, whether the process it names runs."""
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: concurrent readers must not look like a launcher
     except OSError as error:
-        return error.errno in _HELD or _is_held_by_process(lock)
-    finally:
-        os.close(lock)
+        if error.errno in _HELD:
+            return True
+        try:
+            pid, start = map(int, os.read(lock, 100).split())
+        except ValueError:  # not written yet
+            return True
+        return is_running(pid, start)
     return False
 
 
-def _is_held_by_process(lock: int) -> bool:
-    """Return whether the process that a lock names is running; without a name, on file systems without locks, it is."""
-    try:
-        pid, start = map(int, os.read(lock, 100).split())
-    except ValueError:
-        return True
-    return is_running(pid, start)
+def find_folder(named: str, environ: Mapping[str, str]) -> str | None:
+    """Return the folder of the run with this name; None if there is none.
 
+    `@last` is the newest active run, or else the newest one whose folder is left. Other names are that of a folder
+    (numapin-1000-20261122-101112-host-0a1b2c3d), or an end of it that begins after a dash, such as 0a1b2c3d.
 
-def remove_run(path: str, base: int, name: str) -> None:
-    """Remove a run's folder. If its base was removed meanwhile, remove the folder that torch or a rank made instead."""
-    remove(base, name)
-    if os.fstat(base).st_nlink == 0:
-        with suppress(OSError), opened(path) as again:
-            if is_own(again):
-                remove(again, name)
-
-
-def _begin(base: int, *, needs_lock: bool = True) -> tuple[str, int]:
-    """Make a run's folder in an opened folder; return its name and the descriptor of its lock.
-
-    A failure leaves nothing behind. Raises OSError, also if the file system has no locks and `needs_lock` is set:
-    without a lock, another run's sweep would take this run for one that has ended.
+    Raises UsageError if several runs have this name, if no run is the last, and for other names that begin with @.
     """
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{host_name()}-{os.urandom(4).hex()}"
-    os.mkdir(NEW + name, 0o700, dir_fd=base)
-    try:
-        lock = _locked(base, NEW + name, needs_lock=needs_lock)
-        try:
-            os.rename(NEW + name, _RUN + name, src_dir_fd=base, dst_dir_fd=base)
-        except BaseException:
-            os.close(lock)
-            raise
-    except BaseException:
-        remove(base, NEW + name)
-        raise
-    return _RUN + name, lock
+    if named == LAST:
+        runs = live_runs(environ) or all_runs(environ)
+        if not runs:
+            raise UsageError("no run of this user is active, and none has left its folder", "numapin run train.py")
+        return runs[-1]
+    if named.startswith("@"):
+        raise UsageError(f"{named} is not a run", f"the newest run of this user is {LAST}")
+    for runs in (live_runs(environ), all_runs(environ)):
+        found = [run for run in runs if named and f"-{os.path.basename(run)}".endswith(f"-{named}")]
+        if len(found) > 1:
+            names = ", ".join(map(os.path.basename, found))
+            raise UsageError(f"{named} is the end of several runs' names: {names}", "give more of the name")
+        if found:
+            return found[0]
+    return None
 
 
-def _locked(base: int, name: str, *, needs_lock: bool) -> int:
-    """Make and hold the lock of a new run, which keeps other runs from sweeping its folder."""
-    folder = os.open(name, FOLDER, dir_fd=base)
-    try:
-        lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | FILE, 0o600, dir_fd=folder)
-    finally:
-        os.close(folder)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        if needs_lock:
-            os.close(lock)
-            raise
-        with suppress(OSError):
-            os.write(lock, f"{os.getpid()} {start_time()}".encode())
-    return lock
+def find_file(named: str, name: str, environ: Mapping[str, str]) -> str:
+    """Return the path of the file `name` in the folder, or of the run, that the user named; else `named`, a file.
 
-
-def _require_unshared(path: str, base: int) -> None:
-    """Raise NumapinError if other users may replace what is in a folder that the user named."""
-    try:
-        require_stable(base)
-    except PermissionError as error:
-        hint = f"chmod go-w {shlex.quote(path)}, or {REMEDY}" if is_own(base) else REMEDY
-        raise NumapinError(f"no run directory can be made: {path}: {error.strerror}", hint) from None
-
-
-def _is_live_run(base: int, name: str, owner: int | None) -> bool:
-    """Return whether a name in an opened folder is an active run of this user; None: of any user."""
-    if not name.startswith(_RUN):
-        return False
-    try:
-        folder = os.open(name, FOLDER, dir_fd=base)
-    except OSError:
-        return False
-    try:
-        return owner in (None, os.fstat(folder).st_uid) and is_locked(folder)
-    finally:
-        os.close(folder)
+    An existing file or folder comes before a run, unless its name begins with @. Raises UsageError as `find_folder`.
+    """
+    is_path = os.path.exists(named) and not named.startswith("@")
+    folder = named if is_path else find_folder(named, environ)
+    return os.path.join(folder, name) if folder is not None and os.path.isdir(folder) else named

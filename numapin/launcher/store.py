@@ -4,7 +4,7 @@ Numbers have this machine's byte order. A string is its length (8 bytes) and its
 all other requests may follow.
 
 The same requests, in the same order, are in torch's torch/csrc/distributed/c10d/TCPStoreBackend.hpp; their answers are
-in TCPStoreLibUvBackend.cpp. `installed_torch.py` compares requests and answers with the installed torch's.
+in TCPStoreLibUvBackend.cpp. `store_server.py` compares requests and answers with the installed torch's.
 """
 
 from __future__ import annotations

@@ -2,24 +2,27 @@
 
 torch's own server would do the same, but loading torch takes a second and 200 MB. The socket listens from the moment on
 at which the port is known, so no other user can take the port. On a loopback address, only this user and root can
-connect.
+connect. Whether the installed torch's clients can be served is found out without importing it.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import selectors
 import signal
 import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.stderr import say
 from numapin.errors import UsageError
-from numapin.launcher.store import RankStore, StoreClient, StoreRefusal
+from numapin.launcher.store import CHECK_ANSWERS, MAGIC, REQUESTS, WAIT_ANSWERS, RankStore, StoreClient, StoreRefusal
 from numapin.system.peers import LocalPeers
 
 if TYPE_CHECKING:
@@ -33,6 +36,8 @@ _PART_BYTES: Final = 1 << 18
 _PAUSE_S: Final = 0.1
 _HINT: Final = "hint: let torch serve it: numapin run --rdzv-backend static --rdzv-endpoint localhost:29500"
 _FULL: Final = (errno.EMFILE, errno.ENFILE)
+_HEADER: Final = "include/torch/csrc/distributed/c10d/TCPStoreBackend.hpp"
+_NEWEST: Final = (2, 15)  # the newest torch whose clients ran against our store; since 2.15 it has no such header
 
 
 def listen(address: str, port: int) -> socket.socket:
@@ -65,9 +70,17 @@ def listen(address: str, port: int) -> socket.socket:
 @contextmanager
 def serving(listening: socket.socket) -> Iterator[None]:
     """Serve a new store on a listening socket, in a thread, until the end of the block."""
+    peers, address = None, listening.getsockname()[0]
+    if address.startswith("127.") or address == "::1":  # else other hosts may connect
+        try:
+            peers = LocalPeers()
+        except OSError as error:
+            say(
+                f"warning: any local user can connect to the ranks' store, because the kernel reports no users: {error}"
+            )
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        arguments = (listening, theirs, _peers_on(listening))
+        arguments = (listening, theirs, peers)
         thread = threading.Thread(target=_serve, args=arguments, name="numapin-store", daemon=True)
         thread.start()
         try:
@@ -75,18 +88,6 @@ def serving(listening: socket.socket) -> Iterator[None]:
         finally:
             ours.shutdown(socket.SHUT_WR)
             thread.join()
-
-
-def _peers_on(listening: socket.socket) -> LocalPeers | None:
-    """Open the kernel's source for the users of connections; None without one, or if other hosts may connect."""
-    address = listening.getsockname()[0]
-    if not address.startswith("127.") and address != "::1":
-        return None
-    try:
-        return LocalPeers()
-    except OSError as error:
-        say(f"warning: any local user can connect to the ranks' store, because the kernel reports no users: {error}")
-        return None
 
 
 def _serve(listening: socket.socket, end: socket.socket, peers: LocalPeers | None) -> None:
@@ -166,7 +167,12 @@ class _StoreServer:
         except BlockingIOError:
             return
         except OSError as error:
-            self._tell_full(error)
+            if error.errno in _FULL and not self._has_told_full:
+                self._has_told_full = True
+                say(
+                    f"the ranks' store cannot accept more connections than {len(self._clients)}: {error.strerror}; "
+                    "hint: raise the limit with: ulimit -n"
+                )
             self._selector.unregister(self._listening)  # else it would stay ready
             self._paused_at_s = time.monotonic()
             return
@@ -194,15 +200,6 @@ class _StoreServer:
             say(f"the ranks' store refused a connection of user {user}; if a rank runs as that user, {_HINT}")
         return is_allowed
 
-    def _tell_full(self, error: OSError) -> None:
-        """Report once that clients have to wait for a descriptor."""
-        if error.errno in _FULL and not self._has_told_full:
-            self._has_told_full = True
-            say(
-                f"the ranks' store cannot accept more connections than {len(self._clients)}: {error.strerror}; "
-                "hint: raise the limit with: ulimit -n"
-            )
-
     def _receive(self, connection: socket.socket, client: StoreClient) -> None:
         try:
             part = connection.recv(_PART_BYTES)
@@ -214,22 +211,18 @@ class _StoreServer:
         try:
             self._store.receive(client)
         except StoreRefusal as refusal:
-            self._tell(client, refusal)
+            # Only the first is reported: anyone who can connect could cause many. Strangers are not worth a message.
+            if client.is_valid and not self._has_told:
+                self._has_told = True
+                if refusal.is_unknown:
+                    say(f"a program asked the ranks' store for {refusal}; {_HINT}")
+                else:
+                    say(f"the ranks' store closed a connection: {refusal}")
             part = b""
         for other in self._store.take_answered():
             self._send(other)
         if not part:
             self._drop(client)
-
-    def _tell(self, client: StoreClient, refusal: StoreRefusal) -> None:
-        """Report the first refusal: anyone who can connect could cause many. Strangers are not worth a message."""
-        if self._has_told or not client.is_valid:
-            return
-        self._has_told = True
-        if refusal.is_unknown:
-            say(f"a program asked the ranks' store for {refusal}; {_HINT}")
-        else:
-            say(f"the ranks' store closed a connection: {refusal}")
 
     def _send(self, client: StoreClient) -> None:
         """Send as much as the client takes now; the selector reports when it takes more."""
@@ -261,3 +254,48 @@ class _StoreServer:
             with suppress(KeyError):  # `modify` has forgotten it
                 self._selector.unregister(connection)
             connection.close()
+
+
+# --- the clients -----------------------------------------------------------------------------------------------------
+
+
+def torch_folder() -> Path | None:
+    """Return the folder of the installed torch, None if there is none."""
+    spec = find_spec("torch")
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def why_not_served(folder: Path | None) -> str | None:
+    """Return why the clients of the torch in a folder cannot be served; None if they can, or if there is no torch."""
+    if folder is None:
+        return None
+    try:
+        text = (folder / "version.py").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    found = re.search(r"__version__\s*=\s*['\"]([^'\"]+)", text)
+    version = found[1] if found else "of unknown version"
+    try:
+        header = (folder / _HEADER).read_text(encoding="utf-8", errors="replace")
+    except OSError:  # some distributions leave the headers out
+        numbers = re.match(r"(\d+)\.(\d+)", version)
+        is_known = numbers is not None and (int(numbers[1]), int(numbers[2])) <= _NEWEST
+    else:
+        magic = re.search(r"validationMagicNumber\s*=\s*(0[xX][0-9a-fA-F]+|\d+)\s*;", header)
+        requests = _names(header, "QueryType")
+        is_known = (
+            magic is not None
+            and int(magic[1], 0) == MAGIC
+            and bool(requests)
+            and requests == REQUESTS[: len(requests)]  # an older torch may lack the last requests
+            and _names(header, "CheckResponseType") == CHECK_ANSWERS
+            and _names(header, "WaitResponseType") == WAIT_ANSWERS
+        )
+    return None if is_known else f"this numapin does not know the store of torch {version}"
+
+
+def _names(header: str, enum: str) -> tuple[str, ...]:
+    """Return the names of an enum of bytes; () if there is none, and more than names if it sets values."""
+    found = re.search(rf"enum class {enum}\s*:\s*uint8_t\s*{{([^}}]*)}}", header)
+    body = re.sub(r"//.*", "", found[1]) if found else ""
+    return tuple(name.strip() for name in body.split(",") if name.strip())

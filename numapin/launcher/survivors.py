@@ -29,18 +29,21 @@ class LastLook(NamedTuple):
 
     Attributes:
         stacks: The stacks of ranks that answered, by the process of the rank.
-        shm_used: The used share of /dev/shm, from 0 to 1. None: unknown.
+        shm_bytes: The size of /dev/shm. None: unknown.
+        shm_used: The used share of it, from 0 to 1. None: unknown.
     """
 
     stacks: dict[int, str]
+    shm_bytes: int | None
     shm_used: float | None
 
 
 def look(pids: Iterable[int]) -> LastLook:
     """Ask running ranks where they are, and wait at most 0.2 s for their answers."""
-    shm_used = None
+    shm_bytes = shm_used = None
     with suppress(OSError, ZeroDivisionError):
         shm = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
+        shm_bytes = shm.f_blocks * shm.f_frsize
         shm_used = 1 - shm.f_bavail / shm.f_blocks
     asked = {}
     for pid in pids:
@@ -62,7 +65,7 @@ def look(pids: Iterable[int]) -> LastLook:
             if text and text == stacks.get(pid):  # it has written all of it
                 del asked[pid]
             stacks[pid] = text
-    return LastLook(stacks, shm_used)
+    return LastLook(stacks, shm_bytes, shm_used)
 
 
 def _python_of(pid: int) -> tuple[int, Path | None]:

@@ -22,7 +22,7 @@ from numapin.base.printable import printable
 from numapin.base.records import Texts, read_record
 from numapin.errors import MachineError, UsageError
 from numapin.launcher import run_folder
-from numapin.launcher.named_run import find_folder
+from numapin.launcher.run_folder import find_folder
 from numapin.plan.make import make_plan
 from numapin.plan.model import Plan
 from numapin.plan.request import Request

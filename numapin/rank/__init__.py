@@ -5,10 +5,8 @@
     shim.py      the process that a rank starts as
     bind.py      apply a binding and read it back
     become.py    let signals through and exec the user's program
-    binding.py   read the slice that the user's program finds in NUMAPIN_BINDING
-    outer.py     the note for an `exec --children` above
     signals.py   SIGUSR1 and SIGUSR2 from the launcher to the ranks
     handover.py  the plan in the run folder, each rank's slice in its environment, one record per rank
-    hook_env.py  the folder of the hook on PYTHONPATH
+    hook_env.py  the variables that bring the hook into Pythons, and commands that refuse it
     hook/        the sitecustomize.py of Pythons below numapin: errors, and what waits for torch
 """

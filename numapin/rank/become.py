@@ -15,9 +15,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final, NoReturn
 
+    from numapin.plan.model import RankPlan
+
 BINDING: Final = "NUMAPIN_BINDING"
 CHILDREN: Final = "NUMAPIN_CHILDREN"
 """The plan of `numapin exec --children`, see `children.table`."""
+NESTED: Final = "nested-"
+"""The start of the names of notes for it, of numapins below it."""
 SIGKILL: Final = _signal.SIGKILL
 FORWARDED: Final = (_signal.SIGUSR1, _signal.SIGUSR2)
 """Signals that the launcher passes on to the ranks; blocked in each rank until `accept`."""
@@ -55,16 +59,33 @@ def become(command: list[str], binding: str, num_threads: int, nic_variables: di
     os.environ[BINDING] = binding
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_threads)))  # a plan that a user wrote may say 0
     os.environ.update(nic_variables)
-    _leave(os.environ.pop(CHILDREN, None))  # what this program starts belongs to this rank
+    children = os.environ.pop(CHILDREN, None)  # what this program starts belongs to this rank
+    if children is not None:
+        tell_outer(children)
     execute(command)
 
 
-def _leave(children: str | None) -> None:
-    """Tell the `exec --children` that this rank runs below, if there is one, that it is bound."""
-    if children is not None:
-        from numapin.rank import outer  # here, because it imports json
+def tell_outer(children: str) -> None:
+    """Note for the `exec --children` that this runs below that a numapin of its own has bound it; ignore errors."""
+    import json
 
-        outer.note(children)
+    from numapin.errors import NumapinError
+    from numapin.rank import handover
+
+    try:
+        folder = str(json.loads(children.rpartition("\n")[2])["run"])
+        if os.path.isdir(folder):
+            handover.write_json(folder, f"{NESTED}{os.getpid()}.json", {"pid": os.getpid()})
+    except (ValueError, KeyError, TypeError, NumapinError):
+        pass
+
+
+def read_binding(text: str) -> RankPlan:
+    """Return the rank's part of the plan from NUMAPIN_BINDING. Raises MachineFileError that names the variable."""
+    from numapin.plan.model import RankPlan
+
+    hint = f"numapin sets it for each rank; to go on without it: unset {BINDING}"
+    return RankPlan.from_json(text, source=BINDING, hint=hint)
 
 
 def execute(command: list[str]) -> NoReturn:
@@ -74,10 +95,7 @@ def execute(command: list[str]) -> NoReturn:
     try:
         os.execvp(command[0], command)  # noqa: S606 - the user's own command
     except OSError as error:
-        say(f"{command[0]}: {_problem(command[0], error)}")
-        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
-
-
-def _problem(program: str, error: OSError) -> str | None:
-    was_searched = os.sep not in program
-    return "command not found" if was_searched and isinstance(error, FileNotFoundError) else error.strerror
+        is_missing = isinstance(error, FileNotFoundError)
+        was_searched = os.sep not in command[0]
+        say(f"{command[0]}: {'command not found' if is_missing and was_searched else error.strerror}")
+        os._exit(127 if is_missing else 126)

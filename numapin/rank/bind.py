@@ -101,7 +101,15 @@ def apply(rank: Bindable) -> Applied:
     """
     policy = _kernel_policy(rank.memory, rank.nodes, rank.within)
     shortfalls = (*_bind_cpus(rank.cpus), *_bind_memory(*policy, first=rank.node))
-    memory, nodes = _read_policy()
+    memory: str | None = None  # seccomp may forbid reading it, too
+    nodes: frozenset[int] = frozenset()
+    try:
+        mode, nodes = numa.get_memory_policy()
+    except OSError:
+        pass
+    else:
+        # Kernels before 5.14 report MPOL_LOCAL as MPOL_PREFERRED without nodes.
+        memory = "local" if mode == numa.MPOL_PREFERRED and not nodes else _NAMES.get(mode)
     return Applied(cpus=frozenset(os.sched_getaffinity(0)), memory=memory, nodes=nodes, shortfalls=shortfalls)
 
 
@@ -165,32 +173,16 @@ def _bind_memory(memory: str, nodes: frozenset[int], *, first: int | None) -> It
     if memory == "none":
         return
     try:
-        yield from _set_policy(memory, nodes, first)
+        if memory == "preferred" and len(nodes) > 1:
+            only = numa.prefer(numa.set_memory_policy, nodes, first=first)
+            if only is not None:
+                which = f"{only} of {cpu_set.render(nodes)}"
+                yield f"this kernel can prefer only one node ({which}); Linux 5.15 or newer can prefer several"
+        else:
+            numa.set_memory_policy(_MODES[memory], () if memory == "local" else nodes)
     except OSError as error:
         remedy = REMEDIES.get(error.errno or 0, "use --memory none to do without")
         refused = f"memory policy '{memory}' was refused ({error.strerror})"
         yield f"{refused}: pages go where they are first touched; {remedy}"
     except LibnumaError as error:
         yield f"memory policy '{memory}' cannot be set: {error.message}; {error.hint}"
-
-
-def _set_policy(memory: str, nodes: frozenset[int], first: int | None) -> Iterator[str]:
-    if memory == "preferred" and len(nodes) > 1:
-        only = numa.prefer(numa.set_memory_policy, nodes, first=first)
-        if only is not None:
-            yield (
-                f"this kernel can prefer only one node ({only} of {cpu_set.render(nodes)}); Linux 5.15 or newer can "
-                "prefer several"
-            )
-    else:
-        numa.set_memory_policy(_MODES[memory], () if memory == "local" else nodes)
-
-
-def _read_policy() -> tuple[str | None, frozenset[int]]:
-    try:
-        mode, nodes = numa.get_memory_policy()
-    except OSError:
-        return None, frozenset()  # seccomp also forbids reading it
-    if mode == numa.MPOL_PREFERRED and not nodes:
-        return "local", nodes  # kernels before 5.14 report MPOL_LOCAL so
-    return _NAMES.get(mode), nodes

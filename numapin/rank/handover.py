@@ -20,7 +20,7 @@ from numapin.errors import NumapinError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping, Sequence
+    from collections.abc import Mapping, MutableMapping
     from typing import Final
 
     from numapin.plan.model import Plan, RankPlan
@@ -118,7 +118,15 @@ def hand_over(plan: Plan, run_dir: str, environ: MutableMapping[str, str]) -> No
     from numapin.base.redact import without_secrets
 
     environ["NUMAPIN_RUN_DIR"] = run_dir
-    in_environment = _hand_over_slices(plan, environ)
+    _remove_slices(environ)  # this launcher may be a rank itself and have slices
+    # Restarted ranks find slices in their environment even after a clean-up of /tmp. Each must fit into a variable, and
+    # all of them into a quarter of the space for a program's environment; else the ranks read plan.json.
+    slices = {f"{SLICE_VARIABLE}{rank.local_rank}": slice_text(rank) for rank in plan.ranks}
+    sizes = [len(name) + len(text) for name, text in slices.items()]
+    limit = min(os.sysconf("SC_ARG_MAX"), _MAX_ENVIRONMENT_BYTES) // 4
+    in_environment = max(sizes, default=0) < _MAX_VARIABLE_BYTES and sum(sizes) < limit
+    if in_environment:
+        environ.update(slices)
     try:
         write_json(run_dir, PLAN, plan.to_json())
         write_json(run_dir, COMMAND, {"argv": without_secrets(sys.argv), "pid": os.getpid()})
@@ -126,26 +134,6 @@ def hand_over(plan: Plan, run_dir: str, environ: MutableMapping[str, str]) -> No
         if not in_environment:
             raise
         say(f"warning: no record of this run: {error.message}")
-
-
-def _hand_over_slices(plan: Plan, environ: MutableMapping[str, str]) -> bool:
-    """Put the slices into the ranks' environment, where restarted ranks find them even after a clean-up of /tmp.
-
-    Each must fit into a variable, and all of them into a quarter of the space for a program's environment. Returns
-    whether they fit; else the ranks read plan.json.
-    """
-    _remove_slices(environ)  # this launcher may be a rank itself and have slices
-    slices = {f"{SLICE_VARIABLE}{rank.local_rank}": slice_text(rank) for rank in plan.ranks}
-    sizes = [len(name) + len(text) for name, text in slices.items()]
-    if not _fit_into_environment(sizes):
-        return False
-    environ.update(slices)
-    return True
-
-
-def _fit_into_environment(sizes: Sequence[int]) -> bool:
-    limit = min(os.sysconf("SC_ARG_MAX"), _MAX_ENVIRONMENT_BYTES) // 4
-    return max(sizes, default=0) < _MAX_VARIABLE_BYTES and sum(sizes) < limit
 
 
 def _remove_slices(environ: MutableMapping[str, str]) -> None:
@@ -175,24 +163,18 @@ def take_slice(local_rank: int, environ: MutableMapping[str, str]) -> RankSlice:
     name = f"{SLICE_VARIABLE}{local_rank}"
     text = environ.get(name)
     _remove_slices(environ)
-    if text is None:
-        text = _planned_slice(local_rank, environ)
-    if text is None:
-        raise NumapinError(f"{name} is unset, and NUMAPIN_RUN_DIR has no {PLAN}", _AGAIN)
+    if text is None:  # it did not fit there
+        found = planned(environ)
+        if found is None:
+            raise NumapinError(f"{name} is unset, and NUMAPIN_RUN_DIR has no {PLAN}", _AGAIN)
+        from numapin.plan.model import Plan
+
+        plan, path = found
+        text = slice_text(Plan.from_json(plan, source=path).ranks[local_rank])
     try:
         return RankSlice(text)
     except (ValueError, KeyError):
         raise NumapinError(f"{name} is not what numapin writes: {text[:60]!r}", _AGAIN) from None
-
-
-def _planned_slice(local_rank: int, environ: Mapping[str, str]) -> str | None:
-    found = planned(environ)
-    if found is None:
-        return None
-    from numapin.plan.model import Plan
-
-    text, path = found
-    return slice_text(Plan.from_json(text, source=path).ranks[local_rank])
 
 
 def read_text(path: str) -> str:
@@ -226,13 +208,14 @@ def identity(folder: str) -> tuple[int, int] | None:
 
 
 def opened_to_write(folder: str) -> OpenFolder:
-    """Open a run's folder. It is not made again: another user may have made the folder around it.
+    """Open a run's folder. It is not made again: its name may now be another user's.
 
-    Raises OSError, also if other users may replace it, or what is in it.
+    Raises OSError, also if it is not this user's, or if others may replace what is in it. Another user who may rename
+    the folder cannot put one of this user's from elsewhere in its place: Linux moves a folder to another one only for
+    users who may write to it.
     """
     base, name = os.path.split(os.path.abspath(folder))
     with opened(base) as parent:
-        require_stable(parent)
         run = OpenFolder(os.open(name, FOLDER, dir_fd=parent))
     with run as descriptor:
         require_own(descriptor)

@@ -38,17 +38,39 @@ def main() -> None:
     127 if the command does not exist, and 126 if it cannot be executed.
     """
     local_rank = sys.argv[1].removeprefix("--local-rank=")
-    _end_with(int(sys.argv[2].removeprefix("--launcher=")))
+    launcher = int(sys.argv[2].removeprefix("--launcher="))
     program, rest = sys.argv[3].removeprefix("--exec="), sys.argv[4:]
+
+    # The kernel kills this process, and the program that it becomes, when the launcher ends: by SIGKILL, because a
+    # launcher that is able to stop its ranks in another way has done so.
+    process.end_with_parent(SIGKILL)
+    parent = os.getppid()
+    if parent != launcher:  # it ended earlier
+        say(
+            f"a rank exits: its parent is process {parent} instead of its launcher, process {launcher}: the launcher "
+            "has ended, or the Python for ranks is a wrapper script, which must exec Python"
+        )
+        os._exit(1)
+
     own = handover.take_slice(int(local_rank), os.environ)
     applied = bind.apply(own)
     is_as_planned = all(text in own.json for text in applied.shortfalls)  # the reason has the rehearsal's shortfalls
     binding = own.json if is_as_planned else _as_bound(own.json, applied.shortfalls)
     _record(local_rank, own.json, applied)
+
     if program and is_stdin_script(rest):
-        _open_own_stdin()
-    if not program or runs_script(rest):
-        _record_exceptions()
+        # The launcher's copy of the script is opened anew: ranks that share a descriptor share its position, too.
+        script = os.open("/proc/self/fd/0", os.O_RDONLY)
+        os.dup2(script, 0)
+        os.close(script)
+
+    # Python writes what ends it into torch's error file (hook/sitecustomize.py), except for `numapin.spawn` and
+    # --run-path (-c), which do that themselves. The hook takes both variables out of the environment again. A wrapper
+    # that is not Python has them, and the Python that it starts records what ends it.
+    records_itself = program and (rest[:1] != ["-u"] or "".join(rest[1:2]).startswith("-c"))
+    if not records_itself and os.environ.get("TORCHELASTIC_ERROR_FILE") and os.pathsep not in HOOK:
+        os.environ["PYTHONPATH"] = with_hook(os.environ.get("PYTHONPATH", ""))
+        os.environ["NUMAPIN_RANK_PID"] = str(os.getpid())
     accept()
     become([program, *rest] if program else rest, binding, own.num_threads, own.nic_variables)
 
@@ -56,32 +78,6 @@ def main() -> None:
 def is_stdin_script(arguments: Sequence[str]) -> bool:
     """Return whether Python, started by the launcher with these arguments, reads its script from stdin."""
     return list(arguments[:2]) == ["-u", "-"]
-
-
-def runs_script(arguments: Sequence[str]) -> bool:
-    """Return whether Python, started by the launcher with these arguments, runs a script or a module.
-
-    Not so with `numapin.spawn` and --run-path, which record exceptions themselves.
-    """
-    return list(arguments[:1]) == ["-u"] and not "".join(arguments[1:2]).startswith("-c")
-
-
-def _open_own_stdin() -> None:
-    """Open the launcher's copy of the script anew: a descriptor that ranks share has one position for all of them."""
-    own = os.open("/proc/self/fd/0", os.O_RDONLY)
-    os.dup2(own, 0)
-    os.close(own)
-
-
-def _record_exceptions() -> None:
-    """Let the rank's Python write what ends it into torch's error file; see hook/sitecustomize.py.
-
-    That takes both variables out of the environment again before the program starts. A wrapper that is not Python has
-    them, and the Python that it starts records what ends it.
-    """
-    if os.environ.get("TORCHELASTIC_ERROR_FILE") and os.pathsep not in HOOK:
-        os.environ["PYTHONPATH"] = with_hook(os.environ.get("PYTHONPATH", ""))
-        os.environ["NUMAPIN_RANK_PID"] = str(os.getpid())
 
 
 def _as_bound(planned: str, shortfalls: tuple[str, ...]) -> str:
@@ -94,21 +90,6 @@ def _as_bound(planned: str, shortfalls: tuple[str, ...]) -> str:
     for text in bind.surprises(rank, shortfalls):
         say(f"rank {rank.local_rank}: {text}")
     return json.dumps(bind.as_bound(rank, shortfalls).to_json())
-
-
-def _end_with(launcher: int) -> None:
-    """Have the kernel kill this process, and the program that it becomes, when the launcher ends.
-
-    The signal is SIGKILL, because a launcher that is able to stop its ranks in another way has done so.
-    """
-    process.end_with_parent(SIGKILL)
-    parent = os.getppid()
-    if parent != launcher:  # it ended earlier
-        say(
-            f"a rank exits: its parent is process {parent} instead of its launcher, process {launcher}: the launcher "
-            "has ended, or the Python for ranks is a wrapper script, which must exec Python"
-        )
-        os._exit(1)
 
 
 def _record(local_rank: str, planned: str, applied: bind.Applied) -> None:
@@ -142,13 +123,8 @@ def _json(value: object) -> str:
         return "null"
     if isinstance(value, int):
         return str(value)
-    if isinstance(value, str) and _is_plain(value):
+    if isinstance(value, str) and value.isascii() and value.isprintable() and '"' not in value and "\\" not in value:
         return f'"{value}"'
     import json
 
     return json.dumps(value)
-
-
-def _is_plain(text: str) -> bool:
-    """Return whether JSON writes the text without escapes."""
-    return text.isascii() and text.isprintable() and '"' not in text and "\\" not in text

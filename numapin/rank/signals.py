@@ -48,11 +48,8 @@ class Mailbox:
         pending = self._undelivered.get(received)
         if pending:
             name, ranks = received.name, listed("rank", pending)
-            _write(f"{name} is kept for {ranks} until {self._handlers} is installed: signal.signal(signal.{name}, …)")
-
-    @property
-    def _handlers(self) -> str:
-        return f"a handler in {printable(self.wrapper)} or below it" if self.wrapper else "a handler"
+            where = f" in {printable(self.wrapper)} or below it" if self.wrapper else ""
+            _write(f"{name} is kept for {ranks} until a handler{where} is installed: signal.signal(signal.{name}, …)")
 
     def address(self, pids: Mapping[int, int]) -> None:
         """Set the ranks' process ids. Restarted ranks receive signals that were not yet delivered to all ranks."""
@@ -114,7 +111,21 @@ def _nearest(pid: int, number: signal.Signals) -> list[int]:
 
 
 def _can_handle(pid: int, parent: int, number: signal.Signals) -> bool:
-    return bool(_handled_by(pid, parent) >> (number - 1) & 1)
+    """Return whether a child of `parent` catches or blocks a signal; not if it has ended, or is still a shim.
+
+    See proc_pid_status(5): SigCgt has a handler; SigBlk is blocked, e.g. for sigwait. The id of a reaped child may
+    belong to another process, which is not a child of this parent.
+    """
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    except OSError:
+        return False
+    if int(status["PPid"]) != parent or status["State"].startswith(("Z", "X")):
+        return False
+    caught, blocked = int(status["SigCgt"], 16), int(status["SigBlk"], 16)
+    is_shim = bool(blocked >> (become.SHIM - 1) & 1)
+    return not is_shim and bool((caught | blocked) >> (number - 1) & 1)
 
 
 def open_mailbox() -> Mailbox:
@@ -134,28 +145,6 @@ def kept_from_children(numbers: Iterable[int] = (*FORWARDED, become.SHIM)) -> It
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _handled_by(pid: int, parent: int) -> int:
-    """Return the mask of signals that a child of `parent` catches or blocks; 0 if it has ended, or is still a shim.
-
-    See proc_pid_status(5): SigCgt has a handler; SigBlk is blocked, e.g. for sigwait. The id of a reaped child may
-    belong to another process, which is not a child of this parent.
-    """
-    try:
-        status = _status_of(pid)
-    except OSError:
-        return 0
-    if int(status["PPid"]) != parent or status["State"].startswith(("Z", "X")):
-        return 0
-    caught, blocked = int(status["SigCgt"], 16), int(status["SigBlk"], 16)
-    return 0 if blocked >> (become.SHIM - 1) & 1 else caught | blocked
-
-
-def _status_of(pid: int) -> dict[str, str]:
-    """Read /proc/PID/status. Raises OSError."""
-    with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-        return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
 
 
 def _write(text: str) -> None:

@@ -25,7 +25,8 @@ from numapin.base.printable import printable
 from numapin.errors import UsageError
 from numapin.launcher import ranks as rank_processes
 from numapin.launcher import run_folder
-from numapin.launcher.ranks import ended_on_error, guarded, job_variables, rank_variables
+from numapin.launcher.hosts import HostPlace
+from numapin.launcher.ranks import ended_on_error, guarded
 from numapin.launcher.rehearse import in_thread, rehearse
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
@@ -155,14 +156,9 @@ def _plan(request: Request, gpu_nodes: Mapping[str, int], *, strict: bool) -> tu
 
 def _variables(plan: Plan, environment: Mapping[str, str], run_dir: str, port: int) -> dict[str, str]:
     """Return the variables of all ranks, and hand the plan over to them."""
-    shared = job_variables(
-        len(plan.ranks),
-        address=meeting.ADDRESS,
-        port=port,
-        run_id=str(uuid.uuid4()),
-        launcher_has_store=False,
-        environ=os.environ,
-    )
+    num_ranks = len(plan.ranks)
+    place = HostPlace(0, 1, 0, num_ranks, 0, num_ranks, meeting.ADDRESS, port)
+    shared = place.shared_variables(num_ranks, run_id=str(uuid.uuid4()), environ=os.environ, launcher_has_store=False)
     variables = {**os.environ, **environment, **shared}
     handover.hand_over(plan, run_dir, variables)
     return variables
@@ -227,7 +223,7 @@ def _process(
         python,
         python,
         [*flags, "-u", "-c", *call],
-        {**variables, **rank_variables(local_rank)},
+        {**variables, **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(local_rank))},
         pass_fds=(*own, *shared, *(() if tracker is None else (tracker,))),
         stdin=subprocess.DEVNULL,
     )

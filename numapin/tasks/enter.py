@@ -20,8 +20,7 @@ from numapin.errors import MachineError
 from numapin.plan.model import GpuRef, Plan
 from numapin.plan.nics import exported, without_users
 from numapin.rank import bind, handover
-from numapin.rank.become import BINDING, become
-from numapin.rank.binding import read_binding
+from numapin.rank.become import BINDING, become, read_binding
 from numapin.tasks.identify import parse_count
 from numapin.tasks.slice import Slice, inside, slice_of
 
@@ -98,7 +97,7 @@ def plan_path(named: str, environ: Mapping[str, str]) -> str:
     """Return the path of the plan that --plan names: a file, a folder with plan.json, or a run. Raises UsageError."""
     if os.path.isfile(named) and not named.startswith("@"):
         return named
-    from numapin.launcher.named_run import find_file  # here: most plans are files
+    from numapin.launcher.run_folder import find_file  # here: most plans are files
 
     return find_file(named, handover.PLAN, environ)
 

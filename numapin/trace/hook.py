@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from numapin.base.folders import FILE, opened, require_own
 from numapin.base.stderr import say
-from numapin.launcher.preload import TRACE_VARIABLE
+from numapin.rank.hook_env import TRACE_VARIABLE
 from numapin.system import process
 from numapin.trace.notes import Notes
 from numapin.trace.settings import Settings

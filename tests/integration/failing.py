@@ -202,7 +202,7 @@ def settled(lines: Sequence[str]) -> str:
     for pattern, example in (
         (r"pid \d+,\s+host \S+", "pid 41217, host node7"),
         (r"(GPU|, node) \S+, pid", r"\1 0, pid"),
-        (r"(  more  +)/.*?/failure\.txt", r"\1/tmp/numapin-1000/run-20261122-221507-node7-3f9c01d2/failure.txt"),
+        (r"(  more  +)/.*?/failure\.txt", r"\1/tmp/numapin-1000-20261122-221507-node7-3f9c01d2/failure.txt"),
         (r"cgroup\s+/.*?768\.0\s+MiB", f"cgroup\n{' ' * 10}{_CGROUP}, {_CGROUP}/memory.max is 768.0 MiB"),
         (r"failed \d+\.\d s before", "failed 0.4 s before"),
         (r'File "[^"]*train\.py"', 'File "/home/ada/train.py"'),

@@ -130,7 +130,7 @@ class Job:
 
     def same_binding(self) -> bool:
         """Return whether every rank had the same binding after each start."""
-        paths = sorted(self.temporary.glob("numapin-*/run-*/observed-*.json"))
+        paths = sorted(self.temporary.glob("numapin-*/observed-*.json"))
         bindings: dict[int, set[str]] = {}
         for path in paths:
             record = json.loads(path.read_text())
@@ -139,7 +139,7 @@ class Job:
 
     def _files(self) -> Iterator[str]:
         """Describe which files are left after the next run has cleaned up."""
-        runs = [run for run in self.temporary.glob("numapin-*/run-*") if not run_folder.is_live(str(run))]
+        runs = [run for run in self.temporary.glob("numapin-*") if not run_folder.is_live(str(run))]
         if runs:
             with run_folder.run_directory({"TMPDIR": str(self.temporary)}):
                 pass

@@ -420,10 +420,10 @@ shutil.rmtree(glob.glob(sys.argv[1])[0])
 torch.cuda.set_device(0)
 show("end")
 """
-        done = python(tmp_path, text, f"{tmp_path}/numapin-*/run-*", **gpus)
+        done = python(tmp_path, text, f"{tmp_path}/numapin-*", **gpus)
         assert shown(done)["end"]["cpus"] == own_cpu(0)
         assert "warning: no" not in done.err
-        strict = python(tmp_path, text, f"{tmp_path}/numapin-*/run-*", options=("--strict",), **gpus)
+        strict = python(tmp_path, text, f"{tmp_path}/numapin-*", options=("--strict",), **gpus)
         assert strict.status == 5
         assert "is gone, so it is unknown which processes were bound" in strict.err
 

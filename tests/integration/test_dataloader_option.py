@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.integration.launching import Done, call, numapin, script
-from tests.integration.seam import _loaders_reported, handover, preload, printable
+from tests.integration.seam import _loaders_reported, handover, hook_env, printable
 
 BASE_PYTHON: str = getattr(sys, "_base_executable", sys.executable)  # below a virtual environment
 RUN = ("run", "--nproc-per-node", "1", "--quiet")
@@ -54,7 +54,7 @@ print(json.dumps([sys.path[1:], str(module), getattr(module, "__file__", None), 
 
 def start(choice: str, *arguments: str, cwd: Path, program: str = sys.executable, **changes: str) -> Done:
     """Start Python with the environment that a rank gets under --dataloader CHOICE."""
-    changes |= preload.environment(choice, changes)
+    changes |= hook_env.environment(choice, changes)
     return call(program, *arguments, cwd=cwd, **changes)
 
 
@@ -190,7 +190,7 @@ class TestTakingOver:
     def test_torch_is_the_default(self, tmp_path: Path, options: list[str]) -> None:
         """Without the option and with =torch nothing is installed, even inside a run that has it."""
         path = script(with_small_torch(tmp_path), STAND_IN + ITERATE)
-        done = numapin(*RUN, *options, path, cwd=None, **preload.environment("numapin", {}))
+        done = numapin(*RUN, *options, path, cwd=None, **hook_env.environment("numapin", {}))
         assert (done.status, done.out) == (0, ""), done.err
 
     @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ class TestOtherCustomizations:
 
     def test_cost(self, tmp_path: Path) -> None:
         """The hook, compiled as pip installs it, adds less than 2 ms to an interpreter's start (best of five)."""
-        hook = Path(preload.environment("numapin", {})["PYTHONPATH"]) / "sitecustomize.py"
+        hook = Path(hook_env.environment("numapin", {})["PYTHONPATH"]) / "sitecustomize.py"
         py_compile.compile(script(tmp_path, hook.read_text(), hook.name))
         changes = {"NUMAPIN_DATALOADER": "numapin", "PYTHONPATH": str(tmp_path)}
         times_us = []
@@ -508,7 +508,7 @@ def test_dry_run_shows_the_environment(tmp_path: Path) -> None:
     assert done.status == 0, done.err
     line = done.out.partition("rank 0: ")[2]
     assert "NUMAPIN_DATALOADER=numapin" in line
-    expected = preload.environment("numapin", {"PYTHONPATH": "a b"})["PYTHONPATH"]
+    expected = hook_env.environment("numapin", {"PYTHONPATH": "a b"})["PYTHONPATH"]
     assert json.loads(call("sh", "-c", line).out) == expected
 
 

@@ -307,7 +307,7 @@ class TestEnds:
         done = numapin(*DIRECT, path, TMPDIR=str(tmp_path))
         assert done.status == 1
         assert '\n  failed  E: m\n  at      File "x.py", line 1, in main\n' in done.err
-        (file,) = tmp_path.glob("numapin-*/run-*/error-0.json")
+        (file,) = tmp_path.glob("numapin-*/error-0.json")
         assert json.loads(file.read_text()) == error
 
 

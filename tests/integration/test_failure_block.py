@@ -95,7 +95,7 @@ def test_traceback_report_and_file(tmp_path: Path) -> None:
     assert (rank["state"], rank["exit_status"], rank["signal"], rank["gpu"]) == ("failed", 1, None, None)
     assert rank["exception"] == "ValueError: x\x1b[2J"
     assert json.loads(Path(rank["error_file"]).read_text())["message"]["extraInfo"]["py_callstack"] in own
-    (file,) = tmp_path.glob("numapin-*/run-*/failure.txt")
+    (file,) = tmp_path.glob("numapin-*/failure.txt")
     assert str(file) in done.err.replace("\n          ", "")
     assert rank["traceback"].replace("\x1b", "\ufffd") in file.read_text()
 

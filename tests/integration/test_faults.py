@@ -333,7 +333,7 @@ def restarts(job: Job) -> str:
     number = max(restart for _, restart, _ in job.marked("here"))
     words = "no restart" if not number else f"{number} restart{'s' if number > 1 else ''}"
     if number and job.launcher == "numapin":
-        kept = list(job.temporary.glob("numapin-*/run-*"))  # removed with the folder of a successful run
+        kept = list(job.temporary.glob("numapin-*"))  # removed with the folder of a successful run
         words += (", same binding" if job.same_binding() else ", another binding") if kept else ""
     return words
 

@@ -432,17 +432,7 @@ class TestBadInput:
         """A TMPDIR that cannot be written to is skipped, as in torchrun."""
         done = numapin("run", "--nproc-per-node", "1", script(tmp_path, ""), TMPDIR=value, TEMP=str(tmp_path))
         assert done.status == 0, done.err
-        assert list((tmp_path / f"numapin-{os.getuid()}").iterdir()) == []
-
-    def test_run_directory_of_somebody_else(self, tmp_path: Path) -> None:
-        """A folder in the temporary directory that others can write to is skipped, and another name is used."""
-        (tmp_path / f"numapin-{os.getuid()}").mkdir(mode=0o777)
-        (tmp_path / f"numapin-{os.getuid()}").chmod(0o777)
-        done = numapin("run", "--nproc-per-node", "1", script(tmp_path, ""), TMPDIR=str(tmp_path))
-        assert done.status == 0, done.err
-        assert list((tmp_path / f"numapin-{os.getuid()}").iterdir()) == []
-        (other,) = tmp_path.glob(f"numapin-{os.getuid()}-*")
-        assert other.stat().st_mode & 0o777 == 0o700
+        assert not list(tmp_path.glob("numapin-*"))
 
 
 @pytest.mark.parametrize("most", [9, 13, 16, 31])

@@ -20,7 +20,6 @@ import sys
 import tempfile
 import traceback
 from contextlib import contextmanager, suppress
-from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +28,6 @@ import pytest
 from numapin.errors import NumapinError
 from tests.integration.launching import NUMAPIN, environment, numapin, script
 from tests.integration.seam import handover, run_folder, write_text_to
-from tests.moments import acting
 from tests.needs import needs_root
 from tests.trace.made import loop
 
@@ -40,25 +38,24 @@ pytestmark = needs_root
 
 ATTACKER: Final = 65534
 VICTIM: Final = 54321
-BASE: Final = f"numapin-{VICTIM}"
-OVER: Final = f"run-20261122-101112-{os.uname().nodename}-0a1b2c3d"
+OVER: Final = f"20261122-101112-{os.uname().nodename}-0a1b2c3d"
+"""The end of the name of a run of this host."""
+OWN: Final = f"numapin-{VICTIM}-{OVER}"
 _PR_SET_DUMPABLE: Final = 4  # sys/prctl.h
 _CLONE_NEWUSER: Final = 0x10000000  # sched.h
 _TAKEN_OVER: Final = f"""
 import os, shutil, sys
 folder, error_file = os.environ["NUMAPIN_RUN_DIR"], os.environ["TORCHELASTIC_ERROR_FILE"]
-base = os.path.dirname(folder)
 print(folder, error_file, sorted(os.listdir(folder)), flush=True)
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    shutil.rmtree(base)
+    shutil.rmtree(folder)
     if sys.argv[1] == "taken over":
-        os.mkdir(base)
-        os.chown(base, {ATTACKER}, {ATTACKER})
-        os.chmod(base, 0o777)
+        os.mkdir(folder)
+        os.chown(folder, {ATTACKER}, {ATTACKER})
+        os.chmod(folder, 0o777)
     sys.exit(1)
 """
 NUM_TRIES: Final = 300
-MOST_CALLS: Final = 200
 NUM_WRITES: Final = 3000
 SHOW: Final = """
 import os
@@ -141,38 +138,6 @@ def attacked(attack: Callable[[], None]) -> Iterator[None]:
         os.waitpid(child, 0)
 
 
-@contextmanager
-def attacker_on_call(states: dict[str, Callable[[], object]]) -> Iterator[Callable[[str], bool]]:
-    """Let the attacker bring about one of these states each time it is asked to; yield how to ask.
-
-    The answer is whether the attacker was able to.
-    """
-    (asked, ask), (answered, answer) = os.pipe(), os.pipe()
-    names = list(states)
-    child = os.fork()
-    if child == 0:
-        _become(ATTACKER)
-        while True:
-            name = names[os.read(asked, 1)[0]]
-            try:
-                states[name]()
-                os.write(answer, b"\1")
-            except OSError:
-                os.write(answer, b"\0")
-
-    def bring_about(name: str) -> bool:
-        os.write(ask, bytes([names.index(name)]))
-        return os.read(answered, 1) == b"\1"
-
-    try:
-        yield bring_about
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        for end in (asked, ask, answered, answer):
-            os.close(end)
-
-
 def _swap(path: Path, target: Path) -> None:
     """Put a folder and a link to the target at the same path, in turn."""
     acts: tuple[Callable[[], None], ...] = (path.mkdir, path.rmdir, lambda: path.symlink_to(target), path.unlink)
@@ -187,15 +152,12 @@ def _tree(folder: Path) -> dict[str, tuple[int, int, int, int]]:
     return {path: (it.st_ino, it.st_uid, it.st_mode, it.st_mtime_ns) for path, it in found.items()}
 
 
-def _plant_runs(base: Path, mode: int = 0o777) -> Path:
-    """Make a folder with an ended run and similarly named folders; everyone may write to it by default."""
-    base.mkdir(parents=True)
-    for name in (OVER, OVER.replace("run-", ".new-"), "run-20261122_101112-a1b2c3d4"):
-        (base / name).mkdir()
-        (base / name / "lock").touch(mode=0o666)
-        os.utime(base / name, (0, 0))
-    base.chmod(mode)
-    return base
+def _plant_run(folder: Path, mode: int = 0o777) -> None:
+    """Make the folder of an ended run; everyone may write to it by default."""
+    folder.mkdir(parents=True)
+    (folder / "lock").touch(mode=0o666)
+    folder.chmod(mode)
+    os.utime(folder, (0, 0))
 
 
 def _make_open(*folders: Path) -> None:
@@ -209,13 +171,8 @@ def _run(place: Path) -> tuple[str, list[str], bool]:
     environ = {"TMPDIR": str(place)}
     with run_folder.run_directory(environ) as folder:
         handover.write_json(folder, handover.PLAN, {})
-        paths = (Path(folder), Path(folder).parent)
-        is_ours = all(
-            stat.S_ISDIR(path.lstat().st_mode)
-            and path.lstat().st_uid == os.geteuid()
-            and not path.stat().st_mode & 0o77
-            for path in paths
-        )
+        found = Path(folder).lstat()
+        is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o77
         return folder, run_folder.live_runs(environ), is_ours
 
 
@@ -233,91 +190,47 @@ def _in_a_user_namespace(environ: dict[str, str]) -> str | None:
     return _folder_of_a_run(environ)
 
 
-class TestBase:
-    """The folder of runs in the temporary directory."""
+class TestFolder:
+    """The folder of a run in the temporary directory."""
 
     @pytest.mark.parametrize("what", ["open folder", "closed folder", "link", "file"])
     def test_made_in_advance(self, place: Path, home: Path, what: str) -> None:
-        """A folder that another user made in advance is skipped and left alone; the run can still be found."""
-        base = place / BASE
+        """What another user gave the name of an ended run is neither removed nor listed, and no run uses it."""
+        planted = place / OWN
         acts: dict[str, Callable[[], object]] = {
-            "open folder": lambda: _plant_runs(base),
-            "closed folder": lambda: _plant_runs(base, 0o700),
-            "link": lambda: base.symlink_to(home),
-            "file": base.touch,
+            "open folder": lambda: _plant_run(planted),
+            "closed folder": lambda: _plant_run(planted, 0o700),
+            "link": lambda: planted.symlink_to(home),
+            "file": planted.touch,
         }
         as_user(ATTACKER, acts[what])
-        before = (_tree(base), _tree(home))
-        first, live, is_ours = as_user(VICTIM, _run, place)
-        assert (live, is_ours) == ([first], True)
-        assert Path(first).parent.name.startswith(f"{BASE}-")
-        second, *_ = as_user(VICTIM, _run, place)
-        assert Path(second).parent == Path(first).parent
-        assert (_tree(base), _tree(home)) == before
-
-    @pytest.mark.parametrize(("first", "then"), list(permutations(("nothing", "folder", "link"), 2)))
-    def test_swapped_at_every_moment(self, place: Path, home: Path, first: str, then: str) -> None:
-        """Whenever another user swaps what is in its place, the run's folder is in a folder of the victim's."""
-        base, before = place / BASE, _tree(home)
-
-        def cleared() -> Path:
-            with suppress(FileNotFoundError):
-                base.unlink() if base.is_symlink() else base.rmdir()
-            return base
-
-        states: dict[str, Callable[[], object]] = {
-            "nothing": cleared,
-            "folder": lambda: cleared().mkdir(),
-            "link": lambda: cleared().symlink_to(home),
-        }
-
-        def runs() -> tuple[list[str], int, bool]:
-            wrong, num_swaps = [], 0
-            for moment in range(MOST_CALLS):
-                assert bring_about(first)
-                swaps: list[bool] = []
-                with acting({moment: lambda: swaps.append(bring_about(then))}) as calls:  # noqa: B023 - called at once
-                    folder, live, is_ours = _run(place)
-                if not is_ours or folder not in live:
-                    wrong.append(folder)
-                Path(folder).parent.rmdir()
-                num_swaps += sum(swaps)
-                if calls.num <= moment:
-                    return wrong, num_swaps, True
-            return wrong, num_swaps, False
-
-        with attacker_on_call(states) as bring_about:
-            wrong, num_swaps, is_over = as_user(VICTIM, runs)
-        assert (wrong, is_over) == ([], True)
-        assert num_swaps > (1 if first == "nothing" else 20)  # nothing: only until the victim makes its own
-        assert _tree(home) == before
+        before = (_tree(planted), _tree(home))
+        for _ in range(2):
+            folder, live, is_ours = as_user(VICTIM, _run, place)
+            assert (live, is_ours) == ([folder], True)
+        assert (_tree(planted), _tree(home)) == before
 
     def test_swapped_all_the_time(self, place: Path, home: Path) -> None:
-        """The same, as fast as two processes can swap: many swaps may fall between two calls."""
+        """While another user swaps a folder and a link under the name of an ended run, the sweep follows no link."""
+        (home / "lock").touch()
+        os.chown(home / "lock", VICTIM, VICTIM)
         before = _tree(home)
 
         def runs() -> list[str]:
-            wrong = []
-            for _ in range(NUM_TRIES):
-                folder, live, is_ours = _run(place)
-                if not is_ours or folder not in live:
-                    wrong.append(folder)
-                Path(folder).parent.rmdir()  # so that the attacker gets another chance
-            return wrong
+            made = [_run(place) for _ in range(NUM_TRIES)]
+            return [folder for folder, live, is_ours in made if not is_ours or folder not in live]
 
-        with attacked(lambda: _swap(place / BASE, home)):
+        with attacked(lambda: _swap(place / OWN, home)):
             assert as_user(VICTIM, runs) == []
         assert _tree(home) == before
 
     def test_a_folder_that_is_gone_and_made_again_by_another(self, place: Path) -> None:
         """A rank whose run's folder was cleaned up writes nothing into a folder that another user made at that path."""
-        folder = place / BASE / OVER
-        for made in ((place / BASE,), (place / BASE, folder)):
-            as_user(ATTACKER, _make_open, *made)
-            with pytest.raises(AssertionError, match=rf"belongs to another user \(uid {ATTACKER}\)"):
-                as_user(VICTIM, handover.write_json, str(folder), handover.PLAN, {})
-            assert not list(place.rglob("*.json"))
-            shutil.rmtree(place / BASE)
+        folder = place / OWN
+        as_user(ATTACKER, _make_open, folder)
+        with pytest.raises(AssertionError, match=rf"belongs to another user \(uid {ATTACKER}\)"):
+            as_user(VICTIM, handover.write_json, str(folder), handover.PLAN, {})
+        assert not list(place.rglob("*.json"))
 
     def test_a_temporary_directory_of_another_user(self, place: Path) -> None:
         """Another user's $TMPDIR, as after su, is not used, because that user could rename its contents."""
@@ -327,7 +240,7 @@ class TestBase:
         before = _tree(theirs)
         environ = {"TMPDIR": str(theirs), "TEMP": str(place)}
         for uid in (VICTIM, 0):
-            assert Path(as_user(uid, _folder_of_a_run, environ)).parent.parent == place
+            assert Path(as_user(uid, _folder_of_a_run, environ)).parent == place
         assert _tree(theirs) == before
 
     def test_in_a_user_namespace(self, place: Path) -> None:
@@ -335,7 +248,7 @@ class TestBase:
         folder = as_user(VICTIM, _in_a_user_namespace, {"TMPDIR": str(place)})
         if folder is None:
             pytest.skip("this kernel lets no other user make a user namespace")
-        assert Path(folder).parent == place / "numapin-0"
+        assert Path(folder).parent == place
 
 
 class TestOthersRuns:
@@ -344,24 +257,23 @@ class TestOthersRuns:
     def test_they_are_not_looked_at(self, place: Path) -> None:
         """A live run of another user is not listed; root finds it if NUMAPIN_RUN_DIR names it."""
         base = place / "open"
+        run = base / f"run-{OVER}"
 
         def plant() -> None:
-            _plant_runs(base)
-            (place / BASE).symlink_to(base)
-            (place / "numapin-0").symlink_to(base)
+            _plant_run(run)
+            for uid in (VICTIM, 0):
+                (place / f"numapin-{uid}-{OVER}").symlink_to(run)
 
         as_user(ATTACKER, plant)
-        with (base / OVER / "lock").open() as lock:
+        with (run / "lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            hidden = ({"TMPDIR": str(place)}, {"TMPDIR": str(place), "XDG_RUNTIME_DIR": str(place)})
             named = {"NUMAPIN_RUN_DIR": str(base)}
             for uid in (VICTIM, 0):
-                for environ in hidden:
-                    live = as_user(uid, run_folder.live_runs, environ)
-                    assert not [path for path in live if place in Path(path).parents]  # root's own may be in /tmp
+                live = as_user(uid, run_folder.live_runs, {"TMPDIR": str(place)})
+                assert not [path for path in live if place in Path(path).parents]  # root's own may be in /tmp
             assert as_user(VICTIM, run_folder.live_runs, named) == []
-            assert as_user(VICTIM, run_folder.is_live, str(base / OVER)) is False
-            assert as_user(0, run_folder.live_runs, named) == [str(base / OVER)]
+            assert as_user(VICTIM, run_folder.is_live, str(run)) is False
+            assert as_user(0, run_folder.live_runs, named) == [str(run)]
 
     @pytest.mark.parametrize("what", ["link", "victim's own"])
     def test_files_in_them_lead_nowhere_else(self, place: Path, home: Path, what: str) -> None:
@@ -445,20 +357,20 @@ class TestCommand:
     """`numapin run` as a whole."""
 
     def test_roots_run(self, place: Path, tmp_path: Path) -> None:
-        """Another user's $XDG_RUNTIME_DIR, as after su, and a folder made in advance are not changed."""
+        """A folder made in advance is not changed, and another user's $XDG_RUNTIME_DIR, as after su, is not used."""
 
         def plant() -> None:
-            _plant_runs(place / "runtime" / "numapin")
-            _plant_runs(place / "numapin-0")
+            _plant_run(place / f"numapin-0-{OVER}")
+            _make_open(place / "runtime")
 
         as_user(ATTACKER, plant)
-        theirs = (place / "runtime", place / "numapin-0")
+        theirs = (place / "runtime", place / f"numapin-0-{OVER}")
         before = [_tree(folder) for folder in theirs]
         path = script(tmp_path, SHOW)
         done = numapin("run", "--nproc-per-node", "1", path, TMPDIR=str(place), XDG_RUNTIME_DIR=str(theirs[0]))
         assert done.status == 0, done.err
         folder, owner, mode, names = done.out.split(maxsplit=3)
-        assert (owner, mode, Path(folder).parent.parent) == ("0", "0o700", place)
+        assert (owner, mode, Path(folder).parent) == ("0", "0o700", place)
         assert "observed-0-0.json" in names
         assert "plan.json" in names
         assert [_tree(folder) for folder in theirs] == before
@@ -478,14 +390,14 @@ class TestCommand:
         assert new[1].startswith(f"{new[0]}/error-")
         for name in ("plan.json", "lock", "observed-0-1.json"):
             assert name in new[2]
-        assert not list(place.rglob("run-*"))
+        assert [str(left) for left in place.glob("numapin-*")] == ([old[0]] if what == "taken over" else [])
 
     def test_a_users_run(self, place: Path, home: Path) -> None:
         """A user who is not root is protected too, with a link in place of the folder."""
         why = _unreadable_for(VICTIM)
         if why:
             pytest.skip(f"another user cannot run this checkout: {why}")
-        as_user(ATTACKER, (place / BASE).symlink_to, home)
+        as_user(ATTACKER, (place / OWN).symlink_to, home)
         before = _tree(home)
         path = script(place, SHOW)
         done = subprocess.run(

@@ -5,17 +5,15 @@ from __future__ import annotations
 from numapin import launch
 from numapin.base.cpu_set import CpuSet
 from numapin.cli.run import OPTIONS
-from numapin.launcher import hosts, installed_torch, preload, run_folder, store, store_server
+from numapin.launcher import hosts, run_folder, store, store_server
 from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed, in_order, likely_cause
-from numapin.launcher.hosts import HostPlace, NotMet, SeveralHosts
-from numapin.launcher.installed_torch import torch_folder, why_not_served
+from numapin.launcher.hosts import HostPlace, NotMet, SeveralHosts, why_known
 from numapin.launcher.logs import RankOutput
 from numapin.launcher.lost_gpus import require_gpus
 from numapin.launcher.options import TORCHRUN_OPTIONS, Job, parse
 from numapin.launcher.ranks import StartedRank, StopSignal
-from numapin.launcher.rendezvous_id import why_known
 from numapin.launcher.store import MAGIC, REQUESTS, RankStore, StoreClient, StoreRefusal
-from numapin.launcher.store_server import LOOPBACK, listen, serving
+from numapin.launcher.store_server import LOOPBACK, listen, serving, torch_folder, why_not_served
 from numapin.plan.model import GpuRef
 from numapin.rank import handover
 from numapin.system.peers import LocalPeers

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.unit.launcher.seam import REQUESTS, installed_torch, torch_folder, why_not_served
+from tests.unit.launcher.seam import REQUESTS, store_server, torch_folder, why_not_served
 
 
 def test_the_installed_torch() -> None:
@@ -35,7 +35,7 @@ UNKNOWN = "this numapin does not know the store of torch 9.9.0"
 
 def reason(folder: Path, header: str) -> str | None:
     """Return why the clients of a torch with this header cannot be served."""
-    path = folder / installed_torch._HEADER
+    path = folder / store_server._HEADER
     path.parent.mkdir(parents=True)
     path.write_text(header)
     (folder / "version.py").write_text("__version__ = '9.9.0'\n")

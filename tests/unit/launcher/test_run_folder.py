@@ -34,11 +34,11 @@ def test_the_named_folder_comes_first(tmp_path: Path) -> None:
     for path in (runtime, temporary):
         path.mkdir()
     environ = {"NUMAPIN_RUN_DIR": str(named), "XDG_RUNTIME_DIR": str(runtime), "TMPDIR": str(temporary)}
-    for variable, base in (("NUMAPIN_RUN_DIR", named), ("TMPDIR", temporary / f"numapin-{os.getuid()}")):
+    for variable, base in (("NUMAPIN_RUN_DIR", named), ("TMPDIR", temporary)):
         with run_folder.run_directory(environ) as made:
             path = Path(made)
             assert path.parent == base
-            assert path.stat().st_mode & 0o777 == path.parent.stat().st_mode & 0o777 == 0o700
+            assert path.stat().st_mode & 0o777 == 0o700
         assert path.exists() == (variable == "NUMAPIN_RUN_DIR")
         del environ[variable]
     assert not list(runtime.iterdir())
@@ -56,56 +56,8 @@ def test_a_temporary_directory_that_does_not_serve_is_passed_over(tmp_path: Path
         useless.chmod(0o777)
     environ = {"TMPDIR": str(useless), "TEMP": str(place)}
     with run_folder.run_directory(environ) as path:
-        assert Path(path).parent.parent == place
+        assert Path(path).parent == place
         assert run_folder.live_runs({"TEMP": str(place)}) == [path]
-
-
-def test_a_folder_to_which_others_may_write_is_passed_over(tmp_path: Path) -> None:
-    """Other users may own what is in it, so another name is taken, and found again."""
-    path = tmp_path / f"numapin-{os.getuid()}"
-    path.mkdir()
-    path.chmod(0o770)
-    (path / "run-theirs").mkdir()
-    environ = {"TMPDIR": str(tmp_path)}
-    with run_folder.run_directory(environ) as first, run_folder.run_directory(environ) as second:
-        assert Path(first).parent == Path(second).parent
-        assert Path(first).parent.name.startswith(f"{path.name}-")
-        assert {*run_folder.live_runs(environ)} == {first, second}
-    assert [entry.name for entry in path.iterdir()] == ["run-theirs"]
-
-
-def test_a_folder_that_others_may_read_is_made_private(tmp_path: Path) -> None:
-    """A folder that torch remade after a clean-up has this mode; no later run fails because of it."""
-    base = tmp_path / f"numapin-{os.getuid()}"
-    base.mkdir()
-    base.chmod(0o755)
-    with run_folder.run_directory({"TMPDIR": str(tmp_path)}):
-        assert base.stat().st_mode & 0o777 == 0o700
-
-
-def test_a_folder_that_was_made_again_goes_with_the_run(tmp_path: Path) -> None:
-    """A folder that torch or a rank remade after a clean-up of the temporary directory is not left behind."""
-    with run_folder.run_directory({"TMPDIR": str(tmp_path)}) as path:
-        shutil.rmtree(tmp_path / f"numapin-{os.getuid()}")
-        Path(path, "logs").mkdir(parents=True)
-    assert not Path(path).exists()
-
-
-@pytest.mark.parametrize("what", ["a link", "a file"])
-def test_a_name_that_is_taken_is_passed_over(tmp_path: Path, what: str) -> None:
-    """If a link or a file has our folder's name, another name is taken, the same by the next run, and found."""
-    taken, elsewhere = tmp_path / f"numapin-{os.getuid()}", tmp_path / "elsewhere"
-    elsewhere.mkdir(mode=0o700)
-    if what == "a link":
-        taken.symlink_to(elsewhere)
-    else:
-        taken.touch()
-    environ = {"TMPDIR": str(tmp_path)}
-    with run_folder.run_directory(environ) as first, run_folder.run_directory(environ) as second:
-        assert Path(first).parent == Path(second).parent != taken
-        assert Path(first).parent.name.startswith(f"{taken.name}-")
-        assert {*run_folder.live_runs(environ)} == {first, second}
-    assert not list(elsewhere.iterdir())
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o1777])
@@ -137,15 +89,6 @@ def test_a_link_of_ones_own_is_followed(tmp_path: Path) -> None:
             assert run_folder.live_runs({variable: str(tmp_path / "link")}) == [path]
 
 
-def test_a_run_of_an_older_version_is_found(tmp_path: Path) -> None:
-    """Its folder is in XDG_RUNTIME_DIR."""
-    with run_folder.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path / "numapin")}) as old:
-        environ = {"XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}
-        assert run_folder.live_runs(environ) == [old]
-        with run_folder.run_directory(environ) as new:
-            assert {*run_folder.live_runs(environ)} == {old, new}
-
-
 def test_launchers_that_start_at_once(tmp_path: Path) -> None:
     """Several launchers that all make the missing folder of runs all get one."""
     for attempt in range(50):
@@ -162,7 +105,8 @@ def test_launchers_that_start_at_once(tmp_path: Path) -> None:
 
 
 HOST = os.uname().nodename
-OVER = f"run-20261122-101112-{HOST}-0a1b2c3d"
+OWN = f"numapin-{os.getuid()}"
+OVER = f"{OWN}-20261122-101112-{HOST}-0a1b2c3d"
 
 
 def _left(base: Path, name: str, *, lock: bool = True, age_s: float = 0) -> Path:
@@ -179,9 +123,7 @@ def _left(base: Path, name: str, *, lock: bool = True, age_s: float = 0) -> Path
 def test_only_runs_that_are_over_are_swept(tmp_path: Path, variable: str) -> None:
     """Runs of this host with a free lock are removed from the default place; active and named ones stay."""
     environ = {variable: str(tmp_path)}
-    base = tmp_path / f"numapin-{os.getuid()}" if variable == "TMPDIR" else tmp_path
-    base.mkdir(mode=0o700, exist_ok=True)
-    over = _left(base, OVER)
+    over = _left(tmp_path, OVER)
     (over / "logs").symlink_to(tmp_path)
     with run_folder.run_directory(environ) as live:
         # flock is per open file: this process's second run sees the first one's lock as another process would.
@@ -194,18 +136,18 @@ def test_only_runs_that_are_over_are_swept(tmp_path: Path, variable: str) -> Non
 @pytest.mark.parametrize(
     "name",
     [
-        f"run-20261122-101112-{HOST}-b-0a1b2c3d",
-        f"run-20261122-101112-x-{HOST}-0a1b2c3d",
-        "run-20261122-101112-another-0a1b2c3d",
-        f"run-{HOST}-0a1b2c3d",
-        "run-20261122_101112-uvwx1234",
-        "notes",
+        f"{OWN}-20261122-101112-{HOST}-b-0a1b2c3d",
+        f"{OWN}-20261122-101112-x-{HOST}-0a1b2c3d",
+        f"{OWN}-20261122-101112-another-0a1b2c3d",
+        f"{OWN}-{HOST}-0a1b2c3d",
+        f"{OWN}-20261122_101112-uvwx1234",
+        f"numapin-1{os.getuid()}-20261122-101112-{HOST}-0a1b2c3d",
+        f"run-20261122-101112-{HOST}-0a1b2c3d",
     ],
 )
 def test_folders_that_no_run_of_this_host_made_are_not_swept(tmp_path: Path, name: str) -> None:
     """The lock of another host's run can look free here, and other tools use similar names."""
-    left = _left(tmp_path / f"numapin-{os.getuid()}", name)
-    left.parent.chmod(0o700)
+    left = _left(tmp_path, name)
     with run_folder.run_directory({"TMPDIR": str(tmp_path)}):
         assert left.exists()
 
@@ -214,8 +156,7 @@ def test_folders_that_no_run_of_this_host_made_are_not_swept(tmp_path: Path, nam
 @pytest.mark.parametrize("lock", ["a link", "a folder"])
 def test_a_folder_without_a_lock_is_not_swept(tmp_path: Path, lock: str, age_s: float) -> None:
     """A lock that is not a file of ours says nothing about the run."""
-    left = _left(tmp_path / f"numapin-{os.getuid()}", OVER, lock=False)
-    left.parent.chmod(0o700)
+    left = _left(tmp_path, OVER, lock=False)
     if lock == "a link":
         (tmp_path / "free").touch()
         (left / "lock").symlink_to(tmp_path / "free")
@@ -228,10 +169,10 @@ def test_a_folder_without_a_lock_is_not_swept(tmp_path: Path, lock: str, age_s: 
 
 @pytest.mark.parametrize("age_s", [0, 7200])
 def test_a_folder_that_lost_its_lock_is_swept_when_it_is_old(tmp_path: Path, age_s: float) -> None:
-    """Older versions removed the lock before other files, and may have been killed in between."""
-    left = _left(tmp_path / f"numapin-{os.getuid()}", OVER, lock=False)
-    left.parent.chmod(0o700)
-    (left / "plan.json").touch()
+    """Its launcher was killed before it had locked it."""
+    left = _left(tmp_path, OVER, lock=False)
+    for name in ("plan.json", ".lock"):
+        (left / name).touch()
     os.utime(left, (time.time() - age_s,) * 2)
     with run_folder.run_directory({"TMPDIR": str(tmp_path)}):
         assert left.exists() == (age_s == 0)
@@ -260,7 +201,7 @@ def test_a_launcher_that_is_killed_while_it_removes_its_folder(tmp_path: Path, n
                 Path(folder, name).touch()
         os._exit(0)
     assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    (left,) = (tmp_path / f"numapin-{os.getuid()}").iterdir()
+    (left,) = tmp_path.iterdir()
     if not list(left.iterdir()):
         os.utime(left, (0, 0))
     with run_folder.run_directory(environ):
@@ -300,16 +241,6 @@ def test_the_named_folder_is_not_made_behind_another_users_link(tmp_path: Path) 
     assert not list((tmp_path / "target").iterdir())
 
 
-@pytest.mark.parametrize("lock", [True, False])
-@pytest.mark.parametrize("age_s", [0, 7200])
-def test_unfinished_folders_are_swept_when_they_are_old(tmp_path: Path, age_s: float, *, lock: bool) -> None:
-    """The unnamed folder of a dead launcher is removed; one that is about to be named stays."""
-    left = _left(tmp_path / f"numapin-{os.getuid()}", OVER.replace("run-", ".new-"), lock=lock, age_s=age_s)
-    left.parent.chmod(0o700)
-    with run_folder.run_directory({"TMPDIR": str(tmp_path)}):
-        assert left.exists() == (age_s == 0)
-
-
 @pytest.mark.parametrize("problem", [errno.ENOSYS, errno.ENOLCK])
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: int) -> None:
     """A default place without locks is skipped and left clean; a named one is used without a lock."""
@@ -326,7 +257,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(fcntl, "flock", without)
     with run_folder.run_directory({"TMPDIR": str(place), "TEMP": str(other)}) as path:
         assert other in Path(path).parents
-    assert [*place.rglob("*")] == [place / f"numapin-{os.getuid()}"]
+    assert not list(place.iterdir())
     environ = {"NUMAPIN_RUN_DIR": str(place / "named")}
     with run_folder.run_directory(environ) as path:
         assert run_folder.live_runs(environ) == [path]
@@ -345,10 +276,10 @@ def test_no_place_has_locks(
     environ = {"TMPDIR": str(tmp_path)}
     child = os.fork()
     if child == 0:
-        run_folder.begin_by_default(environ, lambda _: None)
-        os._exit(0)
+        with run_folder.run_directory(environ):
+            os._exit(0)
     os.waitpid(child, 0)
-    (ended,) = (tmp_path / f"numapin-{os.getuid()}").iterdir()
+    (ended,) = tmp_path.iterdir()
     with run_folder.run_directory(environ) as path:
         warning = f"(skipped: {tmp_path}: Function not implemented)"
         assert run_folder.live_runs(environ) == [path]
@@ -364,7 +295,7 @@ def test_the_only_place_is_open_to_all(tmp_path: Path, capsys: pytest.CaptureFix
     """A volume that Kubernetes mounts at /tmp has this mode; torchrun starts there, too. A better place comes first."""
     tmp_path.chmod(0o777)
     with run_folder.run_directory({"TMPDIR": str(tmp_path)}) as path:
-        assert Path(path).parent.stat().st_mode & 0o777 == 0o700
+        assert Path(path).stat().st_mode & 0o777 == 0o700
         assert run_folder.live_runs({"TMPDIR": str(tmp_path)}) == [path]
         handover.write_json(path, handover.PLAN, {})
     assert "others may write to it (mode 0777)" in capsys.readouterr().err
@@ -391,13 +322,12 @@ def test_a_rank_makes_no_folder(tmp_path: Path, mode: int | None) -> None:
     assert not list(tmp_path.rglob("run-1"))
 
 
-@pytest.mark.parametrize("replaceable", ["base", "folder"])
-def test_a_rank_writes_nothing_where_others_may_write(tmp_path: Path, replaceable: str) -> None:
-    """The folder around a run's folder is checked, too, also where the run's folder exists."""
-    folder = tmp_path / "numapin-0" / "run-1"
-    folder.mkdir(parents=True)
+def test_a_rank_writes_nothing_where_others_may_write(tmp_path: Path) -> None:
+    """A run's folder to which others may write is not used any more."""
+    folder = tmp_path / "run-1"
+    folder.mkdir()
     handover.write_json(str(folder), "a.json", {})
-    (folder.parent if replaceable == "base" else folder).chmod(0o777)
+    folder.chmod(0o777)
     with pytest.raises(NumapinError, match=r"b\.json cannot be written: others may write to it \(mode 0777\)"):
         handover.write_json(str(folder), "b.json", {})
     assert handover.identity(str(folder)) is None

@@ -8,7 +8,7 @@ from numapin.cli.top import _follow
 from numapin.data.loop_times import Waited
 from numapin.data.usage import SCHEMA
 from numapin.launcher import run_folder
-from numapin.launcher.named_run import find_file
+from numapin.launcher.run_folder import find_file
 from numapin.observe import during_run, find_job
 from numapin.observe.find_job import RunningJob
 from numapin.observe.loaders import read_loaders, reporting_loaders

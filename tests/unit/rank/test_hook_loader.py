@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.rank.seam import preload
+from tests.unit.rank.seam import hook_env
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +38,7 @@ def _run(folder: Path, *steps: str) -> tuple[str, str]:
     text = f"import os\nif os.path.exists({str(fails)!r}): raise ImportError\n"
     (package / "dataloader.py").write_text(text)
     own = {name: value for name, value in os.environ.items() if not name.startswith("NUMAPIN_")}
-    environ = preload.environment("numapin", {**own, "PYTHONPATH": str(folder)})
+    environ = hook_env.environment("numapin", {**own, "PYTHONPATH": str(folder)})
     program = "\n".join(("import os, sys", *steps, "print([each.__name__ for each in sys.meta_path[:1]])"))
     command = [sys.executable, "-c", program, str(fails)]
     done = subprocess.run(command, env={**own, **environ}, capture_output=True, text=True, check=True, timeout=60)

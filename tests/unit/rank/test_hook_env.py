@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import numapin
-from tests.unit.launcher.seam import preload
+from tests.unit.rank.seam import hook_env
 
 PACKAGE = Path(numapin.__file__).parent
 FOLDER = str(PACKAGE / "rank" / "hook")
@@ -29,21 +29,21 @@ FOLDER = str(PACKAGE / "rank" / "hook")
 )
 def test_numapin_puts_its_folder_before_the_path(given: dict[str, str], path: str) -> None:
     """PYTHONPATH keeps every entry, even empty ones, which mean the current folder; ours comes first, once."""
-    assert preload.environment("numapin", given) == {"NUMAPIN_DATALOADER": "numapin", "PYTHONPATH": path}
+    assert hook_env.environment("numapin", given) == {"NUMAPIN_DATALOADER": "numapin", "PYTHONPATH": path}
 
 
 def test_torch_leaves_the_environment_alone() -> None:
     """The default sets nothing, but switches off what an outer numapin switched on."""
-    assert preload.environment("torch", {"PYTHONPATH": "a"}) == {}
-    assert preload.environment("torch", {"NUMAPIN_DATALOADER": "numapin"}) == {"NUMAPIN_DATALOADER": "torch"}
+    assert hook_env.environment("torch", {"PYTHONPATH": "a"}) == {}
+    assert hook_env.environment("torch", {"NUMAPIN_DATALOADER": "numapin"}) == {"NUMAPIN_DATALOADER": "torch"}
 
 
 def test_tracing() -> None:
     """Tracing installs the hook without a data path; a run inside a traced run is not traced."""
-    assert preload.environment("torch", {}, trace="{}") == {"NUMAPIN_TRACE": "{}", "PYTHONPATH": FOLDER}
-    assert preload.environment("torch", {"NUMAPIN_TRACE": "{}"}) == {"NUMAPIN_TRACE": ""}
+    assert hook_env.environment("torch", {}, trace="{}") == {"NUMAPIN_TRACE": "{}", "PYTHONPATH": FOLDER}
+    assert hook_env.environment("torch", {"NUMAPIN_TRACE": "{}"}) == {"NUMAPIN_TRACE": ""}
     both = {"NUMAPIN_DATALOADER": "numapin", "NUMAPIN_TRACE": "{}", "PYTHONPATH": FOLDER}
-    assert preload.environment("numapin", {}, trace="{}") == both
+    assert hook_env.environment("numapin", {}, trace="{}") == both
 
 
 def test_the_folder_holds_nothing_else() -> None:
@@ -107,13 +107,13 @@ def _old_python(version: str) -> str:
 )
 def test_refusal_reads_the_interpreters_own_options(arguments: str, flag: str | None) -> None:
     """-I, -E and -S keep the hook out as Python's options; after the script, -c or -m they belong to the program."""
-    reason = preload.refusal(["/usr/bin/python3.11", *arguments.split()])
+    reason = hook_env.refusal(["/usr/bin/python3.11", *arguments.split()])
     assert (reason is None) == (flag is None)
     assert flag is None or f"/usr/bin/python3.11 {flag} " in str(reason)
 
 
 def test_other_programs_are_not_refused() -> None:
     """A profiler or a shell may start Python, so its options are not read."""
-    assert preload.refusal(["nsys", "-I", "python", "train.py"]) is None
-    assert not preload.is_python(["nsys"])
-    assert preload.is_python(["/opt/conda/bin/python3.12"])
+    assert hook_env.refusal(["nsys", "-I", "python", "train.py"]) is None
+    assert not hook_env.is_python(["nsys"])
+    assert hook_env.is_python(["/opt/conda/bin/python3.12"])
