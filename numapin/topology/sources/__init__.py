@@ -2,9 +2,7 @@
 
 ::
 
-    sysfs.py        cores, caches, packages, nodes, the cpuset
-    speeds.py       the speeds of CPUs: highest_perf and cpu_capacity
-    pci.py          GPUs and NICs of sysfs
+    sysfs.py        CPUs and their speeds, nodes, the cpuset, GPUs and NICs of the live host or a captured root
     gpu_drivers.py  the files of the GPU drivers: /proc/driver/nvidia, the KFD, i915 and xe
     libnuma.py      nodes, distances, memory and allowed nodes of the live host
     nvml.py         NVIDIA's GPUs of the live host
