@@ -10,10 +10,8 @@
     nearest_nics.py  the nearest NICs of each GPU, shared fairly
     visible.py       the effect of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER on the list of GPUs
     vendors.py       the GPU vendors: one table of what differs between their runtimes
-    gpus.py          readings -> GPUs, NICs, and the node of each: decides which source to believe
     fast.py          the cores of a node that are faster than its others
-    links.py         readings -> links between GPUs and NICs
-    build.py         readings -> Topology
+    build.py         readings -> Topology: decides which source to believe
     examples.py      built-in machines, each a machine file in machines/
     discover.py      the only place that combines the sources
     sources/         one module per source
