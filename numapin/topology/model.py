@@ -16,7 +16,7 @@ from numapin.base.printable import printable_lines
 from numapin.base.records import AtMost, Texts, read_record, to_json
 from numapin.base.sizes import gib
 from numapin.errors import UsageError
-from numapin.topology.nearest_nics import NearestNics, nearest_nics
+from numapin.topology.nics import NearestNics, nearest_nics
 from numapin.topology.parts import (
     Allowed,
     Core,

@@ -13,9 +13,9 @@ from rich.tree import Tree
 
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted
-from numapin.topology.adapters import adapters
 from numapin.topology.fast import fast_cores
 from numapin.topology.model import NodeKind
+from numapin.topology.nics import adapters
 from numapin.view.marks import marks_of
 from numapin.view.structure import empty_nodes, spanning_l3s
 from numapin.view.words import (
@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numapin.plan.model import Plan
-    from numapin.topology.adapters import Adapter
     from numapin.topology.model import Core, Gpu, Node, Topology
-    from numapin.topology.nearest_nics import NearestNics
+    from numapin.topology.nics import Adapter, NearestNics
     from numapin.view.marks import Marks
     from numapin.view.structure import SpanningL3
 

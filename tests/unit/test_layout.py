@@ -36,7 +36,7 @@ PURE = (
     ),
     *("system.openmp", "system.numa_maps", "system.refusals", "system.nccl", "base.plural"),
     *("topology.address", "topology.parts", "topology.model", "topology.readings", "topology.build", "topology.fast"),
-    *("topology.visible", "topology.vendors", "topology.adapters", "topology.nearest_nics"),
+    *("topology.visible", "topology.vendors", "topology.nics"),
     *("topology.sources.hwloc", "topology.sources.nccl", "topology.sources.xmlfile"),
     *("plan", "tasks.identify", "tasks.slice", "tasks.plan", "launcher.lost_gpus", "data.forks", "data.usage"),
     *("tasks.repeated", "cli.run_decisions", "children.table", "children.devices"),

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.plural import counted
-from numapin.topology.adapters import adapters
 from numapin.topology.model import LinkKind
+from numapin.topology.nics import adapters
 from numapin.view.picture.boxes import PAD, Box, BoxKind, CellSize, Heading, Ink, cell, columns, frame
 from numapin.view.picture.text import title_text, width_of
 from numapin.view.structure import gpu_link
@@ -28,8 +28,8 @@ from numapin.view.words import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numapin.topology.adapters import Adapter
     from numapin.topology.model import Gpu, Link
+    from numapin.topology.nics import Adapter
     from numapin.view.picture.drawing import Drawing
 
 _LEAST: Final = 148

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numapin.base.cpu_set import CpuSet
     from numapin.topology.fast import FastCores
     from numapin.topology.model import Link, Node, Topology
-    from numapin.topology.nearest_nics import NearestNics
+    from numapin.topology.nics import NearestNics
     from numapin.view.marks import Marks
     from numapin.view.structure import SpanningL3
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Final
 
-from numapin.topology.adapters import adapters
 from numapin.topology.model import LinkKind
+from numapin.topology.nics import adapters
 from numapin.view.picture.boxes import PAD, Box, BoxKind, CellSize, Heading, Ink, Label, cell, frame
 from numapin.view.picture.text import title_text, width_of, wrapped
 from numapin.view.structure import UNKNOWN_LINK, gpu_link, link_meanings, link_words

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
 from numapin.base.printable import printable
-from numapin.topology.adapters import adapters
+from numapin.topology.nics import adapters
 from numapin.view.structure import empty_nodes
 from numapin.view.words import (
     address,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numapin.plan.model import Plan, RankPlan
     from numapin.topology.model import Core, Gpu, Node, Topology
-    from numapin.topology.nearest_nics import NearestNics
+    from numapin.topology.nics import NearestNics
     from numapin.view.marks import Marks
 
 _LONGEST: Final = 500  # characters of a cell
