@@ -84,29 +84,18 @@ def distinct_packages(
     numbers: Mapping[PackageKey, int | None],
 ) -> tuple[dict[PackageKey, int | None], tuple[str, ...]]:
     """Return a number of its own for each package, and a note if the source gives several the same."""
-    repeated = _repeated(numbers)
-    free = filterfalse(set(numbers.values()).__contains__, count())
-    distinct = {package: next(free) if package in repeated else number for package, number in numbers.items()}
-    return distinct, _repeated_note(set(repeated.values()))
-
-
-def _repeated(numbers: Mapping[PackageKey, int | None]) -> dict[PackageKey, int]:
-    """Return the packages whose number an earlier one has, with that number."""
-    taken: set[int] = set()
+    taken: set[int | None] = set()
     repeated: dict[PackageKey, int] = {}
     for package, number in numbers.items():
-        if number in taken:
+        if number is not None and number in taken:
             repeated[package] = number
-        elif number is not None:
-            taken.add(number)
-    return repeated
-
-
-def _repeated_note(numbers: set[int]) -> tuple[str, ...]:
-    if not numbers:
-        return ()
+        taken.add(number)
+    if not repeated:
+        return dict(numbers), ()
+    free = filterfalse(taken.__contains__, count())
+    distinct = {package: next(free) if package in repeated else number for package, number in numbers.items()}
     text = "several packages have the same number in the firmware's tables, and are given others"
-    return (f"{text}: {listed('package', numbers)}",)
+    return distinct, (f"{text}: {listed('package', set(repeated.values()))}",)
 
 
 class CpuReading(NamedTuple):
@@ -248,13 +237,6 @@ class FabricLink(NamedTuple):
     a: GpuPart
     b: GpuPart
     word: str
-
-
-class DriverReading(NamedTuple):
-    """The GPUs of a vendor as its driver serves them, with their links: partitions are devices of their own."""
-
-    gpus: tuple[PciReading, ...]
-    fabric: tuple[FabricLink, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)  # its `index` would hide a tuple's

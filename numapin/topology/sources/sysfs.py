@@ -80,8 +80,8 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
     online = _online_cpus(tree)
     cpus, package_notes = _read_cpus(tree, online)
     cores = sorted({reading.siblings for reading in cpus if reading.siblings}, key=min)
-    others, driven = read_drivers(tree, _read_pci(tree, online))
-    names_on_pci = {nic.name for device in others for nic in device.interfaces}
+    pci, fabric = read_drivers(tree, _read_pci(tree, online))
+    names_on_pci = {nic.name for device in pci for nic in device.interfaces}
     allowed_cpus, allowed_nodes = _allowed(tree, "cpus"), _allowed(tree, "mems")
     # The cpuset of the whole machine needs no file of its own.
     own_cpuset = _own_cpuset(tree) or own_cgroups(tree, "cpuset") or own_cgroups(tree, "")
@@ -92,9 +92,9 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
         nodes=tuple(_read_nodes(tree, online)),
         allowed_cpus=allowed_cpus,
         allowed_nodes=allowed_nodes,
-        pci=(*driven.gpus, *others),
+        pci=pci,
         nics=tuple(islice(_read_other_nics(tree, names_on_pci), MAX_NICS + 1)),  # `build` refuses that many
-        fabric=driven.fabric,
+        fabric=fabric,
         gpu_memory_nodes=gpu_memory_nodes(tree),
         memory_bytes=_kilobytes(tree.text("proc/meminfo") or "", "MemTotal"),
         notes=(*package_notes, *core_notes(cpus)),
