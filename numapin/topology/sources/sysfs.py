@@ -74,7 +74,7 @@ _HOST_BRIDGE: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 def read_sysfs(root: Path, *, source: str) -> Readings:
     """Read /sys and /proc below `root`.
 
-    Raises MachineError if `root` is not a captured machine, MachineFileError if a CPU or node list is garbled.
+    Raises MachineError if `root` is not a captured machine, MachineFileError if a CPU or node list is malformed.
     """
     tree = Tree(os.fspath(root).rstrip("/"))
     online = _online_cpus(tree)
