@@ -84,22 +84,15 @@ def read_nvml() -> NvmlReadings:
     Start NVML and shut it down again, without a CUDA context. Never raise: without NVML, `gpus` is None and a note
     has the error and its remedy; without GPUs it is empty.
     """
-    if not calls.can_load(_LIBRARY):
-        return NvmlReadings(gpus=None, notes=(f"NVML could not be loaded: no {_LIBRARY}; {_REMEDIES[12]}",))
+    nvml = _started()
+    if isinstance(nvml, NvmlReadings):
+        return nvml
     try:
-        import pynvml
-    except ImportError as error:
-        return NvmlReadings(gpus=None, notes=(f"NVML cannot be used: {error}; type: pip install nvidia-ml-py",))
-    try:
-        _start(pynvml)
-    except pynvml.NVMLError as error:
-        return _failed("NVML could not be loaded" if error.value == 12 else "NVML did not start", error)
-    try:
-        return _read(pynvml)
-    except pynvml.NVMLError as error:
+        return _read(nvml)
+    except nvml.NVMLError as error:
         return _failed("NVML cannot count the GPUs", error)
     finally:
-        _stop(pynvml)
+        _stop(nvml)
 
 
 @contextlib.contextmanager
@@ -110,7 +103,7 @@ def open_loads(uuids: Iterable[str]) -> Iterator[Callable[[], dict[str, GpuLoad]
     which NVML counts the bytes.
     """
     nvml = _started()
-    if nvml is None:
+    if isinstance(nvml, NvmlReadings):
         yield dict
         return
     handles: dict[str, object] = {}
@@ -129,7 +122,7 @@ def read_processes() -> dict[int, tuple[str, ...]]:
     In a container, the process ids may be those of the host.
     """
     nvml = _started()
-    if nvml is None:
+    if isinstance(nvml, NvmlReadings):
         return {}
     found: dict[int, tuple[str, ...]] = {}
     try:
@@ -144,22 +137,19 @@ def read_processes() -> dict[int, tuple[str, ...]]:
     return found
 
 
-def _started() -> ModuleType | None:
+def _started() -> ModuleType | NvmlReadings:
+    """Start NVML and return its module, or readings that say why it could not be started."""
     if not calls.can_load(_LIBRARY):
-        return None
+        return NvmlReadings(gpus=None, notes=(f"NVML could not be loaded: no {_LIBRARY}; {_REMEDIES[12]}",))
     try:
         import pynvml
-    except ImportError:
-        return None
+    except ImportError as error:
+        return NvmlReadings(gpus=None, notes=(f"NVML cannot be used: {error}; type: pip install nvidia-ml-py",))
     try:
-        _start(pynvml)
-    except pynvml.NVMLError:
-        return None
+        pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)  # a driver without GPUs is not an error
+    except pynvml.NVMLError as error:
+        return _failed("NVML could not be loaded" if error.value == 12 else "NVML did not start", error)
     return cast("ModuleType", pynvml)
-
-
-def _start(nvml: ModuleType) -> None:
-    nvml.nvmlInitWithFlags(nvml.NVML_INIT_FLAG_NO_GPUS)  # a driver without GPUs is not an error
 
 
 def _stop(nvml: ModuleType) -> None:
