@@ -8,7 +8,7 @@ from functools import cache
 from itertools import chain, combinations, count, filterfalse, islice, product
 from math import comb
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from numapin.base import cpu_set
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES
@@ -45,6 +45,9 @@ from numapin.topology.vendors import VENDORS, preferred, seen_by_ranks, support_
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+_SOURCES_OF_CPUS: Final = (NodeSource.LOCAL_CPUS, NodeSource.NVML_CPUS)
+"""The sources that name the CPUs near a device, not its node."""
 
 
 def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> Topology:
@@ -270,24 +273,18 @@ class _NodeIndex:
             self._around[cpus] = _only_member(list(islice(matches, 2)))
         return self._around[cpus]
 
-    def locate(
-        self, pci: PciReading, *, nvml: NvmlReading | None = None, nccl_node: int | None = None
-    ) -> tuple[int, NodeSource] | tuple[None, None]:
+    def locate(self, evidence: Mapping[NodeSource, CpuSet | None]) -> tuple[int, NodeSource] | tuple[None, None]:
         """Return a device's node from the first source that knows it, and the source.
 
-        The order is that of `NodeSource`; the user's node is added by `with_gpu_nodes`. A node without CPUs (GPU
-        memory, CXL) does not count.
+        A node without CPUs (GPU memory, CXL) does not count.
         """
-        by_source = (
-            (pci.node_source, self.only([pci.node])),
-            (NodeSource.PCI_PARENT, self.only(pci.parent_nodes[:1])),
-            (NodeSource.NVML_MEMORY, self.only(nvml.memory_nodes) if nvml else None),
-            (NodeSource.LOCAL_CPUS, self.around(pci.local_cpus)),
-            (NodeSource.NVML_CPUS, self.around(nvml.cpus) if nvml else None),
-            (NodeSource.NCCL_FILE, self.only([nccl_node])),
-            (NodeSource.SINGLE, _only_member(self.cpus_of)),
-        )
-        return next(((node, source) for source, node in by_source if node is not None), (None, None))
+        for source in NodeSource:
+            found = evidence.get(source)
+            node = self.around(found) if source in _SOURCES_OF_CPUS else self.only(found)
+            if node is not None:
+                return node, source
+        single = _only_member(self.cpus_of)
+        return (None, None) if single is None else (single, NodeSource.SINGLE)
 
 
 class _FoundGpu(NamedTuple):
@@ -361,7 +358,8 @@ def _without_cpuset(readings: Readings, with_cpus: CpuSet) -> Iterator[NvmlReadi
 
 
 def _gpu(nvml: NvmlReading, pci: PciReading, readings: Readings, nodes: _NodeIndex) -> Gpu:
-    node, source = nodes.locate(pci, nvml=nvml, nccl_node=readings.nccl_nodes.get(nvml.pci))
+    by_nvml = {NodeSource.NVML_MEMORY: nvml.memory_nodes, NodeSource.NVML_CPUS: nvml.cpus}
+    node, source = nodes.locate({**_nccl_evidence(readings, nvml.pci), **by_nvml, **pci.evidence})
     memory_node = _known(nvml.own_node, pci.memory_node)
     return Gpu(
         index=nvml.index,
@@ -370,7 +368,7 @@ def _gpu(nvml: NvmlReading, pci: PciReading, readings: Readings, nodes: _NodeInd
         name=nvml.name or pci.name,
         node=node,
         node_source=source,
-        cpus=(pci.local_cpus or nvml.cpus) if node is None else nodes.cpus_of[node],
+        cpus=(pci.evidence.get(NodeSource.LOCAL_CPUS) or nvml.cpus) if node is None else nodes.cpus_of[node],
         pcie=Pcie(
             gen=_known(nvml.pcie.gen, pci.pcie.gen),
             width=_known(nvml.pcie.width, pci.pcie.width),
@@ -383,6 +381,12 @@ def _gpu(nvml: NvmlReading, pci: PciReading, readings: Readings, nodes: _NodeInd
         memory_node=memory_node if memory_node in nodes.of_gpus else None,
         pci_parents=pci.known_parents,
     )
+
+
+def _nccl_evidence(readings: Readings, address: str) -> dict[NodeSource, CpuSet]:
+    """Return the node of a PCI address in the file that NCCL_TOPO_FILE names."""
+    node = readings.nccl_nodes.get(address)
+    return {} if node is None else {NodeSource.NCCL_FILE: CpuSet({node})}
 
 
 def _known(first: int | None, second: int | None) -> int | None:
@@ -413,7 +417,7 @@ def _find_nics(readings: Readings, nodes: _NodeIndex) -> tuple[Nic, ...]:
     found = [_nic(nic, nodes.only([nic.node])) for nic in readings.nics]
     for device in readings.pci:
         if device.interfaces:
-            node, _ = nodes.locate(device, nccl_node=readings.nccl_nodes.get(device.address))
+            node, _ = nodes.locate({**_nccl_evidence(readings, device.address), **device.evidence})
             found += [_nic(nic, node, device) for nic in device.interfaces]
     return tuple(sorted(found, key=lambda nic: (nic.name, nic.pci or "")))
 

@@ -6,7 +6,7 @@ Unknown is None throughout: a reader never turns -1 into a node.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count, filterfalse
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -147,10 +147,7 @@ class PciReading:
 
     Attributes:
         address: Its PCI address.
-        node: Its node. None: unknown, or the kernel's -1.
-        node_source: Where `node` is from.
-        parent_nodes: The nodes of the bridges above it that report one, nearest first.
-        local_cpus: The CPUs that are local to it.
+        evidence: What each source says of its node: the nodes that it names, or the CPUs (`LOCAL_CPUS`).
         parents: The addresses of the bridges above it, nearest first.
         host_bridge: The root of its PCI tree.
         pcie: Its PCI Express link.
@@ -170,10 +167,7 @@ class PciReading:
     """
 
     address: str
-    node: int | None = None
-    node_source: NodeSource = NodeSource.SYSFS
-    parent_nodes: tuple[int, ...] = ()
-    local_cpus: CpuSet | None = None
+    evidence: Mapping[NodeSource, CpuSet] = field(default_factory=dict)
     parents: tuple[str, ...] = ()
     host_bridge: str | None = None
     pcie: Pcie = Pcie()

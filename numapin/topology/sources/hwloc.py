@@ -357,11 +357,12 @@ def _placed(reading: PciReading, above: tuple[Element, ...], with_cpus: CpuSet) 
     host_bridges = (bridge for bridge in bridges if bridge.word("bridge_type").startswith("0-"))
     buses = filter(None, (_BRIDGE_PCI.fullmatch(bridge.word("bridge_pci")) for bridge in host_bridges))
     home = _home(above)
+    node = _node_of(home, with_cpus)
     return replace(
         reading,
-        node=_node_of(home, with_cpus),
-        node_source=NodeSource.HWLOC_FILE,
-        local_cpus=home.mask("cpuset"),
+        evidence={NodeSource.LOCAL_CPUS: home.members("cpuset")}
+        if node is None
+        else {NodeSource.HWLOC_FILE: CpuSet({node})},
         parents=tuple(filter(None, parents)),
         host_bridge=next((f"pci{bus[1]}:{bus[2]}" for bus in buses), None),
     )

@@ -114,6 +114,7 @@ def _address(element: Element) -> str | None:
 def _read_pci(cpu: Element, cpus: CpuSet) -> Iterator[tuple[PciReading, Element]]:
     """Yield the GPUs and NICs of a node with their elements."""
     node = cpu.optional_id("numaid")
+    evidence = {NodeSource.LOCAL_CPUS: cpus} if node is None else {NodeSource.NCCL_FILE: CpuSet({node})}
     for pci, above in cpu.walk():
         address = _address(pci)
         reading = None if address is None else _read_gpu(pci, address) or _read_nic(pci, address)
@@ -122,9 +123,7 @@ def _read_pci(cpu: Element, cpus: CpuSet) -> Iterator[tuple[PciReading, Element]
         parents = (pci_address(bridge.text("busid")) for bridge in above)
         placed = replace(
             reading,
-            node=node,
-            node_source=NodeSource.NCCL_FILE,
-            local_cpus=cpus or None,
+            evidence=evidence,
             parents=tuple(filter(None, parents)),
             pcie=Pcie(  # the maximum, which NCCL plans with (it copies the kernel's max_link_speed)
                 max_gen=pcie_generation(pci.text("link_speed")), max_width=pcie_width(pci.number("link_width"))

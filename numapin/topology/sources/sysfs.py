@@ -23,7 +23,7 @@ from numapin.system.cgroup import mounts, own_cgroups
 from numapin.system.tree import CAPTURE, Tree
 from numapin.topology.address import pci_address
 from numapin.topology.fast import CAPACITY, FILES, PERF
-from numapin.topology.model import CpuSpeed, GpuVendor, NicInterface, NicKind, Pcie
+from numapin.topology.model import CpuSpeed, GpuVendor, NicInterface, NicKind, NodeSource, Pcie
 from numapin.topology.readings import (
     CONTROLLER_3D,
     VGA,
@@ -291,7 +291,7 @@ def _own_cpuset(tree: Tree) -> list[str]:
 
 
 def _read_pci(tree: Tree, online: CpuSet) -> Iterator[PciReading]:
-    """Yield the GPUs and the NICs in order of address. `local_cpus` are the online ones."""
+    """Yield the GPUs and the NICs in order of address."""
     driver = nvidia_names(tree)
     for name in tree.names(_DEVICES):
         address, at = pci_address(name), f"{_DEVICES}/{name}"
@@ -338,12 +338,14 @@ def _device(tree: Tree, at: str, address: str, online: CpuSet) -> PciReading:
     bridges = {pci_address(name): f"{_DEVICES}/{path}" for name, path in zip(above, paths, strict=True)}
     nearest_first = ((parent, path) for parent, path in reversed(bridges.items()) if parent is not None)
     parents = dict(islice(nearest_first, MAX_PARENTS))
-    local_cpus = tree.numbers(f"{at}/local_cpulist", mask=f"{at}/local_cpus")
+    nodes_above = (tree.number(f"{path}/numa_node") for path in parents.values())
     return PciReading(
         address=address,
-        node=tree.number(f"{at}/numa_node"),
-        parent_nodes=tuple(not_none(tree.number(f"{path}/numa_node") for path in parents.values())),
-        local_cpus=None if local_cpus is None else local_cpus & online,
+        evidence={
+            NodeSource.SYSFS: CpuSet(not_none([tree.number(f"{at}/numa_node")])),
+            NodeSource.PCI_PARENT: CpuSet(islice((node for node in nodes_above if node is not None), 1)),
+            NodeSource.LOCAL_CPUS: online & (tree.numbers(f"{at}/local_cpulist", mask=f"{at}/local_cpus") or CpuSet()),
+        },
         parents=tuple(parents),
         host_bridge=next(filter(_HOST_BRIDGE.fullmatch, reversed(above)), None),
         pcie=Pcie(
