@@ -13,7 +13,7 @@ from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted, listed
 from numapin.doctor.check import Host, Live, Result, check, live_check, note, ok, unknown, warning
-from numapin.topology.nearest_nics import nearest_by_link, rdma_adapters
+from numapin.topology.nics import nearest_by_link, rdma_adapters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

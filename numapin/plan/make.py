@@ -193,19 +193,19 @@ def assign_gpus(machine: UsableMachine, request: Request) -> list[Draft]:
         raise UsageError(
             f"rank_gpus names {counted(len(gpus), 'GPU')} for {counted(num_ranks, 'rank')}", "name the GPU of each rank"
         )
-    seats = zip(range(num_ranks), cycle(gpus or (None,)), strict=False)
-    drafts = [Draft(local_rank=rank, gpu=gpu, home=gpu.node if gpu else None) for rank, gpu in seats]
+    gpu_of_rank = enumerate(islice(cycle(gpus or (None,)), num_ranks))
+    drafts = [Draft(local_rank=rank, gpu=gpu, home=gpu.node if gpu else None) for rank, gpu in gpu_of_rank]
 
     if request.bind is Bind.NONE:
         for draft in drafts:
             draft.because("--bind none: all allowed CPUs")
     elif gpus:
         _bind_at_gpus(machine.topology, drafts)
-    elif not machine.open_nodes:
+    elif not machine.nodes_with_usable_cpus:
         for draft in drafts:
             draft.because("not bound: no node has usable CPUs", exact=False)
     else:  # neighboring ranks side by side, on nodes that are far apart
-        nodes = sorted(_far_apart(machine.open_nodes, num_ranks))
+        nodes = sorted(_far_apart(machine.nodes_with_usable_cpus, num_ranks))
         for draft in drafts:
             draft.home, draft.bound = nodes[draft.local_rank * len(nodes) // num_ranks], True
             draft.because(f"no GPU: rank {draft.local_rank} of {num_ranks} placed on node {draft.home}")
@@ -271,7 +271,7 @@ def assign_pools(machine: UsableMachine, request: Request, drafts: list[Draft]) 
     if request.bind is Bind.CORE_COMPLEX:
         for group in _groups(drafts):
             if group[0].bound:
-                _deal_complexes(machine, group)
+                _assign_l3_groups(machine, group)
 
 
 def _pool_of(machine: UsableMachine, home: int, *, by_package: bool) -> _Pool:
@@ -279,7 +279,7 @@ def _pool_of(machine: UsableMachine, home: int, *, by_package: bool) -> _Pool:
     why, short = [], []
     source = home
     if not any(machine.node_cpus.get(node) for node in (machine.package_nodes(home) if by_package else {home})):
-        nearest = machine.nearest(home, machine.open_nodes)
+        nearest = machine.nearest(home, machine.nodes_with_usable_cpus)
         if nearest is None:
             reason = "no node has usable CPUs"
             return _Pool(machine.usable, is_bound=False, why=(reason,), shortfalls=frozenset({reason}))
@@ -304,8 +304,8 @@ def _pool_of(machine: UsableMachine, home: int, *, by_package: bool) -> _Pool:
     return _Pool(cpus, is_bound=True, why=tuple(why), shortfalls=frozenset(short))
 
 
-def _deal_complexes(machine: UsableMachine, group: list[Draft]) -> None:
-    """Deal a node's L3 groups out to its ranks, the largest first; if there are more ranks, groups are shared."""
+def _assign_l3_groups(machine: UsableMachine, group: list[Draft]) -> None:
+    """Assign the L3 groups of a node to its ranks, the largest first; if there are more ranks, groups are shared."""
     pool = group[0].pool
     by_l3: dict[int | None, list[Core]] = defaultdict(list)
     for core in machine.cores(pool):
@@ -319,8 +319,8 @@ def _deal_complexes(machine: UsableMachine, group: list[Draft]) -> None:
     # Groups with fast cores come first, unless some ranks would then have all fast cores and others none.
     num_fast = {cpus: machine.num_fast(machine.cores(cpus)) for cpus in pools}
     fast_first = sorted(pools, key=lambda cpus: -num_fast[cpus])
-    dealt = [num_fast[cpus] for cpus in fast_first[: len(group)]]
-    if max(dealt) - min(dealt) <= 1:
+    num_fast_of_ranks = [num_fast[cpus] for cpus in fast_first[: len(group)]]
+    if max(num_fast_of_ranks) - min(num_fast_of_ranks) <= 1:
         pools = fast_first
 
     rating = machine.rating_of(pool)
@@ -362,16 +362,16 @@ def _groups(drafts: Iterable[Draft]) -> list[list[Draft]]:
     groups: dict[tuple[bool, CpuSet], list[Draft]] = defaultdict(list)
     for draft in drafts:
         groups[draft.bound, draft.pool].append(draft)
-    return [sorted(group, key=_seat_order) for group in groups.values()]
+    return [sorted(group, key=_pci_order) for group in groups.values()]
 
 
-def _seat_order(draft: Draft) -> tuple[tuple[int, ...], str, int]:
+def _pci_order(draft: Draft) -> tuple[tuple[int, ...], str, int]:
     gpu = draft.gpu
     return ((), "", draft.local_rank) if gpu is None else (pci_order(gpu.pci), gpu.uuid or "", draft.local_rank)
 
 
 def _split(machine: UsableMachine, request: Request, group: list[Draft], cores: list[Core]) -> None:
-    """Split cores evenly, fast cores too. Fewer cores than ranks are dealt out in turn, unless they are exclusive."""
+    """Split cores evenly, fast cores too. Fewer cores than ranks are assigned in turn, unless they are exclusive."""
     if len(cores) < len(group):
         if request.bind is Bind.EXCLUSIVE or not cores:
             raise _too_few_cores(machine, group, cores)
@@ -568,7 +568,8 @@ def _idle_warnings(machine: UsableMachine, request: Request, ranks: Sequence[Ran
     homes = set(not_none(rank.node for rank in ranks))
     reachable = CpuSet().union(*map(machine.package_nodes, homes))
     used: set[int] = set().union(*(rank.cpus for rank in ranks))
-    idle = CpuSet(node.id for node in machine.open_nodes if machine.node_cpus[node.id].isdisjoint(used)) - homes
+    unused = (node for node in machine.nodes_with_usable_cpus if machine.node_cpus[node.id].isdisjoint(used))
+    idle = CpuSet(node.id for node in unused) - homes
     near, far = idle & reachable, idle - reachable
 
     warnings = []
@@ -584,7 +585,7 @@ def _idle_warnings(machine: UsableMachine, request: Request, ranks: Sequence[Ran
             remedy = f"{listed('gpu', gpus)} {be} there: name GPUs with --gpus, or start more ranks"
         warnings.append(f"{_idle(machine, far)}, on sockets without a rank, stay idle; {remedy}")
     if request.bind is Bind.CORE_COMPLEX and request.cpus_per_rank is None:
-        partly = CpuSet(node.id for node in machine.open_nodes if node.id not in idle)
+        partly = CpuSet(node.id for node in machine.nodes_with_usable_cpus if node.id not in idle)
         left = machine.cpus_of(partly)[0] - used
         if left:
             where = listed("node", machine.nodes_under(left))

@@ -186,13 +186,11 @@ def _numbers(option: str, members: Collection[int] | str) -> CpuSet:
 def _gpu_names(gpus: Sequence[str | int] | str) -> tuple[str, ...]:
     """Return the names of GPUs. Raises UsageError."""
     try:
-        return parse_gpus(gpus) if isinstance(gpus, str) else tuple(map(_gpu_name, gpus))
+        if isinstance(gpus, str):
+            return parse_gpus(gpus)
+        return tuple(gpu if isinstance(gpu, str) else str(index(gpu)) for gpu in gpus)
     except (TypeError, ValueError) as error:
         raise UsageError(f"--gpus: {error}", "list the GPUs with: numapin topo") from None
-
-
-def _gpu_name(gpu: str | int) -> str:
-    return gpu if isinstance(gpu, str) else str(index(gpu))
 
 
 def _indices(gpus: Sequence[int | None]) -> tuple[int | None, ...]:
@@ -208,25 +206,24 @@ def _require_in_range(option: str, number: object, most: int) -> None:
         return
     if not isinstance(number, int):
         raise UsageError(f"{option} is {number!r}; it must be a whole number", "numapin run --help")
-    if 1 <= number <= most:
-        return
-    bound = "at least 1" if number < 1 else f"at most {most}"
-    raise UsageError(f"{option} is {_shown(number)}; it must be {bound}", "numapin run --help")
-
-
-def _shown(number: int) -> str:
-    """Return the number's digits, or its size if they are too many for a line."""
-    return str(number) if number.bit_length() < 64 else f"a number of {number.bit_length()} bits"
+    if not 1 <= number <= most:
+        bound = "at least 1" if number < 1 else f"at most {most}"
+        num_bits = number.bit_length()
+        shown = str(number) if num_bits < 64 else f"a number of {num_bits} bits"  # thousands of digits say less
+        raise UsageError(f"{option} is {shown}; it must be {bound}", "numapin run --help")
 
 
 def _chosen(option: str, kind: type[_Word], word: object) -> _Word:
     """Return the choice of this name. Raises UsageError with the choices."""
+    try:
+        return _one_of(kind, word)
+    except ValueError:
+        problem = f"{option} is {word!r}; it must be one of {', '.join(kind)}"
+        raise UsageError(problem, "numapin run --help") from None
+
+
+def _one_of(kind: type[_Word], word: object) -> _Word:
+    """Return the choice of this name. Raises ValueError with the choices."""
     if not isinstance(word, str) or word not in list(kind):
-        raise UsageError(f"{option} is {word!r}; it must be one of {', '.join(kind)}", "numapin run --help")
-    return kind(word)
-
-
-def _one_of(kind: type[_Word], word: str) -> _Word:
-    if word not in list(kind):
         raise ValueError(f"{word!r} is not one of {', '.join(kind)}")
     return kind(word)

@@ -24,7 +24,7 @@ class UsableMachine:
     Attributes:
         nodes: All nodes by number.
         node_cpus: The usable CPUs of each node with CPUs.
-        open_nodes: The nodes with usable CPUs.
+        nodes_with_usable_cpus: The nodes with usable CPUs.
         memory_nodes: The nodes with CPUs whose memory may be used.
         gpu_memory: The nodes of GPU memory that the kernel may use for this process.
     """
@@ -35,7 +35,7 @@ class UsableMachine:
         self.cpu_nodes = topology.cpu_nodes
         inside = cpu_set.Inside(usable)  # faulty firmware lists all CPUs on every node
         self.node_cpus = {node.id: inside.of(node.cpus) for node in self.cpu_nodes}
-        self.open_nodes = [node for node in self.cpu_nodes if self.node_cpus[node.id]]
+        self.nodes_with_usable_cpus = [node for node in self.cpu_nodes if self.node_cpus[node.id]]
 
         allowed = topology.allowed.nodes
         # Unpopulated memory channels leave a node with CPUs and no memory.

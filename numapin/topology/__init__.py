@@ -2,19 +2,16 @@
 
 ::
 
-    address.py       PCI addresses: one spelling, one order
-    parts.py         the parts of a machine: nodes, cores, GPUs, links
-    model.py         Topology: the parts together, queries, restrict(), JSON
-    readings.py      the readers' findings; the meaning of PCI classes and speeds
-    adapters.py      network devices, each with all of its names
-    nearest_nics.py  the nearest NICs of each GPU, shared fairly
-    visible.py       the effect of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER on the list of GPUs
-    vendors.py       the GPU vendors: one table of what differs between their runtimes
-    gpus.py          readings -> GPUs, NICs, and the node of each: decides which source to believe
-    fast.py          the cores of a node that are faster than its others
-    links.py         readings -> links between GPUs and NICs
-    build.py         readings -> Topology
-    examples.py      built-in machines, each a machine file in machines/
-    discover.py      the only place that combines the sources
-    sources/         one module per source
+    address.py    PCI addresses: one spelling, one order
+    parts.py      the parts of a machine: nodes, cores, GPUs, links
+    model.py      Topology: the parts together, queries, restrict(), JSON
+    readings.py   the readers' findings; the meaning of PCI classes and speeds
+    nics.py       network adapters, each with all of its names, and the nearest ones of each GPU
+    visible.py    the effect of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER on the list of GPUs
+    vendors.py    the GPU vendors: one table of what differs between their runtimes
+    fast.py       the cores of a node that are faster than its others
+    build.py      readings -> Topology: decides which source to believe
+    examples.py   built-in machines, each a machine file in machines/
+    discover.py   the only place that combines the sources
+    sources/      one module per source
 """

@@ -1,46 +1,53 @@
-"""Build a `Topology` from the readings."""
+"""Readings -> `Topology`: decides which source to believe."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import cache
+from itertools import chain, combinations, count, filterfalse, islice, product
+from math import comb
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from numapin.base import cpu_set
-from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_NICS, MAX_NODES
+from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
 from numapin.base.not_none import not_none
 from numapin.errors import UsageError
+from numapin.topology.address import pci_order
 from numapin.topology.fast import speed_notes
-from numapin.topology.gpus import (
-    NodeIndex,
-    find_gpus,
-    find_nics,
-    gpu_notes,
-    only_member,
-    unusable,
-    why_order_unknown,
-    within,
-)
-from numapin.topology.links import links_of, with_moved
 from numapin.topology.model import (
     Allowed,
     Core,
+    Gpu,
+    GpuVendor,
+    Link,
+    LinkKind,
+    Nic,
     Node,
     NodeKind,
     NodeSource,
     Package,
+    Pcie,
     Topology,
 )
-from numapin.topology.readings import CpuReading, NodeReading, Readings, siblings_known
-from numapin.topology.vendors import seen_by_ranks
+from numapin.topology.readings import (
+    CpuReading,
+    NicReading,
+    NodeReading,
+    NvmlReading,
+    PciReading,
+    Readings,
+    siblings_known,
+)
+from numapin.topology.vendors import VENDORS, preferred, seen_by_ranks, support_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-    from numapin.topology.model import Gpu
+_SOURCES_OF_CPUS: Final = (NodeSource.LOCAL_CPUS, NodeSource.NVML_CPUS)
+"""The sources that name the CPUs near a device, not its node."""
 
 
 def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> Topology:
@@ -49,32 +56,50 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
     Raises ValueError (`Topology`'s own checks) if readings contradict each other and no rule below decides.
     """
     environ = environ or {}
-    _require_counts(readings)
+    # More parts than any machine has are refused before they are put together.
+    for what, num, most in (
+        ("CPUs", len(readings.cpus), MAX_CPUS),
+        ("NUMA nodes", len(readings.nodes), MAX_NODES),
+        ("GPUs", readings.num_gpus, MAX_GPUS),
+        ("network interfaces", readings.num_nics, MAX_NICS),
+    ):
+        if num > most:
+            raise ValueError(f"more than {most} {what}, the most that are accepted")
+
     cpus = {reading.cpu: reading for reading in readings.cpus}
-    nodes = _nodes(readings, cpus)
-    cores = _cores(cpus, nodes)
-    index = NodeIndex(nodes)
-    found = find_gpus(readings, index)
+    # Cached, because the same few sets come again and again.
+    packages_of = cache(lambda members: frozenset(cpus[cpu].package for cpu in members))
+    nodes = _nodes(readings, cpus, packages_of)
+    index = _NodeIndex(nodes)
+    found = _find_gpus(readings, index)
+    usable = [(device.gpu, device.pci) for device in found if device.is_usable]
     gpus, visibility_notes = seen_by_ranks(
-        tuple(device.gpu for device in found), environ, unusable=frozenset(unusable(found))
+        tuple(device.gpu for device in found),
+        environ,
+        unusable=frozenset(device.gpu.index for device in found if not device.is_usable),
     )
-    order_note = why_order_unknown(found, environ)
-    nics = find_nics(readings, index)
-    links, links_notes = links_of(readings, gpus, nics)
+    order_note = support_of(usable[0][0].vendor).why_order_unknown(usable, environ) if len(usable) > 1 else ""
+    nics = _find_nics(readings, index)
+    links, links_notes = _links_of(readings, gpus, nics)
+    # Without NVIDIA's driver, NVML only matters if there is a GPU of NVIDIA.
+    nvml_notes = () if readings.nvml.is_absent and readings.num_nvidia == 0 else readings.nvml.notes
     topology = Topology(
         host=readings.host,
         source=readings.source,
-        packages=_packages(cpus, nodes),
+        packages=_packages(cpus, nodes, packages_of),
         nodes=nodes,
-        cores=cores,
-        allowed=_allowed(readings, nodes),
+        cores=_cores(cpus, nodes),
+        allowed=Allowed(
+            cpus=_within(readings.allowed_cpus, readings.online),
+            nodes=_within(readings.allowed_nodes, CpuSet(node.id for node in nodes)),
+        ),
         gpus=gpus,
         nics=nics,
         links=links,
         notes=(
             *readings.notes,
-            *_nvml_notes(readings),
-            *gpu_notes(found),
+            *nvml_notes,
+            *_gpu_notes(found),
             *visibility_notes,
             *filter(None, [order_note]),
             *links_notes,
@@ -90,25 +115,6 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
     return replace(topology, notes=(*topology.notes, *notes)) if notes else topology
 
 
-def _require_counts(readings: Readings) -> None:
-    """Raise ValueError if there are more parts of a kind than any machine has, before they are put together."""
-    for what, num, most in (
-        ("CPUs", len(readings.cpus), MAX_CPUS),
-        ("NUMA nodes", len(readings.nodes), MAX_NODES),
-        ("GPUs", readings.num_gpus, MAX_GPUS),
-        ("network interfaces", readings.num_nics, MAX_NICS),
-    ):
-        if num > most:
-            raise ValueError(f"more than {most} {what}, the most that are accepted")
-
-
-def _allowed(readings: Readings, nodes: Iterable[Node]) -> Allowed:
-    return Allowed(
-        cpus=within(readings.allowed_cpus, readings.online),
-        nodes=within(readings.allowed_nodes, CpuSet(node.id for node in nodes)),
-    )
-
-
 def with_gpu_nodes(topology: Topology, pairs: Iterable[tuple[str, int]]) -> Topology:
     """Put GPUs on the given nodes, which overrule every reading; notes say what they replaced.
 
@@ -122,108 +128,98 @@ def with_gpu_nodes(topology: Topology, pairs: Iterable[tuple[str, int]]) -> Topo
     Raises:
         UsageError: A GPU or node does not exist, a node has no CPUs, or a GPU is on two nodes.
     """
-    chosen = _chosen_nodes(topology, pairs)
-    gpus = _moved_gpus(topology, chosen)
-    nodes = {nic.name: nic.node for nic in topology.nics} | {gpu.label: gpu.node for gpu in gpus}
-    links = with_moved(topology.links, frozenset(gpu.label for gpu in gpus if gpu.index in chosen), nodes)
-    return replace(topology, gpus=gpus, links=links, notes=(*topology.notes, *_replaced_notes(topology, chosen)))
-
-
-def _moved_gpus(topology: Topology, chosen: Mapping[int, int]) -> tuple[Gpu, ...]:
-    """Return all GPUs, the chosen ones on their nodes."""
-    cpus = {node.id: node.cpus for node in topology.nodes}
-    by_index = {gpu.index: gpu for gpu in topology.gpus}
-    for index, node in chosen.items():
-        by_index[index] = replace(by_index[index], node=node, node_source=NodeSource.USER, cpus=cpus[node])
-    return tuple(by_index.values())
-
-
-def _chosen_nodes(topology: Topology, pairs: Iterable[tuple[str, int]]) -> dict[int, int]:
-    """Return the node that the user gave for each GPU, by the GPU's index."""
-    chosen: dict[int, int] = {}
+    cpus = {node.id: node.cpus for node in topology.cpu_nodes}
+    chosen: dict[int, int] = {}  # index of a GPU -> its node
     for key, node in pairs:
         gpu = topology.find_gpu(key, option="--gpu-nodes")
-        _require_cpu_node(topology, node)
+        if node not in cpus:
+            raise UsageError(
+                f"--gpu-nodes: node {node} has no CPUs or does not exist; nodes with CPUs: {CpuSet(cpus)}",
+                "list them with: numapin topo",
+            )
         if chosen.setdefault(gpu.index, node) != node:
             raise UsageError(f"--gpu-nodes puts {gpu.label} on nodes {chosen[gpu.index]} and {node}", "name it once")
-    return chosen
+
+    gpus: list[Gpu] = []
+    notes: list[str] = []
+    moved: set[str] = set()
+    for gpu in topology.gpus:
+        node_now = chosen.get(gpu.index)
+        if node_now is None:
+            gpus.append(gpu)
+            continue
+        gpus.append(replace(gpu, node=node_now, node_source=NodeSource.USER, cpus=cpus[node_now]))
+        moved.add(gpu.label)
+        if gpu.node not in (None, node_now):
+            notes.append(f"--gpu-nodes puts {gpu.label} on node {node_now}; {gpu.node_source} says node {gpu.node}")
+
+    nodes = {nic.name: nic.node for nic in topology.nics} | {gpu.label: gpu.node for gpu in gpus}
+    links: list[Link] = []
+    for link in topology.links:
+        # The words for nearer paths do not depend on nodes.
+        is_far = link.kind in (LinkKind.SAME_NODE, LinkKind.SYSTEM)
+        may_change = is_far and not moved.isdisjoint((link.a, link.b))
+        word = _by_nodes(nodes.get(link.a), nodes.get(link.b)) if may_change else None
+        links.append(replace(link, kind=word) if word else link)
+    return replace(topology, gpus=tuple(gpus), links=tuple(links), notes=(*topology.notes, *notes))
 
 
-def _replaced_notes(topology: Topology, chosen: Mapping[int, int]) -> tuple[str, ...]:
-    return tuple(
-        f"--gpu-nodes puts {gpu.label} on node {chosen[gpu.index]}; {gpu.node_source} says node {gpu.node}"
-        for gpu in topology.gpus
-        if gpu.index in chosen and gpu.node not in (None, chosen[gpu.index])
-    )
+def _within(allowed: CpuSet | None, existing: CpuSet) -> CpuSet:
+    """Return the allowed part of a set; None: all of it."""
+    return existing if allowed is None else allowed & existing
 
 
-def _require_cpu_node(topology: Topology, node: int) -> None:
-    usable = CpuSet(n.id for n in topology.cpu_nodes)
-    if node not in usable:
-        raise UsageError(
-            f"--gpu-nodes: node {node} has no CPUs or does not exist; nodes with CPUs: {usable}",
-            "list them with: numapin topo",
-        )
+def _only_member(members: Collection[int | None]) -> int | None:
+    """Return the only member of a set, or None if there are several or none."""
+    return next(iter(members)) if len(members) == 1 else None
 
 
 # --- nodes, cores, packages ------------------------------------------------------------------------------------------
 
 
-def _nodes(readings: Readings, cpus: Mapping[int, CpuReading]) -> tuple[Node, ...]:
-    gpu_memory = _gpu_memory_nodes(readings)
+def _nodes(
+    readings: Readings, cpus: Mapping[int, CpuReading], packages_of: Callable[[CpuSet], frozenset[int | None]]
+) -> tuple[Node, ...]:
+    gpu_memory = readings.gpu_memory_nodes.union(not_none(gpu.own_node for gpu in readings.nvml.gpus or ()))
     # A kernel without NUMA shows no nodes. It behaves as one node 0, which libnuma and hwloc also make up.
     found = readings.nodes or (NodeReading(id=0, cpus=CpuSet(cpus), distances={0: 10}),)
-    inside, packages_of = cpu_set.Inside(cpus), _packages_of(cpus)
-    in_order = sorted(found, key=attrgetter("id"))
-    return tuple(_node(reading, inside.of(reading.cpus), packages_of, gpu_memory) for reading in in_order)
-
-
-def _gpu_memory_nodes(readings: Readings) -> CpuSet:
-    return readings.gpu_memory_nodes.union(not_none(gpu.own_node for gpu in readings.nvml.gpus or ()))
-
-
-def _packages_of(cpus: Mapping[int, CpuReading]) -> Callable[[CpuSet], frozenset[int | None]]:
-    """Return a function for the packages of a set of CPUs, cached because the same few sets come again and again."""
-    return cache(lambda members: frozenset(cpus[cpu].package for cpu in members))
-
-
-def _node(
-    reading: NodeReading,
-    online: CpuSet,
-    packages_of: Callable[[CpuSet], frozenset[int | None]],
-    gpu_memory: CpuSet,
-) -> Node:
-    without_cpus = NodeKind.GPU if reading.id in gpu_memory else NodeKind.MEMORY
-    return Node(
-        id=reading.id,
-        kind=NodeKind.CPU if online else without_cpus,
-        cpus=online,
-        package=only_member(packages_of(online)),
-        memory_bytes=reading.memory_bytes,
-        free_bytes=reading.free_bytes,
-        distances=dict(reading.distances),
-    )
+    inside = cpu_set.Inside(cpus)
+    nodes: list[Node] = []
+    for reading in sorted(found, key=attrgetter("id")):
+        online = inside.of(reading.cpus)
+        without_cpus = NodeKind.GPU if reading.id in gpu_memory else NodeKind.MEMORY
+        nodes.append(
+            Node(
+                id=reading.id,
+                kind=NodeKind.CPU if online else without_cpus,
+                cpus=online,
+                package=_only_member(packages_of(online)),
+                memory_bytes=reading.memory_bytes,
+                free_bytes=reading.free_bytes,
+                distances=dict(reading.distances),
+            )
+        )
+    return tuple(nodes)
 
 
 def _cores(cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...]) -> tuple[Core, ...]:
-    homes = _unique_homes(nodes)
+    # CPUs that several nodes claim have no node. Of nodes with equal lists, all CPUs are shared.
+    shared = _shared_cpus(nodes)
+    lists = {node.cpus: node.id for node in nodes}
+    homes = {cpu: node for own, node in lists.items() for cpu in (own - shared if shared else own)}
     left = set(cpus)
     lowest = cache(min)  # of the L3 groups, which are large but few
-    cores = []
-    for cpu in sorted(cpus):
-        if cpu in left:
-            siblings = cpus[cpu].siblings or CpuSet()
-            members = CpuSet(siblings & left | {cpu})  # of two overlapping sibling lists, the first counts
-            left -= members
-            cores.append(_core(cpus[cpu], members, homes, lowest))
+    cores: list[Core] = []
+    for cpu, reading in sorted(cpus.items()):
+        if cpu not in left:
+            continue
+        siblings = reading.siblings or CpuSet()
+        members = CpuSet(siblings & left | {cpu})  # of two overlapping sibling lists, the first counts
+        left -= members
+        node = _only_member({homes.get(member) for member in members})
+        l3 = lowest(reading.l3) if reading.l3 else None
+        cores.append(Core(id=cpu, cpus=members, node=node, package=reading.package, l3=l3))
     return tuple(cores)
-
-
-def _core(reading: CpuReading, members: CpuSet, homes: Mapping[int, int], lowest: Callable[[CpuSet], int]) -> Core:
-    """Return the core of a CPU, its lowest; it has no node if its members are on several."""
-    node = only_member({homes.get(member) for member in members})
-    l3 = lowest(reading.l3) if reading.l3 else None
-    return Core(id=reading.cpu, cpus=members, node=node, package=reading.package, l3=l3)
 
 
 def _shared_cpus(nodes: tuple[Node, ...]) -> CpuSet:
@@ -242,29 +238,278 @@ def _overlapping(nodes: tuple[Node, ...]) -> CpuSet:
     return CpuSet(node.id for node in nodes if not node.cpus.isdisjoint(shared)) if shared else CpuSet()
 
 
-def _unique_homes(nodes: tuple[Node, ...]) -> dict[int, int]:
-    """Map each CPU to its node, without CPUs that several nodes claim."""
-    lists = {node.cpus: node.id for node in nodes}  # nodes with equal lists have shared CPUs only
-    shared = _shared_cpus(nodes)
-    return {cpu: node for cpus, node in lists.items() for cpu in (cpus - shared if shared else cpus)}
-
-
-def _packages(cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...]) -> tuple[Package, ...]:
-    packages_of = _packages_of(cpus)
+def _packages(
+    cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...], packages_of: Callable[[CpuSet], frozenset[int | None]]
+) -> tuple[Package, ...]:
     members: defaultdict[int | None, set[int]] = defaultdict(set)
     for node in nodes:
         for package in packages_of(node.cpus):
             members[package].add(node.id)
-    return tuple(Package(id=package, nodes=CpuSet(members[package])) for package in _package_numbers(cpus))
+    numbers = sorted(set(not_none(reading.package for reading in cpus.values())))
+    return tuple(Package(id=number, nodes=CpuSet(members[number])) for number in numbers)
 
 
-def _package_numbers(cpus: Mapping[int, CpuReading]) -> list[int]:
-    return sorted({reading.package for reading in cpus.values() if reading.package is not None})
+# --- GPUs and NICs ---------------------------------------------------------------------------------------------------
 
 
-# --- notes -----------------------------------------------------------------------------------------------------------
+class _NodeIndex:
+    """The nodes on which a device can be (those with CPUs), and those that are the memory of a GPU."""
+
+    def __init__(self, nodes: tuple[Node, ...]) -> None:
+        self.cpus_of = {node.id: node.cpus for node in nodes if node.kind is NodeKind.CPU}
+        self.of_gpus = CpuSet(node.id for node in nodes if node.kind is NodeKind.GPU)
+        self._around: dict[CpuSet, int | None] = {}
+
+    def only(self, candidates: Iterable[int | None] | None) -> int | None:
+        """Return the only node with CPUs among the candidates, or None."""
+        return _only_member(self.cpus_of.keys() & set(candidates or ()))
+
+    def around(self, cpus: CpuSet | None) -> int | None:
+        """Return the only node that has all of these CPUs, or None."""
+        if not cpus:
+            return None
+        if cpus not in self._around:
+            matches = (node for node, own in self.cpus_of.items() if cpus <= own)
+            self._around[cpus] = _only_member(list(islice(matches, 2)))
+        return self._around[cpus]
+
+    def locate(self, evidence: Mapping[NodeSource, CpuSet | None]) -> tuple[int, NodeSource] | tuple[None, None]:
+        """Return a device's node from the first source that knows it, and the source.
+
+        A node without CPUs (GPU memory, CXL) does not count.
+        """
+        for source in NodeSource:
+            found = evidence.get(source)
+            node = self.around(found) if source in _SOURCES_OF_CPUS else self.only(found)
+            if node is not None:
+                return node, source
+        single = _only_member(self.cpus_of)
+        return (None, None) if single is None else (single, NodeSource.SINGLE)
 
 
-def _nvml_notes(readings: Readings) -> tuple[str, ...]:
-    """Return NVML's notes; none if there is no driver and no NVIDIA GPU either."""
-    return () if readings.nvml.is_absent and readings.num_nvidia == 0 else readings.nvml.notes
+class _FoundGpu(NamedTuple):
+    """A GPU, what was read of it on PCI, and whether it is of the ranks' vendor."""
+
+    gpu: Gpu
+    pci: PciReading
+    is_preferred: bool
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether ranks can use it, as far as is known."""
+        return self.is_preferred and self.pci.is_driven is not False
+
+
+def _find_gpus(readings: Readings, nodes: _NodeIndex) -> list[_FoundGpu]:
+    """Return the GPUs of all vendors, those of the ranks' vendor first. Each has a number of its own."""
+    first = preferred(readings)
+    found: list[_FoundGpu] = []
+    for vendor in sorted(VENDORS, key=lambda vendor: vendor is not first):
+        if vendor is GpuVendor.NVIDIA and readings.nvml.gpus is not None:
+            by_address = {reading.address: reading for reading in readings.pci if reading.is_nvidia}
+            devices = [
+                (gpu, by_address.get(gpu.pci, PciReading(address=gpu.pci, vendor=vendor)))
+                for gpu in _without_cpuset(readings, CpuSet(nodes.cpus_of))
+            ]
+        else:
+            # A VGA controller beside another vendor's GPUs is for the screen, and is left out.
+            on_pci = readings.gpus_on_pci(vendor)
+            parts = {reading.part: reading for reading in on_pci if vendor is first or not reading.is_vga}
+            devices = [
+                (NvmlReading(index=index, uuid=pci.uuid, pci=pci.address), pci)
+                for index, pci in _numbered(parts.values())
+            ]
+        of_vendor = [_FoundGpu(_gpu(nvml, pci, readings, nodes), pci, vendor is first) for nvml, pci in devices]
+        of_vendor.sort(key=lambda device: device.gpu.index)
+        if found:  # NVIDIA and AMD both have a GPU 0
+            free = count(max(device.gpu.index for device in found) + 1)
+            of_vendor = [device._replace(gpu=replace(device.gpu, index=next(free))) for device in of_vendor]
+        found += of_vendor
+    return found
+
+
+def _numbered(devices: Collection[PciReading]) -> Iterator[tuple[int, PciReading]]:
+    """Number GPUs as their source does; the others get the free numbers, in the order of their addresses."""
+
+    def order(reading: PciReading) -> tuple[bool, int, tuple[int, ...], int]:
+        return reading.index is None, reading.index or 0, pci_order(reading.address), reading.partition or 0
+
+    taken = {reading.index for reading in devices}
+    free = filterfalse(taken.__contains__, count())
+    for reading in sorted(devices, key=order):
+        yield (next(free) if reading.index is None else reading.index), reading
+
+
+def _without_cpuset(readings: Readings, with_cpus: CpuSet) -> Iterator[NvmlReading]:
+    """Yield NVML's GPUs without affinities that may only reflect the launcher's own cpuset.
+
+    NVML answers from inside the cpuset: if that holds a single node, a GPU of unknown place would look local to it.
+    Under a restricted set, an affinity that covers all of it carries no information.
+    """
+    online = readings.online
+    allowed_cpus, allowed_nodes = _within(readings.allowed_cpus, online), _within(readings.allowed_nodes, with_cpus)
+    for gpu in readings.nvml.gpus or ():
+        cpus, memory_nodes = gpu.cpus, gpu.memory_nodes
+        if cpus and allowed_cpus != online and cpus >= allowed_cpus:
+            cpus = None
+        if memory_nodes and allowed_nodes != with_cpus and memory_nodes >= allowed_nodes:
+            memory_nodes = None
+        yield replace(gpu, cpus=cpus, memory_nodes=memory_nodes)
+
+
+def _gpu(nvml: NvmlReading, pci: PciReading, readings: Readings, nodes: _NodeIndex) -> Gpu:
+    by_nvml = {NodeSource.NVML_MEMORY: nvml.memory_nodes, NodeSource.NVML_CPUS: nvml.cpus}
+    node, source = nodes.locate({**_nccl_evidence(readings, nvml.pci), **by_nvml, **pci.evidence})
+    memory_node = _known(nvml.own_node, pci.memory_node)
+    return Gpu(
+        index=nvml.index,
+        uuid=nvml.uuid,
+        pci=nvml.pci,
+        name=nvml.name or pci.name,
+        node=node,
+        node_source=source,
+        cpus=(pci.evidence.get(NodeSource.LOCAL_CPUS) or nvml.cpus) if node is None else nodes.cpus_of[node],
+        pcie=Pcie(
+            gen=_known(nvml.pcie.gen, pci.pcie.gen),
+            width=_known(nvml.pcie.width, pci.pcie.width),
+            max_gen=_known(nvml.pcie.max_gen, pci.pcie.max_gen),
+            max_width=_known(nvml.pcie.max_width, pci.pcie.max_width),
+        ),
+        mig=nvml.mig,
+        vendor=pci.gpu_vendor,
+        partition=pci.partition,
+        memory_node=memory_node if memory_node in nodes.of_gpus else None,
+        pci_parents=pci.known_parents,
+    )
+
+
+def _nccl_evidence(readings: Readings, address: str) -> dict[NodeSource, CpuSet]:
+    """Return the node of a PCI address in the file that NCCL_TOPO_FILE names."""
+    node = readings.nccl_nodes.get(address)
+    return {} if node is None else {NodeSource.NCCL_FILE: CpuSet({node})}
+
+
+def _known(first: int | None, second: int | None) -> int | None:
+    return second if first is None else first
+
+
+def _gpu_notes(devices: Sequence[_FoundGpu]) -> Iterator[str]:
+    """Yield notes on GPUs that the ranks cannot use, or whose place is unknown."""
+    others = [f"{device.gpu.label} ({device.gpu.vendor})" for device in devices if not device.is_preferred]
+    if others:
+        verb = "is" if len(others) == 1 else "are"
+        yield f"{', '.join(others)} {verb} not used: ranks use the GPUs of one vendor, here {devices[0].gpu.vendor}"
+    undriven = [device.gpu for device in devices if device.is_preferred and not device.is_usable]
+    if undriven:
+        remedy = support_of(undriven[0].vendor).driver_remedy
+        yield f"no driver serves {_with_addresses(undriven)} here; {remedy}"
+    missing = [device.gpu for device in devices if not device.pci.is_on_pci]
+    if missing:
+        yield f"the driver lists {_with_addresses(missing)}, but no PCI device has that address"
+
+
+def _with_addresses(gpus: Iterable[Gpu]) -> str:
+    return ", ".join(f"{gpu.label} ({gpu.pci})" for gpu in gpus)
+
+
+def _find_nics(readings: Readings, nodes: _NodeIndex) -> tuple[Nic, ...]:
+    """Return the network interfaces, sorted by name."""
+    found = [_nic(nic, nodes.only([nic.node])) for nic in readings.nics]
+    for device in readings.pci:
+        if device.interfaces:
+            node, _ = nodes.locate({**_nccl_evidence(readings, device.address), **device.evidence})
+            found += [_nic(nic, node, device) for nic in device.interfaces]
+    return tuple(sorted(found, key=lambda nic: (nic.name, nic.pci or "")))
+
+
+def _nic(nic: NicReading, node: int | None, pci: PciReading | None = None) -> Nic:
+    return Nic(
+        name=nic.name,
+        pci=pci.address if pci else None,
+        node=node,
+        kind=nic.kind,
+        interface=nic.interface,
+        is_up=nic.is_up,
+        rate_gbit_s=nic.rate_gbit_s,
+        pci_parents=pci.known_parents if pci else None,
+    )
+
+
+# --- links -----------------------------------------------------------------------------------------------------------
+
+
+class _Endpoint(NamedTuple):
+    """A GPU or NIC: its name, its PCI device if that was read, and its node."""
+
+    name: str
+    pci: PciReading | None
+    node: int | None
+
+
+_Pairs: TypeAlias = "Iterable[tuple[_Endpoint, _Endpoint]]"
+
+
+def _links_of(
+    readings: Readings, gpus: tuple[Gpu, ...], nics: tuple[Nic, ...]
+) -> tuple[tuple[Link, ...], tuple[str, ...]]:
+    """Return the links between all GPUs and NICs, and notes: NVML's or the fabric's word for a pair, else PCI's."""
+    has_nvml = readings.nvml.gpus is not None  # which reports NVLink
+    by_part = {
+        reading.part: replace(reading, reports_fabric=True) if has_nvml and reading.is_nvidia else reading
+        for reading in readings.pci
+    }
+    label_of = {(gpu.pci, gpu.partition): gpu.label for gpu in gpus if gpu.pci is not None}
+    words = {frozenset((f"gpu{a}", f"gpu{b}")): word for a, b, word in readings.nvml.links}
+    for link in readings.fabric:
+        if label_of.keys() >= {link.a, link.b}:
+            words[frozenset((label_of[link.a], label_of[link.b]))] = link.word
+    pairs, notes = _pairs(
+        [_Endpoint(gpu.label, by_part.get((gpu.pci or "", gpu.partition)), gpu.node) for gpu in gpus],
+        [_Endpoint(nic.name, by_part.get((nic.pci or "", None)), nic.node) for nic in nics],
+    )
+    links: list[Link] = []
+    for a, b in pairs:
+        word = words.get(frozenset((a.name, b.name))) or _pci_word(a, b)
+        if word:
+            links.append(Link(a=a.name, b=b.name, kind=word))
+    return tuple(links), notes
+
+
+def _pairs(gpus: list[_Endpoint], nics: list[_Endpoint]) -> tuple[_Pairs, tuple[str, ...]]:
+    """Return as many pairs as a topology may have links, and a note if there are more.
+
+    A host with hundreds of virtual functions would have millions of links. Those between its NICs are left out then,
+    or all links of NICs.
+    """
+    if comb(len(gpus) + len(nics), 2) <= MAX_LINKS:
+        return combinations([*gpus, *nics], 2), ()
+    between_gpus = combinations(gpus, 2)
+    left_out = f"are left out: there are {len(nics)} interfaces on this machine"
+    if comb(len(gpus), 2) + len(gpus) * len(nics) <= MAX_LINKS:
+        return chain(between_gpus, product(gpus, nics)), (f"links between network interfaces {left_out}",)
+    return between_gpus, (f"links of network interfaces {left_out}",)
+
+
+def _pci_word(a: _Endpoint, b: _Endpoint) -> str | None:
+    """Return the word for the path between two PCI devices, or None if it is unknown."""
+    if a.pci is None or b.pci is None:
+        return None
+    if a.pci.address == b.pci.address:
+        return LinkKind.SAME_BOARD  # two names of one device: the network and the verbs side of a NIC; two partitions
+    if a.pci.is_gpu and b.pci.is_gpu and not (a.pci.reports_fabric and b.pci.reports_fabric):
+        return None  # they may have NVLink or xGMI, which their source does not show
+    nearest = next((bridge for bridge in a.pci.parents if bridge in b.pci.parents), None)
+    if nearest is not None:
+        # One switch is its upstream port, above one downstream port per device.
+        num_bridges = max(a.pci.parents.index(nearest), b.pci.parents.index(nearest))
+        return LinkKind.ONE_SWITCH if num_bridges <= 1 else LinkKind.SWITCHES
+    if a.pci.host_bridge is not None and a.pci.host_bridge == b.pci.host_bridge:
+        return LinkKind.HOST_BRIDGE
+    return _by_nodes(a.node, b.node)
+
+
+def _by_nodes(a: int | None, b: int | None) -> LinkKind | None:
+    """Return the word for the path between devices of different host bridges."""
+    if a is None or b is None:
+        return None
+    return LinkKind.SAME_NODE if a == b else LinkKind.SYSTEM

@@ -73,41 +73,29 @@ def discover(
 
 def _read_host(environ: Mapping[str, str]) -> Topology:
     """Read the live host through sysfs, libnuma and NVML."""
-    readings = _live_readings(environ.get("NCCL_TOPO_FILE"))
-    try:
-        return build(readings, environ=environ)
-    except ValueError as error:
-        raise MachineError(f"this machine contradicts itself: {error}", "check it with: numactl -H") from None
-
-
-def _live_readings(nccl_file: str | None) -> Readings:
+    from numapin.topology.sources.libnuma import read_libnuma
     from numapin.topology.sources.nvml import read_nvml
 
     from_sysfs = _read_root(Path("/"), source="live")
-    nccl_nodes, nccl_notes = _nccl_nodes(nccl_file)
-    return _with_libnuma(
-        from_sysfs._replace(
-            host=os.uname().nodename,
-            allowed_cpus=CpuSet(os.sched_getaffinity(0)),
-            allowed_known=True,
-            nvml=read_nvml(),
-            nccl_nodes=nccl_nodes,
-            notes=(*from_sysfs.notes, *nccl_notes, *_inherited_affinity_notes(from_sysfs)),
-        )
+    nccl_nodes, nccl_notes = _nccl_nodes(environ.get("NCCL_TOPO_FILE"))
+    notes = [*from_sysfs.notes, *nccl_notes, *_inherited_affinity_notes(from_sysfs)]
+    readings = from_sysfs._replace(
+        host=os.uname().nodename,
+        allowed_cpus=CpuSet(os.sched_getaffinity(0)),
+        allowed_known=True,
+        nvml=read_nvml(),
+        nccl_nodes=nccl_nodes,
     )
-
-
-def _with_libnuma(readings: Readings) -> Readings:
-    """Take the nodes from libnuma, which knows the allowed ones; keep those of sysfs if the kernel forbids asking."""
-    from numapin.topology.sources.libnuma import read_libnuma
-
-    found = read_libnuma()
-    if found is not None:
-        return readings._replace(nodes=found.nodes, allowed_nodes=found.allowed_nodes)
-    if len(readings.nodes) <= 1:
-        return readings
-    note = f"the kernel forbids get_mempolicy (seccomp), so the nodes come from sysfs; {SYS_NICE}"
-    return readings._replace(notes=(*readings.notes, note))
+    # libnuma knows the allowed nodes; those of sysfs remain if the kernel forbids asking.
+    from_libnuma = read_libnuma()
+    if from_libnuma is not None:
+        readings = readings._replace(nodes=from_libnuma.nodes, allowed_nodes=from_libnuma.allowed_nodes)
+    elif len(readings.nodes) > 1:
+        notes.append(f"the kernel forbids get_mempolicy (seccomp), so the nodes come from sysfs; {SYS_NICE}")
+    try:
+        return build(readings._replace(notes=tuple(notes)), environ=environ)
+    except ValueError as error:
+        raise MachineError(f"this machine contradicts itself: {error}", "check it with: numactl -H") from None
 
 
 def _read_root(root: Path, *, source: str | None = None) -> Readings:
@@ -127,9 +115,18 @@ def _load(path: Path) -> Topology:
     start = text.lstrip()[:1]
     if start == "{":
         return Topology.from_json(text, source=str(path))
-    if start == "<":
-        return _built(_read_xml(text, source=str(path)), path)
-    raise MachineFileError(f"{path}: line 1: neither JSON nor XML: {text[:20]!r}", _SAVE)
+    if start != "<":
+        raise MachineFileError(f"{path}: line 1: neither JSON nor XML: {text[:20]!r}", _SAVE)
+
+    from numapin.topology.sources import xmlfile
+    from numapin.topology.sources.hwloc import read_hwloc
+    from numapin.topology.sources.nccl import read_nccl
+
+    root = xmlfile.parse(text, source=str(path))
+    readers = {"topology": read_hwloc, "system": read_nccl}
+    if root.tag not in readers:
+        raise root.error("this is neither hwloc's XML, which begins with <topology>, nor NCCL's, which has <system>")
+    return _built(readers[root.tag](root), path)
 
 
 def _read_text(path: Path) -> str:
@@ -150,19 +147,6 @@ def _read_text(path: Path) -> str:
         ) from None
 
 
-def _read_xml(text: str, *, source: str) -> Readings:
-    """Read an XML file with the reader for its root element."""
-    from numapin.topology.sources import xmlfile
-    from numapin.topology.sources.hwloc import read_hwloc
-    from numapin.topology.sources.nccl import read_nccl
-
-    readers = {"topology": read_hwloc, "system": read_nccl}
-    root = xmlfile.parse(text, source=source)
-    if root.tag not in readers:
-        raise root.error("this is neither hwloc's XML, which begins with <topology>, nor NCCL's, which has <system>")
-    return readers[root.tag](root)
-
-
 def _built(readings: Readings, path: Path) -> Topology:
     """Build the topology of a described machine. A contradiction in it is an error in the file."""
     try:
@@ -177,7 +161,14 @@ def _inherited_affinity_notes(readings: Readings) -> tuple[str, ...]:
     inherited = CpuSet(os.sched_getaffinity(0))
     if len(readings.nodes) <= 1 or inherited >= readings.online:
         return ()
-    possible = _cpuset(readings.online, inherited)
+    # The kernel cuts a wish for all CPUs down to the cpuset. The inherited affinity is set again at once.
+    try:
+        os.sched_setaffinity(0, readings.online)
+        possible = CpuSet(os.sched_getaffinity(0))
+    except OSError:
+        return ()
+    finally:
+        os.sched_setaffinity(0, inherited)
     if possible <= inherited:
         return ()
     note = (
@@ -185,20 +176,6 @@ def _inherited_affinity_notes(readings: Readings) -> tuple[str, ...]:
         f"{possible} could be used: srun --cpu-bind=none, mpirun --bind-to none, no taskset"
     )
     return (note,)
-
-
-def _cpuset(online: CpuSet, inherited: CpuSet) -> CpuSet:
-    """Return the CPUs of this process's cpuset: the kernel cuts a wish for all CPUs down to it.
-
-    The inherited affinity is set again at once, and returned if the kernel refuses the wish.
-    """
-    try:
-        os.sched_setaffinity(0, online)
-        return CpuSet(os.sched_getaffinity(0))
-    except OSError:
-        return inherited
-    finally:
-        os.sched_setaffinity(0, inherited)
 
 
 def _nccl_nodes(path: str | None) -> tuple[dict[str, int], tuple[str, ...]]:

@@ -1,7 +1,7 @@
 """The whole machine as data: `Topology`, and its JSON."""
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -16,7 +16,7 @@ from numapin.base.printable import printable_lines
 from numapin.base.records import AtMost, Texts, read_record, to_json
 from numapin.base.sizes import gib
 from numapin.errors import UsageError
-from numapin.topology.nearest_nics import NearestNics, nearest_nics
+from numapin.topology.nics import NearestNics, nearest_nics
 from numapin.topology.parts import (
     Allowed,
     Core,
@@ -121,20 +121,16 @@ class Topology:
         _require_unique("GPU", map(attrgetter("index"), self.gpus))
         cuda_indices = map(attrgetter("cuda_index"), self.gpus)
         _require_unique("CUDA index", not_none(cuda_indices))
-        self._require_nodes()
-
-    def _require_nodes(self) -> None:
         known = {None, *map(_ID, self.nodes)}
-        for what, node in self._places():
+        places = chain(
+            ((f"core {core.id}", core.node) for core in self.cores),
+            self._device_places(),
+            ((f"the memory of {gpu.label}", gpu.memory_node) for gpu in self.gpus),
+            ((f"package {package.id}", node) for package in self.packages for node in package.nodes),
+        )
+        for what, node in places:
             if node not in known:
                 raise ValueError(f"{what} is on node {node}, which the machine does not have")
-
-    def _places(self) -> Iterator[tuple[str, int | None]]:
-        """Yield the name and the node of every part that is on a node."""
-        yield from ((f"core {core.id}", core.node) for core in self.cores)
-        yield from self._device_places()
-        yield from ((f"the memory of {gpu.label}", gpu.memory_node) for gpu in self.gpus)
-        yield from ((f"package {package.id}", node) for package in self.packages for node in package.nodes)
 
     def _device_places(self) -> Iterator[tuple[str, int | None]]:
         """Yield the name and the node of every GPU and NIC."""
@@ -176,7 +172,17 @@ class Topology:
     @property
     def warnings(self) -> tuple[str, ...]:
         """The `notes`, unknown GPU nodes, and contradictions in the description of the machine."""
-        return (*self.notes, *_overlap_warning(self.cpu_nodes), *_unknown_nodes_warning(self.gpus))
+        found = list(self.notes)
+        num_listed = sum(len(node.cpus) for node in self.cpu_nodes)
+        if num_listed > len(CpuSet().union(*map(_CPUS, self.cpu_nodes))):
+            problem = "several NUMA nodes list the same CPUs: the firmware's tables are wrong"
+            found.append(f"{problem}; check with: numactl -H")
+        unknown = [gpu for gpu in self.gpus if gpu.node is None]
+        if unknown:
+            names = ", ".join(f"{gpu.label} ({gpu.pci})" for gpu in unknown)
+            option = f"--gpu-nodes {unknown[0].index}=NODE,…"
+            found.append(f"the NUMA node of {names} is unknown; if you know it, set it with {option} or NCCL_TOPO_FILE")
+        return tuple(found)
 
     def find_gpu(self, key: str, *, option: str) -> Gpu:
         """Return the GPU of a name.
@@ -194,21 +200,14 @@ class Topology:
         matches = [gpu for gpu in self.gpus if gpu.goes_by(key.strip())]
         if len(matches) != 1:
             number = "more than one" if matches else "no"
+            available = ", ".join(f"{gpu.index} ({gpu.pci or gpu.uuid})" for gpu in self.gpus) or "none"
             raise UsageError(
-                f"{option}: {number} GPU matches {key!r}; available: {self._gpu_names}", "list them with: numapin topo"
+                f"{option}: {number} GPU matches {key!r}; available: {available}", "list them with: numapin topo"
             )
         return matches[0]
 
-    @property
-    def _gpu_names(self) -> str:
-        return ", ".join(f"{gpu.index} ({gpu.pci or gpu.uuid})" for gpu in self.gpus) or "none"
-
     def __str__(self) -> str:
         """Return the machine's size, and a line per node with its CPUs, memory and devices."""
-        return printable_lines("\n".join((self._size, *self._node_lines())))
-
-    @property
-    def _size(self) -> str:
         counts = (
             counted(len(self.packages), "socket") if self.packages else "sockets unknown",
             counted(len(self.nodes), "NUMA node"),
@@ -216,27 +215,23 @@ class Topology:
             counted(len(self.cores), "core"),
             counted(len(self.cpus), "CPU"),
         )
-        return f"{self.host or self.source}: {', '.join(counts)}"
-
-    def _node_lines(self) -> Iterator[str]:
-        devices = self._devices_by_node()
-        shown = self._shown_nodes(devices)
-        yield from (_node_line(node, devices.get(node.id, [])) for node in shown)
-        others = CpuSet(map(_ID, self.nodes)) - {node.id for node in shown}
-        if others:
-            yield f"  without CPUs: {listed('node', others)}"
-        if None in devices:
-            yield f"  node unknown: {', '.join(devices[None])}"
-
-    def _shown_nodes(self, devices: Container[int | None]) -> list[Node]:
-        """Return the nodes that have a line of their own: those with CPUs or devices."""
-        return [node for node in self.nodes if node.kind is NodeKind.CPU or node.id in devices]
-
-    def _devices_by_node(self) -> Mapping[int | None, list[str]]:
+        lines = [f"{self.host or self.source}: {', '.join(counts)}"]
         devices: defaultdict[int | None, list[str]] = defaultdict(list)
-        for name, node in self._device_places():
-            devices[node].append(name)
-        return devices
+        for name, place in self._device_places():
+            devices[place].append(name)
+        others: list[int] = []
+        for node in self.nodes:
+            if not node.cpus and node.id not in devices:  # has no line of its own
+                others.append(node.id)
+                continue
+            cpus = f"CPUs {node.cpus}" if node.cpus else ""
+            size = "" if node.memory_bytes is None else gib(node.memory_bytes)
+            lines.append(f"  node {node.id}: {', '.join(filter(None, (cpus, size, *devices.get(node.id, []))))}")
+        if others:
+            lines.append(f"  without CPUs: {listed('node', others)}")
+        if None in devices:
+            lines.append(f"  node unknown: {', '.join(devices[None])}")
+        return printable_lines("\n".join(lines))
 
     def restrict(self, allowed: Allowed) -> Self:
         """Return the same machine with less of it allowed.
@@ -252,8 +247,11 @@ class Topology:
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.topology/1) for `json.dumps`; reading it ignores the nearest NICs."""
-        nearest = self.nearest_nics
-        gpus = [{**to_json(gpu), **_nics_json(nearest.get(gpu.index))} for gpu in self.gpus]
+        gpus: list[dict[str, object]] = []
+        for gpu in self.gpus:
+            nearest = self.nearest_nics.get(gpu.index)
+            nics, reason = (None, None) if nearest is None else (list(nearest.names), nearest.reason)
+            gpus.append({**to_json(gpu), "nics": nics, "nics_reason": reason})
         return {"schema": SCHEMA, **to_json(self), "gpus": gpus}
 
     @classmethod
@@ -281,37 +279,9 @@ class Topology:
         return read_record(cls, text, source=source, hint=hint, schema=SCHEMA, **_MISSING)
 
 
-def _node_line(node: Node, devices: list[str]) -> str:
-    cpus = f"CPUs {node.cpus}" if node.cpus else ""
-    size = "" if node.memory_bytes is None else gib(node.memory_bytes)
-    return f"  node {node.id}: {', '.join(filter(None, (cpus, size, *devices)))}"
-
-
-def _nics_json(nearest: NearestNics | None) -> dict[str, object]:
-    if nearest is None:
-        return {"nics": None, "nics_reason": None}
-    return {"nics": list(nearest.names), "nics_reason": nearest.reason}
-
-
 def _require_unique(what: str, ids: Iterable[int]) -> None:
     seen: set[int] = set()
     for number in ids:
         if number in seen:
             raise ValueError(f"{what} {number} appears twice")
         seen.add(number)
-
-
-def _overlap_warning(nodes: tuple[Node, ...]) -> tuple[str, ...]:
-    num_listed = sum(map(len, map(_CPUS, nodes)))
-    listed_twice = num_listed > len(CpuSet().union(*map(_CPUS, nodes)))
-    text = "several NUMA nodes list the same CPUs: the firmware's tables are wrong; check with: numactl -H"
-    return (text,) if listed_twice else ()
-
-
-def _unknown_nodes_warning(gpus: tuple[Gpu, ...]) -> tuple[str, ...]:
-    unknown = [gpu for gpu in gpus if gpu.node is None]
-    if not unknown:
-        return ()
-    names = ", ".join(f"{gpu.label} ({gpu.pci})" for gpu in unknown)
-    option = f"--gpu-nodes {unknown[0].index}=NODE,…"
-    return (f"the NUMA node of {names} is unknown; if you know it, set it with {option} or NCCL_TOPO_FILE",)

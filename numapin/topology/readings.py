@@ -6,7 +6,7 @@ Unknown is None throughout: a reader never turns -1 into a node.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count, filterfalse
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -84,29 +84,18 @@ def distinct_packages(
     numbers: Mapping[PackageKey, int | None],
 ) -> tuple[dict[PackageKey, int | None], tuple[str, ...]]:
     """Return a number of its own for each package, and a note if the source gives several the same."""
-    repeated = _repeated(numbers)
-    free = filterfalse(set(numbers.values()).__contains__, count())
-    distinct = {package: next(free) if package in repeated else number for package, number in numbers.items()}
-    return distinct, _repeated_note(set(repeated.values()))
-
-
-def _repeated(numbers: Mapping[PackageKey, int | None]) -> dict[PackageKey, int]:
-    """Return the packages whose number an earlier one has, with that number."""
-    taken: set[int] = set()
+    taken: set[int | None] = set()
     repeated: dict[PackageKey, int] = {}
     for package, number in numbers.items():
-        if number in taken:
+        if number is not None and number in taken:
             repeated[package] = number
-        elif number is not None:
-            taken.add(number)
-    return repeated
-
-
-def _repeated_note(numbers: set[int]) -> tuple[str, ...]:
-    if not numbers:
-        return ()
+        taken.add(number)
+    if not repeated:
+        return dict(numbers), ()
+    free = filterfalse(taken.__contains__, count())
+    distinct = {package: next(free) if package in repeated else number for package, number in numbers.items()}
     text = "several sockets have the same number in the firmware's tables, and are given others"
-    return (f"{text}: {listed('socket', numbers)}",)
+    return distinct, (f"{text}: {listed('socket', set(repeated.values()))}",)
 
 
 class CpuReading(NamedTuple):
@@ -158,10 +147,7 @@ class PciReading:
 
     Attributes:
         address: Its PCI address.
-        node: Its node. None: unknown, or the kernel's -1.
-        node_source: Where `node` is from.
-        parent_nodes: The nodes of the bridges above it that report one, nearest first.
-        local_cpus: The CPUs that are local to it.
+        evidence: What each source says of its node: the nodes that it names, or the CPUs (`LOCAL_CPUS`).
         parents: The addresses of the bridges above it, nearest first.
         host_bridge: The root of its PCI tree.
         pcie: Its PCI Express link.
@@ -181,10 +167,7 @@ class PciReading:
     """
 
     address: str
-    node: int | None = None
-    node_source: NodeSource = NodeSource.SYSFS
-    parent_nodes: tuple[int, ...] = ()
-    local_cpus: CpuSet | None = None
+    evidence: Mapping[NodeSource, CpuSet] = field(default_factory=dict)
     parents: tuple[str, ...] = ()
     host_bridge: str | None = None
     pcie: Pcie = Pcie()
@@ -248,13 +231,6 @@ class FabricLink(NamedTuple):
     a: GpuPart
     b: GpuPart
     word: str
-
-
-class DriverReading(NamedTuple):
-    """The GPUs of a vendor as its driver serves them, with their links: partitions are devices of their own."""
-
-    gpus: tuple[PciReading, ...]
-    fabric: tuple[FabricLink, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)  # its `index` would hide a tuple's

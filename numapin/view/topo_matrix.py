@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from numapin.base.plural import counted
-from numapin.topology.adapters import adapters
+from numapin.topology.nics import adapters
 from numapin.view.machine import UNKNOWN_LINK, empty_nodes, link_meanings, link_words
 from numapin.view.words import known
 

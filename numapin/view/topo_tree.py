@@ -14,9 +14,9 @@ from rich.text import Text
 from rich.tree import Tree
 
 from numapin.base.plural import counted
-from numapin.topology.adapters import Adapter
 from numapin.topology.fast import fast_cores
 from numapin.topology.model import NodeKind, NodeSource
+from numapin.topology.nics import Adapter
 from numapin.view.machine import (
     PcieGroup,
     buses,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from numapin.base.cpu_set import CpuSet
     from numapin.plan.model import Plan
     from numapin.topology.model import Core, Gpu, Node, Topology
-    from numapin.topology.nearest_nics import NearestNics
+    from numapin.topology.nics import NearestNics
     from numapin.view.machine import Device, RankPlaces, SpanningL3
 
 _WIDE: Final = 80  # columns of the first line; longer facts have a line of their own

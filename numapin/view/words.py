@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numapin.plan.model import Plan, RankPlan
     from numapin.topology.adapters import Adapter
     from numapin.topology.model import Gpu, Node, Pcie, Topology
-    from numapin.topology.nearest_nics import NearestNics
+    from numapin.topology.nics import NearestNics
 
 _VENDORS: Final = {GpuVendor.NVIDIA: "NVIDIA", GpuVendor.AMD: "AMD", GpuVendor.INTEL: "Intel"}
 _RUNTIMES: Final = {GpuVendor.NVIDIA: ("cuda", "CUDA"), GpuVendor.AMD: ("cuda", "HIP"), GpuVendor.INTEL: ("xpu", "XPU")}

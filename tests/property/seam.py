@@ -10,10 +10,9 @@ from numapin.base.printable import printable, printable_lines
 from numapin.cli.output import json_text
 from numapin.jobs import duration, kubernetes, manifest
 from numapin.jobs.request import JobRequest, name_of
-from numapin.topology.adapters import adapters
 from numapin.topology.build import build
 from numapin.topology.model import CpuSpeed, LinkKind, Mig, NicKind, NodeKind, NodeSource, Pcie
-from numapin.topology.nearest_nics import nearest_by_link, rdma_adapters
+from numapin.topology.nics import adapters, nearest_by_link, rdma_adapters
 from numapin.topology.sources import xmlfile
 from numapin.topology.sources.hwloc import read_hwloc
 from numapin.topology.sources.nccl import nccl_nodes, read_nccl

@@ -62,7 +62,7 @@ def test_the_live_machine() -> None:
 def test_on_the_live_host_gpus_need_their_device_file(vendor: GpuVendor, tmp_path: Path) -> None:
     """A container shows the GPUs in sysfs without /dev/kfd or the render node; ranks do not count on them."""
     (tmp_path / "sys/bus/pci/devices/0000:03:00.0/drm/renderD128").mkdir(parents=True)
-    gpu = PciReading(address="0000:03:00.0", vendor=vendor, node=1)
+    gpu = PciReading(address="0000:03:00.0", vendor=vendor)
 
     def is_driven(*, is_live: bool) -> list[bool | None]:
         tree = Tree(str(tmp_path))

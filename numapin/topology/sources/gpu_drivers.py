@@ -26,7 +26,7 @@ from numapin.base.gpu_uuid import GPU_PREFIX
 from numapin.base.not_none import not_none
 from numapin.topology.address import pci_address, pci_order
 from numapin.topology.model import GpuVendor
-from numapin.topology.readings import DriverReading, FabricLink, PciReading
+from numapin.topology.readings import FabricLink, PciReading
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from numapin.system.tree import Tree
 
 
-def read_drivers(tree: Tree, devices: Iterable[PciReading]) -> tuple[tuple[PciReading, ...], DriverReading]:
-    """Return the devices that are not GPUs, and the GPUs as their drivers serve them."""
+def read_drivers(tree: Tree, devices: Iterable[PciReading]) -> tuple[tuple[PciReading, ...], tuple[FabricLink, ...]]:
+    """Return the GPUs as their drivers serve them, then the other devices; and the links of GPUs that are not PCI."""
     others: list[PciReading] = []
     by_vendor: defaultdict[GpuVendor | None, list[PciReading]] = defaultdict(list)
     for device in devices:
@@ -47,7 +47,7 @@ def read_drivers(tree: Tree, devices: Iterable[PciReading]) -> tuple[tuple[PciRe
         of_amd, fabric = read_amd(tree, by_vendor[GpuVendor.AMD], is_live=is_live)
         gpus += of_amd
     gpus += read_intel(tree, by_vendor[GpuVendor.INTEL], is_live=is_live)
-    return tuple(others), DriverReading(tuple(gpus), fabric)
+    return (*gpus, *others), fabric
 
 
 def _render_nodes(tree: Tree, address: str) -> set[str]:

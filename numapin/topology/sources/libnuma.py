@@ -36,7 +36,7 @@ def read_libnuma() -> LibnumaReadings | None:
     existing = _members(ctypes.c_void_p.in_dll(lib, "numa_nodes_ptr").value)
     return LibnumaReadings(
         nodes=tuple(_node(lib, node, existing) for node in sorted(existing)),
-        allowed_nodes=_take(lib, _address(lib.numa_get_mems_allowed())) & existing,
+        allowed_nodes=_read_and_free(lib, lib.numa_get_mems_allowed()) & existing,
     )
 
 
@@ -53,40 +53,25 @@ def load() -> ctypes.CDLL:
 
 
 def _node(lib: ctypes.CDLL, node: int, existing: CpuSet) -> NodeReading:
-    memory_bytes, free_bytes = _node_memory(lib, node)
+    free = ctypes.c_longlong(-1)
+    memory_bytes: int = lib.numa_node_size64(node, ctypes.byref(free))
+    mask = lib.numa_allocate_cpumask()
+    failed = lib.numa_node_to_cpus(node, mask) != 0
+    cpus = _read_and_free(lib, mask)
     distances = {other: lib.numa_distance(node, other) for other in sorted(existing)}
     return NodeReading(
         id=node,
-        cpus=_node_cpus(lib, node),
-        memory_bytes=memory_bytes,
-        free_bytes=free_bytes,
+        cpus=CpuSet() if failed else cpus,
+        memory_bytes=None if memory_bytes < 0 else memory_bytes,
+        free_bytes=None if memory_bytes < 0 or free.value < 0 else free.value,
         # libnuma returns 0 if the kernel has no distances (ENOENT of the distance file).
         distances=distances if all(distances.values()) else {},
     )
 
 
-def _node_memory(lib: ctypes.CDLL, node: int) -> tuple[int | None, int | None]:
-    """Return the size of a node's memory and its free part in bytes."""
-    free = ctypes.c_longlong(-1)
-    size: int = lib.numa_node_size64(node, ctypes.byref(free))
-    if size < 0:
-        return None, None
-    return size, None if free.value < 0 else free.value
-
-
-def _node_cpus(lib: ctypes.CDLL, node: int) -> CpuSet:
-    mask = lib.numa_allocate_cpumask()
-    failed = lib.numa_node_to_cpus(node, mask) != 0
-    cpus = _take(lib, _address(mask))
-    return CpuSet() if failed else cpus
-
-
-def _address(mask: ctypes.c_void_p) -> int | None:
-    return ctypes.cast(mask, ctypes.c_void_p).value
-
-
-def _take(lib: ctypes.CDLL, address: int | None) -> CpuSet:
+def _read_and_free(lib: ctypes.CDLL, mask: ctypes.c_void_p) -> CpuSet:
     """Return a bitmask's members and free it."""
+    address = ctypes.cast(mask, ctypes.c_void_p).value
     members = _members(address)
     lib.numa_bitmask_free(address)
     return members

@@ -37,7 +37,7 @@ from numapin.topology.readings import (
 from numapin.topology.vendors import BY_PCI_ID, is_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from numapin.topology.readings import GpuPart
     from numapin.topology.sources.xmlfile import Element
@@ -57,16 +57,21 @@ def read_nccl(root: Element) -> Readings:
     elements = _cpu_elements(root)
     found = list(islice(chain.from_iterable(starmap(_read_pci, elements.items())), MAX_DEVICES + 1))
     pci = tuple(_numbered_partitions([reading for reading, _ in found]))
-    devices = list(zip(pci, (element for _, element in found), strict=True))
+    gpus = [(reading, element) for reading, (_, element) in zip(pci, found, strict=True) if reading.is_gpu]
     all_cpus = CpuSet().union(*elements.values())
+    nodes = ((element.optional_id("numaid"), cpus) for element, cpus in elements.items())
+    # NCCL puts all NICs that are not on PCI below its first <cpu>, so their node is unknown.
+    nics = (_interfaces(nic, NicKind.ETHERNET) for element in elements for nic in element.named("nic"))
     return Readings(
         host=None,
         source=root.source,
         cpus=tuple(CpuReading(cpu=cpu, siblings=None) for cpu in sorted(all_cpus)),
-        nodes=tuple(sorted(_read_nodes(elements), key=attrgetter("id"))),
+        nodes=tuple(
+            sorted((NodeReading(id=node, cpus=cpus) for node, cpus in nodes if node is not None), key=attrgetter("id"))
+        ),
         pci=pci,  # `build` refuses too many
-        nics=tuple(islice(_nics_without_pci(elements), MAX_NICS + 1)),
-        fabric=tuple(islice(_fabric(devices), MAX_LINKS)),
+        nics=tuple(islice(chain.from_iterable(nics), MAX_NICS + 1)),
+        fabric=tuple(islice(_fabric(gpus), MAX_LINKS)),
         allowed_known=False,
         notes=(NO_CORES if all_cpus else _NO_CPUS,),
     )
@@ -90,11 +95,6 @@ def _cpu_elements(root: Element) -> dict[Element, CpuSet]:
         raise root.error("it has no <cpu>")
     if len(elements) > MAX_NODES:
         raise elements[MAX_NODES].error(f"there are more than {MAX_NODES} NUMA nodes, the most that are accepted")
-    _require_one_host(elements)
-    return {element: element.members("affinity") for element in elements}
-
-
-def _require_one_host(elements: list[Element]) -> None:
     seen: set[int] = set()
     for element in elements:
         node = element.optional_id("numaid")
@@ -102,13 +102,7 @@ def _require_one_host(elements: list[Element]) -> None:
             raise element.error(f"numaid={node} appears twice: the file describes several hosts")
         if node is not None:
             seen.add(node)
-
-
-def _read_nodes(elements: dict[Element, CpuSet]) -> Iterator[NodeReading]:
-    for element, cpus in elements.items():
-        node = element.optional_id("numaid")
-        if node is not None:
-            yield NodeReading(id=node, cpus=cpus)
+    return {element: element.members("affinity") for element in elements}
 
 
 def _address(element: Element) -> str | None:
@@ -120,29 +114,22 @@ def _address(element: Element) -> str | None:
 def _read_pci(cpu: Element, cpus: CpuSet) -> Iterator[tuple[PciReading, Element]]:
     """Yield the GPUs and NICs of a node with their elements."""
     node = cpu.optional_id("numaid")
+    evidence = {NodeSource.LOCAL_CPUS: cpus} if node is None else {NodeSource.NCCL_FILE: CpuSet({node})}
     for pci, above in cpu.walk():
-        reading = _read_device(pci)
-        if reading is not None:
-            placed = replace(
-                reading,
-                node=node,
-                node_source=NodeSource.NCCL_FILE,
-                local_cpus=cpus or None,
-                parents=_parents(above),
-                pcie=_pcie(pci),
-            )
-            yield placed, pci
-
-
-def _parents(above: tuple[Element, ...]) -> tuple[str, ...]:
-    addresses = (pci_address(bridge.text("busid")) for bridge in above)
-    return tuple(filter(None, addresses))
-
-
-def _read_device(pci: Element) -> PciReading | None:
-    """Return a GPU or a NIC; None for every other element."""
-    address = _address(pci)
-    return None if address is None else _read_gpu(pci, address) or _read_nic(pci, address)
+        address = _address(pci)
+        reading = None if address is None else _read_gpu(pci, address) or _read_nic(pci, address)
+        if reading is None:
+            continue
+        parents = (pci_address(bridge.text("busid")) for bridge in above)
+        placed = replace(
+            reading,
+            evidence=evidence,
+            parents=tuple(filter(None, parents)),
+            pcie=Pcie(  # the maximum, which NCCL plans with (it copies the kernel's max_link_speed)
+                max_gen=pcie_generation(pci.text("link_speed")), max_width=pcie_width(pci.number("link_width"))
+            ),
+        )
+        yield placed, pci
 
 
 def _read_gpu(pci: Element, address: str) -> PciReading | None:
@@ -170,14 +157,11 @@ def _vendor(pci: Element, gpu: Element | None, device_class: int) -> GpuVendor |
         return known
     if gpu and gpu.text("gcn"):
         return GpuVendor.AMD
-    return None if number else _vendor_by_class(device_class, is_listed=gpu is not None)
-
-
-def _vendor_by_class(device_class: int, *, is_listed: bool) -> GpuVendor | None:
-    """Return the vendor of a device that NCCL lists as a GPU, or that may be one."""
+    if number:
+        return None
     if device_class in (ACCELERATOR, _DISPLAY_OTHER):
         return GpuVendor.AMD
-    return GpuVendor.NVIDIA if is_listed or may_be_gpu(device_class) else None
+    return GpuVendor.NVIDIA if gpu is not None or may_be_gpu(device_class) else None
 
 
 def _numbered_partitions(readings: list[PciReading]) -> Iterator[PciReading]:
@@ -192,6 +176,37 @@ def _numbered_partitions(readings: list[PciReading]) -> Iterator[PciReading]:
             yield reading
 
 
+def _read_nic(pci: Element, address: str) -> PciReading | None:
+    """Return a network device. Without NCCL's names for its interfaces, as on cloud images, its address is the name."""
+    nic = next(pci.named("nic"), None)
+    device_class = pci_class(pci.text("class")) or 0
+    if nic is None and not is_network(device_class):
+        return None
+    kind = nic_kind(device_class)
+    named = _interfaces(nic, kind) if nic else ()
+    return PciReading(address=address, interfaces=named or (NicReading(address, kind),))
+
+
+def _interfaces(nic: Element, by_class: NicKind) -> tuple[NicReading, ...]:
+    """Return the names of a network device with their rates, which NCCL writes in Mbit/s.
+
+    NCCL writes port 0 for devices that it uses through sockets, and their own port, from 1, for verbs devices. A device
+    with several ports has its name for each; the first one counts.
+    """
+    by_name: dict[str, NicReading] = {}
+    for net in nic.named("net"):
+        name, port = net.word("name"), net.word("port")
+        if name and name not in by_name:
+            is_verbs = port not in ("", "0", "-1")
+            by_name[name] = NicReading(
+                name=name,
+                kind=NicKind.INFINIBAND if is_verbs else by_class,
+                interface=(NicInterface.VERBS if is_verbs else NicInterface.NETWORK) if port else None,
+                rate_gbit_s=gbit_s(net.text("speed")),
+            )
+    return tuple(by_name.values())
+
+
 # --- links of GPUs that are not PCI ----------------------------------------------------------------------------------
 
 
@@ -204,79 +219,22 @@ class _Board:
     counts: Counter[str | None] = field(default_factory=Counter)
 
 
-def _fabric(devices: list[tuple[PciReading, Element]]) -> Iterator[FabricLink]:
+def _fabric(gpus: list[tuple[PciReading, Element]]) -> Iterator[FabricLink]:
     """Yield the links between GPUs, each once; GPUs with NVLinks to a switch are linked through it."""
-    gpus = [(reading, pci) for reading, pci in devices if reading.is_gpu]
     if len(gpus) > MAX_GPUS:  # `build` refuses that many
         return
-    for (at_a, a), (at_b, b) in combinations(_boards(gpus).items(), 2):
-        number = a.counts[at_b] or b.counts[at_a] or min(a.counts[_SWITCH], b.counts[_SWITCH])
-        if number:
-            yield from (FabricLink(one, other, f"{a.word}{number}") for one, other in product(a.parts, b.parts))
-
-
-def _boards(gpus: list[tuple[PciReading, Element]]) -> dict[str, _Board]:
-    """Return the GPUs by PCI address."""
     boards: defaultdict[str, _Board] = defaultdict(_Board)
     for reading, pci in gpus:
         board = boards[reading.address]
         board.word = "XGMI" if reading.vendor is GpuVendor.AMD else "NV"
         board.parts.append(reading.part)
-        board.counts |= _link_counts(pci)  # the partitions of a GPU have the same links
-    return boards
-
-
-def _link_counts(pci: Element) -> Counter[str | None]:
-    """Return the number of a GPU's NVLinks or xGMI links to each address, or to switches together."""
-    counts: Counter[str | None] = Counter()
-    for gpu in pci.named("gpu"):
-        for link in gpu.named("nvlink", "xgmi"):
+        counts: Counter[str | None] = Counter()
+        for link in chain.from_iterable(gpu.named("nvlink", "xgmi") for gpu in pci.named("gpu")):
             is_switch = pci_class(link.text("tclass")) == _NVSWITCH_CLASS
             counts[_SWITCH if is_switch else pci_address(link.text("target"))] += link.number("count") or 0
-    return counts
+        board.counts |= counts  # the partitions of a GPU have the same links
 
-
-def _read_nic(pci: Element, address: str) -> PciReading | None:
-    """Return a network device. Without NCCL's names for its interfaces, as on cloud images, its address is the name.
-
-    NCCL writes port 0 for devices that it uses through sockets, and their own port, from 1, for verbs devices.
-    """
-    nic = next(pci.named("nic"), None)
-    device_class = pci_class(pci.text("class")) or 0
-    if nic is None and not is_network(device_class):
-        return None
-    kind = nic_kind(device_class)
-    named = _named_interfaces(nic, kind) if nic else ()
-    return PciReading(address=address, interfaces=named or (NicReading(address, kind),))
-
-
-def _nics_without_pci(elements: Iterable[Element]) -> Iterator[NicReading]:
-    """Yield the NICs that are not on PCI. NCCL puts them all below its first <cpu>, so their node is unknown."""
-    for element in elements:
-        for nic in element.named("nic"):
-            yield from _named_interfaces(nic, NicKind.ETHERNET)
-
-
-def _named_interfaces(nic: Element, by_class: NicKind) -> tuple[NicReading, ...]:
-    by_name: dict[str, NicReading] = {}  # a device with several ports has its name for each; the first port counts
-    for net in nic.named("net"):
-        if net.word("name"):
-            by_name.setdefault(net.word("name"), _read_net(net, by_class))
-    return tuple(by_name.values())
-
-
-def _read_net(net: Element, by_class: NicKind) -> NicReading:
-    """Read the name of a network device with its rate, which NCCL writes in Mbit/s."""
-    port = net.word("port")
-    is_verbs = port not in ("", "0", "-1")
-    return NicReading(
-        name=net.word("name"),
-        kind=NicKind.INFINIBAND if is_verbs else by_class,
-        interface=(NicInterface.VERBS if is_verbs else NicInterface.NETWORK) if port else None,
-        rate_gbit_s=gbit_s(net.text("speed")),
-    )
-
-
-def _pcie(pci: Element) -> Pcie:
-    """Return the link's maximum, which NCCL plans with (it copies the kernel's max_link_speed)."""
-    return Pcie(max_gen=pcie_generation(pci.text("link_speed")), max_width=pcie_width(pci.number("link_width")))
+    for (at_a, a), (at_b, b) in combinations(boards.items(), 2):
+        number = a.counts[at_b] or b.counts[at_a] or min(a.counts[_SWITCH], b.counts[_SWITCH])
+        if number:
+            yield from (FabricLink(one, other, f"{a.word}{number}") for one, other in product(a.parts, b.parts))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
@@ -21,7 +20,7 @@ from numapin.topology.model import LinkKind, Mig, Pcie
 from numapin.topology.readings import GpuLoad, NvmlReading, NvmlReadings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
     from types import ModuleType
     from typing import Protocol, TypeVar
 
@@ -85,22 +84,15 @@ def read_nvml() -> NvmlReadings:
     Start NVML and shut it down again, without a CUDA context. Never raise: without NVML, `gpus` is None and a note
     has the error and its remedy; without GPUs it is empty.
     """
-    if not calls.can_load(_LIBRARY):
-        return NvmlReadings(gpus=None, notes=(f"NVML could not be loaded: no {_LIBRARY}; {_REMEDIES[12]}",))
+    nvml = _started()
+    if isinstance(nvml, NvmlReadings):
+        return nvml
     try:
-        import pynvml
-    except ImportError as error:
-        return NvmlReadings(gpus=None, notes=(f"NVML cannot be used: {error}; type: pip install nvidia-ml-py",))
-    try:
-        _start(pynvml)
-    except pynvml.NVMLError as error:
-        return _failed("NVML could not be loaded" if error.value == 12 else "NVML did not start", error)
-    try:
-        return _read(pynvml)
-    except pynvml.NVMLError as error:
+        return _read(nvml)
+    except nvml.NVMLError as error:
         return _failed("NVML cannot count the GPUs", error)
     finally:
-        _stop(pynvml)
+        _stop(nvml)
 
 
 @contextlib.contextmanager
@@ -111,12 +103,15 @@ def open_loads(uuids: Iterable[str]) -> Iterator[Callable[[], dict[str, GpuLoad]
     which NVML counts the bytes.
     """
     nvml = _started()
-    if nvml is None:
+    if isinstance(nvml, NvmlReadings):
         yield dict
         return
+    handles: dict[str, object] = {}
     try:
-        handles = without_none({uuid: _handle(nvml, uuid) for uuid in uuids})
-        yield lambda: _loads(nvml, handles)
+        for uuid in uuids:
+            with contextlib.suppress(nvml.NVMLError):
+                handles[uuid] = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        yield lambda: without_none({uuid: _load(nvml, handle) for uuid, handle in handles.items()})
     finally:
         _stop(nvml)
 
@@ -127,7 +122,7 @@ def read_processes() -> dict[int, tuple[str, ...]]:
     In a container, the process ids may be those of the host.
     """
     nvml = _started()
-    if nvml is None:
+    if isinstance(nvml, NvmlReadings):
         return {}
     found: dict[int, tuple[str, ...]] = {}
     try:
@@ -142,38 +137,24 @@ def read_processes() -> dict[int, tuple[str, ...]]:
     return found
 
 
-def _started() -> ModuleType | None:
+def _started() -> ModuleType | NvmlReadings:
+    """Start NVML and return its module, or readings that say why it could not be started."""
     if not calls.can_load(_LIBRARY):
-        return None
+        return NvmlReadings(gpus=None, notes=(f"NVML could not be loaded: no {_LIBRARY}; {_REMEDIES[12]}",))
     try:
         import pynvml
-    except ImportError:
-        return None
+    except ImportError as error:
+        return NvmlReadings(gpus=None, notes=(f"NVML cannot be used: {error}; type: pip install nvidia-ml-py",))
     try:
-        _start(pynvml)
-    except pynvml.NVMLError:
-        return None
+        pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)  # a driver without GPUs is not an error
+    except pynvml.NVMLError as error:
+        return _failed("NVML could not be loaded" if error.value == 12 else "NVML did not start", error)
     return cast("ModuleType", pynvml)
-
-
-def _start(nvml: ModuleType) -> None:
-    nvml.nvmlInitWithFlags(nvml.NVML_INIT_FLAG_NO_GPUS)  # a driver without GPUs is not an error
 
 
 def _stop(nvml: ModuleType) -> None:
     with contextlib.suppress(nvml.NVMLError):  # everything is read already
         nvml.nvmlShutdown()
-
-
-def _handle(nvml: ModuleType, uuid: str) -> object | None:
-    try:
-        return cast("object", nvml.nvmlDeviceGetHandleByUUID(uuid))
-    except nvml.NVMLError:
-        return None
-
-
-def _loads(nvml: ModuleType, handles: Mapping[str, object]) -> dict[str, GpuLoad]:
-    return without_none({uuid: _load(nvml, handle) for uuid, handle in handles.items()})
 
 
 def _load(nvml: ModuleType, handle: object) -> GpuLoad | None:
@@ -204,73 +185,59 @@ def _words(error: object) -> str:
 
 
 def _read(nvml: ModuleType) -> NvmlReadings:
-    devices, notes = _devices(nvml)
-    notes += [_empty_mig_note(device.reading.index) for device in devices if device.is_empty_mig]
-    return NvmlReadings(
-        gpus=tuple(device.reading for device in devices),
-        driver=_optional_text(_ask(nvml, nvml.nvmlSystemGetDriverVersion)),
-        links=_links(nvml, devices),
-        notes=tuple(notes),
-    )
-
-
-def _devices(nvml: ModuleType) -> tuple[list[_NvmlDevice], list[str]]:
-    """Return the GPUs that answer, and a note on each that does not."""
-    devices, notes = [], []
+    devices: list[_NvmlDevice] = []
+    notes: list[str] = []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             devices.append(_device(nvml, index))
         except nvml.NVMLError as error:
             notes.append(f"GPU {index} (in NVML's order) is left out: {_words(error)}; {_SEE}")
-    return devices, notes
+    for device in devices:
+        if device.is_empty_mig:
+            index = device.reading.index
+            problem = f"GPU {index} is in MIG mode but has no instances, so CUDA cannot use it"
+            notes.append(f"{problem}; leave MIG mode with: nvidia-smi -i {index} -mig 0")
+    return NvmlReadings(
+        gpus=tuple(device.reading for device in devices),
+        driver=_optional_text(_ask(nvml, nvml.nvmlSystemGetDriverVersion)),
+        links=tuple(_links(nvml, devices)),
+        notes=tuple(notes),
+    )
 
 
 def _device(nvml: ModuleType, index: int) -> _NvmlDevice:
     """Read one GPU. Raises NVMLError if it is lost or does not report its identity."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    mode = _ask(nvml, nvml.nvmlDeviceGetMigMode, handle)
-    mig_mode = bool(mode and mode[0])
-    reading = _reading(nvml, index, handle)
-    if mig_mode:
-        reading = replace(reading, mig=tuple(_mig_instances(nvml, handle)))
-    is_empty_mig = mig_mode and not reading.mig
-    return _NvmlDevice(handle=handle, reading=reading, is_empty_mig=is_empty_mig, far_ends=_far_ends(nvml, handle))
-
-
-def _reading(nvml: ModuleType, index: int, handle: object) -> NvmlReading:
     pci = pci_address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
     if pci is None:
         raise nvml.NVMLError(nvml.NVML_ERROR_INVALID_STATE)
+    mode = _ask(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    is_mig = bool(mode and mode[0])
     persistence = _ask(nvml, nvml.nvmlDeviceGetPersistenceMode, handle)
     nodes = _ask(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, _NODE_WORDS, nvml.NVML_AFFINITY_SCOPE_NODE)
-    return NvmlReading(
+    own_node: int | None = _ask(nvml, nvml.nvmlDeviceGetNumaNodeId, handle)
+    reading = NvmlReading(
         index=index,
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
         pci=pci,
         name=_optional_text(_ask(nvml, nvml.nvmlDeviceGetName, handle)),
         memory_nodes=_mask(nodes),
         cpus=_mask(_ask(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, _CPU_WORDS)),
-        own_node=_own_node(nvml, handle),
-        pcie=_pcie(nvml, handle),
+        own_node=None if own_node is None or own_node < 0 else own_node,
+        pcie=Pcie(
+            gen=_ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+            width=_ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+            max_gen=_ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+            max_width=_ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        ),
+        mig=tuple(_mig_instances(nvml, handle)) if is_mig else (),
         persistence=None if persistence is None else bool(persistence),
     )
+    far_ends = _far_ends(nvml, handle)
+    return _NvmlDevice(handle=handle, reading=reading, is_empty_mig=is_mig and not reading.mig, far_ends=far_ends)
 
 
-def _own_node(nvml: ModuleType, handle: object) -> int | None:
-    node: int | None = _ask(nvml, nvml.nvmlDeviceGetNumaNodeId, handle)
-    return None if node is None or node < 0 else node
-
-
-def _pcie(nvml: ModuleType, handle: object) -> Pcie:
-    return Pcie(
-        gen=_ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
-        width=_ask(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-        max_gen=_ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
-        max_width=_ask(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
-    )
-
-
-def _mig_instances(nvml: ModuleType, handle: object) -> Iterable[Mig]:
+def _mig_instances(nvml: ModuleType, handle: object) -> Iterator[Mig]:
     """Yield the MIG instances; their numbers may have holes."""
     for number in range(_ask(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
         instance = _ask(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
@@ -279,46 +246,38 @@ def _mig_instances(nvml: ModuleType, handle: object) -> Iterable[Mig]:
             yield Mig(uuid=_text(uuid), name=_optional_text(_ask(nvml, nvml.nvmlDeviceGetName, instance)))
 
 
-def _empty_mig_note(index: int) -> str:
-    off = f"nvidia-smi -i {index} -mig 0"
-    return f"GPU {index} is in MIG mode but has no instances, so CUDA cannot use it; leave MIG mode with: {off}"
-
-
 # --- links -----------------------------------------------------------------------------------------------------------
 
 
 def _far_ends(nvml: ModuleType, handle: object) -> Counter[str | None]:
+    """Count the active NVLinks of a GPU by their far ends."""
     far_ends: Counter[str | None] = Counter()
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         active = _ask(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
         if active is None:  # the GPU has no such link, nor any of a higher number
             break
-        if active:
-            far_ends[_far_end(nvml, handle, link)] += 1
+        if not active:
+            continue
+        # Of an NVSwitch, the PCI address is the switch's own, and in a virtual machine it is often missing.
+        kind = _ask(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+        if kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
+            far_ends[_SWITCH] += 1
+        else:
+            pci = _ask(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+            far_ends[None if pci is None else pci_address(_text(pci.busId))] += 1
     return far_ends
 
 
-def _far_end(nvml: ModuleType, handle: object, link: int) -> str | None:
-    # Of an NVSwitch, the PCI address is the switch's own, and in a virtual machine it is often missing.
-    if _ask(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link) == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
-        return _SWITCH
-    pci = _ask(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
-    return None if pci is None else pci_address(_text(pci.busId))
-
-
-def _links(nvml: ModuleType, devices: list[_NvmlDevice]) -> tuple[tuple[int, int, str], ...]:
-    words = ((a.reading.index, b.reading.index, _link(nvml, a, b)) for a, b in combinations(devices, 2))
-    return tuple((a, b, word) for a, b, word in words if word is not None)
-
-
-def _link(nvml: ModuleType, a: _NvmlDevice, b: _NvmlDevice) -> str | None:
-    """Return the word for the best path between two GPUs: direct NVLink, NVLink through switches, or PCI."""
-    num_links = a.far_ends[b.reading.pci] or min(a.far_ends[_SWITCH], b.far_ends[_SWITCH])
-    if num_links:
-        return f"NV{num_links}"
-    with contextlib.suppress(nvml.NVMLError):
-        return _ANCESTORS.get(nvml.nvmlDeviceGetTopologyCommonAncestor(a.handle, b.handle))
-    return None
+def _links(nvml: ModuleType, devices: list[_NvmlDevice]) -> Iterator[tuple[int, int, str]]:
+    """Yield the word for the best path between two GPUs: direct NVLink, NVLink through switches, or PCI."""
+    for a, b in combinations(devices, 2):
+        num_links = a.far_ends[b.reading.pci] or min(a.far_ends[_SWITCH], b.far_ends[_SWITCH])
+        word: str | None = f"NV{num_links}" if num_links else None
+        if word is None:
+            with contextlib.suppress(nvml.NVMLError):
+                word = _ANCESTORS.get(nvml.nvmlDeviceGetTopologyCommonAncestor(a.handle, b.handle))
+        if word is not None:
+            yield a.reading.index, b.reading.index, word
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""CPUs, caches, nodes and the cpuset from /sys and /proc below any root directory.
+"""CPUs, nodes, the cpuset, GPUs and NICs from /sys and /proc below any root directory.
 
 A machine with 256 CPUs takes some milliseconds: the files of a core, an L3 cache or a package are read for one of its
-CPUs only. Source: Documentation/ABI/stable/sysfs-devices-node, .../testing/sysfs-devices-system-cpu,
-admin-guide/cgroup-*/cpusets.
+CPUs only. Source: Documentation/ABI/stable/sysfs-devices-node; .../testing/sysfs-devices-system-cpu, sysfs-bus-pci and
+sysfs-class-net; admin-guide/cgroup-*/cpusets; admin-guide/acpi/cppc_sysfs.rst.
 """
 
 from __future__ import annotations
@@ -10,25 +10,44 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import accumulate, chain, islice
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.bounds import MAX_CGROUP_DEPTH, MAX_NICS
+from numapin.base.bounds import MAX_CGROUP_DEPTH, MAX_NICS, MAX_PARENTS
 from numapin.base.cpu_set import CpuSet
+from numapin.base.not_none import not_none, without_none
 from numapin.errors import MachineError
 from numapin.system.cgroup import mounts, own_cgroups
 from numapin.system.tree import CAPTURE, Tree
-from numapin.topology.readings import CpuReading, NodeReading, Readings, core_notes, distinct_packages
-from numapin.topology.sources.gpu_drivers import gpu_memory_nodes, read_drivers
-from numapin.topology.sources.pci import read_other_nics, read_pci
-from numapin.topology.sources.speeds import read_speeds
+from numapin.topology.address import pci_address
+from numapin.topology.fast import CAPACITY, FILES, PERF
+from numapin.topology.model import CpuSpeed, GpuVendor, NicInterface, NicKind, NodeSource, Pcie
+from numapin.topology.readings import (
+    CONTROLLER_3D,
+    VGA,
+    CpuReading,
+    NicReading,
+    NodeReading,
+    PciReading,
+    Readings,
+    core_notes,
+    distinct_packages,
+    gbit_s,
+    is_network,
+    may_be_gpu,
+    nic_kind,
+    pci_class,
+    pcie_generation,
+    pcie_width,
+)
+from numapin.topology.sources.gpu_drivers import gpu_memory_nodes, nvidia_names, read_drivers
+from numapin.topology.vendors import BY_PCI_ID, is_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
-
-    from numapin.topology.readings import NicReading, PciReading
 
 _SYSTEM: Final = "sys/devices/system"
 _CPU: Final = f"{_SYSTEM}/cpu"
@@ -41,48 +60,50 @@ _DISTANCE: Final = re.compile(r"[0-9]{1,9}")
 # cgroup v2, cgroup v1, and a cpuset file system of its own, which has no prefix.
 _CPUSET_FILES: Final = ("cpuset.{}.effective", "cpuset.{}", "{}")
 
+_DEVICES: Final = "sys/bus/pci/devices"
+_NET: Final = "sys/class/net"
+# Types of interfaces (ARPHRD_*): others are tunnels, radio and the like.
+_TYPES: Final = {1: NicKind.ETHERNET, 32: NicKind.INFINIBAND}
+_HEXADECIMAL: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,8})")
+_OPERATIONAL_STATES: Final = frozenset({"up", "down", "lowerlayerdown", "dormant", "notpresent", "testing"})
+_ACTIVE: Final = "4:"  # of "4: ACTIVE" (IB_PORT_ACTIVE)
+_RATE: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9])?) Gb/sec", re.ASCII)
+_HOST_BRIDGE: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+
 
 def read_sysfs(root: Path, *, source: str) -> Readings:
     """Read /sys and /proc below `root`.
 
-    Raises MachineError if `root` is not a captured machine, MachineFileError if a CPU or node list is garbled.
+    Raises MachineError if `root` is not a captured machine, MachineFileError if a CPU or node list is malformed.
     """
     tree = Tree(os.fspath(root).rstrip("/"))
     online = _online_cpus(tree)
     cpus, package_notes = _read_cpus(tree, online)
-    others, driven = read_drivers(tree, read_pci(tree, online))
+    cores = sorted({reading.siblings for reading in cpus if reading.siblings}, key=min)
+    pci, fabric = read_drivers(tree, _read_pci(tree, online))
+    names_on_pci = {nic.name for device in pci for nic in device.interfaces}
     allowed_cpus, allowed_nodes = _allowed(tree, "cpus"), _allowed(tree, "mems")
+    # The cpuset of the whole machine needs no file of its own.
+    own_cpuset = _own_cpuset(tree) or own_cgroups(tree, "cpuset") or own_cgroups(tree, "")
     return Readings(
-        host=_host(tree),
+        host=tree.text("proc/sys/kernel/hostname") or tree.text("etc/hostname") or None,
         source=source,
         cpus=cpus,
         nodes=tuple(_read_nodes(tree, online)),
         allowed_cpus=allowed_cpus,
         allowed_nodes=allowed_nodes,
-        pci=(*driven.gpus, *others),
-        nics=_other_nics(tree, others),
-        fabric=driven.fabric,
+        pci=pci,
+        nics=tuple(islice(_read_other_nics(tree, names_on_pci), MAX_NICS + 1)),  # `build` refuses that many
+        fabric=fabric,
         gpu_memory_nodes=gpu_memory_nodes(tree),
         memory_bytes=_kilobytes(tree.text("proc/meminfo") or "", "MemTotal"),
         notes=(*package_notes, *core_notes(cpus)),
-        speeds=read_speeds(tree, _cores(cpus)),
-        allowed_known=None not in (allowed_cpus, allowed_nodes) or _is_in_root_cpuset(tree),
+        speeds=read_speeds(tree, cores),
+        allowed_known=None not in (allowed_cpus, allowed_nodes) or own_cpuset == ["/"],
     )
 
 
-def _host(tree: Tree) -> str | None:
-    return tree.text("proc/sys/kernel/hostname") or tree.text("etc/hostname") or None
-
-
-def _cores(cpus: Iterable[CpuReading]) -> list[CpuSet]:
-    """Return the CPUs of each core that is known."""
-    return sorted({reading.siblings for reading in cpus if reading.siblings}, key=min)
-
-
-def _other_nics(tree: Tree, on_pci: Iterable[PciReading]) -> tuple[NicReading, ...]:
-    """Return the interfaces of devices that are not on PCI; `build` refuses more than the most that are accepted."""
-    names = {nic.name for device in on_pci for nic in device.interfaces}
-    return tuple(islice(read_other_nics(tree, names), MAX_NICS + 1))
+# --- CPUs and nodes --------------------------------------------------------------------------------------------------
 
 
 def _online_cpus(tree: Tree) -> CpuSet:
@@ -90,61 +111,42 @@ def _online_cpus(tree: Tree) -> CpuSet:
         root = tree.root or "/"
         raise MachineError(f"{root} is not a captured machine: it has no {_SYSTEM}", CAPTURE)
     present = _numbered(tree, _CPU, "cpu")
-    listed = tree.numbers(f"{_CPU}/online")
-    online = CpuSet(filter(partial(_is_online, tree), present) if listed is None else listed & CpuSet(present))
+    online = tree.numbers(f"{_CPU}/online")
+    if online is None:  # captures without the list; a CPU that cannot go offline has no file of its own
+        online = CpuSet(cpu for cpu in present if tree.number(f"{_CPU}/cpu{cpu}/online") != 0)
+    online &= CpuSet(present)
     if not online:
         raise MachineError(f"{tree.root}/{_CPU} shows no online CPU (cpu0, cpu1, … and the file online)", CAPTURE)
     return online
 
 
-def _is_online(tree: Tree, cpu: int) -> bool:
-    """Return whether a CPU is online, for captures without the list; a CPU that cannot go offline has no file."""
-    return tree.number(f"{_CPU}/cpu{cpu}/online") != 0
-
-
 def _read_cpus(tree: Tree, online: CpuSet) -> tuple[tuple[CpuReading, ...], tuple[str, ...]]:
     """Return the CPUs, and notes on their packages."""
-    siblings = _groups(online, lambda cpu: _siblings(tree, cpu))
-    packages = _groups(online, lambda cpu: _package_cpus(tree, cpu))
-    around = _around(online, packages, siblings)
-    numbers = {cpus: _package_id(tree, cpus) for cpus in dict.fromkeys(around.values())}
-    distinct, notes = distinct_packages(dict(_whole_packages(tree, numbers, frozenset(packages.values()))))
+    siblings = _groups(online, partial(_siblings, tree))
+    packages = _groups(online, partial(_package_cpus, tree))
+    caches = _groups(online, partial(_l3, tree))
+    # The CPUs of each CPU's package as far as known: at least those of its core, or the CPU itself.
+    around = {cpu: packages.get(cpu) or siblings.get(cpu) or CpuSet({cpu}) for cpu in sorted(online)}
+    numbers = {
+        cpus: tree.number(f"{_CPU}/cpu{min(cpus)}/topology/physical_package_id")
+        for cpus in dict.fromkeys(around.values())
+    }
+    # Of packages with one number, those are left out that the kernel lists differently.
+    listed = list(dict.fromkeys(packages.values()))
+    num_with = Counter(numbers[cpus] for cpus in listed)
+    whole = {
+        cpus: numbers[cpus] for cpus in listed if num_with[numbers[cpus]] == 1 or _package_cpus(tree, min(cpus)) == cpus
+    }
+    distinct, notes = distinct_packages(whole)
     numbers |= distinct
-    caches = _groups(online, lambda cpu: _l3(tree, cpu))
-    in_order = sorted(online)
-    return tuple(CpuReading(cpu, siblings.get(cpu), numbers[around[cpu]], caches.get(cpu)) for cpu in in_order), notes
-
-
-def _around(online: CpuSet, packages: Mapping[int, CpuSet], siblings: Mapping[int, CpuSet]) -> dict[int, CpuSet]:
-    """Return the CPUs of each CPU's package as far as known: at least those of its core, or the CPU itself."""
-    return {cpu: packages.get(cpu) or siblings.get(cpu) or CpuSet({cpu}) for cpu in online}
-
-
-def _whole_packages(
-    tree: Tree, numbers: Mapping[CpuSet, int | None], packages: frozenset[CpuSet]
-) -> Iterator[tuple[CpuSet, int | None]]:
-    """Yield the packages with their numbers.
-
-    If several have one number, leave out those that the kernel lists differently.
-    """
-    num_with = Counter(numbers[cpus] for cpus in packages)
-    for cpus in packages:
-        number = numbers[cpus]
-        if num_with[number] == 1 or _package_cpus(tree, min(cpus)) == cpus:
-            yield cpus, number
-
-
-def _package_id(tree: Tree, cpus: CpuSet) -> int | None:
-    return tree.number(f"{_topology(min(cpus))}/physical_package_id")
-
-
-def _topology(cpu: int) -> str:
-    return f"{_CPU}/cpu{cpu}/topology"
+    return tuple(
+        CpuReading(cpu, siblings.get(cpu), numbers[cpus], caches.get(cpu)) for cpu, cpus in around.items()
+    ), notes
 
 
 def _siblings(tree: Tree, cpu: int) -> CpuSet | None:
     """Return the CPUs of a CPU's core; None if they are unknown."""
-    at = _topology(cpu)
+    at = f"{_CPU}/cpu{cpu}/topology"
     return (
         tree.numbers(f"{at}/thread_siblings_list", mask=f"{at}/thread_siblings")
         or tree.numbers(f"{at}/core_cpus_list", mask=f"{at}/core_cpus")
@@ -153,8 +155,17 @@ def _siblings(tree: Tree, cpu: int) -> CpuSet | None:
 
 
 def _package_cpus(tree: Tree, cpu: int) -> CpuSet | None:
-    at = _topology(cpu)
+    at = f"{_CPU}/cpu{cpu}/topology"
     return tree.numbers(f"{at}/package_cpus_list", mask=f"{at}/core_siblings")
+
+
+def _l3(tree: Tree, cpu: int) -> CpuSet | None:
+    at = f"{_CPU}/cpu{cpu}/cache"
+    caches = (name for name in tree.names(at) if name.startswith("index"))
+    for name in sorted(caches, key=lambda name: name != "index3"):  # index3 first, because it is nearly always the L3
+        if tree.number(f"{at}/{name}/level") == 3:
+            return tree.numbers(f"{at}/{name}/shared_cpu_list", mask=f"{at}/{name}/shared_cpu_map")
+    return None
 
 
 def _groups(cpus: Iterable[int], read: Callable[[int], CpuSet | None]) -> dict[int, CpuSet]:
@@ -172,39 +183,24 @@ def _groups(cpus: Iterable[int], read: Callable[[int], CpuSet | None]) -> dict[i
     return groups
 
 
-def _l3(tree: Tree, cpu: int) -> CpuSet | None:
-    at = f"{_CPU}/cpu{cpu}/cache"
-    for index in _cache_indices(tree, at):
-        if tree.number(f"{at}/{index}/level") == 3:
-            return tree.numbers(f"{at}/{index}/shared_cpu_list", mask=f"{at}/{index}/shared_cpu_map")
-    return None
-
-
-def _cache_indices(tree: Tree, at: str) -> Iterator[str]:
-    """Yield the names of the caches, index3 first because it is nearly always the L3."""
-    yield "index3"
-    yield from (name for name in tree.names(at) if name.startswith("index") and name != "index3")
-
-
 def _read_nodes(tree: Tree, online: CpuSet) -> Iterator[NodeReading]:
     present = _numbered(tree, _NODE, "node")
     listed = tree.numbers(f"{_NODE}/online")
     ids = present if listed is None else sorted(listed)
     for node in sorted(set(present).intersection(ids)):
-        yield _read_node(tree, node, online, ids)
-
-
-def _read_node(tree: Tree, node: int, online: CpuSet, ids: list[int]) -> NodeReading:
-    at = f"{_NODE}/node{node}"
-    cpus = tree.numbers(f"{at}/cpulist", mask=f"{at}/cpumap") or CpuSet()
-    meminfo = tree.text(f"{at}/meminfo") or ""
-    return NodeReading(
-        id=node,
-        cpus=cpus & online,
-        memory_bytes=_kilobytes(meminfo, "MemTotal"),
-        free_bytes=_kilobytes(meminfo, "MemFree"),
-        distances=_distances(tree.text(f"{at}/distance") or "", ids),
-    )
+        at = f"{_NODE}/node{node}"
+        cpus = tree.numbers(f"{at}/cpulist", mask=f"{at}/cpumap") or CpuSet()
+        meminfo = tree.text(f"{at}/meminfo") or ""
+        # The kernel writes a distance for each online node, in ascending order.
+        distances = (tree.text(f"{at}/distance") or "").split()
+        are_known = len(distances) == len(ids) and all(map(_DISTANCE.fullmatch, distances))
+        yield NodeReading(
+            id=node,
+            cpus=cpus & online,
+            memory_bytes=_kilobytes(meminfo, "MemTotal"),
+            free_bytes=_kilobytes(meminfo, "MemFree"),
+            distances=dict(zip(ids, map(int, distances), strict=True)) if are_known else {},
+        )
 
 
 def _kilobytes(meminfo: str, key: str) -> int | None:
@@ -212,12 +208,46 @@ def _kilobytes(meminfo: str, key: str) -> int | None:
     return int(match[1]) * 1024 if match else None
 
 
-def _distances(row: str, ids: list[int]) -> dict[int, int]:
-    """Return the distances by node: the kernel writes a column for each online node, in ascending order."""
-    words = row.split()
-    if len(words) != len(ids) or not all(map(_DISTANCE.fullmatch, words)):
+def _numbered(tree: Tree, path: str, word: str) -> list[int]:
+    matches = (re.fullmatch(rf"{word}([0-9]{{1,6}})", name) for name in tree.names(path))
+    return sorted(int(match[1]) for match in matches if match)
+
+
+# --- the speeds of CPUs ----------------------------------------------------------------------------------------------
+
+
+def read_speeds(tree: Tree, cores: Sequence[CpuSet]) -> tuple[CpuSpeed, ...]:
+    """Return the ratings of the CPUs of these cores, in the order of their lowest CPUs."""
+    perf, capacity = _ratings(tree, cores, FILES[PERF]), _ratings(tree, cores, FILES[CAPACITY])
+    alike: dict[tuple[int | None, int | None], list[int]] = {}
+    for cpu in sorted({*perf, *capacity}):
+        alike.setdefault((perf.get(cpu), capacity.get(cpu)), []).append(cpu)
+    return tuple(
+        CpuSpeed(cpus=CpuSet(cpus), highest_perf=highest_perf, capacity=number)
+        for (highest_perf, number), cpus in alike.items()
+    )
+
+
+def _ratings(tree: Tree, cores: Sequence[CpuSet], name: str) -> Mapping[int, int]:
+    """Return the number in a file of each CPU; none if the first CPU has no such file.
+
+    If the first threads of all cores have one number, it is that of the other threads too, which are not read.
+    """
+
+    def rating(cpu: int) -> int | None:
+        return tree.number(f"{_CPU}/cpu{cpu}/{name}")
+
+    first = list(map(min, cores))
+    if not first or rating(first[0]) is None:
         return {}
-    return dict(zip(ids, map(int, words), strict=True))
+    known = {cpu: rating(cpu) for cpu in first}
+    all_cpus = set(chain.from_iterable(cores))
+    if len(set(known.values())) == 1:
+        return without_none(dict.fromkeys(all_cpus, known[first[0]]))
+    return without_none(known | {cpu: rating(cpu) for cpu in all_cpus.difference(first)})
+
+
+# --- the cpuset ------------------------------------------------------------------------------------------------------
 
 
 def _allowed(tree: Tree, what: str) -> CpuSet | None:
@@ -226,53 +256,145 @@ def _allowed(tree: Tree, what: str) -> CpuSet | None:
     if match:
         return tree.parsed(match[1], "proc/self/status")
     # One after the other: a capture may name millions of directories.
-    files = (f"{directory}/{name.format(what)}" for directory in _cpuset_directories(tree) for name in _CPUSET_FILES)
+    files = (
+        f"{mount.at}/{path.strip('/')}/{name.format(what)}"
+        for mount in mounts(tree)
+        if mount.kind == "cpuset" or mount.holds("cpuset")
+        for path in _cpuset_paths(tree, mount.kind)
+        for name in _CPUSET_FILES
+    )
     sets = map(tree.numbers, files)
     return next(filter(None, sets), None)  # an empty file of cgroup v2 means "as above"
 
 
-def _is_in_root_cpuset(tree: Tree) -> bool:
-    """Return whether the process is in the cpuset of the whole machine, which needs no file of its own."""
-    own = _in_cpuset_file_system(tree) or own_cgroups(tree, "cpuset") or own_cgroups(tree, "")
-    return own == ["/"]
+def _cpuset_paths(tree: Tree, kind: str) -> list[str]:
+    """Return the paths of this process's cpuset below the mount of a kind of file system, nearest first."""
+    if kind == "cpuset":
+        return _own_cpuset(tree)
+    if kind == "cgroup":
+        return own_cgroups(tree, "cpuset") or _own_cpuset(tree)
+    paths: list[str] = []
+    for path in own_cgroups(tree, "") or _own_cpuset(tree):
+        names = path.split("/")
+        if len(names) <= MAX_CGROUP_DEPTH + 1:
+            paths += ["/".join(names[:end]) for end in range(len(names), 0, -1)]
+    return paths
 
 
-def _cpuset_directories(tree: Tree) -> Iterator[str]:
-    """Yield the directories that may have this process's cpuset: cgroup v1, cgroup v2 (nearest first), cpuset fs."""
-    for mount in mounts(tree):
-        if mount.kind == "cpuset" or mount.holds("cpuset"):
-            yield from (f"{mount.at}/{path.strip('/')}" for path in _CPUSETS[mount.kind](tree))
-
-
-def _in_cgroup1(tree: Tree) -> list[str]:
-    return own_cgroups(tree, "cpuset") or _in_cpuset_file_system(tree)
-
-
-def _in_cgroup2(tree: Tree) -> list[str]:
-    paths = own_cgroups(tree, "") or _in_cpuset_file_system(tree)
-    return [parent for path in paths if path.count("/") <= MAX_CGROUP_DEPTH for parent in _upwards(path)]
-
-
-def _upwards(path: str) -> list[str]:
-    """Return a path and the paths above it, nearest first."""
-    names = path.split("/")
-    return ["/".join(names[:end]) for end in range(len(names), 0, -1)]
-
-
-def _in_cpuset_file_system(tree: Tree) -> list[str]:
+def _own_cpuset(tree: Tree) -> list[str]:
     """Return the path of the cpuset, whichever kind of file system it is in."""
     own = tree.text("proc/self/cpuset")
     return [own] if own else []
 
 
-_CPUSETS: Final[Mapping[str, Callable[[Tree], list[str]]]] = {
-    "cgroup": _in_cgroup1,
-    "cgroup2": _in_cgroup2,
-    "cpuset": _in_cpuset_file_system,
-}
-"""Kind of file system -> the paths of this process's cpuset below its mount, nearest first."""
+# --- GPUs and NICs ---------------------------------------------------------------------------------------------------
 
 
-def _numbered(tree: Tree, path: str, word: str) -> list[int]:
-    matches = (re.fullmatch(rf"{word}([0-9]{{1,6}})", name) for name in tree.names(path))
-    return sorted(int(match[1]) for match in matches if match)
+def _read_pci(tree: Tree, online: CpuSet) -> Iterator[PciReading]:
+    """Yield the GPUs and the NICs in order of address."""
+    driver = nvidia_names(tree)
+    for name in tree.names(_DEVICES):
+        address, at = pci_address(name), f"{_DEVICES}/{name}"
+        device_class = pci_class(tree.text(f"{at}/class"))
+        if address is None or device_class is None:
+            continue
+        vendor = _gpu_vendor(tree, at, device_class, address, known_to_nvidia=address in driver)
+        if vendor is not None:
+            yield replace(
+                _device(tree, at, address, online),
+                vendor=vendor,
+                is_vga=device_class == VGA,
+                device_id=_hexadecimal(tree.text(f"{at}/device")),
+            )
+        elif is_network(device_class) and (interfaces := tuple(_interfaces(tree, at, device_class))):
+            yield replace(_device(tree, at, address, online), interfaces=interfaces)
+
+
+def _gpu_vendor(tree: Tree, at: str, device_class: int, address: str, *, known_to_nvidia: bool) -> GpuVendor | None:
+    """Return the vendor of a GPU; None for any other device."""
+    if not may_be_gpu(device_class):
+        return None
+    number = _hexadecimal(tree.text(f"{at}/vendor"))
+    if number is None:
+        config = (tree.data(f"{at}/config") or b"")[:2]
+        number = int.from_bytes(config, "little") if len(config) == 2 else None
+    if number is None:  # some captures have only the class: a VGA device may then be the board's own
+        return GpuVendor.NVIDIA if known_to_nvidia or device_class == CONTROLLER_3D else None
+    vendor = BY_PCI_ID.get(number)
+    return vendor if is_gpu(vendor, device_class, address) else None
+
+
+def _hexadecimal(text: str | None) -> int | None:
+    match = _HEXADECIMAL.fullmatch(text or "")
+    return int(match[1], 16) if match else None
+
+
+def _device(tree: Tree, at: str, address: str, online: CpuSet) -> PciReading:
+    """Read the values that GPUs and NICs share."""
+    # The bridges above a device are the directories on the path of its link, the root bus before them:
+    # sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0.
+    *above, _own = (tree.link(at) or "").split("/")
+    paths = accumulate(above, lambda outer, name: f"{outer}/{name}")
+    bridges = {pci_address(name): f"{_DEVICES}/{path}" for name, path in zip(above, paths, strict=True)}
+    nearest_first = ((parent, path) for parent, path in reversed(bridges.items()) if parent is not None)
+    parents = dict(islice(nearest_first, MAX_PARENTS))
+    nodes_above = (tree.number(f"{path}/numa_node") for path in parents.values())
+    return PciReading(
+        address=address,
+        evidence={
+            NodeSource.SYSFS: CpuSet(not_none([tree.number(f"{at}/numa_node")])),
+            NodeSource.PCI_PARENT: CpuSet(islice((node for node in nodes_above if node is not None), 1)),
+            NodeSource.LOCAL_CPUS: online & (tree.numbers(f"{at}/local_cpulist", mask=f"{at}/local_cpus") or CpuSet()),
+        },
+        parents=tuple(parents),
+        host_bridge=next(filter(_HOST_BRIDGE.fullmatch, reversed(above)), None),
+        pcie=Pcie(
+            gen=pcie_generation(tree.text(f"{at}/current_link_speed")),
+            width=pcie_width(tree.number(f"{at}/current_link_width")),
+            max_gen=pcie_generation(tree.text(f"{at}/max_link_speed")),
+            max_width=pcie_width(tree.number(f"{at}/max_link_width")),
+        ),
+    )
+
+
+def _read_other_nics(tree: Tree, known: Container[str]) -> Iterator[NicReading]:
+    """Yield the network interfaces of devices that are not on PCI; virtual interfaces have no device."""
+    for name in tree.names(_NET):
+        if name in known or "/virtual/" in (tree.link(f"{_NET}/{name}") or "/virtual/"):
+            continue
+        kind = _TYPES.get(tree.number(f"{_NET}/{name}/type") or 0)
+        if kind is not None:
+            node = tree.number(f"{_NET}/{name}/device/numa_node")
+            yield _network_interface(tree, f"{_NET}/{name}", kind)._replace(node=node)
+
+
+def _interfaces(tree: Tree, at: str, device_class: int) -> Iterator[NicReading]:
+    """Yield the names below a network device; a virtio device has its own directory in between."""
+    virtio = (f"{at}/{name}" for name in tree.names(at) if name.startswith("virtio"))
+    for place in (at, *virtio):
+        for name in tree.names(f"{place}/net"):
+            known = _TYPES.get(tree.number(f"{place}/net/{name}/type") or 0)
+            yield _network_interface(tree, f"{place}/net/{name}", known or nic_kind(device_class))
+        for name in tree.names(f"{place}/infiniband"):
+            # The first port is the one that `--nic-env` names.
+            port = f"{place}/infiniband/{name}/ports/1"
+            state, rate = tree.text(f"{port}/state"), _RATE.match(tree.text(f"{port}/rate") or "")
+            yield NicReading(
+                name=name,
+                kind=NicKind.INFINIBAND,
+                interface=NicInterface.VERBS,
+                is_up=state.startswith(_ACTIVE) if state else None,
+                rate_gbit_s=float(rate[1]) if rate else None,
+            )
+
+
+def _network_interface(tree: Tree, at: str, kind: NicKind) -> NicReading:
+    """Read a network interface; some drivers have no state, which the kernel calls unknown."""
+    state = tree.text(f"{at}/operstate")
+    return NicReading(
+        name=at.rpartition("/")[2],
+        kind=kind,
+        interface=NicInterface.NETWORK,
+        is_up=state == "up" if state in _OPERATIONAL_STATES else None,
+        rate_gbit_s=gbit_s(tree.text(f"{at}/speed")),
+    )

@@ -87,9 +87,9 @@ def test_gpu_nodes_win_over_the_file(tmp_path: Path) -> None:
 def test_a_bug_in_a_reader_is_not_called_a_contradiction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a contradiction that is found while the machine is built is reported as the machine's."""
 
-    def broken(_nccl_file: str | None) -> None:
-        raise ValueError("a bug")
+    def broken(_root: Path, *, source: str) -> None:
+        raise ValueError(f"a bug in {source}")
 
-    monkeypatch.setattr(reader, "_live_readings", broken)
+    monkeypatch.setattr(reader, "_read_root", broken)
     with pytest.raises(ValueError, match="a bug"):
         discover()
