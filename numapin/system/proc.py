@@ -15,7 +15,7 @@ from numapin.errors import MachineError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Container, Iterator, Mapping
     from os import PathLike
     from typing import Final
 
@@ -180,6 +180,22 @@ def descendants(pid: int, children: Mapping[int, list[int]], *, without: Collect
         seen.update(new)
         found += new
     return found[1:]
+
+
+def descendants_of(pid: int, *, without: Container[int] = ()) -> Iterator[tuple[int, int]]:
+    """Yield the descendants of a process and their start times, nearest first, as the kernel lists them.
+
+    Those in `without` are left out, and so is what is below them.
+    """
+    parents = [pid]
+    for parent in parents:
+        children = [child for child in children_in(parent) if child not in without]
+        parents += children
+        for child in children:
+            try:
+                yield child, stat(folder_of(child)).start
+            except (Gone, PermissionError):
+                continue
 
 
 def size_bytes(pid: int, file: str, name: str) -> int | None:

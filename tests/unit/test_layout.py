@@ -34,7 +34,7 @@ PURE = (
         "base.content_policy",
         "base.stats",
     ),
-    *("system.openmp", "system.numa_maps", "system.refusals", "system.nccl", "base.plural"),
+    *("system.openmp", "system.refusals", "system.nccl", "base.plural"),
     *("topology.address", "topology.parts", "topology.model", "topology.readings", "topology.build", "topology.fast"),
     *("topology.visible", "topology.vendors", "topology.adapters", "topology.nearest_nics"),
     *("topology.sources.hwloc", "topology.sources.hwloc_devices", "topology.sources.hwloc_objects"),
