@@ -12,8 +12,7 @@
     proc.py           read /proc/PID
     peers.py          the users at the other ends of TCP connections
     numa_maps.py      read numa_maps: policies of mappings, nodes of their pages
-    cgroup.py         the cgroups of this process and their mounts
-    oom.py            whether the kernel's out-of-memory killer ended a rank
+    cgroup.py         the cgroups of this process and their mounts; kills for lack of memory
     tree.py           small files of sysfs and procfs below any root
     cuda.py           CUDA driver calls that torch lacks
     nccl.py           NCCL's effect on the CPU affinity

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numapin.base.cpu_set import CpuSet
-from numapin.system import calls, cuda, memory, numa, numa_maps, oom, pages, proc, threads
+from numapin.system import calls, cgroup, cuda, memory, numa, numa_maps, pages, proc, threads
 from numapin.system.cgroup import own_cgroups
 from numapin.system.cuda import CudaRefused, Driver
 from numapin.system.nccl import ignores_affinity, mapped_library, narrows
