@@ -18,7 +18,5 @@
     records.py         read dataclasses from JSON, with the path of the element in every error, and write them
     stats.py           Student's t distribution, which the standard library lacks
     stderr.py          one line on stderr
-    folders.py         open folders by descriptor where other users may write
-    regular_file.py    read an untrusted file: regular files only, of bounded size, without blocking
-    files.py           write files whole or not at all
+    files.py           files and folders that other users may have prepared; write files whole or not at all
 """

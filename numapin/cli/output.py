@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from numapin.base import encodable
-from numapin.base.files import is_writable, write_text_to
-from numapin.base.folders import place_of
+from numapin.base.files import is_writable, place_of, write_text_to
 from numapin.base.printable import ascii_escapes, printable, printable_lines
 from numapin.base.strict_json import encode
 from numapin.errors import BindingRefused, UsageError

@@ -16,7 +16,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.folders import FILE, FOLDER, is_own, make_folders, open_file, opened, require_stable, status_at
+from numapin.base.files import FILE, FOLDER, is_own, make_folders, open_file, opened, require_stable, status_at
 from numapin.base.stderr import say
 from numapin.errors import NumapinError
 from numapin.launcher.run_places import open_own_base, own_bases, temporary_directories

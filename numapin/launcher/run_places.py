@@ -10,7 +10,7 @@ import stat
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.folders import FOLDER, OTHERS_WRITE, PLACE, is_own, opened, require_stable
+from numapin.base.files import FOLDER, OTHERS_WRITE, PLACE, is_own, opened, require_stable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

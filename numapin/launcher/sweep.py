@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from numapin.base.folders import FOLDER, is_own, open_file, status_at
+from numapin.base.files import FOLDER, is_own, open_file, status_at
 from numapin.rank.handover import REPORT
 
 LOCK: Final = "lock"

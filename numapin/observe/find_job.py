@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import quoting
 from numapin.base.bounds import MAX_RANKS
-from numapin.base.folders import opened
+from numapin.base.files import opened
 from numapin.base.not_none import not_none
 from numapin.base.printable import printable
 from numapin.base.records import Texts, read_record

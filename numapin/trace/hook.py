@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
-from numapin.base.folders import FILE, opened, require_own
+from numapin.base.files import FILE, opened, require_own
 from numapin.base.stderr import say
 from numapin.launcher.preload import TRACE_VARIABLE
 from numapin.system import process
