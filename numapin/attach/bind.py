@@ -17,8 +17,8 @@ from numapin.attach.pages import described, move, planned_nodes, policy_shortfal
 from numapin.attach.report import STAYS, Attached, AttachedRank, BoundProcess, undo_commands
 from numapin.attach.targets import is_ours, read_family
 from numapin.base.cpu_set import CpuSet
+from numapin.base.formats import render_size
 from numapin.base.plural import counted
-from numapin.base.sizes import render
 from numapin.errors import MachineError, UsageError
 from numapin.observe.find_job import LIST_PROCESSES
 from numapin.system import proc, threads
@@ -123,7 +123,7 @@ def _with_pages(
             pages, shortfalls = described(memory), [*policy_shortfalls(memory, plan)]
         else:
             pages, interrupted = move(main, plan, memory, partial(progress, pid))
-            stays = [f"{render(size)} stay on other nodes: {STAYS[word]}" for word, size in pages.stays.items()]
+            stays = [f"{render_size(size)} stay on other nodes: {STAYS[word]}" for word, size in pages.stays.items()]
             shortfalls = [*policy_shortfalls(memory, plan), *stays]
     except proc.Gone:
         return process, False

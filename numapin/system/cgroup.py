@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.bounds import MAX_CGROUP_DEPTH, MAX_CGROUPS
-from numapin.base.sizes import render
+from numapin.base.formats import render_size
 from numapin.system.tree import Tree
 
 if TYPE_CHECKING:
@@ -151,5 +151,5 @@ def explain(before: Kills | None, root: Path = _LIVE) -> str | None:
         return None
     limit = "which has no memory limit: the host ran out of memory"
     if now.limit_bytes is not None:
-        limit = f"{now.limit_at} is {render(now.limit_bytes)}"
+        limit = f"{now.limit_at} is {render_size(now.limit_bytes)}"
     return f"killed by the kernel's out-of-memory killer: cgroup {now.cgroup}, {limit}"

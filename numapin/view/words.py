@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+from numapin.base.formats import gib
 from numapin.base.plural import counted, listed
-from numapin.base.sizes import gib
 from numapin.plan.request import Memory
 from numapin.topology.model import GpuVendor, NodeKind
 from numapin.view.structure import gpu_of_memory

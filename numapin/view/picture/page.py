@@ -5,10 +5,11 @@ The page can be read without its script.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.content_policy import policy_element
 from numapin.view.marks import marks_of
 from numapin.view.picture.layout import lay_out
 from numapin.view.picture.nodes import NARROW
@@ -74,7 +75,7 @@ def page(topology: Topology, plan: Plan | None = None) -> str:
 <html lang="en">
 <head>
 <meta charset="utf-8">
-{policy_element(style=style, script=_SCRIPT)}
+{_policy_element(style=style, script=_SCRIPT)}
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>{style}</style>
@@ -124,3 +125,18 @@ def _warnings(topology: Topology, plan: Plan | None) -> str:
     texts = plan.warnings if plan else topology.warnings
     items = "".join(f"<li>{text_of(text)}</li>" for text in texts)
     return f"<h2>Warnings</h2>\n<ul>{items}</ul>\n" if items else ""
+
+
+def _policy_element(*, style: str, script: str) -> str:
+    """Return the Content-Security-Policy: the page uses its own style and script, and nothing injected.
+
+    It belongs into the head of the page, before anything that could load or run. Style attributes, handlers such as
+    onclick, images, and every other style or script are refused.
+    """
+    hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script))
+    style_hash, script_hash = (f"'sha256-{digits}'" for digits in hashes)
+    content = (
+        f"default-src 'none'; style-src {style_hash}; script-src {script_hash}; img-src 'none'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return f'<meta http-equiv="Content-Security-Policy" content="{content}">'
