@@ -8,7 +8,6 @@
     pages.py          place pages on nodes and verify it; move pages of other processes
     threads.py        the CPUs of the threads of other processes
     thread_limits.py  limit the threads of BLAS, MKL and OpenMP libraries
-    process.py        how this process ends
     proc.py           read /proc/PID
     peers.py          the users at the other ends of TCP connections
     numa_maps.py      read numa_maps: policies of mappings, nodes of their pages

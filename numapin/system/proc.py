@@ -157,8 +157,11 @@ def children_of(root: StrPath = LIVE) -> dict[int, list[int]]:
 def processes(root: StrPath = LIVE) -> Iterator[tuple[int, Stat]]:
     """Yield the processes that have not ended and that may be read, in the order of their ids."""
     for pid in all_pids(root):
-        found = _readable_stat(folder_of(pid, root))
-        if found is not None and not found.has_ended:
+        try:
+            found = stat(folder_of(pid, root))
+        except (Gone, PermissionError):  # with hidepid=1, other users' folders are listed, but their files are refused
+            continue
+        if not found.has_ended:
             yield pid, found
 
 
@@ -207,13 +210,6 @@ def size_bytes(pid: int, file: str, name: str) -> int | None:
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith(name)), None)
 
 
-def _readable_stat(folder: str) -> Stat | None:
-    try:
-        return stat(folder)
-    except (Gone, PermissionError):  # with hidepid=1, other users' folders are listed, but their files are refused
-        return None
-
-
 def thread_cpus(pid: int) -> tuple[CpuSet, ...]:
     """Return the CPUs that each thread of a process may use; empty if it ended.
 
@@ -232,14 +228,13 @@ def activity(pid: int) -> tuple[Stat | None, dict[int, CpuSet]]:
         tids = [int(name) for name in os.listdir(f"{folder}/task")]
     except (Gone, *_GONE_ERRORS):
         return None, {}
-    return found, {tid: cpus for tid in tids if (cpus := _affinity(tid))}
-
-
-def _affinity(tid: int) -> CpuSet:
-    try:
-        return CpuSet(os.sched_getaffinity(tid))
-    except ProcessLookupError:  # threads end
-        return CpuSet()
+    cpus: dict[int, CpuSet] = {}
+    for tid in tids:
+        try:
+            cpus[tid] = CpuSet(os.sched_getaffinity(tid))
+        except ProcessLookupError:  # threads end
+            continue
+    return found, cpus
 
 
 def is_running(pid: int, start: int | None = None, *, root: StrPath = LIVE) -> bool:
@@ -278,14 +273,11 @@ def waits_forever(pid: int, machine: str, root: StrPath = LIVE) -> bool | None:
     call = text.split()
     if number is None or not call:
         return None
-    is_futex = call[0] == str(number) and len(call) >= 5
-    return is_futex and num_threads == 1 and _is_endless_wait(operation=int(call[2], 16), time_out=int(call[4], 16))
-
-
-def _is_endless_wait(*, operation: int, time_out: int) -> bool:
-    """Return whether futex(2) with these arguments waits without a time-out for this process's own lock."""
-    is_private = bool(operation & _FUTEX_PRIVATE)
-    return is_private and (operation & _FUTEX_COMMANDS) in _FUTEX_WAITS and time_out == 0
+    if call[0] != str(number) or len(call) < 5 or num_threads != 1:
+        return False
+    operation, time_out = int(call[2], 16), int(call[4], 16)
+    is_own_lock = bool(operation & _FUTEX_PRIVATE)
+    return is_own_lock and (operation & _FUTEX_COMMANDS) in _FUTEX_WAITS and time_out == 0
 
 
 def start_time() -> int | None:
