@@ -35,7 +35,7 @@ from numapin.base.files import write_text_to
 from numapin.bench.machine import read_machine
 from numapin.data.packing import SLOT_NAME
 from numapin.system import proc
-from numapin.system.placement import PINNED
+from numapin.system.pages import PINNED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -23,7 +23,7 @@ from numapin.launcher.logs import Logs
 from numapin.launcher.ranks import START_HINT, Alarm, StartedRank, StopSignal, ended_on_error, guarded
 from numapin.launcher.run_folder import run_directory
 from numapin.rank import handover
-from numapin.system import oom
+from numapin.system import cgroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -72,7 +72,7 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
         while True:
             if identity is None or handover.identity(run_dir) != identity:
                 run_dir, identity = _folder_again(plan, run_dir, opened)
-            kills_before, ranks = oom.read_kills(), list[StartedRank]()
+            kills_before, ranks = cgroup.read_kills(), list[StartedRank]()
             try:
                 place = hosts.join(alarm)
                 files = logs.begin(restarts, num_ranks, run_dir)

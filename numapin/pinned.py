@@ -24,7 +24,7 @@ from numapin.data.locality import Locality, find_locality
 from numapin.data.slots.reclaim import Locked, reclaimer
 from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.system.cuda import CudaRefused, Driver, driver
-from numapin.system.placement import PINNED, find_pages, place
+from numapin.system.pages import PINNED, find_pages, place
 from numapin.system.refusals import SYS_NICE
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ from numapin.attach.pages import described, move, planned_nodes, policy_shortfal
 from numapin.attach.report import STAYS, Attached, AttachedRank, BoundProcess, undo_commands
 from numapin.attach.targets import is_ours, read_family
 from numapin.base.cpu_set import CpuSet
+from numapin.base.formats import render_size
 from numapin.base.plural import counted
-from numapin.base.sizes import render
 from numapin.errors import MachineError, UsageError
 from numapin.observe.find_job import LIST_PROCESSES
-from numapin.system import affinity, proc
-from numapin.system.affinity import ThreadId
+from numapin.system import proc, threads
+from numapin.system.threads import ThreadId
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,7 +123,7 @@ def _with_pages(
             pages, shortfalls = described(memory), [*policy_shortfalls(memory, plan)]
         else:
             pages, interrupted = move(main, plan, memory, partial(progress, pid))
-            stays = [f"{render(size)} stay on other nodes: {STAYS[word]}" for word, size in pages.stays.items()]
+            stays = [f"{render_size(size)} stay on other nodes: {STAYS[word]}" for word, size in pages.stays.items()]
             shortfalls = [*policy_shortfalls(memory, plan), *stays]
     except proc.Gone:
         return process, False
@@ -207,22 +207,22 @@ class Binder:
                     note = f"child process {pid} belongs to another user and was left as it is"
                     self._notes += [] if note in self._notes else [note]
                     continue
-                name, threads = proc.stat(proc.folder_of(pid)).name, affinity.threads_of(pid)
+                name, listed = proc.stat(proc.folder_of(pid)).name, threads.threads_of(pid)
             except proc.Gone:
                 continue
             self._tallies.setdefault(pid, _Tally(name=name))
-            found += [thread for thread in threads if thread not in self._seen]
+            found += [thread for thread in listed if thread not in self._seen]
         return found
 
     def _bind_new_threads(self) -> bool:
         """Bind new threads, and note their CPUs before; return whether there was anything to bind."""
-        plan, threads, is_first_look = self._target.plan, self._new_threads(), not self._seen
+        plan, unseen, is_first_look = self._target.plan, self._new_threads(), not self._seen
         before: dict[ThreadId, CpuSet] = {}
-        for thread in threads:
+        for thread in unseen:
             tally = self._tallies[thread.pid]
             tally.threads += 1
             try:
-                before[thread] = affinity.cpus_of(thread)
+                before[thread] = threads.cpus_of(thread)
             except proc.Gone:
                 tally.ended += 1
             except OSError as error:
@@ -239,7 +239,7 @@ class Binder:
             tally = self._tallies[thread.pid]
             tally.narrower += is_narrower
             tally.after |= cpus
-        self._seen.update(threads)
+        self._seen.update(unseen)
 
         for thread, cpus in before.items():
             self._tallies[thread.pid].before |= cpus
@@ -251,7 +251,7 @@ class Binder:
         """Bind a thread and count the result."""
         tally, see = self._tallies[thread.pid], f"see: cat /proc/{thread.pid}/cgroup"
         try:
-            found = planned if self._how.dry_run else affinity.set_cpus(thread, planned)
+            found = planned if self._how.dry_run else threads.set_cpus(thread, planned)
         except proc.Gone:
             tally.ended += 1
             return

@@ -16,14 +16,14 @@ from numapin.errors import LibnumaError
 from numapin.observe.model import MemoryKind
 from numapin.observe.read import has_gpu_files, kind_of
 from numapin.system import numa_maps, proc
-from numapin.system.affinity import is_same
-from numapin.system.migrate import FINAL, Stay, move_pages
+from numapin.system.pages import FINAL, Stay, move_pages
+from numapin.system.threads import is_same
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from numapin.plan.model import RankPlan
-    from numapin.system.affinity import ThreadId
+    from numapin.system.threads import ThreadId
 
 _PAGES_PER_CALL: Final = 1 << 13  # 32 MiB of 4 KiB pages: Ctrl-C and the progress wait for no more
 _INTERRUPTED: Final = "interrupted"

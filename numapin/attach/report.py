@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from numapin.base.cpu_set import CpuSet
     from numapin.plan.model import RankPlan
-    from numapin.system.affinity import ThreadId
+    from numapin.system.threads import ThreadId
 
 FUTURE_MEMORY: Final = (
     "the memory policy of a running process cannot be changed: new pages go to the node of the CPU that first "

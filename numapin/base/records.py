@@ -8,7 +8,7 @@ evaluating strings takes a millisecond.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import cache, partial
@@ -20,7 +20,6 @@ from typing import (
     Final,
     NamedTuple,
     TypeAlias,
-    TypeGuard,
     TypeVar,
     get_args,
     get_origin,
@@ -69,7 +68,11 @@ def read_record(kind: type[R], text: str, *, source: str, hint: str, schema: str
     except ValueError as error:
         raise MachineFileError(f"{source}: not JSON: {error}", hint) from None
     try:
-        return _record(kind, missing | _object_of_schema(value, schema), Sets())
+        if not isinstance(value, dict):
+            raise _WrongError(f"top level: {_expected('an object', value)}")
+        if schema is not None and value.get("schema") != schema:
+            raise _WrongError(_expected(repr(schema), value.get("schema")), ".schema")
+        return _record(kind, missing | value, Sets())
     except ValueError as error:
         path = getattr(error, "path", "").removeprefix(".")
         raise MachineFileError(": ".join(part for part in (source, path, str(error)) if part), hint) from None
@@ -80,14 +83,6 @@ def to_json(record: DataclassInstance) -> dict[str, object]:
     return {field.name: _plain(getattr(record, field.name)) for field in fields(record)}
 
 
-def _object_of_schema(value: object, schema: str | None) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise _WrongError(f"top level: {_expected('an object', value)}")
-    if schema is not None and value.get("schema") != schema:
-        raise _WrongError(_expected(repr(schema), value.get("schema")), ".schema")
-    return value
-
-
 def _plain(value: object) -> object:
     match value:
         case CpuSet() | StrEnum():
@@ -96,12 +91,10 @@ def _plain(value: object) -> object:
             return [_plain(item) for item in value]
         case dict():
             return {str(key): item for key, item in sorted(value.items())}
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            return to_json(value)
         case _:
-            return to_json(value) if _is_record(value) else value
-
-
-def _is_record(value: object) -> TypeGuard[DataclassInstance]:
-    return is_dataclass(value) and not isinstance(value, type)
+            return value
 
 
 # --- readers, one per type -------------------------------------------------------------------------------------------
@@ -117,25 +110,16 @@ def _reader(hint: Any) -> _Reader:  # noqa: ANN401 - a type as it is written
     options = get_args(hint)
     if get_origin(hint) is Annotated:
         collection, limit = options
-        return partial(_collection_reader(collection), limit.most)
+        if get_origin(collection) is Mapping:
+            return partial(_mapping, limit.most)
+        return partial(_list, _reader(get_args(collection)[0]), limit.most)
     if NoneType in options:
         return partial(_optional, _reader(options[0]))
-    return _class_reader(hint) if isinstance(hint, type) else _SIMPLE[hint]
-
-
-def _class_reader(kind: type) -> _Reader:
-    """Return the function that reads an instance of a class."""
-    if is_dataclass(kind):
-        return partial(_record, kind)
-    if issubclass(kind, StrEnum):
-        return partial(_choice, kind)
-    return _SIMPLE[kind]
-
-
-def _collection_reader(hint: Any) -> Callable[[int, Any, Sets], object]:  # noqa: ANN401 - a type as it is written
-    if get_origin(hint) is Mapping:
-        return _mapping
-    return partial(_list, _reader(get_args(hint)[0]))
+    if isinstance(hint, type) and is_dataclass(hint):
+        return partial(_record, hint)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return partial(_choice, hint)
+    return _SIMPLE[hint]
 
 
 def _each(values: Iterable[tuple[str, _Reader, object]], sets: Sets) -> list[Any]:
@@ -165,7 +149,7 @@ def _list(read: _Reader, most: int, value: object, sets: Sets) -> tuple[object, 
 def _mapping(most: int, value: object, sets: Sets) -> dict[int, int]:
     given = _object(value, sets)
     _check_count(given, most)
-    if not all(map(_is_number, given)):
+    if not all(name.isascii() and name.isdigit() and len(name) <= _MAX_DIGITS for name in given):
         raise _WrongError(_expected("an object with numbers as keys", given))
     numbers = _each(((f".{name}", _number, number) for name, number in given.items()), sets)
     return dict(zip(map(int, given), numbers, strict=True))
@@ -244,20 +228,11 @@ def _expected(wanted: str, found: object) -> str:
 
 def _shown(found: object) -> str:
     """Return the start of a value's text, without rendering all of a long list or number."""
-    match found:
-        case int() if abs(found) > MAX_NUMBER:
-            return "a number of more than 63 bits"
-        case list() if _is_large(found):
-            return f"a list of {len(found)} entries"
-        case dict() if _is_large(found.values()):
-            return f"an object of {len(found)} entries"
+    if isinstance(found, int) and abs(found) > MAX_NUMBER:
+        return "a number of more than 63 bits"
+    if isinstance(found, list | dict):
+        values = found.values() if isinstance(found, dict) else found
+        if len(found) > _SHOWN or any(isinstance(value, list | dict) for value in values):
+            return f"{'an object' if isinstance(found, dict) else 'a list'} of {len(found)} entries"
     shown = repr(found)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
-
-
-def _is_large(values: Collection[object]) -> bool:
-    return len(values) > _SHOWN or any(isinstance(value, list | dict) for value in values)
-
-
-def _is_number(name: str) -> bool:
-    return name.isascii() and name.isdigit() and len(name) <= _MAX_DIGITS

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.formats import size_label
 from numapin.base.plural import counted
-from numapin.base.sizes import size_label
 from numapin.bench.model import BenchAnswer, BenchVerdict
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from numapin.plan.nics import OURS
 from numapin.rank import handover
 from numapin.rank.become import BINDING, CHILDREN, FORWARDED, execute
 from numapin.rank.hook_env import refusal, with_hook
-from numapin.system import process
+from numapin.system import calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, MutableMapping, Sequence
@@ -148,7 +148,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 def _become(command: Sequence[str], environ: Mapping[str, str], mask: Iterable[int], parent: int) -> NoReturn:
     try:
-        process.end_with_parent(signal.SIGKILL)
+        calls.end_with_parent(signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
         os.environ.clear()

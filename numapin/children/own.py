@@ -27,7 +27,8 @@ from numapin.children.table import LISTS, ChildTable
 from numapin.rank import bind
 from numapin.rank.become import BINDING, CHILDREN
 from numapin.rank.handover import RankSlice
-from numapin.system import whole_process
+from numapin.system import numa_maps, proc
+from numapin.system.threads import bind_threads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ def _is_taken(taken: TakenGpus, entry: DeviceEntry) -> bool:
 def _add(taken: TakenGpus, entry: DeviceEntry) -> None:
     if not taken.slices:
         taken.names.clear()
-        taken.allocated = whole_process.private_bytes(taken.pid)
+        taken.allocated = numa_maps.private_bytes(taken.pid)
     taken.slices[entry.number] = RankSlice(entry.slice)
     taken.names[entry.number] = entry.name
 
@@ -237,7 +238,7 @@ def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     wanted = _wanted(taken)
     taken.had.add(frozenset(os.sched_getaffinity(0)))  # the process that it follows may have been bound meanwhile
     taken.applied = _applied(taken, wanted)
-    threads = whole_process.bind_threads(taken.pid, wanted.cpus, before=taken.had)
+    threads = bind_threads(taken.pid, wanted.cpus, before=taken.had)
     taken.had.add(frozenset(os.sched_getaffinity(0)))
     shortfalls = (*_of_several_nodes(taken, taken.applied), *taken.applied.shortfalls, *threads.refusals)
     taken.surprises = [text for text in shortfalls if text not in first.json]
@@ -254,7 +255,7 @@ def _applied(taken: TakenGpus, wanted: Bindable) -> Applied:
     applied = bind.apply(wanted)
     if taken.is_asked or get_native_id() == taken.pid:
         return applied
-    return bind.of_main_thread(applied, whole_process.main_policy(taken.pid))
+    return bind.of_main_thread(applied, numa_maps.main_policy(taken.pid))
 
 
 def _wanted(taken: TakenGpus) -> Bindable:
@@ -312,8 +313,8 @@ def _bind_followers(plan: ChildTable, pid: int, cpus: frozenset[int]) -> None:
     Those that have one are left out, with all that is below them.
     A child that binds itself at this moment wins: its record, which may appear meanwhile, has its CPUs.
     """
-    for child, start in [*whole_process.descendants_of(pid, without=records.pids_apart(plan.run))]:
-        whole_process.bind_threads(child, cpus, start=start)
+    for child, start in [*proc.descendants_of(pid, without=records.pids_apart(plan.run))]:
+        bind_threads(child, cpus, start=start)
         _restore_own_cpus(plan, child, start)
 
 
@@ -322,7 +323,7 @@ def _restore_own_cpus(plan: ChildTable, child: int, start: int) -> None:
     path = records.bound_pids(plan.run).get(child)
     theirs = records.cpus_of(path) if path else None
     if theirs:
-        whole_process.bind_threads(child, CpuSet.parse(theirs), start=start)
+        bind_threads(child, CpuSet.parse(theirs), start=start)
 
 
 def _set_environment(own: RankSlice, taken: TakenGpus) -> None:

@@ -16,7 +16,7 @@ from numapin.attach.bind import How
 from numapin.attach.bind import attach as attach_to
 from numapin.attach.targets import Wish, aim_at_processes, aim_at_run
 from numapin.base.cpu_set import CpuSet
-from numapin.base.sizes import render
+from numapin.base.formats import render_size
 from numapin.cli.options import GPU_NODES, PIDS, Parsed, with_values
 from numapin.cli.output import clear_status, emit, json_text, show, show_status, warn
 from numapin.cli.run_names import live_run_names
@@ -171,7 +171,7 @@ def _attach(options: _AttachOptions) -> Attached:
         raise
 
     def show_progress(pid: int, done: int, total: int) -> None:
-        show_status(f"process {pid}: {render(done)} of {render(total)} on other nodes done")
+        show_status(f"process {pid}: {render_size(done)} of {render_size(total)} on other nodes done")
 
     how = How(children=options.children, widen=options.widen, other_users=options.other_users, dry_run=options.dry_run)
     done = attach_to(aim, how, migrate=options.migrate, progress=show_progress)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
-from numapin.base import sizes
+from numapin.base import formats
 from numapin.base.plural import counted
 from numapin.base.redact import without_secrets
 from numapin.bench.model import BenchReport, summarize
@@ -76,10 +76,10 @@ def _parse_names(text: str, *, known: Collection[str], kind: str) -> tuple[str, 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
     """Parse sizes, separated by commas: 4K,64M,1G. Return their bytes in rising order. Raises ValueError."""
-    words = {sizes.parse(word): word for word in text.split(",")}
+    words = {formats.parse_size(word): word for word in text.split(",")}
     largest = max(words)
     if largest > _MAX_SIZE:
-        raise ValueError(f"{words[largest]!r} is more than {sizes.render(_MAX_SIZE)}")
+        raise ValueError(f"{words[largest]!r} is more than {formats.render_size(_MAX_SIZE)}")
     return tuple(sorted(words))
 
 

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from numapin.base.folders import make_own
+from numapin.base.files import make_own
 from numapin.base.redact import without_secrets
 from numapin.base.stderr import say
 from numapin.cli.output import clear_status, emit, json_text, say_error, show, show_status, write

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from numapin.base import sizes
-from numapin.base.suggest import did_you_mean
+from numapin.base import formats
+from numapin.base.formats import did_you_mean
 from numapin.cli.options import BINDING, BindingOptions, FilePath, MachinePath, Parsed, record_of, topology_from
 from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
@@ -115,7 +115,7 @@ _SIGNAL: Final = click.Option(
     "With --requeue the job is then queued again, if its manager supports that.",
 )
 _MEMORY: Final = click.Option(
-    ["--mem-per-node", "memory_bytes"], type=Parsed("SIZE", sizes.parse), help="Memory per host, e.g. 500G."
+    ["--mem-per-node", "memory_bytes"], type=Parsed("SIZE", formats.parse_size), help="Memory per host, e.g. 500G."
 )
 _QUEUED: Final = (_TIME, _SIGNAL, _REQUEUE, _QUEUE)
 

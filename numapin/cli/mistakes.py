@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from numapin.base.suggest import did_you_mean
+from numapin.base.formats import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

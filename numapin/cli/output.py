@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from numapin.base import encodable
-from numapin.base.files import is_writable, write_text_to
-from numapin.base.folders import place_of
+from numapin.base import formats
+from numapin.base.files import is_writable, place_of, write_text_to
 from numapin.base.printable import ascii_escapes, printable, printable_lines
 from numapin.base.strict_json import encode
 from numapin.errors import BindingRefused, UsageError
@@ -42,12 +41,12 @@ def json_text(content: object) -> str:
 
 def prepare_streams() -> None:
     """Make stdout and stderr write everything, and replace the characters that their encoding lacks."""
-    encodable.register()
+    formats.register_stand_ins()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
             with suppress(OSError):  # what is behind the stream was replaced since Python opened it
-                stream.reconfigure(errors=encodable.NAME)
+                stream.reconfigure(errors=formats.STAND_INS)
                 if isinstance(stream.buffer, io.RawIOBase):  # PYTHONUNBUFFERED
                     setattr(sys, name, _writing_all(stream))
 
@@ -75,8 +74,8 @@ def emit(text: str, *, encoding: str = "utf-8") -> None:
     """
     if sys.stdout is None:
         return  # closed by the parent process
-    encodable.register()
-    exact = text.encode(encoding, encodable.NAME)
+    formats.register_stand_ins()
+    exact = text.encode(encoding, formats.STAND_INS)
     shown = printable_lines(text) if sys.stdout.isatty() else exact
     click.echo(shown, file=sys.stdout, nl=False, color=True)  # else click removes escapes
 

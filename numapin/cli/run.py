@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
-from numapin.base import quoting
+from numapin.base import formats
 from numapin.base.plural import counted
 from numapin.base.stderr import say
 from numapin.cli import run_failure, run_reports
@@ -315,8 +315,8 @@ def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
     for rank in plan.ranks:
         threads = os.environ.get("OMP_NUM_THREADS", str(rank.num_threads))
         variables = {**environment, "OMP_NUM_THREADS": threads, **nic_variables(rank)}
-        assignments = " ".join(f"{name}={quoting.quote(value)}" for name, value in variables.items())
-        command = quoting.join(job.command_of(rank.local_rank))
+        assignments = " ".join(f"{name}={formats.quote(value)}" for name, value in variables.items())
+        command = formats.quote_all(job.command_of(rank.local_rank))
         emit(f"rank {rank.local_rank}: {assignments} {command}\n", encoding=sys.getfilesystemencoding())
 
 

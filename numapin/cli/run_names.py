@@ -50,7 +50,7 @@ def _items(folders: Sequence[str], incomplete: str) -> list[CompletionItem]:
 
 def _command(folder: Path) -> str:
     """Return the command line of a run; "" if it cannot be read."""
-    from numapin.base import quoting
+    from numapin.base import formats
     from numapin.base.strict_json import decode
     from numapin.rank import handover
 
@@ -59,4 +59,4 @@ def _command(folder: Path) -> str:
     except (OSError, ValueError):
         return ""
     argv = command.get("argv") if isinstance(command, dict) else None
-    return quoting.join(map(str, argv[1:])) if isinstance(argv, list) else ""
+    return formats.quote_all(map(str, argv[1:])) if isinstance(argv, list) else ""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from numapin.base.folders import opened
+from numapin.base.files import opened
 from numapin.base.stderr import say
 from numapin.cli.options import FilePath
 from numapin.cli.output import say_error

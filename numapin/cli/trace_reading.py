@@ -8,9 +8,9 @@ import zlib
 from collections import Counter
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from numapin.base.files import open_regular
 from numapin.base.plural import counted
 from numapin.base.printable import printable
-from numapin.base.regular_file import open_file
 from numapin.base.strict_json import decode
 from numapin.errors import NumapinError, UsageError
 from numapin.trace.analysis import analyze
@@ -176,7 +176,7 @@ def _load(path: Path) -> object:
 
 def _content(path: Path) -> bytes:
     """Return a file's bytes, unpacked. Raises OSError, EOFError, zlib.error, and UsageError if it is too large."""
-    with os.fdopen(open_file(str(path)), "rb") as file:
+    with os.fdopen(open_regular(str(path)), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if path.suffix != ".gz":
             _require_at_most(_LARGEST_BYTES, size, path)  # before a gigabyte is read

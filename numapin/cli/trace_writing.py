@@ -7,8 +7,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.files import unwritten, write_text_to
-from numapin.base.folders import make_own
+from numapin.base.files import make_own, unwritten, write_text_to
 from numapin.base.stderr import say
 from numapin.cli.output import emit, json_text, show
 from numapin.errors import NumapinError, UsageError

@@ -21,8 +21,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, TypeVar
 
-from numapin.base.files import replace_at
-from numapin.base.folders import opened
+from numapin.base.files import opened, replace_at
 from numapin.base.records import read_record, to_json
 from numapin.base.stderr import say
 from numapin.base.strict_json import encode

@@ -29,7 +29,7 @@ from numapin.compare.usage import JobReadings, between, peak_bytes, remote_share
 from numapin.errors import MachineFileError
 from numapin.launcher.failure import name_of_signal
 from numapin.rank.hook_env import STEPS_VARIABLE, steps_environment
-from numapin.system.process import end_with_parent
+from numapin.system.calls import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

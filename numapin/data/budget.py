@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from numapin.base import sizes
+from numapin.base import formats
 from numapin.base.not_none import not_none
 from numapin.system.cgroup import memory_cgroups
 from numapin.system.tree import Tree
@@ -52,7 +52,7 @@ def read_room(root: Path, *, nodes: CpuSet, num_ranks: int) -> LockRoom:
         return LockRoom(num_bytes=None, reason="the machine shows neither a memory limit nor its free memory")
     free_bytes, bound = min(bounds)
     divided = f", divided among {num_ranks} ranks" if num_ranks > 1 else ""
-    reason = f"{SHARE:.0%} of {sizes.gib(free_bytes)} {bound}{divided}"
+    reason = f"{SHARE:.0%} of {formats.gib(free_bytes)} {bound}{divided}"
     return LockRoom(num_bytes=int(free_bytes * SHARE) // num_ranks, reason=reason)
 
 
@@ -67,7 +67,7 @@ def _cgroup_bounds(tree: Tree) -> Iterator[tuple[int, str]]:
         limit, usage = (tree.number(f"{directory}/{name}") for name in (files.limit, files.usage))
         if limit is not None and usage is not None:  # "max" is not a number; v1's is beyond any machine's memory
             used = usage - _value(tree, f"{directory}/memory.stat", files.cache)
-            yield max(0, limit - used), f"left of the limit of {directory} ({sizes.gib(limit)})"
+            yield max(0, limit - used), f"left of the limit of {directory} ({formats.gib(limit)})"
 
 
 def _host_bound(tree: Tree) -> Iterator[tuple[int, str]]:

@@ -49,7 +49,7 @@ from numapin.data.torch_names import (
     _rebuild_tensor_v3,
     reduce_tensor,
 )
-from numapin.system import memory, placement
+from numapin.system import memory, pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -132,7 +132,7 @@ class BatchMemory:
             return None
         if stop > self.populated:
             until = min(align(stop, os.sysconf("SC_PAGESIZE")), self.capacity)
-            placement.touch(self.address + self.populated, until - self.populated)
+            pages.touch(self.address + self.populated, until - self.populated)
             self.populated = until
         self.end = align(stop)
         return start
@@ -275,7 +275,7 @@ class WorkerSlots:
             return None
         where = self._locality
         if where.nodes and where.num_machine_nodes > 1:
-            for refusal in placement.prefer(owner.data_ptr(), capacity, where.nodes, within=where.within):
+            for refusal in pages.prefer(owner.data_ptr(), capacity, where.nodes, within=where.within):
                 self._notes.setdefault(refusal, False)
         self._next_number += 1
         return self._memory(self._next_number, fd, owner, capacity, populated=0)

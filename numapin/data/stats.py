@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from numapin.base import sizes
+from numapin.base import formats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -91,7 +91,7 @@ class Stats:
 
     def _batch_lines(self) -> Iterator[tuple[str, str]]:
         num_arrived = max(self.batches, self.hits + sum(self.misses.values()))
-        mean = f", {sizes.render(self.bytes // num_arrived)} each" if self.batches and self.bytes else ""
+        mean = f", {formats.render_size(self.bytes // num_arrived)} each" if self.batches and self.bytes else ""
         yield "batches", f"{self.batches:,}{mean}"
         yield "in slots", self._in_slots()
         yield "waiting", self._waiting()
@@ -109,8 +109,8 @@ class Stats:
         return f"{_time(self.wait_s_per_batch)} per batch{share}"
 
     def _memory_lines(self) -> Iterator[tuple[str, str]]:
-        pinned = f", {sizes.render(self.pinned_bytes)} pinned" if self.pinned_bytes else ""
-        slots = f"{self.slots} of up to {sizes.render(self.slot_bytes)}, {self.slots_on_loan} in use{pinned}"
+        pinned = f", {formats.render_size(self.pinned_bytes)} pinned" if self.pinned_bytes else ""
+        slots = f"{self.slots} of up to {formats.render_size(self.slot_bytes)}, {self.slots_on_loan} in use{pinned}"
         yield "slots", slots if self.slots else ""
         nodes = ", ".join(map(str, self.nodes))
         share = "" if self.share_on_node is None else f"; {self.share_on_node:.1%} of the pages there"

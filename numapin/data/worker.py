@@ -27,7 +27,7 @@ from numapin.data.torch_names import _DatasetKind, collate, collate_tensor_fn
 from numapin.errors import UsageError
 from numapin.rank import bind
 from numapin.system import memory
-from numapin.system.threads import limit_threads
+from numapin.system.thread_limits import limit_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

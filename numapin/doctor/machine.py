@@ -10,8 +10,9 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from numapin.base import cpu_set, sizes
+from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
+from numapin.base.formats import render_size
 from numapin.base.plural import counted, listed
 from numapin.doctor.check import (
     DoctorSeverity,
@@ -192,18 +193,18 @@ def host_memory(host: Host) -> Result:
         )
         if limit is not None and not differ(limit, whole):
             cause = "/proc/meminfo shows the limit of this container"
-        sums = f"the nodes have {sizes.render(in_nodes)} together, but /proc/meminfo says {sizes.render(whole)}"
+        sums = f"the nodes have {render_size(in_nodes)} together, but /proc/meminfo says {render_size(whole)}"
         differing.append(f"{sums}: {cause}")
         remedies.append("compare twice, because a balloon changes size: numactl -H; grep MemTotal /proc/meminfo")
     if limit is not None and limit < whole * (1 - _TOLERANCE):
-        differing.append(f"a cgroup limits this process to {sizes.render(limit)} of {sizes.render(whole)}")
+        differing.append(f"a cgroup limits this process to {render_size(limit)} of {render_size(whole)}")
         remedies.append(
             "size jobs by the limit, or raise it (docker run --memory …; srun --mem=0; systemd: MemoryMax=)"
         )
     if differing:
         return note("; ".join(differing), remedy="; ".join(remedies))
     sources = "the nodes and /proc/meminfo agree" if in_nodes else "/proc/meminfo"
-    return ok(f"{sizes.render(whole)} ({sources}; no lower limit of a cgroup)")
+    return ok(f"{render_size(whole)} ({sources}; no lower limit of a cgroup)")
 
 
 @check(
@@ -242,7 +243,7 @@ def memlock(host: Host) -> Result:
         return unknown("/proc/self/limits does not show it")
     if limit == "unlimited":
         return ok("unlimited")
-    what = f"limited to {sizes.render(int(limit))}"
+    what = f"limited to {render_size(int(limit))}"
     if host.live and host.live.has_capability(_CAP_IPC_LOCK):
         return ok(f"{what}, but CAP_IPC_LOCK lifts the limit")
     adapters = [nic.name for nic in host.topology.nics if nic.kind is NicKind.INFINIBAND]
@@ -265,7 +266,7 @@ def swap(host: Host) -> Result:
     if not memory["SwapTotal"]:
         return ok("no swap")
     used = max(0, memory["SwapTotal"] - memory["SwapFree"])
-    what = f"{sizes.render(used)} of {sizes.render(memory['SwapTotal'])} in use"
+    what = f"{render_size(used)} of {render_size(memory['SwapTotal'])} in use"
     if not used:
         return ok(what)
     severity = DoctorSeverity.WARNING if used > _MUCH_SWAP * memory["MemTotal"] else DoctorSeverity.NOTE
@@ -493,10 +494,10 @@ def shared_memory(live: Live, _topology: Topology) -> Result:
     size, free = live.shm_bytes, live.shm_free_bytes
     if size is None or free is None:
         return error("there is no /dev/shm", remedy="docker run --shm-size 16g … (or mount a tmpfs on /dev/shm)")
-    what = f"{sizes.render(free)} of {sizes.render(size)} free"
+    what = f"{render_size(free)} of {render_size(size)} free"
     if free < _SMALL_SHM_BYTES:
         larger = "sudo mount -o remount,size=50% /dev/shm (docker run --shm-size 16g …)"
-        small = f"{what}: less than {sizes.render(_SMALL_SHM_BYTES)}"
+        small = f"{what}: less than {render_size(_SMALL_SHM_BYTES)}"
         return warning(small, remedy=f"{larger}, or numapin run --dataloader numapin")
     return ok(what)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from numapin.base.formats import render_size
 from numapin.base.records import to_json
-from numapin.base.sizes import render
 from numapin.doctor import machine, network, software  # noqa: F401 - their checks are in CHECKS, in this order
 from numapin.doctor.check import CHECKS, DoctorSeverity, Host
 
@@ -45,7 +45,7 @@ class DoctorReport:
         """The memory that a rank can pin, and what limits it."""
         if self.room.num_bytes is None:
             return f"the amount that can be pinned is unknown ({self.room.reason})"
-        return f"up to {render(self.room.num_bytes)} per rank can be pinned ({self.room.reason})"
+        return f"up to {render_size(self.room.num_bytes)} per rank can be pinned ({self.room.reason})"
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form (schema numapin.doctor/1); `json.dumps` takes it as it is."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.quoting import quote
+from numapin.base.formats import quote
 from numapin.errors import UsageError
 from numapin.jobs import duration
 from numapin.jobs.image import for_apptainer, for_pyxis

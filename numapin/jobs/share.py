@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from numapin.base.formats import gib
 from numapin.base.plural import counted
-from numapin.base.sizes import gib
 from numapin.errors import UsageError
 from numapin.topology.model import GpuVendor, NodeKind
 

@@ -16,7 +16,7 @@ import time
 
 from numapin.errors import MachineError
 from numapin.rank import handover
-from numapin.system import proc, process
+from numapin.system import calls, proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def main() -> None:
     its guardian by SIGKILL, so that Ctrl-C, or a scheduler that signals all processes of a job, does not end it first.
     """
     launcher, folder = int(sys.argv[1]), sys.argv[2]
-    process.end_with_parent(_signal.SIGTERM)
+    calls.end_with_parent(_signal.SIGTERM)
     while os.getppid() == launcher:
         _signal.sigwaitinfo(_signal.valid_signals())
 

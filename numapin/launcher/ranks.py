@@ -24,7 +24,7 @@ from numapin.errors import NumapinError
 from numapin.launcher import guardian
 from numapin.launcher.guardian import DEATH_S, LOOK_S
 from numapin.rank import shim, signals
-from numapin.system import oom, proc
+from numapin.system import cgroup, proc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -314,7 +314,7 @@ def ranks_failed(
     program: str,
     ended: Iterable[EndedRank],
     plan: Plan,
-    kills_before: oom.Kills | None,
+    kills_before: cgroup.Kills | None,
     last_look: LastLook,
     *,
     is_only_host: bool = True,
@@ -339,8 +339,8 @@ def ranks_failed(
             ranks=order,
             why_first=why_first,
             is_only_host=is_only_host,
-            out_of_memory=oom.explain(kills_before),
-            out_of_memory_advice=oom.REMEDY,
+            out_of_memory=cgroup.explain(kills_before),
+            out_of_memory_advice=cgroup.REMEDY,
             shm_bytes=last_look.shm_bytes,
             shm_used=last_look.shm_used,
         )

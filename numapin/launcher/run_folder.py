@@ -19,7 +19,7 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.folders import (
+from numapin.base.files import (
     FOLDER,
     PLACE,
     is_own,

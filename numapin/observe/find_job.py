@@ -14,9 +14,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from numapin.base import quoting
+from numapin.base import formats
 from numapin.base.bounds import MAX_RANKS
-from numapin.base.folders import opened
+from numapin.base.files import opened
 from numapin.base.not_none import not_none
 from numapin.base.printable import printable
 from numapin.base.records import Texts, read_record
@@ -327,7 +327,7 @@ def _folder(named: str, environ: Mapping[str, str]) -> Path:
         hint = f"active runs: {', '.join(live)}" if live else _NAME_PROCESSES
         if named.isdecimal():
             hint = f"for the job of a process: --pid {named}"
-        raise UsageError(f"no active run is named {quoting.quote(named)}", hint)
+        raise UsageError(f"no active run is named {formats.quote(named)}", hint)
     return Path(folder)
 
 
@@ -337,7 +337,7 @@ def _title(folder: Path) -> str:
         argv = read_record(_Command, _text(folder / handover.COMMAND), source=str(folder), hint="").argv
     except (OSError, MachineError):
         return folder.name
-    return f"{folder.name}  {quoting.join(argv)[:80]}"
+    return f"{folder.name}  {formats.quote_all(argv)[:80]}"
 
 
 def _text(path: Path) -> str:

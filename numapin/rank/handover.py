@@ -13,8 +13,7 @@ import os
 import sys
 
 from numapin.base.cpu_set import CpuSet
-from numapin.base.files import replace_at, unwritten
-from numapin.base.folders import FOLDER, OpenFolder, open_file, opened, require_own, require_stable
+from numapin.base.files import FOLDER, OpenFolder, open_file, opened, replace_at, require_own, require_stable, unwritten
 from numapin.base.stderr import say
 from numapin.errors import NumapinError
 

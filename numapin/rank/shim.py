@@ -17,7 +17,7 @@ from numapin.errors import NumapinError
 from numapin.rank import bind, handover
 from numapin.rank.become import SIGKILL, accept, become
 from numapin.rank.hook_env import HOOK, with_hook
-from numapin.system import proc, process
+from numapin.system import calls, proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def main() -> None:
 
     # The kernel kills this process, and the program that it becomes, when the launcher ends: by SIGKILL, because a
     # launcher that is able to stop its ranks in another way has done so.
-    process.end_with_parent(SIGKILL)
+    calls.end_with_parent(SIGKILL)
     parent = os.getppid()
     if parent != launcher:  # it ended earlier
         say(

@@ -13,7 +13,7 @@ from numapin.errors import NumapinError, RankError
 from numapin.launcher.guardian import LOOK_S
 from numapin.launcher.ranks import StartedRank, names_of, running_after
 from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome, unpickle
-from numapin.system import oom
+from numapin.system import cgroup
 from numapin.system.proc import is_exiting
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class RankProcess(StartedRank):
         super().__init__(local_rank, process)
         self.pipe = pipe
         self.answer: Answer | None = None
-        self.kills_before = oom.read_kills()
+        self.kills_before = cgroup.read_kills()
         self._content = bytearray()
         pipe.setblocking(False)
 
@@ -164,10 +164,10 @@ def _killed(rank: RankProcess, number: int) -> RankError:
     problem = f"{names_of([rank])} was killed by {_signal_name(number)}"
     if number != signal.SIGKILL:
         return RankError(problem, "see its output above")
-    reason = oom.explain(rank.kills_before)
+    reason = cgroup.explain(rank.kills_before)
     if reason is None:
         return RankError(problem, "see its output above; the kernel sends SIGKILL when memory is short, see: dmesg")
-    return RankError(f"{problem}: {reason}", oom.REMEDY)
+    return RankError(f"{problem}: {reason}", cgroup.REMEDY)
 
 
 def _signal_name(number: int) -> str:

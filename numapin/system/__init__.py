@@ -5,17 +5,13 @@
     calls.py          the ctypes table of all libnuma and libc functions that are called
     numa.py           memory policies, and the nodes of pages
     memory.py         map, fault in, zero and copy memory
-    whole_process.py  all threads of a process: bind them; count its memory by node
-    threads.py        limit the threads of BLAS, MKL and OpenMP libraries
-    process.py        how this process ends
-    affinity.py       the CPUs of the threads of other processes
-    migrate.py        move pages of other processes to a node
-    placement.py      place a range of memory on a node and verify it
+    pages.py          place pages on nodes and verify it; move pages of other processes
+    threads.py        the CPUs of the threads of other processes
+    thread_limits.py  limit the threads of BLAS, MKL and OpenMP libraries
     proc.py           read /proc/PID
     peers.py          the users at the other ends of TCP connections
-    numa_maps.py      parse numa_maps
-    cgroup.py         the cgroups of this process and their mounts
-    oom.py            whether the kernel's out-of-memory killer ended a rank
+    numa_maps.py      read numa_maps: policies of mappings, nodes of their pages
+    cgroup.py         the cgroups of this process and their mounts; kills for lack of memory
     tree.py           small files of sysfs and procfs below any root
     cuda.py           CUDA driver calls that torch lacks
     nccl.py           NCCL's effect on the CPU affinity

@@ -1,4 +1,4 @@
-"""Call libnuma, libc and our own stores.c through ctypes: one table of signatures.
+"""Call libnuma, libc and our own stores.c through ctypes: one table of signatures; how this process ends.
 
 Only this folder and `topology/sources/libnuma.py` use ctypes. Works on kernels from 4.18 on; a call that the kernel
 lacks fails with the kernel's errno. libnuma wraps set_mempolicy(2), get_mempolicy(2), mbind(2) and move_pages(2) one to
@@ -23,6 +23,7 @@ INSTALL_LIBNUMA: Final = (
 INSTALL_STORES: Final = "install a C compiler (apt-get install gcc libc6-dev), then numapin again"
 LIBC: Final = None
 """The name for the libraries that the process itself is linked with."""
+_PR_SET_PDEATHSIG: Final = 1
 _LIBNUMA: Final = "libnuma.so.1"
 _STORES: Final = os.path.join(os.path.dirname(__file__), "libstores.so")  # stores.c, if it could be built
 
@@ -92,17 +93,33 @@ _loaded: Final[dict[str, Callable[..., int]]] = {}
 def function(name: str) -> Callable[..., int]:
     """Return a function of the table with its types set. Raises LibnumaError or LibraryError."""
     if name not in _loaded:
-        _loaded[name] = _load(name)
+        library, result, arguments = _SIGNATURES[name]
+        try:
+            found = ctypes.CDLL(library, use_errno=True)[name]
+        except (OSError, AttributeError) as error:
+            if library == _STORES:
+                raise LibraryError(f"libstores.so cannot be used: {error}", INSTALL_STORES) from None
+            raise LibnumaError(f"libnuma cannot be used: {error}", INSTALL_LIBNUMA) from None
+        found.argtypes, found.restype = arguments, result
+        _loaded[name] = found
     return _loaded[name]
 
 
-def _load(name: str) -> Callable[..., int]:
-    library, result, arguments = _SIGNATURES[name]
-    try:
-        found = ctypes.CDLL(library, use_errno=True)[name]
-    except (OSError, AttributeError) as error:
-        if library == _STORES:
-            raise LibraryError(f"libstores.so cannot be used: {error}", INSTALL_STORES) from None
-        raise LibnumaError(f"libnuma cannot be used: {error}", INSTALL_LIBNUMA) from None
-    found.argtypes, found.restype = arguments, result
-    return found
+def end_with_parent(number: int) -> None:
+    """Request a signal to this process when the thread that started it ends, however it ends; exec keeps the request.
+
+    Children of this process do not inherit it. Raises OSError: EINVAL.
+    """
+    call("prctl", _PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def exit_without_destructors() -> None:
+    """Skip all C and C++ exit handlers registered so far when this process ends by exit(3).
+
+    Unwritten data in C streams is lost. A C library without on_exit(3), such as musl, still runs them all.
+    """
+    from contextlib import suppress  # here, because each rank imports this module before its own program starts
+
+    libc = ctypes.CDLL(LIBC)
+    with suppress(AttributeError):
+        libc.on_exit(ctypes.cast(libc["_exit"], ctypes.c_void_p), None)

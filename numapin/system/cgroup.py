@@ -1,21 +1,24 @@
-"""The cgroups of this process and their mounts, versions 1 and 2.
+"""The cgroups of this process and their mounts, versions 1 and 2; the ranks that the out-of-memory killer ended.
 
 Source: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.bounds import MAX_CGROUP_DEPTH, MAX_CGROUPS
+from numapin.base.formats import render_size
+from numapin.system.tree import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numapin.base.cpu_set import CpuSet
-    from numapin.system.tree import Tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,12 @@ class Controller:
     events: str
 
 
+REMEDY: Final = (
+    "give the job more memory, or have it use less: fewer DataLoader workers, less prefetching, less caching"
+)
+_LIVE: Final = Path("/")
+_KILLS: Final = re.compile(r"^oom_kill (\d{1,18})$", re.ASCII | re.MULTILINE)
+_NO_LIMIT_BYTES: Final = 1 << 60  # v1 writes "no limit" as the largest multiple of a page
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")  # /proc/mounts has a blank in a directory's name as \040
 _CPUSET_FILES: Final = ("cpuset.cpus.effective", "cpuset.effective_cpus")  # cgroup version 2, version 1
 _V1: Final = Controller(
@@ -102,3 +111,45 @@ def _upwards(at: str, path: str) -> Iterator[str]:
     """Yield the directory of a cgroup and all directories above it, up to the mount point."""
     parts = [part for part in path.split("/") if part]
     yield from ("/".join((at.strip("/"), *parts[:end])) for end in range(len(parts), -1, -1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kills:
+    """The number of killed processes of a memory cgroup so far, and the tightest limit on it, if there is one.
+
+    The count includes all cgroups below, so it includes the ranks even if a job manager put them into cgroups of their
+    own below it. `limit_at` is the file with the limit, in the cgroup itself or in one above it.
+    """
+
+    cgroup: str
+    count: int
+    limit_bytes: int | None
+    limit_at: str
+
+
+def read_kills(root: Path = _LIVE) -> Kills | None:
+    """Return the count of this process's memory cgroup; None if the kernel shows none, as in v2's root."""
+    tree = Tree(os.fspath(root).rstrip("/"))
+    groups = list(memory_cgroups(tree))
+    for directory, files in groups:
+        counted = _KILLS.search(tree.text(f"{directory}/{files.events}") or "")
+        if counted is not None:
+            limits = [
+                (limit, f"/{each}/{names.limit}")
+                for each, names in groups
+                if (limit := tree.number(f"{each}/{names.limit}")) is not None and limit < _NO_LIMIT_BYTES
+            ]
+            limit_bytes, limit_at = min(limits, default=(None, ""))
+            return Kills(cgroup=f"/{directory}", count=int(counted[1]), limit_bytes=limit_bytes, limit_at=limit_at)
+    return None
+
+
+def explain(before: Kills | None, root: Path = _LIVE) -> str | None:
+    """Describe the out-of-memory kill since `before`, with its cgroup; None if there was none."""
+    now = read_kills(root)
+    if before is None or now is None or now.cgroup != before.cgroup or now.count <= before.count:
+        return None
+    limit = "which has no memory limit: the host ran out of memory"
+    if now.limit_bytes is not None:
+        limit = f"{now.limit_at} is {render_size(now.limit_bytes)}"
+    return f"killed by the kernel's out-of-memory killer: cgroup {now.cgroup}, {limit}"

@@ -15,7 +15,7 @@ from numapin.errors import MachineError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Container, Iterator, Mapping
     from os import PathLike
     from typing import Final
 
@@ -157,8 +157,11 @@ def children_of(root: StrPath = LIVE) -> dict[int, list[int]]:
 def processes(root: StrPath = LIVE) -> Iterator[tuple[int, Stat]]:
     """Yield the processes that have not ended and that may be read, in the order of their ids."""
     for pid in all_pids(root):
-        found = _readable_stat(folder_of(pid, root))
-        if found is not None and not found.has_ended:
+        try:
+            found = stat(folder_of(pid, root))
+        except (Gone, PermissionError):  # with hidepid=1, other users' folders are listed, but their files are refused
+            continue
+        if not found.has_ended:
             yield pid, found
 
 
@@ -182,6 +185,22 @@ def descendants(pid: int, children: Mapping[int, list[int]], *, without: Collect
     return found[1:]
 
 
+def descendants_of(pid: int, *, without: Container[int] = ()) -> Iterator[tuple[int, int]]:
+    """Yield the descendants of a process and their start times, nearest first, as the kernel lists them.
+
+    Those in `without` are left out, and so is what is below them.
+    """
+    parents = [pid]
+    for parent in parents:
+        children = [child for child in children_in(parent) if child not in without]
+        parents += children
+        for child in children:
+            try:
+                yield child, stat(folder_of(child)).start
+            except (Gone, PermissionError):
+                continue
+
+
 def size_bytes(pid: int, file: str, name: str) -> int | None:
     """Return a size in a file of a process, such as "VmHWM:" of "status"; None if it ended or may not be read."""
     try:
@@ -189,13 +208,6 @@ def size_bytes(pid: int, file: str, name: str) -> int | None:
     except (Gone, OSError):
         return None
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith(name)), None)
-
-
-def _readable_stat(folder: str) -> Stat | None:
-    try:
-        return stat(folder)
-    except (Gone, PermissionError):  # with hidepid=1, other users' folders are listed, but their files are refused
-        return None
 
 
 def thread_cpus(pid: int) -> tuple[CpuSet, ...]:
@@ -216,14 +228,13 @@ def activity(pid: int) -> tuple[Stat | None, dict[int, CpuSet]]:
         tids = [int(name) for name in os.listdir(f"{folder}/task")]
     except (Gone, *_GONE_ERRORS):
         return None, {}
-    return found, {tid: cpus for tid in tids if (cpus := _affinity(tid))}
-
-
-def _affinity(tid: int) -> CpuSet:
-    try:
-        return CpuSet(os.sched_getaffinity(tid))
-    except ProcessLookupError:  # threads end
-        return CpuSet()
+    cpus: dict[int, CpuSet] = {}
+    for tid in tids:
+        try:
+            cpus[tid] = CpuSet(os.sched_getaffinity(tid))
+        except ProcessLookupError:  # threads end
+            continue
+    return found, cpus
 
 
 def is_running(pid: int, start: int | None = None, *, root: StrPath = LIVE) -> bool:
@@ -262,14 +273,11 @@ def waits_forever(pid: int, machine: str, root: StrPath = LIVE) -> bool | None:
     call = text.split()
     if number is None or not call:
         return None
-    is_futex = call[0] == str(number) and len(call) >= 5
-    return is_futex and num_threads == 1 and _is_endless_wait(operation=int(call[2], 16), time_out=int(call[4], 16))
-
-
-def _is_endless_wait(*, operation: int, time_out: int) -> bool:
-    """Return whether futex(2) with these arguments waits without a time-out for this process's own lock."""
-    is_private = bool(operation & _FUTEX_PRIVATE)
-    return is_private and (operation & _FUTEX_COMMANDS) in _FUTEX_WAITS and time_out == 0
+    if call[0] != str(number) or len(call) < 5 or num_threads != 1:
+        return False
+    operation, time_out = int(call[2], 16), int(call[4], 16)
+    is_own_lock = bool(operation & _FUTEX_PRIVATE)
+    return is_own_lock and (operation & _FUTEX_COMMANDS) in _FUTEX_WAITS and time_out == 0
 
 
 def start_time() -> int | None:

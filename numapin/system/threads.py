@@ -1,96 +1,159 @@
-"""Limit the threads of the BLAS, MKL and OpenMP libraries of this process.
+"""The CPUs of the threads of other processes: list the threads, set their CPUs, and read them back.
 
-A library reads its environment variables once, when it is loaded; in a forked process it is loaded already. So loaded
-libraries are called, and the variables are set for the others.
+Linux has no call that sets the CPUs of a process, and none that takes a thread by anything but its number. So a thread
+is known by its number and its start time, which are compared before and after each change.
+
+A memory policy belongs to a thread, too, and only the thread itself can set it; the other threads of a bound process
+allocate on the node of the CPU that they run on, unless they have another policy.
+
+Programs of `numapin exec --children` import this before they start.
 """
 
 from __future__ import annotations
 
-import ctypes
+import errno
 import os
-from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from numapin.base.cpu_set import CpuSet, render
+from numapin.system.proc import Gone, folder_of, is_running, stat
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, MutableMapping
-
-VARIABLES: Final = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "OPENCV_FOR_THREADS_NUM",
-)
-"""The variables that libraries read when they are loaded."""
-
-_MAPS: Final = Path("/proc/self/maps")
+    from collections.abc import Collection
 
 
-class _Kind(NamedTuple):
-    """A kind of library: the beginnings of its file names, and the functions that may set its number of threads."""
+class ThreadId(NamedTuple):
+    """One thread of a process. `start` is its start time in clock ticks since boot."""
 
-    files: tuple[str, ...]
-    setters: tuple[str, ...]
+    pid: int
+    tid: int
+    start: int
 
-
-_OPENBLAS: Final = _Kind(
-    ("libopenblas", "libscipy_openblas"),  # numpy's and scipy's wheels rename its functions
-    tuple(map("".join, product(("", "scipy_"), ("openblas_set_num_threads",), ("", "64_", "_64")))),
-)
-_KINDS: Final = (
-    _OPENBLAS,
-    _Kind(("libmkl_rt",), ("MKL_Set_Num_Threads",)),
-    _Kind(("libgomp", "libiomp5", "libomp"), ("omp_set_num_threads",)),
-    _Kind(("libblis",), ("bli_thread_set_num_threads",)),
-)
+    @property
+    def is_main(self) -> bool:
+        """Whether it is the main thread of its process."""
+        return self.tid == self.pid
 
 
-def limit_threads(num_threads: int, environ: MutableMapping[str, str]) -> None:
-    """Let every such library use `num_threads` threads, as far as it is called from this thread.
+def threads_of(pid: int) -> list[ThreadId]:
+    """Return the threads of a process that have not ended. Raises Gone if the process has, and PermissionError."""
+    folder = folder_of(pid)
+    if stat(folder).has_ended:
+        raise Gone
+    try:
+        tids = sorted(map(int, os.listdir(f"{folder}/task")))
+    except (FileNotFoundError, ProcessLookupError):
+        raise Gone from None
+    return [thread for thread in (_thread(pid, tid) for tid in tids) if thread is not None]
 
-    OpenMP's number belongs to the calling thread; threads that exist already keep theirs.
+
+def cpus_of(thread: ThreadId) -> CpuSet:
+    """Return the CPUs that a thread may use. Raises Gone, and OSError: EPERM (seccomp)."""
+    try:
+        cpus = CpuSet(os.sched_getaffinity(thread.tid))
+    except ProcessLookupError:
+        raise Gone from None
+    _require_same(thread)
+    return cpus
+
+
+def set_cpus(thread: ThreadId, cpus: CpuSet) -> CpuSet:
+    """Set the CPUs that a thread may use, and return those that the kernel reports afterwards.
+
+    The kernel drops CPUs outside the cpuset silently. Raises Gone if the thread has ended, and OSError: EPERM (another
+    user's, seccomp), EINVAL (the cpuset has none of the CPUs, or a thread whose CPUs the kernel has fixed).
     """
-    environ.update(dict.fromkeys(VARIABLES, str(num_threads)))
-    for path, kind in _loaded():
-        try:
-            library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD)
-        except (OSError, UnicodeDecodeError):  # mapped as data, e.g. by a profiler; its name is in the error's text
-            continue
-        _limit(library, kind, num_threads)
+    if not cpus:
+        raise OSError(errno.EINVAL, "no CPU is given")
+    _require_same(thread)
+    try:
+        os.sched_setaffinity(thread.tid, cpus)
+    except ProcessLookupError:
+        raise Gone from None
+    return cpus_of(thread)
 
 
-def _limit(library: ctypes.CDLL, kind: _Kind, num_threads: int) -> None:
-    for name in kind.setters:
-        setter = getattr(library, name, None)
-        if setter is not None:
-            setter(ctypes.c_int(num_threads))
-    if kind is _OPENBLAS and num_threads == 1:
-        _end_threads(library)
+def is_same(thread: ThreadId) -> bool:
+    """Return whether this very thread still exists."""
+    return _thread(thread.pid, thread.tid) == thread
 
 
-def _end_threads(library: ctypes.CDLL) -> None:
-    """End OpenBLAS's threads, which are started again when they are needed.
+def _require_same(thread: ThreadId) -> None:
+    """Raise Gone if the thread has ended. Another one can have its number by then."""
+    if not is_same(thread):
+        raise Gone
 
-    In a forked process its setter first starts as many as the parent had, and each then spins for some 20 ms.
+
+def _thread(pid: int, tid: int) -> ThreadId | None:
+    try:
+        found = stat(f"{folder_of(pid)}/task/{tid}")
+    except Gone:
+        return None
+    return None if found.has_ended else ThreadId(pid, tid, found.start)
+
+
+# --- all threads of a process at once --------------------------------------------------------------------------------
+
+_MOST_PASSES: Final = 100
+"""Threads may start threads while they are bound; those of a bound thread are bound."""
+
+
+class BoundThreads(NamedTuple):
+    """The result for a process: the number of threads that have its CPUs now, of `kept` ones, and what was refused.
+
+    `kept` threads were narrower than their process before: the program has placed them itself, on CPUs of the new ones.
     """
-    end = getattr(library, "blas_thread_shutdown_", None)
-    if end is not None:
-        end()
+
+    num_threads: int
+    kept: int
+    refusals: tuple[str, ...]
 
 
-def _loaded() -> Iterator[tuple[str, _Kind]]:
-    """Yield the path and kind of each such library in this process."""
-    for path in _mapped_files():
-        name = os.path.basename(path)
-        kind = next((kind for kind in _KINDS if name.startswith(kind.files)), None)
-        if kind is not None:
-            yield path, kind
+def bind_threads(
+    pid: int, cpus: frozenset[int], *, before: Collection[frozenset[int]] | None = None, start: int | None = None
+) -> BoundThreads:
+    """Bind every thread of a process, until no thread is found that is not bound.
+
+    Args:
+        pid: The process.
+        cpus: The CPUs. The kernel leaves out those that the process's cpuset does not allow.
+        before: The sets of CPUs that the process had so far. Threads with others, all among the new ones, keep them.
+            None: every thread gets the new CPUs.
+        start: The start time of the process, if another one may have its id by now, which is then left alone.
+
+    Returns:
+        How many threads were bound. A process that has ended has none.
+    """
+    refusals: dict[str, None] = {}
+    for _ in range(_MOST_PASSES):
+        is_other = start is not None and not is_running(pid, start)
+        states = [] if is_other else [_bind(tid, cpus, before, refusals) for tid in _threads(pid)]
+        if "changed" not in states:
+            return BoundThreads(num_threads=states.count("bound"), kept=states.count("kept"), refusals=tuple(refusals))
+    refusals[f"process {pid} starts threads faster than they can be bound; some may be on other CPUs"] = None
+    return BoundThreads(num_threads=0, kept=0, refusals=tuple(refusals))
 
 
-def _mapped_files() -> set[str]:
-    """Return the files that are mapped; a file that was replaced meanwhile is still known by its former name."""
-    lines = _MAPS.read_text(errors="surrogateescape").splitlines()
-    starts = ((line, line.find("/")) for line in lines)
-    return {line[start:].removesuffix(" (deleted)") for line, start in starts if start >= 0}
+def _bind(tid: int, cpus: frozenset[int], before: Collection[frozenset[int]] | None, refusals: dict[str, None]) -> str:
+    """Bind one thread; return its state: "changed" now, "bound" or "kept" as it is, "refused", or "gone"."""
+    try:
+        current = os.sched_getaffinity(tid)
+        if before is not None and current < cpus and current not in before:
+            return "kept"
+        if current == cpus:
+            return "bound"
+        os.sched_setaffinity(tid, cpus)
+        return "bound" if os.sched_getaffinity(tid) == current else "changed"  # a cpuset allows no more
+    except ProcessLookupError:
+        return "gone"
+    except OSError as error:
+        refusal = f"CPUs {render(cpus)} were refused ({error.strerror}) for a thread, which keeps its own"
+        refusals[refusal] = None
+        return "refused"
+
+
+def _threads(pid: int) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(f"{folder_of(pid)}/task")]
+    except (FileNotFoundError, ProcessLookupError):
+        return []

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
+from numapin.base.files import read_file
 from numapin.base.gpu_uuid import GPU_PREFIX
-from numapin.base.regular_file import read_file
 from numapin.base.stderr import say
 from numapin.errors import MachineError
 from numapin.plan.model import GpuRef, Plan

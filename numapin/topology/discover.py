@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
-from numapin.base.regular_file import read_file
+from numapin.base.files import read_file
 from numapin.errors import MachineError, MachineFileError, UsageError
 from numapin.system.refusals import SYS_NICE
 from numapin.topology.build import build, with_gpu_nodes

@@ -18,10 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
-from numapin.base.folders import FILE, opened, require_own
+from numapin.base.files import FILE, opened, require_own
 from numapin.base.stderr import say
 from numapin.rank.hook_env import TRACE_VARIABLE
-from numapin.system import process
+from numapin.system import calls
 from numapin.trace.notes import Notes
 from numapin.trace.settings import Settings
 from numapin.trace.tracer import Tracer
@@ -248,7 +248,7 @@ def _before_fork() -> None:
 def _after_fork() -> None:
     """Let the child of a profiled process exit: Kineto's destructor waits for a thread that the child lacks."""
     if _Traced.tracer is not None and _Traced.tracer.has_profiled:
-        process.exit_without_destructors()
+        calls.exit_without_destructors()
 
 
 @dataclass(slots=True)

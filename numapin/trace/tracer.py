@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
-from numapin.base.files import replace_at
-from numapin.base.folders import FOLDER, open_file, opened
+from numapin.base.files import FOLDER, open_file, opened, replace_at
 from numapin.base.plural import counted
 from numapin.base.stderr import say
 from numapin.base.strict_json import encode

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from numapin.attach.report import FUTURE_MEMORY
+from numapin.base.formats import render_size
 from numapin.base.plural import counted
-from numapin.base.sizes import render
 from numapin.view.plan_table import gpu_cell
 from numapin.view.words import known
 
@@ -45,8 +45,8 @@ def attach_table(done: Attached) -> RenderableType:
             f"{process.changed}/{process.threads}",
             str(process.cpus_before),
             str(process.cpus),
-            f"{render(pages.far_bytes)} / {render(sum(pages.before.values()))}" if pages else "?",
-            render(pages.moved_bytes) if pages else "?",
+            f"{render_size(pages.far_bytes)} / {render_size(sum(pages.before.values()))}" if pages else "?",
+            render_size(pages.moved_bytes) if pages else "?",
         )
         table.add_row(*cells[: len(headings)])
 

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from numapin.base import quoting
+from numapin.base import formats
 from numapin.base.plural import counted
 from numapin.compare.ratio import Verdict
 from numapin.compare.report import verdict_lines
@@ -71,7 +71,7 @@ def compare_table(report: CompareReport) -> RenderableType:
 
 def _commands(report: CompareReport) -> Iterator[Text]:
     for variant in report.variants:
-        yield Text(f"{variant.name}: ", style="bold").append(quoting.join(variant.command), style="not bold")
+        yield Text(f"{variant.name}: ", style="bold").append(formats.quote_all(variant.command), style="not bold")
 
 
 def _table(*headings: str) -> Table:

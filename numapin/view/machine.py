@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted
 from numapin.errors import UsageError
-from numapin.topology.adapters import Adapter, adapters
 from numapin.topology.model import Gpu, LinkKind, NodeKind
+from numapin.topology.nics import Adapter, adapters
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -18,9 +18,9 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted
 from numapin.base.printable import printable
 from numapin.errors import UsageError
-from numapin.topology.adapters import Adapter
 from numapin.topology.fast import fast_cores
 from numapin.topology.model import Gpu, NodeKind
+from numapin.topology.nics import Adapter
 from numapin.view.machine import (
     PcieGroup,
     all_devices,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from numapin.plan.model import Plan
     from numapin.topology.model import Core, Node, Topology
-    from numapin.topology.nearest_nics import NearestNics
+    from numapin.topology.nics import NearestNics
     from numapin.view.machine import Device, RankPlaces, Ranks, SpanningL3
 
 PAD: Final = 8

@@ -11,7 +11,7 @@ from rich.containers import Lines
 from rich.table import Table
 from rich.text import Text
 
-from numapin.base.quoting import quote
+from numapin.base.formats import quote
 from numapin.plan.nics import nic_variables
 from numapin.view.words import known, own_nic_name, policy, rank_names, short_pci, shortened
 

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from numapin.base.sizes import size_label
+from numapin.base.formats import size_label
 from numapin.view.bench_table import foot, head, notes, sweeps
 
 if TYPE_CHECKING:

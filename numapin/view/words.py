@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+from numapin.base.formats import gib
 from numapin.base.plural import counted, listed
-from numapin.base.sizes import gib
 from numapin.plan.request import Memory
 from numapin.topology.model import GpuVendor, NodeKind
 from numapin.view.machine import gpu_of_memory
@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from numapin.plan.model import Plan, RankPlan
-    from numapin.topology.adapters import Adapter
     from numapin.topology.model import Gpu, Node, Pcie, Topology
-    from numapin.topology.nics import NearestNics
+    from numapin.topology.nics import Adapter, NearestNics
 
 _VENDORS: Final = {GpuVendor.NVIDIA: "NVIDIA", GpuVendor.AMD: "AMD", GpuVendor.INTEL: "Intel"}
 _RUNTIMES: Final = {GpuVendor.NVIDIA: ("cuda", "CUDA"), GpuVendor.AMD: ("cuda", "HIP"), GpuVendor.INTEL: ("xpu", "XPU")}

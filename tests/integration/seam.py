@@ -37,7 +37,7 @@ from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome
 from numapin.spawning.ranks import RankProcess, results_of
 from numapin.system import proc
 from numapin.system.cuda import CudaRefused, Driver
-from numapin.system.placement import PINNED
+from numapin.system.pages import PINNED
 from numapin.system.proc import state_of, thread_cpus
 from numapin.topology.examples import example_names
 from numapin.topology.model import NicKind

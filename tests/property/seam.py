@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from numapin.base import cpu_set, quoting
+from numapin.base import cpu_set, formats
 from numapin.base.cpu_set import CpuSet
 from numapin.base.printable import printable, printable_lines
 from numapin.cli.output import json_text

@@ -16,7 +16,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from numapin.errors import NumapinError
-from tests.property.seam import json_text, printable, printable_lines, quoting, visible
+from tests.property.seam import formats, json_text, printable, printable_lines, visible
 
 TEXT = st.text(st.characters(), max_size=30) | st.text(
     "\x1b[31m\x07\x9b\x85\x7f\n\t\u202e\u2066\ud800é名'\\\"", max_size=12
@@ -49,7 +49,7 @@ def test_json_has_the_same_value_in_visible_characters(value: object) -> None:
 @given(WORDS)
 def test_a_shell_gives_the_same_words_back(words: list[str]) -> None:
     """Bash parses the line into the original words, in UTF-8 and in the C locale; every character is visible."""
-    line = quoting.join(words)
+    line = formats.quote_all(words)
     assert line.isprintable()
     for locale in ("C", "C.UTF-8"):
         done = subprocess.run(
@@ -64,10 +64,10 @@ def test_a_shell_gives_the_same_words_back(words: list[str]) -> None:
 def test_words_that_are_no_text() -> None:
     """Bytes of an argument that are not UTF-8 are restored by the shell; visible characters are quoted as usual."""
     word = os.fsdecode(b"\xff\x9b'\\")
-    told = subprocess.run(["bash", "-c", f"printf %s {quoting.quote(word)}"], capture_output=True, check=True).stdout
+    told = subprocess.run(["bash", "-c", f"printf %s {formats.quote(word)}"], capture_output=True, check=True).stdout
     assert told == b"\xff\x9b'\\"
-    assert quoting.join(["a b", "c", ""]) == "'a b' c ''"
-    assert quoting.quote("\x1b[31m") == r"$'\e[31m'"
+    assert formats.quote_all(["a b", "c", ""]) == "'a b' c ''"
+    assert formats.quote("\x1b[31m") == r"$'\e[31m'"
 
 
 def test_an_error_that_nobody_catches() -> None:

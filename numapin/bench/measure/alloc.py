@@ -18,7 +18,7 @@ from numapin import pinned
 from numapin.bench.child import serve
 from numapin.bench.measure.buffers import pageable, torch_pinned, working_driver
 from numapin.errors import MachineError
-from numapin.system import placement
+from numapin.system import pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +92,7 @@ def _numapin(num_bytes: int) -> torch.Tensor:
 
 def _wait_until_unlocked(_num_bytes: int) -> None:
     until = time.monotonic() + _PATIENCE_S
-    while placement.PINNED.total and time.monotonic() < until:
+    while pages.PINNED.total and time.monotonic() < until:
         time.sleep(0.001)
 
 

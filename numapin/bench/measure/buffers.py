@@ -17,7 +17,7 @@ from numapin.data.slots.mapping import map_memfd
 from numapin.errors import MachineError
 from numapin.plan.request import Memory
 from numapin.rank import bind
-from numapin.system import placement
+from numapin.system import pages
 from numapin.system.cuda import Driver, driver
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ def buffer(memory: str, num_bytes: int, *, gpu: int, node: int | None, number: i
     num_pages = -(-num_bytes // mmap.PAGESIZE)
     tensor = _MAKERS[memory](num_pages * mmap.PAGESIZE, gpu)
     tensor.fill_(1)
-    pages = placement.find_pages(tensor.data_ptr(), tensor.nbytes)
+    found = pages.find_pages(tensor.data_ptr(), tensor.nbytes)
     # The kernel may not know the node of pages that the driver allocated.
-    if node is not None and pages is not None and set(pages) - home.nodes - {None}:
-        raise MachineError(f"{memory} memory for node {node} has pages elsewhere, by node: {pages}", "see: numactl -H")
+    if node is not None and found is not None and set(found) - home.nodes - {None}:
+        raise MachineError(f"{memory} memory for node {node} has pages elsewhere, by node: {found}", "see: numactl -H")
     return tensor[:num_bytes]
 
 

@@ -18,7 +18,7 @@ from typing import Final
 
 from numapin.data.slots.ending import ExitLock
 from numapin.system.cuda import CudaRefused, Driver, Event
-from numapin.system.placement import PINNED
+from numapin.system.pages import PINNED
 
 _LONGEST_PAUSE_S: Final = 1.0
 

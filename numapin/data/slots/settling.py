@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
-from numapin.base import sizes
+from numapin.base.formats import gib
 from numapin.data.slots.ending import ExitLock
 from numapin.errors import NumapinError
 
@@ -108,8 +108,8 @@ class Settling:
         if not self._is_over_budget:
             self._is_over_budget = True
             self._spec.report(
-                f"the budget for pinned memory is used up: {sizes.gib(max(0, budget))} are left, and a batch needs "
-                f"{sizes.gib(num_bytes)}; batches without pinned memory are copied more slowly; raise pinned_budget=, "
+                f"the budget for pinned memory is used up: {gib(max(0, budget))} are left, and a batch needs "
+                f"{gib(num_bytes)}; batches without pinned memory are copied more slowly; raise pinned_budget=, "
                 "use fewer workers, or .clone() batches that the loop keeps; see numapin.pinned.budget()"
             )
         return False

@@ -11,7 +11,7 @@ import torch
 
 from numapin.data.slots.mapping import fault_in, map_memfd
 from numapin.data.slots.reclaim import Locked, reclaimer
-from numapin.system import memory, placement
+from numapin.system import memory, pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -95,13 +95,13 @@ class Slot:
     def settle(self, locality: Locality, driver: Driver | None, device: int) -> tuple[str, ...]:
         """Ask where the pages lie and pin them; return the shortfalls. Raises CudaRefused and OSError."""
         fault_in(self.owner)  # the rest, beyond what the batch needed
-        found = placement.check(
+        found = pages.check(
             self.address, self.num_bytes, nodes=locality.nodes, num_machine_nodes=locality.num_machine_nodes
         )
         self.pages = found.pages
         if driver is not None:
             driver.register(device, self.address, self.num_bytes)
-            placement.PINNED.add(self.num_bytes)
+            pages.PINNED.add(self.num_bytes)
             self.pinned_on = device
         return found.shortfalls
 
@@ -121,7 +121,7 @@ class Slot:
         if self.pinned_on is not None and driver is not None:
             device, self.pinned_on = self.pinned_on, None
             driver.unregister(device, self.address)
-            placement.PINNED.remove(self.num_bytes)
+            pages.PINNED.remove(self.num_bytes)
 
     def unpin_later(self, driver: Driver | None) -> None:
         """Have the process's reclaiming thread unpin the memory once no device can be reading it. For finalizers."""

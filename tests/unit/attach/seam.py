@@ -26,8 +26,9 @@ from numapin.base.cpu_set import CpuSet
 from numapin.launcher import run_folder
 from numapin.observe.find_job import RunningJob, find_run
 from numapin.rank import handover
-from numapin.system import affinity, numa_maps, proc
-from numapin.system.affinity import ThreadId, cpus_of, set_cpus, threads_of
+from numapin.system import numa_maps, proc
+from numapin.system import threads as affinity
 from numapin.system.proc import Gone
+from numapin.system.threads import ThreadId, cpus_of, set_cpus, threads_of
 from numapin.system.tree import Tree
 from numapin.topology.model import NodeKind, NodeSource

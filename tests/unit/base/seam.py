@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from numapin.base import cpu_set, encodable, sizes
+from numapin.base import cpu_set, formats
 from numapin.base.bounds import MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES, MAX_RANKS
 from numapin.base.cpu_set import CpuSet
-from numapin.base.files import is_writable, write_text_to
-from numapin.base.folders import OpenFolder, make_folders, make_own, opened, place_of
+from numapin.base.files import (
+    OpenFolder,
+    is_writable,
+    make_folders,
+    make_own,
+    opened,
+    place_of,
+    read_file,
+    write_text_to,
+)
+from numapin.base.formats import did_you_mean
 from numapin.base.not_none import not_none, without_none
 from numapin.base.plural import counted, listed
 from numapin.base.records import AtMost, Texts, read_record, to_json
 from numapin.base.redact import is_secret, without_secrets
-from numapin.base.regular_file import read_file
-from numapin.base.stats import student_t
 from numapin.base.stderr import say
 from numapin.base.strict_json import decode, encode
-from numapin.base.suggest import did_you_mean
 from numapin.cli.entry import read_line
 from numapin.cli.main import numapin
 from numapin.cli.run import OPTIONS, RunOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.base.seam import sizes
+from tests.unit.base.seam import formats
 
 MIB = 1 << 20
 
@@ -15,7 +15,7 @@ MIB = 1 << 20
 )
 def test_sizes(text: str, num_bytes: int) -> None:
     """Units are powers of 1024, in any case, with or without B."""
-    assert sizes.parse(text) == num_bytes
+    assert formats.parse_size(text) == num_bytes
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_sizes(text: str, num_bytes: int) -> None:
 def test_bad_sizes(text: str) -> None:
     """Text that is not a size of at least one byte, or a part of a byte, is refused with an example."""
     with pytest.raises(ValueError, match=r"is not a size such as 38.5M"):
-        sizes.parse(text)
+        formats.parse_size(text)
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_bad_sizes(text: str) -> None:
 )
 def test_sizes_are_shown(num_bytes: int, text: str) -> None:
     """A size has the largest unit, up to TiB, that leaves at least 1 before the point."""
-    assert sizes.render(num_bytes) == text
+    assert formats.render_size(num_bytes) == text

@@ -56,7 +56,9 @@ from numapin.data.worker import Stacker, limit_libraries, num_worker_threads
 from numapin.observe.loaders import read_loaders
 from numapin.rank import handover
 from numapin.rank.become import BINDING
-from numapin.system import calls, cuda, memory, placement, threads
+from numapin.system import calls, cuda, memory
+from numapin.system import pages as placement
+from numapin.system import thread_limits as threads
 from numapin.system.cuda import CudaRefused, Driver
-from numapin.system.placement import PINNED, Placement
+from numapin.system.pages import PINNED, Placement
 from numapin.topology import discover

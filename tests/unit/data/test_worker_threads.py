@@ -46,7 +46,7 @@ def test_opencv_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = dict(os.environ)
     monkeypatch.setattr(os, "environ", environ)
     monkeypatch.setitem(sys.modules, "cv2", SimpleNamespace(setNumThreads=asked.append))
-    monkeypatch.setattr(threads, "_mapped_files", set)  # this process's own libraries are not called
+    monkeypatch.setattr(threads, "_loaded", tuple)  # this process's own libraries are not called
     torchs = torch.get_num_threads()
     limit_libraries(0)
     assert (asked, environ) == ([], dict(os.environ))

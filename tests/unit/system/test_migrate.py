@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.system.seam import CpuSet, Stay, migrate, move_pages
+from tests.unit.system.seam import CpuSet, Stay, move_pages, pages
 
 HERE, THERE = 0, 1
 WITHIN = CpuSet({THERE})
@@ -65,8 +65,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> object:
 
     def install(kinds: str, *, fails: int = 0) -> _Kernel:
         made = _Kernel(kinds, fails=fails)
-        monkeypatch.setattr(migrate, "call", made.call)
-        monkeypatch.setattr(migrate, "nodes_of_pages", made.nodes_of_pages)
+        monkeypatch.setattr(pages, "call", made.call)
+        monkeypatch.setattr(pages, "nodes_of_pages", made.nodes_of_pages)
         return made
 
     return install
@@ -78,8 +78,8 @@ def test_everything_that_can_move_moves(kinds: str) -> None:
     """Each movable page arrives, whatever lies between, up to where a huge page's range counts as locked."""
     with pytest.MonkeyPatch.context() as patch:
         made = _Kernel(kinds)
-        patch.setattr(migrate, "call", made.call)
-        patch.setattr(migrate, "nodes_of_pages", made.nodes_of_pages)
+        patch.setattr(pages, "call", made.call)
+        patch.setattr(pages, "nodes_of_pages", made.nodes_of_pages)
         moved = move_pages(1, range(0, len(kinds) << 12, 4096), THERE, within=WITHIN)
     assert moved.num_moved == made.nodes.count(THERE)
     assert moved.num_moved + moved.stays.total() == len(kinds) - kinds.count(UNTOUCHED)
@@ -112,7 +112,7 @@ def test_refused_calls(kernel: type[_Kernel], number: int, reason: Stay) -> None
     """An error of the whole call is the reason of all pages, and holds for all further ones."""
     kernel(MOVABLE * 4, fails=number)
     assert move_pages(1, range(0, 4 << 12, 4096), THERE, within=WITHIN) == (0, Counter({reason: 4}))
-    assert reason in migrate.FINAL
+    assert reason in pages.FINAL
 
 
 def test_node_must_be_planned() -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.system.seam import oom
+from tests.unit.system.seam import cgroup
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,12 +65,12 @@ def _rise(root: Path, version: str) -> None:
 def test_a_rise_of_the_count_is_told(tmp_path: Path, version: str, files: dict[str, str], said: str) -> None:
     """The report names the cgroup of this process and the tightest limit, which may be set above it."""
     _put(tmp_path, files)
-    before = oom.read_kills(tmp_path)
+    before = cgroup.read_kills(tmp_path)
     assert before is not None
     assert before.count == 2
-    assert oom.explain(before, tmp_path) is None
+    assert cgroup.explain(before, tmp_path) is None
     _rise(tmp_path, version)
-    assert oom.explain(before, tmp_path) == f"killed by the kernel's out-of-memory killer: {said}"
+    assert cgroup.explain(before, tmp_path) == f"killed by the kernel's out-of-memory killer: {said}"
 
 
 @pytest.mark.parametrize(
@@ -85,15 +85,15 @@ def test_a_rise_of_the_count_is_told(tmp_path: Path, version: str, files: dict[s
 def test_where_nothing_is_counted(tmp_path: Path, files: dict[str, str]) -> None:
     """Without a count nothing is reported, even if a count appears later."""
     _put(tmp_path, files)
-    before = oom.read_kills(tmp_path)
+    before = cgroup.read_kills(tmp_path)
     assert before is None
     _put(tmp_path, V2)
-    assert oom.explain(before, tmp_path) is None
+    assert cgroup.explain(before, tmp_path) is None
 
 
 def test_another_cgroup_says_nothing(tmp_path: Path) -> None:
     """Counts of different cgroups are not compared if this process was moved."""
     _put(tmp_path, V2)
-    before = oom.read_kills(tmp_path)
+    before = cgroup.read_kills(tmp_path)
     _put(tmp_path, {"proc/self/cgroup": "0::/slice\n"})
-    assert oom.explain(before, tmp_path) is None
+    assert cgroup.explain(before, tmp_path) is None

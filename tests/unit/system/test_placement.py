@@ -212,7 +212,7 @@ class TestRefused:
     def test_nobody_tells(self, memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """The report says that the location is unverified, without shares."""
         refuse(monkeypatch, "nodes_of_range", errno.EPERM)
-        monkeypatch.setattr(seam.placement, "read_numa_maps", lambda *_args, **_rest: None)
+        monkeypatch.setattr(seam.pages, "read_numa_maps", lambda *_args, **_rest: None)
         found = placed(memory)
         assert found.pages is None
         assert found.shortfalls[0].startswith("the location of the pages is unverified")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.needs import needs_two_cpus
-from tests.unit.system.seam import proc, whole_process
+from tests.unit.system.seam import numa_maps, proc, threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +62,7 @@ def test_threads_that_start_meanwhile(program: subprocess.Popen[str]) -> None:
     """Threads that are started while others are bound are bound, too."""
     assert program.stdout is not None
     assert program.stdout.readline() == "ready\n"
-    found = whole_process.bind_threads(program.pid, frozenset(LAST))
+    found = threads.bind_threads(program.pid, frozenset(LAST))
     assert found.refusals == ()
     for _ in range(3):
         assert set(proc.thread_cpus(program.pid)) == {frozenset(LAST)}
@@ -75,11 +75,11 @@ def test_threads_that_the_program_placed(program: subprocess.Popen[str]) -> None
     """A thread that the program has placed on some of the new CPUs stays there, unless `before` is not given."""
     assert program.stdout is not None
     thread = int(program.stdout.readline())
-    found = whole_process.bind_threads(program.pid, CPUS, before=[CPUS])
+    found = threads.bind_threads(program.pid, CPUS, before=[CPUS])
     assert (found.num_threads, found.kept, os.sched_getaffinity(thread)) == (1, 1, NARROW)
-    found = whole_process.bind_threads(program.pid, frozenset(LAST), before=[CPUS])
+    found = threads.bind_threads(program.pid, frozenset(LAST), before=[CPUS])
     assert (found.num_threads, found.kept, os.sched_getaffinity(thread)) == (2, 0, LAST)
-    found = whole_process.bind_threads(program.pid, CPUS)
+    found = threads.bind_threads(program.pid, CPUS)
     assert (found.num_threads, found.kept, os.sched_getaffinity(thread)) == (2, 0, set(CPUS))
 
 
@@ -88,34 +88,34 @@ def test_another_process_with_the_id() -> None:
     """A process whose start time differs from the recorded one is left alone."""
     with subprocess.Popen(["sleep", "600"]) as other:
         start = proc.stat(proc.folder_of(other.pid)).start
-        found = whole_process.bind_threads(other.pid, frozenset(LAST), start=start + 1)
+        found = threads.bind_threads(other.pid, frozenset(LAST), start=start + 1)
         assert (found.num_threads, os.sched_getaffinity(other.pid)) == (0, set(CPUS))
-        whole_process.bind_threads(other.pid, frozenset(LAST), start=start)
+        threads.bind_threads(other.pid, frozenset(LAST), start=start)
         assert os.sched_getaffinity(other.pid) == LAST
         other.kill()
 
 
 def test_refusals_and_ended_processes() -> None:
     """CPUs that do not exist are refused with a reason; a process that has ended has no threads."""
-    found = whole_process.bind_threads(os.getpid(), frozenset({8190}))
+    found = threads.bind_threads(os.getpid(), frozenset({8190}))
     assert found.num_threads == 0
     assert "CPUs 8190 were refused (Invalid argument)" in found.refusals[0]
     assert os.sched_getaffinity(0) == CPUS
     ended = subprocess.Popen(["true"])
     ended.wait()
-    assert whole_process.bind_threads(ended.pid, CPUS).num_threads == 0
-    assert whole_process.private_bytes(ended.pid) is None
+    assert threads.bind_threads(ended.pid, CPUS).num_threads == 0
+    assert numa_maps.private_bytes(ended.pid) is None
 
 
 def test_private_bytes() -> None:
     """Memory that is touched is counted on some node; files are not."""
-    before = sum((whole_process.private_bytes(os.getpid()) or {0: 0}).values())
+    before = sum((numa_maps.private_bytes(os.getpid()) or {0: 0}).values())
     block = mmap.mmap(
         -1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     )  # not from the heap, which may have that much to spare
     for _ in range(32):
         block.write(b"1" * (1 << 20))  # in pieces: Python without the GIL keeps the memory of what it has freed
-    after = whole_process.private_bytes(os.getpid())
+    after = numa_maps.private_bytes(os.getpid())
     if after is None:
         pytest.skip("this kernel has no numa_maps")
     assert 24 << 20 < sum(after.values()) - before < 64 << 20
@@ -130,11 +130,11 @@ def test_descendants() -> None:
         shell.stdin.write(b"x\n")
         shell.stdin.flush()
         assert shell.stdout.readline() == b"x\n"
-        starts = dict(whole_process.descendants_of(os.getpid()))
+        starts = dict(proc.descendants_of(os.getpid()))
         found = list(starts)
         assert starts[shell.pid] == proc.stat(proc.folder_of(shell.pid)).start
         assert shell.pid in found
         below = found[found.index(shell.pid) + 1 :]
         assert below
-        rest = dict(whole_process.descendants_of(os.getpid(), without={shell.pid})).keys()
+        rest = dict(proc.descendants_of(os.getpid(), without={shell.pid})).keys()
         assert rest.isdisjoint({shell.pid, *proc.children_in(shell.pid)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.base.seam import student_t
+from tests.unit.compare.seam import student_t
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,108 @@
+"""Text for people and shells: memory sizes, quoted words, similar words, stand-ins for characters."""
+
+from __future__ import annotations
+
+import codecs
+import math
+import re
+import shlex
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+# --- memory sizes ----------------------------------------------------------------------------------------------------
+
+_UNITS: Final = "KMGT"
+_SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s?(?:([KMGT])(?:i?B)?|B)?", re.ASCII | re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Parse a size in bytes: a number with K, M, G or T, each 1024 times the one before. Raises ValueError."""
+    match = _SIZE.fullmatch(text.strip())
+    size = 0.0 if match is None else float(match[1]) * 1024 ** (_UNITS.find((match[2] or " ").upper()) + 1)
+    is_part_of_a_byte = match is not None and not match[2] and not size.is_integer()  # 38.5: the unit is missing
+    if size < 1 or is_part_of_a_byte:
+        msg = f"{text!r} is not a size such as 38.5M or 1G"
+        raise ValueError(msg)
+    return int(size)
+
+
+def gib(num_bytes: int) -> str:
+    """Return a size in GiB, however small or large."""
+    return f"{num_bytes / 2**30:.1f} GiB"
+
+
+def render_size(num_bytes: int) -> str:
+    """Return a size in the largest unit that gives a number of at least 1."""
+    power = min(max(num_bytes, 1).bit_length() - 1, 10 * len(_UNITS)) // 10
+    return f"{num_bytes / 1024**power:.1f} {_UNITS[power - 1]}iB" if power else f"{num_bytes} B"
+
+
+def size_label(num_bytes: float) -> str:
+    """Return a size up to GiB in the largest unit that leaves at least 1, in short: 4 KiB, 1.5 MiB."""
+    power = min(3, int(math.log2(max(num_bytes, 1)) // 10))
+    return f"{num_bytes / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
+
+
+# --- shells ----------------------------------------------------------------------------------------------------------
+
+_NAMED: Final = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "\\r", "\x1b": "\\e"}
+
+
+def quote(word: str) -> str:
+    """Return a word for a shell as `shlex.quote` does, or in $'…' if it could control a terminal."""
+    return shlex.quote(word) if word.isprintable() else f"$'{''.join(map(_letter, word))}'"
+
+
+def quote_all(words: Iterable[str]) -> str:
+    """Return the quoted words as one line."""
+    return " ".join(map(quote, words))
+
+
+def _letter(letter: str) -> str:
+    """Write a letter for use in $'…'. Three octal digits per byte mean the same in every locale and shell."""
+    if letter in _NAMED:
+        return _NAMED[letter]
+    if letter.isprintable():
+        return letter
+    return "".join(f"\\{byte:03o}" for byte in letter.encode("utf-8", "surrogateescape"))
+
+
+# --- similar words ---------------------------------------------------------------------------------------------------
+
+_MOST_BEGUN: Final = 3  # a beginning of more words than this says too little
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return "; did you mean X?" with the closest known word, or with the few that begin so; "" if none is close."""
+    from difflib import get_close_matches  # takes 3 ms
+
+    candidates = list(known) if word.strip("-") else []
+    begun = [name for name in candidates if name.startswith(word)]
+    found = begun if 0 < len(begun) <= _MOST_BEGUN else get_close_matches(word.lower(), candidates, n=1)
+    return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+# --- encodings -------------------------------------------------------------------------------------------------------
+
+STAND_INS: Final = "numapin.encodable"
+"""The name of the handler among Python's, once `register_stand_ins` was called."""
+_REPLACEMENTS: Final = {"…": "...", "±": "+-", "·": "-"}  # of our own messages; rich replaces the lines that it draws
+_ESCAPED_BYTES: Final = range(0xDC80, 0xDD00)  # bytes of names that were not text, see PEP 383
+
+
+def register_stand_ins() -> None:
+    """Make the handler for characters that a stream's encoding lacks known to Python's encoders."""
+    codecs.register_error(STAND_INS, _replace)
+
+
+def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Return what stands in for the characters that cannot be encoded, and where encoding continues."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    first = error.object[error.start]
+    if ord(first) in _ESCAPED_BYTES:
+        return bytes([ord(first) - 0xDC00]), error.start + 1
+    return _REPLACEMENTS.get(first) or ascii(first)[1:-1], error.start + 1
