@@ -118,7 +118,8 @@ def render(numbers: Iterable[int]) -> str:
         return ""
     breaks = [i + 1 for i, (a, b) in enumerate(pairwise(ordered)) if b != a + 1]
     starts, ends = [0, *breaks], [*breaks, len(ordered)]
-    return ",".join(_run(ordered[start], ordered[end - 1]) for start, end in zip(starts, ends, strict=True))
+    runs = ((ordered[start], ordered[end - 1]) for start, end in zip(starts, ends, strict=True))
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def from_words(words: Iterable[int], *, word_bits: int) -> CpuSet:
@@ -208,11 +209,9 @@ def _numbers(item: str, text: str) -> range | list[int]:
         msg = f"{_quoted(item, text)} is not a number or a range such as 0-3"
         raise ValueError(msg)
     numbers = _range(first, last, item, text)
-    return _first_of_groups(numbers, int(used), int(group), item, text) if has_groups else numbers
-
-
-def _first_of_groups(numbers: range, num_used: int, group_size: int, item: str, text: str) -> list[int]:
-    """Return the first `num_used` of every `group_size` numbers."""
+    if not has_groups:
+        return numbers
+    num_used, group_size = int(used), int(group)
     if not 1 <= num_used <= group_size:
         raise _out_of_range(item, text)
     return [number for number in numbers if (number - numbers.start) % group_size < num_used]
@@ -236,10 +235,6 @@ def _quoted(item: str, text: str) -> str:
 
 def _is_number(word: str) -> bool:
     return word.isascii() and word.isdecimal() and len(word) <= _MAX_DIGITS
-
-
-def _run(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}-{last}"
 
 
 def _short(text: str) -> str:

@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 HIDDEN: Final = "***"
 
@@ -76,24 +76,13 @@ _SHAPED: Final = (_IN_URL, _USER_OF_URL, _SCHEME, _FORMS)
 
 def without_secrets(words: Sequence[str]) -> list[str]:
     """Return the words of a command line with values that look secret replaced by "***"."""
-    return list(_hidden(words))
-
-
-def _hidden(words: Sequence[str]) -> Iterator[str]:
-    is_value = False
+    shown, is_value = [], False  # of a secret option, the word before
     for word in words:
-        is_hidden = is_value and not _is_option(word) and word.lower() not in _NOT_SECRET
-        yield HIDDEN if is_hidden else _hidden_within(word)
-        is_value = _takes_secret(word)
-
-
-def _is_option(word: str) -> bool:
-    return word.startswith("-") and word != "-"
-
-
-def _takes_secret(word: str) -> bool:
-    """Return whether a word is an option whose value, the next word, is a secret."""
-    return _is_option(word) and "=" not in word and is_secret(word)
+        is_option = word.startswith("-") and word != "-"
+        is_hidden = is_value and not is_option and word.lower() not in _NOT_SECRET
+        shown.append(HIDDEN if is_hidden else _hidden_within(word))
+        is_value = is_option and "=" not in word and is_secret(word)
+    return shown
 
 
 def _hidden_within(word: str) -> str:

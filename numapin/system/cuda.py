@@ -60,8 +60,12 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "cuGetErrorString": (c_int, POINTER(c_char_p)),
 }
 _OPTIONAL: Final = frozenset({"cuCtxRecordEvent"})  # since CUDA 12.5, driver R555
-_CHECKED_BY_CALLER: Final = frozenset(  # each batch comes to them, and a checker takes as long as the call
-    {"cuCtxRecordEvent", "cuEventQuery", "cuEventRecord", "cuMemcpyHtoDAsync_v2", "cuStreamWaitEvent"}
+_CHECKED_BY_CALLER: Final = frozenset(
+    {
+        # Each batch comes to them, and a checker takes as long as the call.
+        *("cuCtxRecordEvent", "cuEventQuery", "cuEventRecord", "cuMemcpyHtoDAsync_v2", "cuStreamWaitEvent"),
+        *("cuGetErrorName", "cuGetErrorString"),  # an unknown result has neither name nor text
+    }
 )
 
 _LOOK_AT_THE_LOG: Final = "see what the driver says: dmesg | grep -i nvrm"
@@ -302,7 +306,7 @@ class Driver:
         for name, function in functions.items():
             function.argtypes, function.restype = _SIGNATURES[name], c_int
             if name not in _CHECKED_BY_CALLER:
-                function.errcheck = partial(_CHECKS.get(name, _succeeded), self)
+                function.errcheck = partial(_succeeded, self)
         return functions
 
     def refusal(self, result: int, function: _Function, arguments: tuple[object, ...]) -> CudaRefused:
@@ -333,14 +337,3 @@ def _succeeded(driver: Driver, result: int, function: _Function, arguments: tupl
     if result != _SUCCESS:
         raise driver.refusal(result, function, arguments)
     return result
-
-
-def _unchecked(_driver: Driver, result: int, _function: object, _arguments: tuple[object, ...]) -> int:
-    return result
-
-
-# Checks of a CUresult other than _succeeded. An unknown result has neither name nor text.
-_CHECKS: Final[dict[str, Callable[..., int]]] = {
-    "cuGetErrorName": _unchecked,
-    "cuGetErrorString": _unchecked,
-}
