@@ -358,11 +358,10 @@ def _placed(reading: PciReading, above: tuple[Element, ...], with_cpus: CpuSet) 
     buses = filter(None, (_BRIDGE_PCI.fullmatch(bridge.word("bridge_pci")) for bridge in host_bridges))
     home = _home(above)
     node = _node_of(home, with_cpus)
+    evidence = {NodeSource.HWLOC_FILE: CpuSet({node})} if node is not None else None
     return replace(
         reading,
-        evidence={NodeSource.LOCAL_CPUS: home.members("cpuset")}
-        if node is None
-        else {NodeSource.HWLOC_FILE: CpuSet({node})},
+        evidence=evidence or {NodeSource.LOCAL_CPUS: home.members("cpuset")},
         parents=tuple(filter(None, parents)),
         host_bridge=next((f"pci{bus[1]}:{bus[2]}" for bus in buses), None),
     )

@@ -114,6 +114,7 @@ def _address(element: Element) -> str | None:
 def _read_pci(cpu: Element, cpus: CpuSet) -> Iterator[tuple[PciReading, Element]]:
     """Yield the GPUs and NICs of a node with their elements."""
     node = cpu.optional_id("numaid")
+    # The CPUs of a known node say nothing more.
     evidence = {NodeSource.LOCAL_CPUS: cpus} if node is None else {NodeSource.NCCL_FILE: CpuSet({node})}
     for pci, above in cpu.walk():
         address = _address(pci)
