@@ -38,8 +38,9 @@ settings.load_profile("numapin")
 
 
 def pytest_configure() -> None:
-    """Restore SIGINT, which a shell's background job inherits as ignored, and make fork the start method."""
+    """Restore the signals that a shell's background job inherits as ignored, and make fork the start method."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     # Python 3.14's default imports torch in each worker. Tests of start methods name theirs.
     multiprocessing.set_start_method("fork", force=True)
 

@@ -83,7 +83,10 @@ class _Terminal:
         """Wait for the end, reading the terminal as terminals do; return the status and stderr."""
         with ThreadPoolExecutor() as thread:
             last = thread.submit(self.read_all)
-            _, err = self.process.communicate(timeout=30)
+            try:
+                _, err = self.process.communicate(timeout=30)
+            finally:
+                self.process.kill()  # if it does not end: reading ends with it
             self.last = last.result()
         return self.process.returncode, err.decode()
 
