@@ -1,7 +1,7 @@
 """The whole machine as data: `Topology`, and its JSON."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -16,7 +16,7 @@ from numapin.base.plural import counted, listed
 from numapin.base.printable import printable_lines
 from numapin.base.records import AtMost, Texts, read_record, to_json
 from numapin.errors import UsageError
-from numapin.topology.nics import NearestNics, nearest_nics
+from numapin.topology.nics import Adapter, NearestNics, adapters, nearest_nics
 from numapin.topology.parts import (
     Allowed,
     Core,
@@ -168,6 +168,20 @@ class Topology:
     def nearest_nics(self) -> dict[int, NearestNics]:
         """The nearest RDMA NICs of each GPU, its own first, by the GPU's index; none for a GPU near no known one."""
         return nearest_nics(self)
+
+    @cached_property
+    def nic_devices(self) -> tuple[Adapter, ...]:
+        """The NICs, without repetition: names with the same PCI address are one device."""
+        return adapters(self.nics)
+
+    @cached_property
+    def links_of(self) -> Mapping[str, Sequence[int]]:
+        """The places in `links` of each device's links, by the name of the device."""
+        places: defaultdict[str, list[int]] = defaultdict(list)
+        for place, link in enumerate(self.links):
+            places[link.a].append(place)
+            places[link.b].append(place)
+        return places
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain, combinations
@@ -12,13 +13,13 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted
 from numapin.errors import UsageError
 from numapin.topology.model import Gpu, LinkKind, NodeKind
-from numapin.topology.nics import Adapter, adapters
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from numapin.plan.model import GpuRef, Plan, RankPlan
     from numapin.topology.model import Core, Nic, Node, Pcie, Topology
+    from numapin.topology.nics import Adapter
 
 Ranks = tuple[int, ...]
 Device: TypeAlias = "Gpu | Adapter"
@@ -62,8 +63,13 @@ def numbered(word: str) -> str:
 def link_words(topology: Topology, devices: Sequence[Collection[str]]) -> dict[frozenset[int], str]:
     """Return the known links between devices, by the places of both; a link may use any of a device's names."""
     place_of = {name: place for place, names in enumerate(devices) for name in names}
-    links = (link for link in topology.links if place_of.keys() >= {link.a, link.b})
-    words = {frozenset((place_of[link.a], place_of[link.b])): link.kind for link in links}
+    places = sorted({place for name in place_of for place in topology.links_of.get(name, ())})
+    links = (topology.links[place] for place in places)
+    words = {
+        frozenset((place_of[link.a], place_of[link.b])): link.kind
+        for link in links
+        if link.a in place_of and link.b in place_of
+    }
     return {pair: word for pair, word in words.items() if len(pair) == 2}  # the names of one device have a link, too
 
 
@@ -190,35 +196,45 @@ def pcie_tree(topology: Topology, devices: Sequence[Device]) -> tuple[PcieGroup 
     They share one if a PCI bridge is above both, or if the word of their link says so. GPUs with NVLink have no such
     word among them: without known bridges, only their links to NICs show what they share.
     """
-    words = link_words(topology, [_names(device) for device in devices])
-    words |= {
-        frozenset((a, b)): shared
-        for (a, first), (b, second) in combinations(enumerate(devices), 2)
-        if (shared := _shared_bridges(first.pci_parents or (), second.pci_parents or ()))
-    }
-    groups: list[tuple[set[int], PcieGroup | Device]] = [({place}, device) for place, device in enumerate(devices)]
+    together: defaultdict[str, list[Collection[int]]] = defaultdict(list)  # devices that share what the word names
+    below: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)  # each bridge's devices, and how near
+    for place, device in enumerate(devices):
+        for distance, bridge in enumerate(device.pci_parents or ()):
+            below[bridge].append((place, distance))
+    for users in below.values():
+        together[LinkKind.ONE_SWITCH].append([place for place, distance in users if distance <= 1])
+        together[LinkKind.SWITCHES].append([place for place, _ in users])
+    for pair, word in link_words(topology, [_names(device) for device in devices]).items():
+        one, other = (devices[place].pci_parents or () for place in pair)
+        if not set(one) & set(other):
+            together[word].append(pair)
+
+    groups: dict[int, PcieGroup | Device] = dict(enumerate(devices))  # by the first place in each
+    group_of = list(groups)
     for word, name in _SWITCHES.items():
-        sets = [places for places, _ in groups]
-        for pair in (pair for pair, kind in words.items() if kind == word):
-            near = [places for places in sets if places & pair]
-            sets = [places for places in sets if places not in near] + [set().union(*near)]
-        merged = []
-        for places in sorted(sets, key=min):
-            parts = [part for inner, part in groups if inner <= places]
-            merged.append((places, parts[0] if len(parts) == 1 else PcieGroup(name=name, parts=tuple(parts))))
-        groups = merged
-    return tuple(part for _, part in groups)
+        joined = {first: first for first in groups}  # each group to an earlier one that it joins, or to itself
+        for places in together[word]:
+            firsts = {_last_of(joined, group_of[place]) for place in places}
+            joined |= dict.fromkeys(firsts, min(firsts, default=0))
+        parts: dict[int, list[PcieGroup | Device]] = {}
+        for first, part in groups.items():
+            parts.setdefault(_last_of(joined, first), []).append(part)
+        group_of = [_last_of(joined, first) for first in group_of]
+        groups = {
+            first: inner[0] if len(inner) == 1 else PcieGroup(name=name, parts=tuple(inner))
+            for first, inner in parts.items()
+        }
+    return tuple(groups.values())
 
 
-def _shared_bridges(a: tuple[str, ...], b: tuple[str, ...]) -> LinkKind | None:
-    """Return the word for the path through the nearest bridge above two devices; None: none is above both.
-
-    One switch is its upstream port, above one downstream port per device.
-    """
-    nearest = next((bridge for bridge in a if bridge in b), None)
-    if nearest is None:
-        return None
-    return LinkKind.ONE_SWITCH if max(a.index(nearest), b.index(nearest)) <= 1 else LinkKind.SWITCHES
+def _last_of(joined: dict[int, int], place: int) -> int:
+    """Follow the groups that have joined others to the last one; shorten the way for the next time."""
+    way = []
+    while joined[place] != place:
+        way.append(place)
+        place = joined[place]
+    joined |= dict.fromkeys(way, place)
+    return place
 
 
 def _names(device: Device) -> tuple[str, ...]:
@@ -232,7 +248,7 @@ def devices_on(topology: Topology, node: int | None) -> tuple[Device, ...]:
 
 def all_devices(topology: Topology) -> list[Device]:
     """Return the GPUs and then the NICs."""
-    return [*topology.gpus, *adapters(topology.nics)]
+    return [*topology.gpus, *topology.nic_devices]
 
 
 def buses(topology: Topology) -> tuple[Bus, ...]:
