@@ -61,9 +61,9 @@ def run_directory(environ: Mapping[str, str], report: Callable[[str], None] = la
         if named:
             yield _begin_in(os.path.abspath(named), held)
         else:
-            place, base, name = _begin_by_default(environ, report, held)
+            place, base, name, folder = _begin_by_default(environ, report, held)
             yield os.path.join(place, name)
-            _remove(base, name)
+            _remove(base, name, folder)
 
 
 def temporary_directories(environ: Mapping[str, str]) -> list[str]:
@@ -92,22 +92,25 @@ def _begin_in(path: str, held: ExitStack) -> str:
             except PermissionError as error:
                 hint = f"chmod go-w {shlex.quote(path)}, or {REMEDY}" if is_own(base) else REMEDY
                 raise NumapinError(f"no run directory can be made: {path}: {error.strerror}", hint) from None
-            return os.path.join(path, _make(base, "run-", held, needs_lock=False))
+            name, _ = _make(base, "run-", held, needs_lock=False)
+            return os.path.join(path, name)
     except OSError as error:
         raise NumapinError(f"no run directory can be made: {path}: {error.strerror}", REMEDY) from None
 
 
 def _begin_by_default(
     environ: Mapping[str, str], report: Callable[[str], None], held: ExitStack
-) -> tuple[str, int, str]:
+) -> tuple[str, int, str, int]:
     """Make a run's folder in the first usable temporary directory, and remove the folders of ended runs there.
 
     As in Python's tempfile, unusable directories are skipped: a TMPDIR that does not exist, a full disk. So is one in
     which other users could replace our folder, and one without file locks, unless there is no other: a run starts
     wherever torchrun, which looks for neither, would start it. Then a warning says so.
 
-    Returns the path and the descriptor of the directory, and the folder's name there. Raises NumapinError if no
-    directory is usable.
+    Nothing is removed in a directory where other users may give our folders other names.
+
+    Returns the path and the descriptor of the directory, and the name and the descriptor of the folder. Raises
+    NumapinError if no directory is usable.
     """
     problems: list[str] = []
     for is_stable, needs_lock in ((True, True), (True, False), (False, True), (False, False)):
@@ -116,8 +119,8 @@ def _begin_by_default(
                 with opened(place, PLACE) as parent:
                     if is_stable:
                         require_stable(parent)
-                    _sweep(parent)
-                    name = _make(parent, _own_prefix(), held, needs_lock=needs_lock)
+                        _sweep(parent)
+                    name, folder = _make(parent, _own_prefix(), held, needs_lock=needs_lock)
                     base = os.dup(parent)
             except OSError as error:
                 problems.append(f"{place}: {error.strerror}")
@@ -129,7 +132,7 @@ def _begin_by_default(
             if not (is_stable and needs_lock):
                 why = f"because there is no better place (skipped: {skipped})"
                 say(f"warning: the run's folder is in {place} {why}; {REMEDY}")
-            return place, base, name
+            return place, base, name, folder
     raise NumapinError(f"no run directory can be made: {'; '.join(dict.fromkeys(problems))}", REMEDY)
 
 
@@ -143,8 +146,8 @@ def _host_name() -> str:
     return os.uname().nodename.replace("/", "_")
 
 
-def _make(base: int, prefix: str, held: ExitStack, *, needs_lock: bool) -> str:
-    """Make a run's folder in an opened folder, and lock it for as long as `held` lasts; return its name.
+def _make(base: int, prefix: str, held: ExitStack, *, needs_lock: bool) -> tuple[str, int]:
+    """Make a run's folder in an opened folder, and lock it for as long as `held` lasts; return its name and descriptor.
 
     A failure leaves nothing behind. Raises OSError, also if the file system has no locks and `needs_lock` is set:
     without a lock, another run's sweep would take this run for one that has ended.
@@ -152,10 +155,14 @@ def _make(base: int, prefix: str, held: ExitStack, *, needs_lock: bool) -> str:
     name = f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}-{_host_name()}-{os.urandom(4).hex()}"
     os.mkdir(name, 0o700, dir_fd=base)
     with ExitStack() as undone:
-        undone.callback(_remove, base, name)
+        undone.callback(_remove_empty, base, name)
         folder = os.open(name, FOLDER, dir_fd=base)
         undone.callback(os.close, folder)
-        require_own(folder)  # in a place that is not stable, another user may have been faster
+        # In a place that is not stable, another user may have put another folder here, also one of ours.
+        require_own(folder)
+        if os.listdir(folder):
+            raise OSError(errno.EEXIST, "another folder took the place of the one that was made")
+        undone.callback(_remove, base, name, folder)
         with suppress(OSError):  # NFS locks only what is opened for writing, which a folder cannot be
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)  # systemd-tmpfiles skips it then, see tmpfiles.d(5)
         # The lock gets its name only when it is held: a sweep spares a new folder without a lock.
@@ -172,7 +179,7 @@ def _make(base: int, prefix: str, held: ExitStack, *, needs_lock: bool) -> str:
         undone.pop_all()
     held.callback(os.close, folder)
     held.callback(os.close, lock)
-    return name
+    return name, folder
 
 
 # --- remove those of ended runs --------------------------------------------------------------------------------------
@@ -184,7 +191,7 @@ def _sweep(place: int) -> None:
     The last ten with a report of failed ranks stay. So do other hosts' folders: if locks are local to a host, as on
     Lustre with localflock, theirs look free here.
     """
-    own = re.compile(f"{_own_prefix()}[0-9]{{8}}-[0-9]{{6}}-{re.escape(_host_name())}-[^-]*", re.DOTALL)
+    own = re.compile(f"{_own_prefix()}[0-9]{{8}}-[0-9]{{6}}-{re.escape(_host_name())}-[0-9a-f]{{8}}")
     try:
         listed = os.open(".", FOLDER, dir_fd=place)
     except PermissionError:  # one may make files in the directory but not list them
@@ -220,20 +227,17 @@ def _sweep_one(place: int, name: str, *, keep_report: bool) -> bool:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_kept = keep_report and status_at(folder, REPORT) is not None
         if not is_kept:
-            _remove(place, name)
+            _remove(place, name, folder)
         return is_kept
 
 
-def _remove(base: int, name: str) -> None:
-    """Remove a run's folder in an opened one, without following links; its lock goes last.
+def _remove(base: int, name: str, folder: int) -> None:
+    """Remove what is in an opened folder of a run, without following links, then the folder; its lock goes last.
 
-    So what is left by a process that dies here can still be swept. What cannot be removed stays.
+    So what is left by a process that dies here can still be swept. What cannot be removed stays. So does another folder
+    that has its name in `base` by now.
     """
-    with suppress(OSError), ExitStack() as opened_here:
-        folder = os.open(name, FOLDER, dir_fd=base)
-        opened_here.callback(os.close, folder)
-        if not is_own(folder):  # a cleaner removed ours, and another user has made this one since
-            return
+    with suppress(OSError):
         for entry in os.listdir(folder):
             with suppress(OSError):
                 try:
@@ -243,6 +247,12 @@ def _remove(base: int, name: str) -> None:
                     shutil.rmtree(entry, ignore_errors=True, dir_fd=folder)
         if os.listdir(folder) == [_LOCK]:
             os.unlink(_LOCK, dir_fd=folder)
+        if os.path.samestat(os.stat(name, dir_fd=base, follow_symlinks=False), os.fstat(folder)):
+            os.rmdir(name, dir_fd=base)
+
+
+def _remove_empty(base: int, name: str) -> None:
+    with suppress(OSError):
         os.rmdir(name, dir_fd=base)
 
 
@@ -273,8 +283,10 @@ def _runs_of(owner: int | None, environ: Mapping[str, str]) -> list[str]:
     found: list[str] = []
     for place in [os.path.abspath(named)] if named else temporary_directories(environ):
         with suppress(OSError), opened(place) as base:
-            for name in os.listdir(base):
-                status = status_at(base, name) if name.startswith("run-" if named else _own_prefix()) else None
+            for name in filter(lambda name: name.startswith("run-" if named else _own_prefix()), os.listdir(base)):
+                status = None
+                with suppress(OSError):  # another user's, e.g. on a file system that only he may read
+                    status = status_at(base, name)
                 if status is not None and stat.S_ISDIR(status.st_mode) and owner in (None, status.st_uid):
                     found.append(os.path.join(place, name))
     return sorted(found, key=os.path.basename)  # names begin with the time

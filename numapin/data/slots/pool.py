@@ -133,7 +133,11 @@ class Pool:
                 except OSError as error:  # first take the other parts: their descriptors and slots would be lost
                     failed = failed or error
                     continue
-                views.append(slot.lend(part.num_bytes, self._release if self._is_closed else self._ended.append))
+                views.append(slot.lend(part.num_bytes, self._ended.append))
+                if self._is_closed:  # meanwhile, by another thread
+                    slot.retire()
+                    _orphans[slot] = self
+                    self._watch(slot)
                 is_pinned = is_pinned and slot.pinned_on is not None
         for number in self._slots.keys() & head.inherited:
             self._slots[number].is_inherited = True
@@ -258,14 +262,14 @@ class Pool:
         """Use a slot no more; its memory goes when the last batch over it is gone."""
         if slot is None:
             return
+        if slot.lease is not None:
+            _orphans[slot] = self
         self._slots.pop(slot.number, None)
         for worker in slot.mapped_by:
             self._forgotten[worker].append(slot.number)
         slot.retire()
         if slot.lease is None:
             self._discard(slot)
-        else:
-            _orphans[slot] = self
 
     def _discard(self, slot: Slot) -> None:
         """Unpin a slot that nothing reads; it is unmapped with the last reference."""
@@ -331,8 +335,12 @@ class Pool:
         """Give all memory back, now or, if batches still refer to it, when the last of them is gone."""
         if next(self._closings) or os.getpid() != self.pid:
             return
+        self._is_closed = True
+        # First what must not be lost if unpinning is interrupted: from now on finalizers release what is lent.
         _orphans.update((slot, self) for slot in self._slots.values() if slot.lease is not None)
-        self._is_closed = True  # after they were added: what is lent from now on, finalizers remove
+        for slot in [slot for slot in list(_orphans) if _orphans.get(slot) is self]:
+            self._watch(slot)
+        self._ended.clear()
         for slot in self._slots.values():
             slot.retire()
         self._discard_unlent()
@@ -342,9 +350,6 @@ class Pool:
             slot.unpin_later(self.spec.driver)
         self._settling.close()
         self._slots.clear()
-        for slot in [slot for slot, pool in list(_orphans.items()) if pool is self]:
-            self._watch(slot)
-        self._ended.clear()
         self.arrivals.close()
 
     def _discard_unlent(self) -> None:

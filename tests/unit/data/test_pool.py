@@ -474,6 +474,35 @@ class TestClosing:
         assert wait_until(lambda: not fake_cuda.registered_bytes(), limit_s=WAIT_S)
         assert pool_module._orphans.keys() <= self.others
 
+    def test_an_interrupted_close_loses_no_batch(self, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ctrl-C while free slots are unpinned: the memory of a batch that is in use goes with its last reference."""
+
+        def interrupt(_pool: Pool) -> None:
+            raise KeyboardInterrupt
+
+        loop = Loopback(Pool(make_spec(**gpu())))
+        lent(loop, BATCH)
+        loop.settle()
+        batch = lent(loop, BATCH)
+        monkeypatch.setattr(Pool, "_discard_unlent", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            loop.pool.close()
+        assert fake_cuda.registered_bytes() == PAGE
+        del batch
+        assert wait_until(lambda: not fake_cuda.registered_bytes(), limit_s=WAIT_S)
+        assert pool_module._orphans.keys() <= self.others
+
+    def test_what_arrives_while_it_is_closed_is_let_go(self, loop: Loopback) -> None:
+        """Another thread may open a batch at that moment: it is whole, and its slot goes with the last reference."""
+        is_closed, loop.pool._is_closed = loop.pool._is_closed, True  # as if `close` had just begun
+        batch = lent(loop, BATCH)
+        loop.pool._is_closed = is_closed
+        assert torch.equal(batch, BATCH)
+        assert num_open() == 0
+        assert len(pool_module._orphans.keys() - self.others) == 1
+        del batch
+        assert pool_module._orphans.keys() <= self.others
+
     def test_a_copy_outlives_the_pool(self, fake_cuda: FakeCuda) -> None:
         """Memory that the GPU may be reading is not unpinned, whether the loop has looked for it or not."""
         with loopback(**gpu()) as loop:

@@ -301,6 +301,22 @@ def test_the_only_place_is_open_to_all(tmp_path: Path, capsys: pytest.CaptureFix
     assert "others may write to it (mode 0777)" in capsys.readouterr().err
 
 
+def test_nothing_is_removed_where_others_may_rename(tmp_path: Path) -> None:
+    """There another user can give any folder of ours a run's name, or our run's own name in the middle of it."""
+    tmp_path.chmod(0o777)
+    data = tmp_path / "data"
+    data.mkdir(mode=0o700)
+    (data / "thesis").write_text("years")
+    with run_folder.run_directory({"TMPDIR": str(tmp_path)}) as path:
+        handover.write_json(path, handover.PLAN, {})
+        Path(path).rename(tmp_path / "away")
+        data.rename(path)
+    assert (Path(path) / "thesis").read_text() == "years"
+    os.utime(path, (0, 0))
+    with run_folder.run_directory({"TMPDIR": str(tmp_path)}):
+        assert (Path(path) / "thesis").read_text() == "years"
+
+
 def test_skipped_places_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`run --verbose` shows them; without it, a TMPDIR that does not exist is passed over silently."""
     reported: list[str] = []
