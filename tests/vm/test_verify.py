@@ -88,7 +88,7 @@ def test_moved_thread_is_found(two_nodes: VmResult) -> None:
     assert (status, report["holds"], errors[1]) == (1, False, [])
     (finding,) = errors[0]
     assert finding["what"].endswith("of the rank may run on CPUs 4; planned: 0-3")
-    assert "bind it again with: numapin attach --job run-" in finding["remedy"]
+    assert f"bind it again with: numapin attach --job {report['run']}" in finding["remedy"]
     assert _look(two_nodes, "restored")[0] == 0
 
 
