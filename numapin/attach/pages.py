@@ -1,4 +1,4 @@
-"""Where the pages of a process are, and moving them to its nodes.
+"""Find the nodes of a process's pages, and move the pages to its own.
 
 Pages of files are left out: they are the page cache, which belongs to all processes. So are mappings that the program
 itself placed by a policy of their own.

@@ -1,4 +1,4 @@
-"""What `numapin attach` did, as data and as JSON (numapin.attach/1), and the commands that undo it."""
+"""The report of `numapin attach` as data and as JSON (numapin.attach/1), with the commands that undo its changes."""
 
 from __future__ import annotations
 

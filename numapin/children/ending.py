@@ -1,4 +1,4 @@
-"""What the end of `numapin exec --children` says, and its status."""
+"""The summary and the exit status at the end of `numapin exec --children`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Wait for the first CUDA context of a process that never names its device.
 
-`torch.ones(1, device="cuda:1")` does not call set_device, and CUDA tells nobody that it made a context; so a thread
-asks the driver, which takes microseconds.
+`torch.ones(1, device="cuda:1")` does not call set_device, and CUDA does not report new contexts. So a thread asks
+the driver, which takes microseconds.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def run(
     """Measure, show the report and write the file.
 
     Raises:
-        NumapinError: There are no figures, or the file cannot be written.
+        NumapinError: Nothing was measured, or the file cannot be written.
         Stopped: A signal ended the measurement. What was measured is shown and written, marked as partial.
     """
     settings = {**settings, "repeats": options.repeats, "timeout_s": options.timeout}

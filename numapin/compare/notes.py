@@ -1,4 +1,4 @@
-"""What a reader of a comparison has to know besides its ratios."""
+"""Remarks on a comparison that its ratios do not show."""
 
 from __future__ import annotations
 

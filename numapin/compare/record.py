@@ -1,4 +1,4 @@
-"""What a rank measures, and its measurements, as data.
+"""The measurements of a rank, and what it is asked to measure, as data.
 
 Times are nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
 """

@@ -1,4 +1,4 @@
-"""What travels between a worker and the rank, and how the rank rebuilds a batch from it.
+"""Messages between a worker and the rank, and the rebuilding of a batch from one.
 
 A message is a value that marshal writes: a tuple for a batch (its `Head` and its pickle), bytes for the pickle of
 anything else. Tensors are out-of-band buffers of the pickle (PEP 574): the head lists where each lies in the slot, and

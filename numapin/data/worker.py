@@ -1,4 +1,4 @@
-"""What a DataLoader worker of ours runs first."""
+"""The set-up of a DataLoader worker: it runs before torch's loop."""
 
 from __future__ import annotations
 

@@ -313,21 +313,15 @@ def rank_places(topology: Topology, plan: Plan | None) -> RankPlaces:
 
 def _by_place(pairs: Iterable[tuple[frozenset[int], int]]) -> dict[int, Ranks]:
     """Return the ranks of each place; places with the same ranks share one tuple, because ranks share sets of CPUs."""
-    sharers = _sharers(pairs)
+    sharers: dict[frozenset[int], list[int]] = {}
+    for places, rank in pairs:
+        sharers.setdefault(places, []).append(rank)
     sets_around: dict[int, tuple[frozenset[int], ...]] = {}
     for places in sharers:
         for place in places:
             sets_around[place] = (*sets_around.get(place, ()), places)
     merged = cache(lambda sets: tuple(sorted(chain.from_iterable(map(sharers.__getitem__, sets)))))
     return {place: merged(sets) for place, sets in sets_around.items()}
-
-
-def _sharers(pairs: Iterable[tuple[frozenset[int], int]]) -> dict[frozenset[int], list[int]]:
-    """Return the ranks of each set of places."""
-    sharers: dict[frozenset[int], list[int]] = {}
-    for places, rank in pairs:
-        sharers.setdefault(places, []).append(rank)
-    return sharers
 
 
 def _require_of_machine(topology: Topology, ranks: Iterable[RankPlan]) -> None:

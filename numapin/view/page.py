@@ -66,7 +66,7 @@ script-src 'none'; img-src 'none'; base-uri 'none'; form-action 'none'">
 
 
 def plan_html(plan: Plan) -> str:
-    """Return the ranks as a table with the reasons, and the warnings; a notebook shows it for a plan."""
+    """Return the ranks as a table with the reasons, and the warnings."""
     rows = [
         (
             str(rank.local_rank),

@@ -880,11 +880,3 @@ def _draw(box: Box, lines: list[str]) -> None:
 
 
 _SHARP: Final = (BoxKind.MACHINE, BoxKind.CORE, BoxKind.CPU, BoxKind.MEMORY, BoxKind.USED, BoxKind.SHARE)
-
-
-def machine_svg(topology: Topology) -> str | None:
-    """Return the picture that a notebook shows; None for a machine too large for one, which is shown as text."""
-    try:
-        return element(lay_out(topology), inside=f"<style>{style()}</style>\n")
-    except UsageError:
-        return None

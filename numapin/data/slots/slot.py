@@ -24,7 +24,7 @@ _POISON: Final = 0xA5
 
 
 class Lease(weakref.ref["Window"]):
-    """What a batch refers to while it uses a slot.
+    """A weak reference to the memory that a batch uses, which knows its slot.
 
     Its callback should be a function of C: Ctrl-C that arrives in a callback of Python's is lost.
     """
