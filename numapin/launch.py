@@ -75,7 +75,7 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
             kills_before, ranks = cgroup.read_kills(), list[StartedRank]()
             try:
                 place = hosts.join(alarm)
-                files = logs.begin(restarts, num_ranks, run_dir)
+                files = logs.begin(restarts, num_ranks, run_dir, place.first_rank)
                 is_signed = not job.is_single_host and job.rdzv_backend == "c10d"
                 shared = {
                     **os.environ,

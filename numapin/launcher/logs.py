@@ -49,8 +49,8 @@ class Logs:
         self._ended = threading.Event()
         self._tail: threading.Thread | None = None
 
-    def begin(self, attempt: int, num_ranks: int, run_dir: str) -> list[RankOutput]:
-        """Make the folders of an attempt, and begin to show the lines of --tee."""
+    def begin(self, attempt: int, num_ranks: int, run_dir: str, first_rank: int = 0) -> list[RankOutput]:
+        """Make the folders of an attempt, and begin to show the lines of --tee. This host has rank `first_rank`."""
         job = self._job
         if not job.keeps_logs:
             again = f"-{attempt}" if attempt else ""
@@ -80,7 +80,9 @@ class Logs:
             files.append(RankOutput(os.path.join(own, "error.json"), **paths))
         self._ended = threading.Event()
         if shown:
-            self._tail = threading.Thread(target=self._show, args=(shown, folder), name="numapin-tee", daemon=True)
+            self._tail = threading.Thread(
+                target=self._show, args=(shown, folder, first_rank), name="numapin-tee", daemon=True
+            )
             self._tail.start()
         return files
 
@@ -91,12 +93,21 @@ class Logs:
             self._tail.join()
             self._tail = None
 
-    def _show(self, shown: list[tuple[int, str, str]], folder: str) -> None:
+    def _show(self, shown: list[tuple[int, str, str]], folder: str, first_rank: int) -> None:
         """Copy lines of the files to the launcher's streams, behind a prefix; and those of the filters to a file."""
-        template = os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or "[${role_name}${local_rank}]:"
+        template = (
+            self._job.log_line_prefix_template
+            or os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+            or "[${role_name}${local_rank}]:"
+        )
         sources: list[tuple[IO[str], TextIO, str, tuple[str, ...], str]] = []
         for local_rank, stream, path in shown:
-            prefix = Template(template).safe_substitute(role_name=self._job.role, local_rank=local_rank)
+            prefix = Template(template).safe_substitute(
+                role_name=self._job.role,
+                local_rank=local_rank,
+                rank=first_rank + local_rank,
+                hostname=os.uname().nodename,
+            )
             source = open(path, "a+", errors="replace")  # noqa: SIM115 - for as long as the rank runs
             source.seek(0)
             filters = getattr(self._job, f"duplicate_{stream}_filters")

@@ -203,7 +203,7 @@ TORCHRUN_OPTIONS: Final = (
     _Option(("--event-log-handler",), _LOGS, "NAME", "Registered handler of torch's elastic events (default: null).",
             default="null"),
     _Option(("--log-line-prefix-template",), _LOGS, "TEXT", "Begin each line that --tee shows with this text, e.g. "
-            "'${hostname}:${rank}: ' (torch 2.14 and newer).", since=(2, 14)),
+            "'${hostname}:${rank}: '.", default="", since=(2, 14)),
     _Option(("--print-completion",), _LOGS, "SHELL", "Not for numapin, whose shell completion is printed by: numapin "
             "completion SHELL.", words=("bash", "zsh", "tcsh"), since=(2, 14)),
 )  # fmt: skip

@@ -1,0 +1,34 @@
+"""Lines of ranks' files on the launcher's streams."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from tests.unit.launcher.seam import Logs, parse
+
+HOST = os.uname().nodename
+
+
+@pytest.mark.parametrize(
+    ("options", "variable", "begins"),
+    [
+        ((), "", "[trainer1]:"),
+        (("--log-line-prefix-template", "${rank}@${hostname}/${local_rank} $x "), "ignored", f"5@{HOST}/1 $x "),
+        ((), "${role_name} ${rank}> ", "trainer 5> "),
+    ],
+)
+def test_how_lines_begin(
+    options: tuple[str, ...], variable: str, begins: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As torch's template says: the option first, then the variable; this host's ranks begin at 4 here."""
+    words = ["--tee", "1:1", "--role", "trainer", "--log-dir", str(tmp_path / "logs"), *options, "train.py"]
+    logs = Logs(parse(words, {}, {}, python="python3", prog="numapin run"), "job")
+    with mock.patch.dict(os.environ, TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=variable):
+        files = logs.begin(0, 2, str(tmp_path), first_rank=4)
+        Path(files[1].stdout).write_text("a step\nanother\n")
+        logs.close()
+    assert capsys.readouterr().out == f"{begins}a step\n{begins}another\n"
