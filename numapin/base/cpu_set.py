@@ -45,8 +45,23 @@ class CpuSet(frozenset[int]):
         _check_length(text)
         numbers: set[int] = set()
         left = 4 * MAX_ID  # bounds what repeated ranges add up to: a file full of them must not take minutes
-        for item in text.split(","):
-            found = _numbers(item.strip(), text)
+        for item in map(str.strip, text.split(",") if text.strip() else ()):
+            first = last = item
+            used = group_size = "1"
+            if not _is_number(item):
+                span, has_groups, groups = item.partition(":")
+                first, _, last = span.partition("-")
+                if has_groups:
+                    used, _, group_size = groups.partition("/")
+                if not all(map(_is_number, (first, last, used, group_size))):
+                    msg = f"{_quoted(item, text)} is not a number or a range such as 0-3"
+                    raise ValueError(msg)
+            found: range | list[int] = range(int(first), int(last) + 1)
+            if not found or found[-1] >= MAX_ID or not 1 <= int(used) <= int(group_size):
+                msg = f"range {_quoted(item, text)} runs backwards or too far"
+                raise ValueError(msg)
+            if group_size != "1":
+                found = [number for number in found if (number - int(first)) % int(group_size) < int(used)]
             left -= len(found)
             if left < 0:
                 msg = f"{_short(text)!r} lists the same numbers again and again"
@@ -194,38 +209,6 @@ def _check_length(text: str) -> None:
     if len(text) > MAX_LIST_CHARS:
         msg = f"a list of {len(text)} characters is longer than any machine's; at most {MAX_LIST_CHARS} are read"
         raise ValueError(msg)
-
-
-def _numbers(item: str, text: str) -> range | list[int]:
-    """Return the numbers of one item of a list: a number, a range, or a grouped range."""
-    if not item and not text.strip():
-        return range(0)
-    if _is_number(item):
-        return _range(item, item, item, text)
-    span, has_groups, groups = item.partition(":")
-    first, _, last = span.partition("-")
-    used, _, group = groups.partition("/") if has_groups else ("1", "/", "1")
-    if not all(map(_is_number, (first, last, used, group))):
-        msg = f"{_quoted(item, text)} is not a number or a range such as 0-3"
-        raise ValueError(msg)
-    numbers = _range(first, last, item, text)
-    if not has_groups:
-        return numbers
-    num_used, group_size = int(used), int(group)
-    if not 1 <= num_used <= group_size:
-        raise _out_of_range(item, text)
-    return [number for number in numbers if (number - numbers.start) % group_size < num_used]
-
-
-def _range(first: str, last: str, item: str, text: str) -> range:
-    numbers = range(int(first), int(last) + 1)
-    if not numbers or numbers.stop > MAX_ID:
-        raise _out_of_range(item, text)
-    return numbers
-
-
-def _out_of_range(item: str, text: str) -> ValueError:
-    return ValueError(f"range {_quoted(item, text)} runs backwards or too far")
 
 
 def _quoted(item: str, text: str) -> str:

@@ -25,7 +25,6 @@ from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Self
 
 CAPTURE: Final = "capture a machine with: hwloc-gather-topology --io capture && tar xf capture.tar.bz2"
@@ -80,12 +79,17 @@ class Tree:
         fd = self._opened(path, _READ)
         if fd is None:
             return None
+        left = _MAX_PROC_BYTES if path.startswith("proc/") else _MAX_BYTES
+        chunks: list[bytes] = []
         try:
-            data = _read(fd, _MAX_PROC_BYTES if path.startswith("proc/") else _MAX_BYTES)
+            while left > 0 and (chunk := os.read(fd, left)):  # /proc and /sys return a page at a time
+                chunks.append(chunk)
+                left -= len(chunk)
         except OSError:  # the driver refuses (EINVAL, EIO), or it is a directory
             return None
         finally:
             os.close(fd)
+        data = b"".join(chunks)
         if self.root:
             self._steps.take_bytes(len(data), f"{self.root}/{path}")
         return data
@@ -100,16 +104,20 @@ class Tree:
         text = self.text(path)
         return int(text) if text is not None and _NUMBER.fullmatch(text) else None
 
-    def numbers(self, path: str = "", *, mask: str = "") -> CpuSet | None:
+    def numbers(self, path: str, *, mask: str = "", line: re.Pattern[str] | None = None) -> CpuSet | None:
         """Return the set in the list file `path`, else in the mask file `mask`, else None.
 
-        Old kernels have masks only. Raises MachineFileError that names the file.
+        Old kernels have masks only. With `line`, the list is the group of its first match in the file.
+        Raises MachineFileError that names the file.
         """
-        listed = self._set(path, CpuSet.parse) if path else None
-        return self._set(mask, cpu_set.parse_mask) if listed is None and mask else listed
-
-    def parsed(self, text: str, path: str, parse: Callable[[str], CpuSet] = CpuSet.parse) -> CpuSet:
-        """Parse a set from the file `path`. Raises MachineFileError that names the file."""
+        text, parse = self.text(path), CpuSet.parse
+        if line is not None:
+            match = line.search(text or "")
+            text = match[1] if match else None
+        if text is None and mask:
+            path, text, parse = mask, self.text(mask), cpu_set.parse_mask
+        if text is None:
+            return None
         try:
             return self._sets.get(text, parse)
         except ValueError as error:
@@ -154,19 +162,6 @@ class Tree:
                 return walk.open(flags)
         except (OSError, ValueError):  # ValueError: a cgroup path with a NUL in it
             return None
-
-    def _set(self, path: str, parse: Callable[[str], CpuSet]) -> CpuSet | None:
-        text = self.text(path)
-        return None if text is None else self.parsed(text, path, parse)
-
-
-def _read(fd: int, most: int) -> bytes:
-    """Read until empty, because /proc and /sys return a page at a time; at most `most` bytes. Raises OSError."""
-    chunks: list[bytes] = []
-    while most > 0 and (chunk := os.read(fd, most)):
-        chunks.append(chunk)
-        most -= len(chunk)
-    return b"".join(chunks)
 
 
 class _Walk:

@@ -11,7 +11,6 @@ import os
 import re
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate, chain, islice
 from typing import TYPE_CHECKING, Final
 
@@ -46,7 +45,7 @@ from numapin.topology.sources.gpu_drivers import gpu_memory_nodes, nvidia_names,
 from numapin.topology.vendors import BY_PCI_ID, is_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterator, Mapping, Sequence
     from pathlib import Path
 
 _SYSTEM: Final = "sys/devices/system"
@@ -122,11 +121,19 @@ def _online_cpus(tree: Tree) -> CpuSet:
 
 def _read_cpus(tree: Tree, online: CpuSet) -> tuple[tuple[CpuReading, ...], tuple[str, ...]]:
     """Return the CPUs, and notes on their packages."""
-    siblings = _groups(online, partial(_siblings, tree))
-    packages = _groups(online, partial(_package_cpus, tree))
-    caches = _groups(online, partial(_l3, tree))
+    siblings, packages, caches = dict[int, CpuSet](), dict[int, CpuSet](), dict[int, CpuSet]()
+    in_order = sorted(online)
+    for groups, read in ((siblings, _siblings), (packages, _package_cpus), (caches, _l3)):
+        # A list is read for one CPU of each group. A CPU without a list, or with one that lacks it, has no group.
+        left = set(online)
+        for cpu in in_order:
+            members = read(tree, cpu) if cpu in left else None
+            if members is not None and cpu in members:
+                group = members & left
+                left -= group
+                groups.update(dict.fromkeys(group, group))
     # The CPUs of each CPU's package as far as known: at least those of its core, or the CPU itself.
-    around = {cpu: packages.get(cpu) or siblings.get(cpu) or CpuSet({cpu}) for cpu in sorted(online)}
+    around = {cpu: packages.get(cpu) or siblings.get(cpu) or CpuSet({cpu}) for cpu in in_order}
     numbers = {
         cpus: tree.number(f"{_CPU}/cpu{min(cpus)}/topology/physical_package_id")
         for cpus in dict.fromkeys(around.values())
@@ -145,13 +152,9 @@ def _read_cpus(tree: Tree, online: CpuSet) -> tuple[tuple[CpuReading, ...], tupl
 
 
 def _siblings(tree: Tree, cpu: int) -> CpuSet | None:
-    """Return the CPUs of a CPU's core; None if they are unknown."""
     at = f"{_CPU}/cpu{cpu}/topology"
-    return (
-        tree.numbers(f"{at}/thread_siblings_list", mask=f"{at}/thread_siblings")
-        or tree.numbers(f"{at}/core_cpus_list", mask=f"{at}/core_cpus")
-        or None
-    )
+    listed = tree.numbers(f"{at}/thread_siblings_list", mask=f"{at}/thread_siblings")
+    return listed or tree.numbers(f"{at}/core_cpus_list", mask=f"{at}/core_cpus")
 
 
 def _package_cpus(tree: Tree, cpu: int) -> CpuSet | None:
@@ -166,21 +169,6 @@ def _l3(tree: Tree, cpu: int) -> CpuSet | None:
         if tree.number(f"{at}/{name}/level") == 3:
             return tree.numbers(f"{at}/{name}/shared_cpu_list", mask=f"{at}/{name}/shared_cpu_map")
     return None
-
-
-def _groups(cpus: Iterable[int], read: Callable[[int], CpuSet | None]) -> dict[int, CpuSet]:
-    """Return each CPU's group; `read` is called for one CPU of each.
-
-    A CPU without a list, or with a list that lacks it, has no group.
-    """
-    left, groups = set(cpus), dict[int, CpuSet]()
-    for cpu in sorted(left):
-        members = read(cpu) if cpu in left else None
-        if members is not None and cpu in members:
-            group = members & left
-            left -= group
-            groups.update(dict.fromkeys(group, group))
-    return groups
 
 
 def _read_nodes(tree: Tree, online: CpuSet) -> Iterator[NodeReading]:
@@ -233,18 +221,15 @@ def _ratings(tree: Tree, cores: Sequence[CpuSet], name: str) -> Mapping[int, int
 
     If the first threads of all cores have one number, it is that of the other threads too, which are not read.
     """
-
-    def rating(cpu: int) -> int | None:
-        return tree.number(f"{_CPU}/cpu{cpu}/{name}")
-
+    file = f"{_CPU}/cpu{{}}/{name}"
     first = list(map(min, cores))
-    if not first or rating(first[0]) is None:
+    if not first or tree.number(file.format(first[0])) is None:
         return {}
-    known = {cpu: rating(cpu) for cpu in first}
+    known = {cpu: tree.number(file.format(cpu)) for cpu in first}
     all_cpus = set(chain.from_iterable(cores))
     if len(set(known.values())) == 1:
         return without_none(dict.fromkeys(all_cpus, known[first[0]]))
-    return without_none(known | {cpu: rating(cpu) for cpu in all_cpus.difference(first)})
+    return without_none(known | {cpu: tree.number(file.format(cpu)) for cpu in all_cpus.difference(first)})
 
 
 # --- the cpuset ------------------------------------------------------------------------------------------------------
@@ -252,9 +237,9 @@ def _ratings(tree: Tree, cores: Sequence[CpuSet], name: str) -> Mapping[int, int
 
 def _allowed(tree: Tree, what: str) -> CpuSet | None:
     """Return the allowed "cpus" or "mems" of the reading process, or of the process that captured the machine."""
-    match = _ALLOWED[what].search(tree.text("proc/self/status") or "")
-    if match:
-        return tree.parsed(match[1], "proc/self/status")
+    own = tree.numbers("proc/self/status", line=_ALLOWED[what])
+    if own is not None:
+        return own
     # One after the other: a capture may name millions of directories.
     files = (
         f"{mount.at}/{path.strip('/')}/{name.format(what)}"
@@ -298,30 +283,28 @@ def _read_pci(tree: Tree, online: CpuSet) -> Iterator[PciReading]:
         device_class = pci_class(tree.text(f"{at}/class"))
         if address is None or device_class is None:
             continue
-        vendor = _gpu_vendor(tree, at, device_class, address, known_to_nvidia=address in driver)
-        if vendor is not None:
-            yield replace(
-                _device(tree, at, address, online),
-                vendor=vendor,
-                is_vga=device_class == VGA,
-                device_id=_hexadecimal(tree.text(f"{at}/device")),
-            )
-        elif is_network(device_class) and (interfaces := tuple(_interfaces(tree, at, device_class))):
-            yield replace(_device(tree, at, address, online), interfaces=interfaces)
-
-
-def _gpu_vendor(tree: Tree, at: str, device_class: int, address: str, *, known_to_nvidia: bool) -> GpuVendor | None:
-    """Return the vendor of a GPU; None for any other device."""
-    if not may_be_gpu(device_class):
-        return None
-    number = _hexadecimal(tree.text(f"{at}/vendor"))
-    if number is None:
-        config = (tree.data(f"{at}/config") or b"")[:2]
-        number = int.from_bytes(config, "little") if len(config) == 2 else None
-    if number is None:  # some captures have only the class: a VGA device may then be the board's own
-        return GpuVendor.NVIDIA if known_to_nvidia or device_class == CONTROLLER_3D else None
-    vendor = BY_PCI_ID.get(number)
-    return vendor if is_gpu(vendor, device_class, address) else None
+        if is_network(device_class):
+            interfaces = tuple(_interfaces(tree, at, device_class))
+            if interfaces:
+                yield replace(_device(tree, at, address, online), interfaces=interfaces)
+            continue
+        if not may_be_gpu(device_class):
+            continue
+        number = _hexadecimal(tree.text(f"{at}/vendor"))
+        if number is None:
+            config = (tree.data(f"{at}/config") or b"")[:2]
+            number = int.from_bytes(config, "little") if len(config) == 2 else None
+        vendor = BY_PCI_ID.get(number or 0)
+        if number is None and (address in driver or device_class == CONTROLLER_3D):
+            vendor = GpuVendor.NVIDIA  # some captures have only the class: a VGA device may then be the board's own
+        elif not is_gpu(vendor, device_class, address):
+            continue
+        yield replace(
+            _device(tree, at, address, online),
+            vendor=vendor,
+            is_vga=device_class == VGA,
+            device_id=_hexadecimal(tree.text(f"{at}/device")),
+        )
 
 
 def _hexadecimal(text: str | None) -> int | None:
