@@ -188,23 +188,6 @@ class Sets:
         return found
 
 
-class Inside:
-    """The parts of sets that lie inside another set; equal sets share one part."""
-
-    __slots__ = ("_around", "_known")
-
-    def __init__(self, around: Iterable[int]) -> None:
-        self._around = CpuSet(around)
-        self._known: dict[CpuSet, CpuSet] = {}
-
-    def of(self, numbers: CpuSet) -> CpuSet:
-        """Return the numbers that lie inside."""
-        found = self._known.get(numbers)
-        if found is None:
-            found = self._known[numbers] = numbers & self._around
-        return found
-
-
 def _check_length(text: str) -> None:
     if len(text) > MAX_LIST_CHARS:
         msg = f"a list of {len(text)} characters is longer than any machine's; at most {MAX_LIST_CHARS} are read"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted
 from numapin.topology.fast import fast_cores
@@ -33,8 +33,8 @@ class UsableMachine:
         self.topology, self.usable = topology, usable
         self.nodes = {node.id: node for node in topology.nodes}
         self.cpu_nodes = topology.cpu_nodes
-        inside = cpu_set.Inside(usable)  # faulty firmware lists all CPUs on every node
-        self.node_cpus = {node.id: inside.of(node.cpus) for node in self.cpu_nodes}
+        usable_of = cache(lambda members: members & usable)  # faulty firmware lists all CPUs on every node
+        self.node_cpus = {node.id: usable_of(node.cpus) for node in self.cpu_nodes}
         self.nodes_with_usable_cpus = [node for node in self.cpu_nodes if self.node_cpus[node.id]]
 
         allowed = topology.allowed.nodes

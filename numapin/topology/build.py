@@ -10,7 +10,6 @@ from math import comb
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from numapin.base import cpu_set
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
 from numapin.base.not_none import not_none
@@ -39,7 +38,6 @@ from numapin.topology.readings import (
     NvmlReading,
     PciReading,
     Readings,
-    siblings_known,
 )
 from numapin.topology.vendors import VENDORS, preferred, seen_by_ranks, support_of
 
@@ -56,12 +54,14 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
     Raises ValueError (`Topology`'s own checks) if readings contradict each other and no rule below decides.
     """
     environ = environ or {}
+    num_nvidia = max(sum(reading.is_nvidia for reading in readings.pci), len(readings.nvml.gpus or ()))
+    num_other_gpus = sum(reading.is_gpu and not reading.is_nvidia for reading in readings.pci)
     # More parts than any machine has are refused before they are put together.
     for what, num, most in (
         ("CPUs", len(readings.cpus), MAX_CPUS),
         ("NUMA nodes", len(readings.nodes), MAX_NODES),
-        ("GPUs", readings.num_gpus, MAX_GPUS),
-        ("network interfaces", readings.num_nics, MAX_NICS),
+        ("GPUs", num_nvidia + num_other_gpus, MAX_GPUS),
+        ("network interfaces", len(readings.nics) + sum(len(device.interfaces) for device in readings.pci), MAX_NICS),
     ):
         if num > most:
             raise ValueError(f"more than {most} {what}, the most that are accepted")
@@ -70,7 +70,9 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
     # Cached, because the same few sets come again and again.
     packages_of = cache(lambda members: frozenset(cpus[cpu].package for cpu in members))
     nodes = _nodes(readings, cpus, packages_of)
-    index = _NodeIndex(nodes)
+    shared = _shared_cpus(nodes)
+    overlapping = CpuSet(node.id for node in nodes if not node.cpus.isdisjoint(shared))
+    index = _NodeIndex(nodes, readings.nccl_nodes)
     found = _find_gpus(readings, index)
     usable = [(device.gpu, device.pci) for device in found if device.is_usable]
     gpus, visibility_notes = seen_by_ranks(
@@ -82,13 +84,14 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
     nics = _find_nics(readings, index)
     links, links_notes = _links_of(readings, gpus, nics)
     # Without NVIDIA's driver, NVML only matters if there is a GPU of NVIDIA.
-    nvml_notes = () if readings.nvml.is_absent and readings.num_nvidia == 0 else readings.nvml.notes
+    has_no_driver = readings.nvml.gpus is None and not readings.nvml.broken
+    nvml_notes = () if has_no_driver and num_nvidia == 0 else readings.nvml.notes
     topology = Topology(
         host=readings.host,
         source=readings.source,
         packages=_packages(cpus, nodes, packages_of),
         nodes=nodes,
-        cores=_cores(cpus, nodes),
+        cores=_cores(cpus, nodes, shared),
         allowed=Allowed(
             cpus=_within(readings.allowed_cpus, readings.online),
             nodes=_within(readings.allowed_nodes, CpuSet(node.id for node in nodes)),
@@ -104,8 +107,8 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
             *filter(None, [order_note]),
             *links_notes,
         ),
-        siblings_known=siblings_known(readings.cpus),
-        doubtful_nodes=readings.doubtful_nodes | _overlapping(nodes),
+        siblings_known=all(cpu.siblings is not None for cpu in readings.cpus),
+        doubtful_nodes=readings.doubtful_nodes | overlapping,
         memory_bytes=readings.memory_bytes,
         speeds=readings.speeds,
         gpu_order_known=not order_note,
@@ -183,17 +186,18 @@ def _nodes(
     gpu_memory = readings.gpu_memory_nodes.union(not_none(gpu.own_node for gpu in readings.nvml.gpus or ()))
     # A kernel without NUMA shows no nodes. It behaves as one node 0, which libnuma and hwloc also make up.
     found = readings.nodes or (NodeReading(id=0, cpus=CpuSet(cpus), distances={0: 10}),)
-    inside = cpu_set.Inside(cpus)
+    online = CpuSet(cpus)
+    online_of = cache(lambda members: members & online)  # broken firmware lists all CPUs on each of many nodes
     nodes: list[Node] = []
     for reading in sorted(found, key=attrgetter("id")):
-        online = inside.of(reading.cpus)
+        own = online_of(reading.cpus)
         without_cpus = NodeKind.GPU if reading.id in gpu_memory else NodeKind.MEMORY
         nodes.append(
             Node(
                 id=reading.id,
-                kind=NodeKind.CPU if online else without_cpus,
-                cpus=online,
-                package=_only_member(packages_of(online)),
+                kind=NodeKind.CPU if own else without_cpus,
+                cpus=own,
+                package=_only_member(packages_of(own)),
                 memory_bytes=reading.memory_bytes,
                 free_bytes=reading.free_bytes,
                 distances=dict(reading.distances),
@@ -202,9 +206,8 @@ def _nodes(
     return tuple(nodes)
 
 
-def _cores(cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...]) -> tuple[Core, ...]:
+def _cores(cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...], shared: CpuSet) -> tuple[Core, ...]:
     # CPUs that several nodes claim have no node. Of nodes with equal lists, all CPUs are shared.
-    shared = _shared_cpus(nodes)
     lists = {node.cpus: node.id for node in nodes}
     homes = {cpu: node for own, node in lists.items() for cpu in (own - shared if shared else own)}
     left = set(cpus)
@@ -232,12 +235,6 @@ def _shared_cpus(nodes: tuple[Node, ...]) -> CpuSet:
     return CpuSet(shared)
 
 
-def _overlapping(nodes: tuple[Node, ...]) -> CpuSet:
-    """Return the nodes that list a CPU of another node."""
-    shared = _shared_cpus(nodes)
-    return CpuSet(node.id for node in nodes if not node.cpus.isdisjoint(shared)) if shared else CpuSet()
-
-
 def _packages(
     cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...], packages_of: Callable[[CpuSet], frozenset[int | None]]
 ) -> tuple[Package, ...]:
@@ -253,12 +250,16 @@ def _packages(
 
 
 class _NodeIndex:
-    """The nodes on which a device can be (those with CPUs), and those that are the memory of a GPU."""
+    """The nodes on which a device can be (those with CPUs), and those that are the memory of a GPU.
 
-    def __init__(self, nodes: tuple[Node, ...]) -> None:
+    `nccl_nodes` are the nodes of PCI addresses in the file that NCCL_TOPO_FILE names.
+    """
+
+    def __init__(self, nodes: tuple[Node, ...], nccl_nodes: Mapping[str, int]) -> None:
         self.cpus_of = {node.id: node.cpus for node in nodes if node.kind is NodeKind.CPU}
         self.of_gpus = CpuSet(node.id for node in nodes if node.kind is NodeKind.GPU)
         self._around: dict[CpuSet, int | None] = {}
+        self._nccl_nodes = nccl_nodes
 
     def only(self, candidates: Iterable[int | None] | None) -> int | None:
         """Return the only node with CPUs among the candidates, or None."""
@@ -273,11 +274,16 @@ class _NodeIndex:
             self._around[cpus] = _only_member(list(islice(matches, 2)))
         return self._around[cpus]
 
-    def locate(self, evidence: Mapping[NodeSource, CpuSet | None]) -> tuple[int, NodeSource] | tuple[None, None]:
-        """Return a device's node from the first source that knows it, and the source.
+    def locate(
+        self, address: str, evidence: Mapping[NodeSource, CpuSet | None]
+    ) -> tuple[int, NodeSource] | tuple[None, None]:
+        """Return the node of a PCI device from the first source that knows it, and the source.
 
         A node without CPUs (GPU memory, CXL) does not count.
         """
+        in_file = self._nccl_nodes.get(address)
+        if in_file is not None:
+            evidence = {NodeSource.NCCL_FILE: CpuSet({in_file}), **evidence}
         for source in NodeSource:
             found = evidence.get(source)
             node = self.around(found) if source in _SOURCES_OF_CPUS else self.only(found)
@@ -319,7 +325,7 @@ def _find_gpus(readings: Readings, nodes: _NodeIndex) -> list[_FoundGpu]:
                 (NvmlReading(index=index, uuid=pci.uuid, pci=pci.address), pci)
                 for index, pci in _numbered(parts.values())
             ]
-        of_vendor = [_FoundGpu(_gpu(nvml, pci, readings, nodes), pci, vendor is first) for nvml, pci in devices]
+        of_vendor = [_FoundGpu(_gpu(nvml, pci, nodes), pci, vendor is first) for nvml, pci in devices]
         of_vendor.sort(key=lambda device: device.gpu.index)
         if found:  # NVIDIA and AMD both have a GPU 0
             free = count(max(device.gpu.index for device in found) + 1)
@@ -357,9 +363,9 @@ def _without_cpuset(readings: Readings, with_cpus: CpuSet) -> Iterator[NvmlReadi
         yield replace(gpu, cpus=cpus, memory_nodes=memory_nodes)
 
 
-def _gpu(nvml: NvmlReading, pci: PciReading, readings: Readings, nodes: _NodeIndex) -> Gpu:
+def _gpu(nvml: NvmlReading, pci: PciReading, nodes: _NodeIndex) -> Gpu:
     by_nvml = {NodeSource.NVML_MEMORY: nvml.memory_nodes, NodeSource.NVML_CPUS: nvml.cpus}
-    node, source = nodes.locate({**_nccl_evidence(readings, nvml.pci), **by_nvml, **pci.evidence})
+    node, source = nodes.locate(nvml.pci, {**by_nvml, **pci.evidence})
     memory_node = _known(nvml.own_node, pci.memory_node)
     return Gpu(
         index=nvml.index,
@@ -381,12 +387,6 @@ def _gpu(nvml: NvmlReading, pci: PciReading, readings: Readings, nodes: _NodeInd
         memory_node=memory_node if memory_node in nodes.of_gpus else None,
         pci_parents=pci.known_parents,
     )
-
-
-def _nccl_evidence(readings: Readings, address: str) -> dict[NodeSource, CpuSet]:
-    """Return the node of a PCI address in the file that NCCL_TOPO_FILE names."""
-    node = readings.nccl_nodes.get(address)
-    return {} if node is None else {NodeSource.NCCL_FILE: CpuSet({node})}
 
 
 def _known(first: int | None, second: int | None) -> int | None:
@@ -414,25 +414,27 @@ def _with_addresses(gpus: Iterable[Gpu]) -> str:
 
 def _find_nics(readings: Readings, nodes: _NodeIndex) -> tuple[Nic, ...]:
     """Return the network interfaces, sorted by name."""
-    found = [_nic(nic, nodes.only([nic.node])) for nic in readings.nics]
+    found: list[tuple[NicReading, int | None, PciReading | None]] = [
+        (nic, nodes.only([nic.node]), None) for nic in readings.nics
+    ]
     for device in readings.pci:
         if device.interfaces:
-            node, _ = nodes.locate({**_nccl_evidence(readings, device.address), **device.evidence})
-            found += [_nic(nic, node, device) for nic in device.interfaces]
-    return tuple(sorted(found, key=lambda nic: (nic.name, nic.pci or "")))
-
-
-def _nic(nic: NicReading, node: int | None, pci: PciReading | None = None) -> Nic:
-    return Nic(
-        name=nic.name,
-        pci=pci.address if pci else None,
-        node=node,
-        kind=nic.kind,
-        interface=nic.interface,
-        is_up=nic.is_up,
-        rate_gbit_s=nic.rate_gbit_s,
-        pci_parents=pci.known_parents if pci else None,
+            node, _ = nodes.locate(device.address, device.evidence)
+            found += [(nic, node, device) for nic in device.interfaces]
+    nics = (
+        Nic(
+            name=nic.name,
+            pci=pci.address if pci else None,
+            node=node,
+            kind=nic.kind,
+            interface=nic.interface,
+            is_up=nic.is_up,
+            rate_gbit_s=nic.rate_gbit_s,
+            pci_parents=pci.known_parents if pci else None,
+        )
+        for nic, node, pci in found
     )
+    return tuple(sorted(nics, key=lambda nic: (nic.name, nic.pci or "")))
 
 
 # --- links -----------------------------------------------------------------------------------------------------------

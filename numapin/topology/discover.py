@@ -65,7 +65,9 @@ def discover(
     if machine is not None:
         topology = _load(Path(machine))
     elif root is not None:
-        topology = _built(_read_root(root), root)
+        from numapin.topology.sources.sysfs import read_sysfs
+
+        topology = _built(read_sysfs(root, source=f"root {root}"), root)
     else:
         topology = _read_host(environ or {})
     return with_gpu_nodes(topology, gpu_nodes)
@@ -75,8 +77,9 @@ def _read_host(environ: Mapping[str, str]) -> Topology:
     """Read the live host through sysfs, libnuma and NVML."""
     from numapin.topology.sources.libnuma import read_libnuma
     from numapin.topology.sources.nvml import read_nvml
+    from numapin.topology.sources.sysfs import read_sysfs
 
-    from_sysfs = _read_root(Path("/"), source="live")
+    from_sysfs = read_sysfs(Path("/"), source="live")
     nccl_nodes, nccl_notes = _nccl_nodes(environ.get("NCCL_TOPO_FILE"))
     notes = [*from_sysfs.notes, *nccl_notes, *_inherited_affinity_notes(from_sysfs)]
     readings = from_sysfs._replace(
@@ -96,13 +99,6 @@ def _read_host(environ: Mapping[str, str]) -> Topology:
         return build(readings._replace(notes=tuple(notes)), environ=environ)
     except ValueError as error:
         raise MachineError(f"this machine contradicts itself: {error}", "check it with: numactl -H") from None
-
-
-def _read_root(root: Path, *, source: str | None = None) -> Readings:
-    """Read a sysfs root: a directory that holds sys/ and, as far as captured, proc/."""
-    from numapin.topology.sources.sysfs import read_sysfs
-
-    return read_sysfs(root, source=source or f"root {root}")
 
 
 def _load(path: Path) -> Topology:

@@ -110,14 +110,9 @@ class CpuReading(NamedTuple):
     l3: CpuSet | None = None
 
 
-def siblings_known(cpus: Iterable[CpuReading]) -> bool:
-    """Return whether the source says of all CPUs which of them share a core."""
-    return all(cpu.siblings is not None for cpu in cpus)
-
-
 def core_notes(cpus: Iterable[CpuReading]) -> tuple[str, ...]:
     """Return a note if the source does not say which CPUs share a core."""
-    return () if siblings_known(cpus) else (NO_CORES,)
+    return () if all(cpu.siblings is not None for cpu in cpus) else (NO_CORES,)
 
 
 class NodeReading(NamedTuple):
@@ -210,14 +205,10 @@ class PciReading:
         """Whether it may be the VGA chip of a server's board: only a driver tells it from a GPU for computing."""
         return self.is_vga and not self.is_nvidia
 
-    @property
-    def may_have_tiles(self) -> bool:
-        """Whether it is of a model with several tiles."""
-        return self.vendor is GpuVendor.INTEL and self.device_id in _INTEL_MAX
-
     def with_tiles_unread(self) -> PciReading:
         """Return the same GPU from a source that shows none of its tiles."""
-        return replace(self, tiles_known=not self.may_have_tiles)
+        may_have_tiles = self.vendor is GpuVendor.INTEL and self.device_id in _INTEL_MAX
+        return replace(self, tiles_known=not may_have_tiles)
 
     @property
     def part(self) -> GpuPart:
@@ -263,11 +254,6 @@ class NvmlReadings(NamedTuple):
     broken: bool = False
     links: tuple[tuple[int, int, str], ...] = ()
     notes: tuple[str, ...] = ()
-
-    @property
-    def is_absent(self) -> bool:
-        """Whether there is no driver, as opposed to a broken one."""
-        return self.gpus is None and not self.broken
 
 
 class GpuLoad(NamedTuple):
@@ -323,18 +309,3 @@ class Readings(NamedTuple):
     def gpus_on_pci(self, vendor: GpuVendor) -> list[PciReading]:
         """Return a vendor's GPUs and partitions of GPUs on PCI."""
         return [reading for reading in self.pci if reading.is_gpu and reading.gpu_vendor is vendor]
-
-    @property
-    def num_nics(self) -> int:
-        """The number of network interfaces."""
-        return len(self.nics) + sum(len(reading.interfaces) for reading in self.pci)
-
-    @property
-    def num_gpus(self) -> int:
-        """The number of GPUs: of NVIDIA's, that of the source that reports more of them."""
-        return self.num_nvidia + sum(reading.is_gpu and not reading.is_nvidia for reading in self.pci)
-
-    @property
-    def num_nvidia(self) -> int:
-        """The number of NVIDIA GPUs in the source that reports more of them."""
-        return max(sum(reading.is_nvidia for reading in self.pci), len(self.nvml.gpus or ()))

@@ -124,16 +124,12 @@ def preferred(readings: Readings) -> GpuVendor | None:
 
     def rank(vendor: GpuVendor) -> tuple[bool, int]:
         gpus = readings.gpus_on_pci(vendor)
-        is_more_than_a_screen = any(not gpu.is_vga for gpu in gpus)
-        return any(gpu.is_driven is not False for gpu in gpus), is_more_than_a_screen + _has_driver(gpus)
+        is_more_than_a_screen, has_driver = any(not gpu.is_vga for gpu in gpus), any(gpu.is_driven for gpu in gpus)
+        return any(gpu.is_driven is not False for gpu in gpus), is_more_than_a_screen + has_driver
 
-    if readings.nvml.gpus or _has_driver(readings.gpus_on_pci(GpuVendor.NVIDIA)):
+    if readings.nvml.gpus or any(gpu.is_driven for gpu in readings.gpus_on_pci(GpuVendor.NVIDIA)):
         return GpuVendor.NVIDIA
     return max((vendor for vendor in VENDORS if readings.gpus_on_pci(vendor)), key=rank, default=None)
-
-
-def _has_driver(gpus: Sequence[PciReading]) -> bool:
-    return any(gpu.is_driven for gpu in gpus)
 
 
 def seen_by_ranks(gpus: tuple[Gpu, ...], environ: Environ, *, unusable: Collection[int] = ()) -> Seen:

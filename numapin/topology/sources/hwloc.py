@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from dataclasses import replace
+from functools import cache
 from itertools import chain, combinations, filterfalse, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from numapin.base import cpu_set
 from numapin.base.bounds import MAX_DEVICES, MAX_ELEMENTS, MAX_LINKS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
 from numapin.base.gpu_uuid import GPU_PREFIX
@@ -173,8 +173,8 @@ def _read_nodes(
     elements: Mapping[int, Element], online: CpuSet, distances: Mapping[int, Mapping[int, int]]
 ) -> tuple[tuple[NodeReading, ...], CpuSet]:
     """Return the nodes, and those of which the file does not say whether they have the CPUs that it lists."""
-    inside = cpu_set.Inside(online)
-    near = {node: inside.of(element.members("cpuset")) for node, element in elements.items()}
+    online_of = cache(lambda members: members & online)  # broken firmware lists all CPUs on each of many nodes
+    near = {node: online_of(element.members("cpuset")) for node, element in elements.items()}
     # For a node without CPUs, hwloc writes the CPUs near it, which belong to another node. The owner is the node of
     # plain memory, then the node with fewer CPUs near it, then the node with the lower number (Linux numbers nodes
     # with CPUs first).

@@ -34,10 +34,26 @@ def read_libnuma() -> LibnumaReadings | None:
     if lib.numa_available() == -1 or lib.get_mempolicy(None, None, 0, None, 0) != 0:
         return None
     existing = _members(ctypes.c_void_p.in_dll(lib, "numa_nodes_ptr").value)
-    return LibnumaReadings(
-        nodes=tuple(_node(lib, node, existing) for node in sorted(existing)),
-        allowed_nodes=_read_and_free(lib, lib.numa_get_mems_allowed()) & existing,
-    )
+    nodes: list[NodeReading] = []
+    for node in sorted(existing):
+        free = ctypes.c_longlong(-1)
+        memory_bytes: int = lib.numa_node_size64(node, ctypes.byref(free))
+        mask = lib.numa_allocate_cpumask()
+        failed = lib.numa_node_to_cpus(node, mask) != 0
+        cpus = _read_and_free(lib, mask)
+        distances = {other: lib.numa_distance(node, other) for other in sorted(existing)}
+        nodes.append(
+            NodeReading(
+                id=node,
+                cpus=CpuSet() if failed else cpus,
+                memory_bytes=None if memory_bytes < 0 else memory_bytes,
+                free_bytes=None if memory_bytes < 0 or free.value < 0 else free.value,
+                # libnuma returns 0 if the kernel has no distances (ENOENT of the distance file).
+                distances=distances if all(distances.values()) else {},
+            )
+        )
+    allowed_nodes = _read_and_free(lib, lib.numa_get_mems_allowed()) & existing
+    return LibnumaReadings(nodes=tuple(nodes), allowed_nodes=allowed_nodes)
 
 
 def load() -> ctypes.CDLL:
@@ -50,23 +66,6 @@ def load() -> ctypes.CDLL:
     library.numa_bitmask_free.argtypes = [ctypes.c_void_p]
     library.numa_bitmask_free.restype = None
     return library
-
-
-def _node(lib: ctypes.CDLL, node: int, existing: CpuSet) -> NodeReading:
-    free = ctypes.c_longlong(-1)
-    memory_bytes: int = lib.numa_node_size64(node, ctypes.byref(free))
-    mask = lib.numa_allocate_cpumask()
-    failed = lib.numa_node_to_cpus(node, mask) != 0
-    cpus = _read_and_free(lib, mask)
-    distances = {other: lib.numa_distance(node, other) for other in sorted(existing)}
-    return NodeReading(
-        id=node,
-        cpus=CpuSet() if failed else cpus,
-        memory_bytes=None if memory_bytes < 0 else memory_bytes,
-        free_bytes=None if memory_bytes < 0 or free.value < 0 else free.value,
-        # libnuma returns 0 if the kernel has no distances (ENOENT of the distance file).
-        distances=distances if all(distances.values()) else {},
-    )
 
 
 def _read_and_free(lib: ctypes.CDLL, mask: ctypes.c_void_p) -> CpuSet:

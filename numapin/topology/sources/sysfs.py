@@ -79,7 +79,7 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
     online = _online_cpus(tree)
     cpus, package_notes = _read_cpus(tree, online)
     cores = sorted({reading.siblings for reading in cpus if reading.siblings}, key=min)
-    pci, fabric = read_drivers(tree, _read_pci(tree, online))
+    pci, fabric = read_drivers(tree, tuple(_read_pci(tree, online)))
     names_on_pci = {nic.name for device in pci for nic in device.interfaces}
     allowed_cpus, allowed_nodes = _allowed(tree, "cpus"), _allowed(tree, "mems")
     # The cpuset of the whole machine needs no file of its own.

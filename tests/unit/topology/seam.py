@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
-from numapin.topology import discover, examples
+from numapin.topology import examples
 from numapin.topology.build import build
 from numapin.topology.model import LinkKind, Mig, NicInterface, NicKind, NodeKind, NodeSource, Pcie
 from numapin.topology.readings import NvmlReading, NvmlReadings
-from numapin.topology.sources import xmlfile
+from numapin.topology.sources import sysfs, xmlfile
 from numapin.topology.sources.hwloc import read_hwloc
 from numapin.topology.sources.nccl import nccl_nodes, read_nccl
 from numapin.topology.sources.sysfs import read_sysfs

@@ -10,7 +10,7 @@ import pytest
 from numapin import discover
 from numapin.errors import MachineError, UsageError
 from tests.machines.grids import grid
-from tests.unit.topology.seam import discover as reader
+from tests.unit.topology.seam import sysfs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,6 +90,6 @@ def test_a_bug_in_a_reader_is_not_called_a_contradiction(monkeypatch: pytest.Mon
     def broken(_root: Path, *, source: str) -> None:
         raise ValueError(f"a bug in {source}")
 
-    monkeypatch.setattr(reader, "_read_root", broken)
+    monkeypatch.setattr(sysfs, "read_sysfs", broken)
     with pytest.raises(ValueError, match="a bug"):
         discover()
