@@ -79,8 +79,11 @@ def plan_and_rank_warnings(topology: Topology, request: Request) -> tuple[Plan, 
     nearest_nics = topology.nearest_nics
     for draft in drafts:
         add_doubts(topology, request, draft)
-        if request.nic_env and (draft.gpu is None or draft.gpu.index not in nearest_nics):
+        nearest = None if draft.gpu is None else nearest_nics.get(draft.gpu.index)
+        if request.nic_env and (nearest is None or not nearest.has_verbs):
             missing = "no GPU is known" if draft.gpu is None else "no RDMA NIC is known near its GPU"
+            if nearest is not None:
+                missing = f"{nearest.names[0]} is a Slingshot NIC, which has no verbs device"
             draft.because(f"--nic-env {','.join(request.nic_env)} sets nothing: {missing}", exact=False)
         assign_memory(machine, request, draft)  # 7
 
@@ -102,7 +105,7 @@ def plan_and_rank_warnings(topology: Topology, request: Request) -> tuple[Plan, 
                 within=draft.within,
                 nics=None if nics is None else nics.names,
                 nics_reason=None if nics is None else nics.reason,
-                nic_env=() if nics is None else request.nic_env,
+                nic_env=request.nic_env if nics is not None and nics.has_verbs else (),
             )
         )
     of_ranks = _rank_warnings(ranks, drafts)

@@ -34,9 +34,9 @@ _UNKNOWN: Final = len(_NEAREST_FIRST)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """A network device with all of its names, such as mlx5_0 (verbs) and ib0 (network).
+    """A network device with all of its names, such as mlx5_0 (verbs) and ib0 (network), or cxi0 and hsn0.
 
-    The verbs name is first; state and rate are those of the first name.
+    The name for RDMA is first; state and rate are those of the first name.
     """
 
     names: tuple[str, ...]
@@ -44,10 +44,15 @@ class Adapter:
     node: int | None
     kind: NicKind
     verbs_name: str | None
-    """The name by which RDMA libraries use it. None: it has no verbs device, or that name is unknown."""
+    """The name by which verbs libraries use it. None: it has no verbs device, or that name is unknown."""
     is_up: bool | None
     rate_gbit_s: float | None
     pci_parents: tuple[str, ...] | None
+
+    @property
+    def rdma_name(self) -> str | None:
+        """Its verbs name, or its first name if it is Slingshot's: cxi0, or hsn0 if the source has no other."""
+        return self.names[0] if self.kind is NicKind.SLINGSHOT else self.verbs_name
 
     @property
     def name(self) -> str:
@@ -86,10 +91,16 @@ def adapters(nics: Iterable[Nic]) -> tuple[Adapter, ...]:
 
 
 def _adapter(nics: Iterable[Nic]) -> Adapter:
-    def order(nic: Nic) -> tuple[bool, bool, bool, Natural]:
-        return not _is_verbs(nic), nic.kind is not NicKind.INFINIBAND, nic.name.startswith("ib"), natural(nic.name)
-
-    in_order = sorted(nics, key=order)
+    in_order = sorted(
+        nics,
+        key=lambda nic: (
+            not _is_verbs(nic),
+            nic.interface is not NicInterface.CXI,
+            nic.kind is not NicKind.INFINIBAND,
+            nic.name.startswith("ib"),
+            natural(nic.name),
+        ),
+    )
     first = in_order[0]
     return Adapter(
         names=tuple(dict.fromkeys(nic.name for nic in in_order)),
@@ -114,7 +125,7 @@ def _is_verbs(nic: Nic) -> bool:
 
 
 def rdma_adapters(topology: Topology) -> dict[str, Adapter]:
-    """Return the devices that can carry RDMA, by their verbs names, in natural order."""
+    """Return the devices with a verbs name by that name, in natural order."""
     named = ((adapter.verbs_name, adapter) for adapter in adapters(topology.nics))
     return {name: adapter for name, adapter in named if name is not None}
 
@@ -123,11 +134,15 @@ def rdma_adapters(topology: Topology) -> dict[str, Adapter]:
 
 
 class NearestNics(NamedTuple):
-    """The verbs names of a GPU's nearest NICs, which are equally near, the GPU's own first; their link; and why."""
+    """The RDMA names of a GPU's nearest NICs, which are equally near, the GPU's own first; their link; and why.
+
+    `has_verbs`: its own NIC has a verbs device, which UCX and NVSHMEM need.
+    """
 
     names: tuple[str, ...]
     link: str
     reason: str
+    has_verbs: bool
 
 
 class _Nearness(NamedTuple):
@@ -157,14 +172,17 @@ class _Found(NamedTuple):
 def nearest_nics(topology: Topology) -> dict[int, NearestNics]:
     """Return the nearest NICs of each GPU by the GPU's index, without GPUs of which no NIC's place is known.
 
-    1. A NIC counts if it has a verbs name and is not known to be down; a device with several names counts once.
+    1. A NIC counts if it has an RDMA name and is not known to be down; a device with several names counts once.
     2. The nearest NICs have the nearest link (`LinkKind`), and of those the smallest distance between nodes.
     3. Of NICs that are equally near, each GPU gets one as its own. The NICs are assigned as evenly as possible, to GPUs
        in the order of their PCI addresses.
 
     All GPUs of the host count, hidden ones included, so that every rank and every job on it gets the same answer.
     """
-    nics, words = _linked_adapters(topology), _link_words(topology)
+    nics = {name: nic for nic in adapters(topology.nics) if (name := nic.rdma_name) is not None}
+    if len(topology.gpus) * len(nics) > MAX_LINKS:  # links to NICs are left out of the topology then
+        return {}
+    words = _link_words(topology)
     unknown = _Nearness(_UNKNOWN, inf)
     found: dict[int, _Found] = {}
     for gpu in sorted(topology.gpus, key=lambda gpu: (pci_order(gpu.pci), gpu.partition or 0, gpu.index)):
@@ -195,14 +213,18 @@ def nearest_nics(topology: Topology) -> dict[int, NearestNics]:
         if down:
             reason += f"; {', '.join(down)} {'is' if len(down) == 1 else 'are'} down"
         in_order = (first, *(name for name in names if name != first))
-        nearest[index] = NearestNics(names=in_order, link=nearness.link_word, reason=reason)
+        has_verbs = nics[first].verbs_name is not None
+        nearest[index] = NearestNics(in_order, link=nearness.link_word, reason=reason, has_verbs=has_verbs)
     return nearest
 
 
 def nearest_by_link(topology: Topology) -> dict[int, tuple[str, ...]]:
-    """Return the NICs with the nearest link to each GPU, in natural order: what a GPU's process alone can know."""
+    """Return the verbs NICs with the nearest link to each GPU, in natural order: what a process alone can know."""
+    rdma = rdma_adapters(topology)
+    if len(topology.gpus) * len(rdma) > MAX_LINKS:  # links to NICs are left out of the topology then
+        return {}
     words = _link_words(topology)
-    nics = {name: nic for name, nic in _linked_adapters(topology).items() if nic.is_up is not False}
+    nics = {name: nic for name, nic in rdma.items() if nic.is_up is not False}
     nearest: dict[int, tuple[str, ...]] = {}
     for gpu in topology.gpus:
         places = {name: _link_to(gpu, nic, words) for name, nic in nics.items()}
@@ -210,12 +232,6 @@ def nearest_by_link(topology: Topology) -> dict[int, tuple[str, ...]]:
         if best < _UNKNOWN:
             nearest[gpu.index] = tuple(name for name, place in places.items() if place == best)
     return nearest
-
-
-def _linked_adapters(topology: Topology) -> dict[str, Adapter]:
-    """Return the RDMA devices; none if there are so many that links to NICs are left out of the topology."""
-    nics = rdma_adapters(topology)
-    return nics if len(topology.gpus) * len(nics) <= MAX_LINKS else {}
 
 
 def _link_words(topology: Topology) -> dict[tuple[str, str], str]:

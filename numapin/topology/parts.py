@@ -51,6 +51,8 @@ class NicKind(StrEnum):
 
     ETHERNET = "ethernet"
     INFINIBAND = "infiniband"
+    SLINGSHOT = "slingshot"
+    """HPE Slingshot (Cassini): Ethernet, and RDMA of its own without a verbs device."""
 
 
 class NicInterface(StrEnum):
@@ -59,7 +61,9 @@ class NicInterface(StrEnum):
     VERBS = "verbs"
     """RDMA (/sys/class/infiniband): mlx5_0."""
     NETWORK = "net"
-    """Sockets (/sys/class/net): eth0, ib0."""
+    """Sockets (/sys/class/net): eth0, ib0, hsn0."""
+    CXI = "cxi"
+    """RDMA of Slingshot, through libfabric (/sys/class/cxi): cxi0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

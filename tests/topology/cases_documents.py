@@ -156,6 +156,16 @@ HWLOC: Final = {
             for n, state in enumerate(("4", "1"))
         )
     ),
+    "Slingshot NICs, as hwloc before 2.14 and later versions show them": two_packages(
+        card(),
+        card(interface("hsn0", 2, subtype="Slingshot"), busid="0000:19:00.0", pci_type=ETH),
+        card(
+            interface("hsn1", 2, subtype="Slingshot"),
+            interface("cxi1", 2, subtype="Slingshot"),
+            busid="0000:1a:00.0",
+            pci_type=ETH,
+        ),
+    ),
     "IP over an InfiniBand device is InfiniBand": two_packages(card(interface("ib0", 2), pci_type=IB)),
     "the long address of IP over InfiniBand tells its kind; an interface need not be on PCI": two_packages(
         card(interface("ib0", 2, LONG), pci_type="0200 [15b3:1] [0:0] 0"), interface("eth7", 2)
@@ -273,6 +283,12 @@ NCCL: Final = {
                 "0x020700",
                 '<nic><net name="mlx5_0" port="1"/><net name="mlx5_1" port="1"/><net name="mlx5_1" port="2"/></nic>',
             ),
+        )
+    ),
+    "libfabric's name of a Slingshot NIC is no verbs device": system(
+        cpu(
+            pci("0000:0f:00.0", GPU),
+            pci("0000:10:00.0", "0x020000", '<nic><net name="cxi0" port="1" speed="200000"/></nic>'),
         )
     ),
     **{

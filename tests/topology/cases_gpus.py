@@ -24,6 +24,18 @@ def port(number: int, *, state: str = "4: ACTIVE", rate: str = "400 Gb/sec (4X N
     return {"class": "0x020700", f"{at}/state": state, f"{at}/rate": rate}
 
 
+def cassini(number: int, **more: str) -> Files:
+    """Return the files of a Slingshot NIC, as HPE's driver shows them (docs/ABI/testing/sysfs-class-cxi)."""
+    return {
+        "class": "0x020000",
+        "vendor": "0x17db",
+        "device": "0x0501",
+        f"cxi/cxi{number}/uevent": "",
+        "properties/speed": "200000",
+        f"net/hsn{number}/type": "1",
+    } | {name.replace("__", "/"): text for name, text in more.items()}
+
+
 # Every source of a GPU's node, in order. Each reports node 1; a case leaves out the first ones.
 LADDER: Final[dict[str, dict[str, Any]]] = {
     "sysfs": {"device": {"numa_node": "1"}},
@@ -307,6 +319,16 @@ CASES: Final = {
     ),
     "a GPU near NICs that are all down has none": linked(port(0, state="2: INIT"), port(1, state="1: DOWN")),
     "mlx5_9 comes before mlx5_10": linked(rdma(10), rdma(9), gpus=2),
+    "Slingshot NICs count by their name in libfabric, although they have no verbs device": linked(
+        cassini(0, properties__link="1"), cassini(1), to="PHB", gpus=2
+    ),
+    "a Slingshot NIC without a link is not handed out": linked(cassini(0, properties__link="0"), cassini(1), to="PHB"),
+    "a capture without the folder of the cxi driver: Slingshot by its PCI ids": linked(
+        {"class": "0x020000", "vendor": "0x1590", "device": "0x0371", "net/hsn0/type": "1"}
+    ),
+    "hsn0 of another maker (Slingshot 10 has Mellanox's NICs) is used through verbs": linked(
+        {**rdma(0), "vendor": "0x15b3", "device": "0x1017", "net/hsn0/type": "1"}
+    ),
     "hidden GPUs count": linked(
         *map(rdma, range(4)),
         gpus=4,

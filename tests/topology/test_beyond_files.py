@@ -87,6 +87,28 @@ def test_without_proc_nothing_is_missing(tmp_path: Path) -> None:
     assert (done.stderr, done.stdout) == ("", f"{ {**expected, 'source': 'root /machine'} }\n")
 
 
+def test_network_devices_that_are_not_on_pci(tmp_path: Path) -> None:
+    """Interfaces and verbs devices of platform devices are NICs; those of software (soft RoCE, bridges) are not."""
+    root = written(Case(files={"cpu:cpu0/uevent": ""}), tmp_path / "machine")
+    platform = "devices/platform/HISI00D1:00"
+    for folder, at in (
+        ("net", f"{platform}/net/eth0"),
+        ("net", "devices/virtual/net/br0"),
+        ("infiniband", f"{platform}/infiniband/hns_0"),
+        ("infiniband", "devices/virtual/infiniband/rxe0"),
+    ):
+        (root / "sys" / at / "ports/1").mkdir(parents=True)
+        (root / "sys" / at / "ports/1/state").write_text("4: ACTIVE\n")
+        (root / "sys" / at / "type").write_text("1\n")
+        (root / "sys/class" / folder).mkdir(parents=True, exist_ok=True)
+        (root / "sys/class" / folder / at.rpartition("/")[2]).symlink_to(f"../../{at}")
+    nics = discover(root=root).nics
+    assert [(nic.name, nic.kind, nic.pci, nic.is_up) for nic in nics] == [
+        ("eth0", NicKind.ETHERNET, None, None),
+        ("hns_0", NicKind.INFINIBAND, None, True),
+    ]
+
+
 def test_a_file_that_is_replaced_meanwhile_is_not_read(tmp_path: Path) -> None:
     """A file that has taken the name of the one that was found is stale."""
     for name in ("found", "other"):

@@ -396,10 +396,14 @@ def _interfaces(devices: list[Element], network: NicKind, version: int) -> Itera
         # A network interface of InfiniBand has a verbs identity or the long address of IP over InfiniBand.
         num_octets = len((_info(device, "Address") or "").split(":"))
         has_verbs_identity = num_octets == _INFINIBAND_OCTETS or _info(device, "NodeGUID") is not None
+        kind = NicKind.INFINIBAND if interface is verbs or has_verbs_identity else network
+        if device.word("subtype") == "Slingshot":  # hsn0; since hwloc 2.14 also cxi0
+            kind = NicKind.SLINGSHOT
+            interface = NicInterface.CXI if name.startswith("cxi") else interface
         state = _info(device, "Port1State")
         yield NicReading(
             name=name,
-            kind=NicKind.INFINIBAND if interface is verbs or has_verbs_identity else network,
+            kind=kind,
             interface=interface,
             is_up=state == _ACTIVE if state else None,
         )

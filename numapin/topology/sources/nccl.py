@@ -46,6 +46,7 @@ _DISPLAY_OTHER: Final = 0x0380  # of AMD's accelerators before the MI300; NVIDIA
 _NVSWITCH_CLASS: Final = 0x0680
 _SWITCH: Final = "switch"
 _HEXADECIMAL: Final = re.compile(r"0x[0-9a-fA-F]{1,4}")
+_CXI: Final = re.compile(r"cxi[0-9]{1,10}")  # libfabric's name of a Slingshot NIC
 _NO_CPUS: Final = "this NCCL topology file does not list CPUs (no affinity): it is only useful as NCCL_TOPO_FILE"
 
 
@@ -198,11 +199,15 @@ def _interfaces(nic: Element, by_class: NicKind) -> tuple[NicReading, ...]:
     for net in nic.named("net"):
         name, port = net.word("name"), net.word("port")
         if name and name not in by_name:
-            is_verbs = port not in ("", "0", "-1")
+            kind, interface = by_class, NicInterface.NETWORK if port else None
+            if _CXI.fullmatch(name):  # the plugin for libfabric (aws-ofi-nccl) gives it port 1
+                kind, interface = NicKind.SLINGSHOT, NicInterface.CXI
+            elif port not in ("", "0", "-1"):
+                kind, interface = NicKind.INFINIBAND, NicInterface.VERBS
             by_name[name] = NicReading(
                 name=name,
-                kind=NicKind.INFINIBAND if is_verbs else by_class,
-                interface=(NicInterface.VERBS if is_verbs else NicInterface.NETWORK) if port else None,
+                kind=kind,
+                interface=interface,
                 rate_gbit_s=gbit_s(net.text("speed")),
             )
     return tuple(by_name.values())

@@ -2,7 +2,8 @@
 
 A machine with 256 CPUs takes some milliseconds: the files of a core, an L3 cache or a package are read for one of its
 CPUs only. Source: Documentation/ABI/stable/sysfs-devices-node; .../testing/sysfs-devices-system-cpu, sysfs-bus-pci and
-sysfs-class-net; admin-guide/cgroup-*/cpusets; admin-guide/acpi/cppc_sysfs.rst.
+sysfs-class-net; admin-guide/cgroup-*/cpusets; admin-guide/acpi/cppc_sysfs.rst. Slingshot:
+docs/ABI/testing/sysfs-class-cxi and drivers/net/ethernet/hpe/ss1 of https://github.com/HewlettPackard/shs-cxi-driver.
 """
 
 from __future__ import annotations
@@ -61,12 +62,14 @@ _CPUSET_FILES: Final = ("cpuset.{}.effective", "cpuset.{}", "{}")
 
 _DEVICES: Final = "sys/bus/pci/devices"
 _NET: Final = "sys/class/net"
+_INFINIBAND: Final = "sys/class/infiniband"
 # Types of interfaces (ARPHRD_*): others are tunnels, radio and the like.
 _TYPES: Final = {1: NicKind.ETHERNET, 32: NicKind.INFINIBAND}
 _HEXADECIMAL: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,8})")
 _OPERATIONAL_STATES: Final = frozenset({"up", "down", "lowerlayerdown", "dormant", "notpresent", "testing"})
 _ACTIVE: Final = "4:"  # of "4: ACTIVE" (IB_PORT_ACTIVE)
 _RATE: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9])?) Gb/sec", re.ASCII)
+_CASSINI: Final = frozenset({(0x17DB, 0x0501), (0x1590, 0x0371), (0x1590, 0x0372)})  # PCI vendor and device
 _HOST_BRIDGE: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 
@@ -341,34 +344,56 @@ def _device(tree: Tree, at: str, address: str, online: CpuSet) -> PciReading:
 
 
 def _read_other_nics(tree: Tree, known: Container[str]) -> Iterator[NicReading]:
-    """Yield the network interfaces of devices that are not on PCI; virtual interfaces have no device."""
-    for name in tree.names(_NET):
-        if name in known or "/virtual/" in (tree.link(f"{_NET}/{name}") or "/virtual/"):
+    """Yield the names of network devices that are not on PCI; virtual interfaces have no device."""
+    places = [f"{_NET}/{name}" for name in tree.names(_NET) if name not in known]
+    places += [f"{_INFINIBAND}/{name}" for name in tree.names(_INFINIBAND) if name not in known]
+    for at in places:
+        if "/virtual/" in (tree.link(at) or "/virtual/"):
             continue
-        kind = _TYPES.get(tree.number(f"{_NET}/{name}/type") or 0)
-        if kind is not None:
-            node = tree.number(f"{_NET}/{name}/device/numa_node")
-            yield _network_interface(tree, f"{_NET}/{name}", kind)._replace(node=node)
+        kind = _TYPES.get(tree.number(f"{at}/type") or 0)
+        if at.startswith(_INFINIBAND):
+            yield _verbs_device(tree, at)._replace(node=tree.number(f"{at}/device/numa_node"))
+        elif kind is not None:
+            yield _network_interface(tree, at, kind)._replace(node=tree.number(f"{at}/device/numa_node"))
 
 
 def _interfaces(tree: Tree, at: str, device_class: int) -> Iterator[NicReading]:
     """Yield the names below a network device; a virtio device has its own directory in between."""
+    cxi = tree.names(f"{at}/cxi")
+    for name in cxi:
+        link = tree.number(f"{at}/properties/link")
+        yield NicReading(
+            name=name,
+            kind=NicKind.SLINGSHOT,
+            interface=NicInterface.CXI,
+            is_up=None if link is None else link == 1,
+            rate_gbit_s=gbit_s(tree.text(f"{at}/properties/speed")),
+        )
     virtio = (f"{at}/{name}" for name in tree.names(at) if name.startswith("virtio"))
     for place in (at, *virtio):
         for name in tree.names(f"{place}/net"):
-            known = _TYPES.get(tree.number(f"{place}/net/{name}/type") or 0)
-            yield _network_interface(tree, f"{place}/net/{name}", known or nic_kind(device_class))
+            kind = _TYPES.get(tree.number(f"{place}/net/{name}/type") or 0) or nic_kind(device_class)
+            if cxi or (name.startswith("hs") and _pci_ids(tree, at) in _CASSINI):  # hsn0; captures may lack cxi
+                kind = NicKind.SLINGSHOT
+            yield _network_interface(tree, f"{place}/net/{name}", kind)
         for name in tree.names(f"{place}/infiniband"):
-            # The first port is the one that `--nic-env` names.
-            port = f"{place}/infiniband/{name}/ports/1"
-            state, rate = tree.text(f"{port}/state"), _RATE.match(tree.text(f"{port}/rate") or "")
-            yield NicReading(
-                name=name,
-                kind=NicKind.INFINIBAND,
-                interface=NicInterface.VERBS,
-                is_up=state.startswith(_ACTIVE) if state else None,
-                rate_gbit_s=float(rate[1]) if rate else None,
-            )
+            yield _verbs_device(tree, f"{place}/infiniband/{name}")
+
+
+def _pci_ids(tree: Tree, at: str) -> tuple[int | None, int | None]:
+    return _hexadecimal(tree.text(f"{at}/vendor")), _hexadecimal(tree.text(f"{at}/device"))
+
+
+def _verbs_device(tree: Tree, at: str) -> NicReading:
+    """Read a verbs device with its first port, which is the one that `--nic-env` names."""
+    state, rate = tree.text(f"{at}/ports/1/state"), _RATE.match(tree.text(f"{at}/ports/1/rate") or "")
+    return NicReading(
+        name=at.rpartition("/")[2],
+        kind=NicKind.INFINIBAND,
+        interface=NicInterface.VERBS,
+        is_up=state.startswith(_ACTIVE) if state else None,
+        rate_gbit_s=float(rate[1]) if rate else None,
+    )
 
 
 def _network_interface(tree: Tree, at: str, kind: NicKind) -> NicReading:

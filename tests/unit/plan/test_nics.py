@@ -81,6 +81,15 @@ class TestPlan:
         with pytest.raises(BindingRefused, match="sets nothing"):
             plan.require_exact()
 
+    def test_slingshot_has_no_verbs(self) -> None:
+        """A Slingshot NIC is the rank's own, but UCX and NVSHMEM cannot be given its name."""
+        nic = Nic(name="cxi0", pci="0000:80:00.0", kind=NicKind.SLINGSHOT)
+        machine = linked([0], [nic], {}, default="PIX")
+        (plain,), (asked,) = _ranks(machine), _ranks(machine, nic_env=BOTH)
+        assert (plain.nics, plain.exact) == (("cxi0",), True)
+        assert (asked.nics, asked.exact, nic_variables(asked)) == (("cxi0",), False, {})
+        assert asked.reason.endswith("sets nothing: cxi0 is a Slingshot NIC, which has no verbs device")
+
     def test_a_rank_without_a_gpu(self) -> None:
         """Without GPUs there is no nearest NIC."""
         (rank,) = _ranks(grid(), num_ranks=1, nic_env=["ucx"])
