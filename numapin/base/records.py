@@ -80,7 +80,8 @@ def read_record(kind: type[R], text: str, *, source: str, hint: str, schema: str
 
 def to_json(record: DataclassInstance) -> dict[str, object]:
     """Return plain values: CPU sets become list strings, and enums their words."""
-    return {field.name: _plain(getattr(record, field.name)) for field in fields(record)}
+    names = [field.name for field in fields(record)]
+    return dict(zip(names, map(_plain, map(partial(getattr, record), names)), strict=True))
 
 
 def _plain(value: object) -> object:
@@ -88,7 +89,7 @@ def _plain(value: object) -> object:
         case CpuSet() | StrEnum():
             return str(value)
         case tuple():
-            return [_plain(item) for item in value]
+            return list(map(_plain, value))
         case dict():
             return {str(key): item for key, item in sorted(value.items())}
         case _ if is_dataclass(value) and not isinstance(value, type):
@@ -142,22 +143,22 @@ def _record(kind: type[R], value: object, sets: Sets) -> R:
 def _list(read: _Reader, most: int, value: object, sets: Sets) -> tuple[object, ...]:
     if not isinstance(value, list):
         raise _WrongError(_expected("a list", value))
-    _check_count(value, most)
+    _require_at_most(most, len(value))
     return tuple(_each(((f"[{i}]", read, item) for i, item in enumerate(value)), sets))
 
 
 def _mapping(most: int, value: object, sets: Sets) -> dict[int, int]:
     given = _object(value, sets)
-    _check_count(given, most)
+    _require_at_most(most, len(given))
     if not all(name.isascii() and name.isdigit() and len(name) <= _MAX_DIGITS for name in given):
         raise _WrongError(_expected("an object with numbers as keys", given))
     numbers = _each(((f".{name}", _number, number) for name, number in given.items()), sets)
     return dict(zip(map(int, given), numbers, strict=True))
 
 
-def _check_count(values: list[Any] | dict[str, Any], most: int) -> None:
-    if len(values) > most:
-        raise _WrongError(f"{len(values)} entries; at most {most} are accepted")
+def _require_at_most(most: int, number: int) -> None:
+    if number > most:
+        raise _WrongError(f"{number} entries; at most {most} are accepted")
 
 
 def _optional(read: _Reader, value: object, sets: Sets) -> object:
