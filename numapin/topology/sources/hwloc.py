@@ -91,6 +91,12 @@ def read_hwloc(root: Element) -> Readings:
     linked = frozenset(gpus[index].part for index in indexes & gpus.keys())
     # hwloc writes an infinite set as "0xf...f".
     is_all = {name: machine.word(name).startswith("0xf...f") for name in _ALLOWED}
+    notes = [*package_notes]
+    if doubtful:
+        problem = "list the same CPUs, and the file does not say which node owns them"
+        assumed = "the smaller list, then the lower number, is assumed"
+        remedy = "capture the machine's sysfs instead: hwloc-gather-topology"
+        notes.append(f"{listed('node', doubtful)} {problem}; {assumed}; {remedy}")
     allowed_cpus, allowed_nodes = (None if is_all[name] else machine.mask(name) for name in _ALLOWED)
     return Readings(
         host=_info(machine, "HostName") or _info(root, "HostName"),
@@ -107,7 +113,7 @@ def read_hwloc(root: Element) -> Readings:
             node for node, element in node_elements.items() if element.word("subtype").endswith("GPUMemory")
         ),
         doubtful_nodes=doubtful,
-        notes=(*package_notes, *_doubtful_notes(doubtful), *core_notes(cpus)),
+        notes=(*notes, *core_notes(cpus)),
         allowed_known=all(map(machine.text, _ALLOWED)),
     )
 
@@ -196,15 +202,6 @@ def _read_nodes(
         for node in sorted(elements)
     )
     return readings, CpuSet(node for node in untyped if num_near[near[node]] > 1)
-
-
-def _doubtful_notes(nodes: CpuSet) -> tuple[str, ...]:
-    if not nodes:
-        return ()
-    problem = "list the same CPUs, and the file does not say which node owns them"
-    assumed = "the smaller list, then the lower number, is assumed"
-    remedy = "capture the machine's sysfs instead: hwloc-gather-topology"
-    return (f"{listed('node', nodes)} {problem}; {assumed}; {remedy}",)
 
 
 def _distances(root: Element) -> dict[int, dict[int, int]]:
@@ -356,8 +353,7 @@ def _placed(reading: PciReading, above: tuple[Element, ...], with_cpus: CpuSet) 
     # A host bridge's bus in the kernel's spelling ("pci0000:17"); other bridges are between PCI buses.
     host_bridges = (bridge for bridge in bridges if bridge.word("bridge_type").startswith("0-"))
     buses = filter(None, (_BRIDGE_PCI.fullmatch(bridge.word("bridge_pci")) for bridge in host_bridges))
-    home = _home(above)
-    node = _node_of(home, with_cpus)
+    home, node = _home(above, with_cpus)
     evidence = {NodeSource.HWLOC_FILE: CpuSet({node})} if node is not None else None
     return replace(
         reading,
@@ -367,22 +363,19 @@ def _placed(reading: PciReading, above: tuple[Element, ...], with_cpus: CpuSet) 
     )
 
 
-def _home(above: tuple[Element, ...]) -> Element:
-    """Return the element that hwloc attaches a device's PCI tree to: the machine if its place is unknown."""
-    return next(element for element in above if _kind(element) not in _IO)
-
-
-def _node_of(home: Element, with_cpus: CpuSet) -> int | None:
+def _home(above: tuple[Element, ...], with_cpus: CpuSet) -> tuple[Element, int | None]:
+    """Return the element that hwloc attaches a device to (the machine if its place is unknown), and its node."""
+    home = next(element for element in above if _kind(element) not in _IO)
     nodes = home.members("nodeset") & with_cpus
-    return min(nodes) if len(nodes) == 1 else None
+    return home, min(nodes) if len(nodes) == 1 else None
 
 
 def _read_other_nics(objects: Iterable[Placed], with_cpus: CpuSet, version: int) -> Iterator[NicReading]:
     """Yield the network interfaces that are not below a PCI device."""
     for device, above in objects:
         if all(_kind(element) != "PCIDev" for element in above):
-            for nic in _interfaces([device], NicKind.ETHERNET, version):
-                yield nic._replace(node=_node_of(_home(above), with_cpus))
+            _, node = _home(above, with_cpus)
+            yield from (nic._replace(node=node) for nic in _interfaces([device], NicKind.ETHERNET, version))
 
 
 def _interfaces(devices: list[Element], network: NicKind, version: int) -> Iterator[NicReading]:
@@ -438,18 +431,16 @@ def _fabric(matrix: Element, gpus: Mapping[int, _FabricEnd]) -> Iterator[FabricL
     # PCI devices are switches. Processors (POWER) have links as well, but do not forward.
     switches = {row for row, word in enumerate(_words_in(matrix, "indexes")) if word.startswith("PCIDev:")}
     to_switch = {gpu: sum(rows[gpu][switch] for switch in switches - ends.keys()) for gpu in ends}
+    word = _WORDS[matrix.word("name")]
     for a, b in combinations(ends, 2):
         speed = rows[a][b] or min(to_switch[a], to_switch[b])
         is_one_gpu = ends[a].part[0] == ends[b].part[0]  # hwloc gives its tiles a made-up bandwidth
         if speed and not is_one_gpu:
-            yield FabricLink(ends[a].part, ends[b].part, _fabric_word(matrix, speed, ends[a].model))
-
-
-def _fabric_word(matrix: Element, speed: int, model: str) -> str:
-    """Return the word for a link, with the number of NVLinks if the bandwidth of one is known for the GPU's model."""
-    word = _WORDS[matrix.word("name")]
-    one = next((one for models, one in _NVLINK_SPEEDS if models.search(model)), None) if word == "NV" else None
-    return f"{word}{speed // one}" if one and speed % one == 0 else word
+            # The number of NVLinks is known if the bandwidth of one is known for the GPU's model.
+            of_model = (one for models, one in _NVLINK_SPEEDS if word == "NV" and models.search(ends[a].model))
+            one = next(of_model, 0)
+            number = speed // one if one and speed % one == 0 else ""
+            yield FabricLink(ends[a].part, ends[b].part, f"{word}{number}")
 
 
 # --- objects and matrices --------------------------------------------------------------------------------------------
