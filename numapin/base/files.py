@@ -135,7 +135,7 @@ def opened(path: str, flags: int = FOLDER) -> OpenFolder:
     """Open a folder; follow links on the way unless another user may have planted them. Raises OSError."""
     if not path.strip("/"):
         return OpenFolder(os.open("/", flags))
-    with place_of(path) as (parent, name):
+    with OpenPlace(path) as (parent, name):
         return OpenFolder(os.open(name, flags, dir_fd=parent))
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from operator import index
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from numapin.base.bounds import MAX_CPUS, MAX_RANKS
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+_LISTS: Final = "write a list such as 0-3,8, or a set of numbers"
 
 
 class Bind(StrEnum):
@@ -122,22 +125,27 @@ class Request:
         put = partial(object.__setattr__, self)  # the class is frozen
         put("bind", _chosen("--bind", Bind, bind))
         put("memory", None if memory is None else _chosen("--memory", Memory, memory))
-        put("memory_nodes", None if memory_nodes is None else _numbers("--memory", memory_nodes))
+        with _refused("--memory", _LISTS):
+            put("memory_nodes", None if memory_nodes is None else _numbers(memory_nodes))
         put("num_ranks", num_ranks)
         put("cpus_per_rank", cpus_per_rank)
         put("smt", smt)
-        put("reserve_cpus", _numbers("--reserve-cpus", reserve_cpus))
-        put("gpus", None if gpus is None else _gpu_names(gpus))
-        put("rank_gpus", None if rank_gpus is None else _indices(rank_gpus))
+        with _refused("--reserve-cpus", _LISTS):
+            put("reserve_cpus", _numbers(reserve_cpus))
+        with _refused("--gpus", "list the GPUs with: numapin topo"):
+            names = parse_gpus(gpus) if isinstance(gpus, str) else gpus
+            names = None if names is None else [gpu if isinstance(gpu, str) else str(index(gpu)) for gpu in names]
+            put("gpus", None if names is None else tuple(names))
+        with _refused("rank_gpus", "give an index for each rank"):
+            indices = None if rank_gpus is None else [None if gpu is None else index(gpu) for gpu in rank_gpus]
+            put("rank_gpus", None if indices is None else tuple(indices))
         libraries = nic_env.split(",") if isinstance(nic_env, str) else nic_env
         put("nic_env", tuple(dict.fromkeys(_chosen("--nic-env", NicLibrary, word) for word in libraries)))
-        self._check()
 
-    def _check(self) -> None:
-        """Check the request as far as that is possible without a machine. Raises UsageError."""
-        _require_in_range("--nproc-per-node", self.num_ranks, MAX_RANKS)
-        _require_in_range("--cpus-per-rank", self.cpus_per_rank, MAX_CPUS)
-        if self.bind is Bind.NONE and self.cpus_per_rank is not None:
+        # As far as it can be checked without a machine.
+        _require_in_range("--nproc-per-node", num_ranks, MAX_RANKS)
+        _require_in_range("--cpus-per-rank", cpus_per_rank, MAX_CPUS)
+        if self.bind is Bind.NONE and cpus_per_rank is not None:
             raise UsageError("--cpus-per-rank with --bind none binds nothing", "choose a mode, such as: --bind node")
         if self.memory_nodes is not None and self.policy in (Memory.NONE, Memory.LOCAL):
             raise UsageError(f"--memory {self.policy} takes no nodes", "name them with bind, preferred or interleave")
@@ -175,30 +183,17 @@ def parse_gpus(text: str) -> tuple[str, ...]:
     return keys
 
 
-def _numbers(option: str, members: Collection[int] | str) -> CpuSet:
-    """Return a set of CPUs or nodes. Raises UsageError."""
+@contextmanager
+def _refused(option: str, hint: str) -> Iterator[None]:
+    """Raise UsageError for a value of the wrong kind."""
     try:
-        return CpuSet.parse(members) if isinstance(members, str) else CpuSet(map(index, members))
+        yield
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{option}: {error}", "write a list such as 0-3,8, or a set of numbers") from None
+        raise UsageError(f"{option}: {error}", hint) from None
 
 
-def _gpu_names(gpus: Sequence[str | int] | str) -> tuple[str, ...]:
-    """Return the names of GPUs. Raises UsageError."""
-    try:
-        if isinstance(gpus, str):
-            return parse_gpus(gpus)
-        return tuple(gpu if isinstance(gpu, str) else str(index(gpu)) for gpu in gpus)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"--gpus: {error}", "list the GPUs with: numapin topo") from None
-
-
-def _indices(gpus: Sequence[int | None]) -> tuple[int | None, ...]:
-    """Return the indices of the ranks' GPUs. Raises UsageError."""
-    try:
-        return tuple(None if gpu is None else index(gpu) for gpu in gpus)
-    except TypeError as error:
-        raise UsageError(f"rank_gpus: {error}", "give an index for each rank") from None
+def _numbers(members: Collection[int] | str) -> CpuSet:
+    return CpuSet.parse(members) if isinstance(members, str) else CpuSet(map(index, members))
 
 
 def _require_in_range(option: str, number: object, most: int) -> None:
