@@ -228,11 +228,12 @@ def _ratings(tree: Tree, cores: Sequence[CpuSet], name: str) -> Mapping[int, int
     first = list(map(min, cores))
     if not first or tree.number(file.format(first[0])) is None:
         return {}
-    known = {cpu: tree.number(file.format(cpu)) for cpu in first}
+    known = dict(zip(first, map(tree.number, map(file.format, first)), strict=True))
     all_cpus = set(chain.from_iterable(cores))
     if len(set(known.values())) == 1:
         return without_none(dict.fromkeys(all_cpus, known[first[0]]))
-    return without_none(known | {cpu: tree.number(file.format(cpu)) for cpu in all_cpus.difference(first)})
+    others = all_cpus.difference(first)
+    return without_none(known | dict(zip(others, map(tree.number, map(file.format, others)), strict=True)))
 
 
 # --- the cpuset ------------------------------------------------------------------------------------------------------
