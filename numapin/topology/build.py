@@ -8,7 +8,7 @@ from functools import cache
 from itertools import chain, combinations, count, filterfalse, islice, product
 from math import comb
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
@@ -448,9 +448,6 @@ class _Endpoint(NamedTuple):
     node: int | None
 
 
-_Pairs: TypeAlias = "Iterable[tuple[_Endpoint, _Endpoint]]"
-
-
 def _links_of(
     readings: Readings, gpus: tuple[Gpu, ...], nics: tuple[Nic, ...]
 ) -> tuple[tuple[Link, ...], tuple[str, ...]]:
@@ -465,31 +462,23 @@ def _links_of(
     for link in readings.fabric:
         if label_of.keys() >= {link.a, link.b}:
             words[frozenset((label_of[link.a], label_of[link.b]))] = link.word
-    pairs, notes = _pairs(
-        [_Endpoint(gpu.label, by_part.get((gpu.pci or "", gpu.partition)), gpu.node) for gpu in gpus],
-        [_Endpoint(nic.name, by_part.get((nic.pci or "", None)), nic.node) for nic in nics],
-    )
+    gpu_ends = [_Endpoint(gpu.label, by_part.get((gpu.pci or "", gpu.partition)), gpu.node) for gpu in gpus]
+    nic_ends = [_Endpoint(nic.name, by_part.get((nic.pci or "", None)), nic.node) for nic in nics]
+    # A host with hundreds of virtual functions would have millions of links. As many pairs are left out as a topology
+    # may not have: those between its NICs, or all pairs of NICs.
+    pairs: Iterable[tuple[_Endpoint, _Endpoint]] = combinations([*gpu_ends, *nic_ends], 2)
+    left_out = ""
+    if comb(len(gpus) + len(nics), 2) > MAX_LINKS:
+        pairs, left_out = chain(combinations(gpu_ends, 2), product(gpu_ends, nic_ends)), "links between"
+        if comb(len(gpus), 2) + len(gpus) * len(nics) > MAX_LINKS:
+            pairs, left_out = combinations(gpu_ends, 2), "links of"
+    notes = (f"{left_out} network interfaces are left out: there are {len(nics)} interfaces on this machine",)
     links: list[Link] = []
     for a, b in pairs:
         word = words.get(frozenset((a.name, b.name))) or _pci_word(a, b)
         if word:
             links.append(Link(a=a.name, b=b.name, kind=word))
-    return tuple(links), notes
-
-
-def _pairs(gpus: list[_Endpoint], nics: list[_Endpoint]) -> tuple[_Pairs, tuple[str, ...]]:
-    """Return as many pairs as a topology may have links, and a note if there are more.
-
-    A host with hundreds of virtual functions would have millions of links. Those between its NICs are left out then,
-    or all links of NICs.
-    """
-    if comb(len(gpus) + len(nics), 2) <= MAX_LINKS:
-        return combinations([*gpus, *nics], 2), ()
-    between_gpus = combinations(gpus, 2)
-    left_out = f"are left out: there are {len(nics)} interfaces on this machine"
-    if comb(len(gpus), 2) + len(gpus) * len(nics) <= MAX_LINKS:
-        return chain(between_gpus, product(gpus, nics)), (f"links between network interfaces {left_out}",)
-    return between_gpus, (f"links of network interfaces {left_out}",)
+    return tuple(links), notes if left_out else ()
 
 
 def _pci_word(a: _Endpoint, b: _Endpoint) -> str | None:
