@@ -464,8 +464,8 @@ def _links_of(
             words[frozenset((label_of[link.a], label_of[link.b]))] = link.word
     gpu_ends = [_Endpoint(gpu.label, by_part.get((gpu.pci or "", gpu.partition)), gpu.node) for gpu in gpus]
     nic_ends = [_Endpoint(nic.name, by_part.get((nic.pci or "", None)), nic.node) for nic in nics]
-    # A host with hundreds of virtual functions would have millions of links. As many pairs are left out as a topology
-    # may not have: those between its NICs, or all pairs of NICs.
+    # A host with hundreds of virtual functions would have millions of links. If there are more than a topology may
+    # have, those between NICs are left out; if that is not enough, all links of NICs.
     pairs: Iterable[tuple[_Endpoint, _Endpoint]] = combinations([*gpu_ends, *nic_ends], 2)
     left_out = ""
     if comb(len(gpus) + len(nics), 2) > MAX_LINKS:
