@@ -154,7 +154,8 @@ def parse_mask(text: str) -> CpuSet:
     """
     _check_length(text)
     words = [word.strip().removeprefix("0x") or "0" for word in text.strip().split(",")]
-    if len(words) > MAX_ID // 16 or not all(map(_is_mask_word, words)):
+    are_words = all(len(word) <= 8 and _HEX_DIGITS.issuperset(word) for word in words)
+    if len(words) > MAX_ID // 16 or not are_words:
         msg = f"{_short(text)!r} is not a CPU mask of hexadecimal 32-bit words"
         raise ValueError(msg)
     numbers = from_words((int(word, 16) for word in reversed(words)), word_bits=32)
@@ -162,10 +163,6 @@ def parse_mask(text: str) -> CpuSet:
         msg = f"{_short(text)!r} has a bit beyond {MAX_ID - 1}, the highest CPU or node number that is accepted"
         raise ValueError(msg)
     return numbers
-
-
-def _is_mask_word(word: str) -> bool:
-    return len(word) <= 8 and _HEX_DIGITS.issuperset(word)
 
 
 class Sets:

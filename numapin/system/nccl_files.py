@@ -29,16 +29,12 @@ def library_version(path: str) -> str | None:
     named = _FILE.fullmatch(os.path.basename(path))
     if named is not None:
         return named[1]
-    versions = set(_packaged(site)) if inside else set()
-    return versions.pop() if len(versions) == 1 else None
-
-
-def _packaged(site: str) -> Iterable[str]:
     try:
-        names = os.listdir(site)
+        names = os.listdir(site) if inside else []
     except OSError:
-        return []
-    return [match[1] for match in map(_METADATA.fullmatch, names) if match]
+        return None
+    versions = {match[1] for match in map(_METADATA.fullmatch, names) if match}
+    return versions.pop() if len(versions) == 1 else None
 
 
 def installed_library(folders: Iterable[str]) -> str | None:

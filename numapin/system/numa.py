@@ -12,7 +12,6 @@ from numapin.system.calls import call
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from array import array
-    from collections import Counter
     from collections.abc import Callable, Iterable, Sequence
     from typing import Final
 
@@ -62,7 +61,13 @@ def nodes_of_range(address: int, num_bytes: int) -> dict[int | None, int]:
     Pages that the range covers in part count whole. 1 GiB of 4 KiB pages takes about 0.1 s, mostly without the GIL.
     Raises OSError: EPERM (seccomp, as in Docker's default profile), ENOSYS.
     """
-    counts = _page_statuses(address, num_bytes)
+    from collections import Counter
+
+    page = os.sysconf("SC_PAGESIZE")
+    starts = range(address - address % page, address + num_bytes, page)
+    counts: Counter[int] = Counter()  # by node, or by negative errno
+    for at in range(0, len(starts), _PAGES_PER_CALL):
+        counts.update(_nodes_of_pages(starts[at : at + _PAGES_PER_CALL], 0))
     untouched = sum(count for status, count in counts.items() if status < 0)
     pages: dict[int | None, int] = {node: count for node, count in sorted(counts.items()) if node >= 0}
     return pages | {None: untouched} if untouched else pages
@@ -96,18 +101,6 @@ def prefer(
     node = first if first in nodes else min(nodes)
     set_policy(MPOL_PREFERRED, (node,))
     return node if len(nodes) > 1 else None
-
-
-def _page_statuses(address: int, num_bytes: int) -> Counter[int]:
-    """Count the pages of a range by node, or by negative errno."""
-    from collections import Counter
-
-    page = os.sysconf("SC_PAGESIZE")
-    starts = range(address - address % page, address + num_bytes, page)
-    counts: Counter[int] = Counter()
-    for at in range(0, len(starts), _PAGES_PER_CALL):
-        counts.update(_nodes_of_pages(starts[at : at + _PAGES_PER_CALL], 0))
-    return counts
 
 
 def _nodes_of_pages(addresses: Sequence[int], pid: int) -> array[int]:

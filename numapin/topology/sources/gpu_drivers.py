@@ -180,7 +180,18 @@ def _kfd_gpus(tree: Tree, on_pci: Collection[str]) -> list[_KfdGpu]:
         address, partition = _place(properties, on_pci)
         gpus.append(_KfdGpu(number, properties, links, address))
         partitions.append(partition)
-    return [_with_partition(gpu, at, gpus, partitions) for at, gpu in enumerate(gpus)]
+
+    at_address: defaultdict[str, list[int]] = defaultdict(list)
+    for position, gpu in enumerate(gpus):
+        at_address[gpu.address].append(position)
+    for there in at_address.values():
+        numbers = [partitions[position] for position in there]
+        if len(set(numbers)) < len(numbers):  # several have one number
+            numbers = list(range(len(numbers)))
+        if len(there) > 1:
+            for position, number in zip(there, numbers, strict=True):
+                gpus[position] = gpus[position]._replace(partition=number)
+    return gpus
 
 
 def _place(properties: Mapping[str, int], on_pci: Collection[str]) -> tuple[str, int]:
@@ -191,15 +202,6 @@ def _place(properties: Mapping[str, int], on_pci: Collection[str]) -> tuple[str,
     if f"{slot}.{function}" not in on_pci and f"{slot}.0" in on_pci:
         return f"{slot}.0", function
     return f"{slot}.{function}", location >> 28
-
-
-def _with_partition(gpu: _KfdGpu, at: int, gpus: Sequence[_KfdGpu], partitions: Sequence[int]) -> _KfdGpu:
-    """Return a GPU with the number of its partition, or its position if several at the address have one number."""
-    there = [position for position, other in enumerate(gpus) if other.address == gpu.address]
-    if len(there) == 1:
-        return gpu
-    are_distinct = len({partitions[position] for position in there}) == len(there)
-    return gpu._replace(partition=partitions[at] if are_distinct else there.index(at))
 
 
 @lru_cache(maxsize=256)
