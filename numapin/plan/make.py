@@ -83,7 +83,7 @@ def plan_and_rank_warnings(topology: Topology, request: Request) -> tuple[Plan, 
         if request.nic_env and (nearest is None or not nearest.has_verbs):
             missing = "no GPU is known" if draft.gpu is None else "no RDMA NIC is known near its GPU"
             if nearest is not None:
-                missing = f"{nearest.names[0]} is a Slingshot NIC, which has no verbs device"
+                missing = "its NIC is one of Slingshot, which has no verbs device"
             draft.because(f"--nic-env {','.join(request.nic_env)} sets nothing: {missing}", exact=False)
         assign_memory(machine, request, draft)  # 7
 
