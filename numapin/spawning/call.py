@@ -1,6 +1,6 @@
 """`numapin.spawn`: a function in bound ranks, for notebooks and schedulers.
 
-The flow is the same as in `numapin run`, without torch: topology, plan, shim. Each shim becomes a Python that loads the
+The flow is the same as in `numapin run`: topology, plan, store, shim. Each shim becomes a Python that loads the
 function (`child.py`). Pickling and the import of the caller's script work as in multiprocessing's spawn.
 """
 
@@ -25,14 +25,14 @@ from numapin.base.printable import printable
 from numapin.errors import UsageError
 from numapin.launcher import ranks as rank_processes
 from numapin.launcher import run_folder
-from numapin.launcher.hosts import HostPlace
+from numapin.launcher.hosts import OneHost
 from numapin.launcher.ranks import ended_on_error, guarded
 from numapin.launcher.rehearse import in_thread, rehearse
+from numapin.launcher.store_server import torch_folder, why_not_served
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.request import Bind, Request, parse_bind, parse_gpus, parse_memory
 from numapin.rank import handover, shim
-from numapin.spawning import meeting
 from numapin.spawning.child import InheritedDescriptor
 from numapin.spawning.ranks import RankProcess, results_of
 from numapin.topology.discover import discover
@@ -75,8 +75,8 @@ def spawn(
     LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the others. Unlike torch.multiprocessing.spawn, this does not
     pass the rank to `fn`.
 
-    MASTER_PORT is reserved for the process group that rank 0 creates in its own process; no other process can listen
-    on it. A program that `fn` starts needs a MASTER_PORT of its own for its process group.
+    The calling process serves the ranks' store on MASTER_PORT, so `fn` must not set MASTER_ADDR or MASTER_PORT. A
+    program that `fn` starts needs a store of its own for its process group.
 
     If a rank fails, or on Ctrl-C, all ranks and the processes they started get SIGTERM, then SIGKILL.
 
@@ -138,10 +138,14 @@ def spawn(
     for text in plan.warnings:
         warnings.warn(printable(f"numapin.spawn: {text}"), RuntimeWarning, stacklevel=2)
     ranks: list[RankProcess] = []
-    with run_folder.run_directory(os.environ) as run_dir, guarded(run_dir), meeting.reserved_port() as port:
-        variables = _variables(plan, environment, run_dir, meeting.port_of(port))
+    num_ranks = len(plan.ranks)
+    host = OneHost(num_ranks, uses_torch=why_not_served(torch_folder()) is not None)
+    with run_folder.run_directory(os.environ) as run_dir, guarded(run_dir), host:
+        shared = host.join().shared_variables(num_ranks, run_id=str(uuid.uuid4()), environ=os.environ)
+        variables = {**os.environ, **environment, **shared}
+        handover.hand_over(plan, run_dir, variables)
         with ended_on_error(ranks, run_dir, shutdown_timeout):
-            _start(len(plan.ranks), ranks, variables, call, port.fileno())
+            _start(num_ranks, ranks, variables, call)
             return results_of(ranks, timeout_s=timeout)
 
 
@@ -152,16 +156,6 @@ def _plan(request: Request, gpu_nodes: Mapping[str, int], *, strict: bool) -> tu
         request = replace(request, num_ranks=default_num_ranks(topology))
     request, environment = settle_gpus(topology, request, os.environ)
     return rehearse(make_plan(topology, request), strict=strict, within=in_thread), environment
-
-
-def _variables(plan: Plan, environment: Mapping[str, str], run_dir: str, port: int) -> dict[str, str]:
-    """Return the variables of all ranks, and hand the plan over to them."""
-    num_ranks = len(plan.ranks)
-    place = HostPlace(0, 1, 0, num_ranks, 0, num_ranks, meeting.ADDRESS, port)
-    shared = place.shared_variables(num_ranks, run_id=str(uuid.uuid4()), environ=os.environ, launcher_has_store=False)
-    variables = {**os.environ, **environment, **shared}
-    handover.hand_over(plan, run_dir, variables)
-    return variables
 
 
 _IMPORTABLE: Final = frozenset({"init_main_from_name", "init_main_from_path"})
@@ -175,19 +169,13 @@ class _PickledCall(NamedTuple):
     descriptors: tuple[int, ...]
 
 
-def _start(
-    num_ranks: int, ranks: list[RankProcess], variables: Mapping[str, str], call: _PickledCall, port: int
-) -> None:
-    """Start the ranks, add them to `ranks`, and then let all of them load the call.
-
-    `port` is the descriptor of the socket that holds MASTER_PORT; rank 0 gets it.
-    """
+def _start(num_ranks: int, ranks: list[RankProcess], variables: Mapping[str, str], call: _PickledCall) -> None:
+    """Start the ranks, add them to `ranks`, and then let all of them load the call."""
     with os.fdopen(os.memfd_create("numapin-call"), "wb") as file:
         file.write(call.content)
         file.flush()
-        for local_rank in range(num_ranks):
-            own = [file.fileno(), port] if local_rank == 0 else [file.fileno()]
-            _add_rank(ranks, variables, own, call.descriptors)
+        for _ in range(num_ranks):
+            _add_rank(ranks, variables, [file.fileno()], call.descriptors)
     for started in ranks:
         started.go()
 

@@ -16,8 +16,6 @@ from enum import Enum, auto
 from multiprocessing import process, resource_tracker, spawn
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from numapin.spawning import meeting
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -73,13 +71,11 @@ def unpickle(content: bytes | memoryview, kind: type[T]) -> T:
 
 def main() -> None:
     """Make the call and send its outcome. SystemExit and KeyboardInterrupt end the rank without an answer."""
-    tracker, pipe, payload, *port = map(int, sys.argv[1:])
+    tracker, pipe, payload = map(int, sys.argv[1:])
     for fd in (payload, pipe):
         os.set_inheritable(fd, False)  # programs that the function starts must not hold the pipe open
     if tracker >= 0:
         resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]  # as spawn_main
-    for descriptor in port:  # rank 0 has it
-        meeting.serve_on(descriptor)
     with socket.socket(fileno=pipe) as connection:
         if not connection.recv(1):
             return  # the parent was interrupted while it started ranks, and may not know this one

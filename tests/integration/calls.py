@@ -194,21 +194,17 @@ def all_reduce() -> float:
     return tensor.item()
 
 
-def meet_twice() -> tuple[set[tuple[str, str]], list[float]]:
-    """Make two process groups, one after the other; return the listeners on MASTER_PORT and a sum for each."""
+def meet() -> tuple[set[tuple[str, str]], float]:
+    """Return the listeners on MASTER_PORT while a process group exists, and the number of its ranks, as a sum."""
     import torch
     import torch.distributed as dist
 
-    found, sums = set(), []
-    for _ in range(2):
-        dist.init_process_group("gloo")
-        tensor = torch.ones(1)
-        dist.all_reduce(tensor)
-        found |= listeners(int(os.environ["MASTER_PORT"]))
-        sums.append(tensor.item())
-        dist.barrier()
-        dist.destroy_process_group()
-    return found, sums
+    dist.init_process_group("gloo")
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    found = listeners(int(os.environ["MASTER_PORT"]))
+    dist.destroy_process_group()
+    return found, tensor.item()
 
 
 def listeners(port: int) -> set[tuple[str, str]]:
