@@ -28,6 +28,7 @@ from numapin.launcher import hosts, run_folder
 from numapin.launcher.options import TORCHRUN_OPTIONS, parse
 from numapin.launcher.ranks import ended_on_error
 from numapin.launcher.run_folder import run_directory
+from numapin.launcher.store_server import listen
 from numapin.rank import become, handover, hook_env
 from numapin.rank.handover import write_json
 from numapin.rank.hook_env import environment, steps_environment

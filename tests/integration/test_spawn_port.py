@@ -13,7 +13,7 @@ import pytest
 
 import numapin
 from tests.integration import calls
-from tests.integration.seam import hosts, spawn_call
+from tests.integration.seam import hosts, listen, results_of, spawn_call
 from tests.needs import needs_root
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 @needs_root
 def test_another_user_never_gets_the_port(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An attacker with another uid tries from the choice of the port to the last result, and the ranks still meet."""
-    listen, results_of, attack, reports = hosts.listen, spawn_call.results_of, ExitStack(), list[list[dict[str, Any]]]()
+    attack, reports = ExitStack(), list[list[dict[str, Any]]]()
 
     def attacked(address: str, port: int) -> socket.socket:
         listening = listen(address, port)
