@@ -217,6 +217,20 @@ def listeners(port: int) -> set[tuple[str, str]]:
     return {(family, at[:-5]) for family, at, state in rows if state == "0A" and int(at[-4:], 16) == port}
 
 
+def knock(user: int) -> str:
+    """Return whether the ranks' store keeps a connection of a user "open", or has "closed" it."""
+    code = (
+        "import os, socket, sys; os.setgroups([]); os.setuid(int(sys.argv[1])); "
+        "store = socket.create_connection((os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])); "
+        "store.settimeout(3); "
+        "store.recv(1)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, str(user)], cwd="/", capture_output=True, check=False
+    )
+    return "open" if b"TimeoutError" in done.stderr else "closed"
+
+
 def _wait_for(folder: Path, count: int, pattern: str = "*") -> None:
     while len(list(folder.glob(pattern))) < count:
         time.sleep(0.02)

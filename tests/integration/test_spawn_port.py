@@ -113,3 +113,10 @@ def test_the_store_listens_on_the_loopback_only(server: str) -> None:
     """The ranks meet on MASTER_PORT of 127.0.0.1, where the caller listens; each call has a store of its own."""
     for _ in range(2):
         assert numapin.spawn(calls.meet, num_ranks=2, timeout=120) == (({_LOOPBACK}, 2.0),) * 2, server
+
+
+@needs_root
+@pytest.mark.parametrize(("user", "told"), [(0, "open"), (_NOBODY, "closed")])
+def test_the_store_is_closed_to_other_users(user: int, told: str) -> None:
+    """Another user's connection is closed at once, as in `numapin run`."""
+    assert numapin.spawn(calls.knock, (user,)) == (told,)
