@@ -122,6 +122,7 @@ class OneHost:
     def __exit__(self, *_: object) -> None:
         """Close the store."""
         self._open.close()
+        self._torchs_store = None  # closes the port; a traceback may keep this object
 
     def join(self, _: Alarm | None = None) -> HostPlace:
         """Begin a round. Raises UsageError for an address that this host does not have."""

@@ -217,6 +217,11 @@ def listeners(port: int) -> set[tuple[str, str]]:
     return {(family, at[:-5]) for family, at, state in rows if state == "0A" and int(at[-4:], 16) == port}
 
 
+def raise_port() -> NoReturn:
+    """Raise an error whose text is MASTER_PORT."""
+    raise LookupError(os.environ["MASTER_PORT"])
+
+
 def knock(user: int) -> str:
     """Return whether the ranks' store keeps a connection of a user "open", or has "closed" it."""
     code = (

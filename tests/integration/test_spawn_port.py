@@ -120,3 +120,10 @@ def test_the_store_listens_on_the_loopback_only(server: str) -> None:
 def test_the_store_is_closed_to_other_users(user: int, told: str) -> None:
     """Another user's connection is closed at once, as in `numapin run`."""
     assert numapin.spawn(calls.knock, (user,)) == (told,)
+
+
+def test_the_store_ends_with_the_call(server: str) -> None:
+    """Nothing listens on the port afterwards, even if the caller keeps a rank's error, as notebooks do."""
+    with pytest.raises(LookupError) as caught:
+        numapin.spawn(calls.raise_port)
+    assert calls.listeners(int(str(caught.value))) == set(), server
