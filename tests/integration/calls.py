@@ -14,6 +14,7 @@ from typing import NoReturn
 VARIABLES = (
     *("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"),
     *("GROUP_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "OMP_NUM_THREADS", "NUMAPIN_BINDING"),
+    "TORCHELASTIC_USE_AGENT_STORE",
 )
 
 
@@ -194,21 +195,17 @@ def all_reduce() -> float:
     return tensor.item()
 
 
-def meet_twice() -> tuple[set[tuple[str, str]], list[float]]:
-    """Make two process groups, one after the other; return the listeners on MASTER_PORT and a sum for each."""
+def meet() -> tuple[set[tuple[str, str]], float]:
+    """Return the listeners on MASTER_PORT while a process group exists, and the number of its ranks, as a sum."""
     import torch
     import torch.distributed as dist
 
-    found, sums = set(), []
-    for _ in range(2):
-        dist.init_process_group("gloo")
-        tensor = torch.ones(1)
-        dist.all_reduce(tensor)
-        found |= listeners(int(os.environ["MASTER_PORT"]))
-        sums.append(tensor.item())
-        dist.barrier()
-        dist.destroy_process_group()
-    return found, sums
+    dist.init_process_group("gloo")
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    found = listeners(int(os.environ["MASTER_PORT"]))
+    dist.destroy_process_group()
+    return found, tensor.item()
 
 
 def listeners(port: int) -> set[tuple[str, str]]:
@@ -219,6 +216,25 @@ def listeners(port: int) -> set[tuple[str, str]]:
         for line in Path("/proc/net", family).read_text().splitlines()[1:]
     ]
     return {(family, at[:-5]) for family, at, state in rows if state == "0A" and int(at[-4:], 16) == port}
+
+
+def raise_port() -> NoReturn:
+    """Raise an error whose text is MASTER_PORT."""
+    raise LookupError(os.environ["MASTER_PORT"])
+
+
+def knock(user: int) -> str:
+    """Return whether the ranks' store keeps a connection of a user "open", or has "closed" it."""
+    code = (
+        "import os, socket, sys; os.setgroups([]); os.setuid(int(sys.argv[1])); "
+        "store = socket.create_connection((os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])); "
+        "store.settimeout(3); "
+        "store.recv(1)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, str(user)], cwd="/", capture_output=True, check=False
+    )
+    return "open" if b"TimeoutError" in done.stderr else "closed"
 
 
 def _wait_for(folder: Path, count: int, pattern: str = "*") -> None:
