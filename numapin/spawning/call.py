@@ -78,8 +78,8 @@ def spawn(
     LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the others. Unlike torch.multiprocessing.spawn, this does not
     pass the rank to `fn`.
 
-    The calling process serves the ranks' store on MASTER_PORT, so `fn` must not set MASTER_ADDR or MASTER_PORT. A
-    program that `fn` starts needs a store of its own for its process group.
+    The calling process serves the ranks' store on MASTER_PORT. `fn` may also name a place of its own, as for
+    torch.multiprocessing.spawn. A program that `fn` starts needs a port of its own for its process group.
 
     If a rank fails, or on Ctrl-C, all ranks and the processes they started get SIGTERM, then SIGKILL.
 
@@ -155,6 +155,7 @@ def spawn(
     host = OneHost(num_ranks, uses_torch=why_not_served(torch_folder()) is not None)
     with run_directory(os.environ) as run_dir, guarded(run_dir), host:
         shared = host.join().shared_variables(num_ranks, run_id=str(uuid.uuid4()), environ=os.environ)
+        shared["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # of ports other than MASTER_PORT; see child.ask_the_caller
         variables = {**os.environ, **environment, **shared}
         handover.hand_over(plan, run_dir, variables)
         with ended_on_error(ranks, run_dir, shutdown_timeout):

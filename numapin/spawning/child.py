@@ -13,11 +13,19 @@ import socket
 import sys
 import traceback
 from enum import Enum, auto
+from functools import wraps
 from multiprocessing import process, resource_tracker, spawn
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from numapin.rank.hook.numapin_hook_parts import TorchWatch
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 NUM_SIZE_BYTES: Final = 8
 """Length of the little-endian size that precedes the pickled answer."""
+
+_RENDEZVOUS: Final = "torch.distributed.rendezvous"
 
 
 class Outcome(Enum):
@@ -52,12 +60,39 @@ def main() -> None:
         os.set_inheritable(fd, False)  # programs that the function starts must not hold the pipe open
     if tracker >= 0:
         resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]  # as spawn_main
+    rendezvous = sys.modules.get(_RENDEZVOUS)  # a sitecustomize may have imported it
+    if rendezvous is None:
+        TorchWatch.todo = {**TorchWatch.todo, _RENDEZVOUS: [ask_the_caller]}
+        sys.meta_path.insert(0, TorchWatch)
+    else:
+        ask_the_caller(rendezvous)
     with socket.socket(fileno=pipe) as connection:
         if not connection.recv(1):
             return  # the parent was interrupted while it started ranks, and may not know this one
         answer = pickle.dumps(_answer(payload))
         connection.sendall(len(answer).to_bytes(NUM_SIZE_BYTES, "little"))
         connection.sendall(answer)
+
+
+def ask_the_caller(rendezvous: ModuleType) -> None:
+    """Make each store of torch on MASTER_PORT a client: the process that called `numapin.spawn` serves it.
+
+    TORCHELASTIC_USE_AGENT_STORE=True, as under torchrun, would say so for every port. But functions that were written
+    for torch.multiprocessing.spawn name a port of their own, and rank 0 has to serve that.
+    """
+    served = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    store: Any = rendezvous.TCPStore
+    torchs_own = store.__init__
+
+    @wraps(torchs_own)
+    def init(self: object, host_name: str, port: int, *arguments: object, **named: object) -> None:
+        # What follows are world_size and is_master.
+        if (host_name.replace("localhost", served[0]), port) == served:
+            arguments = (*arguments[:1], False, *arguments[2:]) if len(arguments) > 1 else arguments
+            named = {**named, "is_master": False} if "is_master" in named else named
+        torchs_own(self, host_name, port, *arguments, **named)
+
+    store.__init__ = init  # of the class, which other modules have imported by then
 
 
 def _answer(payload: int) -> Answer:

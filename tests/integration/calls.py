@@ -8,13 +8,13 @@ import socket
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 VARIABLES = (
     *("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"),
     *("GROUP_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "OMP_NUM_THREADS", "NUMAPIN_BINDING"),
-    "TORCHELASTIC_USE_AGENT_STORE",
 )
 
 
@@ -206,6 +206,31 @@ def meet() -> tuple[set[tuple[str, str]], float]:
     found = listeners(int(os.environ["MASTER_PORT"]))
     dist.destroy_process_group()
     return found, tensor.item()
+
+
+def meet_elsewhere(way: str, port: int) -> float:
+    """Meet on a port of one's own, as functions for torch.multiprocessing.spawn do; return the number of ranks."""
+    import torch
+    import torch.distributed as dist
+
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if way == "variables":
+        os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+        dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
+    elif way == "url":
+        url = f"tcp://127.0.0.1:{port}"
+        dist.init_process_group("gloo", url, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
+    else:  # a store that names the caller's port
+        address, served = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store: Any = dist.TCPStore(  # type: ignore[attr-defined] # public, but not exported
+            address, served, world_size, is_master=rank == 0, timeout=timedelta(seconds=60)
+        )
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    dist.barrier()
+    dist.destroy_process_group()
+    return tensor.item()
 
 
 def listeners(port: int) -> set[tuple[str, str]]:

@@ -115,6 +115,15 @@ def test_the_store_listens_on_the_loopback_only(server: str) -> None:
         assert numapin.spawn(calls.meet, num_ranks=2, timeout=120) == (({_LOOPBACK}, 2.0),) * 2, server
 
 
+@pytest.mark.parametrize("way", ["variables", "url", "store"])
+def test_a_place_of_the_functions_own(way: str, server: str) -> None:
+    """What is written for torch.multiprocessing.spawn works: rank 0 serves another port; MASTER_PORT, nobody else."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert numapin.spawn(calls.meet_elsewhere, (way, port), num_ranks=2, timeout=120) == (2.0, 2.0), server
+
+
 @needs_root
 @pytest.mark.parametrize(("user", "told"), [(0, "open"), (_NOBODY, "closed")])
 def test_the_store_is_closed_to_other_users(user: int, told: str) -> None:
