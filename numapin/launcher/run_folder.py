@@ -47,12 +47,12 @@ _UNLOCKED_S: Final = 3600  # a launcher locks a new folder within milliseconds
 
 
 @contextmanager
-def run_directory(environ: Mapping[str, str], report: Callable[[str], None] = lambda _: None) -> Iterator[str]:
+def run_directory(environ: Mapping[str, str], report: Callable[[str], None] | None = None) -> Iterator[str]:
     """Make this run's folder (mode 0700) and yield its path.
 
     In the default place, the folder is removed when the run succeeds. Otherwise the next run removes it, unless it is
     one of the last ten with a report of failed ranks. In a folder that the user named with NUMAPIN_RUN_DIR, everything
-    stays. `report` is called with the directories that were skipped, and why.
+    stays. If given, `report` is called with the directories that were skipped, and why.
 
     Raises NumapinError if the folder cannot be made or another user controls it.
     """
@@ -99,7 +99,7 @@ def _begin_in(path: str, held: ExitStack) -> str:
 
 
 def _begin_by_default(
-    environ: Mapping[str, str], report: Callable[[str], None], held: ExitStack
+    environ: Mapping[str, str], report: Callable[[str], None] | None, held: ExitStack
 ) -> tuple[str, int, str, int]:
     """Make a run's folder in the first usable temporary directory, and remove the folders of ended runs there.
 
@@ -127,7 +127,7 @@ def _begin_by_default(
                 problems.append(f"{place}: {error.strerror}")
                 continue
             skipped = "; ".join(dict.fromkeys(problems))
-            if skipped:
+            if skipped and report:
                 report(f"skipped for the run's folder: {skipped}")
             if not (is_stable and needs_lock):
                 why = f"because there is no better place (skipped: {skipped})"

@@ -16,8 +16,7 @@ from numapin.bench.cases.transfer import MEMORIES
 from numapin.cli import verify
 from numapin.cli.entry import main
 from numapin.cli.main import _COMMANDS, numapin
-from numapin.cli.run import OPTIONS
-from numapin.cli.run_reports import _loaders_reported
+from numapin.cli.run import OPTIONS, _loaders_reported
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.compare import hook
 from numapin.compare.job import MOST_BYTES, NO_STEP, JobOptions, JobResult, RankFiles, RunOutput, run_job

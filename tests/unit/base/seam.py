@@ -24,8 +24,7 @@ from numapin.base.stderr import say
 from numapin.base.strict_json import decode, encode
 from numapin.cli.entry import read_line
 from numapin.cli.main import numapin
-from numapin.cli.run import OPTIONS, RunOptions
-from numapin.cli.run_reports import watching_of
+from numapin.cli.run import OPTIONS, RunOptions, watching_of
 from numapin.rank import handover
 from numapin.system.tree import Tree
 from numapin.tasks.enter import read_plan_file
