@@ -243,12 +243,13 @@ def test_one_place_under_two_paths(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another user's folder, e.g. on a file system that only he may read, hides no run of this user."""
-    status_at = run_folder.status_at
+    status_at = vars(run_folder)["status_at"]
 
     def refused(folder: int, name: str) -> os.stat_result | None:
         if name.endswith("-other"):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return status_at(folder, name)
+        found: os.stat_result | None = status_at(folder, name)
+        return found
 
     environ = {"TMPDIR": str(tmp_path)}
     for first in ("00000000", "99999999"):
