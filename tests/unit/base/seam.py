@@ -7,11 +7,11 @@ from numapin.base.bounds import MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES, MAX_RA
 from numapin.base.cpu_set import CpuSet
 from numapin.base.files import (
     OpenFolder,
+    OpenPlace,
     is_writable,
     make_folders,
     make_own,
     opened,
-    place_of,
     read_file,
     write_text_to,
 )
