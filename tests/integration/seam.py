@@ -25,7 +25,7 @@ from numapin.compare.variants import own_command
 from numapin.data.forks import ISSUE, may_hang
 from numapin.launcher import run_folder
 from numapin.launcher.options import TORCHRUN_OPTIONS, parse
-from numapin.launcher.ranks import ended_on_error
+from numapin.launcher.ranks import ended_on_error, guarded
 from numapin.launcher.run_folder import run_directory
 from numapin.rank import become, handover, hook_env
 from numapin.rank.handover import write_json
