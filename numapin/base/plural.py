@@ -14,14 +14,11 @@ if TYPE_CHECKING:
 
 def counted(number: int, noun: str) -> str:
     """Return "1 rank", "2 ranks", "3 remedies" or "1,200 batches"."""
-    plural = _plural(noun)
-    return f"{number:,} {noun if number == 1 else plural}"
-
-
-def _plural(noun: str) -> str:
+    if number == 1:
+        return f"1 {noun}"
     if noun.endswith("y") and noun[-2] not in "aeiou":
-        return f"{noun[:-1]}ies"
-    return f"{noun}es" if noun.endswith(("ch", "ss")) else f"{noun}s"
+        return f"{number:,} {noun[:-1]}ies"
+    return f"{number:,} {noun}{'es' if noun.endswith(('ch', 'ss')) else 's'}"
 
 
 def listed(noun: str, ids: Collection[int]) -> str:

@@ -18,13 +18,12 @@ _NO_BINDING: Final = {
 
 def binding_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that bind threads, with their values."""
-    binding = {name: environ[name] for name in _NO_BINDING if _binds(name, environ.get(name, ""))}
+    binding = {}
+    for name, unbound in _NO_BINDING.items():
+        value = environ.get(name, "")
+        if value and set(value.lower().replace(" ", "").split(",")).isdisjoint(unbound):
+            binding[name] = value
     if environ.get("OMP_PROC_BIND", "").strip().lower() == "false":
         for name in ("OMP_PLACES", "GOMP_CPU_AFFINITY"):  # places without binding
             binding.pop(name, None)
     return binding
-
-
-def _binds(name: str, value: str) -> bool:
-    words = value.lower().replace(" ", "").split(",")
-    return bool(value) and set(words).isdisjoint(_NO_BINDING[name])

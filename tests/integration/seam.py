@@ -16,8 +16,7 @@ from numapin.bench.cases.transfer import MEMORIES
 from numapin.cli import verify
 from numapin.cli.entry import main
 from numapin.cli.main import _COMMANDS, numapin
-from numapin.cli.run import OPTIONS
-from numapin.cli.run_reports import _loaders_reported
+from numapin.cli.run import OPTIONS, _loaders_reported
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.compare import hook
 from numapin.compare.job import MOST_BYTES, NO_STEP, JobOptions, JobResult, RankFiles, RunOutput, run_job
@@ -26,7 +25,7 @@ from numapin.compare.variants import own_command
 from numapin.data.forks import ISSUE, may_hang
 from numapin.launcher import hosts, run_folder
 from numapin.launcher.options import TORCHRUN_OPTIONS, parse
-from numapin.launcher.ranks import ended_on_error
+from numapin.launcher.ranks import ended_on_error, guarded
 from numapin.launcher.run_folder import run_directory
 from numapin.launcher.store_server import listen
 from numapin.rank import become, handover, hook_env
