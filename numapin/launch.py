@@ -65,7 +65,10 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
     with ExitStack() as opened, _stopped_by_signals():
         alarm = opened.enter_context(Alarm(job.signals))
         hosts: OneHost | SeveralHosts
-        hosts = OneHost(job, num_ranks) if job.is_single_host else SeveralHosts(job, num_ranks, alarm)
+        if job.is_single_host:
+            hosts = OneHost(num_ranks, job.local_addr, job.master_port, uses_torch=bool(job.why_torch))
+        else:
+            hosts = SeveralHosts(job, num_ranks, alarm)
         opened.enter_context(hosts)
         handover.hand_over(plan, run_dir, os.environ)
         identity = handover.identity(run_dir)

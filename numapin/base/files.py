@@ -68,7 +68,12 @@ class OpenFolder:
 
 
 class OpenPlace:
-    """The opened folder that holds a file, closed at the end of a `with` block, and the file's name in the folder."""
+    """The opened folder (O_PATH) that holds a file; a `with` block gets its descriptor and the file's name in it.
+
+    Links are followed. Without `into_proc`, a link in /proc at the end of the way (/dev/stdout leads to one) stays,
+    because only the kernel can follow it to a pipe. With `make`, missing folders on the way are made. Raises OSError;
+    PermissionError for a link or file that another user put into a folder that everybody may write to.
+    """
 
     __slots__ = ("_folder", "_make", "_name")
 
@@ -109,7 +114,7 @@ class OpenPlace:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
 
     def _enter(self, name: str) -> None:
-        """Open a folder in the current one, which is closed. With `make`, make the folder if it is missing."""
+        """Open a folder in the current one, which is closed."""
         try:
             entered = os.open(name, PLACE, dir_fd=self._folder)
         except FileNotFoundError:
@@ -121,16 +126,6 @@ class OpenPlace:
         self._folder = entered
 
 
-def place_of(path: str, *, into_proc: bool = True) -> OpenPlace:
-    """Open the folder that holds a file (O_PATH); for a `with` block, which gets its descriptor and the file's name.
-
-    Links are followed. Without `into_proc`, a link in /proc at the end of the way (/dev/stdout leads to one) stays,
-    because only the kernel can follow it to a pipe. Raises OSError; PermissionError for a link or file that another
-    user put into a folder that everybody may write to.
-    """
-    return OpenPlace(path, into_proc=into_proc)
-
-
 def opened(path: str, flags: int = FOLDER) -> OpenFolder:
     """Open a folder; follow links on the way unless another user may have planted them. Raises OSError."""
     if not path.strip("/"):
@@ -140,7 +135,7 @@ def opened(path: str, flags: int = FOLDER) -> OpenFolder:
 
 
 def make_folders(path: str, *, mode: int = 0o777) -> None:
-    """Make a folder and the missing ones above it, as `mkdir -p`; follow only the links that `place_of` follows.
+    """Make a folder and the missing ones above it, as `mkdir -p`; follow only the links that `OpenPlace` follows.
 
     The umask applies, and `mode` counts for the last folder only. Raises OSError, e.g. FileExistsError for a file.
     """
@@ -336,7 +331,7 @@ def write_text_to(path: str, text: str, *, remedy: str, patience_s: float | None
         if is_special(path):
             _write_special(path, text, patience_s)
             return
-        with place_of(path) as (folder, name):  # a link stays, and its target is replaced
+        with OpenPlace(path) as (folder, name):  # a link stays, and its target is replaced
             replace_at(folder, name, text)
     except (OSError, ValueError) as error:  # ValueError: text that cannot be encoded, e.g. a lone surrogate
         raise unwritten(path, error, remedy) from None
@@ -355,9 +350,9 @@ def is_writable(path: str) -> bool:
     """Return whether `write_text_to` can write this file, as far as that is known without writing."""
     try:
         if is_special(path):
-            with place_of(path, into_proc=False) as (folder, name):
+            with OpenPlace(path, into_proc=False) as (folder, name):
                 return not os.path.isdir(path) and os.access(name, os.W_OK, dir_fd=folder)
-        with place_of(path) as (folder, _):
+        with OpenPlace(path) as (folder, _):
             return os.access(".", os.W_OK, dir_fd=folder)
     except (OSError, ValueError):
         return False
@@ -409,7 +404,7 @@ def _take_over_rights(descriptor: int, old: os.stat_result) -> None:
 
 def _write_special(path: str, text: str, patience_s: float | None) -> None:
     """Write to a device or pipe. Raises OSError, also if it is a link or regular file or another user's by now."""
-    with place_of(path, into_proc=False) as (folder, name):
+    with OpenPlace(path, into_proc=False) as (folder, name):
         is_open = is_in_proc(folder)
         follow = os.O_APPEND if is_open else os.O_NOFOLLOW
         try:

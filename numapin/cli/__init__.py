@@ -13,10 +13,7 @@
     browser.py           open a picture in the browser
     torch_import.py      import torch with Ctrl-C deferred
     run.py               numapin run
-    run_decisions.py     the reasons that run --verbose prints
-    run_hooks.py         hooks in the ranks' programs
     run_failure.py       the account at the end of a failed job
-    run_reports.py       reports during and after a run
     topo.py              numapin topo
     plan.py              numapin plan
     exec.py              numapin exec

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from numapin.base import formats
-from numapin.base.files import is_writable, place_of, write_text_to
+from numapin.base.files import OpenPlace, is_writable, write_text_to
 from numapin.base.printable import ascii_escapes, printable, printable_lines
 from numapin.base.strict_json import encode
 from numapin.errors import BindingRefused, UsageError
@@ -195,7 +195,7 @@ def require_writable(path: Path | None, *, option: str) -> None:
 def _obstacle(path: Path) -> str:
     """Return why a file is not writable."""
     try:
-        with place_of(str(path)):
+        with OpenPlace(str(path)):
             return os.strerror(errno.EISDIR) if path.is_dir() else "no write access"
     except OSError as error:
         return error.strerror or str(error)

@@ -6,8 +6,8 @@ import os
 import re
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -17,14 +17,12 @@ import click
 from numapin.base import formats
 from numapin.base.plural import counted
 from numapin.base.stderr import say
-from numapin.cli import run_failure, run_reports
+from numapin.cli import run_failure
 from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from
-from numapin.cli.output import emit, show, warn, warn_or_refuse
-from numapin.cli.run_decisions import decisions
-from numapin.cli.run_hooks import hook_environment
+from numapin.cli.output import emit, require_writable, show, warn, warn_or_refuse
 from numapin.cli.torch_import import importing_torch, require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
-from numapin.errors import UsageError
+from numapin.errors import NumapinError, RankError, Stopped, UsageError
 from numapin.launcher import options as torchruns
 from numapin.launcher.lost_gpus import require_gpus
 from numapin.launcher.program import keep_script, python, require_program
@@ -45,6 +43,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from numapin.launcher.options import Job
+    from numapin.observe.during_run import Watching
+    from numapin.observe.report import VerifyReport
     from numapin.plan.model import Plan
     from numapin.plan.request import Request
     from numapin.rank.signals import Mailbox
@@ -133,63 +133,127 @@ def _run(arguments: tuple[str, ...]) -> None:
     start(*parse(arguments, RunOptions), mailbox)
 
 
-def sections_of_run() -> dict[str, list[click.Option]]:
-    """Return numapin's own options by the headings of the help page."""
-    others = [option for option in OPTIONS if option not in BINDING]
-    return {"Binding": list(BINDING), "Start, data path and checks": others}
-
-
+SECTIONS: Final = {
+    "Binding": list(BINDING),
+    "Start, data path and checks": [option for option in OPTIONS if option not in BINDING],
+}
+"""numapin's own options by the headings of the help page."""
 run = TorchrunCommand(
     "run",
     _run,
     about=_DESCRIPTION,
     examples=_EXAMPLES,
     short_help="Run a training script, one bound rank per GPU.",
-    sections=sections_of_run(),
+    sections=SECTIONS,
 )
 
 
 def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -> None:
     """Read the machine, make the plan, and run the job to its end; `trace` configures the tracing hook in the ranks."""
-    with run_failure.shown(wanted=options.traceback):
-        _start(job, options, mailbox, trace)
+    try:
+        # What the command line and the environment say.
+        task = repeated.repeated_task(os.environ) if job.is_single_host else None
+        if task is not None and (options.strict or task.rank == 0):  # srun or mpirun started several launchers here
+            warn_or_refuse(repeated.message(task), repeated.remedy(task), strict=options.strict)
+        _require_unbound_threads(strict=options.strict)
+        _warn_of_options_after(job)
+        watch = None
+        if options.verify or options.verify_after is not None or options.report is not None:
+            watch = watching_of(options, _launcher_of(job))
+
+        # The machine, then the plan, which is tried before any rank exists.
+        topology = topology_from(gpu_nodes=options.gpu_nodes)
+        request, gpu_variables = _request(job, options, topology)
+        environment = {**gpu_variables, **_hook_environment(job.command, options, trace)}
+        plan = rehearse(with_users_nics(make_plan(topology, request), os.environ), strict=options.strict)
+
+        # What is shown before the ranks start.
+        if options.dry_run or not options.quiet:
+            from numapin.view.plan_table import plan_table
+
+            show(plan_table(plan), err=True)
+            if len(topology.nodes) == 1:
+                say("this machine has one NUMA node: all memory is local, with or without binding")
+        warn(plan.warnings)
+        if options.dry_run or options.verbose:
+            launcher = _launcher_of(job)
+            name = {"direct": "direct, without torch", "agent": "with torch's store"}[launcher["name"]]
+            say(f"launcher: {name}: {launcher['reason']}")
+        if options.verbose:
+            _say_decisions(job, plan)
+
+        if options.dry_run:
+            _print_commands(plan, job, environment)
+        else:
+            looks = _gpu_readings if any(gpu.is_nvidia for gpu in topology.visible_gpus) else tuple
+            _launch(plan, job, environment, mailbox, options=options, watch=watch, looks=looks)
+    except NumapinError as error:
+        if options.traceback:
+            run_failure.show_all_frames(error)
+        raise
 
 
-def _start(job: Job, options: RunOptions, mailbox: Mailbox, trace: str) -> None:
-    if job.is_single_host:
-        _require_one_launcher(strict=options.strict)
-    _require_unbound_threads(strict=options.strict)
-    _warn_of_options_after(job)
-    watch = run_reports.watching_of(options, run_reports.launcher_of(job))
-    topology = topology_from(gpu_nodes=options.gpu_nodes)
-    request, gpu_variables = _request(job, options, topology)
-    environment = {**gpu_variables, **hook_environment(job.command, options, trace)}
-    plan = rehearse(with_users_nics(make_plan(topology, request), os.environ), strict=options.strict)
+def _launch(
+    plan: Plan,
+    job: Job,
+    environment: dict[str, str],
+    mailbox: Mailbox,
+    *,
+    options: RunOptions,
+    watch: Watching | None,
+    looks: Callable[[], Iterable[NvmlReadings]],
+) -> None:
+    """Run the job in a folder of its own; `looks` returns readings of NVML that show lost GPUs before a restart."""
+    from numapin.launch import launch
 
-    _announce(plan, topology, quiet=options.quiet and not options.dry_run)
-    tell = say if options.verbose else _ignore
-    _explain(job, plan, options, tell)
-    if options.dry_run:
-        _print_commands(plan, job, environment)
-    else:
-        observed = partial(run_reports.observed, job=job, num_ranks=len(plan.ranks), watch=watch, options=options)
-        looks = _gpu_readings if any(gpu.is_nvidia for gpu in topology.visible_gpus) else tuple
-        _launch(plan, job, environment, mailbox=mailbox, observed=observed, looks=looks, tell=tell)
+    if job.why_torch:
+        from numapin.launcher.hosts import import_torch
+
+        affinity = os.sched_getaffinity(0)
+        with importing_torch():
+            import_torch()
+        # Importing torch starts OpenMP, which rebinds this thread if OMP_PROC_BIND or GOMP_CPU_AFFINITY is set.
+        os.sched_setaffinity(0, affinity)
+    keep_script(job.command)
+    os.environ.update(environment)
+    mailbox.leave(job.signals)
+    mailbox.wrapper = None if hook_env.is_python(job.command) else job.command[0]
+    with ExitStack() as during:
+        run_dir = during.enter_context(run_directory(os.environ, say if options.verbose else None))
+        if options.dataloader != "torch":
+            during.enter_context(_loaders_reported(run_dir, job, options))
+        if watch is not None:
+            from numapin.observe.during_run import watching
+
+            during.enter_context(watching(run_dir, len(plan.ranks), watch))
+        if options.verbose:
+            say(f"files of this run: {run_dir}")
+        try:
+            launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, looks()))
+        except (RankError, Stopped) as error:
+            run_failure.add_account(error, run_dir)
+            raise
 
 
-def _explain(job: Job, plan: Plan, options: RunOptions, tell: Callable[[str], None]) -> None:
-    """Report the launcher of the ranks and the decisions made for them."""
-    if options.dry_run or options.verbose:
-        _say_launcher(job)
-    for line in decisions(job, plan, os.environ):
-        tell(line)
+# --- the command line ------------------------------------------------------------------------------------------------
 
 
-def _require_one_launcher(*, strict: bool) -> None:
-    """Warn if srun or mpirun started several launchers on this host. Raises BindingRefused instead if `strict`."""
-    task = repeated.repeated_task(os.environ)
-    if task is not None and (strict or task.rank == 0):
-        warn_or_refuse(repeated.message(task), repeated.remedy(task), strict=strict)
+def parse(
+    arguments: tuple[str, ...], kind: type[_Options], options: Sequence[click.Option] = (), *, command: str = "run"
+) -> tuple[Job, _Options]:
+    """Parse a command line as torchrun does; numapin's own options then go through click, as in `numapin plan`.
+
+    `kind` has a field for each of `OPTIONS` and of another command's `options`.
+    """
+    prog, all_own = f"numapin {command}", [*OPTIONS, *options]
+    own = {name: not option.is_flag for option in all_own for name in (*option.opts, *option.secondary_opts)}
+    job = torchruns.parse(arguments, own, os.environ, python=python(), prog=prog)
+    values = kind(**click.Command("run", params=[*all_own]).make_context(prog, list(job.own)).params)
+    require_program(job.program, module=job.module, no_python=job.no_python, run_path=job.run_path)
+    problem = why_not_served(torch_folder()) if job.is_single_host else f"--nnodes {job.min_max_nodes[1]}"
+    if problem:
+        require_torch(f"{prog} with torch's store ({problem})")
+    return replace(job, why_torch=problem or ""), values
 
 
 def _require_unbound_threads(*, strict: bool) -> None:
@@ -221,24 +285,6 @@ def _warn_of_options_after(job: Job) -> None:
         return  # the rank reports it
     if lost := [name for name in sorted(found) if not re.search(rf"\b{name[2:]}\b", text)]:
         warn([f"{script} gets {', '.join(lost)}; numapin's own options come before the script"])
-
-
-def parse(
-    arguments: tuple[str, ...], kind: type[_Options], options: Sequence[click.Option] = (), *, command: str = "run"
-) -> tuple[Job, _Options]:
-    """Parse a command line as torchrun does; numapin's own options then go through click, as in `numapin plan`.
-
-    `kind` has a field for each of `OPTIONS` and of another command's `options`.
-    """
-    prog, all_own = f"numapin {command}", [*OPTIONS, *options]
-    own = {name: not option.is_flag for option in all_own for name in (*option.opts, *option.secondary_opts)}
-    job = torchruns.parse(arguments, own, os.environ, python=python(), prog=prog)
-    values = kind(**click.Command("run", params=[*all_own]).make_context(prog, list(job.own)).params)
-    require_program(job.program, module=job.module, no_python=job.no_python, run_path=job.run_path)
-    problem = why_not_served(torch_folder()) if job.is_single_host else f"--nnodes {job.min_max_nodes[1]}"
-    if problem:
-        require_torch(f"{prog} with torch's store ({problem})")
-    return replace(job, why_torch=problem or ""), values
 
 
 def _request(job: Job, options: RunOptions, topology: Topology) -> tuple[Request, dict[str, str]]:
@@ -289,25 +335,46 @@ def _gpus_of_virtual_ranks(topology: Topology, environ: Mapping[str, str]) -> tu
     return tuple(first_visible(topology.gpus, {**environ, "CUDA_VISIBLE_DEVICES": entry.strip()}) for entry in entries)
 
 
-def _ignore(_: str) -> None:
-    """Take what is said with --verbose only."""
+def _hook_environment(command: Sequence[str], options: RunOptions, trace: str) -> dict[str, str]:
+    """Return the variables that give the ranks the chosen data path and the tracing hook.
+
+    If no hook can run in this command, raises UsageError with `trace`; else warns, or raises BindingRefused if strict.
+    """
+    if trace or options.dataloader != "torch":
+        feature = "numapin trace" if trace else "--dataloader numapin"
+        reason = hook_env.refusal(command)
+        if reason and trace:
+            raise UsageError(f"{feature} cannot work: {reason}", hook_env.TRACE_REMEDY)
+        if reason:
+            warn_or_refuse(f"{feature} cannot work: {reason}", hook_env.REMEDY, strict=options.strict)
+        elif not hook_env.is_python(command):
+            say(f"{feature} applies to the Python processes that {command[0]} starts, if any")
+    return hook_env.environment(options.dataloader, os.environ, trace=trace)
 
 
-def _announce(plan: Plan, topology: Topology, *, quiet: bool) -> None:
-    if not quiet:
-        from numapin.view.plan_table import plan_table
-
-        show(plan_table(plan), err=True)
-        if len(topology.nodes) == 1:
-            say("this machine has one NUMA node: all memory is local, with or without binding")
-    warn(plan.warnings)
+# --- what is said ----------------------------------------------------------------------------------------------------
 
 
-def _say_launcher(job: Job) -> None:
-    """Say what starts the ranks, and why."""
-    launcher = run_reports.launcher_of(job)
-    names = {"direct": "direct, without torch", "agent": "with torch's store"}
-    say(f"launcher: {names[launcher['name']]}: {launcher['reason']}")
+def _launcher_of(job: Job) -> dict[str, str]:
+    """Return what starts the ranks, and why, as the report file has it."""
+    if not job.why_torch:
+        return {"name": "direct", "reason": "one host"}
+    return {"name": "agent", "reason": job.why_torch}
+
+
+def _say_decisions(job: Job, plan: Plan) -> None:
+    """Say a line for each decision that is not about a rank's CPUs and memory: those are in the plan."""
+    reason = "one per visible GPU" if any(rank.gpu for rank in plan.ranks) else "no GPU is visible"
+    if job.nproc_per_node is not None:
+        reason = f"--nproc-per-node {job.nproc_per_node}"
+    say(f"{counted(len(plan.ranks), 'rank')} on this host: {reason}")
+    if job.is_single_host:
+        say("ranks meet without a rendezvous, because the job has one host")
+    else:
+        say(f"ranks meet through the rendezvous of several hosts: {job.rdzv_backend} at {job.rdzv_endpoint}")
+    threads = os.environ.get("OMP_NUM_THREADS")
+    share = "its share of the cores for each rank"
+    say(f"OMP_NUM_THREADS: {share if threads is None else f'{threads} was set'}")
 
 
 def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
@@ -320,34 +387,40 @@ def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:
         emit(f"rank {rank.local_rank}: {assignments} {command}\n", encoding=sys.getfilesystemencoding())
 
 
-def _launch(
-    plan: Plan,
-    job: Job,
-    environment: dict[str, str],
-    *,
-    mailbox: Mailbox,
-    observed: Callable[[str], AbstractContextManager[None]],
-    looks: Callable[[], Iterable[NvmlReadings]],
-    tell: Callable[[str], None],
-) -> None:
-    """Run the job; `looks` returns readings of NVML by which lost GPUs are noticed before a restart."""
-    from numapin.launch import launch
+# --- during the run --------------------------------------------------------------------------------------------------
 
-    if job.why_torch:
-        from numapin.launcher.hosts import import_torch
 
-        affinity = os.sched_getaffinity(0)
-        with importing_torch():
-            import_torch()
-        # Importing torch starts OpenMP, which rebinds this thread if OMP_PROC_BIND or GOMP_CPU_AFFINITY is set.
-        os.sched_setaffinity(0, affinity)
-    keep_script(job.command)
-    os.environ.update(environment)
-    mailbox.leave(job.signals)
-    mailbox.wrapper = None if hook_env.is_python(job.command) else job.command[0]
-    with run_directory(os.environ, tell) as run_dir, observed(run_dir), run_failure.accounted(run_dir):
-        tell(f"files of this run: {run_dir}")
-        launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, looks()))
+def watching_of(options: RunOptions, launcher: Mapping[str, str]) -> Watching:
+    """Return the checks that --verify, --verify-after and --report ask for. Raises UsageError for an unusable file."""
+    from numapin.observe.during_run import Watching
+
+    require_writable(options.report, option="--report")
+    return Watching(
+        after_s=10 if options.verify_after is None else options.verify_after,
+        report=options.report,
+        tell=_print_report,
+        warn=lambda text: warn([text]),
+        launcher=launcher,
+        outcome_of=run_failure.outcome_of,
+    )
+
+
+def _print_report(report: VerifyReport, age_s: float) -> None:
+    """Print a check's summary line and its findings."""
+    from numapin.view.verify_table import findings_of, summary
+
+    when = f" {age_s:.0f} s ago" if age_s else ""
+    say(f"verified{when}: {summary(report)}")
+    for finding in findings_of(report, notes=False):
+        show(finding, err=True)
+
+
+def _loaders_reported(run_dir: str, job: Job, options: RunOptions) -> AbstractContextManager[None]:
+    """Report at the end which loaders took numapin's path. Each host has its launcher, and so its line."""
+    from numapin.observe.loaders import reporting_loaders
+
+    title = "dataloader" if job.is_single_host else f"dataloader on {os.uname().nodename}"
+    return reporting_loaders(run_dir, strict=options.strict, report=lambda text: say(f"{title}: {text}"))
 
 
 def _gpu_readings() -> Iterator[NvmlReadings]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from numapin.base.stderr import say
@@ -12,49 +12,38 @@ from numapin.errors import NumapinError, RankError, Stopped
 from numapin.rank import handover
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numapin.launcher.failure import JobFailure
 
 
-@contextmanager
-def accounted(run_dir: str) -> Iterator[None]:
-    """If ranks fail in the body, write the file with all frames, and add the block that the command line shows.
+def add_account(error: RankError | Stopped, run_dir: str) -> None:
+    """If ranks failed, write the file with all frames, and add the block that the command line shows to the error.
 
     The run may have gone on in another folder, which NUMAPIN_RUN_DIR then names: cleaners of temporary files remove it.
     """
-    try:
-        yield
-    except (RankError, Stopped) as error:
-        failure = _failure_in(error)
-        if failure is not None:
-            from numapin.view.failure_block import failure_block, failure_text
+    failure = _failure_in(error)
+    if failure is None:
+        return
+    from numapin.view.failure_block import failure_block, failure_text
 
-            folder, file = os.environ.get("NUMAPIN_RUN_DIR") or run_dir, ""
-            with suppress(NumapinError):  # a full disk
-                handover.write_text(folder, handover.REPORT, failure_text(failure))
-                file = f"{folder}/{handover.REPORT}"
-            error.block = tuple(failure_block(failure, file=file))
-        raise
+    folder, file = os.environ.get("NUMAPIN_RUN_DIR") or run_dir, ""
+    with suppress(NumapinError):  # a full disk
+        handover.write_text(folder, handover.REPORT, failure_text(failure))
+        file = f"{folder}/{handover.REPORT}"
+    error.block = tuple(failure_block(failure, file=file))
 
 
-@contextmanager
-def shown(*, wanted: bool) -> Iterator[None]:
-    """Print all frames of the body's error if they are wanted: the first rank's, or numapin's own."""
-    try:
-        yield
-    except NumapinError as error:
-        failure = _failure_in(error)
-        if wanted and failure is not None:
-            from numapin.view.failure_block import traceback_lines
+def show_all_frames(error: NumapinError) -> None:
+    """Print all frames of the rank that failed first, or of numapin's own error."""
+    failure = _failure_in(error)
+    if failure is not None:
+        from numapin.view.failure_block import traceback_lines
 
-            say(f"all frames of rank {failure.first.rank}:")
-            show_frames("\n".join(traceback_lines(failure.first)))
-        elif wanted and (not isinstance(error, Stopped) or error.__cause__):
-            import traceback
+        say(f"all frames of rank {failure.first.rank}:")
+        show_frames("\n".join(traceback_lines(failure.first)))
+    elif not isinstance(error, Stopped) or error.__cause__:
+        import traceback
 
-            show_frames("".join(traceback.format_exception(error)).rstrip())
-        raise
+        show_frames("".join(traceback.format_exception(error)).rstrip())
 
 
 def outcome_of(error: BaseException) -> dict[str, object]:

@@ -78,6 +78,8 @@ class TorchrunCommand(click.Command):
         other_sections: dict[str, list[click.Option]] | None = None,
     ) -> None:
         own = [option for options in (sections | (other_sections or {})).values() for option in options]
+        source = "`numapin run`" if other_sections else "torchrun"
+        help_all = f"Also show the other options of {source}. All of them work, and mean the same."
         self._torchruns = {option.names[-1]: _click_option(option) for option in TORCHRUN_OPTIONS}
         super().__init__(
             name,
@@ -85,7 +87,7 @@ class TorchrunCommand(click.Command):
             params=[
                 *own,
                 *self._torchruns.values(),
-                click.Option([_HELP_ALL], is_flag=True, expose_value=False, help=_about_all(other_sections)),
+                click.Option([_HELP_ALL], is_flag=True, expose_value=False, help=help_all),
                 click.Argument([_SCRIPT], type=FilePath()),
                 click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED),
             ],
@@ -108,27 +110,18 @@ class TorchrunCommand(click.Command):
 
     def _asked_help(self, words: Iterable[str]) -> str:
         """Return the help option before the script, or ""."""
-        left = iter(words)
+        spelled, left = self.options(), iter(words)
         for word in left:
-            if _asks_help(word):
+            if word in _HELP or (len(word) > 2 and "--help".startswith(word)):  # may be cut short, as with torchrun
                 return word
-            if not _is_option(word):
+            if not word.startswith("-") or word in {"-", "--"}:
                 return ""
-            if self._takes_value(word):
+            meant = [spelled[word]] if word in spelled else []
+            if not meant and len(word) > 2:
+                meant = [option for name, option in spelled.items() if name.startswith(word)]
+            if meant and not any(option.is_flag for option in meant):  # an unknown option takes no value
                 next(left, None)
         return ""
-
-    def _takes_value(self, word: str) -> bool:
-        """Return whether the next word is this option's value. An unknown option takes none."""
-        meant = self._meant(word)
-        return bool(meant) and not any(option.is_flag for option in meant)
-
-    def _meant(self, word: str) -> list[click.Option]:
-        """Return the options that a word spells, or begins to spell."""
-        options = self.options()
-        if word in options:
-            return [options[word]]
-        return [option for name, option in options.items() if len(word) > 2 and name.startswith(word)]
 
     def options(self) -> dict[str, click.Option]:
         """Return the options by each of their spellings."""
@@ -169,20 +162,6 @@ class TorchrunCommand(click.Command):
 
     def _of(self, options: Iterable[TorchrunOption]) -> list[click.Option]:
         return [self._torchruns[option.names[-1]] for option in options]
-
-
-def _asks_help(word: str) -> bool:
-    """Return whether a word is a help option, which may be cut short as torchrun's are."""
-    return word in _HELP or (len(word) > 2 and "--help".startswith(word))
-
-
-def _is_option(word: str) -> bool:
-    return word.startswith("-") and word not in {"-", "--"}
-
-
-def _about_all(other_sections: object) -> str:
-    source = "`numapin run`" if other_sections else "torchrun"
-    return f"Also show the other options of {source}. All of them work, and mean the same."
 
 
 def records(options: Iterable[click.Parameter], ctx: click.Context) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ from numapin.base.files import opened
 from numapin.base.stderr import say
 from numapin.cli.options import FilePath
 from numapin.cli.output import say_error
-from numapin.cli.run import RunOptions, parse, sections_of_run, start
+from numapin.cli.run import SECTIONS, RunOptions, parse, start
 from numapin.cli.torch_import import require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.cli.trace_reading import read_report
@@ -93,7 +93,7 @@ trace = TorchrunCommand(
     examples=_EXAMPLES,
     short_help="Profile a script, and report what to change.",
     sections={"Trace": [*_OPTIONS, _READ]},
-    other_sections=sections_of_run(),
+    other_sections=SECTIONS,
 )
 
 

@@ -3,20 +3,21 @@
 When a launcher ends, the kernel ends its ranks, but not what they started. A launcher that gets SIGKILL cannot do that
 itself. So it has started a guardian, which sleeps until the launcher has ended, and then kills what is left of the
 ranks. In all other cases the launcher ends it.
-
-The guardian imports this with `python -I -S`: the standard library only, without modules that import enum or typing.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
+import fcntl
+import json
 import os
+import signal
 import sys
 import time
+from contextlib import suppress
 
 from numapin.errors import MachineError
 from numapin.rank import handover
-from numapin.system import calls, proc
+from numapin.system import proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,23 +33,17 @@ _PATIENCE_S: Final = 6
 """Seconds in which what ranks started may end by itself: torch's DataLoader workers look for their parent every 5 s,
 and then remove their temporary files."""
 _OF_RANKS: Final = ("LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")  # a launcher has NUMAPIN_RUN_DIR, too
-CODE: Final = "from numapin.launcher.guardian import main; main()"
 
 
 def main() -> None:
-    """Wait for the end of the launcher, then kill its ranks and what they started.
+    """Kill the ranks of a launcher that is ending, and what they started.
 
     The arguments are the launcher's process id and the folder of its run. All signals are blocked: the launcher ends
     its guardian by SIGKILL, so that Ctrl-C, or a scheduler that signals all processes of a job, does not end it first.
     """
     launcher, folder = int(sys.argv[1]), sys.argv[2]
-    calls.end_with_parent(_signal.SIGTERM)
-    while os.getppid() == launcher:
-        _signal.sigwaitinfo(_signal.valid_signals())
-
-    import fcntl  # here, because most guardians never need them
-    import json
-    from contextlib import suppress
+    while os.getppid() == launcher:  # it holds the lock of the folder for some more microseconds
+        time.sleep(LOOK_S / 10)
 
     # Keep the folder of the run until this ends: another launcher would sweep it, and a nested run's in it.
     with suppress(OSError):  # the file system has no locks, or a cleaner of temporary files has removed it
@@ -97,7 +92,7 @@ def ask(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         try:
             os.kill(pid, number)
-            os.kill(pid, _signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)
         except (ProcessLookupError, PermissionError):
             pass
 
@@ -109,5 +104,5 @@ def kill_after(deadline_s: float, find: Callable[[], list[int]]) -> None:
         if now_s >= deadline_s + DEATH_S:
             return
         if now_s >= deadline_s:
-            ask(left, _signal.SIGKILL)
+            ask(left, signal.SIGKILL)
         time.sleep(LOOK_S)

@@ -83,9 +83,8 @@ class HostPlace(NamedTuple):
         role: str = "default",
         restarts: int = 0,
         max_restarts: int = 0,
-        launcher_has_store: bool = True,
     ) -> dict[str, str]:
-        """Return torchrun's variables that all ranks of this host have; the launcher or rank 0 serves the store."""
+        """Return torchrun's variables that all ranks of this host have; a launcher serves the store."""
         return {
             "WORLD_SIZE": str(self.world_size),
             "LOCAL_WORLD_SIZE": str(num_ranks),
@@ -98,7 +97,7 @@ class HostPlace(NamedTuple):
             "TORCHELASTIC_RESTART_COUNT": str(restarts),
             "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
             "TORCHELASTIC_RUN_ID": run_id,
-            "TORCHELASTIC_USE_AGENT_STORE": str(launcher_has_store),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         }
 
@@ -108,10 +107,12 @@ class OneHost:
 
     stays_open = False
 
-    def __init__(self, job: Job, num_ranks: int) -> None:
-        self._address, self._port = job.local_addr or LOOPBACK, job.master_port or 0
+    def __init__(
+        self, num_ranks: int, address: str | None = None, port: int | None = None, *, uses_torch: bool
+    ) -> None:
+        self._address, self._port = address or LOOPBACK, port or 0
         self._num_ranks, self._open = num_ranks, ExitStack()
-        self._uses_torch = bool(job.why_torch)
+        self._uses_torch = uses_torch
         self._torchs_store: Any = None
 
     def __enter__(self) -> Self:
@@ -121,8 +122,9 @@ class OneHost:
     def __exit__(self, *_: object) -> None:
         """Close the store."""
         self._open.close()
+        self._torchs_store = None  # closes the port; a traceback may keep this object
 
-    def join(self, _: Alarm) -> HostPlace:
+    def join(self, _: Alarm | None = None) -> HostPlace:
         """Begin a round. Raises UsageError for an address that this host does not have."""
         self._open.close()
         self._torchs_store = None  # closes the port of the round before

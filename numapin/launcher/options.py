@@ -115,7 +115,7 @@ class TorchrunOption:
         words: Values that completion offers.
         choices: Whether these are all values.
         read: Returns the value of its text. Raises ValueError that says what it must be.
-        default: Its text if it is not given.
+        default: Its value if it is not given.
         is_file: Whether its value is a file or folder.
         is_usual: Whether the short help page shows it.
         since: The first torch that has it.
@@ -128,7 +128,7 @@ class TorchrunOption:
     words: tuple[str, ...] = ()
     choices: bool = False
     read: Callable[[str], Any] = str
-    default: str | None = None
+    default: Any = None
     is_file: bool = False
     is_usual: bool = False
     since: tuple[int, int] = (2, 9)
@@ -162,41 +162,41 @@ TORCHRUN_OPTIONS: Final = (
     _Option(("--start-method",), _RANKS, "METHOD", "How torch's multiprocessing starts processes: spawn (default), "
             "fork or forkserver.", words=("spawn", "fork", "forkserver"), choices=True, default="spawn"),
     _Option(("--nnodes",), _HOSTS, "N|MIN:MAX", "Number of hosts, or a range (default: 1).", read=_hosts,
-            default="1", is_usual=True),
+            default=(1, 1), is_usual=True),
     _Option(("--rdzv-backend",), _HOSTS, "NAME", "How the hosts find each other: c10d for several hosts (default: "
             "static).", words=("c10d", "static", "etcd-v2", "etcd"), default="static", is_usual=True),
     _Option(("--rdzv-endpoint",), _HOSTS, "HOST[:PORT]", "Where the hosts meet; the same on all of them.", default="",
             is_usual=True),
     _Option(("--rdzv-id",), _HOSTS, "ID", "Id of the job, the same on all hosts.", default="none"),
     _Option(("--rdzv-conf",), _HOSTS, "KEY=VALUE,...", "More settings of the rendezvous, e.g. join_timeout=600.",
-            read=_settings, default=""),
+            read=_settings, default={}),
     _Option(("--standalone",), _HOSTS, "", "Run on this host only, on a free port, and ignore the --rdzv options."),
     _Option(("--node-rank",), _HOSTS, "N", "Number of this host, from 0, for the static rendezvous.", read=_number,
-            default="0"),
+            default=0),
     _Option(("--master-addr",), _HOSTS, "HOST", "Address of host 0, for the static rendezvous (default: 127.0.0.1).",
             default="127.0.0.1"),
     _Option(("--master-port",), _HOSTS, "PORT", "Port on host 0, for the static rendezvous (default: a free one on one "
             "host, 29500 on several).", read=_port),
     _Option(("--local-addr",), _HOSTS, "ADDRESS", "Address of this host (default: looked up)."),
     _Option(("--max-restarts",), _ENDING, "N", "Number of restarts before the job fails (default: 0).",
-            read=_number, default="0", is_usual=True),
+            read=_number, default=0, is_usual=True),
     _Option(("--monitor-interval",), _ENDING, "SECONDS", "Seconds between checks for hosts that wait to "
             "join (default: 0.1).",
-            read=_seconds, default="0.1"),
+            read=_seconds, default=0.1),
     _Option(("--signals-to-handle",), _ENDING, "NAME,...", "Signals that end all ranks (default: "
             "SIGTERM,SIGINT,SIGHUP,SIGQUIT).", read=_signals, default="SIGTERM,SIGINT,SIGHUP,SIGQUIT", since=(2, 10)),
     _Option(("--shutdown-timeout",), _ENDING, "SECONDS", "Seconds between asking ranks to end and killing them "
             "(default: 30).", read=_number, since=(2, 12)),
     _Option(("--log-dir",), _LOGS, "DIR", "Folder for the logs of --tee and --redirects.", is_file=True, is_usual=True),
     _Option(("-t", "--tee"), _LOGS, "STREAMS", "Also write the ranks' output to log files: 1 stdout, 2 stderr, 3 both; "
-            "for some ranks: 0:3,1:2.", read=_streams, default="0", is_usual=True),
+            "for some ranks: 0:3,1:2.", read=_streams, default={None: 0}, is_usual=True),
     _Option(("-r", "--redirects"), _LOGS, "STREAMS", "Write the ranks' output to log files only; values as for --tee.",
-            read=_streams, default="0"),
+            read=_streams, default={None: 0}),
     _Option(("--local-ranks-filter",), _LOGS, "RANK,...", "Show only the output of these local ranks.", read=_ranks,
-            default=""),
+            default=frozenset()),
     _Option(("--duplicate-stdout-filters",), _LOGS, "TEXT,...", "Also write the lines of stdout that contain one of "
-            "these texts to one file.", read=_texts, default="", since=(2, 10)),
-    _Option(("--duplicate-stderr-filters",), _LOGS, "TEXT,...", "The same for stderr.", read=_texts, default="",
+            "these texts to one file.", read=_texts, default=(), since=(2, 10)),
+    _Option(("--duplicate-stderr-filters",), _LOGS, "TEXT,...", "The same for stderr.", read=_texts, default=(),
             since=(2, 10)),
     _Option(("--logs-specs",), _LOGS, "NAME", "Entry point (group torchrun.logs_specs) of a class that decides where "
             "logs go."),
@@ -355,9 +355,9 @@ def _meant(name: str, prog: str) -> TorchrunOption:
 def _value(option: TorchrunOption, given: Mapping[str, str], prog: str) -> Any:  # noqa: ANN401 - of this option
     if not option.value:
         return option.key in given
-    text = given.get(option.key, option.default)
-    if text is None:
-        return None
+    if option.key not in given:
+        return option.default
+    text = given[option.key]
     if option.choices and text not in option.words:
         raise UsageError(f"{option.names[-1]}: '{text}' is not one of {', '.join(option.words)}", f"{prog} --help")
     try:

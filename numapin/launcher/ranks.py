@@ -255,18 +255,22 @@ def guarded(folder: str) -> Iterator[None]:
     NumapinError if it cannot be started.
     """
     environ = {name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"}  # Python may need it
-    code = f"import gc; gc.disable(); {shim.FIND_NUMAPIN}; {guardian.CODE}"
+    # Only the launcher has the other end of the guardian's stdin, so the kernel closes it when the launcher ends. Until
+    # then the guardian is a shell, which starts in 1 ms, or a Python (10 ms) in containers without one.
+    code = f"import os; os.read(0, 1); {shim.FIND_NUMAPIN}; from numapin.launcher.guardian import main; main()"
     command = [sys.executable, "-I", "-S", "-c", code, str(os.getpid()), folder]
-    no_stream, process = subprocess.DEVNULL, None
+    if os.path.exists("/bin/sh"):
+        command = ["/bin/sh", "-c", 'read -r _; exec "$@"', "sh", *command]
+    process = None
     try:
         with signals.kept_from_children(signal.valid_signals()):
             try:
                 process = subprocess.Popen(
                     command,
                     env=environ,
-                    stdin=no_stream,
-                    stdout=no_stream,
-                    stderr=no_stream,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
                     cwd="/",  # it keeps no file system busy
                     start_new_session=True,
                 )
@@ -275,8 +279,8 @@ def guarded(folder: str) -> Iterator[None]:
         yield
     finally:
         if process is not None:
-            process.kill()
-            process.wait()
+            with process:  # the end of this block closes the pipe
+                process.kill()
 
 
 def _group_of(pid: int) -> int | None:

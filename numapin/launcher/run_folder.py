@@ -47,12 +47,12 @@ _UNLOCKED_S: Final = 3600  # a launcher locks a new folder within milliseconds
 
 
 @contextmanager
-def run_directory(environ: Mapping[str, str], report: Callable[[str], None] = lambda _: None) -> Iterator[str]:
+def run_directory(environ: Mapping[str, str], report: Callable[[str], None] | None = None) -> Iterator[str]:
     """Make this run's folder (mode 0700) and yield its path.
 
     In the default place, the folder is removed when the run succeeds. Otherwise the next run removes it, unless it is
     one of the last ten with a report of failed ranks. In a folder that the user named with NUMAPIN_RUN_DIR, everything
-    stays. `report` is called with the directories that were skipped, and why.
+    stays. If given, `report` is called with the directories that were skipped, and why.
 
     Raises NumapinError if the folder cannot be made or another user controls it.
     """
@@ -99,7 +99,7 @@ def _begin_in(path: str, held: ExitStack) -> str:
 
 
 def _begin_by_default(
-    environ: Mapping[str, str], report: Callable[[str], None], held: ExitStack
+    environ: Mapping[str, str], report: Callable[[str], None] | None, held: ExitStack
 ) -> tuple[str, int, str, int]:
     """Make a run's folder in the first usable temporary directory, and remove the folders of ended runs there.
 
@@ -116,18 +116,18 @@ def _begin_by_default(
     for is_stable, needs_lock in ((True, True), (True, False), (False, True), (False, False)):
         for place in temporary_directories(environ):
             try:
-                with opened(place, PLACE) as parent:
+                with ExitStack() as undone:
+                    base = undone.enter_context(opened(place, PLACE))
                     if is_stable:
-                        require_stable(parent)
-                        _sweep(parent)
-                    name, folder = _make(parent, _own_prefix(), held, needs_lock=needs_lock)
-                    base = os.dup(parent)
+                        require_stable(base)
+                        _sweep(base)
+                    name, folder = _make(base, _own_prefix(), held, needs_lock=needs_lock)
+                    held.push(undone.pop_all())
             except OSError as error:
                 problems.append(f"{place}: {error.strerror}")
                 continue
-            held.callback(os.close, base)
             skipped = "; ".join(dict.fromkeys(problems))
-            if skipped:
+            if skipped and report:
                 report(f"skipped for the run's folder: {skipped}")
             if not (is_stable and needs_lock):
                 why = f"because there is no better place (skipped: {skipped})"
@@ -280,7 +280,7 @@ def all_runs(environ: Mapping[str, str]) -> list[str]:
 def _runs_of(owner: int | None, environ: Mapping[str, str]) -> list[str]:
     """Return the folders of a user's runs, oldest first; None: of all users."""
     named = environ.get("NUMAPIN_RUN_DIR")
-    found: list[str] = []
+    found: dict[tuple[int, int], str] = {}  # by device and inode, because two paths may lead to one directory
     for place in [os.path.abspath(named)] if named else temporary_directories(environ):
         with suppress(OSError), opened(place) as base:
             for name in filter(lambda name: name.startswith("run-" if named else _own_prefix()), os.listdir(base)):
@@ -288,8 +288,8 @@ def _runs_of(owner: int | None, environ: Mapping[str, str]) -> list[str]:
                 with suppress(OSError):  # another user's, e.g. on a file system that only he may read
                     status = status_at(base, name)
                 if status is not None and stat.S_ISDIR(status.st_mode) and owner in (None, status.st_uid):
-                    found.append(os.path.join(place, name))
-    return sorted(found, key=os.path.basename)  # names begin with the time
+                    found.setdefault((status.st_dev, status.st_ino), os.path.join(place, name))
+    return sorted(found.values(), key=os.path.basename)  # names begin with the time
 
 
 def is_live(folder: str) -> bool:

@@ -1,6 +1,6 @@
 """`numapin.spawn`: a function in bound ranks, for notebooks and schedulers.
 
-The flow is the same as in `numapin run`, without torch: topology, plan, shim. Each shim becomes a Python that loads the
+The flow is the same as in `numapin run`: topology, plan, store, shim. Each shim becomes a Python that loads the
 function (`child.py`). Pickling and the import of the caller's script work as in multiprocessing's spawn.
 """
 
@@ -13,34 +13,31 @@ import subprocess
 import uuid
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
-from multiprocessing import context, reduction, resource_tracker
+from multiprocessing import context, popen_spawn_posix, reduction, resource_tracker
 from multiprocessing import spawn as mp_spawn
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from numapin.base.cpu_set import CpuSet
 from numapin.base.printable import printable
 from numapin.errors import UsageError
-from numapin.launcher import ranks as rank_processes
-from numapin.launcher import run_folder
-from numapin.launcher.hosts import HostPlace
-from numapin.launcher.ranks import ended_on_error, guarded
+from numapin.launcher.hosts import OneHost
+from numapin.launcher.ranks import ended_on_error, guarded, start
 from numapin.launcher.rehearse import in_thread, rehearse
+from numapin.launcher.run_folder import run_directory
+from numapin.launcher.store_server import torch_folder, why_not_served
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.request import Bind, Request, parse_bind, parse_gpus, parse_memory
 from numapin.rank import handover, shim
-from numapin.spawning import meeting
-from numapin.spawning.child import InheritedDescriptor
 from numapin.spawning.ranks import RankProcess, results_of
 from numapin.topology.discover import discover
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from numapin.plan.model import Plan
 
 T = TypeVar("T")
 
@@ -51,6 +48,12 @@ _CHILD: Final = (
     "from numapin.spawning.child import main; main()"
 )
 _USE_MODULE: Final = "put it into a module, which a new process can import: from train import train"
+_SEE_OPTIONS: Final = "see the options with: numapin plan --help"
+_KINDS: Final[Mapping[type, str]] = {
+    str: "text, as on the command line",
+    Integral: "a whole number",
+    Mapping: "a mapping of GPUs to nodes",
+}
 
 
 def spawn(
@@ -75,8 +78,8 @@ def spawn(
     LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the others. Unlike torch.multiprocessing.spawn, this does not
     pass the rank to `fn`.
 
-    MASTER_PORT is reserved for the process group that rank 0 creates in its own process; no other process can listen
-    on it. A program that `fn` starts needs a MASTER_PORT of its own for its process group.
+    The calling process serves the ranks' store on MASTER_PORT. `fn` may also name a place of its own, as for
+    torch.multiprocessing.spawn. A program that `fn` starts needs a port of its own for its process group.
 
     If a rank fails, or on Ctrl-C, all ranks and the processes they started get SIGTERM, then SIGKILL.
 
@@ -119,9 +122,14 @@ def spawn(
             losses = numapin.spawn(train, (0.1,), num_ranks=4, bind="exclusive")
         ```
     """
-    _check_seconds("timeout", inf if timeout is None else timeout)
-    _check_seconds("shutdown_timeout", shutdown_timeout)
-    homes = _read("gpu_nodes", _homes, gpu_nodes, kind=Mapping) or {}
+    for name, seconds in (("timeout", inf if timeout is None else timeout), ("shutdown_timeout", shutdown_timeout)):
+        if not isinstance(seconds, Real) or not float(seconds) >= 0:  # NaN is refused, too
+            problem = f"{name} is {seconds!r}; it must be a number of seconds, 0 or more"
+            raise UsageError(problem, "give a number, such as 60")
+    homes = _read("gpu_nodes", dict, gpu_nodes, kind=Mapping) or {}
+    if not all(isinstance(gpu, str) and isinstance(node, Integral) for gpu, node in homes.items()):
+        problem = f"gpu_nodes: {homes!r} does not map text to whole numbers, as {{'0': 1}} does"
+        raise UsageError(problem, _SEE_OPTIONS)
     policy = _read("memory", parse_memory, memory)
     request = Request(
         bind=_read("bind", parse_bind, bind) or Bind.NODE,
@@ -133,164 +141,26 @@ def spawn(
         reserve_cpus=_read("reserve_cpus", CpuSet.parse, reserve_cpus) or CpuSet(),
         gpus=_read("gpus", parse_gpus, gpus),
     )
-    call = _pickled(fn, tuple(args))
-    plan, environment = _plan(request, homes, strict=strict)
-    for text in plan.warnings:
-        warnings.warn(printable(f"numapin.spawn: {text}"), RuntimeWarning, stacklevel=2)
-    ranks: list[RankProcess] = []
-    with run_folder.run_directory(os.environ) as run_dir, guarded(run_dir), meeting.reserved_port() as port:
-        variables = _variables(plan, environment, run_dir, meeting.port_of(port))
-        with ended_on_error(ranks, run_dir, shutdown_timeout):
-            _start(len(plan.ranks), ranks, variables, call, port.fileno())
-            return results_of(ranks, timeout_s=timeout)
+    call, descriptors = _pickled(fn, tuple(args))
 
-
-def _plan(request: Request, gpu_nodes: Mapping[str, int], *, strict: bool) -> tuple[Plan, dict[str, str]]:
-    """Return the plan for this machine, rehearsed, and the variables that show its GPUs to the ranks."""
-    topology = discover(environ=os.environ, gpu_nodes=gpu_nodes.items())
+    topology = discover(environ=os.environ, gpu_nodes=homes.items())
     if request.num_ranks is None:
         request = replace(request, num_ranks=default_num_ranks(topology))
     request, environment = settle_gpus(topology, request, os.environ)
-    return rehearse(make_plan(topology, request), strict=strict, within=in_thread), environment
+    plan = rehearse(make_plan(topology, request), strict=strict, within=in_thread)
+    for text in plan.warnings:
+        warnings.warn(printable(f"numapin.spawn: {text}"), RuntimeWarning, stacklevel=2)
 
-
-def _variables(plan: Plan, environment: Mapping[str, str], run_dir: str, port: int) -> dict[str, str]:
-    """Return the variables of all ranks, and hand the plan over to them."""
-    num_ranks = len(plan.ranks)
-    place = HostPlace(0, 1, 0, num_ranks, 0, num_ranks, meeting.ADDRESS, port)
-    shared = place.shared_variables(num_ranks, run_id=str(uuid.uuid4()), environ=os.environ, launcher_has_store=False)
-    variables = {**os.environ, **environment, **shared}
-    handover.hand_over(plan, run_dir, variables)
-    return variables
-
-
-_IMPORTABLE: Final = frozenset({"init_main_from_name", "init_main_from_path"})
-"""Entries of multiprocessing's preparation data, one of which says how a new process imports the script."""
-
-
-class _PickledCall(NamedTuple):
-    """A pickled call, preceded by the pickled preparation of its process, and the descriptors it needs."""
-
-    content: bytes
-    descriptors: tuple[int, ...]
-
-
-def _start(
-    num_ranks: int, ranks: list[RankProcess], variables: Mapping[str, str], call: _PickledCall, port: int
-) -> None:
-    """Start the ranks, add them to `ranks`, and then let all of them load the call.
-
-    `port` is the descriptor of the socket that holds MASTER_PORT; rank 0 gets it.
-    """
-    with os.fdopen(os.memfd_create("numapin-call"), "wb") as file:
-        file.write(call.content)
-        file.flush()
-        for local_rank in range(num_ranks):
-            own = [file.fileno(), port] if local_rank == 0 else [file.fileno()]
-            _add_rank(ranks, variables, own, call.descriptors)
-    for started in ranks:
-        started.go()
-
-
-def _add_rank(
-    ranks: list[RankProcess], variables: Mapping[str, str], own: Sequence[int], shared: Sequence[int]
-) -> None:
-    """Start the next rank and add it to `ranks`. If that is interrupted, the closed socket makes the rank exit.
-
-    `own` are the descriptors that `child.main` takes after the socket; `shared` those that the pickled call names.
-    """
-    local_rank = len(ranks)
-    ours, theirs = socket.socketpair()
-    with theirs:
-        try:
-            process = _process(local_rank, variables, [theirs.fileno(), *own], shared)
-            ranks.append(RankProcess(local_rank, process, ours))
-        except BaseException:
-            ours.close()
-            raise
-
-
-def _process(
-    local_rank: int, variables: Mapping[str, str], own: Sequence[int], shared: Sequence[int]
-) -> subprocess.Popen[bytes]:
-    """Start the shim, which becomes the Python that makes the call."""
-    tracker = _tracker()
-    python = os.fsdecode(mp_spawn.get_executable())
-    flags = mp_spawn.get_command_line()[1:-3]  # between the executable and multiprocessing's own program
-    call = [_CHILD, str(-1 if tracker is None else tracker), *map(str, own)]
-    return rank_processes.start(
-        local_rank,
-        python,
-        python,
-        [*flags, "-u", "-c", *call],
-        {**variables, **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(local_rank))},
-        pass_fds=(*own, *shared, *(() if tracker is None else (tracker,))),
-        stdin=subprocess.DEVNULL,
-    )
-
-
-class _Spawning:
-    """A stand-in for the process that multiprocessing would start. Pickling locks, queues and shared tensors needs one.
-
-    Each rank inherits the descriptors under the same numbers.
-    """
-
-    DupFd = InheritedDescriptor
-
-    def __init__(self) -> None:
-        self.descriptors: list[int] = []
-
-    def duplicate_for_child(self, fd: int) -> int:
-        """Have the ranks inherit a descriptor; return its number there."""
-        self.descriptors.append(fd)
-        return fd
-
-
-def _pickled(fn: Callable[..., object], args: tuple[object, ...]) -> _PickledCall:
-    """Pickle the call and the preparation of its process. Raises UsageError if no new process could load it."""
-    preparation = _preparation()
-    name = getattr(fn, "__qualname__", repr(fn))
-    if getattr(fn, "__module__", None) == "__main__" and not preparation.keys() & _IMPORTABLE:
-        raise UsageError(
-            f"{name} is defined in a notebook or at a prompt, where no other process finds it: functions are "
-            "pickled by reference",
-            f"{_USE_MODULE} (in a notebook, a cell that begins with %%writefile train.py creates one)",
-        )
-    spawning, buffer = _Spawning(), io.BytesIO()
-    context.set_spawning_popen(spawning)  # type: ignore[arg-type] # pickling needs these two attributes only
-    try:
-        reduction.dump(preparation, buffer)
-        reduction.dump((fn, args), buffer)
-    except Exception as error:
-        raise UsageError(f"{name} or its arguments cannot be pickled: {error}", _USE_MODULE) from error
-    finally:
-        context.set_spawning_popen(None)
-    return _PickledCall(buffer.getvalue(), tuple(spawning.descriptors))
-
-
-def _preparation() -> dict[str, Any]:
-    """Return multiprocessing's data for a new process: sys.path, the script and others."""
-    try:
-        return mp_spawn.get_preparation_data("numapin")
-    except RuntimeError:  # multiprocessing's own check
-        raise UsageError(
-            "numapin.spawn was called while a rank imported the script that calls it",
-            'put the call under: if __name__ == "__main__":',
-        ) from None
-
-
-def _tracker() -> int | None:
-    """Return the descriptor of multiprocessing's resource tracker if it is running; making a lock starts it."""
-    fd: int | None = resource_tracker._resource_tracker._fd  # type: ignore[attr-defined] # noqa: SLF001 - as spawn
-    return fd
-
-
-_SEE_OPTIONS: Final = "see the options with: numapin plan --help"
-_KINDS: Final[Mapping[type, str]] = {
-    str: "text, as on the command line",
-    Integral: "a whole number",
-    Mapping: "a mapping of GPUs to nodes",
-}
+    num_ranks, ranks = len(plan.ranks), list[RankProcess]()
+    host = OneHost(num_ranks, uses_torch=why_not_served(torch_folder()) is not None)
+    with run_directory(os.environ) as run_dir, guarded(run_dir), host:
+        shared = host.join().shared_variables(num_ranks, run_id=str(uuid.uuid4()), environ=os.environ)
+        shared["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # of ports other than MASTER_PORT; see child.ask_the_caller
+        variables = {**os.environ, **environment, **shared}
+        handover.hand_over(plan, run_dir, variables)
+        with ended_on_error(ranks, run_dir, shutdown_timeout):
+            _start(num_ranks, ranks, variables, call, descriptors)
+            return results_of(ranks, timeout_s=timeout)
 
 
 def _read(name: str, parse: Callable[[Any], T], given: object, *, kind: type = str) -> T | None:
@@ -305,17 +175,73 @@ def _read(name: str, parse: Callable[[Any], T], given: object, *, kind: type = s
         raise UsageError(f"{name}: {error}", _SEE_OPTIONS) from None
 
 
-def _homes(gpu_nodes: Mapping[str, int]) -> dict[str, int]:
-    """Return the node of each GPU. Raises ValueError for keys or values of another type."""
-    if not all(isinstance(gpu, str) and isinstance(node, Integral) for gpu, node in gpu_nodes.items()):
-        msg = f"{dict(gpu_nodes)!r} does not map text to whole numbers, as {{'0': 1}} does"
-        raise ValueError(msg)
-    return dict(gpu_nodes)
+def _pickled(fn: Callable[..., object], args: tuple[object, ...]) -> tuple[bytes, list[int]]:
+    """Pickle multiprocessing's preparation of a new process, then the call; return the descriptors it needs, too.
 
-
-def _check_seconds(name: str, seconds: object) -> None:
-    """Raise UsageError unless this is a number of seconds, 0 or more; inf means no limit, NaN is refused."""
-    if not isinstance(seconds, Real) or not float(seconds) >= 0:
+    Raises UsageError if no new process could load it.
+    """
+    try:
+        preparation = mp_spawn.get_preparation_data("numapin")  # sys.path, how to import the script, and others
+    except RuntimeError:  # multiprocessing's own check
         raise UsageError(
-            f"{name} is {seconds!r}; it must be a number of seconds, 0 or more", "give a number, such as 60"
+            "numapin.spawn was called while a rank imported the script that calls it",
+            'put the call under: if __name__ == "__main__":',
+        ) from None
+    name = getattr(fn, "__qualname__", repr(fn))
+    is_importable = not preparation.keys().isdisjoint({"init_main_from_name", "init_main_from_path"})
+    if getattr(fn, "__module__", None) == "__main__" and not is_importable:
+        raise UsageError(
+            f"{name} is defined in a notebook or at a prompt, where no other process finds it: functions are "
+            "pickled by reference",
+            f"{_USE_MODULE} (in a notebook, a cell that begins with %%writefile train.py creates one)",
         )
+    # Pickling locks, queues and shared tensors asks the process that multiprocessing would start for descriptors. This
+    # one is never started; it collects them, and each rank inherits them under the same numbers.
+    process = object.__new__(popen_spawn_posix.Popen)
+    process._fds = []  # type: ignore[attr-defined]
+    buffer = io.BytesIO()
+    context.set_spawning_popen(process)
+    try:
+        reduction.dump(preparation, buffer)
+        reduction.dump((fn, args), buffer)
+    except Exception as error:
+        raise UsageError(f"{name} or its arguments cannot be pickled: {error}", _USE_MODULE) from error
+    finally:
+        context.set_spawning_popen(None)
+    return buffer.getvalue(), process._fds  # type: ignore[attr-defined]
+
+
+def _start(
+    num_ranks: int, ranks: list[RankProcess], variables: Mapping[str, str], call: bytes, descriptors: Sequence[int]
+) -> None:
+    """Start the ranks, add each to `ranks`, and then let all of them load the call."""
+    # multiprocessing's resource tracker, if it is running; pickling a lock starts it
+    tracker: int | None = resource_tracker._resource_tracker._fd  # type: ignore[attr-defined]
+    python = os.fsdecode(mp_spawn.get_executable())
+    flags = mp_spawn.get_command_line()[1:-3]  # between the executable and multiprocessing's own program
+    with os.fdopen(os.memfd_create("numapin-call"), "wb") as file:
+        file.write(call)
+        file.flush()
+        inherited = (file.fileno(), *descriptors, *(() if tracker is None else (tracker,)))
+        for local_rank in range(num_ranks):
+            ours, theirs = socket.socketpair()
+            own = map(str, (-1 if tracker is None else tracker, theirs.fileno(), file.fileno()))
+            try:
+                process = start(
+                    local_rank,
+                    python,
+                    python,
+                    [*flags, "-u", "-c", _CHILD, *own],
+                    {**variables, **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(local_rank))},
+                    pass_fds=(theirs.fileno(), *inherited),
+                    stdin=subprocess.DEVNULL,
+                )
+                ranks.append(RankProcess(local_rank, process, ours))
+            except BaseException:
+                ours.close()  # makes the rank exit, which may not be in the list
+                raise
+            finally:
+                theirs.close()
+    for rank in ranks:
+        with suppress(OSError):  # it may have ended
+            rank.pipe.send(b"\n")  # all ranks are known, so an error ends all of them

@@ -13,119 +13,117 @@ import socket
 import sys
 import traceback
 from enum import Enum, auto
+from functools import wraps
 from multiprocessing import process, resource_tracker, spawn
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from numapin.spawning import meeting
+from numapin.rank.hook.numapin_hook_parts import TorchWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from types import ModuleType
 
-T = TypeVar("T")
+NUM_SIZE_BYTES: Final = 8
+"""Length of the little-endian size that precedes the pickled answer."""
+
+_RENDEZVOUS: Final = "torch.distributed.rendezvous"
 
 
 class Outcome(Enum):
     """The end of a rank's call."""
 
     RETURNED = auto()
-    """`content` is the pickled result."""
     RAISED = auto()
-    """`content` is the pickled exception, or empty if a pickle does not preserve the exception."""
     UNLOADABLE = auto()
-    """The script could not be imported or the call not be unpickled; `content` as for RAISED."""
+    """The script could not be imported or the call not be unpickled."""
     UNPICKLABLE = auto()
-    """The result cannot be pickled; `content` as for RAISED."""
+    """The result cannot be pickled."""
 
 
 class Answer(NamedTuple):
-    """The message from a rank; `text` is the traceback of its error."""
+    """The message from a rank.
+
+    Attributes:
+        outcome: The end of its call.
+        content: The pickled result or exception; empty if a pickle does not preserve the exception.
+        text: The traceback of the exception, "" if there is none.
+    """
 
     outcome: Outcome
     content: bytes
     text: str
 
 
-NUM_SIZE_BYTES: Final = 8
-"""Length of the little-endian size that precedes the pickled answer."""
-
-
-class InheritedDescriptor(NamedTuple):
-    """A descriptor that the ranks inherit under the same number; what multiprocessing pickles in its place."""
-
-    number: int
-
-    def detach(self) -> int:
-        """Return the descriptor, as multiprocessing asks for it when it unpickles."""
-        return self.number
-
-
-def unpickle(content: bytes | memoryview, kind: type[T]) -> T:
-    """Unpickle an object that a process of this spawn wrote. Raises TypeError for an object of another type.
-
-    The bytes come over a socket pair that no other process has.
-    """
-    found = pickle.loads(content)  # written by a rank that this process started, or by itself
-    if not isinstance(found, kind):
-        msg = f"{type(found).__name__} is not a {kind.__name__}"
-        raise TypeError(msg)
-    return found
-
-
 def main() -> None:
     """Make the call and send its outcome. SystemExit and KeyboardInterrupt end the rank without an answer."""
-    tracker, pipe, payload, *port = map(int, sys.argv[1:])
+    tracker, pipe, payload = map(int, sys.argv[1:])
     for fd in (payload, pipe):
         os.set_inheritable(fd, False)  # programs that the function starts must not hold the pipe open
     if tracker >= 0:
         resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]  # as spawn_main
-    for descriptor in port:  # rank 0 has it
-        meeting.serve_on(descriptor)
+    rendezvous = sys.modules.get(_RENDEZVOUS)  # a sitecustomize may have imported it
+    if rendezvous is None:
+        TorchWatch.todo = {**TorchWatch.todo, _RENDEZVOUS: [ask_the_caller]}
+        sys.meta_path.insert(0, TorchWatch)
+    else:
+        ask_the_caller(rendezvous)
     with socket.socket(fileno=pipe) as connection:
         if not connection.recv(1):
             return  # the parent was interrupted while it started ranks, and may not know this one
-        content = pickle.dumps(_answer(payload))
-        connection.sendall(len(content).to_bytes(NUM_SIZE_BYTES, "little"))
-        connection.sendall(content)
+        answer = pickle.dumps(_answer(payload))
+        connection.sendall(len(answer).to_bytes(NUM_SIZE_BYTES, "little"))
+        connection.sendall(answer)
+
+
+def ask_the_caller(rendezvous: ModuleType) -> None:
+    """Make each store of torch on MASTER_PORT a client: the process that called `numapin.spawn` serves it.
+
+    TORCHELASTIC_USE_AGENT_STORE=True, as under torchrun, would say so for every port. But functions that were written
+    for torch.multiprocessing.spawn name a port of their own, and rank 0 has to serve that.
+    """
+    served = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    store: Any = rendezvous.TCPStore
+    torchs_own = store.__init__
+
+    @wraps(torchs_own)
+    def init(self: object, host_name: str, port: int, *arguments: object, **named: object) -> None:
+        # What follows are world_size and is_master.
+        if (host_name.replace("localhost", served[0]), port) == served:
+            arguments = (*arguments[:1], False, *arguments[2:]) if len(arguments) > 1 else arguments
+            named = {**named, "is_master": False} if "is_master" in named else named
+        torchs_own(self, host_name, port, *arguments, **named)
+
+    store.__init__ = init  # of the class, which other modules have imported by then
 
 
 def _answer(payload: int) -> Answer:
-    """Load the call, make it, and pickle its result; `failure` is the outcome if the current step raises."""
-    failure = Outcome.UNLOADABLE
+    """Prepare this process as multiprocessing's spawn does, load the call, make it, and pickle its result."""
+    failure = Outcome.UNLOADABLE  # the outcome if the current step raises
     try:
-        function, arguments = _load(payload)
+        with mmap.mmap(payload, 0, access=mmap.ACCESS_READ) as call:  # ranks share the file's position, not a mapping's
+            os.close(payload)
+            current = process.current_process()
+            current._inheriting = True  # type: ignore[attr-defined]  # how a script without a guard is found
+            try:
+                spawn.prepare(pickle.load(call))
+                function, arguments = pickle.load(call)
+            finally:
+                del current._inheriting  # type: ignore[attr-defined]
         failure = Outcome.RAISED
         result = function(*arguments)
         failure = Outcome.UNPICKLABLE
         return Answer(Outcome.RETURNED, pickle.dumps(result, pickle.HIGHEST_PROTOCOL), "")
     except Exception as error:  # the user's import, function and __reduce__ may raise anything
-        return _failed(failure, error)
+        return failed(failure, error)
 
 
-def _load(payload: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Prepare this process as multiprocessing's spawn does, then unpickle the call."""
-    with mmap.mmap(payload, 0, access=mmap.ACCESS_READ) as content:  # ranks share the file's position, not a mapping's
-        os.close(payload)
-        current = process.current_process()
-        current._inheriting = True  # type: ignore[attr-defined]  # how a script without a guard is found
-        try:
-            spawn.prepare(pickle.load(content))  # written by our parent
-            function, arguments = pickle.load(content)  # so is this
-        finally:
-            del current._inheriting  # type: ignore[attr-defined]
-    return function, arguments
-
-
-def _failed(outcome: Outcome, error: Exception) -> Answer:
+def failed(outcome: Outcome, error: Exception) -> Answer:
+    """Return the answer with an exception, pickled only if a pickle preserves its type and text: many do not."""
     user_frames = error.__traceback__ and error.__traceback__.tb_next  # the first frame is this module's
     text = "".join(traceback.format_exception(type(error), error, user_frames))
-    return Answer(outcome, _pickled(error), text)
-
-
-def _pickled(error: Exception) -> bytes:
-    """Return the pickled exception, or nothing if a pickle does not preserve its type and text, as is common."""
     try:
         content = pickle.dumps(error)
-        copy = unpickle(content, type(error))
+        copy = pickle.loads(content)
+        is_same = type(copy) is type(error) and str(copy) == str(error)
     except Exception:  # the class of a user may raise anything
-        return b""
-    return content if type(copy) is type(error) and str(copy) == str(error) else b""
+        is_same = False
+    return Answer(outcome, content if is_same else b"", text)

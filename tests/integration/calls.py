@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 VARIABLES = (
     *("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"),
@@ -194,21 +195,42 @@ def all_reduce() -> float:
     return tensor.item()
 
 
-def meet_twice() -> tuple[set[tuple[str, str]], list[float]]:
-    """Make two process groups, one after the other; return the listeners on MASTER_PORT and a sum for each."""
+def meet() -> tuple[set[tuple[str, str]], float]:
+    """Return the listeners on MASTER_PORT while a process group exists, and the number of its ranks, as a sum."""
     import torch
     import torch.distributed as dist
 
-    found, sums = set(), []
-    for _ in range(2):
-        dist.init_process_group("gloo")
-        tensor = torch.ones(1)
-        dist.all_reduce(tensor)
-        found |= listeners(int(os.environ["MASTER_PORT"]))
-        sums.append(tensor.item())
-        dist.barrier()
-        dist.destroy_process_group()
-    return found, sums
+    dist.init_process_group("gloo")
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    found = listeners(int(os.environ["MASTER_PORT"]))
+    dist.destroy_process_group()
+    return found, tensor.item()
+
+
+def meet_elsewhere(way: str, port: int) -> float:
+    """Meet on a port of one's own, as functions for torch.multiprocessing.spawn do; return the number of ranks."""
+    import torch
+    import torch.distributed as dist
+
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if way == "variables":
+        os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
+        dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
+    elif way == "url":
+        url = f"tcp://127.0.0.1:{port}"
+        dist.init_process_group("gloo", url, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
+    else:  # a store that names the caller's port
+        address, served = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store: Any = dist.TCPStore(  # type: ignore[attr-defined] # public, but not exported
+            address, served, world_size, is_master=rank == 0, timeout=timedelta(seconds=60)
+        )
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    dist.barrier()
+    dist.destroy_process_group()
+    return tensor.item()
 
 
 def listeners(port: int) -> set[tuple[str, str]]:
@@ -219,6 +241,25 @@ def listeners(port: int) -> set[tuple[str, str]]:
         for line in Path("/proc/net", family).read_text().splitlines()[1:]
     ]
     return {(family, at[:-5]) for family, at, state in rows if state == "0A" and int(at[-4:], 16) == port}
+
+
+def raise_port() -> NoReturn:
+    """Raise an error whose text is MASTER_PORT."""
+    raise LookupError(os.environ["MASTER_PORT"])
+
+
+def knock(user: int) -> str:
+    """Return whether the ranks' store keeps a connection of a user "open", or has "closed" it."""
+    code = (
+        "import os, socket, sys; os.setgroups([]); os.setuid(int(sys.argv[1])); "
+        "store = socket.create_connection((os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])); "
+        "store.settimeout(3); "
+        "store.recv(1)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, str(user)], cwd="/", capture_output=True, check=False
+    )
+    return "open" if b"TimeoutError" in done.stderr else "closed"
 
 
 def _wait_for(folder: Path, count: int, pattern: str = "*") -> None:

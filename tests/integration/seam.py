@@ -16,23 +16,23 @@ from numapin.bench.cases.transfer import MEMORIES
 from numapin.cli import verify
 from numapin.cli.entry import main
 from numapin.cli.main import _COMMANDS, numapin
-from numapin.cli.run import OPTIONS
-from numapin.cli.run_reports import _loaders_reported
+from numapin.cli.run import OPTIONS, _loaders_reported
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.compare import hook
 from numapin.compare.job import MOST_BYTES, NO_STEP, JobOptions, JobResult, RankFiles, RunOutput, run_job
 from numapin.compare.record import SCHEMA, Phase, RankSteps, StepSettings, StepUnit
 from numapin.compare.variants import own_command
 from numapin.data.forks import ISSUE, may_hang
-from numapin.launcher import run_folder
+from numapin.launcher import hosts, run_folder
 from numapin.launcher.options import TORCHRUN_OPTIONS, parse
-from numapin.launcher.ranks import ended_on_error
+from numapin.launcher.ranks import ended_on_error, guarded
 from numapin.launcher.run_folder import run_directory
+from numapin.launcher.store_server import listen
 from numapin.rank import become, handover, hook_env
 from numapin.rank.handover import write_json
 from numapin.rank.hook_env import environment, steps_environment
 from numapin.rank.shim import CODE
-from numapin.spawning import meeting
+from numapin.spawning import call as spawn_call
 from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome
 from numapin.spawning.ranks import RankProcess, results_of
 from numapin.system import proc

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 import numapin
 from tests.integration import calls
-from tests.integration.seam import meeting
+from tests.integration.seam import hosts, listen, results_of, spawn_call
 from tests.needs import needs_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import pytest
 
 _NOBODY = 65534
 _LOOPBACK = ("tcp", "0100007F")
@@ -67,56 +66,73 @@ def _attacked(port: int) -> Iterator[list[dict[str, Any]]]:
         reports.append(json.loads(attacker.stdout.read()))  # not communicate(): the report may be in the buffer already
 
 
+@pytest.fixture(params=["numapin", "torch"])
+def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Say which server of the store the caller uses: torch's, as if the installed torch were a newer one, or ours."""
+    kind: str = request.param
+    if kind == "torch":
+        monkeypatch.setattr(spawn_call, "why_not_served", lambda _: "this numapin does not know the store of torch 9")
+    return kind
+
+
 @needs_root
-def test_another_user_never_gets_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An attacker with another uid tries from the choice of the port to the end, and the ranks still meet."""
-    held_port, reports = meeting.reserved_port, []
+def test_another_user_never_gets_the_port(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attacker with another uid tries from the choice of the port to the last result, and the ranks still meet."""
+    attack, reports = ExitStack(), list[list[dict[str, Any]]]()
 
-    @contextmanager
-    def attacked() -> Iterator[socket.socket]:
-        with held_port() as held, _attacked(meeting.port_of(held)) as told:
-            yield held
-        reports.extend(told)
+    def attacked(address: str, port: int) -> socket.socket:
+        listening = listen(address, port)
+        reports.append(attack.enter_context(_attacked(listening.getsockname()[1])))
+        return listening
 
-    monkeypatch.setattr(meeting, "reserved_port", attacked)
-    results = numapin.spawn(calls.meet_twice, num_ranks=2, timeout=120)
-    (report,) = reports
+    def collected(*ranks: Any, **options: Any) -> tuple[Any, ...]:
+        with attack:
+            return results_of(*ranks, **options)
+
+    monkeypatch.setattr(hosts, "listen", attacked)
+    monkeypatch.setattr(spawn_call, "results_of", collected)
+    results = numapin.spawn(calls.meet, num_ranks=2, timeout=120)
+    ((report,),) = reports
     assert (report["uid"], report["won"]) == (_NOBODY, [])
     assert report["rounds"] > 10
-    assert results == (({_LOOPBACK}, [2.0, 2.0]),) * 2
+    assert results == (({_LOOPBACK}, 2.0),) * 2, server
 
 
 @needs_root
 def test_the_attack_has_teeth() -> None:
-    """The attack succeeds on a port held with SO_REUSEADDR, which torch would need to bind it itself."""
+    """The attack succeeds on a port that is only held, with SO_REUSEADDR, until a server needs it."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
-        with _attacked(meeting.port_of(held)) as reports:
+        with _attacked(held.getsockname()[1]) as reports:
             pass
     assert ["127.0.0.1", [socket.SO_REUSEADDR]] in reports[0]["won"]
 
 
-def test_the_store_listens_on_the_loopback_only() -> None:
-    """Process groups meet, one after the other, on MASTER_PORT of 127.0.0.1; torch's store would listen everywhere.
-
-    A store on another port binds its own socket, clients are not affected, and a server on another address is refused.
-    """
-    assert numapin.spawn(_meet, timeout=120) == ((({_LOOPBACK}, [1.0, 1.0]), (True, True)),)
+def test_the_store_listens_on_the_loopback_only(server: str) -> None:
+    """The ranks meet on MASTER_PORT of 127.0.0.1, where the caller listens; each call has a store of its own."""
+    for _ in range(2):
+        assert numapin.spawn(calls.meet, num_ranks=2, timeout=120) == (({_LOOPBACK}, 2.0),) * 2, server
 
 
-def _meet() -> tuple[object, object]:
-    return calls.meet_twice(), _other_stores()
+@pytest.mark.parametrize("way", ["variables", "url", "store"])
+def test_a_place_of_the_functions_own(way: str, server: str) -> None:
+    """What is written for torch.multiprocessing.spawn works: rank 0 serves another port; MASTER_PORT, nobody else."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert numapin.spawn(calls.meet_elsewhere, (way, port), num_ranks=2, timeout=120) == (2.0, 2.0), server
 
 
-def _other_stores() -> tuple[bool, bool]:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+@needs_root
+@pytest.mark.parametrize(("user", "told"), [(0, "open"), (_NOBODY, "closed")])
+def test_the_store_is_closed_to_other_users(user: int, told: str) -> None:
+    """Another user's connection is closed at once, as in `numapin run`."""
+    assert numapin.spawn(calls.knock, (user,)) == (told,)
 
-    other = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    client = TCPStore("127.0.0.1", other.port, None, False)
-    client.set("key", "value")
-    try:
-        TCPStore(os.uname().nodename, int(os.environ["MASTER_PORT"]), is_master=True, wait_for_workers=False)
-    except RuntimeError:
-        return other.get("key") == b"value", True
-    return other.get("key") == b"value", False
+
+def test_the_store_ends_with_the_call(server: str) -> None:
+    """Nothing listens on the port afterwards, even if the caller keeps a rank's error, as notebooks do."""
+    with pytest.raises(LookupError) as caught:
+        numapin.spawn(calls.raise_port)
+    assert calls.listeners(int(str(caught.value))) == set(), server

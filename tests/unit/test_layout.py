@@ -34,7 +34,7 @@ PURE = (
     *("topology.visible", "topology.vendors", "topology.nics"),
     *("topology.sources.hwloc", "topology.sources.nccl", "topology.sources.xmlfile"),
     *("plan", "tasks.identify", "tasks.slice", "tasks.plan", "launcher.lost_gpus", "data.forks", "data.usage"),
-    *("tasks.repeated", "cli.run_decisions", "children.table", "children.devices"),
+    *("tasks.repeated", "children.table", "children.devices"),
     *(f"launcher.{name}" for name in ("options", "store", "failure")),
     "data.resume.place",
     *(

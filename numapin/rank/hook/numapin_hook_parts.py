@@ -53,14 +53,14 @@ def start() -> None:
         "torch.cuda": [lambda module: _guarded(_patch_cuda, module)] if children else [],
         "torch.accelerator": [lambda module: _guarded(_patch_accelerator, module)] if children else [],
     }
-    _TorchWatch.todo = {name: callbacks for name, callbacks in by_module.items() if callbacks}
-    if _TorchWatch.todo:
-        sys.meta_path.insert(0, _TorchWatch)
+    TorchWatch.todo = {name: callbacks for name, callbacks in by_module.items() if callbacks}
+    if TorchWatch.todo:
+        sys.meta_path.insert(0, TorchWatch)
     if children:
         _guarded(_take_known, "at its start")
 
 
-class _TorchWatch:
+class TorchWatch:
     """A finder that only looks: before torch is imported, and after modules of torch have been run.
 
     Programs also ask for a module's spec to see whether there is one, so it patches until the module has been run.

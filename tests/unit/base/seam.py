@@ -7,11 +7,11 @@ from numapin.base.bounds import MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES, MAX_RA
 from numapin.base.cpu_set import CpuSet
 from numapin.base.files import (
     OpenFolder,
+    OpenPlace,
     is_writable,
     make_folders,
     make_own,
     opened,
-    place_of,
     read_file,
     write_text_to,
 )
@@ -24,8 +24,7 @@ from numapin.base.stderr import say
 from numapin.base.strict_json import decode, encode
 from numapin.cli.entry import read_line
 from numapin.cli.main import numapin
-from numapin.cli.run import OPTIONS, RunOptions
-from numapin.cli.run_reports import watching_of
+from numapin.cli.run import OPTIONS, RunOptions, watching_of
 from numapin.rank import handover
 from numapin.system.tree import Tree
 from numapin.tasks.enter import read_plan_file

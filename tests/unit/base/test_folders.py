@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.needs import needs_root
-from tests.unit.base.seam import OpenFolder, make_folders, opened, place_of
+from tests.unit.base.seam import OpenFolder, OpenPlace, make_folders, opened
 
 STRANGER = 54321
 
@@ -26,7 +26,7 @@ def test_no_descriptor_is_left(tmp_path: Path, *, raises: bool) -> None:
     loop.symlink_to(loop)
     before = sorted(Path("/proc/self/fd").iterdir())
     for path in (tmp_path, tmp_path / "missing" / "file", loop / "file", "/", "."):
-        for open_ in (place_of, opened, _made):
+        for open_ in (OpenPlace, opened, _made):
             with suppress(OSError), open_(str(path)):
                 if raises:
                     raise OSError

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -227,6 +228,81 @@ def test_a_run_in_the_second_place_is_found(tmp_path: Path) -> None:
     second.mkdir()
     with run_folder.run_directory({"TMPDIR": str(second)}) as path:
         assert run_folder.live_runs({"TMPDIR": str(first), "TEMP": str(second)}) == [path]
+
+
+def test_one_place_under_two_paths(tmp_path: Path) -> None:
+    """A run counts once, although a link leads to the directory of its folder, too."""
+    place, link = tmp_path / "place", tmp_path / "link"
+    place.mkdir()
+    link.symlink_to(place)
+    environ = {"TMPDIR": str(place), "TEMP": str(link)}
+    with run_folder.run_directory(environ) as path:
+        assert run_folder.live_runs(environ) == run_folder.all_runs(environ) == [path]
+        assert run_folder.find_folder(Path(path).name, environ) == path
+
+
+def test_a_folder_that_cannot_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's folder, e.g. on a file system that only he may read, hides no run of this user."""
+    status_at = vars(run_folder)["status_at"]
+
+    def refused(folder: int, name: str) -> os.stat_result | None:
+        if name.endswith("-other"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        found: os.stat_result | None = status_at(folder, name)
+        return found
+
+    environ = {"TMPDIR": str(tmp_path)}
+    for first in ("00000000", "99999999"):
+        (tmp_path / f"numapin-{os.geteuid()}-{first}-other").mkdir()
+    with run_folder.run_directory(environ) as path:
+        monkeypatch.setattr(run_folder, "status_at", refused)
+        assert run_folder.live_runs(environ) == [path]
+
+
+def test_too_few_open_files_leave_nothing(tmp_path: Path) -> None:
+    """However many files may be opened, a folder that cannot be begun is removed, and the message says why."""
+    environ, outcomes = {"TMPDIR": str(tmp_path)}, set()
+    for num_free in range(12):
+        child = os.fork()
+        if child == 0:
+            lowest = os.dup(0)  # the numbers from here on are free
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + num_free, lowest + num_free))
+            os.close(lowest)
+            try:
+                with run_folder.run_directory(environ):
+                    os._exit(0)
+            except NumapinError as error:
+                os._exit(1 if "Too many open files" in error.message else 2)
+            finally:
+                os._exit(3)
+        outcomes.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        left = list(tmp_path.iterdir())
+        assert bool(left) == (0 in outcomes)
+        for folder in left:
+            shutil.rmtree(folder)
+    assert outcomes == {0, 1}
+
+
+def test_another_folder_in_place_of_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where others may rename, they can put a folder of this user there at once: it is not used, and stays whole."""
+    tmp_path.chmod(0o777)
+    data = tmp_path / "data"
+    mkdir = os.mkdir
+
+    def swapped(path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        mkdir(path, mode, dir_fd=dir_fd)
+        mkdir(data, 0o700)
+        (data / "thesis").write_text("years")
+        os.rename(path, "away", src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        os.rename(data, path, dst_dir_fd=dir_fd)
+        monkeypatch.undo()
+
+    monkeypatch.setattr(os, "mkdir", swapped)
+    with run_folder.run_directory({"TMPDIR": str(tmp_path)}) as path:
+        (found,) = tmp_path.glob("*/thesis")
+        assert found.parent != Path(path)
+        assert found.read_text() == "years"
+    assert [file.name for file in found.parent.iterdir()] == ["thesis"]
 
 
 @needs_root

@@ -54,7 +54,7 @@ def test_the_import_that_succeeds_is_found(before: tuple[str, ...], tmp_path: Pa
     """Programs that only look whether there is a module, and imports that fail, leave the hook in place."""
     out, err = _run(tmp_path, *before, IMPORT)
     assert err.count(FOUND) == 1, err
-    assert "_TorchWatch" in out  # StatefulDataLoader has not been imported
+    assert "TorchWatch" in out  # StatefulDataLoader has not been imported
 
 
 def test_a_look_alone_changes_nothing(tmp_path: Path) -> None:

@@ -2,5 +2,4 @@
 
 from __future__ import annotations
 
-from numapin.spawning import meeting
-from numapin.spawning.child import InheritedDescriptor, Outcome, _failed, unpickle
+from numapin.spawning.child import Outcome, failed
