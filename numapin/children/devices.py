@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 
 from numapin.base.gpu_uuid import GPU_PREFIX, MIG_PREFIX, uuid_digits
-from numapin.children.table import LISTS, SLURM_RANK
+from numapin.children.table import SLURM_RANK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _changed_list(table: ChildTable, environ: Mapping[str, str]) -> str | None:
 
     An unset list that the command had shows devices that the plan does not have.
     """
-    changed = [name for name in LISTS if environ.get(name) != table.saw.get(name)]
+    changed = [name for name in table.lists if environ.get(name) != table.saw.get(name)]
     if not changed:
         return None
     _require_same_value(environ, changed)
@@ -130,7 +130,7 @@ def _has_uuid(entry: DeviceEntry, name: str) -> bool:
 
 def _rank_variable(table: ChildTable, environ: Mapping[str, str]) -> str | None:
     """Return the first variable with a local rank that the command did not have; None if there is none."""
-    ranks = (name for name in table.saw if name not in LISTS)
+    ranks = (name for name in table.saw if name not in table.lists)
     return next((name for name in ranks if _names_rank(table, environ, name)), None)
 
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from numapin.children.table import LISTS, SLURM_RANK, ChildTable, DeviceEntry
+from numapin.children.table import SLURM_RANK, ChildTable, DeviceEntry
 from numapin.rank import handover
 from numapin.tasks.identify import RANK_VARIABLES
 from numapin.topology.parts import GpuVendor
-from numapin.topology.visible import apply_visibility
+from numapin.topology.vendors import hiding_variables, support_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numapin.plan.model import Plan, RankPlan
     from numapin.topology.model import Gpu, Topology
-
-_SEEN: Final = (*LISTS, *RANK_VARIABLES, SLURM_RANK)
-"""The variables that may name a device, of which the table has the command's values."""
 
 
 def make_table(
@@ -33,13 +30,15 @@ def make_table(
     bare = _bare_numbers(topology, environ)
     by_index = {gpu.index: gpu for gpu in topology.gpus}
     devices = [_entry(rank, by_index, bare) for rank in plan.ranks]
-    saw = {name: environ.get(name) for name in _SEEN}
+    lists = hiding_variables()
+    saw = {name: environ.get(name) for name in (*lists, *RANK_VARIABLES, SLURM_RANK)}
     return ChildTable(
         devices=devices,
         allowed_cpus=str(topology.allowed.cpus),
         run=run,
         strict=strict,
         verbose=verbose,
+        lists=lists,
         saw=saw,
     )
 
@@ -62,7 +61,7 @@ def _bare_numbers(topology: Topology, environ: Mapping[str, str]) -> dict[int, i
 
     NVIDIA's list is not relative to another list. Other vendors' may be, so with one their indices are unknown.
     """
-    none_hidden = environ.keys().isdisjoint(LISTS)
+    none_hidden = environ.keys().isdisjoint(hiding_variables())
     gpus = topology.gpus if none_hidden else _all_nvidia(topology, environ)
     return {gpu.index: gpu.cuda_index for gpu in gpus}
 
@@ -70,5 +69,7 @@ def _bare_numbers(topology: Topology, environ: Mapping[str, str]) -> dict[int, i
 def _all_nvidia(topology: Topology, environ: Mapping[str, str]) -> Sequence[Gpu]:
     """Return NVIDIA's GPUs as CUDA would number them if no variable hid any."""
     nvidia = tuple(gpu for gpu in topology.gpus if gpu.vendor is GpuVendor.NVIDIA)
-    gpus, _ = apply_visibility(nvidia, visible_devices=None, device_order=environ.get("CUDA_DEVICE_ORDER"))
+    support = support_of(GpuVendor.NVIDIA)
+    none_hidden = {name: value for name, value in environ.items() if name not in support.hiding_variables}
+    gpus, _ = support.mark_visible(nvidia, none_hidden)
     return gpus

@@ -23,7 +23,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.children import records
 from numapin.children.devices import UnknownDevice, device_of, known_device, num_visible
 from numapin.children.reporting import record, report, report_unknown
-from numapin.children.table import LISTS, ChildTable
+from numapin.children.table import ChildTable
 from numapin.rank import bind
 from numapin.rank.become import BINDING, CHILDREN
 from numapin.rank.handover import RankSlice
@@ -65,7 +65,7 @@ class _Process:
         self.lock = RLock()
         self.table: ChildTable | None = None
         self.taken: TakenGpus | None = None
-        self.lists: dict[str, str] | None = None
+        self.lists: dict[str, str | None] | None = None
         """The lists of devices as they were when CUDA read them; None: it has not done so yet."""
 
     def current(self) -> TakenGpus:
@@ -94,15 +94,17 @@ def _only(numbers: Collection[int]) -> int | None:
 
 def fix_devices() -> None:
     """Note that the runtime has read the lists of devices: later changes are for processes that this one starts."""
-    if _own.lists is None:
-        _own.lists = {name: os.environ[name] for name in LISTS if name in os.environ}
+    plan = table()
+    if _own.lists is None and plan is not None:
+        _own.lists = {name: os.environ.get(name) for name in plan.lists}
 
 
 def environ() -> Mapping[str, str]:
     """Return this process's environment, with the lists of devices that its runtime has read."""
     if _own.lists is None:
         return os.environ
-    return {**{name: value for name, value in os.environ.items() if name not in LISTS}, **_own.lists}
+    settings = {**os.environ, **_own.lists}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def table() -> ChildTable | None:
@@ -341,7 +343,7 @@ def _keep_rank_from_children() -> None:
     plan = table()
     if plan is None:
         return
-    ranks = {name: os.environ.get(name) for name in plan.saw if name not in LISTS}
+    ranks = {name: os.environ.get(name) for name in plan.saw if name not in plan.lists}
     if any(plan.saw[name] != value for name, value in ranks.items()):
         _own.table = plan.with_saw(ranks)
         os.environ[CHILDREN] = _own.table.render()

@@ -1,7 +1,7 @@
 """The plan of `numapin exec --children` as each Python below the command finds it: the variable NUMAPIN_CHILDREN.
 
 The text has lines, then JSON in the last line. The lines are read by the hook in every Python, so they
-take no parser: "2", or "2 strict"; then each variable that may name a device, as the command saw it: NAME if it was
+take no parser: "3", or "3 strict"; then each variable that may name a device, as the command saw it: NAME if it was
 unset, else NAME=VALUE. A process whose variable differs was given a device of its own.
 """
 
@@ -14,10 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Final
 
-LISTS: Final = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-"""The variables that list a process's devices."""
 SLURM_RANK: Final = "SLURM_LOCALID"
-_FIRST: Final = "2"
+_FIRST: Final = "3"
 
 
 class DeviceEntry:
@@ -54,9 +52,14 @@ class DeviceEntry:
 
 
 class ChildTable:
-    """The contents of NUMAPIN_CHILDREN. `allowed_cpus`: the CPUs that the command may use, as a list."""
+    """The contents of NUMAPIN_CHILDREN.
 
-    __slots__ = ("allowed_cpus", "devices", "run", "saw", "strict", "verbose")
+    `allowed_cpus` are the CPUs that the command may use, as a list. `lists` are the variables that list a process's
+    devices, by name: a process does not import the table of vendors. `saw` has their values and those of the other
+    variables that may name a device.
+    """
+
+    __slots__ = ("allowed_cpus", "devices", "lists", "run", "saw", "strict", "verbose")
 
     def __init__(
         self,
@@ -66,10 +69,11 @@ class ChildTable:
         run: str,
         strict: bool,
         verbose: bool,
+        lists: Sequence[str],
         saw: Mapping[str, str | None],
     ) -> None:
         self.devices, self.allowed_cpus, self.run = tuple(devices), allowed_cpus, run
-        self.strict, self.verbose, self.saw = strict, verbose, dict(saw)
+        self.strict, self.verbose, self.lists, self.saw = strict, verbose, tuple(lists), dict(saw)
 
     def with_saw(self, saw: Mapping[str, str | None]) -> ChildTable:
         """Return the same plan for processes that find these values in their environment if no GPU is theirs."""
@@ -79,6 +83,7 @@ class ChildTable:
             run=self.run,
             strict=self.strict,
             verbose=self.verbose,
+            lists=self.lists,
             saw={**self.saw, **saw},
         )
 
@@ -90,6 +95,7 @@ class ChildTable:
             "allowed_cpus": self.allowed_cpus,
             "run": self.run,
             "verbose": self.verbose,
+            "lists": self.lists,
             "devices": [entry.to_json() for entry in self.devices],
         }
         return "\n".join((first, *lines, json.dumps(content)))
@@ -108,6 +114,7 @@ class ChildTable:
             run=content["run"],
             strict="strict" in first.split(),
             verbose=content["verbose"],
+            lists=content["lists"],
             saw=dict(map(_setting, lines)),
         )
 

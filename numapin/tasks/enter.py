@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.base.files import read_file
-from numapin.base.gpu_uuid import GPU_PREFIX
 from numapin.base.stderr import say
 from numapin.errors import MachineError
 from numapin.plan.model import GpuRef, Plan
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from numapin.tasks.identify import Task
 
 _GIVEN: Final = f"{BINDING}, set for this rank"
-_LISTS: Final = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _WRITE_ONE: Final = "write one with: numapin plan --nproc-per-node N --json > FILE"
 
 
@@ -122,18 +120,11 @@ def _one_visible(environ: Mapping[str, str]) -> str | None:
 
     Of several lists, the last one that takes effect counts: HIP's come after ROCr's.
     """
-    visible = _listed(environ)
-    if not visible or "," in visible:
-        return None
-    if visible.startswith(GPU_PREFIX):
-        return visible
-    from numapin.topology.visible import hides_all  # here: most tasks see a UUID or several GPUs and do not need it
+    from numapin.topology.vendors import hiding_variables  # here: a rank that has its slice does not need them
+    from numapin.topology.visible import hides_all
 
-    return None if hides_all(visible) else visible
-
-
-def _listed(environ: Mapping[str, str]) -> str:
-    return next((environ[name].strip() for name in _LISTS if name in environ), "")
+    visible = next((environ[name].strip() for name in hiding_variables() if name in environ), "")
+    return None if not visible or "," in visible or hides_all(visible) else visible
 
 
 def _only_gpu(environ: Mapping[str, str]) -> GpuRef | None:

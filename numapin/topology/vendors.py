@@ -75,7 +75,8 @@ class VendorSupport(NamedTuple):
         vendor: The vendor.
         hwloc_name: The name of a GPU's device in hwloc XML, with its number.
         hwloc_uuid: The name of its UUID there.
-        hiding_variables: The variables that hide GPUs, the usual one first.
+        hiding_variables: The variables that hide GPUs; the last to work, which is the usual one, comes first. All of
+            numapin learns their names from here.
         mark_visible: Return the GPUs as the runtime shows them to a process with these variables.
         variables_for: Return the variables that show some of the visible GPUs, in this order, to a process. Raises
             UsageError for a GPU that they cannot name.
@@ -111,8 +112,12 @@ def is_gpu(vendor: GpuVendor | None, device_class: int, address: str) -> bool:
 
 
 def hiding_variables() -> tuple[str, ...]:
-    """Return the variables that hide GPUs from a process, of all vendors."""
-    return tuple(dict.fromkeys(name for support in _TABLE.values() for name in support.hiding_variables))
+    """Return the variables that hide GPUs from a process, of all vendors; of one vendor's, the last to work is first.
+
+    A variable of several vendors has the place that the last of them gives it, so CUDA's comes after HIP's.
+    """
+    names = [name for support in _TABLE.values() for name in support.hiding_variables]
+    return tuple(reversed(dict.fromkeys(reversed(names))))
 
 
 def preferred(readings: Readings) -> GpuVendor | None:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from numapin import Memory
-from tests.unit.children.seam import HOOK, LISTS, ChildTable, CpuSet, DeviceEntry, slice_text
+from tests.unit.children.seam import HOOK, ChildTable, CpuSet, DeviceEntry, hiding_variables, slice_text
 from tests.unit.planned import PLANNED
 
 CPUS: Final = sorted(os.sched_getaffinity(0))
 _STAND_IN: Final = Path(__file__).resolve().parents[2] / "children" / "stand_in"
-_SAW: Final = (*LISTS, "LOCAL_RANK", "RANK_OF_ANOTHER_LAUNCHER")
+_LISTS: Final = hiding_variables()
+_SAW: Final = (*_LISTS, "LOCAL_RANK", "RANK_OF_ANOTHER_LAUNCHER")
 _BEGIN: Final = """
 import os, subprocess, sys, torch
 def cpus(pid=0):
@@ -54,7 +55,9 @@ def table(run: Path, *, memory: Memory = Memory.NONE, strict: bool = False, gpus
     devices = [_entry(number, node, memory) for number, node in enumerate(gpus.nodes)]
     saw = dict.fromkeys(_SAW)
     allowed = str(CpuSet(CPUS))
-    return ChildTable(devices=devices, allowed_cpus=allowed, run=str(run), strict=strict, verbose=False, saw=saw)
+    return ChildTable(
+        devices=devices, allowed_cpus=allowed, run=str(run), strict=strict, verbose=False, lists=_LISTS, saw=saw
+    )
 
 
 def _entry(number: int, node: int, memory: Memory) -> DeviceEntry:

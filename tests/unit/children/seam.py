@@ -6,8 +6,9 @@ from numapin.base.cpu_set import CpuSet
 from numapin.children import command
 from numapin.children.devices import UnknownDevice, device_of, known_device, num_visible
 from numapin.children.ending import conclude
-from numapin.children.table import LISTS, ChildTable, DeviceEntry
+from numapin.children.table import ChildTable, DeviceEntry
 from numapin.rank.become import BINDING, CHILDREN
 from numapin.rank.handover import slice_text
 from numapin.rank.hook_env import HOOK
 from numapin.system import proc
+from numapin.topology.vendors import hiding_variables
