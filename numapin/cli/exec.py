@@ -19,10 +19,9 @@ from numapin.base.bounds import MAX_RANKS
 from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from, with_values
 from numapin.errors import NumapinError, UsageError
 from numapin.plan.gpus import settle_gpus
-from numapin.tasks.enter import enter, find_slice
+from numapin.tasks.enter import enter, find_slice, launcher_cpus
 from numapin.tasks.identify import cpus_of_job, find_task
-from numapin.tasks.launcher import launcher_cpus
-from numapin.tasks.plan import has_own_cpus, plan_task
+from numapin.tasks.slice import has_own_cpus, plan_task
 
 if TYPE_CHECKING:
     from typing import NoReturn

@@ -37,7 +37,7 @@ from numapin.plan.nics import nic_variables, with_users_nics
 from numapin.rank import hook_env
 from numapin.rank.signals import open_mailbox
 from numapin.system.openmp import binding_variables
-from numapin.tasks import repeated
+from numapin.tasks.identify import explain_repeated, repeated_task
 from numapin.topology.vendors import first_visible
 
 if TYPE_CHECKING:
@@ -187,9 +187,9 @@ def _explain(job: Job, plan: Plan, options: RunOptions, tell: Callable[[str], No
 
 def _require_one_launcher(*, strict: bool) -> None:
     """Warn if srun or mpirun started several launchers on this host. Raises BindingRefused instead if `strict`."""
-    task = repeated.repeated_task(os.environ)
+    task = repeated_task(os.environ)
     if task is not None and (strict or task.rank == 0):
-        warn_or_refuse(repeated.message(task), repeated.remedy(task), strict=strict)
+        warn_or_refuse(*explain_repeated(task), strict=strict)
 
 
 def _require_unbound_threads(*, strict: bool) -> None:

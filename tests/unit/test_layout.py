@@ -33,8 +33,8 @@ PURE = (
     *("topology.address", "topology.parts", "topology.model", "topology.readings", "topology.build", "topology.fast"),
     *("topology.visible", "topology.vendors", "topology.nics"),
     *("topology.sources.hwloc", "topology.sources.nccl", "topology.sources.xmlfile"),
-    *("plan", "tasks.identify", "tasks.slice", "tasks.plan", "launcher.lost_gpus", "data.forks", "data.usage"),
-    *("tasks.repeated", "cli.run_decisions", "children.table", "children.devices"),
+    *("plan", "tasks.identify", "tasks.slice", "launcher.lost_gpus", "data.forks", "data.usage"),
+    *("cli.run_decisions", "children.table", "children.devices"),
     *(f"launcher.{name}" for name in ("options", "store", "failure")),
     "data.resume.place",
     *(
