@@ -34,7 +34,7 @@ PURE = (
     *("topology.visible", "topology.vendors", "topology.nics"),
     *("topology.sources.hwloc", "topology.sources.nccl", "topology.sources.xmlfile"),
     *("plan", "tasks.identify", "tasks.slice", "launcher.lost_gpus", "data.forks", "data.usage"),
-    *("cli.run_decisions", "children.table", "children.devices"),
+    *("cli.run_decisions", "children.table"),
     *(f"launcher.{name}" for name in ("options", "store", "failure")),
     "data.resume.place",
     *(

@@ -50,13 +50,15 @@ class Gpus:
 GPUS: Final = Gpus()
 
 
-def table(run: Path, *, memory: Memory = Memory.NONE, strict: bool = False, gpus: Gpus = GPUS) -> ChildTable:
+def table(
+    run: Path, *, memory: Memory = Memory.NONE, strict: bool = False, verbose: bool = False, gpus: Gpus = GPUS
+) -> ChildTable:
     """Return the plan: GPU n has the n-th CPU and node. The command had none of the variables."""
     devices = [_entry(number, node, memory) for number, node in enumerate(gpus.nodes)]
     saw = dict.fromkeys(_SAW)
     allowed = str(CpuSet(CPUS))
     return ChildTable(
-        devices=devices, allowed_cpus=allowed, run=str(run), strict=strict, verbose=False, lists=_LISTS, saw=saw
+        devices=devices, allowed_cpus=allowed, run=str(run), strict=strict, verbose=verbose, lists=_LISTS, saw=saw
     )
 
 
