@@ -155,8 +155,7 @@ def make_table(
     `environ` is the command's; `slices` are the texts of the plan's ranks (`handover.slice_text`), in their order.
     """
     from numapin.tasks.identify import RANK_VARIABLES  # here: a process that finds its table needs none of these
-    from numapin.topology.model import GpuVendor
-    from numapin.topology.vendors import hiding_variables, support_of
+    from numapin.topology.vendors import GpuVendor, hiding_variables, support_of
 
     lists = hiding_variables()
     bare = {gpu.index: gpu.cuda_index for gpu in topology.gpus}
