@@ -15,23 +15,22 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
 from numapin.children import own
-from numapin.children.devices import UnknownDevice, device_of
-from numapin.children.made import make_table
-from numapin.children.reporting import bytes_away
+from numapin.children.records import bytes_away
+from numapin.children.table import UnknownDevice, device_of, make_table
 from numapin.errors import BindingRefused, NumapinError, UsageError
 from numapin.plan.make import make_plan
 from numapin.plan.request import Bind, Memory, Request
 from numapin.rank.become import BINDING, read_binding
+from numapin.rank.handover import slice_text
 from numapin.topology.address import pci_address
 from numapin.topology.discover import discover
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-    from numapin.children.own import TakenGpus
     from numapin.children.table import ChildTable, DeviceEntry
-    from numapin.plan.model import GpuRef, RankPlan
-    from numapin.topology.model import Gpu, Topology
+    from numapin.plan.model import GpuRef
+    from numapin.topology.model import Topology
 
 _BEFORE: Final = "NUMAPIN_CPUS_BEFORE"
 """The CPUs of a process before it bound itself; a child that inherited its binding may plan with them."""
@@ -101,19 +100,20 @@ def bind_this_process(
         print(bound.cpus, bound.reason)
         ```
     """
-    table, entry = _planned(device, bind, memory)
+    given = own.table()
+    number = _number(device)
+    if given is not None and bind is None and memory is None:
+        table, entry = given, _entry_of_command(given, device, number)
+    else:
+        request = Request(bind=bind or Bind.NODE, memory=memory)
+        table, entry = _planned_here(given, device, number, request)
     taken = own.take_entry(table, entry, "numapin.bind_this_process")
     rank = read_binding(os.environ[BINDING])
     if strict:
         rank.require_exact(see="numapin topo")
-    return _result(rank, taken)
-
-
-def _result(rank: RankPlan, taken: TakenGpus) -> ProcessBinding:
     applied, before = taken.applied, taken.allocated
     if applied is None:
         raise BindingRefused("the process was not bound", "report this as a bug")
-    away = None if before is None or not rank.nodes else bytes_away(before, rank.nodes)
     return ProcessBinding(
         gpu=rank.gpu,
         cpus=CpuSet(applied.cpus),
@@ -122,60 +122,81 @@ def _result(rank: RankPlan, taken: TakenGpus) -> ProcessBinding:
         exact=rank.exact,
         reason=rank.reason,
         allocated_before=before,
-        away_bytes=away,
+        away_bytes=None if before is None or not rank.nodes else bytes_away(before, rank.nodes),
     )
 
 
-def _planned(device: object, bind: Bind | str | None, memory: Memory | str | None) -> tuple[ChildTable, DeviceEntry]:
-    """Return the plan, which is the command's if there is one and the caller asks for nothing else, and the entry."""
-    given = own.table()
-    if given is not None and bind is None and memory is None:
-        return given, _entry_of_command(given, device)
-    return _planned_here(given, device, Request(bind=bind or Bind.NODE, memory=memory))
+def _number(device: object) -> int | None:
+    """Return the number of a device: 1 for 1 and cuda:1, torch's current one for cuda; None for another GPU's name.
+
+    Raises UsageError for what is no GPU.
+    """
+    if isinstance(device, bool) or device is None:
+        raise UsageError(f"{device!r} is not a device", _DEVICES)
+    if isinstance(device, int):
+        return device
+    text = str(device)
+    if isinstance(device, str) and _NUMBER.fullmatch(text):
+        return int(text)
+    kind, _, number = text.partition(":")
+    if kind in ("cuda", "xpu") and number.isdecimal():
+        return int(number)
+    if kind in ("cuda", "xpu") and not number:
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        return int(cuda.current_device()) if cuda is not None and cuda.is_initialized() else 0
+    if not isinstance(device, str) or not device or kind in ("cpu", "meta", "mps"):
+        raise UsageError(f"{device!r} is not a GPU", _DEVICES)
+    return None
 
 
-def _entry_of_command(table: ChildTable, device: object) -> DeviceEntry:
+def _entry_of_command(table: ChildTable, device: object, number: int | None) -> DeviceEntry:
     """Return the device's entry in the command's plan. Raises UsageError."""
-    number = _number(device)
-    if number is None:
-        return _entry_of_name(table, device)
-    try:
-        return device_of(table, own.environ(), number)
-    except UnknownDevice as error:
-        raise UsageError(str(error), _DEVICES) from None
-
-
-def _entry_of_name(table: ChildTable, device: object) -> DeviceEntry:
-    found = [entry for entry in table.devices if _goes_by(entry, str(device))]
+    if number is not None:
+        try:
+            return device_of(table, own.environ(), number)
+        except UnknownDevice as error:
+            raise UsageError(str(error), _DEVICES) from None
+    key = pci_address(str(device)) or str(device).strip().lower()
+    found = [
+        entry
+        for entry in table.devices
+        if key in {name.lower() for name in (entry.uuid, entry.pci, *entry.mig) if name}
+    ]
     if len(found) != 1:
         raise UsageError(f"{device!r} is not one of the GPUs that the command sees", _DEVICES)
     return found[0]
 
 
-def _goes_by(entry: DeviceEntry, key: str) -> bool:
-    names = {name.lower() for name in (entry.uuid, entry.pci, *entry.mig) if name}
-    return (pci_address(key) or key.strip().lower()) in names
-
-
-def _planned_here(given: ChildTable | None, device: object, request: Request) -> tuple[ChildTable, DeviceEntry]:
+def _planned_here(
+    given: ChildTable | None, device: object, number: int | None, request: Request
+) -> tuple[ChildTable, DeviceEntry]:
     """Read the machine, plan for one process on each of its GPUs, and return the plan and this device's entry."""
     topology = _read_machine(None if given is None else given.allowed_cpus)
-    index = _index(topology, device)
-    gpus = _gpus_of_vendor(topology, index)
+    if number is None:
+        index = topology.find_gpu(str(device), option="device").index
+    else:
+        visible = topology.visible_gpus
+        if not visible:
+            raise UsageError("this process sees no GPU to bind to", "see why with: numapin topo")
+        numbers = {gpu.cuda_index: gpu.index for gpu in visible}
+        if number not in numbers:
+            why = f"{len(visible)} {'is' if len(visible) == 1 else 'are'} visible"
+            if None in numbers:
+                why = "their order is unknown (export CUDA_DEVICE_ORDER=PCI_BUS_ID)"
+            raise UsageError(f"there is no device {number} among this process's GPUs: {why}", _DEVICES)
+        index = numbers[number]
+
+    vendors = {gpu.index: gpu.vendor for gpu in topology.gpus}
+    gpus = [other for other, vendor in vendors.items() if vendor == vendors[index]]
     try:
         plan = make_plan(topology, Request(bind=request.bind, memory=request.memory, rank_gpus=gpus))
     except NumapinError as error:
         error.use_hint_for_fixed_ranks()  # a call does not take --nproc-per-node
         raise
-    run = given.run if given is not None else ""
-    table = make_table(plan, topology, own.environ(), run=run, strict=False, verbose=False)
+    slices = [slice_text(rank) for rank in plan.ranks]
+    run = "" if given is None else given.run
+    table = make_table(plan, topology, own.environ(), slices=slices, run=run)
     return table, {entry.index: entry for entry in table.devices}[index]
-
-
-def _gpus_of_vendor(topology: Topology, index: int) -> list[int]:
-    """Return the indices of the GPUs of the same vendor as the one with this index."""
-    vendors = {gpu.index: gpu.vendor for gpu in topology.gpus}
-    return [other for other, vendor in vendors.items() if vendor == vendors[index]]
 
 
 def _read_machine(command_cpus: str | None) -> Topology:
@@ -184,7 +205,10 @@ def _read_machine(command_cpus: str | None) -> Topology:
     `command_cpus` are those of `exec --children`, if it bound the process.
     """
     current = os.sched_getaffinity(0)
-    if not _has_cpus_of_binding(current):
+    of_binding = None  # the CPUs of the binding that this process inherited; taskset may have changed its own
+    with suppress(KeyError, ValueError, TypeError):
+        of_binding = CpuSet.parse(str(json.loads(os.environ[BINDING])["cpus"]))
+    if of_binding != CpuSet(current):
         os.environ[_BEFORE] = str(CpuSet(current))
     with suppress(OSError, ValueError):
         os.sched_setaffinity(0, CpuSet.parse(os.environ.get(_BEFORE) or command_cpus or str(CpuSet(current))))
@@ -192,68 +216,3 @@ def _read_machine(command_cpus: str | None) -> Topology:
         return discover(environ=own.environ())
     finally:
         os.sched_setaffinity(0, current)
-
-
-def _has_cpus_of_binding(current: set[int]) -> bool:
-    """Return whether this process has the CPUs of the binding that it inherited; taskset may have changed them."""
-    try:
-        return CpuSet.parse(str(json.loads(os.environ[BINDING])["cpus"])) == CpuSet(current)
-    except (KeyError, ValueError, TypeError):
-        return False
-
-
-def _index(topology: Topology, device: object) -> int:
-    """Return the index of a GPU by the number of its device, or by its name. Raises UsageError."""
-    number = _number(device)
-    if number is None:
-        return topology.find_gpu(str(device), option="device").index
-    visible = topology.visible_gpus
-    if not visible:
-        raise UsageError("this process sees no GPU to bind to", "see why with: numapin topo")
-    found = next((gpu for gpu in visible if gpu.cuda_index == number), None)
-    if found is None:
-        why = _why_not_found(visible)
-        raise UsageError(f"there is no device {number} among this process's GPUs: {why}", _DEVICES)
-    return found.index
-
-
-def _why_not_found(visible: Sequence[Gpu]) -> str:
-    if any(gpu.cuda_index is None for gpu in visible):
-        return "their order is unknown (export CUDA_DEVICE_ORDER=PCI_BUS_ID)"
-    return f"{len(visible)} {'is' if len(visible) == 1 else 'are'} visible"
-
-
-def _number(device: object) -> int | None:
-    """Return the number of a device; None for another name. Raises UsageError for what is no device."""
-    if isinstance(device, bool) or device is None:
-        raise UsageError(f"{device!r} is not a device", _DEVICES)
-    if isinstance(device, int):
-        return device
-    return _number_in(device)
-
-
-def _number_in(device: object) -> int | None:
-    """Return the number in a device's text: 1 for 1 and cuda:1, the current device's for cuda, None for a UUID."""
-    if isinstance(device, str) and _NUMBER.fullmatch(device):
-        return int(device)
-    kind, _, number = str(device).partition(":")
-    if _is_runtimes(kind, number):
-        return int(number) if number else _current()
-    if _may_name_gpu(device, kind):
-        return None
-    raise UsageError(f"{device!r} is not a GPU", _DEVICES)
-
-
-def _is_runtimes(kind: str, number: str) -> bool:
-    """Return whether this is a device as the runtime numbers it: cuda or cuda:1."""
-    return kind in ("cuda", "xpu") and number.isdecimal() == bool(number)
-
-
-def _may_name_gpu(device: object, kind: str) -> bool:
-    return isinstance(device, str) and bool(device) and kind not in ("cpu", "meta", "mps")
-
-
-def _current() -> int:
-    """Return torch's current device; 0 if it has none yet."""
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    return int(cuda.current_device()) if cuda is not None and cuda.is_initialized() else 0

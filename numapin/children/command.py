@@ -11,10 +11,11 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.plural import counted
 from numapin.base.redact import without_secrets
 from numapin.base.stderr import say
-from numapin.children.ending import conclude
-from numapin.children.made import make_table
+from numapin.children import records
+from numapin.children.table import make_table
 from numapin.errors import PlanError, UsageError
 from numapin.launcher.init import supervise
 from numapin.launcher.rehearse import rehearse
@@ -27,8 +28,7 @@ from numapin.rank.hook_env import refusal, with_hook
 from numapin.system import calls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-    from typing import NoReturn
+    from collections.abc import Mapping, MutableMapping, Sequence
 
     from numapin.children.table import ChildTable
     from numapin.plan.request import Request
@@ -65,69 +65,47 @@ def run_with_children(
         BindingRefused: `strict`, and the kernel refuses a binding of the plan.
         NumapinError: The run's folder cannot be made.
     """
-    _require_command(command)
-    _require_visible_gpu(topology)
-    _require_reachable(command, strict=strict)
-    plan = rehearse(make_plan(topology, request), strict=strict)
-    _warn_once(plan.warnings)
-    with run_directory(environ, report=say if verbose else _ignore) as folder:
-        handover.write_json(folder, handover.PLAN, plan.to_json())
-        handover.write_json(folder, handover.COMMAND, {"argv": without_secrets(sys.argv), "pid": os.getpid()})
-        table = make_table(plan, topology, environ, run=folder, strict=strict, verbose=verbose)
-        status = _run(command, _environment(table, environ))
-        return conclude(table, status, environ, verbose=verbose)
-
-
-def _ignore(_: str) -> None:
-    pass
-
-
-def _require_command(command: Sequence[str]) -> None:
     if not command[0]:
         raise UsageError("the command is empty", "numapin exec --children -- COMMAND…")
-
-
-def _require_visible_gpu(topology: Topology) -> None:
     if not topology.visible_gpus:
         raise PlanError(
             "--children: no GPU is visible here, so there is nothing to bind to", "see why with: numapin topo"
         )
-
-
-def _warn_once(texts: Iterable[str]) -> None:
-    for text in dict.fromkeys(texts):
-        say(f"warning: {text}")
-
-
-def _require_reachable(command: Sequence[str], *, strict: bool) -> None:
-    """Warn of a command whose Python ignores PYTHONPATH; with `strict`, raise UsageError."""
     why = refusal(command)
-    if why is None:
-        return
-    hint = "leave that option out, or call numapin.bind_this_process in the program"
-    if strict:
-        raise UsageError(f"--children --strict: {why}, so its process cannot be bound", hint)
-    say(f"warning: {why}, so that process cannot be bound if it uses a GPU; {hint}")
+    if why is not None:  # its Python ignores PYTHONPATH
+        hint = "leave that option out, or call numapin.bind_this_process in the program"
+        if strict:
+            raise UsageError(f"--children --strict: {why}, so its process cannot be bound", hint)
+        say(f"warning: {why}, so that process cannot be bound if it uses a GPU; {hint}")
+
+    plan = rehearse(make_plan(topology, request), strict=strict)
+    for text in dict.fromkeys(plan.warnings):
+        say(f"warning: {text}")
+    with run_directory(environ, report=say if verbose else _ignore) as folder:
+        handover.write_json(folder, handover.PLAN, plan.to_json())
+        handover.write_json(folder, handover.COMMAND, {"argv": without_secrets(sys.argv), "pid": os.getpid()})
+        slices = [handover.slice_text(rank) for rank in plan.ranks]
+        table = make_table(plan, topology, environ, slices=slices, run=folder, strict=strict, verbose=verbose)
+        return conclude(table, _run(command, _environment(table, environ)))
 
 
-# --- the command -----------------------------------------------------------------------------------------------------
+def _ignore(_text: str) -> None:
+    """Say nothing of the run's folder."""
 
 
 def _environment(table: ChildTable, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the command's environment: with the plan and the hook, and without an outer run's binding and NIC."""
-    of_outer = {BINDING, OURS, *environ.get(OURS, "").split(":")}
-    kept = {name: value for name, value in environ.items() if name not in of_outer}
-    return {**kept, CHILDREN: _rendered(table), "PYTHONPATH": with_hook(kept.get("PYTHONPATH", ""))}
+    """Return the command's environment: with the plan and the hook, and without an outer run's binding and NIC.
 
-
-def _rendered(table: ChildTable) -> str:
-    """Return the text of the variable. Raises PlanError if it is too long for one."""
+    Raises PlanError if the plan is too long for a variable.
+    """
     text = table.render()
     if len(text) > _MAX_VARIABLE_BYTES:
         raise PlanError(
             f"--children: the plan of {len(table.devices)} GPUs is too long to pass on", "select fewer GPUs with --gpus"
         )
-    return text
+    of_outer = {BINDING, OURS, *environ.get(OURS, "").split(":")}
+    kept = {name: value for name, value in environ.items() if name not in of_outer}
+    return {**kept, CHILDREN: text, "PYTHONPATH": with_hook(kept.get("PYTHONPATH", ""))}
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -139,21 +117,42 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     parent, child = os.getpid(), os.fork()
     if child == 0:
-        _become(command, environ, before, parent)
+        try:
+            calls.end_with_parent(signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+            os.environ.clear()
+            os.environ.update(environ)
+            signal.pthread_sigmask(signal.SIG_SETMASK, (*set(before) - set(FORWARDED),))
+            execute(list(command))
+        finally:
+            os._exit(126)
     try:
         return supervise(child)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _become(command: Sequence[str], environ: Mapping[str, str], mask: Iterable[int], parent: int) -> NoReturn:
-    try:
-        calls.end_with_parent(signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-        os.environ.clear()
-        os.environ.update(environ)
-        signal.pthread_sigmask(signal.SIG_SETMASK, (*set(mask) - set(FORWARDED),))
-        execute(list(command))
-    finally:
-        os._exit(126)
+def conclude(table: ChildTable, status: int) -> int:
+    """Say what was bound; return the status, or 5 if the command succeeded and `--strict` was not kept."""
+    is_strict = table.strict and status == 0
+    is_gone = not os.path.isdir(table.run)
+    bound = records.read_all(table.run, handover.OBSERVED, with_keys=("gpus", "surprises"))
+    unknown = records.read_all(table.run, records.UNBOUND, with_keys=("why",))
+    problem = None
+    if is_gone and is_strict:
+        problem = f"the run's folder {table.run} is gone, so it is unknown which processes were bound"
+    elif not (is_gone or bound or unknown) and status == 0:  # a command that failed had perhaps not come so far
+        problem = (
+            "no Python process below the command was seen to use a GPU, so none was bound; numapin cannot "
+            "see Python with -I, -E or -S, or without PYTHONPATH, or of another user, or ranks of a numapin below: see "
+            "docs/guides/frameworks.md"
+        )
+    if problem:
+        say(f"error: --strict: {problem}" if is_strict else f"warning: {problem}")
+    elif table.verbose and bound:
+        num_gpus = len({gpu for record in bound for gpu in record["gpus"]})
+        were = "was" if len(bound) == 1 else "were"
+        say(f"{counted(len(bound), 'process')} used {counted(num_gpus, 'GPU')} and {were} bound")
+    is_kept = problem is None and not unknown and not any(record["surprises"] for record in bound)
+    return status if is_kept or not is_strict else records.REFUSED_STATUS

@@ -1,13 +1,15 @@
-"""The records of processes below `numapin exec --children`, in the run's folder."""
+"""The record that each process below `numapin exec --children` leaves in the run's folder, and what it says."""
 
 from __future__ import annotations
 
 import json
 import os
 import stat
+import sys
 import zlib
 from contextlib import suppress
 
+from numapin.base.cpu_set import CpuSet
 from numapin.base.stderr import say
 from numapin.errors import NumapinError
 from numapin.rank import handover
@@ -15,47 +17,124 @@ from numapin.system import proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Container, Mapping
     from typing import Any, Final
 
+    from numapin.children.own import TakenGpus
+    from numapin.children.table import ChildTable
+
 UNBOUND: Final = "unbound-"
+REFUSED_STATUS: Final = 5
 _SAID: Final = "said-"
 _NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_MIB: Final = 1 << 20
 
 _unwritable: Final[set[str]] = set()
 """Folders that this process could not write and has said so; nothing can be noted there for other processes."""
 
 
-def write(folder: str, name: str, content: Mapping[str, object]) -> None:
+# --- this process's own ----------------------------------------------------------------------------------------------
+
+
+def record(plan: ChildTable, taken: TakenGpus, how: str) -> None:
+    """Write this process's record, under the rank of the first GPU that it has taken."""
+    number = next(iter(taken.slices))
+    name = f"{handover.OBSERVED}{number}-{taken.pid}.json"
+    former = os.path.basename(bound_pids(plan.run).get(taken.pid, name))
+    if former != name:  # of a guess that was wrong
+        _remove(plan.run, former)
+    _remove(plan.run, f"{UNBOUND}{taken.pid}.json")  # it has found its GPU, or its name, since
+    content = {
+        "schema": "numapin.observed/1",
+        "local_rank": number,
+        "rank": number,
+        "restart": 0,
+        "pid": taken.pid,
+        "start": proc.start_time(),
+        "host": os.uname().nodename,
+        "requested": json.loads(taken.slices[number].json),
+        "applied": None if taken.applied is None else taken.applied.to_json(),
+        "how": how,
+        "gpus": list(taken.names.values()),
+        "allocated_before": taken.allocated,
+        "surprises": taken.surprises,
+    }
+    _write(plan.run, name, content)
+
+
+def report(plan: ChildTable, taken: TakenGpus, how: str) -> None:
+    """Say what was bound: always if it came late, else with --verbose. With --strict, end a process that fell short."""
+    applied = taken.applied
+    if applied is not None and (plan.verbose or not taken.is_guess):
+        memory = f"{applied.memory or 'policy unknown'} {CpuSet(applied.nodes)}".rstrip()
+        gpus = ", ".join(taken.names.values())
+        bound = f"process {taken.pid} is bound to {gpus} ({how}): CPUs {CpuSet(applied.cpus)}, memory {memory}"
+        before = "memory allocated before: unknown (no numa_maps)"
+        if taken.allocated is not None:
+            total = sum(taken.allocated.values())
+            nodes = next(iter(taken.slices.values())).nodes
+            away = bytes_away(taken.allocated, nodes) if nodes else 0
+            where = f", {away / total:.0%} of it on other nodes" if total else ""
+            before = f"{total / _MIB:.1f} MiB were allocated before{where}"
+        say(f"{bound}; {before}")
+    for text in taken.surprises:
+        _say_once(plan.run, f"warning: {text}")
+    if plan.strict and taken.surprises:
+        _end_strictly(f"cannot be bound exactly: {'; '.join(taken.surprises)}")
+
+
+def bytes_away(allocated: Mapping[int, int], nodes: Container[int]) -> int:
+    """Return the part of the memory, given by node, that is on other nodes than these."""
+    return sum(size for node, size in allocated.items() if node not in nodes)
+
+
+def report_unknown(plan: ChildTable, problem: str) -> None:
+    """Report that this process's GPU is unknown."""
+    pid = os.getpid()
+    _write(plan.run, f"{UNBOUND}{pid}.json", {"pid": pid, "start": proc.start_time(), "why": problem})
+    if plan.strict:
+        _end_strictly(f"is not bound: {problem}")
+    with open("/proc/self/cmdline", "rb") as file:
+        command = file.read().replace(b"\0", b" ").decode(errors="replace")
+    text = f"warning: process {pid} ({(command.split() or ['?'])[0][:100]}) is not bound: {problem}"
+    _say_once(plan.run, text, once_for=problem)
+
+
+def _end_strictly(problem: str) -> None:
+    """End this process as --strict requires: not by an exception, which the program might catch."""
+    say(f"error: --strict: process {os.getpid()} {problem}")
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(REFUSED_STATUS)
+
+
+def _write(folder: str, name: str, content: Mapping[str, object]) -> None:
     """Write a record; a folder that cannot be written is reported, once for all processes that share it.
 
     If the folder is gone, the command has ended, and the process that outlives it needs no record.
     """
-    if _is_gone(folder):
+    try:
+        is_gone = not stat.S_ISDIR(os.stat(folder).st_mode)
+    except OSError as error:
+        is_gone = not isinstance(error, PermissionError)  # another user's, which may not be looked at, is there
+    if is_gone:
         return
     try:
         handover.write_json(folder, name, content)
     except NumapinError as error:
         if folder not in _unwritable:
             _unwritable.add(folder)
-            say_once(folder, f"warning: no record of the binding: {error.message}")
+            _say_once(folder, f"warning: no record of the binding: {error.message}")
 
 
-def _is_gone(folder: str) -> bool:
-    """Return whether there is no such folder; another user's, which may not be looked at, is there."""
-    try:
-        return not stat.S_ISDIR(os.stat(folder).st_mode)
-    except OSError as error:
-        return not isinstance(error, PermissionError)
-
-
-def remove(folder: str, name: str) -> None:
+def _remove(folder: str, name: str) -> None:
     """Remove a record that does not hold any more."""
     with suppress(OSError), handover.opened_to_write(folder) as descriptor:
         os.unlink(name, dir_fd=descriptor)
 
 
-def say_once(folder: str, text: str, *, once_for: str | None = None) -> None:
+def _say_once(folder: str, text: str, *, once_for: str | None = None) -> None:
     """Write a line to stderr, unless a process of this run has written the same, or a text `once_for` the same."""
     name = f"{_SAID}{zlib.crc32((once_for or text).encode(errors='replace')):08x}"
     try:
@@ -68,36 +147,36 @@ def say_once(folder: str, text: str, *, once_for: str | None = None) -> None:
     say(text)
 
 
+# --- those of all processes ------------------------------------------------------------------------------------------
+
+
 def bound_pids(folder: str) -> dict[int, str]:
     """Return the running processes that have bound themselves, and the path of their record."""
-    return {_pid(path): path for path in _paths(folder, handover.OBSERVED) if _is_of_running(path)}
+    return _running(folder, handover.OBSERVED)
 
 
 def pids_apart(folder: str) -> set[int]:
     """Return the running processes with a record of their own: bound, or with a GPU and not bound."""
-    unbound = {_pid(path) for path in _paths(folder, UNBOUND) if _is_of_running(path)}
-    return unbound | bound_pids(folder).keys()
+    return _running(folder, UNBOUND).keys() | bound_pids(folder).keys()
 
 
-def _is_of_running(path: str) -> bool:
-    """Return whether the process of a record still runs, and no other one has its id now."""
-    try:
-        start = json.loads(handover.read_text(path))["start"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return proc.is_running(_pid(path), start)
+def _running(folder: str, kind: str) -> dict[int, str]:
+    """Return the processes of records that still run, whose ids no other processes have now, and the records' paths."""
+    found: dict[int, str] = {}
+    for path in _paths(folder, kind):
+        content = _content(path)
+        if content is not None and "start" in content and proc.is_running(_pid(path), content["start"]):
+            found[_pid(path)] = path
+    return found
 
 
 def cpus_of(path: str) -> str | None:
     """Return the CPUs, as a list, that a process was bound to; None if its record cannot be read."""
-    try:
-        content = json.loads(handover.read_text(path))
-        return str(content["applied"]["cpus"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    applied = (_content(path) or {}).get("applied")
+    return str(applied["cpus"]) if isinstance(applied, dict) and "cpus" in applied else None
 
 
-def read_all(folder: str, kind: str, *, with_keys: Collection[str] = ()) -> list[dict[str, Any]]:
+def read_all(folder: str, kind: str, *, with_keys: Collection[str]) -> list[dict[str, Any]]:
     """Return the records of one kind, ordered by process. Those that cannot be read, or lack a key, are left out.
 
     A process that outlives the command may remove or replace its record meanwhile.
@@ -115,7 +194,7 @@ def _content(path: str) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _paths(folder: str, kind: str) -> Iterable[str]:
+def _paths(folder: str, kind: str) -> list[str]:
     try:
         return handover.records(folder, kind)
     except OSError:

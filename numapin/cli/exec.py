@@ -19,21 +19,15 @@ from numapin.base.bounds import MAX_RANKS
 from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from, with_values
 from numapin.errors import NumapinError, UsageError
 from numapin.plan.gpus import settle_gpus
-from numapin.tasks.enter import enter, find_slice
+from numapin.tasks.enter import enter, find_slice, launcher_cpus
 from numapin.tasks.identify import cpus_of_job, find_task
-from numapin.tasks.launcher import launcher_cpus
-from numapin.tasks.plan import has_own_cpus, plan_task
+from numapin.tasks.slice import has_own_cpus, plan_task
 
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from numapin.tasks.identify import Task
-    from numapin.tasks.slice import Slice
-
 _RANK: Final = "Number of this rank on its host, from 0 (default: from the launcher's variables)."
 _SIZE: Final = f"Number of ranks on this host, at most {MAX_RANKS} (default: from the launcher's variables)."
-_OF_ONE_RANK: Final = "it describes one rank, and --children binds several processes"
-_DECIDED_BY_PLAN: Final = [option.name for option in BINDING if option.name != "strict"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,86 +83,21 @@ def exec(options: _ExecOptions) -> None:  # noqa: A001 - the command's name
     if options.children:
         _bind_children(options)
     task = find_task(os.environ, rank=options.local_rank, size=options.local_size)
-    typed = _typed_binding_options()
-    if options.plan is not None and typed:
-        raise UsageError(
-            f"--plan {options.plan} already decides --{typed[0]}", "give that option to: numapin plan --json"
-        )
-    part = None if typed else find_slice(task, os.environ, file=options.plan)
-    part = part or _plan_here(task, options)
-    enter(part, task, options.command, strict=options.strict, verbose=options.verbose)
 
-
-def _bind_children(options: _ExecOptions) -> NoReturn:
-    """Run the command, have each GPU process below it bind itself, and exit with the command's status."""
-    _require_no_rank(options)
-    try:
-        status = _status_of_command(options)
-    except NumapinError as error:
-        error.use_hint_for_fixed_ranks()  # --children does not take --nproc-per-node
-        raise
-    if status < 0:
-        _die_of(-status)
-    sys.exit(status)
-
-
-def _status_of_command(options: _ExecOptions) -> int:
-    """Plan for all visible GPUs, run the command, and return its status, -n after signal n."""
-    from numapin.children.command import run_with_children  # a plain `exec` does not need it
-
-    topology = topology_from(gpu_nodes=options.gpu_nodes)
-    request, shown = settle_gpus(topology, options.request(num_ranks=None), os.environ)
-    return run_with_children(
-        topology,
-        request,
-        options.command,
-        {**os.environ, **shown},
-        strict=options.strict,
-        verbose=options.verbose,
-    )
-
-
-def _require_no_rank(options: _ExecOptions) -> None:
-    """Raise UsageError for an option that --children cannot follow."""
-    refused = (
-        ("--plan", options.plan, "--children makes a plan for all visible GPUs itself"),
-        ("--local-rank", options.local_rank, _OF_ONE_RANK),
-        ("--local-size (--nproc-per-node)", options.local_size, _OF_ONE_RANK),
-        (
-            "--nic-env",
-            options.nic_env,
-            "its variables must be set before a process starts, and its GPU may be known later",
-        ),
-    )
-    for name, value, why in refused:
-        if value is not None:
-            raise UsageError(f"--children and {name} cannot be combined: {why}", "leave one out")
-
-
-def _die_of(number: int) -> None:
-    """End by the command's signal, so that a shell loop stops on Ctrl-C; if that fails, exit with 128 + `number`."""
-    resource.setrlimit(
-        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
-    )  # the command left its own
-    if number != signal.SIGKILL:
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
-    sys.stderr.flush()
-    os.kill(os.getpid(), number)
-    sys.exit(128 + number)
-
-
-def _typed_binding_options() -> list[str]:
-    """Return the binding options on the command line that decide what a plan decides."""
+    # A plan decides what the binding options on the command line decide, so these ask for a new one.
     context = click.get_current_context()
-    source = context.get_parameter_source
-    names = [name for name in _DECIDED_BY_PLAN if name and source(name) is ParameterSource.COMMANDLINE]
-    typed_smt = "smt" if context.params["smt"] else "no-smt"
-    return [typed_smt if name == "smt" else name.replace("_", "-") for name in names]
+    decided = [option.name for option in BINDING if option.name not in (None, "strict")]
+    typed = [name for name in decided if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if not typed:
+        part = find_slice(task, os.environ, file=options.plan)
+        if part is not None:
+            enter(part, task, options.command, strict=options.strict, verbose=options.verbose)
+    elif options.plan is not None:
+        name = typed[0].replace("_", "-")
+        if name == "smt" and not context.params["smt"]:
+            name = "no-smt"
+        raise UsageError(f"--plan {options.plan} already decides --{name}", "give that option to: numapin plan --json")
 
-
-def _plan_here(task: Task, options: BindingOptions) -> Slice:
-    """Read the machine as this task may use it, and plan for this task."""
     topology = topology_from(gpu_nodes=options.gpu_nodes)
     request, shown = settle_gpus(topology, options.request(num_ranks=None), os.environ)
     own_cpus = has_own_cpus(
@@ -176,4 +105,42 @@ def _plan_here(task: Task, options: BindingOptions) -> Slice:
     )
     part = plan_task(topology, request, task, own_cpus=own_cpus)
     os.environ.update(shown)
-    return part
+    enter(part, task, options.command, strict=options.strict, verbose=options.verbose)
+
+
+def _bind_children(options: _ExecOptions) -> NoReturn:
+    """Run the command, have each GPU process below it bind itself, and end with the command's status or signal."""
+    of_one_rank = "it describes one rank, and --children binds several processes"
+    at_start = "its variables must be set before a process starts, and its GPU may be known later"
+    for name, value, why in (
+        ("--plan", options.plan, "--children makes a plan for all visible GPUs itself"),
+        ("--local-rank", options.local_rank, of_one_rank),
+        ("--local-size (--nproc-per-node)", options.local_size, of_one_rank),
+        ("--nic-env", options.nic_env, at_start),
+    ):
+        if value is not None:
+            raise UsageError(f"--children and {name} cannot be combined: {why}", "leave one out")
+
+    from numapin.children.command import run_with_children  # a plain `exec` does not need it
+
+    try:
+        topology = topology_from(gpu_nodes=options.gpu_nodes)
+        request, shown = settle_gpus(topology, options.request(num_ranks=None), os.environ)
+        environ = {**os.environ, **shown}
+        status = run_with_children(
+            topology, request, options.command, environ, strict=options.strict, verbose=options.verbose
+        )
+    except NumapinError as error:
+        error.use_hint_for_fixed_ranks()  # --children does not take --nproc-per-node
+        raise
+    if status < 0:
+        # End by the command's signal, so that a shell loop stops on Ctrl-C, but without another core file.
+        number = -status
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+        sys.stderr.flush()
+        os.kill(os.getpid(), number)
+        status = 128 + number  # if that failed
+    sys.exit(status)

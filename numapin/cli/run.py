@@ -35,7 +35,7 @@ from numapin.plan.nics import nic_variables, with_users_nics
 from numapin.rank import hook_env
 from numapin.rank.signals import open_mailbox
 from numapin.system.openmp import binding_variables
-from numapin.tasks import repeated
+from numapin.tasks.identify import explain_repeated, repeated_task
 from numapin.topology.vendors import first_visible
 
 if TYPE_CHECKING:
@@ -152,9 +152,9 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -
     """Read the machine, make the plan, and run the job to its end; `trace` configures the tracing hook in the ranks."""
     try:
         # What the command line and the environment say.
-        task = repeated.repeated_task(os.environ) if job.is_single_host else None
+        task = repeated_task(os.environ) if job.is_single_host else None
         if task is not None and (options.strict or task.rank == 0):  # srun or mpirun started several launchers here
-            warn_or_refuse(repeated.message(task), repeated.remedy(task), strict=options.strict)
+            warn_or_refuse(*explain_repeated(task), strict=options.strict)
         _require_unbound_threads(strict=options.strict)
         _warn_of_options_after(job)
         watch = None

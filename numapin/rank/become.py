@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 BINDING: Final = "NUMAPIN_BINDING"
 CHILDREN: Final = "NUMAPIN_CHILDREN"
 """The plan of `numapin exec --children`, see `children.table`."""
-NESTED: Final = "nested-"
-"""The start of the names of notes for it, of numapins below it."""
 SIGKILL: Final = _signal.SIGKILL
 FORWARDED: Final = (_signal.SIGUSR1, _signal.SIGUSR2)
 """Signals that the launcher passes on to the ranks; blocked in each rank until `accept`."""
@@ -59,25 +57,8 @@ def become(command: list[str], binding: str, num_threads: int, nic_variables: di
     os.environ[BINDING] = binding
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, num_threads)))  # a plan that a user wrote may say 0
     os.environ.update(nic_variables)
-    children = os.environ.pop(CHILDREN, None)  # what this program starts belongs to this rank
-    if children is not None:
-        tell_outer(children)
+    os.environ.pop(CHILDREN, None)  # what this program starts belongs to this rank
     execute(command)
-
-
-def tell_outer(children: str) -> None:
-    """Note for the `exec --children` that this runs below that a numapin of its own has bound it; ignore errors."""
-    import json
-
-    from numapin.errors import NumapinError
-    from numapin.rank import handover
-
-    try:
-        folder = str(json.loads(children.rpartition("\n")[2])["run"])
-        if os.path.isdir(folder):
-            handover.write_json(folder, f"{NESTED}{os.getpid()}.json", {"pid": os.getpid()})
-    except (ValueError, KeyError, TypeError, NumapinError):
-        pass
 
 
 def read_binding(text: str) -> RankPlan:

@@ -2,10 +2,7 @@
 
 ::
 
-    identify.py  which rank of its host this process is
-    launcher.py  the CPUs of the process that started this task
-    plan.py      a plan for one task
-    slice.py     one task's part of an existing plan
-    repeated.py  a launcher that another launcher starts several times
-    enter.py     bind this process and become the command
+    identify.py  which rank of its host this process is, and whether it is a launcher that was started several times
+    slice.py     this task's part of an existing plan, or of one that is made here
+    enter.py     find that plan, bind this process and become the command
 """

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Final
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.base.files import read_file
-from numapin.base.gpu_uuid import GPU_PREFIX
 from numapin.base.stderr import say
 from numapin.errors import MachineError
 from numapin.plan.model import GpuRef, Plan
 from numapin.plan.nics import exported, without_users
 from numapin.rank import bind, handover
 from numapin.rank.become import BINDING, become, read_binding
-from numapin.tasks.identify import parse_count
+from numapin.tasks.identify import is_wrapper_of, parse_count
 from numapin.tasks.slice import Slice, inside, slice_of
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from numapin.tasks.identify import Task
 
 _GIVEN: Final = f"{BINDING}, set for this rank"
-_LISTS: Final = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 _WRITE_ONE: Final = "write one with: numapin plan --nproc-per-node N --json > FILE"
 
 
@@ -45,31 +43,25 @@ def find_slice(task: Task, environ: Mapping[str, str], *, file: str | None) -> S
 
     Raises MachineError if the plan cannot be read and UsageError if it is not for this task.
     """
-    found = _find_plan(task, environ, file)
-    if found is None:
-        return None
     allowed = CpuSet(os.sched_getaffinity(0))
-    if found.source == _GIVEN and found.rank.cpus == allowed:
-        return found  # as numapin has bound this rank
-    return replace(found, rank=inside(found.rank, allowed))
-
-
-def _find_plan(task: Task, environ: Mapping[str, str], file: str | None) -> Slice | None:
     if file is not None:
-        path = plan_path(file, environ)
-        return _slice(read_plan_file(path), task, environ, source=path)
-    if (own := _own_binding(task, environ)) is not None:
-        return Slice(rank=own, source=_GIVEN)
-    return _of_run(task, environ)
-
-
-def _of_run(task: Task, environ: Mapping[str, str]) -> Slice | None:
-    """Return this task's part of the plan in the run directory. Raises MachineError if that cannot be read."""
-    try:
-        there = handover.planned(environ)
-    except OSError as error:
-        raise MachineError(f"{error.filename or handover.PLAN} cannot be read: {error.strerror}", _WRITE_ONE) from None
-    return None if there is None else _slice(there[0], task, environ, source=there[1])
+        source = plan_path(file, environ)
+        text = read_plan_file(source)
+    elif (own := _own_binding(task, environ)) is not None:
+        return Slice(rank=inside(own, allowed), source=_GIVEN)
+    else:
+        try:
+            there = handover.planned(environ)
+        except OSError as error:
+            path = error.filename or handover.PLAN
+            raise MachineError(f"{path} cannot be read: {error.strerror}", _WRITE_ONE) from None
+        if there is None:
+            return None
+        text, source = there
+    plan = Plan.from_json(text, source=source)
+    visible = _one_visible(environ) if any(rank.gpu for rank in plan.ranks) else None
+    part = slice_of(plan, task, source=source, visible=visible, ask=lambda: _only_gpu(environ))
+    return replace(part, rank=inside(part.rank, allowed))
 
 
 def _own_binding(task: Task, environ: Mapping[str, str]) -> RankPlan | None:
@@ -79,18 +71,15 @@ def _own_binding(task: Task, environ: Mapping[str, str]) -> RankPlan | None:
     """
     if BINDING not in environ or task.variable != "LOCAL_RANK":
         return None
-    rank = read_binding(environ[BINDING])
-    return rank if rank.local_rank in (task.rank, _virtual_rank(task, environ)) else None
-
-
-def _virtual_rank(task: Task, environ: Mapping[str, str]) -> int | None:
-    """Return the local rank that torchrun's --virtual-local-rank may hide: it sets LOCAL_RANK=0 in every rank.
-
-    RANK gives it if every host has the same number of ranks.
-    """
+    planned = read_binding(environ[BINDING])
+    if planned.local_rank == task.rank:
+        return planned
+    # torchrun's --virtual-local-rank sets LOCAL_RANK=0 in every rank. RANK then gives the local rank, if every host has
+    # the same number of ranks.
     rank = parse_count(environ.get("RANK", ""))
-    is_torchs = "TORCHELASTIC_RUN_ID" in environ and task.rank == 0
-    return rank % task.size if is_torchs and rank is not None and task.size else None
+    if "TORCHELASTIC_RUN_ID" not in environ or task.rank != 0 or rank is None or not task.size:
+        return None
+    return planned if rank % task.size == planned.local_rank else None
 
 
 def plan_path(named: str, environ: Mapping[str, str]) -> str:
@@ -111,43 +100,41 @@ def read_plan_file(path: str) -> str:
     return content.decode(errors="replace")
 
 
-def _slice(text: str, task: Task, environ: Mapping[str, str], *, source: str) -> Slice:
-    plan = Plan.from_json(text, source=source)
-    visible = _one_visible(environ) if any(rank.gpu for rank in plan.ranks) else None
-    return slice_of(plan, task, source=source, visible=visible, ask=lambda: _only_gpu(environ))
-
-
 def _one_visible(environ: Mapping[str, str]) -> str | None:
     """Return the only entry of the list of GPUs that this task sees; None if it lists several GPUs or none.
 
     Of several lists, the last one that takes effect counts: HIP's come after ROCr's.
     """
-    visible = _listed(environ)
-    if not visible or "," in visible:
-        return None
-    if visible.startswith(GPU_PREFIX):
-        return visible
-    from numapin.topology.visible import hides_all  # here: most tasks see a UUID or several GPUs and do not need it
+    from numapin.topology.vendors import hiding_variables  # here: a rank that has its slice does not need them
+    from numapin.topology.visible import hides_all
 
-    return None if hides_all(visible) else visible
-
-
-def _listed(environ: Mapping[str, str]) -> str:
-    return next((environ[name].strip() for name in _LISTS if name in environ), "")
+    visible = next((environ[name].strip() for name in hiding_variables() if name in environ), "")
+    return None if not visible or "," in visible or hides_all(visible) else visible
 
 
 def _only_gpu(environ: Mapping[str, str]) -> GpuRef | None:
-    """Ask the driver which GPU this task sees, because the plan does not have its UUID. None: unknown.
-
-    An index is not enough: in a container or cgroup of its own, every task has index 0.
-    """
+    """Ask the driver which GPU this task sees, because the plan does not have its UUID. None: unknown."""
     from numapin.topology.discover import discover
 
     seen = discover(environ=environ).visible_gpus
     return GpuRef(index=seen[0].index, uuid=seen[0].uuid, pci=seen[0].pci) if len(seen) == 1 else None
 
 
-# --- becoming the command --------------------------------------------------------------------------------------------
+def launcher_cpus(task: Task) -> CpuSet | None:
+    """Return the CPUs of the process that started this task (torchrun, Open MPI's daemon, slurmstepd).
+
+    It is the nearest ancestor that was not started with a rank in its environment. Those below it are wrappers of the
+    task, such as shell scripts. None: it cannot be seen, e.g. from a container.
+    """
+    from numapin.system.proc import environment_of, parent_of  # here: not needed with a plan at hand
+
+    pid = os.getppid()
+    while pid > 0 and is_wrapper_of(environment_of(pid) or {}, task):
+        pid = parent_of(pid)
+    try:
+        return CpuSet(os.sched_getaffinity(pid)) if pid > 0 else None
+    except OSError:
+        return None
 
 
 def enter(part: Slice, task: Task, command: Sequence[str], *, strict: bool, verbose: bool) -> NoReturn:
@@ -160,44 +147,32 @@ def enter(part: Slice, task: Task, command: Sequence[str], *, strict: bool, verb
     rank = bind.as_bound(planned, applied.shortfalls)
     if strict:
         rank.require_exact(see="numapin exec --verbose")
-    _warn(task, rank, (*part.warnings, *kept))
-    if verbose:
-        _say_each(f"rank {task.rank}: ", _details(part, task, applied))
-    become(list(command), json.dumps(rank.to_json()), rank.num_threads, exported(rank))
-
-
-def _warn(task: Task, rank: RankPlan, of_host: tuple[str, ...]) -> None:
-    """Print the warnings about the whole host, which its first task prints, and about this task's rank."""
-    if task.rank == 0:
-        _say_each("warning: ", of_host)
+    if task.rank == 0:  # the warnings about the whole host
+        for text in (*part.warnings, *kept):
+            say(f"warning: {text}")
     if not rank.exact:
         say(f"warning: rank {task.rank}: {rank.reason}")
-
-
-def _say_each(prefix: str, texts: tuple[str, ...]) -> None:
-    for text in texts:
-        say(f"{prefix}{text}")
+    if verbose:
+        for text in _details(part, task, applied):
+            say(f"rank {task.rank}: {text}")
+    become(list(command), json.dumps(rank.to_json()), rank.num_threads, exported(rank))
 
 
 def _details(part: Slice, task: Task, applied: bind.Applied) -> tuple[str, ...]:
     """Return what --verbose reports: what was found, what was planned, and what holds."""
     rank = part.rank
+    is_ignored = BINDING in os.environ and part.source != _GIVEN
     memory = f"{applied.memory or 'unknown'} {cpu_set.render(applied.nodes)}".rstrip()
+    threads = f"OMP_NUM_THREADS={rank.num_threads}"
+    if "OMP_NUM_THREADS" in os.environ:
+        threads = f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']} was set and is kept"
     return (
         f"this is {task}",
-        *(*task.notes, *part.notes, *_ignored_binding(part)),
+        *task.notes,
+        *part.notes,
+        *([f"{BINDING} was set and is ignored"] if is_ignored else []),
         f"the plan: {part.source}",
         f"the reason: {rank.reason}",
         f"bound to: CPUs {cpu_set.render(applied.cpus)}, memory {memory}",
-        _threads(rank),
+        threads,
     )
-
-
-def _ignored_binding(part: Slice) -> tuple[str, ...]:
-    is_ignored = BINDING in os.environ and part.source != _GIVEN
-    return (f"{BINDING} was set and is ignored",) if is_ignored else ()
-
-
-def _threads(rank: RankPlan) -> str:
-    kept = os.environ.get("OMP_NUM_THREADS")
-    return f"OMP_NUM_THREADS={rank.num_threads}" if kept is None else f"OMP_NUM_THREADS={kept} was set and is kept"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from itertools import accumulate
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.bounds import MAX_RANKS
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 _FLUX: Final = "FLUX_TASK_LOCAL_ID"
 LAUNCHERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
@@ -20,7 +20,7 @@ LAUNCHERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("MPI_LOCALRANKID", ("MPI_LOCALNRANKS",)),  # MPICH and Intel MPI
     ("PMI_LOCAL_RANK", ("PMI_LOCAL_SIZE",)),
     ("PALS_LOCAL_RANKID", ("PALS_LOCAL_SIZE",)),  # HPE Cray
-    (_FLUX, ()),  # see `_flux_size`
+    (_FLUX, ()),  # see `_task`
     ("JSM_NAMESPACE_LOCAL_RANK", ("JSM_NAMESPACE_LOCAL_SIZE",)),  # jsrun
 )
 """Each launcher's variable for the local rank and its variables for the local size, in the order of precedence.
@@ -31,6 +31,7 @@ Slurm's come last, and only inside a job step: a batch script, and everything it
 RANK_VARIABLES: Final = tuple(variable for variable, _ in LAUNCHERS)
 """Each launcher's variable for the local rank, in the order of precedence, without Slurm's."""
 
+_FLUX_TOTALS: Final = ("FLUX_JOB_SIZE", "FLUX_JOB_NNODES")
 _SLURM: Final = "SLURM_LOCALID"
 _SLURM_SIZE: Final = "SLURM_STEP_TASKS_PER_NODE"  # SLURM_NTASKS_PER_NODE is the job's; a step may have other counts
 _SLURM_STEP: Final = "SLURM_STEP_ID"
@@ -38,6 +39,17 @@ _SLURM_HOST: Final = "SLURM_NODEID"
 _MAX_DIGITS: Final = 6  # of any number of tasks or CPUs
 _MAX_SHOWN: Final = 60  # characters of a variable's value in a message
 _GROUP: Final = r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?"  # compiled only where Slurm needs it: `exec` must be quick
+_COMMANDS: Final = {
+    "OMPI_COMM_WORLD_LOCAL_RANK": ("mpirun --map-by ppr:1:node", "mpirun"),
+    "MV2_COMM_WORLD_LOCAL_RANK": ("mpirun -ppn 1", "mpirun"),
+    "MPI_LOCALRANKID": ("mpirun -ppn 1", "mpirun"),
+    "PMI_LOCAL_RANK": ("mpiexec -ppn 1", "mpiexec"),
+    "PALS_LOCAL_RANKID": ("mpiexec --ppn 1", "mpiexec"),
+    _FLUX: ("flux run --tasks-per-node=1", "flux run"),
+    "JSM_NAMESPACE_LOCAL_RANK": ("jsrun --tasks_per_rs 1 --rs_per_host 1", "jsrun"),
+    _SLURM: ("srun --ntasks-per-node=1", "srun"),
+}
+"""By the variable of the local rank: the start of the command for one task per host, and of the one for all ranks."""
 _GIVE_RANK: Final = "numapin exec --local-rank N --local-size N -- command"
 
 
@@ -78,10 +90,21 @@ def find_task(environ: Mapping[str, str], *, rank: int | None = None, size: int 
     Raises:
         UsageError: No variable is set, one is not a number, or they contradict each other.
     """
-    task = _with_given_rank(environ, rank) if rank is not None else _from_environment(environ)
+    if rank is None:
+        task = _from_environment(environ)
+    else:
+        task = Task(rank=rank, size=None, settings=(f"--local-rank={rank}",))
+        with suppress(UsageError):  # the user overrules the variables, so they need not make sense
+            found = _from_environment(environ)
+            task = task._replace(size=found.size, settings=(*task.settings, *found.settings[1:]))
     if size is not None:
         task = task._replace(size=size, settings=(task.settings[0], f"--local-size={size}"))
-    _require_possible(task)
+
+    settings = " and ".join(task.settings)
+    if max(task.rank + 1, task.size or 1) > MAX_RANKS:
+        raise UsageError(f"{settings}: at most {MAX_RANKS} ranks per host are accepted", _GIVE_RANK)
+    if task.size is not None and task.rank >= task.size:
+        raise UsageError(f"local rank {task.rank} is not below the local size {task.size}: {settings}", _GIVE_RANK)
     return task
 
 
@@ -91,7 +114,7 @@ def is_wrapper_of(environ: Mapping[str, str], task: Task) -> bool:
     A wrapper has a rank itself, if not always from the variable that counts below it. If that rank is the only one on
     this host and the task is not, the process is a launcher that another launcher started: srun -> torchrun.
     """
-    if not _has_rank(environ):
+    if not _in_step(environ) and environ.keys().isdisjoint(RANK_VARIABLES):
         return False
     try:
         size = find_task(environ).size
@@ -100,8 +123,29 @@ def is_wrapper_of(environ: Mapping[str, str], task: Task) -> bool:
     return size != 1 or task.size == 1
 
 
-def _has_rank(environ: Mapping[str, str]) -> bool:
-    return _in_step(environ) or not environ.keys().isdisjoint(RANK_VARIABLES)
+def repeated_task(environ: Mapping[str, str]) -> Task | None:
+    """Return which of several tasks on this host a launcher is; None if it is the only one or if that is unknown.
+
+    Under `srun -n 2 numapin run train.py`, each launcher starts a job of its own. A launcher inside a rank, e.g. for an
+    evaluation, is there on purpose.
+    """
+    if "LOCAL_RANK" in environ:
+        return None
+    try:
+        task = find_task(environ)
+    except UsageError:
+        return None
+    return task if task.size is not None and task.size > 1 else None
+
+
+def explain_repeated(task: Task) -> tuple[str, str]:
+    """Return what is wrong with a launcher that is one of several tasks, and the commands that start one job here."""
+    once, all_ranks = _COMMANDS[task.variable or ""]
+    return (
+        f"{task.size} launchers are started on this host ({', '.join(task.settings)}), and each starts a job of its "
+        "own, on the same GPUs unless they are hidden",
+        f"for one job: {once} numapin run …; or bind the tasks: {all_ranks} … numapin exec -- python train.py",
+    )
 
 
 def cpus_of_job(environ: Mapping[str, str]) -> int | None:
@@ -114,100 +158,55 @@ def parse_count(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
 
 
-def _require_possible(task: Task) -> None:
-    settings = " and ".join(task.settings)
-    if max(task.rank + 1, task.size or 1) > MAX_RANKS:
-        raise UsageError(f"{settings}: at most {MAX_RANKS} ranks per host are accepted", _GIVE_RANK)
-    if task.size is not None and task.rank >= task.size:
-        raise UsageError(f"local rank {task.rank} is not below the local size {task.size}: {settings}", _GIVE_RANK)
-
-
-def _with_given_rank(environ: Mapping[str, str], rank: int) -> Task:
-    """Return the task of a rank that the user gave; only its size may come from the environment."""
-    task = Task(rank=rank, size=None, settings=(f"--local-rank={rank}",))
-    try:
-        found = _from_environment(environ)
-    except UsageError:
-        return task  # the user overrules the variables, so they need not make sense
-    return task._replace(size=found.size, settings=(*task.settings, *found.settings[1:]))
-
-
 # --- the launchers' variables ----------------------------------------------------------------------------------------
 
 
 def _from_environment(environ: Mapping[str, str]) -> Task:
+    """Return the task that the variables describe; see `find_task` for several launchers. Raises UsageError."""
     tasks = [_task(environ, variable, sizes) for variable, sizes in LAUNCHERS if variable in environ]
     if not tasks:
         return _slurm_task(environ)
     first, *others = tasks
-    notes = [_note_of_outer(first, other) for other in others if not _agree(first, other)]
-    slurm, slurm_notes = _slurm_beside(environ, first)
-    return _with_size_of_others(first, (*others, *slurm))._replace(notes=(*notes, *slurm_notes))
+    notes = []
+    for other in others:
+        if first.rank == other.rank and (first.size == other.size or None in (first.size, other.size)):
+            continue
+        if other.size != 1:
+            raise UsageError(
+                f"{' and '.join(first.settings)} contradict {' and '.join(other.settings)}",
+                f"choose one, e.g.: numapin exec --local-rank ${other.variable} --local-size N -- command",
+            )
+        settings = " and ".join(other.settings)
+        notes.append(f"{settings} is ignored: set by another launcher, above this rank's own")
 
+    slurm_rank = environ.get(_SLURM, str(first.rank))
+    if slurm_rank != str(first.rank):
+        notes.append(f"{_SLURM}={slurm_rank} is ignored because {first.variable} is set")
+    elif _in_step(environ):
+        others.append(_slurm_task(environ))
 
-def _note_of_outer(first: Task, other: Task) -> str:
-    """Return the note that another launcher's variables are ignored.
-
-    Raises UsageError unless that launcher started one task here, which can be the launcher of `first`.
-    """
-    if other.size != 1:
-        raise UsageError(
-            f"{_joined(first.settings)} contradict {_joined(other.settings)}",
-            f"choose one, e.g.: numapin exec --local-rank ${other.variable} --local-size N -- command",
-        )
-    return f"{_joined(other.settings)} is ignored: set by another launcher, above this rank's own"
-
-
-def _slurm_beside(environ: Mapping[str, str], first: Task) -> tuple[tuple[Task, ...], tuple[str, ...]]:
-    """Return Slurm's task if there is one of the same rank, and a note if Slurm's rank is another one."""
-    rank = environ.get(_SLURM)
-    if rank not in (None, str(first.rank)):
-        return (), (f"{_SLURM}={rank} is ignored because {first.variable} is set",)
-    return ((_slurm_task(environ),) if _in_step(environ) else ()), ()
-
-
-def _with_size_of_others(first: Task, others: Sequence[Task]) -> Task:
-    """Take the size from another launcher's variables if a wrapper has set the rank alone.
-
-    A size of 1 is not taken: one task here may have started the ranks, and rank 0 then has its number by chance.
-    """
-    known = next((other for other in others if _gives_size(other, first.rank)), None)
-    if first.size is not None or known is None:
-        return first
-    return first._replace(size=known.size, settings=(*first.settings, *known.settings[1:]))
-
-
-def _gives_size(task: Task, rank: int) -> bool:
-    return task.rank == rank and task.size not in (None, 1)
-
-
-def _agree(first: Task, other: Task) -> bool:
-    return first.rank == other.rank and (first.size == other.size or None in (first.size, other.size))
+    # If a wrapper has set the rank alone, the size is another launcher's. A size of 1 is not taken: one task here may
+    # have started the ranks, and rank 0 then has its number by chance.
+    sized = [other for other in others if other.rank == first.rank and other.size not in (None, 1)]
+    if first.size is None and sized:
+        first = first._replace(size=sized[0].size, settings=(*first.settings, *sized[0].settings[1:]))
+    return first._replace(notes=tuple(notes))
 
 
 def _task(environ: Mapping[str, str], variable: str, sizes: tuple[str, ...]) -> Task:
     """Return the task of one launcher, by its variable for the rank and the first of `sizes` that is set."""
     rank = _required_count(environ, variable)
-    size, names = _flux_size(environ) if variable == _FLUX else _first_size(environ, sizes)
-    return Task(rank=rank, size=size, settings=_settings(environ, variable, *names), variable=variable)
-
-
-def _settings(environ: Mapping[str, str], *names: str) -> tuple[str, ...]:
-    return tuple(f"{name}={environ[name]}" for name in names)
-
-
-def _first_size(environ: Mapping[str, str], names: tuple[str, ...]) -> tuple[int | None, tuple[str, ...]]:
-    name = next((name for name in names if name in environ), None)
-    return (None, ()) if name is None else (_required_count(environ, name), (name,))
-
-
-def _flux_size(environ: Mapping[str, str]) -> tuple[int | None, tuple[str, ...]]:
-    """Return the number of tasks per host if all hosts have the same number: Flux reports only the job's totals."""
-    names = ("FLUX_JOB_SIZE", "FLUX_JOB_NNODES")
-    if not environ.keys() >= set(names):
-        return None, ()
-    tasks, hosts = _required_count(environ, names[0]), _required_count(environ, names[1])
-    return (tasks // hosts, names) if hosts and tasks % hosts == 0 else (None, ())
+    size: int | None = None
+    used = tuple(name for name in sizes if name in environ)[:1]
+    if used:
+        size = _required_count(environ, used[0])
+    elif variable == _FLUX and environ.keys() >= {*_FLUX_TOTALS}:
+        # Flux reports only the job's totals; they give the size if all hosts have the same number of tasks
+        tasks, hosts = (_required_count(environ, name) for name in _FLUX_TOTALS)
+        if hosts and tasks % hosts == 0:
+            size, used = tasks // hosts, _FLUX_TOTALS
+    settings = tuple(f"{name}={environ[name]}" for name in (variable, *used))
+    return Task(rank=rank, size=size, settings=settings, variable=variable)
 
 
 # --- Slurm -----------------------------------------------------------------------------------------------------------
@@ -223,55 +222,48 @@ def _in_step(environ: Mapping[str, str]) -> bool:
 
 
 def _slurm_task(environ: Mapping[str, str]) -> Task:
+    """Return the task of a Slurm step. Raises UsageError outside a step."""
     if not _in_step(environ):
-        raise _no_rank(environ)
-    task = _task(environ, _SLURM, ())
-    names = [name for name in (_SLURM_SIZE, _SLURM_HOST) if name in environ]
-    return task._replace(size=_slurm_size(environ), settings=(*task.settings, *_settings(environ, *names)))
-
-
-def _no_rank(environ: Mapping[str, str]) -> UsageError:
-    missing, outside = (*RANK_VARIABLES, _SLURM), ""
-    if _SLURM in environ:
-        missing = RANK_VARIABLES
-        outside = f", and {_SLURM}={environ[_SLURM][:_MAX_SHOWN]} is ignored outside a job step"
-    return UsageError(
-        f"no local rank: none of {', '.join(missing)} is set{outside}",
-        f"start it with srun, mpirun or torchrun --no-python, or give the rank: {_GIVE_RANK}",
+        missing, outside = (*RANK_VARIABLES, _SLURM), ""
+        if _SLURM in environ:
+            missing = RANK_VARIABLES
+            outside = f", and {_SLURM}={environ[_SLURM][:_MAX_SHOWN]} is ignored outside a job step"
+        raise UsageError(
+            f"no local rank: none of {', '.join(missing)} is set{outside}",
+            f"start it with srun, mpirun or torchrun --no-python, or give the rank: {_GIVE_RANK}",
+        )
+    names = [name for name in (_SLURM, _SLURM_SIZE, _SLURM_HOST) if name in environ]
+    return Task(
+        rank=_required_count(environ, _SLURM),
+        size=_slurm_size(environ),
+        settings=tuple(f"{name}={environ[name]}" for name in names),
+        variable=_SLURM,
     )
 
 
 def _slurm_size(environ: Mapping[str, str]) -> int | None:
     """Return this host's number of tasks from a list such as "4(x2),3"; None if it takes SLURM_NODEID to know."""
-    groups = [_slurm_group(environ, text) for text in environ[_SLURM_SIZE].split(",")]
-    sizes = {num_tasks for num_tasks, _ in groups}
-    if len(sizes) == 1:
-        return sizes.pop()
-    return _size_on_this_host(environ, groups) if _SLURM_HOST in environ else None
-
-
-def _size_on_this_host(environ: Mapping[str, str], groups: Sequence[tuple[int, int]]) -> int:
-    """Return the number of tasks on host number SLURM_NODEID. Raises UsageError if the groups have fewer hosts."""
+    sizes: list[int] = []
+    ends = [0]  # of each group, counted in hosts
+    for text in environ[_SLURM_SIZE].split(","):
+        match = re.fullmatch(_GROUP, text)
+        if match is None:
+            raise _malformed(environ, _SLURM_SIZE, "is not a list of tasks per node such as 4(x2),3")
+        sizes.append(int(match[1]))
+        ends.append(ends[-1] + int(match[2] or 1))
+    if len(set(sizes)) == 1:
+        return sizes[0]
+    if _SLURM_HOST not in environ:
+        return None
     host = _required_count(environ, _SLURM_HOST)
-    ends = accumulate(num_hosts for _, num_hosts in groups)
-    for (num_tasks, _), end in zip(groups, ends, strict=True):
+    for size, end in zip(sizes, ends[1:], strict=True):
         if host < end:
-            return num_tasks
+            return size
     raise _malformed(environ, _SLURM_SIZE, f"has no host {host}, which is {_SLURM_HOST}")
 
 
-def _slurm_group(environ: Mapping[str, str], text: str) -> tuple[int, int]:
-    """Return the number of tasks on each of a number of hosts: (4, 2) for "4(x2)"."""
-    match = re.fullmatch(_GROUP, text)
-    if match is None:
-        raise _malformed(environ, _SLURM_SIZE, "is not a list of tasks per node such as 4(x2),3")
-    return int(match[1]), int(match[2] or 1)
-
-
-# --- values and messages ---------------------------------------------------------------------------------------------
-
-
 def _required_count(environ: Mapping[str, str], variable: str) -> int:
+    """Return the number that a variable has. Raises UsageError."""
     value = parse_count(environ[variable])
     if value is None:
         raise _malformed(environ, variable, "is not a number from 0 to 999999")
@@ -280,7 +272,3 @@ def _required_count(environ: Mapping[str, str], variable: str) -> int:
 
 def _malformed(environ: Mapping[str, str], variable: str, problem: str) -> UsageError:
     return UsageError(f"{variable}={environ[variable][:_MAX_SHOWN]!r} {problem}", _GIVE_RANK)
-
-
-def _joined(settings: tuple[str, ...]) -> str:
-    return " and ".join(settings)

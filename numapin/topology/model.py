@@ -22,7 +22,6 @@ from numapin.topology.parts import (
     Core,
     CpuSpeed,
     Gpu,
-    GpuVendor,
     Link,
     LinkKind,
     Mig,
@@ -35,6 +34,7 @@ from numapin.topology.parts import (
     Package,
     Pcie,
 )
+from numapin.topology.vendors import GpuVendor
 
 SCHEMA: Final = "numapin.topology/1"
 _MISSING: Final = {  # in older files

@@ -10,6 +10,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.gpu_uuid import GPU_PREFIX
 from numapin.base.records import AtMost
 from numapin.topology.address import pci_address
+from numapin.topology.vendors import GpuVendor
 
 
 class NodeKind(StrEnum):
@@ -36,14 +37,6 @@ class LinkKind(StrEnum):
     HOST_BRIDGE = "PHB"
     SAME_NODE = "NODE"
     SYSTEM = "SYS"
-
-
-class GpuVendor(StrEnum):
-    """The maker of a GPU, which decides the runtime that ranks use it with."""
-
-    NVIDIA = "nvidia"
-    AMD = "amd"
-    INTEL = "intel"
 
 
 class NicKind(StrEnum):

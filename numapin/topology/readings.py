@@ -14,6 +14,7 @@ from numapin.base.bounds import MAX_PARENTS
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import listed
 from numapin.topology.model import CpuSpeed, GpuVendor, Mig, NicInterface, NicKind, NodeSource, Pcie
+from numapin.topology.vendors import ACCELERATOR, DISPLAY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,9 +23,8 @@ PackageKey = TypeVar("PackageKey")
 GpuPart: TypeAlias = tuple[str, int | None]
 """A PCI address, and the number of the partition if the GPU has several."""
 
-DISPLAY: Final = 0x03
 NETWORK: Final = 0x02
-"""Base classes of PCI devices: the upper half of `pci_class`."""
+"""The base class of network devices on PCI: the upper half of `pci_class`."""
 NO_CORES: Final = (
     "the source does not say which CPUs are threads of one core: every CPU counts as a core, and thread counts assume "
     "two threads per core"
@@ -33,7 +33,6 @@ NO_CORES: Final = (
 _INTEL_MAX: Final = range(0x0BD0, 0x0BDC)  # PCI device ids of Data Center GPU Max, of which some have two tiles
 VGA: Final = 0x0300
 CONTROLLER_3D: Final = 0x0302
-ACCELERATOR: Final = 0x1200
 _OLD_INFINIBAND: Final = 0x0C06
 _INFINIBAND: Final = frozenset({0x0207, _OLD_INFINIBAND})
 _CLASS: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{4})(?:[0-9a-fA-F]{2})?")

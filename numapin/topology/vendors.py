@@ -1,6 +1,8 @@
 """The GPU vendors: one table of what differs between them, except the files of their drivers.
 
-Ranks use the GPUs of one vendor, because a build of PyTorch does; those of others count as hidden.
+Ranks use the GPUs of one vendor, because a build of PyTorch does; those of others count as hidden. This module
+imports no descriptions of machines and compiles few patterns, because `numapin exec`, which must be quick, asks it for
+the names of variables.
 
 How the runtimes read a list of devices in a variable (CUDA's lists have more forms: topology/visible.py reads them):
 
@@ -34,6 +36,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from numapin.base.gpu_uuid import GPU_PREFIX
@@ -41,8 +44,6 @@ from numapin.base.not_none import not_none
 from numapin.base.plural import listed
 from numapin.errors import UsageError
 from numapin.topology.address import pci_order
-from numapin.topology.model import GpuVendor
-from numapin.topology.readings import ACCELERATOR, DISPLAY
 from numapin.topology.visible import apply_visibility, with_unknown_order, with_visible
 
 if TYPE_CHECKING:
@@ -55,17 +56,32 @@ if TYPE_CHECKING:
     Seen: TypeAlias = tuple[tuple[Gpu, ...], tuple[str, ...]]
     """GPUs with `visible` and `cuda_index`, and notes."""
 
+DISPLAY: Final = 0x03
+"""The base class of GPUs on PCI: the upper half of a device's class."""
+ACCELERATOR: Final = 0x1200
+"""The class of AMD's accelerators on PCI."""
+
 _CUDA, _ROCR, _HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 _MASK, _SELECTOR, _HIERARCHY = "ZE_AFFINITY_MASK", "ONEAPI_DEVICE_SELECTOR", "ZE_FLAT_DEVICE_HIERARCHY"
 _BY_ADDRESS: Final = "ZE_ENABLE_PCI_ID_DEVICE_ORDER"
 PCI_ORDER: Final = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 """The variable by which CUDA numbers GPUs in the order of their PCI addresses; HIP has none, Level Zero needs none."""
+
+
+class GpuVendor(StrEnum):
+    """The maker of a GPU, which decides the runtime that ranks use it with."""
+
+    NVIDIA = "nvidia"
+    AMD = "amd"
+    INTEL = "intel"
+
+
 BY_PCI_ID: Final = {0x10DE: GpuVendor.NVIDIA, 0x1002: GpuVendor.AMD, 0x8086: GpuVendor.INTEL}
 
-_OCTAL: Final = re.compile(r"0[0-7]{1,9}")
-_C_NUMBER: Final = re.compile(rf"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]{{1,8}}|{_OCTAL.pattern}|0|[1-9][0-9]{{0,9}})")
+_OCTAL: Final = r"0[0-7]{1,9}"
+_C_NUMBER: Final = rf"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]{{1,8}}|{_OCTAL}|0|[1-9][0-9]{{0,9}})"
 _ROCR_UUID_LENGTHS: Final = range(len(GPU_PREFIX) + 1, len(GPU_PREFIX) + 17)
-_ALL_GPUS: Final = re.compile(r"(?:level_zero|\*):(?:gpu|\*)", re.IGNORECASE)
+_ALL_GPUS: Final = r"(?:level_zero|\*):(?:gpu|\*)"
 
 
 class VendorSupport(NamedTuple):
@@ -75,7 +91,8 @@ class VendorSupport(NamedTuple):
         vendor: The vendor.
         hwloc_name: The name of a GPU's device in hwloc XML, with its number.
         hwloc_uuid: The name of its UUID there.
-        hiding_variables: The variables that hide GPUs, the usual one first.
+        hiding_variables: The variables that hide GPUs; the last to work, which is the usual one, comes first. All of
+            numapin learns their names from here.
         mark_visible: Return the GPUs as the runtime shows them to a process with these variables.
         variables_for: Return the variables that show some of the visible GPUs, in this order, to a process. Raises
             UsageError for a GPU that they cannot name.
@@ -111,8 +128,12 @@ def is_gpu(vendor: GpuVendor | None, device_class: int, address: str) -> bool:
 
 
 def hiding_variables() -> tuple[str, ...]:
-    """Return the variables that hide GPUs from a process, of all vendors."""
-    return tuple(dict.fromkeys(name for support in _TABLE.values() for name in support.hiding_variables))
+    """Return the variables that hide GPUs from a process, of all vendors; of one vendor's, the last to work is first.
+
+    A variable of several vendors has the place that the last of them gives it, so CUDA's comes after HIP's.
+    """
+    names = [name for support in _TABLE.values() for name in support.hiding_variables]
+    return tuple(reversed(dict.fromkeys(reversed(names))))
 
 
 def preferred(readings: Readings) -> GpuVendor | None:
@@ -224,10 +245,10 @@ def _listed(
 
 def _c_number(text: str) -> int | None:
     """Return a number as C's strtol reads it with base 0: decimal, hexadecimal (0x1) or octal (01)."""
-    match = _C_NUMBER.fullmatch(text)
+    match = re.fullmatch(_C_NUMBER, text)
     if match is None:
         return None
-    number = int(match[2], 8 if _OCTAL.fullmatch(match[2]) else 0)
+    number = int(match[2], 8 if re.fullmatch(_OCTAL, match[2]) else 0)
     return -number if match[1] == "-" else number
 
 
@@ -277,7 +298,7 @@ def _seen_by_level_zero(gpus: tuple[Gpu, ...], environ: Environ) -> Seen:
     mask, numbers = environ.get(_MASK, "default"), _mask_numbers(environ)
     selector, hierarchy = environ.get(_SELECTOR), environ.get(_HIERARCHY, "FLAT").upper()
     why_unknown = ""
-    if selector and not _ALL_GPUS.fullmatch(selector):
+    if selector and not re.fullmatch(_ALL_GPUS, selector, re.IGNORECASE):
         why_unknown = f"{_SELECTOR}={selector} is not understood, so the GPU of each rank is unknown; use {_MASK}"
     elif hierarchy != "FLAT" and any(gpu.partition is not None for gpu in gpus):
         why_unknown = f"{_HIERARCHY}={hierarchy} is not supported on GPUs with several tiles; type: unset {_HIERARCHY}"

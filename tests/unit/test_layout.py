@@ -33,8 +33,8 @@ PURE = (
     *("topology.address", "topology.parts", "topology.model", "topology.readings", "topology.build", "topology.fast"),
     *("topology.visible", "topology.vendors", "topology.nics"),
     *("topology.sources.hwloc", "topology.sources.nccl", "topology.sources.xmlfile"),
-    *("plan", "tasks.identify", "tasks.slice", "tasks.plan", "launcher.lost_gpus", "data.forks", "data.usage"),
-    *("tasks.repeated", "children.table", "children.devices"),
+    *("plan", "tasks.identify", "tasks.slice", "launcher.lost_gpus", "data.forks", "data.usage"),
+    "children.table",
     *(f"launcher.{name}" for name in ("options", "store", "failure")),
     "data.resume.place",
     *(
@@ -215,6 +215,18 @@ def test_a_class_name_has_one_meaning() -> None:
             places.setdefault(node.name, []).append(module)
     assert len(places) > 200
     assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
+def test_a_variable_that_hides_gpus_has_one_place() -> None:
+    """Its name is a string in topology/vendors.py only; torch itself uses CUDA's, for --virtual-local-rank."""
+    names = {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"}
+    places: dict[str, set[str]] = {}
+    for module in MODULES:
+        for node in ast.walk(_tree(module)):
+            if isinstance(node, ast.Constant) and node.value in names:
+                places.setdefault(module.removeprefix("numapin."), set()).add(node.value)
+    assert places.pop("topology.vendors") == names
+    assert places == {module: {"CUDA_VISIBLE_DEVICES"} for module in ("launch", "cli.run")}
 
 
 def test_nothing_happens_at_import() -> None:

@@ -249,9 +249,7 @@ def _cuda_is_initialized() -> None:
     if own.only_device():
         own.take(0, "CUDA was initialized")
         return
-    from numapin.children import watch
-
-    if not watch.start(_report):
+    if not own.watch(_report):
         own.take(0, "CUDA was initialized", is_guess=True)
 
 

@@ -17,7 +17,6 @@ from numapin.base.cpu_set import CpuSet
 from numapin.topology.address import pci_address
 from numapin.topology.model import GpuVendor, NicInterface, NicKind, NodeSource, Pcie
 from numapin.topology.readings import (
-    ACCELERATOR,
     NO_CORES,
     VGA,
     CpuReading,
@@ -34,7 +33,7 @@ from numapin.topology.readings import (
     pcie_generation,
     pcie_width,
 )
-from numapin.topology.vendors import BY_PCI_ID, is_gpu
+from numapin.topology.vendors import ACCELERATOR, BY_PCI_ID, is_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from numapin import Memory
-from tests.unit.children.seam import HOOK, LISTS, ChildTable, CpuSet, DeviceEntry, slice_text
+from tests.unit.children.seam import HOOK, ChildTable, CpuSet, DeviceEntry, hiding_variables, slice_text
 from tests.unit.planned import PLANNED
 
 CPUS: Final = sorted(os.sched_getaffinity(0))
 _STAND_IN: Final = Path(__file__).resolve().parents[2] / "children" / "stand_in"
-_SAW: Final = (*LISTS, "LOCAL_RANK", "RANK_OF_ANOTHER_LAUNCHER")
+_LISTS: Final = hiding_variables()
+_SAW: Final = (*_LISTS, "LOCAL_RANK", "RANK_OF_ANOTHER_LAUNCHER")
 _BEGIN: Final = """
 import os, subprocess, sys, torch
 def cpus(pid=0):
@@ -49,12 +50,16 @@ class Gpus:
 GPUS: Final = Gpus()
 
 
-def table(run: Path, *, memory: Memory = Memory.NONE, strict: bool = False, gpus: Gpus = GPUS) -> ChildTable:
+def table(
+    run: Path, *, memory: Memory = Memory.NONE, strict: bool = False, verbose: bool = False, gpus: Gpus = GPUS
+) -> ChildTable:
     """Return the plan: GPU n has the n-th CPU and node. The command had none of the variables."""
     devices = [_entry(number, node, memory) for number, node in enumerate(gpus.nodes)]
     saw = dict.fromkeys(_SAW)
     allowed = str(CpuSet(CPUS))
-    return ChildTable(devices=devices, allowed_cpus=allowed, run=str(run), strict=strict, verbose=False, saw=saw)
+    return ChildTable(
+        devices=devices, allowed_cpus=allowed, run=str(run), strict=strict, verbose=verbose, lists=_LISTS, saw=saw
+    )
 
 
 def _entry(number: int, node: int, memory: Memory) -> DeviceEntry:

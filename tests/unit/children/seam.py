@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from numapin.base.cpu_set import CpuSet
 from numapin.children import command
-from numapin.children.devices import UnknownDevice, device_of, known_device, num_visible
-from numapin.children.ending import conclude
-from numapin.children.table import LISTS, ChildTable, DeviceEntry
+from numapin.children.command import conclude
+from numapin.children.table import ChildTable, DeviceEntry, UnknownDevice, device_of, known_device, num_visible
 from numapin.rank.become import BINDING, CHILDREN
 from numapin.rank.handover import slice_text
 from numapin.rank.hook_env import HOOK
 from numapin.system import proc
+from numapin.topology.vendors import hiding_variables

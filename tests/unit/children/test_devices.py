@@ -7,11 +7,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.children.seam import LISTS, ChildTable, DeviceEntry, UnknownDevice, device_of, known_device, num_visible
+from tests.unit.children.seam import (
+    ChildTable,
+    DeviceEntry,
+    UnknownDevice,
+    device_of,
+    hiding_variables,
+    known_device,
+    num_visible,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+LISTS = hiding_variables()
 NAMES = (*LISTS, "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 
@@ -30,7 +39,9 @@ def table(environ: Mapping[str, str], *, shown: tuple[int, ...] = (0, 1, 2, 3)) 
         for number, gpu in enumerate(shown)
     ]
     saw = {name: environ.get(name) for name in NAMES}
-    made = ChildTable(devices=devices, allowed_cpus="0-1", run="/run", strict=False, verbose=False, saw=saw)
+    made = ChildTable(
+        devices=devices, allowed_cpus="0-1", run="/run", strict=False, verbose=False, lists=LISTS, saw=saw
+    )
     return ChildTable.parse(made.render())
 
 
@@ -112,8 +123,8 @@ def test_text_of_the_variable() -> None:
     """Each variable is a line, read without a parser; a line break in a value cannot break the text."""
     text = table({"CUDA_VISIBLE_DEVICES": "1\n2", "LOCAL_RANK": "a=b"}).render()
     first, *lines, last = text.split("\n")
-    assert (first, lines[:2], "LOCAL_RANK=a=b" in lines) == ("2", list(LISTS[:2]), True)
+    assert (first, lines[:2], "LOCAL_RANK=a=b" in lines) == ("3", list(LISTS[:2]), True)
     assert len(json.loads(last)["devices"]) == 4
-    for wrong in ("", "1\n{}", "2\n", "2\n[]", "2\n{}"):
+    for wrong in ("", "1\n{}", "3\n", "3\n[]", "3\n{}"):
         with pytest.raises((ValueError, KeyError, TypeError, IndexError)):
             ChildTable.parse(wrong)

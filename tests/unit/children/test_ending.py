@@ -19,7 +19,7 @@ def _bound(folder: Path, pid: int, *gpus: str) -> None:
     (folder / f"observed-0-{pid}.json").write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize("kind", ["observed-0-7.json", "unbound-7.json", "nested-7.json"])
+@pytest.mark.parametrize("kind", ["observed-0-7.json", "unbound-7.json"])
 @pytest.mark.parametrize("text", [None, "", "{", "[]", "{}"])
 def test_a_record_that_cannot_be_read(
     kind: str, text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -30,7 +30,7 @@ def test_a_record_that_cannot_be_read(
     else:
         (tmp_path / kind).write_text(text)
     _bound(tmp_path, 8, "GPU 0")
-    assert conclude(table(tmp_path), 7, {}, verbose=True) == 7
+    assert conclude(table(tmp_path, verbose=True), 7) == 7
     assert "1 process used 1 GPU and was bound" in capsys.readouterr().err
 
 
@@ -47,11 +47,11 @@ def test_processes_with_several_gpus(
     """Each GPU is counted once, whichever process used it first."""
     for pid, names in enumerate(gpus, start=1):
         _bound(tmp_path, pid, *names)
-    assert conclude(table(tmp_path), 0, {}, verbose=True) == 0
+    assert conclude(table(tmp_path, verbose=True), 0) == 0
     assert words in capsys.readouterr().err
 
 
 def test_nothing_was_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The line says what numapin cannot see: processes that never import torch leave no record."""
-    assert conclude(table(tmp_path), 0, {}, verbose=False) == 0
+    assert conclude(table(tmp_path), 0) == 0
     assert "no Python process below the command was seen to use a GPU, so none was bound" in capsys.readouterr().err

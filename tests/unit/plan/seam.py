@@ -12,6 +12,6 @@ from numapin.rank import bind
 from numapin.rank.handover import RankSlice, slice_text
 from numapin.system import numa
 from numapin.tasks.identify import Task
-from numapin.tasks.plan import plan_task
+from numapin.tasks.slice import plan_task
 from numapin.topology.model import CpuSpeed, Mig, NicKind, NodeKind
 from numapin.view.plan_table import environment_lines

@@ -6,8 +6,6 @@ from numapin.base.cpu_set import CpuSet
 from numapin.cli.entry import read_line
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.model import GpuRef
-from numapin.tasks.identify import LAUNCHERS, Task, find_task
-from numapin.tasks.plan import has_own_cpus, plan_task
-from numapin.tasks.repeated import _COMMANDS, message, remedy, repeated_task
-from numapin.tasks.slice import inside, slice_of
+from numapin.tasks.identify import _COMMANDS, LAUNCHERS, Task, explain_repeated, find_task, repeated_task
+from numapin.tasks.slice import has_own_cpus, inside, plan_task, slice_of
 from numapin.topology.model import NodeKind, NodeSource

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.tasks.seam import _COMMANDS, LAUNCHERS, message, remedy, repeated_task
+from tests.unit.tasks.seam import _COMMANDS, LAUNCHERS, explain_repeated, repeated_task
 
 SLURM = {"SLURM_STEP_ID": "0", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x3)"}
 
@@ -24,9 +24,10 @@ def test_one_of_several(environ: dict[str, str], command: str) -> None:
     """The message has the variables, and the remedy the launcher's own command."""
     task = repeated_task(environ)
     assert task is not None
-    assert all(f"{name}={value}" in message(task) for name, value in environ.items() if name != "SLURM_STEP_ID")
-    assert command in remedy(task)
-    assert "numapin exec" in remedy(task)
+    message, remedy = explain_repeated(task)
+    assert all(f"{name}={value}" in message for name, value in environ.items() if name != "SLURM_STEP_ID")
+    assert command in remedy
+    assert "numapin exec" in remedy
 
 
 @pytest.mark.parametrize(
