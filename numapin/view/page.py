@@ -33,7 +33,9 @@ body{margin:0 auto;padding:1rem 1.5rem 3rem;max-width:1448px;
 font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
 h1{font-size:1.3rem;margin:.2rem 0}.scroll{overflow-x:auto;margin-top:1.6rem}.np{display:block}
 table{border-collapse:collapse;font-size:.87rem;font-variant-numeric:tabular-nums}caption{text-align:left}
-th,td{text-align:left;vertical-align:top;padding:.25rem .9rem .25rem 0;max-width:70ch;overflow-wrap:break-word}"""
+th,td{text-align:left;vertical-align:top;padding:.25rem .9rem .25rem 0;max-width:70ch;overflow-wrap:break-word}
+@media print{@page{size:landscape;margin:1cm}body{padding:0}.scroll{overflow:visible}tr{break-inside:avoid}
+.np{width:100%;height:auto;max-height:85vh}}"""
 
 
 def page(topology: Topology, plan: Plan | None = None) -> str:

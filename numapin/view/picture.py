@@ -65,6 +65,7 @@ GAP: Final = 8
 WIDE: Final = 1400  # a row of sockets; wider ones get a row each
 _TEXT: Final = 300  # a heading or a device's name; longer ones are cut
 _BAR: Final = 22
+_SMALL: Final = 9  # the size of most texts, which need not say it
 _MOST: Final = 256  # nodes and ranks: more take seconds, and are too small to see
 _MOST_CHIPS: Final = 128  # of a node; more ranks are named in one line
 _LONGEST_TITLE: Final = 300  # characters of a tooltip
@@ -99,7 +100,7 @@ class Ink(StrEnum):
     """The look of a label; in SVG, its class."""
 
     STRONG = "strong"
-    PLAIN = "text"
+    PLAIN = ""
     DIM = "dim"
     ON_RANK = "on"
 
@@ -207,18 +208,24 @@ def frame(
     pad: float = PAD,
     gap: float = GAP,
     grow: int | None = None,
+    spread: int | None = None,
     least: float = 0,
     key: str = "",
     title: str = "",
     off: bool = False,
 ) -> Box:
-    """Return a box around rows of boxes; those of a row become equally high. Row number `grow` takes more height."""
+    """Return a box around rows of boxes; those of a row become equally high.
+
+    More height goes to row number `grow`, or between row number `spread` and the rows above it.
+    """
     box = Box(kind=kind, key=key, title=title, off=off)
     right, y = 0.0, pad
     for number, row in enumerate(filter(None, rows)):
         height = max(child.height for child in row)
         if number == grow:
             box.grow = y
+        if number == spread:
+            box.grow = y - 0.5  # below the tops of the rows above, and above this one's
         x = pad
         for child in row:
             child.x, child.y = x, y
@@ -269,9 +276,9 @@ def words(*lines: tuple[str, str, float], most: float = _TEXT) -> Box:
             if shown := fit(text, most - x, text_size, bold=ink is Ink.STRONG):
                 label = Label(x=x, y=box.height + size, text=shown, size=text_size, ink=ink)
                 box.labels.append(label)
-                box.width = max(box.width, x + label.width)
+                box.width = max(box.width, math.ceil(x + label.width))
                 x += label.width + size * 0.6
-        box.height += size * 1.45
+        box.height += math.ceil(size * 1.45)  # whole numbers take less space in the file
     return box
 
 
@@ -288,7 +295,7 @@ def cell(kind: BoxKind, text: str, size: CellSize, *, ink: Ink = Ink.PLAIN) -> B
     box = Box(kind=kind, width=size.width, height=size.height)
     font = size.font
     if font and (shown := fit(text, size.width - 2, font, bold=ink is Ink.STRONG)):
-        x, y = size.width / 2, size.height / 2 + font * 0.36
+        x, y = size.width / 2, round(size.height / 2 + font * 0.36)
         box.labels.append(Label(x=x, y=y, text=shown, size=font, ink=ink, centered=True))
     return box
 
@@ -296,7 +303,7 @@ def cell(kind: BoxKind, text: str, size: CellSize, *, ink: Ink = Ink.PLAIN) -> B
 def chip(rank: int, *, exact: bool = True) -> Box:
     """Return a rank's name in its color, with a star if it did not get all that was requested."""
     text = f"rank {rank}" if exact else f"rank {rank} *"
-    box = cell(BoxKind.CHIP, text, CellSize(width_of(text, 10) + 10, 16, 10), ink=Ink.ON_RANK)
+    box = cell(BoxKind.CHIP, text, CellSize(math.ceil(width_of(text, 10)) + 10, 16, 10), ink=Ink.ON_RANK)
     return replace(box, ranks=(rank,), key=f"rank{rank}")
 
 
@@ -415,7 +422,7 @@ def _cell_size(num_cpus: int) -> CellSize:
     """Return the size of a CPU's cell: the more CPUs, the smaller; beyond 640 there is no space for text."""
     if num_cpus <= 64:
         return CellSize(46, 18, 11)
-    return CellSize(32, 14, 9) if num_cpus <= 640 else CellSize(14, 6, 0)
+    return CellSize(32, 14, _SMALL) if num_cpus <= 640 else CellSize(14, 6, 0)
 
 
 def _device(drawing: _Drawing, device: Device) -> Box:
@@ -481,11 +488,6 @@ def _headed(kind: BoxKind, head: Box, rows: list[list[Box]], *, flip: bool) -> B
     return frame(kind, [*rows, [head]] if flip else [[head], *rows], grow=0 if flip else len(rows))
 
 
-def _spring() -> Box:
-    """Return an invisible box for the row that takes the height which a frame has to spare."""
-    return Box(kind=BoxKind.PLAIN)
-
-
 def _lost_cores(drawing: _Drawing, cores: Sequence[Core]) -> list[Box]:
     """Return a frame for cores of unknown node."""
     if not cores:
@@ -538,15 +540,10 @@ def _node(drawing: _Drawing, node: Node, *, flip: bool) -> Box:
     else:
         rows += [*_rank_rows("cores of", on_cores, width), *_rank_rows("memory of", in_memory, width)]
     rows += cores
-    if devices:
-        rows = [*devices, [_spring()], *rows] if flip else [*rows, [_spring()], *devices]
-    elif flip:
-        rows.insert(0, [_spring()])
-    grow = next((number for number, row in enumerate(rows) if row[0] == _spring()), None)
     return frame(
         BoxKind.NODE if node.kind is NodeKind.CPU else BoxKind.MEMORY_NODE,
-        rows,
-        grow=grow,
+        [*devices, *rows] if flip else [*rows, *devices],
+        spread=len(devices if flip else rows),
         title=_title(f"node {node.id}", facts, size, rank_names(on_cores)),
         key=f"node{node.id}",
         off=not allowed,
@@ -620,7 +617,7 @@ def _core(drawing: _Drawing, core: Core, *, named: bool) -> Box:
     if named:
         rows.append(band(ranks, size.width))
     off = f"not allowed: CPUs {banned}" if banned else ""
-    title = _title(f"core {core.id}: CPUs {core.cpus}", rank_names(ranks), off)
+    title = _title(f"core {core.id}: CPUs {core.cpus}", rank_names(ranks) if named else "", off)
     return frame(BoxKind.CORE, rows, pad=0, gap=0, key=f"core{core.id}", title=title)
 
 
@@ -638,13 +635,12 @@ def _part_rows(drawing: _Drawing, parts: Sequence[PcieGroup | Device], *, flip: 
         elif isinstance(part, PcieGroup):
             inner = _part_rows(drawing, part.parts, flip=flip)
             name = [words((part.name, "", 10))]
-            rows = [*inner, [_spring()], name] if flip else [name, [_spring()], *inner]
-            box = frame(BoxKind.SWITCH, rows, grow=len(inner) if flip else 1, title=part.name)
+            rows = [*inner, name] if flip else [name, *inner]
+            box = frame(BoxKind.SWITCH, rows, spread=len(inner) if flip else 1, title=part.name)
             (with_gpus if any(isinstance(device, Gpu) for device in part.devices) else others).append(box)
         else:  # a GPU beside a group stays at the end of the row
-            row = [_device(drawing, part)]
-            rows = [row, [_spring()]] if flip else [[_spring()], row]
-            with_gpus.append(frame(BoxKind.PLAIN, rows, pad=0, gap=0, grow=1 if flip else 0))
+            box = _device(drawing, part)
+            with_gpus.append(frame(BoxKind.PLAIN, [[box]], pad=0, spread=None if flip else 0))
     below = rows_within(with_gpus, WIDE - 4 * PAD)
     above = rows_within(others, max(map(_width, below), default=3 * _TEXT))
     return [*below, *above] if flip else [*above, *below]
@@ -798,8 +794,6 @@ _LOOKS: Final = {  # class -> fill, stroke
     "hatched": ("l3", None),
     "hatch": (None, "used"),
     "link": (None, "gpuline"),
-    "strong": ("ink", None),
-    "text": ("ink", None),
     "dim": ("dim", None),
     "on": ("on", None),
 }
@@ -809,7 +803,7 @@ def style() -> str:
     """Return the rules: light, which printers and programs without media queries use, and dark on dark screens."""
 
     def looks(dark: int) -> str:
-        parts = []
+        parts = [f".np text{{fill:{COLORS['ink'][dark]}}}"]
         for name, (fill, stroke) in _LOOKS.items():
             filled = f"fill:{COLORS[fill][dark]};" if fill else ""
             stroked = f"stroke:{COLORS[stroke][dark]}" if stroke else ""
@@ -818,9 +812,9 @@ def style() -> str:
 
     ranks = (f".np .c{number}{{fill:{color}}}" for number, color in enumerate(RANK_COLORS))
     shapes = (
-        '.np{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}',
+        f'.np{{font:{_SMALL}px system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}}',
         ".np .strong{font-weight:600}.np .mid{text-anchor:middle}.np .memnode,.np .idle{stroke-dasharray:5 3}",
-        ".np .cpu{stroke-width:.5}.np .cpu.idle{stroke-dasharray:2 2}.np .link{stroke-width:3}",
+        ".np .cpu{stroke-width:.7}.np .cpu.idle{stroke-dasharray:2 2}.np .link{stroke-width:3}",
         ".np .again{stroke-width:2}",
     )
     after = "\n".join([*ranks, ".np .cpu.off{fill:url(#np-off)}"])
@@ -836,7 +830,7 @@ def svg(topology: Topology, plan: Plan | None = None) -> str:
 
 def element(picture: Picture, *, inside: str = "") -> str:
     """Return the SVG element; a page that has the style needs none `inside`."""
-    width, height = f"{picture.box.width:.1f}", f"{picture.box.height:.1f}"
+    width, height = _number(picture.box.width), _number(picture.box.height)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="np" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" role="img">',
@@ -845,38 +839,45 @@ def element(picture: Picture, *, inside: str = "") -> str:
         'patternTransform="rotate(45)"><rect class="hatched" width="4" height="4"/><path class="hatch" d="M0 0V4"/>'
         "</pattern></defs>",
     ]
-    bars = [replace(box, x=x, y=y) for box, x, y in picture.box.walk() if box.kind is BoxKind.BUS]
-    _draw(picture.box, lines)
-    lines += [f'<path class="link" d="M{x:.1f} {top:.1f}V{bottom:.1f}"/>' for x, top, bottom in picture.lines]
+    bars = [(box, x - box.x, y - box.y) for box, x, y in picture.box.walk() if box.kind is BoxKind.BUS]
+    _draw(picture.box, 0, 0, lines)
+    lines += [f'<path class="link" d="M{_number(x)} {_number(top)}V{_number(end)}"/>' for x, top, end in picture.lines]
     for bar in bars:  # over the lines to bars behind them
-        _draw(bar, lines)
+        _draw(*bar, lines)
     return "\n".join([*lines, "</svg>"])
 
 
-def _draw(box: Box, lines: list[str]) -> None:
-    """Append the lines of a box and of all boxes inside."""
-    place = f' transform="translate({box.x:.1f} {box.y:.1f})"' if box.x or box.y else ""
-    title = f"<title>{escape(box.title)}</title>" if box.title else ""
-    rectangle = ""
-    if box.kind is not BoxKind.PLAIN:
+def _draw(box: Box, left: float, top: float, lines: list[str]) -> None:
+    """Append the lines of a box in this place and of all boxes inside; a tooltip needs a group."""
+    left, top = left + box.x, top + box.y
+    if box.title:
+        lines.append(f"<g><title>{escape(box.title)}</title>")
+    is_covered = box.kind is BoxKind.CORE and all(child.kind is BoxKind.CPU for child in box.children)
+    if box.kind is not BoxKind.PLAIN and not is_covered:
         states = ["off"] * box.off + ["idle"] * box.idle
         if len(box.ranks) == 1:
             turn, color = divmod(box.ranks[0], len(RANK_COLORS))
             states += [f"c{color}"] + ["again"] * (turn % 2)
         classes = " ".join([box.kind.value, *states])
-        corner = 0 if box.kind in _SHARP else 4
-        radius = f' rx="{corner}"' if corner else ""
-        rectangle = f'<rect class="{classes}" width="{box.width:.1f}" height="{box.height:.1f}"{radius}/>'
-    texts = []
+        x, y, width, height = map(_number, (left, top, box.width, box.height))
+        if box.kind in _SHARP:  # of which there are hundreds, and a path is shorter
+            lines.append(f'<path class="{classes}" d="M{x} {y}h{width}v{height}h-{width}z"/>')
+        else:
+            lines.append(f'<rect class="{classes}" x="{x}" y="{y}" width="{width}" height="{height}" rx="4"/>')
     for label in box.labels:
-        classes = f"{label.ink.value} mid" if label.centered else label.ink.value
-        at = f'x="{label.x:.1f}" y="{label.y:.1f}" font-size="{label.size:g}"'
-        texts.append(f'<text class="{classes}" {at}>{escape(label.text)}</text>')
-    lines.append(f"<g{place}>{title}{rectangle}{''.join(texts)}")
+        classes = f"{label.ink.value} mid".strip() if label.centered else label.ink.value
+        size = "" if label.size == _SMALL else f' font-size="{label.size:g}"'
+        place = f'x="{_number(left + label.x)}" y="{_number(top + label.y)}"{size}'
+        lines.append(f'<text class="{classes}" {place}>{escape(label.text)}</text>')
     for child in box.children:
         if child.kind is not BoxKind.BUS:
-            _draw(child, lines)
-    lines.append("</g>")
+            _draw(child, left, top, lines)
+    if box.title:
+        lines.append("</g>")
 
 
-_SHARP: Final = (BoxKind.MACHINE, BoxKind.CORE, BoxKind.CPU, BoxKind.MEMORY, BoxKind.USED, BoxKind.SHARE)
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+_SHARP: Final = (BoxKind.CORE, BoxKind.CPU, BoxKind.MEMORY, BoxKind.USED, BoxKind.SHARE)
