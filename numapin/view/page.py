@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Final
 from numapin.base import cpu_set
 from numapin.base.printable import printable
 from numapin.topology.model import Gpu
-from numapin.view.machine import devices_on, empty_nodes, rank_places
+from numapin.view.machine import (
+    devices_on,
+    empty_nodes,
+    joined,
+    kind_of,
+    known,
+    own_nic_name,
+    policy,
+    rank_places,
+    size_of,
+)
 from numapin.view.picture import COLORS, element, lay_out, plan_in_words, style
-from numapin.view.words import joined, kind_of, known, own_nic_name, policy, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

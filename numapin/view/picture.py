@@ -18,47 +18,37 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted
 from numapin.base.printable import printable
 from numapin.errors import UsageError
-from numapin.topology.fast import fast_cores
 from numapin.topology.model import Gpu, NodeKind
 from numapin.topology.nics import Adapter
 from numapin.view.machine import (
     PcieGroup,
-    all_devices,
+    address,
     buses,
     devices_on,
     distances,
-    empty_nodes,
     gpu_of_memory,
-    pcie_rate,
-    pcie_tree,
-    rank_places,
-    spanning_l3s,
-)
-from numapin.view.words import (
-    address,
     joined,
     kind_of,
-    machine_size,
+    machine_view,
     memory,
     model_name,
     nic_state,
     node_source,
-    on_node,
     own_nic,
     pcie_link,
+    pcie_rate,
+    pcie_tree,
     rank_names,
-    ranks_of,
     short_pci,
     torch_name,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from numapin.plan.model import Plan
     from numapin.topology.model import Core, Node, Topology
-    from numapin.topology.nics import NearestNics
-    from numapin.view.machine import Device, RankPlaces, Ranks, SpanningL3
+    from numapin.view.machine import Device, MachineView, Ranks
 
 PAD: Final = 8
 GAP: Final = 8
@@ -324,15 +314,10 @@ def band(ranks: Ranks, width: float) -> list[Box]:
 class _Drawing:
     """What all parts of a picture need: the machine, the ranks, and the sizes of devices and of a CPU's cell."""
 
-    topology: Topology
-    places: RankPlaces
+    machine: MachineView
     inexact: Collection[int]
     device_width: float
-    nearest_nics: Mapping[int, NearestNics]
     cpu: CellSize
-    l3_of: Mapping[int, SpanningL3]
-    fast: Mapping[int, str]
-    empty: CpuSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,34 +332,41 @@ class Picture:
 
 def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
     """Return the picture. Raises UsageError for a plan of another machine, or too many nodes or ranks."""
+    ranks = plan.ranks if plan else ()
     for number, what, hint in (
         (len(topology.nodes), "a machine of {} nodes", "show it with: numapin topo --format tree"),
-        (len(ranks_of(plan)), "a plan of {} ranks", "show it as a tree: numapin topo --plan FILE"),
+        (len(ranks), "a plan of {} ranks", "show it as a tree: numapin topo --plan FILE"),
     ):
         if number > _MOST:
             subject = what.format(number)
             raise UsageError(f"{subject} does not fit into a picture, which shows {_MOST} at most", hint)
-    places = rank_places(topology, plan)
+    machine, num_cpus = machine_view(topology, plan), len(topology.cpus)
+    # The more CPUs, the smaller their cells; beyond 640 there is no space for text.
+    few_cpus = CellSize(46, 18, 11) if num_cpus <= 64 else CellSize(32, 14, _SMALL)
     drawing = _Drawing(
-        topology=topology,
-        places=places,
-        inexact={rank.local_rank for rank in ranks_of(plan) if not rank.exact},
+        machine=machine,
+        inexact={rank.local_rank for rank in ranks if not rank.exact},
         device_width=0,
-        nearest_nics=topology.nearest_nics,
-        cpu=_cell_size(len(topology.cpus)),
-        l3_of=spanning_l3s(topology),
-        fast={fast.node: f"fast CPUs {fast.cpus}" for fast in fast_cores(topology)},
-        empty=empty_nodes(topology),
+        cpu=few_cpus if num_cpus <= 640 else CellSize(14, 6, 0),
     )
-    widest = max((_device(drawing, device).width for device in all_devices(topology)), default=0)
-    drawing = replace(drawing, device_width=widest)
+    devices: list[Device] = [*topology.gpus, *topology.nic_devices]
+    drawing = replace(drawing, device_width=max((_device(drawing, device).width for device in devices), default=0))
     rows = rows_within(_blocks(drawing), WIDE)
     mirrored = len(rows) == 2 and bool(buses(topology))
     if mirrored:
         rows = rows_within(_blocks(drawing, first_below=len(rows[0])), WIDE)
-    name, size, planned = topology.host or topology.source, size_in_words(topology), plan_in_words(plan)
+    name, planned = topology.host or topology.source, plan_in_words(plan)
+    num_allowed = len(topology.allowed.cpus)
+    size = joined(
+        counted(len(topology.packages), "socket") if topology.packages else "",
+        counted(len(topology.nodes), "NUMA node"),
+        counted(len(topology.gpus), "GPU"),
+        counted(len(topology.cores), "core"),
+        counted(num_cpus, "CPU"),
+        "" if num_cpus == num_allowed else f"{num_allowed} allowed ({topology.allowed.cpus})",
+    )
     inner = max([560, *map(_width, rows)])
-    model = _same_model(topology)
+    model = f"{len(topology.gpus)} x {machine.model}" if machine.model else ""
     facts = (size, joined(model, planned, separator=" · "))
     head = words((name, "", 16), *(("", fact, 11) for fact in facts if fact), most=inner)
     tail = [
@@ -393,16 +385,6 @@ def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
     )
 
 
-def size_in_words(topology: Topology) -> str:
-    """Return the number of sockets, nodes, GPUs, cores and CPUs."""
-    return joined(
-        counted(len(topology.packages), "socket") if topology.packages else "",
-        counted(len(topology.nodes), "NUMA node"),
-        counted(len(topology.gpus), "GPU"),
-        machine_size(topology),
-    )
-
-
 def plan_in_words(plan: Plan | None) -> str:
     """Return what was requested of the plan; "" without a plan."""
     if plan is None:
@@ -410,38 +392,23 @@ def plan_in_words(plan: Plan | None) -> str:
     return f"Plan: {counted(len(plan.ranks), 'rank')}, bind {plan.bind.value}, memory {plan.memory.value}"
 
 
-def _same_model(topology: Topology) -> str:
-    """Return the model of several GPUs if they have the same one."""
-    models = {model_name(gpu) for gpu in topology.gpus}
-    return (
-        f"{len(topology.gpus)} x {models.pop()}" if len(topology.gpus) > 1 and len(models) == 1 and all(models) else ""
-    )
-
-
-def _cell_size(num_cpus: int) -> CellSize:
-    """Return the size of a CPU's cell: the more CPUs, the smaller; beyond 640 there is no space for text."""
-    if num_cpus <= 64:
-        return CellSize(46, 18, 11)
-    return CellSize(32, 14, _SMALL) if num_cpus <= 640 else CellSize(14, 6, 0)
-
-
 def _device(drawing: _Drawing, device: Device) -> Box:
     """Return the box of a NIC; or of a GPU, with its ranks and its memory node below its facts."""
-    topology = drawing.topology
+    topology = drawing.machine.topology
     if isinstance(device, Adapter):
         facts = joined(short_pci(device.pci or ""), nic_state(device))
         text = words((device.name, "", 11), ("", device.kind.value, 9.5), ("", facts, 9.5))
         title = _title(device.name, device.kind.value, device.pci or "", nic_state(device))
         width = drawing.device_width
         return frame(BoxKind.NIC, [[text]], pad=6, least=width, key=f"nic:{device.name}", title=title)
-    gpu, nearest = device, drawing.nearest_nics.get(device.index)
+    gpu, nearest = device, drawing.machine.nearest_nics.get(device.index)
     rate = pcie_rate(gpu.pcie)
-    pcie = joined(pcie_link(gpu.pcie), f"{rate:.0f} GB/s" if rate else "")
+    pcie = joined(pcie_link(gpu), f"{rate:.0f} GB/s" if rate else "")
     mig = counted(len(gpu.mig), "MIG instance") if gpu.mig else ""
-    model = "" if _same_model(topology) else model_name(gpu)
+    model = "" if drawing.machine.model else model_name(gpu)
     lines = (model, address(gpu, short=True), pcie, own_nic(nearest), mig)
     text = words((gpu.label, torch_name(gpu), 11), *(("", line, 9.5) for line in lines if line))
-    chips = [chip(rank, exact=rank not in drawing.inexact) for rank in drawing.places.gpus.get(gpu.index, ())]
+    chips = [chip(rank, exact=rank not in drawing.inexact) for rank in drawing.machine.places.gpus.get(gpu.index, ())]
     rows = [[text], *rows_within(chips, 150, gap=4)]
     for node in topology.nodes:
         if gpu_of_memory(topology, node) is gpu:
@@ -458,7 +425,7 @@ def _device(drawing: _Drawing, device: Device) -> Box:
 
 def _blocks(drawing: _Drawing, *, first_below: int | None = None) -> list[Box]:
     """Return the sockets, and frames for nodes and parts without one; from `first_below` on, devices are at the top."""
-    topology = drawing.topology
+    topology = drawing.machine.topology
     blocks: list[Box] = []
 
     def is_below() -> bool:
@@ -466,7 +433,7 @@ def _blocks(drawing: _Drawing, *, first_below: int | None = None) -> list[Box]:
 
     for package in topology.packages:
         flip = is_below()
-        nodes = [node for node in topology.nodes if node.package == package.id and node.id not in drawing.empty]
+        nodes = [node for node in topology.nodes if node.package == package.id and node.id not in drawing.machine.empty]
         lost = [core for core in topology.cores if core.node is None and core.package == package.id]
         boxes = [*_nodes(drawing, nodes, flip=flip), *_lost_cores(drawing, lost)]
         num_cores = sum(core.package == package.id for core in topology.cores)
@@ -479,7 +446,8 @@ def _blocks(drawing: _Drawing, *, first_below: int | None = None) -> list[Box]:
     if devices := devices_on(topology, None):
         flip = is_below()
         head = words(("node unknown", "GPUs and network devices", 13))
-        blocks.append(_headed(BoxKind.MEMORY_NODE, head, _device_rows(drawing, devices, flip=flip), flip=flip))
+        device_rows = _device_rows(drawing, pcie_tree(topology, devices), flip=flip)
+        blocks.append(_headed(BoxKind.MEMORY_NODE, head, device_rows, flip=flip))
     return blocks
 
 
@@ -500,12 +468,12 @@ def _nodes(drawing: _Drawing, nodes: Iterable[Node], *, flip: bool) -> list[Box]
     """Return a frame per node; nodes that share an L3 cache are in a frame for the cache."""
     around: dict[CpuSet, list[Box]] = {}
     for node in nodes:
-        l3 = drawing.l3_of.get(node.id)
+        l3 = drawing.machine.l3_of.get(node.id)
         box = _node(drawing, node, flip=flip)
         around.setdefault(CpuSet({node.id}) if l3 is None else l3.nodes, []).append(box)
     found = []
     for numbers, boxes in around.items():
-        l3 = drawing.l3_of.get(min(numbers))
+        l3 = drawing.machine.l3_of.get(min(numbers))
         if l3 is None:
             found += boxes
             continue
@@ -518,17 +486,18 @@ def _nodes(drawing: _Drawing, nodes: Iterable[Node], *, flip: bool) -> list[Box]
 
 def _node(drawing: _Drawing, node: Node, *, flip: bool) -> Box:
     """Return a node: its name, memory, ranks and cores, and its devices on the side of the bar."""
-    topology, places = drawing.topology, drawing.places
+    topology, places = drawing.machine.topology, drawing.machine.places
     allowed = node.id in topology.allowed.nodes
     on_cores, in_memory = places.on(node.cpus), places.memory.get(node.id, ())
-    devices = _device_rows(drawing, devices_on(topology, node.id), flip=flip)
+    devices = _device_rows(drawing, pcie_tree(topology, devices_on(topology, node.id)), flip=flip)
     width = max([_TEXT, *map(_width, devices)])
-    is_spanned = node.id in drawing.l3_of
-    cores = _core_rows(drawing, on_node(topology.cores, node.id), spanned=is_spanned, wanted=width)
+    is_spanned = node.id in drawing.machine.l3_of
+    own_cores = [core for core in topology.cores if core.node == node.id]
+    cores = _core_rows(drawing, own_cores, spanned=is_spanned, wanted=width)
     width = max([width, *map(_width, cores)])
     kind = kind_of(topology, node)
     cpus = f"CPUs {node.cpus}" if node.cpus else ""
-    facts = joined(kind, cpus, drawing.fast.get(node.id, ""), "" if allowed else "not allowed")
+    facts = joined(kind, cpus, drawing.machine.fast.get(node.id, ""), "" if allowed else "not allowed")
     size = memory(node) or "size unknown"
     rows = [[words((f"node {node.id}", facts, 13), ("memory", size, 10), most=width)]]
     if node.memory_bytes and node.free_bytes is not None:
@@ -570,7 +539,7 @@ def _core_rows(drawing: _Drawing, cores: Sequence[Core], *, spanned: bool, wante
         by_l3.setdefault(None if spanned else core.l3, []).append(core)
     unknown = by_l3.pop(None, [])
     groups = [*(group for _, group in sorted(by_l3.items())), *([unknown] if unknown else [])]
-    on = drawing.places.on
+    on = drawing.machine.places.on
     differ = len({on(_cpus(group)) for group in groups}) > 1
     boxes = []
     for group in groups:
@@ -578,7 +547,8 @@ def _core_rows(drawing: _Drawing, cores: Sequence[Core], *, spanned: bool, wante
         is_mixed = any(on(core.cpus) != ranks for core in group)
         cells = [_core(drawing, core, named=is_mixed) for core in group]
         most = wanted - 2 * PAD if len(groups) == 1 and wanted > _TEXT else WIDE - 6 * PAD
-        goal = 3.0 if most > wanted else most * most / _area(cells)
+        area = sum(cell.width * cell.height for cell in cells)
+        goal = 3.0 if most > wanted else most * most / area
         inner = best_rows(cells, goal=goal, most=most, gap=4)
         width = _width(inner[0], 4)
         named = rank_names(ranks) if differ and not is_mixed else ""
@@ -591,19 +561,15 @@ def _core_rows(drawing: _Drawing, cores: Sequence[Core], *, spanned: bool, wante
     return best_rows(boxes, goal=1.6, most=WIDE - 4 * PAD)
 
 
-def _area(boxes: Iterable[Box]) -> float:
-    return sum(box.width * box.height for box in boxes)
-
-
 def _cpus(cores: Iterable[Core]) -> CpuSet:
     return CpuSet(chain.from_iterable(core.cpus for core in cores))
 
 
 def _core(drawing: _Drawing, core: Core, *, named: bool) -> Box:
     """Return the core, with one row per CPU; if `named`, the first row has the names of its ranks."""
-    places, size = drawing.places, drawing.cpu
+    places, size = drawing.machine.places, drawing.cpu
     ranks = places.on(core.cpus)
-    banned = core.cpus - drawing.topology.allowed.cpus
+    banned = core.cpus - drawing.machine.topology.allowed.cpus
     rows = []
     if named:
         rows = [[cell(BoxKind.PLAIN, f"r{cpu_set.render(ranks)}" if ranks else "", size, ink=Ink.STRONG)]]
@@ -621,19 +587,15 @@ def _core(drawing: _Drawing, core: Core, *, named: bool) -> Box:
     return frame(BoxKind.CORE, rows, pad=0, gap=0, key=f"core{core.id}", title=title)
 
 
-def _device_rows(drawing: _Drawing, devices: Sequence[Device], *, flip: bool) -> list[list[Box]]:
+def _device_rows(drawing: _Drawing, parts: Sequence[PcieGroup | Device], *, flip: bool) -> list[list[Box]]:
     """Return the devices of a node in their PCIe tree: NICs first, then GPUs, so that nothing is below a GPU."""
-    return _part_rows(drawing, pcie_tree(drawing.topology, devices), flip=flip)
-
-
-def _part_rows(drawing: _Drawing, parts: Sequence[PcieGroup | Device], *, flip: bool) -> list[list[Box]]:
     with_gpus: list[Box] = []
     others: list[Box] = []
     for part in parts:
         if isinstance(part, Adapter):
             others.append(_device(drawing, part))
         elif isinstance(part, PcieGroup):
-            inner = _part_rows(drawing, part.parts, flip=flip)
+            inner = _device_rows(drawing, part.parts, flip=flip)
             name = [words((part.name, "", 10))]
             rows = [*inner, name] if flip else [name, *inner]
             box = frame(BoxKind.SWITCH, rows, spread=len(inner) if flip else 1, title=part.name)
@@ -652,7 +614,7 @@ def _width(row: Sequence[Box], gap: float = GAP) -> float:
 
 def _memory_boxes(drawing: _Drawing) -> list[Box]:
     """Return the nodes without CPUs outside of all sockets and GPUs, and one box for all empty nodes."""
-    topology, empty = drawing.topology, drawing.empty
+    topology, empty = drawing.machine.topology, drawing.machine.empty
     packages = {package.id for package in topology.packages}
     nodes = [
         node
@@ -669,7 +631,7 @@ def _memory_boxes(drawing: _Drawing) -> list[Box]:
 
 def _legend(drawing: _Drawing, plan: Plan | None) -> list[Box]:
     """Return each sign that the picture has, with its meaning."""
-    topology, places = drawing.topology, drawing.places
+    topology, places = drawing.machine.topology, drawing.machine.places
     size = CellSize(32, 14, 9)
     sharers = next((ranks for ranks in places.cpus.values() if len(ranks) > 1), None)
     idle = (topology.cpus & topology.allowed.cpus) - CpuSet(places.cpus)
