@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.base.plural import counted
-from numapin.cli.options import GPU_NODES, MACHINE, FilePath, one_format, topology_from, with_values
+from numapin.cli.options import GPU_NODES, MACHINE, FilePath, one_format, record_of, topology_from
 from numapin.cli.output import emit, is_terminal, json_text, show, warn, width_of_stdout, write
 from numapin.cli.run_names import all_run_names
 from numapin.errors import NumapinError, UsageError
@@ -65,8 +65,7 @@ class _TopoOptions:
 @click.option("--output", type=FilePath(), metavar="FILE", help="Write the svg or html here (default: stdout).")
 @click.option("--open", "in_browser", is_flag=True, help="Open the picture in the browser (default format: html).")
 @click.option("--save", type=FilePath(), metavar="FILE", help="Write a machine file instead of showing the machine.")
-@with_values(_TopoOptions)
-def topo(options: _TopoOptions) -> None:
+def topo(**values: object) -> None:
     """Show sockets, NUMA nodes, PCIe switches, GPUs and NICs of this or another machine.
 
     \b
@@ -81,6 +80,7 @@ def topo(options: _TopoOptions) -> None:
       numapin topo --machine example:     list the built-in machines
       numapin topo --machine example:dgx-a100
     """
+    options = record_of(_TopoOptions, values)
     form = _form(options)
     if str(options.machine) == _LIST:
         _list_examples()

@@ -378,7 +378,7 @@ def machine_view(topology: Topology, plan: Plan | None) -> MachineView:
     return MachineView(
         topology=topology,
         places=rank_places(topology, plan),
-        nearest_nics=topology.nearest_nics,
+        nearest_nics=topology.nearest_nics if topology.gpus else {},
         empty=empty_nodes(topology),
         l3_of=spanning_l3s(topology),
         fast={fast.node: f"fast CPUs {fast.cpus}" for fast in fast_cores(topology)},
