@@ -7,7 +7,6 @@
     options.py           options that several commands share
     output.py            all writing to stdout and stderr
     torchrun_command.py  help and completion of the commands that take torchrun's options
-    complete.py          candidates for completing a command line
     run_names.py         names of runs, for completion
     torch_import.py      import torch with Ctrl-C deferred
     run.py               numapin run
