@@ -6,11 +6,8 @@
     main.py              the group of commands; errors and exit statuses
     options.py           options that several commands share
     output.py            all writing to stdout and stderr
-    mistakes.py          messages about wrong command lines: suggestions and usage
     torchrun_command.py  help and completion of the commands that take torchrun's options
-    complete.py          candidates for completing a command line
     run_names.py         names of runs, for completion
-    browser.py           open a picture in the browser
     torch_import.py      import torch with Ctrl-C deferred
     run.py               numapin run
     run_failure.py       the account at the end of a failed job

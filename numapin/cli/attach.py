@@ -17,7 +17,7 @@ from numapin.attach.bind import attach as attach_to
 from numapin.attach.targets import Wish, aim_at_processes, aim_at_run
 from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import render_size
-from numapin.cli.options import GPU_NODES, PIDS, Parsed, with_values
+from numapin.cli.options import GPU_NODES, PIDS, Parsed, record_of
 from numapin.cli.output import clear_status, emit, json_text, show, show_status, warn
 from numapin.cli.run_names import live_run_names
 from numapin.errors import BindingRefused, NumapinError, UsageError
@@ -104,8 +104,7 @@ class _AttachOptions:
 @click.option("--dry-run", is_flag=True, help="Show what would change, without changing anything.")
 @click.option("--strict", is_flag=True, help="Exit with status 5 if something could not be done exactly.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (schema numapin.attach/1).")
-@with_values(_AttachOptions)
-def attach(options: _AttachOptions) -> None:
+def attach(**values: object) -> None:
     """Bind running processes to the CPUs of their GPU's node.
 
     All threads are bound, and threads that start later inherit the binding. numapin asks the driver on which GPU a
@@ -125,6 +124,7 @@ def attach(options: _AttachOptions) -> None:
 
     The report ends with the commands that undo it.
     """
+    options = record_of(_AttachOptions, values)
     if options.pids is not None and options.job is not None:
         raise UsageError("--pid and --job both name a job", "give one of them")
     done = _attach(options)

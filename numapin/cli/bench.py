@@ -13,7 +13,7 @@ from numapin.bench.cases import overlap as overlap_cases
 from numapin.bench.cases import transfer as transfer_cases
 from numapin.bench.machine import read_machine
 from numapin.cli.bench_run import SIZES, BenchOptions, names_option, run, shared_options, with_quick
-from numapin.cli.options import topology_from, with_values
+from numapin.cli.options import record_of, topology_from
 from numapin.cli.torch_import import require_torch
 from numapin.view import bench_layouts as layouts
 
@@ -74,8 +74,7 @@ class _BenchTransferOptions(BenchOptions):
     "--seconds", type=click.FloatRange(0, min_open=True), default=0.1, help="Length of a measuring window in seconds."
 )
 @shared_options(repeats=5, timeout_s=120)
-@with_values(_BenchTransferOptions)
-def transfer(options: _BenchTransferOptions) -> None:
+def transfer(**values: object) -> None:
     """Measure copies between host and GPU: each kind of memory, from each NUMA node to each GPU.
 
     Duration: with the defaults at least 36 s (360 windows of 0.1 s) per pair of GPU and NUMA node; --quick: 1 s.
@@ -86,6 +85,7 @@ def transfer(options: _BenchTransferOptions) -> None:
       numapin bench transfer --output transfer.json    all sizes, and all figures in a file
       numapin bench transfer --sizes 64M --directions h2d --repeats 9
     """
+    options = record_of(_BenchTransferOptions, values)
     require_torch("numapin bench transfer")
     options = with_quick(options, seconds=0.02, sizes=transfer_cases.QUICK_SIZES)
     machine, topology = read_machine(), topology_from(gpu_nodes=None)
@@ -120,8 +120,7 @@ class _BenchAllocOptions(BenchOptions):
 @names_option("--peers", alloc_cases.PEERS, about="Ways to allocate")
 @click.option("--samples", type=click.IntRange(1), default=7, help="Allocations per repeat; the median is reported.")
 @shared_options(repeats=5, timeout_s=120)
-@with_values(_BenchAllocOptions)
-def alloc(options: _BenchAllocOptions) -> None:
+def alloc(**values: object) -> None:
     """Measure the cost of memory: allocation, first write, second write, copy to the GPU.
 
     Duration: 10 s without a GPU, --quick 3 s (two CPUs). Without a GPU, only ordinary memory is measured.
@@ -132,6 +131,7 @@ def alloc(options: _BenchAllocOptions) -> None:
       numapin bench alloc --peers pin-cold,pin-pool    the time of one pin_memory() call
       numapin bench alloc --sizes 1M --repeats 21 --json
     """
+    options = record_of(_BenchAllocOptions, values)
     require_torch("numapin bench alloc")
     options, machine = with_quick(options, samples=3, sizes=alloc_cases.QUICK_SIZES), read_machine()
     benchmark = alloc_cases.alloc_benchmark(
@@ -157,8 +157,7 @@ class _BenchOverlapOptions(BenchOptions):
     "--seconds", type=click.FloatRange(0, min_open=True), default=0.7, help="Length of a measuring window in seconds."
 )
 @shared_options(repeats=5, timeout_s=120)
-@with_values(_BenchOverlapOptions)
-def overlap(options: _BenchOverlapOptions) -> None:
+def overlap(**values: object) -> None:
     """Measure a loop that loads, copies and computes: does pinning help, and is the copy hidden?
 
     Duration: with the defaults at least 98 s (140 windows of 0.7 s); --quick: 3 s. Needs a GPU.
@@ -169,6 +168,7 @@ def overlap(options: _BenchOverlapOptions) -> None:
       numapin bench overlap --cases transfer-bound,compute-bound
       numapin bench overlap --output overlap.json
     """
+    options = record_of(_BenchOverlapOptions, values)
     require_torch("numapin bench overlap")
     options, machine = with_quick(options, seconds=0.1), read_machine()
     benchmark = overlap_cases.overlap_benchmark(
@@ -208,8 +208,7 @@ class _BenchLoaderOptions(BenchOptions):
 )
 @click.option("--gpus", type=click.Choice(["one", "all"]), default="one", help="all: one process per GPU, all at once.")
 @shared_options(repeats=5, timeout_s=180)
-@with_values(_BenchLoaderOptions)
-def loader(options: _BenchLoaderOptions) -> None:
+def loader(**values: object) -> None:
     """Measure batches per second of numapin.DataLoader and torch's, each in fresh processes.
 
     Duration: at least 5 s (warm-up and window) for each case, peer and repeat, and the start of its workers. One case
@@ -223,6 +222,7 @@ def loader(options: _BenchLoaderOptions) -> None:
       numapin bench loader --gpus all --cases 38MB    one process per GPU, all at once
       numapin bench loader --output loader.json       all figures, for later
     """
+    options = record_of(_BenchLoaderOptions, values)
     require_torch("numapin bench loader")
     options, machine = with_quick(options, seconds=0.5, warm_up=0.5), read_machine()
     chosen = loader_cases.LoaderBenchOptions(

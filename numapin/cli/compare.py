@@ -12,7 +12,7 @@ import click
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted
 from numapin.base.stderr import say
-from numapin.cli.options import FilePath, Parsed, topology_from, with_values
+from numapin.cli.options import FilePath, Parsed, record_of, topology_from
 from numapin.cli.output import require_writable
 from numapin.cli.torch_import import require_torch
 from numapin.compare.record import MOST_STEPS
@@ -133,8 +133,7 @@ def _percent(text: str) -> float:
 @click.option("--output", type=FilePath(), metavar="FILE", help="Also write the report to a file.")
 @click.option("--logs", type=FilePath(), metavar="DIR", help="Keep the output of every run in this folder.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] SCRIPT [ARGUMENTS]...")
-@with_values(CompareOptions)
-def compare(options: CompareOptions) -> None:
+def compare(**values: object) -> None:
     """Run an unmodified script under several launchers in turn, and report which is faster and how certain that is.
 
     Each run is stopped after --steps steps, or after fewer if --steps steps would take longer than --seconds; all runs
@@ -152,6 +151,7 @@ def compare(options: CompareOptions) -> None:
       numapin compare --variants torchrun --variant 'numapin --bind exclusive' train.py
       numapin compare --a 'python old.py' --b 'python new.py'
     """
+    options = record_of(CompareOptions, values)
     _check(options)
     topology = topology_from(gpu_nodes=None)
     plan = _plan(topology, options.nproc_per_node)

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from numapin.base.printable import printable
-from numapin.cli.complete import complete
 from numapin.cli.output import emit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numapin.cli.complete import Candidates
+    from click.shell_completion import CompletionItem
 
 _SHELLS: Final = ("bash", "zsh", "fish")
 _QUOTES: Final = "\"'"
 _UNSAFE: Final = re.compile(r"[^\w@%+=:,./~-]")
 _ESCAPED: Final = r"\\\g<0>"
+_LONGEST_HELP: Final = 70
+_SENTENCE_END: Final = re.compile(r"(?<!e\.g)\.(?: |$)|;")
+_BY_SHELL: Final = ("file", "dir")
 
 
 @click.command()
@@ -117,3 +120,99 @@ def _position(words: Sequence[str], begin: int, typed: Sequence[str]) -> int:
     same = [place for place, word in enumerate(typed) if split_line(word) == [words[begin]]]
     num_before = words[:begin].count(words[begin])
     return same[num_before] if num_before < len(same) else len(typed) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """The candidates at the cursor.
+
+    Attributes:
+        words: Whole words, each with a description or "".
+        files: "file" or "dir", if such names are valid, too.
+        prefix: The start of the word that precedes a value: "--output=".
+        command_at: The number of the word that begins another program's command line; None without one.
+    """
+
+    words: tuple[tuple[str, str], ...] = ()
+    files: str = ""
+    prefix: str = ""
+    command_at: int | None = None
+
+
+def complete(group: click.Group, words: Sequence[str]) -> Candidates:
+    """Return the candidates for the last of the words, which follow the program's name."""
+    *before, incomplete = words or [""]
+    command: click.Command = group
+    path, rest = [group.name or ""], list(before)
+    while isinstance(command, click.Group) and rest:
+        name = rest.pop(0)
+        found = None if name.startswith("-") else command.get_command(click.Context(command), name)
+        if found is not None:
+            command = found
+            path.append(name)
+    context = command.make_context(" ".join(path), list(rest), resilient_parsing=True)
+    with context:
+        return _candidates(context, rest, incomplete, begin=len(before) - len(rest))
+
+
+def _candidates(context: click.Context, words: Sequence[str], incomplete: str, *, begin: int) -> Candidates:
+    """Return the candidates for the incomplete word after the words of one command; `begin` words precede them."""
+    command, last = context.command, words[-1] if words else ""
+    options = [each for each in command.get_params(context) if isinstance(each, click.Option)]
+    valued = {name: each for each in options if not (each.is_flag or each.count) for name in _names_of(each)}
+    arguments = [each for each in command.params if isinstance(each, click.Argument)]
+    given = [context.params.get(str(argument.name)) for argument in arguments]
+    # Another program's command line can end this one: `exec -- CMD`, `run SCRIPT`.
+    takes_tail = bool(arguments) and not context.allow_interspersed_args
+    tail = [word for value in given if value is not None for word in (value if isinstance(value, tuple) else (value,))]
+    name, equals, value = incomplete.partition("=")
+    is_option = incomplete.startswith("-")
+    option, typed, prefix = valued.get(last), incomplete, ""
+    if is_option:
+        option, typed, prefix = valued.get(name) if equals else None, value, f"{name}="
+    is_in_tail = takes_tail and (tail or last == "--")
+    if option is not None and not is_in_tail:
+        return _values(context, option, typed, prefix=prefix)
+    if is_option and not is_in_tail:
+        return _option_names(options, words, incomplete)
+    if takes_tail:  # the shell completes the other program's words; a script's are files, as far as numapin can know
+        if command.name == "exec" or context.params.get("no_python"):
+            return Candidates(command_at=begin + len(words) - len(tail))
+        return Candidates(files="file", prefix=f"{name}=" if equals and name.startswith("-") else "")
+    if isinstance(command, click.Group):
+        items = command.shell_complete(context, incomplete)
+        return Candidates(words=tuple((item.value, item.help or "") for item in items))
+    without_value = (each for each, got in zip(arguments, given, strict=True) if each.nargs == -1 or not got)
+    argument = next(without_value, None)
+    return Candidates() if argument is None else _values(context, argument, incomplete)
+
+
+def _option_names(options: Sequence[click.Option], words: Sequence[str], incomplete: str) -> Candidates:
+    """Return the options, except those that were given; spellings with underscores only if one is being typed."""
+    typed = {word.partition("=")[0] for word in words}
+    named = [
+        (name, option.help or "")
+        for option in options
+        if not option.hidden and (option.multiple or typed.isdisjoint(_names_of(option)))
+        for name in _names_of(option)
+        if name.startswith(incomplete) and ("_" not in name or "_" in incomplete)
+    ]
+    found = []
+    for name, text in named:
+        sentence = _SENTENCE_END.split(text, maxsplit=1)[0]
+        if len(sentence) > _LONGEST_HELP:
+            sentence = f"{sentence[: _LONGEST_HELP - 3].rpartition(' ')[0]}..."
+        found.append((name, sentence))
+    return Candidates(words=tuple(found))
+
+
+def _names_of(option: click.Option) -> tuple[str, ...]:
+    """Return all spellings of an option, with those that switch it off."""
+    return *option.opts, *option.secondary_opts
+
+
+def _values(context: click.Context, parameter: click.Parameter, typed: str, *, prefix: str = "") -> Candidates:
+    items: list[CompletionItem[Any]] = parameter.shell_complete(context, typed)
+    words = [(f"{prefix}{item.value}", item.help or "") for item in items if item.type not in _BY_SHELL]
+    files = [item.type for item in items if item.type in _BY_SHELL]
+    return Candidates(words=tuple(words), files=files[0] if files else "", prefix=prefix)

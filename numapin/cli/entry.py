@@ -66,35 +66,27 @@ def read_line(arguments: Sequence[str]) -> Line | None:
     options: dict[str, str] = {}
     words = list(arguments)
     while words and words[0].startswith("-") and words[0] != "--":
-        option = _take_option(words)
-        if option is None:
+        name, equals, value = words.pop(0).partition("=")
+        if name in _FLAGS and not equals:
+            options[name] = ""
+            continue
+        if not equals and words:
+            value = words.pop(0)
+        # Only what click would accept: it has the messages about everything else.
+        if name == _PLAN:
+            is_valid = value != "" and not value.startswith("-")
+        else:
+            from numapin.base.bounds import MAX_RANKS
+            from numapin.tasks.identify import parse_count
+
+            ranges = dict(zip(_RANKS, (range(MAX_RANKS), range(1, MAX_RANKS + 1)), strict=True))
+            given = parse_count(value)
+            is_valid = given is not None and given in ranges.get(name, ())
+        if not is_valid:
             return None
-        name, value = option
         options[name] = value
     command = words[1:] if words[:1] == ["--"] else words
     return (options, command) if command else None
-
-
-def _take_option(words: list[str]) -> tuple[str, str] | None:
-    """Take the first option and its value off a line. None: click has to read it."""
-    name, equals, value = words.pop(0).partition("=")
-    if name in _FLAGS and not equals:
-        return name, ""
-    if not equals and words:
-        value = words.pop(0)
-    return (name, value) if _is_valid(name, value) else None
-
-
-def _is_valid(name: str, value: str) -> bool:
-    """Return whether this is an option of a plain line, with a value that click would accept."""
-    if name == _PLAN:
-        return value != "" and not value.startswith("-")
-    from numapin.base.bounds import MAX_RANKS
-    from numapin.tasks.identify import parse_count
-
-    ranges = dict(zip(_RANKS, (range(MAX_RANKS), range(1, MAX_RANKS + 1)), strict=True))
-    given = parse_count(value)
-    return given is not None and given in ranges.get(name, ())
 
 
 def _exec(arguments: Sequence[str]) -> None:

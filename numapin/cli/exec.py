@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from numapin.base.bounds import MAX_RANKS
-from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from, with_values
+from numapin.cli.options import BINDING, BindingOptions, FilePath, record_of, topology_from
 from numapin.errors import NumapinError, UsageError
 from numapin.plan.gpus import settle_gpus
 from numapin.tasks.enter import enter, find_slice, launcher_cpus
@@ -63,8 +63,7 @@ class _ExecOptions(BindingOptions):
 )
 @click.option("--verbose", is_flag=True, help="Report on stderr what was found, planned and bound.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@with_values(_ExecOptions)
-def exec(options: _ExecOptions) -> None:  # noqa: A001 - the command's name
+def exec(**values: object) -> None:  # noqa: A001 - the command's name
     """Bind this process as one rank of its host, then exec COMMAND.
 
     For ranks that another launcher starts: srun, mpirun, torchrun --no-python, accelerate launch --no_python,
@@ -80,6 +79,7 @@ def exec(options: _ExecOptions) -> None:  # noqa: A001 - the command's name
       numapin exec --children -- vllm serve MODEL -tp 8
       numapin exec --local-rank 1 --local-size 4 --verbose -- true     show what rank 1 of 4 would get
     """
+    options = record_of(_ExecOptions, values)
     if options.children:
         _bind_children(options)
     task = find_task(os.environ, rank=options.local_rank, size=options.local_size)

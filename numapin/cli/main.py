@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import re
 import signal
 import sys
 from contextlib import suppress
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin import __version__
+from numapin.base.formats import did_you_mean
 from numapin.base.printable import printable, printable_lines
 from numapin.base.stderr import say
-from numapin.cli.mistakes import command_of, message_of, suggestion_for, typed_command, usage_of
 from numapin.cli.output import emit, prepare_streams, say_block, say_error
 from numapin.errors import NumapinError, Stopped
 
@@ -29,6 +30,17 @@ if TYPE_CHECKING:
 _STOPPED_BY_SIGINT: Final = 128 + signal.SIGINT
 _WRITE_ERRORS: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF}
 """Errors of a write: a full disk or quota, a closed pipe or terminal."""
+
+_HELP: Final = re.compile(r"numapin( .*)? --help$")
+_CHOICE: Final = re.compile(r"'(?P<word>[^']*)' is not one of (?P<known>[^;]*)")
+_UNKNOWN: Final = re.compile(
+    r"(no such (?P<kind>option|command) |got unexpected extra argument )['(](?P<word>.*)[')]", re.DOTALL
+)
+_NUM_RANKS: Final = "--nproc-per-node"
+_NAMES_ELSEWHERE: Final = ("-n", "-np", "--nprocs", "--num-processes", "--num-gpus")
+"""The names of --nproc-per-node in mpirun, torch_xla, accelerate and deepspeed."""
+_OTHER_COMMANDS: Final = {"numapin": "run", "run": "plan", "trace": "plan"}
+"""The command that may have an option that this one lacks, such as --machine, or --nproc-per-node without `run`."""
 
 _GARBAGE_THRESHOLD: Final = 200_000  # Python's own is 700 or 2000
 
@@ -155,16 +167,85 @@ def _show(error: click.ClickException) -> None:
         except OSError as unwritten:
             _report_unwritten(unwritten)
         return
+    # click's message in our form, without its own suggestion, which differs among its versions
+    message = error.format_message()
+    if isinstance(error, click.NoSuchOption):
+        message = f"no such option '{error.option_name}'"
+    elif isinstance(error, click.UsageError) and message.startswith("No such command"):
+        message = error.message
+    message = message.removesuffix(".")
     context: click.Context | None = getattr(error, "ctx", None)
-    path = context.command_path if context else typed_command(sys.argv[1:], numapin)
-    _say(message_of(error), f"{path} --help")
+    if context:
+        path = context.command_path
+    else:  # an option without its value: find the command in the line
+        command: click.Command | None = numapin
+        names = ["numapin"]
+        for word in sys.argv[1:]:
+            command = _subcommand(command, word)
+            if command is None:
+                break
+            names.append(word)
+        path = " ".join(names)
+    _say(message[:1].lower() + message[1:], f"{path} --help")
 
 
 def _say(message: str, hint: str) -> None:
     """Print an error. If its remedy is a command's help, add what may have been meant, and the command's usage."""
-    command, path = command_of(hint, numapin)
-    suggestion = suggestion_for(message, command)
-    say_error(message + suggestion, hint, usage=usage_of(command, path) if command else "")
+    command: click.Command | None = None
+    usage = ""
+    if named := _HELP.search(hint):
+        names = (named[1] or "").split()
+        command = numapin
+        for name in names:
+            command = _subcommand(command, name)
+        if command is not None:
+            path = " ".join(["numapin", *names])
+            shown = click.Context(command, info_name=path, **command.context_settings)
+            usage = " ".join([path, *command.collect_usage_pieces(shown)])
+    say_error(message + _suggestion(message, command), hint, usage=usage)
+
+
+def _subcommand(command: click.Command | None, name: str) -> click.Command | None:
+    return command.get_command(click.Context(command), name) if isinstance(command, click.Group) else None
+
+
+def _suggestion(message: str, command: click.Command | None) -> str:
+    """Return "; did you mean X?" for a message that names an unknown word; "" if nothing known is like it."""
+    choice = _CHOICE.search(message)
+    if choice is not None:
+        return did_you_mean(choice["word"], re.findall(r"[\w:.-]+", choice["known"]))
+    unknown = _UNKNOWN.match(message)
+    if unknown is None or command is None:
+        return ""
+    typed = unknown["word"]
+    if typed == "help":
+        return "; did you mean --help?"
+    if unknown["kind"] == "option":
+        return _like_option(typed, command)
+    if typed.endswith(".py") and command is numapin:
+        return f"; did you mean numapin run {typed}?"
+    return (
+        did_you_mean(typed, command.list_commands(click.Context(command))) if isinstance(command, click.Group) else ""
+    )
+
+
+def _like_option(typed: str, command: click.Command) -> str:
+    known, word = _options_of(command), typed.replace("_", "-")
+    if word in _NAMES_ELSEWHERE:
+        word = _NUM_RANKS
+    if word in known:
+        return f"; did you mean {word}?"
+    other = _OTHER_COMMANDS.get(command.name or "")
+    if other is not None and word in _options_of(getattr(import_module(f"numapin.cli.{other}"), other)):
+        return f"; did you mean numapin {other} {word}?"
+    return did_you_mean(typed, known)
+
+
+def _options_of(command: click.Command) -> list[str]:
+    """Return the long options that help shows, in their usual spelling."""
+    options = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
+    names = {name for option in options for name in (*option.opts, *option.secondary_opts)}
+    return sorted(name for name in names if name.startswith("--") and "_" not in name)
 
 
 def _show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -31,19 +30,6 @@ if TYPE_CHECKING:
     from numapin.topology.model import Topology
 
 T = TypeVar("T")
-
-
-def with_values(record: Callable[..., T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
-    """Return a decorator that passes a command all its values as one `record`, whose fields have click's names."""
-
-    def decorate(command: Callable[[T], None]) -> Callable[..., None]:
-        @wraps(command)
-        def callback(**values: object) -> None:
-            command(record(**values))
-
-        return callback
-
-    return decorate
 
 
 def record_of(record: type[T], values: Mapping[str, object], **more: object) -> T:

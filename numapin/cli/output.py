@@ -48,7 +48,10 @@ def prepare_streams() -> None:
             with suppress(OSError):  # what is behind the stream was replaced since Python opened it
                 stream.reconfigure(errors=formats.STAND_INS)
                 if isinstance(stream.buffer, io.RawIOBase):  # PYTHONUNBUFFERED
-                    setattr(sys, name, _writing_all(stream))
+                    # The first stream stays open for those that know it, such as logging.
+                    raw = io.FileIO(stream.fileno(), "w", closefd=False)
+                    whole = io.TextIOWrapper(_WriteAll(raw), stream.encoding, stream.errors, write_through=True)
+                    setattr(sys, name, whole)
 
 
 class _WriteAll(io.BufferedWriter):
@@ -59,12 +62,6 @@ class _WriteAll(io.BufferedWriter):
         written = super().write(data)
         self.flush()
         return written
-
-
-def _writing_all(stream: io.TextIOWrapper) -> io.TextIOWrapper:
-    """Return a second stream to the same file. The first one stays open for those that know it, such as logging."""
-    raw = io.FileIO(stream.fileno(), "w", closefd=False)
-    return io.TextIOWrapper(_WriteAll(raw), stream.encoding, stream.errors, write_through=True)
 
 
 def emit(text: str, *, encoding: str = "utf-8") -> None:

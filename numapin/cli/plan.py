@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.base.bounds import MAX_RANKS
-from numapin.cli.options import BINDING, MACHINE, BindingOptions, one_format, topology_from, with_values
+from numapin.cli.options import BINDING, MACHINE, BindingOptions, one_format, record_of, topology_from
 from numapin.cli.output import emit, json_text, show, warn
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
@@ -42,8 +42,7 @@ class _PlanOptions(BindingOptions):
 @click.option("--nproc-per-node", type=click.IntRange(1, MAX_RANKS), metavar="N", help=_RANKS)
 @click.option("--format", "form", type=click.Choice(["table", "json", "env"]), help="Output format (default: table).")
 @click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
-@with_values(_PlanOptions)
-def plan(options: _PlanOptions) -> None:
+def plan(**values: object) -> None:
     """Show which CPUs and which memory each rank would get, and why. Starts nothing.
 
     \b
@@ -53,6 +52,7 @@ def plan(options: _PlanOptions) -> None:
       numapin plan --machine example:dgx-a100        for a built-in machine (numapin topo --machine example:)
       numapin plan --nproc-per-node 4 --json         for scripts
     """
+    options = record_of(_PlanOptions, values)
     form = one_format(options.form, as_json=options.as_json, default="table")
     topology = topology_from(gpu_nodes=options.gpu_nodes, root=options.root, machine=options.machine)
     num_ranks = options.nproc_per_node or default_num_ranks(topology, is_this_host=options.is_this_host)

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.base.plural import counted
-from numapin.cli.options import GPU_NODES, MACHINE, FilePath, one_format, topology_from, with_values
+from numapin.cli.options import GPU_NODES, MACHINE, FilePath, one_format, record_of, topology_from
 from numapin.cli.output import emit, is_terminal, json_text, show, warn, width_of_stdout, write
 from numapin.cli.run_names import all_run_names
-from numapin.errors import UsageError
+from numapin.errors import NumapinError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numapin.plan.model import Plan
     from numapin.topology.model import Topology
 
@@ -26,42 +24,8 @@ _LIST: Final = "example:"  # --machine example: lists the built-in machines
 _NEW_PLAN: Final = ""  # the value of --plan without a file
 
 
-def _show_tree(topology: Topology, plan: Plan | None) -> None:
-    from numapin.view.topo_tree import topo_tree
-
-    show(topo_tree(topology, plan))
-    warn((plan or topology).warnings)
-
-
-def _show_matrix(topology: Topology, _plan: Plan | None) -> None:
-    from numapin.view.topo_matrix import topo_matrix
-
-    show(topo_matrix(topology, width=width_of_stdout()))
-    warn(topology.warnings)
-
-
-def _show_json(topology: Topology, _plan: Plan | None) -> None:
-    emit(json_text(topology.to_json()))
-
-
-def _svg(topology: Topology, plan: Plan | None) -> str:
-    from numapin.view.picture import svg
-
-    return svg(topology, plan)
-
-
-def _html(topology: Topology, plan: Plan | None) -> str:
-    from numapin.view.page import page
-
-    return page(topology, plan)
-
-
-_SHOWN: Final[dict[str, Callable[[Topology, Plan | None], None]]] = {
-    "tree": _show_tree,
-    "matrix": _show_matrix,
-    "json": _show_json,
-}
-_DRAWN: Final[dict[str, Callable[[Topology, Plan | None], str]]] = {"svg": _svg, "html": _html}
+_SHOWN: Final = ("tree", "matrix", "json")
+_DRAWN: Final = ("svg", "html")
 _PLANNED: Final = ("tree", *_DRAWN)
 
 
@@ -101,8 +65,7 @@ class _TopoOptions:
 @click.option("--output", type=FilePath(), metavar="FILE", help="Write the svg or html here (default: stdout).")
 @click.option("--open", "in_browser", is_flag=True, help="Open the picture in the browser (default format: html).")
 @click.option("--save", type=FilePath(), metavar="FILE", help="Write a machine file instead of showing the machine.")
-@with_values(_TopoOptions)
-def topo(options: _TopoOptions) -> None:
+def topo(**values: object) -> None:
     """Show sockets, NUMA nodes, PCIe switches, GPUs and NICs of this or another machine.
 
     \b
@@ -117,9 +80,8 @@ def topo(options: _TopoOptions) -> None:
       numapin topo --machine example:     list the built-in machines
       numapin topo --machine example:dgx-a100
     """
-    _check_save(options)
-    form = one_format(options.form, as_json=options.as_json, default="html" if options.in_browser else "tree")
-    _check_form(form, options)
+    options = record_of(_TopoOptions, values)
+    form = _form(options)
     if str(options.machine) == _LIST:
         _list_examples()
         return
@@ -127,23 +89,46 @@ def topo(options: _TopoOptions) -> None:
     if options.save is not None:
         write(json_text(topology.to_json()), options.save, option="--save")
         return
-    plan = _plan(topology, options)
-    if form in _SHOWN:
-        _SHOWN[form](topology, plan)
+    plan = None if options.plan_file is None else _plan(topology, options, options.plan_file)
+    match form:
+        case "json":
+            emit(json_text(topology.to_json()))
+            return
+        case "tree":
+            from numapin.view.topo_tree import topo_tree
+
+            show(topo_tree(topology, plan))
+        case "matrix":
+            from numapin.view.topo_matrix import topo_matrix
+
+            show(topo_matrix(topology, width=width_of_stdout()))
+        case _:
+            _draw(topology, plan, form, options)
+    warn((plan or topology).warnings)
+
+
+def _draw(topology: Topology, plan: Plan | None, form: str, options: _TopoOptions) -> None:
+    """Write the picture, or open it in the browser. Raises NumapinError that names the file if there is no browser."""
+    if form == "svg":
+        from numapin.view.picture import svg as drawn
     else:
-        _write_drawing(_DRAWN[form](topology, plan), form, options)
-        warn((plan or topology).warnings)
+        from numapin.view.page import page as drawn
+    text, file = drawn(topology, plan), options.output
+    if not options.in_browser:
+        if file is None:
+            emit(text)
+        else:
+            write(text, file, option="--output")
+        return
+    import webbrowser
+    from tempfile import mkdtemp
 
-
-def _write_drawing(text: str, form: str, options: _TopoOptions) -> None:
-    if options.in_browser:
-        from numapin.cli.browser import open_in_browser
-
-        open_in_browser(text, options.output, suffix=form)
-    elif options.output is None:
-        emit(text)
-    else:
-        write(text, options.output, option="--output")
+    # A private folder stays, because the browser reads it after this process has ended.
+    file = (file or Path(mkdtemp(prefix="numapin-topo-")) / f"topo.{form}").absolute()
+    write(text, file, option="--output")
+    emit(f"{file}\n", encoding=sys.getfilesystemencoding())
+    if not webbrowser.open(file.as_uri()):
+        raise NumapinError(f"there is no browser to open {file}", "open the file yourself, or name one in BROWSER")
 
 
 def _list_examples() -> None:
@@ -158,18 +143,15 @@ def _list_examples() -> None:
         emit(f"{name:<18} {title}: {counts}\n")
 
 
-def _check_save(options: _TopoOptions) -> None:
-    """Raise UsageError if --save is given with an option that shows or draws the machine."""
+def _form(options: _TopoOptions) -> str:
+    """Return the format. Raises UsageError for options that contradict each other, and for a picture on a terminal."""
     form_or_plan = options.form is not None or options.as_json or options.plan_file is not None
     if options.save is not None and (form_or_plan or options.output is not None or options.in_browser):
         raise UsageError(
             "--save writes a machine file only, so --format, --json, --output, --plan and --open have no effect",
             "run numapin topo once with --save, and once without",
         )
-
-
-def _check_form(form: str, options: _TopoOptions) -> None:
-    """Raise UsageError for an option that this format cannot follow, and for a picture's source on a terminal."""
+    form = one_format(options.form, as_json=options.as_json, default="html" if options.in_browser else "tree")
     if options.in_browser and form not in _DRAWN:
         raise UsageError(f"--open shows {' and '.join(_DRAWN)}, not {form}", "numapin topo --open")
     if options.plan_file is not None and form not in _PLANNED:
@@ -181,13 +163,11 @@ def _check_form(form: str, options: _TopoOptions) -> None:
     if options.output is None and form in _DRAWN and not options.in_browser and is_terminal(sys.stdout):
         hint = f"numapin topo --format {form} --output topo.{form}"
         raise UsageError(f"--format {form} is a picture, and stdout is a terminal", hint)
+    return form
 
 
-def _plan(topology: Topology, options: _TopoOptions) -> Plan | None:
-    """Read the plan that --plan names, or make the plan of `numapin plan`. None: no plan was asked for."""
-    file = options.plan_file
-    if file is None:
-        return None
+def _plan(topology: Topology, options: _TopoOptions, file: str) -> Plan:
+    """Read the plan that --plan names, or make the plan of `numapin plan`."""
     from numapin.plan.make import default_num_ranks, make_plan
     from numapin.plan.model import Plan
     from numapin.plan.request import Request

@@ -16,9 +16,8 @@
     bench_table.py    the figures of a benchmark
     bench_layouts.py  the columns and legends of each benchmark
     sweep_table.py    the figures of a benchmark over a range of sizes
-    machine.py        PCIe tree, GPU links, shared caches, empty nodes, and the places of ranks
+    machine.py        PCIe tree, GPU links, shared caches, the places of ranks, and facts as short texts
     visible.py        visible characters only, for terminals
-    words.py          facts and sizes as short texts
     picture.py        a machine as SVG
     page.py           the same as HTML, with tables
 """

@@ -1,4 +1,7 @@
-"""A machine as views show it: its PCIe tree, GPU links with rates, shared caches, empty nodes, and a plan's ranks."""
+"""A machine as views show it: its PCIe tree, GPU links, shared caches, empty nodes, and the places of a plan's ranks.
+
+Below that, facts about a machine and a plan as short texts, the same in every view.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,19 @@ from itertools import chain, combinations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from numapin.base.cpu_set import CpuSet
-from numapin.base.plural import counted
+from numapin.base.formats import gib
+from numapin.base.plural import counted, listed
 from numapin.errors import UsageError
-from numapin.topology.model import Gpu, LinkKind, NodeKind
+from numapin.plan.request import Memory
+from numapin.topology.fast import fast_cores
+from numapin.topology.model import Gpu, GpuVendor, LinkKind, NodeKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from numapin.plan.model import GpuRef, Plan, RankPlan
+    from numapin.plan.model import Plan, RankPlan
     from numapin.topology.model import Core, Nic, Node, Pcie, Topology
-    from numapin.topology.nics import Adapter
+    from numapin.topology.nics import Adapter, NearestNics
 
 Ranks = tuple[int, ...]
 Device: TypeAlias = "Gpu | Adapter"
@@ -97,33 +103,22 @@ def spanning_l3s(topology: Topology) -> dict[int, SpanningL3]:
     A cache counts if its nodes are in one package and all of their cores share it. What contradicts that is wrong
     firmware, and stays a group of cores in each node.
     """
-    l3s_of: dict[int | None, set[int | None]] = {}
+    l3s_of: dict[int | None, set[int | None]] = {}  # by node
+    sharers: dict[int, list[Core]] = {}
     for core in topology.cores:
         l3s_of.setdefault(core.node, set()).add(core.l3)
-    package_of = {node.id: node.package for node in topology.nodes}
-    found = (_spanning(cores, l3s_of, package_of) for cores in _by_l3(topology))
-    return {node: l3 for l3 in found if l3 is not None for node in l3.nodes}
-
-
-def _by_l3(topology: Topology) -> list[list[Core]]:
-    """Return the cores of each known L3 cache."""
-    groups: dict[int, list[Core]] = {}
-    for core in topology.cores:
         if core.l3 is not None:
-            groups.setdefault(core.l3, []).append(core)
-    return [cores for _, cores in sorted(groups.items())]
-
-
-def _spanning(
-    cores: list[Core], l3s_of: dict[int | None, set[int | None]], package_of: dict[int, int | None]
-) -> SpanningL3 | None:
-    nodes = {core.node for core in cores}
-    numbers = CpuSet(node for node in nodes if node is not None)
-    if len(numbers) < 2 or len(numbers) < len(nodes):
-        return None
-    have_others = any(len(l3s_of[node]) > 1 for node in nodes)
-    packages = {package_of[node] for node in numbers}
-    return None if have_others or len(packages) > 1 else SpanningL3(nodes=numbers, cores=tuple(cores))
+            sharers.setdefault(core.l3, []).append(core)
+    package_of = {node.id: node.package for node in topology.nodes}
+    found: dict[int, SpanningL3] = {}
+    for _, cores in sorted(sharers.items()):
+        nodes = {core.node for core in cores}
+        numbers = CpuSet(node for node in nodes if node is not None)
+        have_others = any(len(l3s_of[node]) > 1 for node in nodes)
+        packages = {package_of[node] for node in numbers}
+        if 2 <= len(numbers) == len(nodes) and not have_others and len(packages) == 1:
+            found |= dict.fromkeys(numbers, SpanningL3(nodes=numbers, cores=tuple(cores)))
+    return found
 
 
 def gpu_of_memory(topology: Topology, node: Node) -> Gpu | None:
@@ -204,7 +199,8 @@ def pcie_tree(topology: Topology, devices: Sequence[Device]) -> tuple[PcieGroup 
     for users in below.values():
         together[LinkKind.ONE_SWITCH].append([place for place, distance in users if distance <= 1])
         together[LinkKind.SWITCHES].append([place for place, _ in users])
-    for pair, word in link_words(topology, [_names(device) for device in devices]).items():
+    names = [(device.label,) if isinstance(device, Gpu) else device.names for device in devices]
+    for pair, word in link_words(topology, names).items():
         one, other = (devices[place].pci_parents or () for place in pair)
         if not set(one) & set(other):
             together[word].append(pair)
@@ -237,18 +233,10 @@ def _last_of(joined: dict[int, int], place: int) -> int:
     return place
 
 
-def _names(device: Device) -> tuple[str, ...]:
-    return (device.label,) if isinstance(device, Gpu) else device.names
-
-
 def devices_on(topology: Topology, node: int | None) -> tuple[Device, ...]:
     """Return the GPUs and then the NICs of a node; None: of unknown node."""
-    return tuple(device for device in all_devices(topology) if device.node == node)
-
-
-def all_devices(topology: Topology) -> list[Device]:
-    """Return the GPUs and then the NICs."""
-    return [*topology.gpus, *topology.nic_devices]
+    devices: list[Device] = [*topology.gpus, *topology.nic_devices]
+    return tuple(device for device in devices if device.node == node)
 
 
 def buses(topology: Topology) -> tuple[Bus, ...]:
@@ -303,7 +291,26 @@ class RankPlaces:
 def rank_places(topology: Topology, plan: Plan | None) -> RankPlaces:
     """Return the places of the plan's ranks. Raises UsageError for a plan of another machine."""
     ranks = plan.ranks if plan else ()
-    _require_of_machine(topology, ranks)
+    cpus, nodes = topology.cpus, CpuSet(node.id for node in topology.nodes)
+    absent = cache(lambda places, present: str(places - present))  # ranks share sets
+    for rank in ranks:
+        ref = rank.gpu
+        # The PCI addresses are compared too if both are known, because an index alone fits any machine.
+        has_gpu = ref is None or any(
+            gpu.index == ref.index and (None in (gpu.pci, ref.pci) or gpu.pci == ref.pci) for gpu in topology.gpus
+        )
+        missing = {
+            "CPUs": absent(rank.cpus, cpus),
+            "nodes": absent(rank.nodes, nodes),
+            "GPU": "" if ref is None or has_gpu else f"{ref.index} ({ref.pci})",
+        }
+        for what, names in missing.items():
+            if names:
+                raise UsageError(
+                    f"the plan is of another machine: rank {rank.local_rank} has {what} {names}, "
+                    "which this machine does not have",
+                    "name the plan's machine with --machine FILE, or plan for this one: numapin plan --json",
+                )
     return RankPlaces(
         cpus=_by_place((rank.cpus, rank.local_rank) for rank in ranks),
         memory=_by_place((rank.nodes, rank.local_rank) for rank in ranks),
@@ -324,37 +331,6 @@ def _by_place(pairs: Iterable[tuple[frozenset[int], int]]) -> dict[int, Ranks]:
     return {place: merged(sets) for place, sets in sets_around.items()}
 
 
-def _require_of_machine(topology: Topology, ranks: Iterable[RankPlan]) -> None:
-    """Raise UsageError if a rank has CPUs, nodes or a GPU that the machine does not have."""
-    cpus, nodes = topology.cpus, CpuSet(node.id for node in topology.nodes)
-    absent = cache(lambda places, present: str(places - present))  # ranks share sets
-    for rank in ranks:
-        missing = {
-            "CPUs": absent(rank.cpus, cpus),
-            "nodes": absent(rank.nodes, nodes),
-            "GPU": _absent_gpu(topology, rank.gpu),
-        }
-        for what, names in missing.items():
-            if names:
-                raise UsageError(
-                    f"the plan is of another machine: rank {rank.local_rank} has {what} {names}, "
-                    "which this machine does not have",
-                    "name the plan's machine with --machine FILE, or plan for this one: numapin plan --json",
-                )
-
-
-def _absent_gpu(topology: Topology, ref: GpuRef | None) -> str:
-    """Return the name of a GPU that the machine does not have, or ""."""
-    if ref is None or any(_is_same(gpu, ref) for gpu in topology.gpus):
-        return ""
-    return f"{ref.index} ({ref.pci})"
-
-
-def _is_same(gpu: Gpu, ref: GpuRef) -> bool:
-    """Compare the PCI addresses too if both are known, because an index alone fits any machine."""
-    return gpu.index == ref.index and (None in (gpu.pci, ref.pci) or gpu.pci == ref.pci)
-
-
 def distances(topology: Topology) -> list[str]:
     """Return a line with the kernel's distances within and between sockets, and to memory without CPUs."""
     nodes = topology.cpu_nodes
@@ -372,3 +348,157 @@ def distances(topology: Topology) -> list[str]:
         if known:
             found.append(f"{min(known)} {where}" if len(known) == 1 else f"{min(known)}-{max(known)} {where}")
     return [f"node distances (10 is local): {', '.join(found)}"] if found else []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineView:
+    """A machine, the places of ranks, and what several parts of a tree or picture need of it."""
+
+    topology: Topology
+    places: RankPlaces
+    nearest_nics: Mapping[int, NearestNics]
+    empty: CpuSet
+    """The nodes that are shown together."""
+    l3_of: Mapping[int, SpanningL3]
+    """The cache around each node whose L3 cache spans nodes."""
+    fast: Mapping[int, str]
+    """The fast CPUs of each node that has fast and slow ones."""
+    model: str
+    """The model of several GPUs if all have the same one."""
+    pcie: str
+    """The PCIe link of several GPUs if all have the same one."""
+    is_one_source: bool
+    """Whether the nodes of several GPUs are from one source."""
+
+
+def machine_view(topology: Topology, plan: Plan | None) -> MachineView:
+    """Return a machine with its derived parts. Raises UsageError for a plan of another machine."""
+    models, links = ({fact(gpu) for gpu in topology.gpus} for fact in (model_name, pcie_link))
+    has_several = len(topology.gpus) > 1
+    return MachineView(
+        topology=topology,
+        places=rank_places(topology, plan),
+        nearest_nics=topology.nearest_nics if topology.gpus else {},
+        empty=empty_nodes(topology),
+        l3_of=spanning_l3s(topology),
+        fast={fast.node: f"fast CPUs {fast.cpus}" for fast in fast_cores(topology)},
+        model=models.pop() if has_several and len(models) == 1 else "",
+        pcie=links.pop() if has_several and len(links) == 1 else "",
+        is_one_source=has_several and len({gpu.node_source for gpu in topology.gpus}) == 1,
+    )
+
+
+# --- facts as short texts --------------------------------------------------------------------------------------------
+
+_VENDORS: Final = {GpuVendor.NVIDIA: "NVIDIA", GpuVendor.AMD: "AMD", GpuVendor.INTEL: "Intel"}
+_RUNTIMES: Final = {GpuVendor.NVIDIA: ("cuda", "CUDA"), GpuVendor.AMD: ("cuda", "HIP"), GpuVendor.INTEL: ("xpu", "XPU")}
+"""Vendor -> torch's word for its devices, and the runtime's name."""
+_LONGEST: Final = 2000  # characters
+_NODE_KINDS: Final = {NodeKind.CPU: "", NodeKind.MEMORY: "memory only", NodeKind.GPU: "GPU memory"}
+
+
+def known(value: float | str | None, form: str = "", *, unknown: str = "") -> str:
+    """Return a value in the format `form`, or the text for an unknown value if it is None."""
+    return unknown if value is None else format(value, form)
+
+
+def size_of(num_bytes: int | None) -> str:
+    """Return a size in GiB, or "" if it is unknown."""
+    return "" if num_bytes is None else gib(num_bytes)
+
+
+def joined(*facts: str, separator: str = ", ") -> str:
+    """Join the facts that are known."""
+    return separator.join(filter(None, facts))
+
+
+def kind_of(topology: Topology, node: Node) -> str:
+    """Return the kind of a node without CPUs, and the GPU whose memory it is; "" for a node with CPUs."""
+    owner = gpu_of_memory(topology, node)
+    return f"memory of {owner.label}" if owner else _NODE_KINDS[node.kind]
+
+
+def memory(node: Node) -> str:
+    """Return the size of a node's memory and of its free part."""
+    if node.memory_bytes is None:
+        return ""
+    free = "" if node.free_bytes is None else f" ({gib(node.free_bytes)} free)"
+    return f"{gib(node.memory_bytes)}{free}"
+
+
+def pcie_link(gpu: Gpu) -> str:
+    """Return the generation and lanes of a GPU's link, and its maximum if that is more."""
+    pcie = gpu.pcie
+    if pcie.gen is None or pcie.width is None:
+        return ""
+    best_gen, best_width = pcie.max_gen or pcie.gen, pcie.max_width or pcie.width
+    reduced = (pcie.gen, pcie.width) != (best_gen, best_width)
+    return f"PCIe {pcie.gen} x{pcie.width}" + (f" of {pcie.max_gen} x{pcie.max_width}" if reduced else "")
+
+
+def torch_name(gpu: Gpu) -> str:
+    """Return the name of a GPU in torch, or that its runtime does not see it."""
+    torch_word, runtime = _RUNTIMES[gpu.vendor or GpuVendor.NVIDIA]
+    if gpu.cuda_index is not None:
+        return f"{torch_word}:{gpu.cuda_index}"
+    return "" if gpu.visible else f"hidden from {runtime}"
+
+
+def model_name(gpu: Gpu) -> str:
+    """Return a GPU's model with its vendor, which most models' names begin with."""
+    vendor = _VENDORS[gpu.vendor] if gpu.vendor else ""
+    model = gpu.name or ""
+    return model if vendor.lower() in model.lower() else joined(vendor, model, separator=" ")
+
+
+def address(gpu: Gpu, *, short: bool = False) -> str:
+    """Return a GPU's PCI address, and the number of the partition if several devices have that address."""
+    pci = known(gpu.pci)
+    if short:
+        pci = short_pci(pci)
+    if gpu.partition is None:
+        return pci
+    word = "tile" if gpu.vendor is GpuVendor.INTEL else "partition"
+    return joined(f"{word} {gpu.partition}", pci, separator=" of ")
+
+
+def short_pci(pci: str) -> str:
+    """Return a PCI address without domain 0000, the only one on most machines."""
+    return pci.removeprefix("0000:")
+
+
+def node_source(gpu: Gpu) -> str:
+    """Return the source of a GPU's node."""
+    return f"node from {gpu.node_source}" if gpu.node_source else "node unknown"
+
+
+def policy(rank: RankPlan) -> str:
+    """Return a rank's memory policy, with its nodes if it names any."""
+    if rank.memory in (Memory.NONE, Memory.LOCAL):
+        return rank.memory.value
+    return f"{rank.memory.value} {rank.nodes}"
+
+
+def own_nic(nearest: NearestNics | None) -> str:
+    """Return the NIC that a GPU gets of those nearest to it, and the link between them."""
+    return f"NIC {nearest.names[0]} ({nearest.link})" if nearest else ""
+
+
+def nic_state(nic: Adapter) -> str:
+    """Return the rate of a network device, or that it is down."""
+    return "down" if nic.is_up is False else f"{nic.rate_gbit_s:g} Gbit/s" if nic.rate_gbit_s else ""
+
+
+def own_nic_name(rank: RankPlan) -> str:
+    """Return the name of a rank's own NIC, cut at a length that no machine needs; "" if none is known."""
+    return shortened(rank.nics[0]) if rank.nics else ""
+
+
+def rank_names(ranks: Collection[int]) -> str:
+    """Return "rank 0" or "ranks 0-3,7"; "" for no rank."""
+    return listed("rank", ranks) if ranks else ""
+
+
+def shortened(text: str) -> str:
+    """Return a text, cut at a length that no machine or program needs."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

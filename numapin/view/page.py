@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Final
 from numapin.base import cpu_set
 from numapin.base.printable import printable
 from numapin.topology.model import Gpu
-from numapin.view.machine import devices_on, empty_nodes, rank_places
+from numapin.view.machine import (
+    devices_on,
+    empty_nodes,
+    joined,
+    kind_of,
+    known,
+    own_nic_name,
+    policy,
+    rank_places,
+    size_of,
+)
 from numapin.view.picture import COLORS, element, lay_out, plan_in_words, style
-from numapin.view.words import joined, kind_of, known, own_nic_name, policy, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,7 +42,9 @@ body{margin:0 auto;padding:1rem 1.5rem 3rem;max-width:1448px;
 font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
 h1{font-size:1.3rem;margin:.2rem 0}.scroll{overflow-x:auto;margin-top:1.6rem}.np{display:block}
 table{border-collapse:collapse;font-size:.87rem;font-variant-numeric:tabular-nums}caption{text-align:left}
-th,td{text-align:left;vertical-align:top;padding:.25rem .9rem .25rem 0;max-width:70ch;overflow-wrap:break-word}"""
+th,td{text-align:left;vertical-align:top;padding:.25rem .9rem .25rem 0;max-width:70ch;overflow-wrap:break-word}
+@media print{@page{size:landscape;margin:1cm}body{padding:0}.scroll{overflow:visible}tr{break-inside:avoid}
+.np{width:100%;height:auto;max-height:85vh}}"""
 
 
 def page(topology: Topology, plan: Plan | None = None) -> str:

@@ -18,53 +18,44 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import counted
 from numapin.base.printable import printable
 from numapin.errors import UsageError
-from numapin.topology.fast import fast_cores
 from numapin.topology.model import Gpu, NodeKind
 from numapin.topology.nics import Adapter
 from numapin.view.machine import (
     PcieGroup,
-    all_devices,
+    address,
     buses,
     devices_on,
     distances,
-    empty_nodes,
     gpu_of_memory,
-    pcie_rate,
-    pcie_tree,
-    rank_places,
-    spanning_l3s,
-)
-from numapin.view.words import (
-    address,
     joined,
     kind_of,
-    machine_size,
+    machine_view,
     memory,
     model_name,
     nic_state,
     node_source,
-    on_node,
     own_nic,
     pcie_link,
+    pcie_rate,
+    pcie_tree,
     rank_names,
-    ranks_of,
     short_pci,
     torch_name,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from numapin.plan.model import Plan
     from numapin.topology.model import Core, Node, Topology
-    from numapin.topology.nics import NearestNics
-    from numapin.view.machine import Device, RankPlaces, Ranks, SpanningL3
+    from numapin.view.machine import Device, MachineView, Ranks
 
 PAD: Final = 8
 GAP: Final = 8
 WIDE: Final = 1400  # a row of sockets; wider ones get a row each
 _TEXT: Final = 300  # a heading or a device's name; longer ones are cut
 _BAR: Final = 22
+_SMALL: Final = 9  # the size of most texts, which need not say it
 _MOST: Final = 256  # nodes and ranks: more take seconds, and are too small to see
 _MOST_CHIPS: Final = 128  # of a node; more ranks are named in one line
 _LONGEST_TITLE: Final = 300  # characters of a tooltip
@@ -99,7 +90,7 @@ class Ink(StrEnum):
     """The look of a label; in SVG, its class."""
 
     STRONG = "strong"
-    PLAIN = "text"
+    PLAIN = ""
     DIM = "dim"
     ON_RANK = "on"
 
@@ -207,18 +198,24 @@ def frame(
     pad: float = PAD,
     gap: float = GAP,
     grow: int | None = None,
+    spread: int | None = None,
     least: float = 0,
     key: str = "",
     title: str = "",
     off: bool = False,
 ) -> Box:
-    """Return a box around rows of boxes; those of a row become equally high. Row number `grow` takes more height."""
+    """Return a box around rows of boxes; those of a row become equally high.
+
+    More height goes to row number `grow`, or between row number `spread` and the rows above it.
+    """
     box = Box(kind=kind, key=key, title=title, off=off)
     right, y = 0.0, pad
     for number, row in enumerate(filter(None, rows)):
         height = max(child.height for child in row)
         if number == grow:
             box.grow = y
+        if number == spread:
+            box.grow = y - 0.5  # below the tops of the rows above, and above this one's
         x = pad
         for child in row:
             child.x, child.y = x, y
@@ -269,9 +266,9 @@ def words(*lines: tuple[str, str, float], most: float = _TEXT) -> Box:
             if shown := fit(text, most - x, text_size, bold=ink is Ink.STRONG):
                 label = Label(x=x, y=box.height + size, text=shown, size=text_size, ink=ink)
                 box.labels.append(label)
-                box.width = max(box.width, x + label.width)
+                box.width = max(box.width, math.ceil(x + label.width))
                 x += label.width + size * 0.6
-        box.height += size * 1.45
+        box.height += math.ceil(size * 1.45)  # whole numbers take less space in the file
     return box
 
 
@@ -288,7 +285,7 @@ def cell(kind: BoxKind, text: str, size: CellSize, *, ink: Ink = Ink.PLAIN) -> B
     box = Box(kind=kind, width=size.width, height=size.height)
     font = size.font
     if font and (shown := fit(text, size.width - 2, font, bold=ink is Ink.STRONG)):
-        x, y = size.width / 2, size.height / 2 + font * 0.36
+        x, y = size.width / 2, round(size.height / 2 + font * 0.36)
         box.labels.append(Label(x=x, y=y, text=shown, size=font, ink=ink, centered=True))
     return box
 
@@ -296,7 +293,7 @@ def cell(kind: BoxKind, text: str, size: CellSize, *, ink: Ink = Ink.PLAIN) -> B
 def chip(rank: int, *, exact: bool = True) -> Box:
     """Return a rank's name in its color, with a star if it did not get all that was requested."""
     text = f"rank {rank}" if exact else f"rank {rank} *"
-    box = cell(BoxKind.CHIP, text, CellSize(width_of(text, 10) + 10, 16, 10), ink=Ink.ON_RANK)
+    box = cell(BoxKind.CHIP, text, CellSize(math.ceil(width_of(text, 10)) + 10, 16, 10), ink=Ink.ON_RANK)
     return replace(box, ranks=(rank,), key=f"rank{rank}")
 
 
@@ -317,15 +314,10 @@ def band(ranks: Ranks, width: float) -> list[Box]:
 class _Drawing:
     """What all parts of a picture need: the machine, the ranks, and the sizes of devices and of a CPU's cell."""
 
-    topology: Topology
-    places: RankPlaces
+    machine: MachineView
     inexact: Collection[int]
     device_width: float
-    nearest_nics: Mapping[int, NearestNics]
     cpu: CellSize
-    l3_of: Mapping[int, SpanningL3]
-    fast: Mapping[int, str]
-    empty: CpuSet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,34 +332,41 @@ class Picture:
 
 def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
     """Return the picture. Raises UsageError for a plan of another machine, or too many nodes or ranks."""
+    ranks = plan.ranks if plan else ()
     for number, what, hint in (
         (len(topology.nodes), "a machine of {} nodes", "show it with: numapin topo --format tree"),
-        (len(ranks_of(plan)), "a plan of {} ranks", "show it as a tree: numapin topo --plan FILE"),
+        (len(ranks), "a plan of {} ranks", "show it as a tree: numapin topo --plan FILE"),
     ):
         if number > _MOST:
             subject = what.format(number)
             raise UsageError(f"{subject} does not fit into a picture, which shows {_MOST} at most", hint)
-    places = rank_places(topology, plan)
+    machine, num_cpus = machine_view(topology, plan), len(topology.cpus)
+    # The more CPUs, the smaller their cells; beyond 640 there is no space for text.
+    few_cpus = CellSize(46, 18, 11) if num_cpus <= 64 else CellSize(32, 14, _SMALL)
     drawing = _Drawing(
-        topology=topology,
-        places=places,
-        inexact={rank.local_rank for rank in ranks_of(plan) if not rank.exact},
+        machine=machine,
+        inexact={rank.local_rank for rank in ranks if not rank.exact},
         device_width=0,
-        nearest_nics=topology.nearest_nics,
-        cpu=_cell_size(len(topology.cpus)),
-        l3_of=spanning_l3s(topology),
-        fast={fast.node: f"fast CPUs {fast.cpus}" for fast in fast_cores(topology)},
-        empty=empty_nodes(topology),
+        cpu=few_cpus if num_cpus <= 640 else CellSize(14, 6, 0),
     )
-    widest = max((_device(drawing, device).width for device in all_devices(topology)), default=0)
-    drawing = replace(drawing, device_width=widest)
+    devices: list[Device] = [*topology.gpus, *topology.nic_devices]
+    drawing = replace(drawing, device_width=max((_device(drawing, device).width for device in devices), default=0))
     rows = rows_within(_blocks(drawing), WIDE)
     mirrored = len(rows) == 2 and bool(buses(topology))
     if mirrored:
         rows = rows_within(_blocks(drawing, first_below=len(rows[0])), WIDE)
-    name, size, planned = topology.host or topology.source, size_in_words(topology), plan_in_words(plan)
+    name, planned = topology.host or topology.source, plan_in_words(plan)
+    num_allowed = len(topology.allowed.cpus)
+    size = joined(
+        counted(len(topology.packages), "socket") if topology.packages else "",
+        counted(len(topology.nodes), "NUMA node"),
+        counted(len(topology.gpus), "GPU"),
+        counted(len(topology.cores), "core"),
+        counted(num_cpus, "CPU"),
+        "" if num_cpus == num_allowed else f"{num_allowed} allowed ({topology.allowed.cpus})",
+    )
     inner = max([560, *map(_width, rows)])
-    model = _same_model(topology)
+    model = f"{len(topology.gpus)} x {machine.model}" if machine.model else ""
     facts = (size, joined(model, planned, separator=" · "))
     head = words((name, "", 16), *(("", fact, 11) for fact in facts if fact), most=inner)
     tail = [
@@ -386,16 +385,6 @@ def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
     )
 
 
-def size_in_words(topology: Topology) -> str:
-    """Return the number of sockets, nodes, GPUs, cores and CPUs."""
-    return joined(
-        counted(len(topology.packages), "socket") if topology.packages else "",
-        counted(len(topology.nodes), "NUMA node"),
-        counted(len(topology.gpus), "GPU"),
-        machine_size(topology),
-    )
-
-
 def plan_in_words(plan: Plan | None) -> str:
     """Return what was requested of the plan; "" without a plan."""
     if plan is None:
@@ -403,38 +392,23 @@ def plan_in_words(plan: Plan | None) -> str:
     return f"Plan: {counted(len(plan.ranks), 'rank')}, bind {plan.bind.value}, memory {plan.memory.value}"
 
 
-def _same_model(topology: Topology) -> str:
-    """Return the model of several GPUs if they have the same one."""
-    models = {model_name(gpu) for gpu in topology.gpus}
-    return (
-        f"{len(topology.gpus)} x {models.pop()}" if len(topology.gpus) > 1 and len(models) == 1 and all(models) else ""
-    )
-
-
-def _cell_size(num_cpus: int) -> CellSize:
-    """Return the size of a CPU's cell: the more CPUs, the smaller; beyond 640 there is no space for text."""
-    if num_cpus <= 64:
-        return CellSize(46, 18, 11)
-    return CellSize(32, 14, 9) if num_cpus <= 640 else CellSize(14, 6, 0)
-
-
 def _device(drawing: _Drawing, device: Device) -> Box:
     """Return the box of a NIC; or of a GPU, with its ranks and its memory node below its facts."""
-    topology = drawing.topology
+    topology = drawing.machine.topology
     if isinstance(device, Adapter):
         facts = joined(short_pci(device.pci or ""), nic_state(device))
         text = words((device.name, "", 11), ("", device.kind.value, 9.5), ("", facts, 9.5))
         title = _title(device.name, device.kind.value, device.pci or "", nic_state(device))
         width = drawing.device_width
         return frame(BoxKind.NIC, [[text]], pad=6, least=width, key=f"nic:{device.name}", title=title)
-    gpu, nearest = device, drawing.nearest_nics.get(device.index)
+    gpu, nearest = device, drawing.machine.nearest_nics.get(device.index)
     rate = pcie_rate(gpu.pcie)
-    pcie = joined(pcie_link(gpu.pcie), f"{rate:.0f} GB/s" if rate else "")
+    pcie = joined(pcie_link(gpu), f"{rate:.0f} GB/s" if rate else "")
     mig = counted(len(gpu.mig), "MIG instance") if gpu.mig else ""
-    model = "" if _same_model(topology) else model_name(gpu)
+    model = "" if drawing.machine.model else model_name(gpu)
     lines = (model, address(gpu, short=True), pcie, own_nic(nearest), mig)
     text = words((gpu.label, torch_name(gpu), 11), *(("", line, 9.5) for line in lines if line))
-    chips = [chip(rank, exact=rank not in drawing.inexact) for rank in drawing.places.gpus.get(gpu.index, ())]
+    chips = [chip(rank, exact=rank not in drawing.inexact) for rank in drawing.machine.places.gpus.get(gpu.index, ())]
     rows = [[text], *rows_within(chips, 150, gap=4)]
     for node in topology.nodes:
         if gpu_of_memory(topology, node) is gpu:
@@ -451,7 +425,7 @@ def _device(drawing: _Drawing, device: Device) -> Box:
 
 def _blocks(drawing: _Drawing, *, first_below: int | None = None) -> list[Box]:
     """Return the sockets, and frames for nodes and parts without one; from `first_below` on, devices are at the top."""
-    topology = drawing.topology
+    topology = drawing.machine.topology
     blocks: list[Box] = []
 
     def is_below() -> bool:
@@ -459,7 +433,7 @@ def _blocks(drawing: _Drawing, *, first_below: int | None = None) -> list[Box]:
 
     for package in topology.packages:
         flip = is_below()
-        nodes = [node for node in topology.nodes if node.package == package.id and node.id not in drawing.empty]
+        nodes = [node for node in topology.nodes if node.package == package.id and node.id not in drawing.machine.empty]
         lost = [core for core in topology.cores if core.node is None and core.package == package.id]
         boxes = [*_nodes(drawing, nodes, flip=flip), *_lost_cores(drawing, lost)]
         num_cores = sum(core.package == package.id for core in topology.cores)
@@ -472,18 +446,14 @@ def _blocks(drawing: _Drawing, *, first_below: int | None = None) -> list[Box]:
     if devices := devices_on(topology, None):
         flip = is_below()
         head = words(("node unknown", "GPUs and network devices", 13))
-        blocks.append(_headed(BoxKind.MEMORY_NODE, head, _device_rows(drawing, devices, flip=flip), flip=flip))
+        device_rows = _device_rows(drawing, pcie_tree(topology, devices), flip=flip)
+        blocks.append(_headed(BoxKind.MEMORY_NODE, head, device_rows, flip=flip))
     return blocks
 
 
 def _headed(kind: BoxKind, head: Box, rows: list[list[Box]], *, flip: bool) -> Box:
     """Return a frame with a heading above the rows, or below them; the row at the far end takes more height."""
     return frame(kind, [*rows, [head]] if flip else [[head], *rows], grow=0 if flip else len(rows))
-
-
-def _spring() -> Box:
-    """Return an invisible box for the row that takes the height which a frame has to spare."""
-    return Box(kind=BoxKind.PLAIN)
 
 
 def _lost_cores(drawing: _Drawing, cores: Sequence[Core]) -> list[Box]:
@@ -498,12 +468,12 @@ def _nodes(drawing: _Drawing, nodes: Iterable[Node], *, flip: bool) -> list[Box]
     """Return a frame per node; nodes that share an L3 cache are in a frame for the cache."""
     around: dict[CpuSet, list[Box]] = {}
     for node in nodes:
-        l3 = drawing.l3_of.get(node.id)
+        l3 = drawing.machine.l3_of.get(node.id)
         box = _node(drawing, node, flip=flip)
         around.setdefault(CpuSet({node.id}) if l3 is None else l3.nodes, []).append(box)
     found = []
     for numbers, boxes in around.items():
-        l3 = drawing.l3_of.get(min(numbers))
+        l3 = drawing.machine.l3_of.get(min(numbers))
         if l3 is None:
             found += boxes
             continue
@@ -516,17 +486,18 @@ def _nodes(drawing: _Drawing, nodes: Iterable[Node], *, flip: bool) -> list[Box]
 
 def _node(drawing: _Drawing, node: Node, *, flip: bool) -> Box:
     """Return a node: its name, memory, ranks and cores, and its devices on the side of the bar."""
-    topology, places = drawing.topology, drawing.places
+    topology, places = drawing.machine.topology, drawing.machine.places
     allowed = node.id in topology.allowed.nodes
     on_cores, in_memory = places.on(node.cpus), places.memory.get(node.id, ())
-    devices = _device_rows(drawing, devices_on(topology, node.id), flip=flip)
+    devices = _device_rows(drawing, pcie_tree(topology, devices_on(topology, node.id)), flip=flip)
     width = max([_TEXT, *map(_width, devices)])
-    is_spanned = node.id in drawing.l3_of
-    cores = _core_rows(drawing, on_node(topology.cores, node.id), spanned=is_spanned, wanted=width)
+    is_spanned = node.id in drawing.machine.l3_of
+    own_cores = [core for core in topology.cores if core.node == node.id]
+    cores = _core_rows(drawing, own_cores, spanned=is_spanned, wanted=width)
     width = max([width, *map(_width, cores)])
     kind = kind_of(topology, node)
     cpus = f"CPUs {node.cpus}" if node.cpus else ""
-    facts = joined(kind, cpus, drawing.fast.get(node.id, ""), "" if allowed else "not allowed")
+    facts = joined(kind, cpus, drawing.machine.fast.get(node.id, ""), "" if allowed else "not allowed")
     size = memory(node) or "size unknown"
     rows = [[words((f"node {node.id}", facts, 13), ("memory", size, 10), most=width)]]
     if node.memory_bytes and node.free_bytes is not None:
@@ -538,15 +509,10 @@ def _node(drawing: _Drawing, node: Node, *, flip: bool) -> Box:
     else:
         rows += [*_rank_rows("cores of", on_cores, width), *_rank_rows("memory of", in_memory, width)]
     rows += cores
-    if devices:
-        rows = [*devices, [_spring()], *rows] if flip else [*rows, [_spring()], *devices]
-    elif flip:
-        rows.insert(0, [_spring()])
-    grow = next((number for number, row in enumerate(rows) if row[0] == _spring()), None)
     return frame(
         BoxKind.NODE if node.kind is NodeKind.CPU else BoxKind.MEMORY_NODE,
-        rows,
-        grow=grow,
+        [*devices, *rows] if flip else [*rows, *devices],
+        spread=len(devices if flip else rows),
         title=_title(f"node {node.id}", facts, size, rank_names(on_cores)),
         key=f"node{node.id}",
         off=not allowed,
@@ -573,7 +539,7 @@ def _core_rows(drawing: _Drawing, cores: Sequence[Core], *, spanned: bool, wante
         by_l3.setdefault(None if spanned else core.l3, []).append(core)
     unknown = by_l3.pop(None, [])
     groups = [*(group for _, group in sorted(by_l3.items())), *([unknown] if unknown else [])]
-    on = drawing.places.on
+    on = drawing.machine.places.on
     differ = len({on(_cpus(group)) for group in groups}) > 1
     boxes = []
     for group in groups:
@@ -581,7 +547,8 @@ def _core_rows(drawing: _Drawing, cores: Sequence[Core], *, spanned: bool, wante
         is_mixed = any(on(core.cpus) != ranks for core in group)
         cells = [_core(drawing, core, named=is_mixed) for core in group]
         most = wanted - 2 * PAD if len(groups) == 1 and wanted > _TEXT else WIDE - 6 * PAD
-        goal = 3.0 if most > wanted else most * most / _area(cells)
+        area = sum(cell.width * cell.height for cell in cells)
+        goal = 3.0 if most > wanted else most * most / area
         inner = best_rows(cells, goal=goal, most=most, gap=4)
         width = _width(inner[0], 4)
         named = rank_names(ranks) if differ and not is_mixed else ""
@@ -594,19 +561,15 @@ def _core_rows(drawing: _Drawing, cores: Sequence[Core], *, spanned: bool, wante
     return best_rows(boxes, goal=1.6, most=WIDE - 4 * PAD)
 
 
-def _area(boxes: Iterable[Box]) -> float:
-    return sum(box.width * box.height for box in boxes)
-
-
 def _cpus(cores: Iterable[Core]) -> CpuSet:
     return CpuSet(chain.from_iterable(core.cpus for core in cores))
 
 
 def _core(drawing: _Drawing, core: Core, *, named: bool) -> Box:
     """Return the core, with one row per CPU; if `named`, the first row has the names of its ranks."""
-    places, size = drawing.places, drawing.cpu
+    places, size = drawing.machine.places, drawing.cpu
     ranks = places.on(core.cpus)
-    banned = core.cpus - drawing.topology.allowed.cpus
+    banned = core.cpus - drawing.machine.topology.allowed.cpus
     rows = []
     if named:
         rows = [[cell(BoxKind.PLAIN, f"r{cpu_set.render(ranks)}" if ranks else "", size, ink=Ink.STRONG)]]
@@ -620,31 +583,26 @@ def _core(drawing: _Drawing, core: Core, *, named: bool) -> Box:
     if named:
         rows.append(band(ranks, size.width))
     off = f"not allowed: CPUs {banned}" if banned else ""
-    title = _title(f"core {core.id}: CPUs {core.cpus}", rank_names(ranks), off)
+    title = _title(f"core {core.id}: CPUs {core.cpus}", rank_names(ranks) if named else "", off)
     return frame(BoxKind.CORE, rows, pad=0, gap=0, key=f"core{core.id}", title=title)
 
 
-def _device_rows(drawing: _Drawing, devices: Sequence[Device], *, flip: bool) -> list[list[Box]]:
+def _device_rows(drawing: _Drawing, parts: Sequence[PcieGroup | Device], *, flip: bool) -> list[list[Box]]:
     """Return the devices of a node in their PCIe tree: NICs first, then GPUs, so that nothing is below a GPU."""
-    return _part_rows(drawing, pcie_tree(drawing.topology, devices), flip=flip)
-
-
-def _part_rows(drawing: _Drawing, parts: Sequence[PcieGroup | Device], *, flip: bool) -> list[list[Box]]:
     with_gpus: list[Box] = []
     others: list[Box] = []
     for part in parts:
         if isinstance(part, Adapter):
             others.append(_device(drawing, part))
         elif isinstance(part, PcieGroup):
-            inner = _part_rows(drawing, part.parts, flip=flip)
+            inner = _device_rows(drawing, part.parts, flip=flip)
             name = [words((part.name, "", 10))]
-            rows = [*inner, [_spring()], name] if flip else [name, [_spring()], *inner]
-            box = frame(BoxKind.SWITCH, rows, grow=len(inner) if flip else 1, title=part.name)
+            rows = [*inner, name] if flip else [name, *inner]
+            box = frame(BoxKind.SWITCH, rows, spread=len(inner) if flip else 1, title=part.name)
             (with_gpus if any(isinstance(device, Gpu) for device in part.devices) else others).append(box)
         else:  # a GPU beside a group stays at the end of the row
-            row = [_device(drawing, part)]
-            rows = [row, [_spring()]] if flip else [[_spring()], row]
-            with_gpus.append(frame(BoxKind.PLAIN, rows, pad=0, gap=0, grow=1 if flip else 0))
+            box = _device(drawing, part)
+            with_gpus.append(frame(BoxKind.PLAIN, [[box]], pad=0, spread=None if flip else 0))
     below = rows_within(with_gpus, WIDE - 4 * PAD)
     above = rows_within(others, max(map(_width, below), default=3 * _TEXT))
     return [*below, *above] if flip else [*above, *below]
@@ -656,7 +614,7 @@ def _width(row: Sequence[Box], gap: float = GAP) -> float:
 
 def _memory_boxes(drawing: _Drawing) -> list[Box]:
     """Return the nodes without CPUs outside of all sockets and GPUs, and one box for all empty nodes."""
-    topology, empty = drawing.topology, drawing.empty
+    topology, empty = drawing.machine.topology, drawing.machine.empty
     packages = {package.id for package in topology.packages}
     nodes = [
         node
@@ -673,7 +631,7 @@ def _memory_boxes(drawing: _Drawing) -> list[Box]:
 
 def _legend(drawing: _Drawing, plan: Plan | None) -> list[Box]:
     """Return each sign that the picture has, with its meaning."""
-    topology, places = drawing.topology, drawing.places
+    topology, places = drawing.machine.topology, drawing.machine.places
     size = CellSize(32, 14, 9)
     sharers = next((ranks for ranks in places.cpus.values() if len(ranks) > 1), None)
     idle = (topology.cpus & topology.allowed.cpus) - CpuSet(places.cpus)
@@ -798,8 +756,6 @@ _LOOKS: Final = {  # class -> fill, stroke
     "hatched": ("l3", None),
     "hatch": (None, "used"),
     "link": (None, "gpuline"),
-    "strong": ("ink", None),
-    "text": ("ink", None),
     "dim": ("dim", None),
     "on": ("on", None),
 }
@@ -809,7 +765,7 @@ def style() -> str:
     """Return the rules: light, which printers and programs without media queries use, and dark on dark screens."""
 
     def looks(dark: int) -> str:
-        parts = []
+        parts = [f".np text{{fill:{COLORS['ink'][dark]}}}"]
         for name, (fill, stroke) in _LOOKS.items():
             filled = f"fill:{COLORS[fill][dark]};" if fill else ""
             stroked = f"stroke:{COLORS[stroke][dark]}" if stroke else ""
@@ -818,9 +774,9 @@ def style() -> str:
 
     ranks = (f".np .c{number}{{fill:{color}}}" for number, color in enumerate(RANK_COLORS))
     shapes = (
-        '.np{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}',
+        f'.np{{font:{_SMALL}px system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}}',
         ".np .strong{font-weight:600}.np .mid{text-anchor:middle}.np .memnode,.np .idle{stroke-dasharray:5 3}",
-        ".np .cpu{stroke-width:.5}.np .cpu.idle{stroke-dasharray:2 2}.np .link{stroke-width:3}",
+        ".np .cpu{stroke-width:.7}.np .cpu.idle{stroke-dasharray:2 2}.np .link{stroke-width:3}",
         ".np .again{stroke-width:2}",
     )
     after = "\n".join([*ranks, ".np .cpu.off{fill:url(#np-off)}"])
@@ -836,7 +792,7 @@ def svg(topology: Topology, plan: Plan | None = None) -> str:
 
 def element(picture: Picture, *, inside: str = "") -> str:
     """Return the SVG element; a page that has the style needs none `inside`."""
-    width, height = f"{picture.box.width:.1f}", f"{picture.box.height:.1f}"
+    width, height = _number(picture.box.width), _number(picture.box.height)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="np" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" role="img">',
@@ -845,38 +801,45 @@ def element(picture: Picture, *, inside: str = "") -> str:
         'patternTransform="rotate(45)"><rect class="hatched" width="4" height="4"/><path class="hatch" d="M0 0V4"/>'
         "</pattern></defs>",
     ]
-    bars = [replace(box, x=x, y=y) for box, x, y in picture.box.walk() if box.kind is BoxKind.BUS]
-    _draw(picture.box, lines)
-    lines += [f'<path class="link" d="M{x:.1f} {top:.1f}V{bottom:.1f}"/>' for x, top, bottom in picture.lines]
+    bars = [(box, x - box.x, y - box.y) for box, x, y in picture.box.walk() if box.kind is BoxKind.BUS]
+    _draw(picture.box, 0, 0, lines)
+    lines += [f'<path class="link" d="M{_number(x)} {_number(top)}V{_number(end)}"/>' for x, top, end in picture.lines]
     for bar in bars:  # over the lines to bars behind them
-        _draw(bar, lines)
+        _draw(*bar, lines)
     return "\n".join([*lines, "</svg>"])
 
 
-def _draw(box: Box, lines: list[str]) -> None:
-    """Append the lines of a box and of all boxes inside."""
-    place = f' transform="translate({box.x:.1f} {box.y:.1f})"' if box.x or box.y else ""
-    title = f"<title>{escape(box.title)}</title>" if box.title else ""
-    rectangle = ""
-    if box.kind is not BoxKind.PLAIN:
+def _draw(box: Box, left: float, top: float, lines: list[str]) -> None:
+    """Append the lines of a box in this place and of all boxes inside; a tooltip needs a group."""
+    left, top = left + box.x, top + box.y
+    if box.title:
+        lines.append(f"<g><title>{escape(box.title)}</title>")
+    is_covered = box.kind is BoxKind.CORE and all(child.kind is BoxKind.CPU for child in box.children)
+    if box.kind is not BoxKind.PLAIN and not is_covered:
         states = ["off"] * box.off + ["idle"] * box.idle
         if len(box.ranks) == 1:
             turn, color = divmod(box.ranks[0], len(RANK_COLORS))
             states += [f"c{color}"] + ["again"] * (turn % 2)
         classes = " ".join([box.kind.value, *states])
-        corner = 0 if box.kind in _SHARP else 4
-        radius = f' rx="{corner}"' if corner else ""
-        rectangle = f'<rect class="{classes}" width="{box.width:.1f}" height="{box.height:.1f}"{radius}/>'
-    texts = []
+        x, y, width, height = map(_number, (left, top, box.width, box.height))
+        if box.kind in _SHARP:  # of which there are hundreds, and a path is shorter
+            lines.append(f'<path class="{classes}" d="M{x} {y}h{width}v{height}h-{width}z"/>')
+        else:
+            lines.append(f'<rect class="{classes}" x="{x}" y="{y}" width="{width}" height="{height}" rx="4"/>')
     for label in box.labels:
-        classes = f"{label.ink.value} mid" if label.centered else label.ink.value
-        at = f'x="{label.x:.1f}" y="{label.y:.1f}" font-size="{label.size:g}"'
-        texts.append(f'<text class="{classes}" {at}>{escape(label.text)}</text>')
-    lines.append(f"<g{place}>{title}{rectangle}{''.join(texts)}")
+        classes = f"{label.ink.value} mid".strip() if label.centered else label.ink.value
+        size = "" if label.size == _SMALL else f' font-size="{label.size:g}"'
+        place = f'x="{_number(left + label.x)}" y="{_number(top + label.y)}"{size}'
+        lines.append(f'<text class="{classes}" {place}>{escape(label.text)}</text>')
     for child in box.children:
         if child.kind is not BoxKind.BUS:
-            _draw(child, lines)
-    lines.append("</g>")
+            _draw(child, left, top, lines)
+    if box.title:
+        lines.append("</g>")
 
 
-_SHARP: Final = (BoxKind.MACHINE, BoxKind.CORE, BoxKind.CPU, BoxKind.MEMORY, BoxKind.USED, BoxKind.SHARE)
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+_SHARP: Final = (BoxKind.CORE, BoxKind.CPU, BoxKind.MEMORY, BoxKind.USED, BoxKind.SHARE)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from numapin.base.formats import quote
 from numapin.plan.nics import nic_variables
-from numapin.view.words import known, own_nic_name, policy, rank_names, short_pci, shortened
+from numapin.view.machine import known, own_nic_name, policy, rank_names, short_pci, shortened
 
 _MOST: Final = 512  # rows: more take a second to draw
 

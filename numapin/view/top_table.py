@@ -9,8 +9,8 @@ from rich.text import Text
 
 from numapin.base.plural import counted
 from numapin.observe.top import LoopPace
+from numapin.view.machine import known
 from numapin.view.plan_table import gpu_cell
-from numapin.view.words import known
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

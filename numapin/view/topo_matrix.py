@@ -15,8 +15,7 @@ from rich.text import Text
 
 from numapin.base.plural import counted
 from numapin.topology.nics import adapters
-from numapin.view.machine import UNKNOWN_LINK, empty_nodes, link_meanings, link_words
-from numapin.view.words import known
+from numapin.view.machine import UNKNOWN_LINK, empty_nodes, known, link_meanings, link_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from numapin.trace.report import name_of, shown_parts
-from numapin.view.words import joined, known
+from numapin.view.machine import joined, known
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

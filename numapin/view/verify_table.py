@@ -13,8 +13,8 @@ from numapin.base.plural import counted
 from numapin.observe.model import PRIVATE, Role
 from numapin.observe.report import VerifySeverity
 from numapin.observe.verify import JUDGED, LOCKED, elsewhere
+from numapin.view.machine import known, rank_names
 from numapin.view.plan_table import gpu_cell
-from numapin.view.words import known, rank_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

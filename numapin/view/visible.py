@@ -15,7 +15,6 @@ from numapin.base.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
 
 def visible(renderable: RenderableType) -> RenderableType:
@@ -31,7 +30,9 @@ def visible(renderable: RenderableType) -> RenderableType:
         case Group():
             renderable.renderables[:] = map(visible, renderable.renderables)
         case Tree():
-            _clean_tree(renderable)
+            renderable.label = visible(renderable.label)
+            for child in renderable.children:
+                visible(child)
         case _:
             _clean_wide(renderable)
     return renderable
@@ -44,20 +45,10 @@ def _clean_wide(renderable: RenderableType) -> None:
 
     match renderable:
         case Table():
-            _clean_table(renderable)
+            for column in renderable.columns:
+                column.header = visible(column.header)
+                column._cells[:] = map(visible, column.cells)  # noqa: SLF001 - rich has no other way to change a cell
         case Constrain():
             renderable.renderable = visible(renderable.renderable)
         case _:
             raise TypeError(f"{type(renderable).__name__} may have text that is not cleaned")
-
-
-def _clean_table(table: Table) -> None:
-    for column in table.columns:
-        column.header = visible(column.header)
-        column._cells[:] = map(visible, column.cells)  # noqa: SLF001 - rich has no other way to change a cell
-
-
-def _clean_tree(tree: Tree) -> None:
-    tree.label = visible(tree.label)
-    for child in tree.children:
-        visible(child)

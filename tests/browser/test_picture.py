@@ -30,13 +30,15 @@ PROBE = """
 const area=e=>{const r=e.getBoundingClientRect();return [r.left,r.top,r.right,r.bottom]};
 const texts=[...document.querySelectorAll("svg.np text")];
 const areas=texts.map(area);
+const shapes=[...document.querySelectorAll("svg.np rect,svg.np path.cpu")].map(area).filter(s=>s[2]-s[0]>20);
 const overlaps=[],outside=[];
 for(let i=0;i<texts.length;i++){
  for(let j=i+1;j<texts.length;j++){const a=areas[i],b=areas[j];
   if(Math.min(a[2],b[2])-Math.max(a[0],b[0])>1&&Math.min(a[3],b[3])-Math.max(a[1],b[1])>3)
    overlaps.push(texts[i].textContent+" on "+texts[j].textContent)}
- let g=texts[i].parentNode;while(g&&!g.querySelector(":scope>rect"))g=g.parentNode;
- const box=area(g.querySelector(":scope>rect"));
+ const x=(areas[i][0]+areas[i][2])/2,y=(areas[i][1]+areas[i][3])/2;
+ const around=shapes.filter(s=>s[0]<x&&x<s[2]&&s[1]<y&&y<s[3]);
+ const box=around.length?around.reduce((a,b)=>a[2]-a[0]<b[2]-b[0]?a:b):[x,y,x,y];
  if(areas[i][0]<box[0]-1||areas[i][2]>box[2]+1)outside.push(texts[i].textContent)}
 const fill=()=>getComputedStyle(document.querySelector("svg.np rect.machine")).fill;
 const result={count:texts.length,overlaps,outside,fill:fill(),wide:document.body.scrollWidth-innerWidth};
