@@ -27,8 +27,6 @@ from torch.utils.data import get_worker_info
 
 from numapin.data import packing
 from numapin.data.message import NO_GRANT, Grant, Head, Parcel, decode, encode_plain, pickled
-from numapin.data.resume import worker_state
-from numapin.data.resume.streams import Report
 from numapin.data.slots.handover import Handover
 from numapin.data.torch_names import ExceptionWrapper, _IterableDatasetStopIteration
 
@@ -286,15 +284,10 @@ class ResultQueue(Channel):
         self._results: deque[tuple[object, object]] = deque()
         self._open: Callable[[Parcel], object] | None = None
         self._begin: Callable[[], None] | None = None
-        self._report_to: Callable[[Report], None] | None = None
 
     def open_in_thread(self, begin: Callable[[], None], open_parcel: Callable[[Parcel], object]) -> None:
         """Open parcels in the thread that reads them, torch's pin thread, which first calls `begin` once."""
         self._begin, self._open = begin, open_parcel
-
-    def report_to(self, arrived: Callable[[Report], None]) -> None:
-        """Give the workers' reports to `arrived`, in the thread that reads them."""
-        self._report_to = arrived
 
     def put(self, result: tuple[object, object]) -> None:
         """Send (number, batch) from a worker; never waits. A batch that cannot be pickled is sent as that error."""
@@ -302,9 +295,6 @@ class ResultQueue(Channel):
         if info is not None and not self._is_workers:
             self.number, self._is_workers = info.id, True
             self._reader.close()  # so that the death of the reader is noticed
-        report = worker_state.report(number, data)
-        if report is not None:
-            self.send(encode_plain((report, None)))
         if info is None or not isinstance(number, int) or isinstance(data, _IterableDatasetStopIteration):
             if packing.own is not None:
                 packing.own.finish()  # what was allocated for a batch that does not come
@@ -349,10 +339,8 @@ class ResultQueue(Channel):
                 self._results.append((head.number, self._accept(head, body)))
             except Exception:  # noqa: BLE001 - torch raises it when the batch is due: no other batch is lost
                 self._results.append((head.number, ExceptionWrapper(where="while a batch was taken in")))
-        elif not isinstance(body[0], Report):
+        else:
             self._results.append(body)
-        elif self._report_to is not None:
-            self._report_to(body[0])
 
 
 def _refuse(_head: Head, _body: bytes) -> Parcel:

@@ -21,7 +21,6 @@ from torch.utils.data import get_worker_info
 from numapin.data import packing
 from numapin.data.forking import is_in_bad_fork
 from numapin.data.packing import LARGE_BYTES, SLOT_NAME, Packer, WorkerSlots, is_plain
-from numapin.data.resume import worker_state
 from numapin.data.slots import handover
 from numapin.data.torch_names import _DatasetKind, collate, collate_tensor_fn
 from numapin.errors import UsageError
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
     from numapin.data.casting import Casts
     from numapin.data.locality import Locality
-    from numapin.data.resume.worker_state import DatasetStart
     from numapin.data.slots.handover import Handover, SentDescriptor
 
     CollateMap = dict[type | tuple[type, ...], Callable[..., Any]]
@@ -58,7 +56,6 @@ class WorkerStart:
     can_be_ahead: bool  # whether a worker has several tasks at once, so that one that was idle is ahead of the loop
     num_library_threads: int  # of numpy's BLAS, OpenMP, MKL and OpenCV; 0: their own default
     casts: Casts
-    dataset: DatasetStart | None  # where it begins; None: its state is not asked for
     then: Callable[[int], None] | None  # the user's own worker_init_fn
 
     def __call__(self, worker: int) -> None:
@@ -82,7 +79,6 @@ class WorkerStart:
         os.register_at_fork(after_in_child=packer.refuse_in_child, after_in_parent=packer.note_fork)
         if slots is not None:
             Stacker(packer, num_threads=self.num_copy_threads, can_be_ahead=self.can_be_ahead).install()
-        worker_state.begin(self.dataset, worker)
         if self.then is not None:
             self.then(worker)
 

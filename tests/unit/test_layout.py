@@ -36,7 +36,6 @@ PURE = (
     *("plan", "tasks.identify", "tasks.slice", "tasks.plan", "launcher.lost_gpus", "data.forks", "data.usage"),
     *("tasks.repeated", "cli.run_decisions", "children.table", "children.devices"),
     *(f"launcher.{name}" for name in ("options", "store", "failure")),
-    "data.resume.place",
     *(
         "observe.model",
         "observe.report",

@@ -108,7 +108,7 @@ class TestWithout:
         path = DataPath(PathOptions(strict=True))
         lane = path.lane(loader, pins=False)
         for pins in (False, True, True):
-            path.worker_start(lane, loader, pins=pins, dataset=None)
+            path.worker_start(lane, loader, pins=pins)
         told = capsys.readouterr().err
         assert (told.count("libstores.so cannot be loaded"), told.count("gcc")) == (is_told, is_told)
         lane.end(workers_are_gone=True)
