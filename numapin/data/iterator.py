@@ -131,7 +131,7 @@ class LaneIterator(_TorchsIterator):
                 return found
 
     def _restart_hung(self) -> None:
-        hung = [n for n in self._context.hung(self._workers) if self._context.is_due(self._workers[n], n)]
+        hung = self._context.hung(self._workers)
         if not hung:
             return
         self._unwatch()
