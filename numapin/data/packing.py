@@ -321,7 +321,6 @@ class Packer(ForkingPickler):
         self._slots, self._worker, self.pins, self.moves = slots, worker, pins, moves
         self.casts = dict(casts)
         self.passes_caches = (pins or moves) and memory.can_pass_caches()  # a GPU reads what is written, and no CPU
-        self.was_idle = False  # between the last task of this epoch and that of this batch
         self.is_collating = True  # False: a collate_fn that runs now is not the loader's, but one inside a sample
         self._thread = threading.get_ident()
         self._parts: list[BatchMemory] = []

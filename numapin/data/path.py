@@ -247,8 +247,6 @@ class DataPath:
             pins=pins,
             moves=self.options.cuda_device is not None,
             num_copy_threads=_num_copy_threads(loader.num_workers, os.environ),
-            # A worker that has one task at a time always waits for the next one.
-            can_be_ahead=(loader.prefetch_factor or 1) > 1,
             num_library_threads=num_worker_threads(self.options.worker_threads, os.environ),
             casts=self.options.casts,
             then=loader.worker_init_fn,

@@ -72,7 +72,6 @@ class Channel:
         self._messages: deque[bytes] = deque()
         self._poll: select.poll | None = None
         self._late: _LateWriter | None = None
-        self.has_waited = False  # in this process, for the last message
 
     def send(self, message: bytes) -> None:
         """Send a message without waiting. It is dropped if the reader is gone."""
@@ -96,10 +95,8 @@ class Channel:
     def receive(self, timeout_s: float | None) -> bytes:
         """Return the next message; wait for at most `timeout_s`, or forever if None. Raises queue.Empty."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        self.has_waited = False
         while not self._messages:
             if not self.fill():
-                self.has_waited = True
                 self._wait(deadline_s)
         return self._messages.popleft()
 
@@ -230,7 +227,6 @@ class TaskQueue(Channel):
         """Take what chooses a slot for the next task; it gets a function that hands a descriptor over."""
         super().__init__()
         self._grant, self._handover = grant, Handover(child_sends=False)
-        self._follows_task = False
 
     def __getstate__(self) -> tuple[Any, ...]:
         """Give the worker its ends."""
@@ -240,7 +236,6 @@ class TaskQueue(Channel):
         """Take the worker's ends over."""
         super().__setstate__(state[0])
         self._grant, self._handover = None, state[1]
-        self._follows_task = False
 
     def close(self) -> None:
         """Close all ends in this process."""
@@ -265,10 +260,7 @@ class TaskQueue(Channel):
         *grant, body = marshal.loads(self.receive(timeout))  # noqa: S302 - from our own rank
         if packing.own is not None:
             packing.own.accept(Grant(*grant), self._handover)
-            # Every worker waits for the first task of an epoch, however slow it is.
-            packing.own.was_idle = self.has_waited and self._follows_task
         task: object = pickle.loads(body)  # noqa: S301 - the same
-        self._follows_task = isinstance(task, tuple)
         return task
 
 
