@@ -19,7 +19,7 @@ from numapin.base.stderr import say
 from numapin.data import stateful, torch_names, usage_log
 from numapin.data.casting import cast_batch
 from numapin.data.iterator import LaneIterator, iterator_of
-from numapin.data.local import LocalIterator, put_on
+from numapin.data.local import put_on
 from numapin.data.path import PathOptions
 from numapin.data.torch_names import _BaseDataLoaderIter
 
@@ -165,7 +165,7 @@ def _watch_iterators() -> None:
     torchs_own = _BaseDataLoaderIter.__init__
 
     def __init__(self: _BaseDataLoaderIter, loader: _Loader, *rest: Any, **named: Any) -> None:  # noqa: N807
-        if _STATE.everything and not isinstance(self, LaneIterator | LocalIterator):
+        if _STATE.everything and not isinstance(self, LaneIterator):
             is_theirs = isinstance(loader, stateful.loader_class() or ())
             off = torch_names.why_off() or (is_theirs and torch_names.why_off(torch_names.TORCHDATA))
             usage_log.note_other(loader, off or f"{type(loader).__name__} makes its own iterators")

@@ -21,7 +21,7 @@ from numapin.data import starting, usage_log
 from numapin.data.balance import Balance
 from numapin.data.casting import CastingCollate
 from numapin.data.forking import collection_paused
-from numapin.data.local import Changed, DeviceIterator, LocalIterator, profile_name
+from numapin.data.local import Changed, DeviceIterator, profile_name
 from numapin.data.message import Parcel
 from numapin.data.path import path_of
 from numapin.data.queues import ResultQueue
@@ -33,6 +33,7 @@ from numapin.data.torch_names import (
     _MultiProcessingDataLoaderIter,
     _remove_worker_pids,
     _set_worker_pids,
+    _SingleProcessDataLoaderIter,
 )
 
 if TYPE_CHECKING:
@@ -275,7 +276,7 @@ def _other_iterator(loader: DataLoader[Any], options: PathOptions) -> _BaseDataL
         return _MultiProcessingDataLoaderIter(loader)
     if options.cuda_device is not None:
         return DeviceIterator(loader, options.cuda_device)
-    return LocalIterator(loader)
+    return _SingleProcessDataLoaderIter(loader)
 
 
 def with_casts(loader: DataLoader[Any], options: PathOptions) -> DataLoader[Any]:

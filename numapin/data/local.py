@@ -30,19 +30,12 @@ def profile_name(torchs_class: str) -> str:
     return f"enumerate(DataLoader)#{torchs_class}.__next__"
 
 
-class LocalIterator(_SingleProcessDataLoaderIter):
-    """torch's iterator without workers, which is known to be ours."""
-
-    def __init__(self, loader: DataLoader[Any], **changes: object) -> None:
-        super().__init__(Changed(loader, **changes))
-        self._profile_name = profile_name(_SingleProcessDataLoaderIter.__name__)
-
-
-class DeviceIterator(LocalIterator):
+class DeviceIterator(_SingleProcessDataLoaderIter):
     """torch's iterator without workers, with its batches put on the device."""
 
     def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
-        super().__init__(loader, pin_memory=False)
+        super().__init__(Changed(loader, pin_memory=False))
+        self._profile_name = profile_name(_SingleProcessDataLoaderIter.__name__)
         self._device = device
 
     def _next_data(self) -> Any:
