@@ -7,7 +7,7 @@
 Expect the loss to fall from 0.9 to 0.1. On SIGUSR1 or SIGTERM to any rank, the job saves, rank 0 runs --requeue, and
 all ranks exit with status 0. The same command then continues in the middle of the epoch, by the loader's state, and on
 CPUs ends with bitwise the same result. If a rank dies, all restart from the last complete epoch. With another number of
-ranks the epoch begins again. FILE must outlive rank 0's machine: put it in a shared folder.
+ranks the epoch begins again. FILE must outlive rank 0's machine: put it in a shared folder. The loader needs torchdata.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from torch.utils.data import DistributedSampler, TensorDataset
 import numapin
 
 
-def save(path: Path, net: nn.Module, optimizer: optim.Optimizer, seen: int, loader: numapin.DataLoader) -> None:
+def save(path: Path, net: nn.Module, optimizer: optim.Optimizer, seen: int, loader: numapin.StatefulDataLoader) -> None:
     """Write a checkpoint completely or not at all, even if the machine crashes. It has each rank's own states."""
     rng = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
     dist.all_gather_object(own := [None] * dist.get_world_size(), (rng, loader.state_dict()))
@@ -55,7 +55,7 @@ def main() -> None:
     optimizer, sampler = optim.AdamW(net.parameters(), lr=1e-3), DistributedSampler(dataset)
     # Forked workers inherit the handlers. Without its own generator, a loader would draw from torch's.
     options = {"num_workers": 1, "multiprocessing_context": "fork", "generator": torch.Generator()}
-    loader = numapin.DataLoader(dataset, 64, sampler=sampler, device=device, **options)
+    loader = numapin.StatefulDataLoader(dataset, 64, sampler=sampler, device=device, **options)
     seen = 0  # by all ranks together, over all epochs
     is_there = dist.get_rank() == 0 and arguments.checkpoint.exists()  # other ranks may see another file, or none
     found = [torch.load(arguments.checkpoint, map_location="cpu") if is_there else None]

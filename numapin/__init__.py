@@ -1,7 +1,7 @@
 """numapin: a NUMA-aware launcher for multi-GPU PyTorch.
 
 Importing this package has no effects and imports neither torch nor pynvml nor libnuma. Each public name is imported
-from its module on first use. Only `DataLoader`, which is a torch class, imports torch.
+from its module on first use. Only `DataLoader` and `StatefulDataLoader`, which are torch classes, import torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from numapin.children.call import ProcessBinding, bind_this_process
     from numapin.data.buffer import batch_buffer
     from numapin.data.loader import DataLoader
+    from numapin.data.stateful_loader import StatefulDataLoader
     from numapin.errors import (
         BindingRefused,
         LibnumaError,
@@ -53,6 +54,7 @@ _HOME = {
     "spawn": "numapin.spawning.call",
     **dict.fromkeys(("bind_this_process", "ProcessBinding"), "numapin.children.call"),
     "DataLoader": "numapin.data.loader",
+    "StatefulDataLoader": "numapin.data.stateful_loader",
     "batch_buffer": "numapin.data.buffer",
 }
 _MODULES = ("pinned",)
@@ -77,6 +79,7 @@ __all__ = [  # noqa: RUF022 - grouped by stage, in the order of use
     "bind_this_process",
     "ProcessBinding",
     "DataLoader",
+    "StatefulDataLoader",
     "batch_buffer",
     "pinned",
     "NumapinError",
@@ -107,6 +110,9 @@ def __getattr__(name: str) -> object:
     try:
         return getattr(import_module(_HOME[name]), name)
     except ModuleNotFoundError as error:
+        if name == "StatefulDataLoader" and (error.name or "").partition(".")[0] == "torchdata":
+            message = "numapin.StatefulDataLoader needs torchdata: pip install 'torchdata>=0.11'"
+            raise ModuleNotFoundError(message, name=error.name) from error
         if error.name != "torch":
             raise
         raise _needs_torch(name) from error

@@ -4,6 +4,7 @@
 
     NumapinError               exit status 1
     ├── UsageError             2   an option or a value is invalid
+    │   └── LoaderStateError   2   a numapin.DataLoader was asked for a state, which it has not
     ├── MachineError           3   the machine cannot be read
     │   ├── MachineFileError   3   a machine file is malformed: names the file and the line or element
     │   └── LibraryError       3   a shared library is missing, or lacks a function
@@ -71,6 +72,13 @@ class UsageError(NumapinError):
     """An option or a value names something that does not exist, or contradicts another (exit status 2)."""
 
     exit_code = 2
+
+
+class LoaderStateError(UsageError, AttributeError):
+    """A `numapin.DataLoader` was asked for a state; `numapin.StatefulDataLoader` has one.
+
+    It is an AttributeError, so that frameworks that look for `state_dict` find none.
+    """
 
 
 class MachineError(NumapinError):

@@ -3,6 +3,7 @@
 ::
 
     loader.py       numapin.DataLoader: torch's arguments, and our own
+    stateful_loader.py  numapin.StatefulDataLoader: torchdata's loader, with our arguments
     buffer.py       numapin.batch_buffer: memory for a dataset to write its batch into
     install.py      the same path for torch's own DataLoader, in unmodified scripts
     iterator.py     torch's multi-process iterator over our queues
@@ -29,7 +30,6 @@
     queues.py       torch's two queues, over pipes without locks
     worker.py       what a worker runs first: bind it, collate into slots, end it with its rank
     packing.py      in a worker: put batches into slots
-    resume/         the place in an epoch, for state_dict()
     slots/          memory for batches: made, lent, taken back
     opening/        turn a parcel into a batch, on the host or on the device
 """

@@ -9,8 +9,10 @@ first line either.
 from __future__ import annotations
 
 import gc
+import importlib
 import multiprocessing.process
 import os
+import sys
 import threading
 from functools import cache
 from typing import Final
@@ -19,6 +21,11 @@ from weakref import ref
 import torch
 
 from numapin.system import memory
+
+if "numpy" in sys.modules:
+    # Loaded now, and not when torch first seeds it: a worker that another thread forks during the import inherits its
+    # lock, and waits for it forever.
+    importlib.import_module("numpy.random")
 
 _on_devices: Final[set[ref[torch.UntypedStorage]]] = set()  # those that are alive
 _at_forks: Final[list[list[torch.UntypedStorage]]] = []  # of the forks in progress; threads may fork at once

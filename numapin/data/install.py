@@ -10,7 +10,7 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch.utils.data
@@ -18,14 +18,13 @@ import torch.utils.data
 from numapin.base.stderr import say
 from numapin.data import stateful, torch_names, usage_log
 from numapin.data.casting import cast_batch
-from numapin.data.iterator import LaneIterator, iterator_of, load_state
-from numapin.data.local import LocalIterator, put_on
+from numapin.data.iterator import LaneIterator, iterator_of
+from numapin.data.local import put_on
 from numapin.data.path import PathOptions
-from numapin.data.resume.resumption import Resumption, resumption_of
 from numapin.data.torch_names import _BaseDataLoaderIter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     _Loader: TypeAlias = torch.utils.data.DataLoader[Any]
 
@@ -79,31 +78,18 @@ def install(*, only_copies: bool = False, balance: bool = False) -> None:
     _STATE.balance = _STATE.balance or balance
     torchs, theirs = torch.utils.data.DataLoader, stateful.loader_class()
     if torchs not in _STATE.hooked:
-        _mark_copies(torchs)
         _watch_iterators()
         if torch_names.why_off():
             _leave(torchs)
         else:
             _hook(torchs, iterator_of)
-    if theirs is not None and theirs not in _STATE.hooked and not torch_names.why_off():
-        if torch_names.why_off(torch_names.TORCHDATA):
+    if theirs is not None and theirs not in _STATE.hooked:
+        if torch_names.why_off():
+            _leave(theirs)
+        elif torch_names.why_off(torch_names.TORCHDATA):
             _leave(theirs, torch_names.TORCHDATA)
         else:
             _hook(theirs, stateful.iterator_of)
-
-
-class LoaderCopy(torch.utils.data.DataLoader[Any]):
-    """A framework's copy of a numapin.DataLoader: torch's, and the state, which Accelerate looks for in it."""
-
-    _numapin_resumption: Resumption
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the place after the last batch that was yielded: see numapin.DataLoader."""
-        return resumption_of(self).state(self)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Let the next iterator begin after a state's last batch: see numapin.DataLoader."""
-        load_state(self, state_dict)
 
 
 class _UsersWarnings:
@@ -131,24 +117,7 @@ def _warn_at_users_line(cls: type[_Loader]) -> None:
         module.warnings = _UsersWarnings()  # type: ignore[union-attr] # it has the name
 
 
-def _mark_copies(cls: type[_Loader]) -> None:
-    """Make the plain loaders that carry our options `LoaderCopy`s, as soon as they exist."""
-    torchs_init = cls.__init__
-
-    @wraps(torchs_init)
-    def __init__(self: _Loader, *arguments: Any, **options: Any) -> None:  # noqa: N807
-        torchs_init(self, *arguments, **options)
-        carried: PathOptions | None = getattr(self.pin_memory_device, "options", None)
-        if type(self) is cls and carried is not None:
-            self.__class__ = LoaderCopy
-        if isinstance(self, LoaderCopy):  # also one that a framework made again from its type and arguments
-            every = 1 if carried is None else carried.snapshot_every_n_steps
-            self._numapin_resumption = Resumption(every)
-
-    cls.__init__ = __init__  # type: ignore[method-assign]
-
-
-def _hook(cls: type[_Loader], iterator_of_it: Callable[[_Loader, PathOptions], Any]) -> None:
+def _hook(cls: type[_Loader], iterator_of_it: Callable[[_Loader, PathOptions], _BaseDataLoaderIter]) -> None:
     """Let loaders of this class with workers make their iterators by this function."""
     _STATE.hooked.append(cls)
     _warn_at_users_line(cls)
@@ -159,14 +128,13 @@ def _hook(cls: type[_Loader], iterator_of_it: Callable[[_Loader, PathOptions], A
         if options is None and not _STATE.everything:
             return torchs_own(self)
         if self.num_workers == 0 and options is not None:
-            return iterator_of(self, options)
+            return iterator_of_it(self, options)
         if self.num_workers == 0:
             usage_log.note_other(self, usage_log.NO_WORKERS)
             return torchs_own(self)
         if os.environ.get("RANK", "0") == "0":
             _say_once("torch's DataLoader uses numapin's data path")
-        iterator: _BaseDataLoaderIter = iterator_of_it(self, options or PathOptions(balance=_STATE.balance))
-        return iterator
+        return iterator_of_it(self, options or PathOptions(balance=_STATE.balance))
 
     cls._get_iterator = _get_iterator  # type: ignore[method-assign]
 
@@ -197,7 +165,7 @@ def _watch_iterators() -> None:
     torchs_own = _BaseDataLoaderIter.__init__
 
     def __init__(self: _BaseDataLoaderIter, loader: _Loader, *rest: Any, **named: Any) -> None:  # noqa: N807
-        if _STATE.everything and not isinstance(self, LaneIterator | LocalIterator):
+        if _STATE.everything and not isinstance(self, LaneIterator):
             is_theirs = isinstance(loader, stateful.loader_class() or ())
             off = torch_names.why_off() or (is_theirs and torch_names.why_off(torch_names.TORCHDATA))
             usage_log.note_other(loader, off or f"{type(loader).__name__} makes its own iterators")

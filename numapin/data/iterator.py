@@ -11,7 +11,6 @@ import os
 import sys
 import time
 import weakref
-from contextlib import nullcontext
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -22,12 +21,10 @@ from numapin.data import starting, usage_log
 from numapin.data.balance import Balance
 from numapin.data.casting import CastingCollate
 from numapin.data.forking import collection_paused
-from numapin.data.local import Changed, DeviceIterator, LocalIterator, profile_name
+from numapin.data.local import Changed, DeviceIterator, profile_name
 from numapin.data.message import Parcel
 from numapin.data.path import path_of
 from numapin.data.queues import ResultQueue
-from numapin.data.resume.resumption import resumption_of, track_of
-from numapin.data.resume.samplers import is_stateful
 from numapin.data.slots.pool import unused_slots_hidden
 from numapin.data.torch_names import (
     MP_STATUS_CHECK_INTERVAL,
@@ -36,16 +33,15 @@ from numapin.data.torch_names import (
     _MultiProcessingDataLoaderIter,
     _remove_worker_pids,
     _set_worker_pids,
+    _SingleProcessDataLoaderIter,
 )
-from numapin.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from torch.utils.data import DataLoader
 
     from numapin.data.path import DataPath, PathOptions
-    from numapin.data.resume.track import Track
     from numapin.data.torch_names import _BaseDataLoaderIter
 
     _TorchsIterator = _MultiProcessingDataLoaderIter
@@ -56,11 +52,6 @@ _PINNING_ENDS_S: Final = 2.0  # at exit; the thread may wait for a user's type
 _SHARES_ARE_FIXED: Final = (
     "balance=True changes nothing for an iterable dataset, because each worker has its own share of the samples; "
     "to take batches as they come, use in_order=False"
-)
-_STATES_ARE_MIXED: Final = (
-    "balance=True with a dataset that has a state of its own: timing decides which worker makes a batch, so after "
-    "load_state_dict() the rest of the epoch can differ from that of an uninterrupted run; to resume exactly, use "
-    "balance=False"
 )
 _TURNS_ARE_STATE: Final = (
     "balance=True changes nothing for a StatefulDataLoader, because its state depends on the turns of its workers; "
@@ -81,13 +72,7 @@ class LaneIterator(_TorchsIterator):
         moves = path.options.cuda_device is not None
         pins = not moves and _pins(loader)
         self._path, self._lane = path, path.lane(loader, pins=pins, result_queue=self.result_queue)
-        self._track = track_of(loader, path.notices.warn)
-        self._task = 0  # the number of the last result
-        if self._track is not None:
-            # Not to the track: it refers to the sampler, which may refer to the loader, and a lane must not (see Lane).
-            self._lane.results.report_to(self._track.streams.arrived)
-        has_state = self._track is not None
-        self._lane.balance = _balance_of(loader, path, has_state=has_state, has_turns_in_state=bool(state))
+        self._lane.balance = _balance_of(loader, path, has_turns_in_state=bool(state))
         self._last_s: float | None = None
         if pins:
             self._lane.results.open_in_thread(path.home.bind_this_thread, self._lane.opener.open)
@@ -96,48 +81,18 @@ class LaneIterator(_TorchsIterator):
         changed = Changed(
             loader,
             multiprocessing_context=self._context,
-            worker_init_fn=path.worker_start(
-                self._lane,
-                loader,
-                pins=pins or moves,
-                dataset=None if self._track is None else self._track.dataset_start,
-            ),
+            worker_init_fn=path.worker_start(self._lane, loader, pins=pins or moves),
             pin_memory=loader.pin_memory and not moves,
         )
-        order_kept = nullcontext() if self._track is None else self._track.preserved()
-        with collection_paused, unused_slots_hidden(), order_kept:
+        with collection_paused, unused_slots_hidden():
             super().__init__(changed, *state)
         self._profile_name = profile_name(self.torchs_name)
         util.Finalize(self, _end_at_exit, (weakref.ref(self),), exitpriority=10)
 
-    @property
-    def _base_seed(self) -> int:
-        """The seed from which the workers' seeds are made. torch draws one and sets it."""
-        return self._seed
-
-    @_base_seed.setter
-    def _base_seed(self, drawn: int) -> None:
-        self._seed = drawn if self._track is None else self._track.seed(drawn)
-
     def _reset(self, loader: DataLoader[Any], *arguments: object, **options: object) -> None:
         self._last_s = None
-        if self._track is None:
-            super()._reset(loader, *arguments, **options)
-        else:
-            self._reset_at(self._track, loader, *arguments, **options)
+        super()._reset(loader, *arguments, **options)
         self._lane.opener.restart()
-
-    def _reset_at(self, track: Track, loader: DataLoader[Any], *arguments: object, **options: object) -> None:
-        """Begin an epoch at the track's place: torch must not hand out tasks before the place is set."""
-        track.before(loader)
-        depth, self._prefetch_factor = self._prefetch_factor, 0
-        try:
-            super()._reset(loader, *arguments, **options)
-        finally:
-            self._prefetch_factor = depth
-        track.start(self)
-        for _ in range(depth * self._num_workers):
-            self._try_put_index()
 
     def __next__(self) -> object:
         """Return the next batch. torch's range for profilers costs 8 us, so it is left out while none runs."""
@@ -152,12 +107,7 @@ class LaneIterator(_TorchsIterator):
         began_s = time.perf_counter()
         self._path.notices.check()
         self._lane.reclaim()
-        try:
-            data: object = super()._next_data()  # type: ignore[no-untyped-call]
-        except StopIteration:
-            if self._track is not None:
-                self._track.finish()
-            raise
+        data: object = super()._next_data()  # type: ignore[no-untyped-call]
         self._lane.results.look_ahead()
         now_s = time.perf_counter()
         stepped_s = None if self._last_s is None else now_s - self._last_s
@@ -175,7 +125,6 @@ class LaneIterator(_TorchsIterator):
             wait_s = min(left_s, starting.LOOK_S)
             found: tuple[bool, object] = super()._try_get_data(wait_s)  # type: ignore[no-untyped-call]
             if found[0]:
-                self._task = found[1][0]  # type: ignore[index]
                 return found
             self._restart_hung()
             left_s -= wait_s
@@ -183,7 +132,7 @@ class LaneIterator(_TorchsIterator):
                 return found
 
     def _restart_hung(self) -> None:
-        hung = [n for n in self._context.hung(self._workers) if self._context.is_due(self._workers[n], n)]
+        hung = self._context.hung(self._workers)
         if not hung:
             return
         self._unwatch()
@@ -234,8 +183,6 @@ class LaneIterator(_TorchsIterator):
             balance.take_back(worker)
 
     def _process_data(self, data: object, worker_idx: int) -> object:
-        if self._track is not None:
-            self._track.note(worker_idx, None if self._in_order else self._task)
         # Before the batch is opened, so that an error does not lose a task.
         data = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
         if isinstance(data, Parcel):
@@ -283,9 +230,7 @@ def _pins(loader: DataLoader[Any]) -> bool:
     return loader.pin_memory and torch.cuda.is_available()
 
 
-def _balance_of(
-    loader: DataLoader[Any], path: DataPath, *, has_state: bool, has_turns_in_state: bool
-) -> Balance | None:
+def _balance_of(loader: DataLoader[Any], path: DataPath, *, has_turns_in_state: bool) -> Balance | None:
     """Return what chooses the workers; None: torch's own turns.
 
     With in_order=False torch itself skips workers that have enough tasks. The workers of an iterable dataset have their
@@ -298,8 +243,6 @@ def _balance_of(
     if is_iterable or has_turns_in_state:
         path.notices.warn(_SHARES_ARE_FIXED if is_iterable else _TURNS_ARE_STATE)
         return None
-    if has_state and is_stateful(loader.dataset):
-        path.notices.warn(_STATES_ARE_MIXED)
     return Balance(loader.num_workers)
 
 
@@ -328,24 +271,19 @@ def iterator_of(loader: DataLoader[Any], options: PathOptions) -> _BaseDataLoade
 
 def _other_iterator(loader: DataLoader[Any], options: PathOptions) -> _BaseDataLoaderIter:
     """Return an iterator without slots: torch's own, or one in this process."""
-    if options.casts:
-        collate = CastingCollate(loader.collate_fn, options.casts)
-        loader = cast("DataLoader[Any]", Changed(loader, collate_fn=collate))
+    loader = with_casts(loader, options)
     if loader.num_workers:
         return _MultiProcessingDataLoaderIter(loader)
     if options.cuda_device is not None:
         return DeviceIterator(loader, options.cuda_device)
-    return LocalIterator(loader)
+    return _SingleProcessDataLoaderIter(loader)
 
 
-def load_state(loader: DataLoader[Any], state: Mapping[str, Any]) -> None:
-    """Let a loader's next iterator begin where a state ends. Raises UsageError, also if it will be torch's own."""
-    if state and loader.num_workers and pins_elsewhere(loader):
-        raise UsageError(
-            f"load_state_dict(): torch's own iterator is used, which has no state: {usage_log.PINS_ELSEWHERE}",
-            "use pin_memory=False",
-        )
-    resumption_of(loader).load(loader, state)
+def with_casts(loader: DataLoader[Any], options: PathOptions) -> DataLoader[Any]:
+    """Return the loader, for an iterator without slots, with its batches cast as the options say."""
+    if not options.casts:
+        return loader
+    return cast("DataLoader[Any]", Changed(loader, collate_fn=CastingCollate(loader.collate_fn, options.casts)))
 
 
 def pins_elsewhere(loader: DataLoader[Any]) -> bool:

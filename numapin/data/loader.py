@@ -1,9 +1,9 @@
-"""`numapin.DataLoader`."""
+"""`numapin.DataLoader`, and what it shares with `numapin.StatefulDataLoader`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import torch
 import torch.utils.data
@@ -11,10 +11,9 @@ import torch.utils.data
 from numapin.data import torch_names
 from numapin.data.casting import casts_of
 from numapin.data.install import install, mark
-from numapin.data.iterator import iterator_of, load_state
+from numapin.data.iterator import iterator_of
 from numapin.data.path import DataPath, PathOptions, path_of
-from numapin.data.resume.resumption import Resumption, resumption_of
-from numapin.errors import BindingRefused
+from numapin.errors import BindingRefused, LoaderStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -23,20 +22,108 @@ if TYPE_CHECKING:
 
     from torch.utils.data import Dataset, Sampler
 
+    from numapin.data.install import Mark
     from numapin.data.stats import Stats
     from numapin.data.torch_names import _BaseDataLoaderIter
 
 T_co = TypeVar("T_co", covariant=True)
 
+_WITH_STATE: Final = "use numapin.StatefulDataLoader in place of numapin.DataLoader; its arguments are the same"
 
-class DataLoader(torch.utils.data.DataLoader[T_co]):
+
+class OnPath:
+    """What `numapin.DataLoader` and `numapin.StatefulDataLoader` add to the loaders that they extend."""
+
+    num_workers: int
+    _iterator: Any
+    _numapin_package = torch_names.TORCH  # whose loader is extended
+    _numapin_options: PathOptions
+
+    def _numapin_begin(
+        self,
+        pin_memory_device: str,
+        *,
+        device: torch.device | str | int | None,
+        cast: torch.dtype | Mapping[torch.dtype, torch.dtype] | None,
+        **others: Any,  # noqa: ANN401 - as PathOptions has them
+    ) -> Mark:
+        """Take numapin's own arguments, and return the `pin_memory_device` that carries them to a copy of the loader.
+
+        Raises UsageError for invalid arguments; BindingRefused with `strict` if the data path is off.
+        """
+        for name, value in {"device": device, "cast": cast, **others}.items():
+            self.__dict__.setdefault(name, value)  # frameworks read them; a subclass's own attributes stay
+        device = None if device is None else torch.device(device)
+        self._numapin_options = PathOptions(device=device, casts=casts_of(cast), **others)
+        install(only_copies=True)
+        if self._numapin_options.strict and self._numapin_off():
+            raise BindingRefused(self._numapin_off(), "to run with torch's own loader, remove strict=True")
+        return mark(pin_memory_device, self._numapin_options)
+
+    def stats(self) -> Stats:
+        """Return the statistics of this loader so far.
+
+        Returns:
+            Batches, bytes, waiting times, hits and misses, and the placement of the memory.
+
+        Raises:
+            UsageError: The node does not exist.
+
+        Example:
+            ```python
+            if loader.stats().misses:
+                print(loader.stats().misses)
+            ```
+        """
+        stats, off = self._numapin_path.stats(), self._numapin_off()
+        return replace(stats, notes=(off, *stats.notes)) if off else stats
+
+    def close(self) -> None:
+        """Stop persistent workers and release the memory.
+
+        Batches that are still in use keep their memory. Iterating again starts new workers. The loader is also a
+        context manager, which closes it.
+
+        Example:
+            ```python
+            with numapin.DataLoader(dataset, num_workers=8, persistent_workers=True) as loader:
+                for batch in loader:
+                    ...
+            ```
+        """
+        if not torch_names.why_off():  # else the workers end with the iterator
+            iterator, self._iterator = self._iterator, None
+            if iterator is not None and self.num_workers:
+                iterator._shutdown_workers()  # noqa: SLF001 - torch has no public way
+        self._numapin_path.close()
+
+    def __enter__(self) -> Self:
+        """Return the loader."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the loader."""
+        self.close()
+
+    @property
+    def _numapin_path(self) -> DataPath:
+        return path_of(self, self._numapin_options)  # type: ignore[arg-type] # mixed into a loader
+
+    def _numapin_off(self) -> str:
+        """Return why the batches do not take the data path, as a sentence; "": they do."""
+        return torch_names.explained() or torch_names.explained(self._numapin_package)
+
+
+class DataLoader(OnPath, torch.utils.data.DataLoader[T_co]):
     """torch's DataLoader with a faster path for its batches. It can replace torch's anywhere.
 
     With workers, each batch is collated straight into memory that the rank shares with them: on the rank's NUMA node,
     and pinned. The rank's tensors use that memory, so nothing is copied on the way. Arguments and behavior are the same
-    as for `torch.utils.data.DataLoader`, plus `device`, `pinned_budget`, `node`, `strict`, `cast`, `worker_threads`,
-    `balance` and `snapshot_every_n_steps`. A dataset can write a batch straight into its memory with
-    `numapin.batch_buffer`. `state_dict()` and `load_state_dict()` continue in the middle of an epoch.
+    as for `torch.utils.data.DataLoader`, plus `device`, `pinned_budget`, `node`, `strict`, `cast`, `worker_threads`
+    and `balance`. A dataset can write a batch straight into its memory with `numapin.batch_buffer`. To resume in the
+    middle of an epoch, use `numapin.StatefulDataLoader`.
 
     A child that you fork shares the memory of the batches in use, as with torch. Use torch's own loader for batches of
     a few hundred bytes, and for CUDA tensors that workers create.
@@ -77,8 +164,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         worker_threads: The threads that numpy's BLAS, MKL, OpenMP libraries and OpenCV may each use in a worker. None:
             the environment variable NUMAPIN_WORKER_THREADS, or 1. 0: their own default, which is the number of threads
             of the rank. `worker_init_fn` runs later, and may change it. torch itself uses one thread.
-        snapshot_every_n_steps: How often a worker takes the state of an iterable dataset that has one, in batches of
-            that worker. After `load_state_dict()` the batches since then are read again and dropped. 0: never.
         balance: Give each task to the worker that is expected to finish it first, instead of to one worker after the
             other. Batches keep their order and contents, and a slow worker no longer holds the others up. But timing
             decides which worker makes a batch, so the random numbers that a worker draws (`torch.rand`, `random`,
@@ -132,31 +217,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         strict: bool = False,
         cast: torch.dtype | Mapping[torch.dtype, torch.dtype] | None = None,
         worker_threads: int | None = None,
-        snapshot_every_n_steps: int = 1,
         balance: bool = False,
     ) -> None:
         """Check the arguments. Nothing starts before `iter`."""
-        self._numapin_resumption = Resumption(snapshot_every_n_steps)
-        options = {
-            "device": device,
-            "pinned_budget": pinned_budget,
-            "node": node,
-            "strict": strict,
-            "cast": cast,
-            "worker_threads": worker_threads,
-            "balance": balance,
-            "snapshot_every_n_steps": snapshot_every_n_steps,
-        }
-        for name, value in options.items():  # frameworks read them; a subclass's own attributes of these names stay
-            self.__dict__.setdefault(name, value)
-        self._numapin_options = PathOptions(
-            device=None if device is None else torch.device(device),
+        marked = self._numapin_begin(
+            pin_memory_device,
+            device=device,
             pinned_budget=pinned_budget,
             node=node,
             strict=strict,
-            casts=casts_of(cast),
+            cast=cast,
             worker_threads=worker_threads,
-            snapshot_every_n_steps=snapshot_every_n_steps,
             balance=balance,
         )
         super().__init__(
@@ -164,109 +235,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             *(drop_last, timeout, worker_init_fn, multiprocessing_context, generator),
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
-            pin_memory_device=mark(pin_memory_device, self._numapin_options),
+            pin_memory_device=marked,
             in_order=in_order,
         )
-        install(only_copies=True)
-        if strict and torch_names.why_off():
-            raise BindingRefused(torch_names.explained(), "to run with torch's own loader, remove strict=True")
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the place of the newest iterator, after the last batch that it yielded.
+    if not TYPE_CHECKING:
 
-        Batches that workers have made ahead of time do not count. The keys are those of torchdata's
-        StatefulDataLoader. `torch.load` can read it with `weights_only=True`, unless a dataset's or a sampler's own
-        state holds other types than tensors, numbers, text and containers.
+        def __getattr__(self, name: str) -> object:
+            """Explain the state that this loader lacks. As for any missing attribute, `hasattr` returns False.
 
-        Returns:
-            The state. Save one per rank if datasets differ between ranks.
-
-        Raises:
-            Exception: `state_dict()` of the dataset raised it, here or in a worker.
-
-        Example:
-            ```python
-            for batch in loader:
-                train(batch)
-                torch.save({"net": net.state_dict(), "loader": loader.state_dict()}, "checkpoint.pt")
-            ```
-        """
-        return resumption_of(self).state(self)
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Let the next iterator begin after the last batch of a state. After a finished epoch, it begins the next one.
-
-        An iterator that exists continues unchanged, and persistent workers are stopped.
-
-        Args:
-            state_dict: A state of `numapin.DataLoader` or of torchdata's StatefulDataLoader. An empty one means the
-                start of an epoch.
-
-        Raises:
-            UsageError: It is damaged or not such a state, or this loader cannot continue it: the dataset is of the
-                other kind, the number of workers differs and the dataset is iterable, or the epoch has another length.
-                These are ValueErrors, too. Or the loader has workers and pins for an accelerator that is not an NVIDIA
-                GPU.
-
-        Example:
-            ```python
-            loader.load_state_dict(torch.load("checkpoint.pt")["loader"])
-            for batch in loader:  # the rest of the epoch
-                train(batch)
-            ```
-        """
-        load_state(self, state_dict)
-
-    def stats(self) -> Stats:
-        """Return the statistics of this loader so far.
-
-        Returns:
-            Batches, bytes, waiting times, hits and misses, and the placement of the memory.
-
-        Raises:
-            UsageError: The node does not exist.
-
-        Example:
-            ```python
-            if loader.stats().misses:
-                print(loader.stats().misses)
-            ```
-        """
-        stats, off = self._numapin_path.stats(), torch_names.explained()
-        return replace(stats, notes=(off, *stats.notes)) if off else stats
-
-    def close(self) -> None:
-        """Stop persistent workers and release the memory.
-
-        Batches that are still in use keep their memory. Iterating again starts new workers. The loader is also a
-        context manager, which closes it.
-
-        Example:
-            ```python
-            with numapin.DataLoader(dataset, num_workers=8, persistent_workers=True) as loader:
-                for batch in loader:
-                    ...
-            ```
-        """
-        if not torch_names.why_off():  # else the workers end with the iterator
-            iterator, self._iterator = self._iterator, None
-            if iterator is not None:
-                iterator._shutdown_workers()  # type: ignore[attr-defined] # noqa: SLF001 - torch has no public way
-        self._numapin_path.close()
-
-    def __enter__(self) -> Self:
-        """Return the loader."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the loader."""
-        self.close()
-
-    @property
-    def _numapin_path(self) -> DataPath:
-        return path_of(self, self._numapin_options)
+            Frameworks call methods of these names on their own: Accelerate with each batch, Lightning with each
+            checkpoint.
+            """
+            if name in ("state_dict", "load_state_dict"):
+                raise LoaderStateError(f"{type(self).__name__}.{name}(): numapin.DataLoader has no state", _WITH_STATE)
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(message, name=name, obj=self)
 
     if not torch_names.why_off():
 

@@ -1,4 +1,4 @@
-"""torch's iterator without workers, with our state and on our device."""
+"""torch's iterator without workers, with its batches on our device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from numapin.data import containers
-from numapin.data.resume.resumption import track_of
 from numapin.data.torch_names import _SingleProcessDataLoaderIter
 
 if TYPE_CHECKING:
@@ -31,46 +30,16 @@ def profile_name(torchs_class: str) -> str:
     return f"enumerate(DataLoader)#{torchs_class}.__next__"
 
 
-class LocalIterator(_SingleProcessDataLoaderIter):
-    """torch's iterator without workers, which can continue in the middle of an epoch."""
-
-    def __init__(self, loader: DataLoader[Any], **changes: object) -> None:
-        track = track_of(loader)
-        if track is None:
-            super().__init__(Changed(loader, **changes))
-        else:
-            with track.preserved():
-                track.before(loader)
-                super().__init__(Changed(loader, **changes))
-                track.start(self)
-        self._track = track
-        self._profile_name = profile_name(_SingleProcessDataLoaderIter.__name__)
-
-    def _next_data(self) -> Any:
-        track = self._track
-        if track is None:
-            return super()._next_data()  # type: ignore[no-untyped-call]
-        try:
-            data = super()._next_data()  # type: ignore[no-untyped-call]
-        except StopIteration:
-            track.finish()
-            raise
-        except Exception:
-            track.note(0)  # the sampler has passed it
-            raise
-        track.note(0)
-        return data
-
-
-class DeviceIterator(LocalIterator):
+class DeviceIterator(_SingleProcessDataLoaderIter):
     """torch's iterator without workers, with its batches put on the device."""
 
     def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
-        super().__init__(loader, pin_memory=False)
+        super().__init__(Changed(loader, pin_memory=False))
+        self._profile_name = profile_name(_SingleProcessDataLoaderIter.__name__)
         self._device = device
 
     def _next_data(self) -> Any:
-        return put_on(self._device, super()._next_data())
+        return put_on(self._device, super()._next_data())  # type: ignore[no-untyped-call]
 
 
 def put_on(device: torch.device, data: object) -> object:

@@ -18,7 +18,6 @@ import sys
 import threading
 import weakref
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -38,7 +37,6 @@ from numapin.data.message import (
     move,
     named_error,
     packed_sequence,
-    tensor_over,
 )
 from numapin.data.slots.mapping import fault_in, map_memfd, ordinary_memory
 from numapin.data.slots.sizes import align, capacity_for
@@ -52,7 +50,7 @@ from numapin.data.torch_names import (
 from numapin.system import memory, pages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from numapin.data.casting import Casts
     from numapin.data.locality import Locality
@@ -62,7 +60,6 @@ if TYPE_CHECKING:
 
     Room = tuple[int, int, int]  # the part's number, the offset in it, the length, in bytes
     Reduced = tuple[Callable[..., object], tuple[object, ...]]  # how pickle rebuilds an object
-    Allocate = Callable[[torch.dtype, tuple[int, ...]], torch.Tensor | None]
 
 T = TypeVar("T")
 
@@ -321,7 +318,6 @@ class Packer(ForkingPickler):
         self._slots, self._worker, self.pins, self.moves = slots, worker, pins, moves
         self.casts = dict(casts)
         self.passes_caches = (pins or moves) and memory.can_pass_caches()  # a GPU reads what is written, and no CPU
-        self.was_idle = False  # between the last task of this epoch and that of this batch
         self.is_collating = True  # False: a collate_fn that runs now is not the loader's, but one inside a sample
         self._thread = threading.get_ident()
         self._parts: list[BatchMemory] = []
@@ -329,7 +325,7 @@ class Packer(ForkingPickler):
         self._refusal: Miss | None = self._first_refusal  # why this batch has no room in a slot
         self._mark = pickle.PickleBuffer(bytearray(1))  # stands for a tensor among the out-of-band buffers
         self._next: tuple[Any, ...] | None = None  # the tensor that the next mark stands for, as in `Head.buffers`
-        self._narrower = Narrower(self.casts, self.allocate)
+        self._cast_ones: list[torch.Tensor] = []  # kept, so that no address is used twice in a batch
         self._ranges = Ranges(self._bring, align_bytes=_LARGEST_ITEM_BYTES)
         self._storages: list[Room] = []
         self._buffers: list[tuple[Any, ...] | int | None] = []
@@ -450,7 +446,7 @@ class Packer(ForkingPickler):
                 self.memo = {}  # a new table
             self._file.seek(0)
             self._file.truncate()
-            self._narrower.forget()
+            self._cast_ones.clear()  # they refer to the slot
             self._ranges.clear()
             self._storages.clear()
             self._buffers.clear()
@@ -481,9 +477,7 @@ class Packer(ForkingPickler):
 
     def _reduce_tensor(self, given: torch.Tensor) -> Reduced:
         """Cast a tensor and put it into the slot. If only torch can send it, have it moved to the batch's device."""
-        tensor = given
-        if self.casts:
-            tensor = self._narrower.narrow(given, is_plain=type(given) is torch.Tensor and is_plain(given))
+        tensor = self._cast(given) if self.casts and given.dtype in self.casts else given
         reduce: Callable[[Any], Any] = reduce_tensor
         if type(tensor) is torch.Tensor:
             if self._put(tensor):
@@ -510,6 +504,15 @@ class Packer(ForkingPickler):
             return _UNCHANGED
         extra: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
         cast: Reduced = extra.get(type(tensor), _reduce_by_value)(tensor)  # pickle would send the tensor as it was
+        return cast
+
+    def _cast(self, wide: torch.Tensor) -> torch.Tensor:
+        """Return a tensor in its narrower dtype; a contiguous one is cast straight into the slot, if there is room."""
+        room = None
+        if type(wide) is torch.Tensor and is_plain(wide) and wide.is_contiguous():
+            room = self.allocate(self.casts[wide.dtype], wide.shape)
+        cast = cast_tensor(wide, self.casts) if room is None else room.copy_(wide)
+        self._cast_ones.append(cast)
         return cast
 
     def _put(self, tensor: torch.Tensor) -> bool:
@@ -676,42 +679,3 @@ class Ranges(Generic[T]):
         if result is not None:
             ranges.append((first, last, result))
         return result, begin - first
-
-
-class Narrower:
-    """Casts the tensors of one batch. Tensors of one dtype that share memory still do afterwards."""
-
-    def __init__(self, casts: Mapping[torch.dtype, torch.dtype], allocate: Allocate) -> None:
-        """Take the dtypes to cast, and the function that allocates in the batch's slot."""
-        self._casts, self._allocate = casts, allocate
-        self._ranges = {
-            source: Ranges(partial(self._cast, source, target), align_bytes=source.itemsize)
-            for source, target in casts.items()
-        }
-        self._others: list[torch.Tensor] = []  # kept, so that no address is used twice in a batch
-
-    def narrow(self, tensor: torch.Tensor, *, is_plain: bool) -> torch.Tensor:
-        """Return a tensor in its narrower dtype; the tensor itself if it has none."""
-        source, target = tensor.dtype, self._casts.get(tensor.dtype)
-        if target is None:
-            return tensor
-        if not is_plain:
-            self._others.append(cast_tensor(tensor, self._casts))
-            return self._others[-1]
-        narrowed, offset = self._ranges[source].find(tensor)
-        start = offset // source.itemsize * target.itemsize
-        return tensor_over(narrowed.untyped_storage(), start, target, tuple(tensor.shape), tensor.stride())
-
-    def forget(self) -> None:
-        """Drop the tensors: they refer to the slot."""
-        for ranges in self._ranges.values():
-            ranges.clear()
-        self._others.clear()
-
-    def _cast(
-        self, source: torch.dtype, target: torch.dtype, storage: torch.UntypedStorage, first: int, last: int
-    ) -> torch.Tensor:
-        size = ((last - first) // source.itemsize,)
-        wide = tensor_over(storage, first, source, size, (1,))
-        room = self._allocate(target, size)
-        return wide.to(target) if room is None else room.copy_(wide)

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from numapin.data.balance import Balance
     from numapin.data.casting import Casts
     from numapin.data.message import Head
-    from numapin.data.resume.worker_state import DatasetStart
 
 _MAX_COPY_THREADS: Final = 4
 
@@ -68,7 +67,6 @@ class PathOptions:
         strict: Whether a refusal is an error.
         casts: The dtypes to narrow, as `casting.casts_of` returns them.
         worker_threads: The threads of each library in a worker. 0: not limited. None: NUMAPIN_WORKER_THREADS, or 1.
-        snapshot_every_n_steps: How often workers take the state of their dataset.
         balance: Whether the next task goes to the worker that will finish it first.
     """
 
@@ -78,7 +76,6 @@ class PathOptions:
     strict: bool = False
     casts: Casts = ()
     worker_threads: int | None = None
-    snapshot_every_n_steps: int = 1
     balance: bool = False
 
     def __post_init__(self) -> None:
@@ -238,9 +235,7 @@ class DataPath:
         pool = partial(self._pool, self._pool_spec(loader, opener, pins=pins))
         return Lane(self, opener, pool, result_queue)
 
-    def worker_start(
-        self, lane: Lane, loader: DataLoader[Any], *, pins: bool, dataset: DatasetStart | None
-    ) -> WorkerStart:
+    def worker_start(self, lane: Lane, loader: DataLoader[Any], *, pins: bool) -> WorkerStart:
         """Return the first thing that the lane's workers run."""
         if pins and memory.may_pass_caches(platform.machine()) and not memory.can_pass_caches():
             self.notices.warn(_NO_STORES)
@@ -252,11 +247,8 @@ class DataPath:
             pins=pins,
             moves=self.options.cuda_device is not None,
             num_copy_threads=_num_copy_threads(loader.num_workers, os.environ),
-            # A worker that has one task at a time always waits for the next one.
-            can_be_ahead=(loader.prefetch_factor or 1) > 1,
             num_library_threads=num_worker_threads(self.options.worker_threads, os.environ),
             casts=self.options.casts,
-            dataset=dataset,
             then=loader.worker_init_fn,
         )
 

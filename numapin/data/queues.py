@@ -27,8 +27,6 @@ from torch.utils.data import get_worker_info
 
 from numapin.data import packing
 from numapin.data.message import NO_GRANT, Grant, Head, Parcel, decode, encode_plain, pickled
-from numapin.data.resume import worker_state
-from numapin.data.resume.streams import Report
 from numapin.data.slots.handover import Handover
 from numapin.data.torch_names import ExceptionWrapper, _IterableDatasetStopIteration
 
@@ -74,7 +72,6 @@ class Channel:
         self._messages: deque[bytes] = deque()
         self._poll: select.poll | None = None
         self._late: _LateWriter | None = None
-        self.has_waited = False  # in this process, for the last message
 
     def send(self, message: bytes) -> None:
         """Send a message without waiting. It is dropped if the reader is gone."""
@@ -98,10 +95,8 @@ class Channel:
     def receive(self, timeout_s: float | None) -> bytes:
         """Return the next message; wait for at most `timeout_s`, or forever if None. Raises queue.Empty."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        self.has_waited = False
         while not self._messages:
             if not self.fill():
-                self.has_waited = True
                 self._wait(deadline_s)
         return self._messages.popleft()
 
@@ -232,7 +227,6 @@ class TaskQueue(Channel):
         """Take what chooses a slot for the next task; it gets a function that hands a descriptor over."""
         super().__init__()
         self._grant, self._handover = grant, Handover(child_sends=False)
-        self._follows_task = False
 
     def __getstate__(self) -> tuple[Any, ...]:
         """Give the worker its ends."""
@@ -242,7 +236,6 @@ class TaskQueue(Channel):
         """Take the worker's ends over."""
         super().__setstate__(state[0])
         self._grant, self._handover = None, state[1]
-        self._follows_task = False
 
     def close(self) -> None:
         """Close all ends in this process."""
@@ -267,10 +260,7 @@ class TaskQueue(Channel):
         *grant, body = marshal.loads(self.receive(timeout))  # noqa: S302 - from our own rank
         if packing.own is not None:
             packing.own.accept(Grant(*grant), self._handover)
-            # Every worker waits for the first task of an epoch, however slow it is.
-            packing.own.was_idle = self.has_waited and self._follows_task
         task: object = pickle.loads(body)  # noqa: S301 - the same
-        self._follows_task = isinstance(task, tuple)
         return task
 
 
@@ -286,15 +276,10 @@ class ResultQueue(Channel):
         self._results: deque[tuple[object, object]] = deque()
         self._open: Callable[[Parcel], object] | None = None
         self._begin: Callable[[], None] | None = None
-        self._report_to: Callable[[Report], None] | None = None
 
     def open_in_thread(self, begin: Callable[[], None], open_parcel: Callable[[Parcel], object]) -> None:
         """Open parcels in the thread that reads them, torch's pin thread, which first calls `begin` once."""
         self._begin, self._open = begin, open_parcel
-
-    def report_to(self, arrived: Callable[[Report], None]) -> None:
-        """Give the workers' reports to `arrived`, in the thread that reads them."""
-        self._report_to = arrived
 
     def put(self, result: tuple[object, object]) -> None:
         """Send (number, batch) from a worker; never waits. A batch that cannot be pickled is sent as that error."""
@@ -302,9 +287,6 @@ class ResultQueue(Channel):
         if info is not None and not self._is_workers:
             self.number, self._is_workers = info.id, True
             self._reader.close()  # so that the death of the reader is noticed
-        report = worker_state.report(number, data)
-        if report is not None:
-            self.send(encode_plain((report, None)))
         if info is None or not isinstance(number, int) or isinstance(data, _IterableDatasetStopIteration):
             if packing.own is not None:
                 packing.own.finish()  # what was allocated for a batch that does not come
@@ -349,10 +331,8 @@ class ResultQueue(Channel):
                 self._results.append((head.number, self._accept(head, body)))
             except Exception:  # noqa: BLE001 - torch raises it when the batch is due: no other batch is lost
                 self._results.append((head.number, ExceptionWrapper(where="while a batch was taken in")))
-        elif not isinstance(body[0], Report):
+        else:
             self._results.append(body)
-        elif self._report_to is not None:
-            self._report_to(body[0])
 
 
 def _refuse(_head: Head, _body: bytes) -> Parcel:

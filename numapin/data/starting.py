@@ -30,12 +30,9 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound="BaseProcess")
 
 LOOK_S: Final = 1.0  # between looks at workers that have not started
-PATIENCE_S: Final = {True: 0.0, None: 15.0, False: 60.0}
-"""The time that a worker gets to start, by whether it is certain that it waits forever (None: unknown)."""
-
 _WORKERS_MODULES: Final = (__name__, *(f"numapin.data.{name}" for name in ("worker", "queues", "locality")))
 _MAX_HANGS: Final = 4
-_ASLEEP, _STOPPED = "S", "T"
+_STOPPED: Final = "T"
 _STOPS_IN_S: Final = 1.0  # it takes microseconds
 
 
@@ -73,8 +70,6 @@ class Context:
         self._page = mmap.mmap(-1, num_workers) if method == "fork" else None
         self._arguments: list[tuple[object, ...]] = []
         self._num_hangs = [0] * num_workers
-        self._started_s = [0.0] * num_workers
-        self._is_certain: list[bool | None] = [None] * num_workers
 
     def Queue(self) -> ResultQueue | TaskQueue:  # noqa: N802 - multiprocessing's name
         """Return the next queue."""
@@ -84,7 +79,6 @@ class Context:
         """Return the next worker's process, not yet started."""
         number = len(self._arguments)
         arguments = (self._page, number, target, args)
-        self._started_s[number] = time.monotonic()
         self._arguments.append(arguments)
         return self._base.Process(target=_run_worker, args=arguments)  # type: ignore[no-any-return]
 
@@ -97,26 +91,13 @@ class Context:
         return [number for number in range(len(processes)) if not self._has_started(number)]
 
     def hung(self, processes: Sequence[BaseProcess]) -> list[int]:
-        """Return the numbers of unstarted workers that sleep. A healthy one can do so just after its start."""
-        return [number for number in self.unstarted(processes) if state_of(processes[number].pid or 0) == _ASLEEP]
+        """Return the numbers of unstarted workers that certainly wait forever, as far as the kernel shows it."""
+        machine = platform.machine()
+        return [number for number in self.unstarted(processes) if waits_forever(processes[number].pid or 0, machine)]
 
-    def is_due(self, process: BaseProcess, number: int) -> bool:
-        """Return whether a worker that sleeps is to be restarted.
-
-        At once if it certainly waits forever. Otherwise a fork handler may be slow: the time doubles at each restart.
-        """
-        self._is_certain[number] = waits_forever(process.pid or 0, platform.machine())
-        patience_s = PATIENCE_S[self._is_certain[number]] * (1 << self._num_hangs[number])
-        return time.monotonic() - self._started_s[number] >= patience_s
-
-    def explain(self, number: int) -> str:
+    @staticmethod
+    def explain(number: int) -> str:
         """Return the warning for a worker that was restarted."""
-        if not self._is_certain[number]:
-            return (
-                f"worker {number} did not start in time after its fork, and was restarted: an os.register_at_fork "
-                "handler is slow or waits for something; to avoid handlers, use multiprocessing_context="
-                '"forkserver"'
-            )
         text = f"worker {number} hung in its fork, before it ran anything, and was restarted: it inherited a lock"
         if forks.may_hang(sys.version_info[:3]):
             return (
@@ -134,13 +115,11 @@ class Context:
             return False
         self._num_hangs[number] += 1
         if self._num_hangs[number] == _MAX_HANGS:
-            reason = "it inherited a lock that is never released" if self._is_certain[number] else "see the warnings"
             raise RuntimeError(
-                f"DataLoader worker {number} hung in its fork {_MAX_HANGS} times: {reason}; "
-                'use multiprocessing_context="forkserver"'
+                f"DataLoader worker {number} hung in its fork {_MAX_HANGS} times: it inherited a lock that is never "
+                'released; use multiprocessing_context="forkserver"'
             )
         replacement = self._base.Process(target=_run_worker, args=self._arguments[number], daemon=True)
-        self._started_s[number] = time.monotonic()
         with collection_paused:
             replacement.start()
         processes[number] = replacement

@@ -16,7 +16,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin.data import usage_log
-from numapin.data.iterator import LaneIterator, pins_elsewhere
+from numapin.data.iterator import LaneIterator, pins_elsewhere, with_casts
+from numapin.data.local import Changed, put_on
 from numapin.data.message import Parcel, pickled
 from numapin.data.path import path_of
 from numapin.data.queues import ResultQueue
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from numapin.data.path import Lane, PathOptions
 
 _ITERATOR: Final = "_StatefulMultiProcessingDataLoaderIter"
+_LOCAL_ITERATOR: Final = "_StatefulSingleProcessDataLoaderIter"
 
 
 def loader_class() -> type[DataLoader[Any]] | None:
@@ -38,11 +40,14 @@ def loader_class() -> type[DataLoader[Any]] | None:
 
 
 def iterator_of(loader: Any, options: PathOptions) -> Any:
-    """Return a new iterator over a StatefulDataLoader with workers, which takes over the state that was loaded."""
+    """Return a new iterator over a StatefulDataLoader, which takes over the state that was loaded."""
     state, theirs = loader.next_iter_state, getattr(sys.modules[STATEFUL], _ITERATOR)
-    if pins_elsewhere(loader):
+    if not loader.num_workers:
+        usage_log.note_other(loader, usage_log.NO_WORKERS)
+        iterator = _local_iterator(loader, options, state)
+    elif pins_elsewhere(loader):
         usage_log.note_other(loader, usage_log.PINS_ELSEWHERE)
-        iterator = theirs(loader, state)
+        iterator = theirs(with_casts(loader, options), state)
     else:
         loader.check_worker_number_rationality()
         path = path_of(loader, options)
@@ -50,6 +55,22 @@ def iterator_of(loader: Any, options: PathOptions) -> Any:
         iterator = _iterator_class(theirs)(loader, path, state)
     loader.next_iter_state = None
     return iterator
+
+
+def _local_iterator(loader: Any, options: PathOptions, state: object) -> Any:
+    theirs = getattr(sys.modules[STATEFUL], _LOCAL_ITERATOR)
+    loader = with_casts(loader, options)
+    if options.cuda_device is None:
+        return theirs(loader, state)
+    device = options.cuda_device
+
+    class StatefulDeviceIterator(theirs):  # type: ignore[misc,valid-type] # torchdata's class
+        """torchdata's iterator without workers, with its batches put on the device."""
+
+        def _next_data(self) -> Any:
+            return put_on(device, super()._next_data())
+
+    return StatefulDeviceIterator(Changed(loader, pin_memory=False), state)
 
 
 @cache

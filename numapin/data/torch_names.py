@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.multiprocessing.reductions import reduce_tensor
     from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, collate
     from torch.utils.data._utils.collate import collate_tensor_fn
-    from torch.utils.data._utils.worker import _IterableDatasetStopIteration, _ResumeIteration
+    from torch.utils.data._utils.worker import _IterableDatasetStopIteration
     from torch.utils.data.dataloader import (
         _BaseDataLoaderIter,
         _DatasetKind,
@@ -42,7 +42,6 @@ __all__ = [
     "_DatasetKind",
     "_IterableDatasetStopIteration",
     "_MultiProcessingDataLoaderIter",
-    "_ResumeIteration",
     "_SingleProcessDataLoaderIter",
     "_rebuild_from_type_v2",
     "_rebuild_tensor_v2",
@@ -64,17 +63,12 @@ NAMES: Final[dict[str, dict[str, str | None]]] = {
         "DataLoader._get_iterator": "",
         "DataLoader.check_worker_number_rationality": "",
         "DataLoader._dataset_kind": None,
-        "DataLoader._index_sampler": None,
         "DataLoader._iterator": None,
-        "DataLoader._IterableDataset_len_called": None,
         "_BaseDataLoaderIter.__init__": "loader",
-        "_BaseDataLoaderIter._base_seed": None,
         "_BaseDataLoaderIter._num_yielded": None,
         "_BaseDataLoaderIter._profile_name": None,
-        "_BaseDataLoaderIter._sampler_iter": None,
         "_SingleProcessDataLoaderIter.__init__": "loader",
         "_SingleProcessDataLoaderIter._next_data": "",
-        "_SingleProcessDataLoaderIter._dataset_fetcher": None,
         "_MultiProcessingDataLoaderIter.__init__": "loader",
         "_MultiProcessingDataLoaderIter._mark_worker_as_unavailable": "worker_id shutdown",
         "_MultiProcessingDataLoaderIter._next_data": "",
@@ -84,11 +78,8 @@ NAMES: Final[dict[str, dict[str, str | None]]] = {
         "_MultiProcessingDataLoaderIter._try_get_data": "timeout",
         "_MultiProcessingDataLoaderIter._try_put_index": "",
         "_MultiProcessingDataLoaderIter._dataset_kind": None,
-        "_MultiProcessingDataLoaderIter._in_order": None,
-        "_MultiProcessingDataLoaderIter._num_workers": None,
         "_MultiProcessingDataLoaderIter._pin_memory_thread": None,
         "_MultiProcessingDataLoaderIter._pin_memory_thread_done_event": None,
-        "_MultiProcessingDataLoaderIter._prefetch_factor": None,
         "_MultiProcessingDataLoaderIter._send_idx": None,
         "_MultiProcessingDataLoaderIter._shutdown": None,
         "_MultiProcessingDataLoaderIter._task_info": None,
@@ -104,11 +95,7 @@ NAMES: Final[dict[str, dict[str, str | None]]] = {
         "collate_tensor_fn": "batch collate_fn_map",
         "default_collate_fn_map": None,
     },
-    "torch.utils.data._utils.fetch": {
-        "_IterableDatasetFetcher.dataset_iter": None,
-        "_IterableDatasetFetcher.ended": None,
-    },
-    "torch.utils.data._utils.worker": {"_IterableDatasetStopIteration.worker_id": None, "_ResumeIteration": None},
+    "torch.utils.data._utils.worker": {"_IterableDatasetStopIteration.worker_id": None},
     "torch._C": {"DisableTorchFunctionSubclass": None, "_remove_worker_pids": None, "_set_worker_pids": None},
     "torch._tensor": {"_rebuild_from_type_v2": "func new_type args state"},
     "torch._utils": {
@@ -124,7 +111,10 @@ NAMES: Final[dict[str, dict[str, str | None]]] = {
     "torch": {"Tensor._is_zerotensor": None, "Tensor._neg_view": None},
     STATEFUL: {
         "StatefulDataLoader._get_iterator": "",
+        "StatefulDataLoader._iterator": None,
         "StatefulDataLoader.next_iter_state": None,
+        "_StatefulSingleProcessDataLoaderIter.__init__": "loader next_iter_state",
+        "_StatefulSingleProcessDataLoaderIter._next_data": "",
         "_StatefulMultiProcessingDataLoaderIter.__init__": "loader next_iter_state",
         "_StatefulMultiProcessingDataLoaderIter._mark_worker_as_unavailable": "worker_id shutdown",
         "_StatefulMultiProcessingDataLoaderIter._next_data": "",

@@ -42,7 +42,7 @@ class LoaderUsage:
     Attributes:
         rank: The rank that the process belongs to.
         restart: The number of restarts of the job before the process started.
-        is_complete: Whether the process wrote this at its end. Else batches after its last new epoch are missing.
+        is_complete: Whether the process wrote this at its end. Else later loaders and batches are missing.
         num_loaders: Loaders that took numapin's path.
         num_batches: The batches that these yielded.
         outside: The batches among them that did not travel in slots.

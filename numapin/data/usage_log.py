@@ -1,8 +1,8 @@
 """A process's record of which loaders took numapin's data path, for the launcher's line at the end.
 
 Nothing is done per batch: the loaders' own counts are read when the record is written. That is at the end of the
-process; before that, when there is a new reason, and with a new epoch at most every 10 s. So the record of a process
-that was killed lacks its last batches only. Nothing changes the program's handling of signals.
+process, and before that with the first loader and with each new reason, so that a process that is killed leaves a
+record. Nothing changes the program's handling of signals.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 import weakref
 from collections import Counter, deque
 from contextlib import suppress
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 NO_WORKERS: Final = "num_workers=0"
 PINS_ELSEWHERE: Final = "pin_memory for an accelerator that is not an NVIDIA GPU"
-_AGAIN_S: Final = 10.0
 _LAST: Final = -1000  # among the finalizers at exit, after those that end workers
 _ON_PATH: Final = {Miss.SHARED}
 """Not counted as outside the slots: a new slot, and memory that the dataset shares, which is not copied either."""
@@ -50,13 +48,11 @@ class UsageLog:
         self._folder, self._rank, self._restart = folder, rank, restart
         self._name = f"{handover.LOADERS}{rank}-{restart}-{os.getpid()}.json"
         self._lock = threading.RLock()  # a signal's handler may iterate, too
-        self._known: dict[int, weakref.ref[Any]] = {}
-        self._counts: dict[int, Counts] = {}  # of data paths that exist
-        self._ended: deque[Counts] = deque()  # of those that are gone
+        self._paths: weakref.WeakSet[DataPath] = weakref.WeakSet()
+        self._ended: deque[Counts] = deque()  # of paths that are gone
         self._past = Counts()
         self._others: Counter[tuple[str, str]] = Counter()
         self._num_paths = 0
-        self._due_s = 0.0
         self._is_writable = True
 
     def begin(self) -> None:
@@ -66,21 +62,25 @@ class UsageLog:
     def note_path(self, path: DataPath) -> None:
         """Note an iterator that takes numapin's path, which is the same object for all iterators of a loader."""
         with self._lock:
-            if self._is_new(path, then=partial(self._end, id(path))):
-                self._counts[id(path)] = path.counts
-                self._num_paths += 1
-            self._write_if_due()
-
-    def note_other(self, loader: object, reason: str) -> None:
-        """Note an iterator that does not take it, unless its loader was noted before."""
-        with self._lock:
-            if not self._is_new(loader):
+            if path in self._paths:
                 return
+            self._paths.add(path)
+            weakref.finalize(path, self._ended.append, path.counts).atexit = False
+            self._num_paths += 1
+            if self._num_paths == 1:
+                self._write(is_complete=False)
+
+    def note_other(self, loader: Any, reason: str) -> None:
+        """Note an iterator that does not take it, unless its loader was noted before, which the loader remembers."""
+        with self._lock:
+            if getattr(loader, "_numapin_noted", None) == os.getpid():
+                return
+            with suppress(AttributeError):  # of a class with __slots__: each of its iterators counts as a loader
+                loader._numapin_noted = os.getpid()
             place = (reason, _where())
-            if place not in self._others:
-                self._due_s = 0.0
             self._others[place] += 1
-            self._write_if_due()
+            if self._others[place] == 1:
+                self._write(is_complete=False)
 
     def update(self) -> None:
         """Write the record as it is now."""
@@ -91,32 +91,6 @@ class UsageLog:
         """Write the record for the last time."""
         with self._lock:
             self._write(is_complete=True)
-
-    def _is_new(self, thing: object, then: partial[None] | None = None) -> bool:
-        """Return whether an object is seen for the first time. `then` is called when it is gone, in any thread.
-
-        Objects are distinguished by identity: a subclass of the loader may define equality.
-        """
-        key = id(thing)
-        if key in self._known:
-            return False
-
-        def forget(_: object) -> None:
-            self._known.pop(key, None)
-            if then is not None:
-                then()
-
-        with suppress(TypeError):  # an object of a class with __slots__: each of its iterators counts as a loader
-            self._known[key] = weakref.ref(thing, forget)
-        return True
-
-    def _end(self, key: int) -> None:
-        self._ended.append(self._counts.pop(key))
-
-    def _write_if_due(self) -> None:
-        if time.monotonic() >= self._due_s:
-            self._write(is_complete=False)
-            self._due_s = time.monotonic() + _AGAIN_S
 
     def _write(self, *, is_complete: bool) -> None:
         content = {"schema": SCHEMA, **to_json(self._usage(is_complete=is_complete))}
@@ -136,7 +110,7 @@ class UsageLog:
         while self._ended:
             _add(self._past, self._ended.popleft())
         total = Counts()
-        for counts in (self._past, *list(self._counts.values())):
+        for counts in (self._past, *(path.counts for path in self._paths)):
             _add(total, counts)
         outside = {miss: number for miss, number in total.misses.items() if miss not in _ON_PATH}
         return LoaderUsage(

@@ -21,7 +21,6 @@ from torch.utils.data import get_worker_info
 from numapin.data import packing
 from numapin.data.forking import is_in_bad_fork
 from numapin.data.packing import LARGE_BYTES, SLOT_NAME, Packer, WorkerSlots, is_plain
-from numapin.data.resume import worker_state
 from numapin.data.slots import handover
 from numapin.data.torch_names import _DatasetKind, collate, collate_tensor_fn
 from numapin.errors import UsageError
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
     from numapin.data.casting import Casts
     from numapin.data.locality import Locality
-    from numapin.data.resume.worker_state import DatasetStart
     from numapin.data.slots.handover import Handover, SentDescriptor
 
     CollateMap = dict[type | tuple[type, ...], Callable[..., Any]]
@@ -55,10 +53,8 @@ class WorkerStart:
     pins: bool  # whether batches must end up in pinned memory
     moves: bool  # whether batches must end up on a device
     num_copy_threads: int  # that stack a large batch
-    can_be_ahead: bool  # whether a worker has several tasks at once, so that one that was idle is ahead of the loop
     num_library_threads: int  # of numpy's BLAS, OpenMP, MKL and OpenCV; 0: their own default
     casts: Casts
-    dataset: DatasetStart | None  # where it begins; None: its state is not asked for
     then: Callable[[int], None] | None  # the user's own worker_init_fn
 
     def __call__(self, worker: int) -> None:
@@ -81,8 +77,7 @@ class WorkerStart:
         packing.own = packer = Packer(slots, worker=worker, pins=self.pins, moves=self.moves, casts=self.casts)
         os.register_at_fork(after_in_child=packer.refuse_in_child, after_in_parent=packer.note_fork)
         if slots is not None:
-            Stacker(packer, num_threads=self.num_copy_threads, can_be_ahead=self.can_be_ahead).install()
-        worker_state.begin(self.dataset, worker)
+            Stacker(packer, num_threads=self.num_copy_threads).install()
         if self.then is not None:
             self.then(worker)
 
@@ -176,9 +171,9 @@ def limit_libraries(num_threads: int) -> None:
 class Stacker:
     """Stacks samples straight into the memory of a packer's batch."""
 
-    def __init__(self, packer: Packer, *, num_threads: int, can_be_ahead: bool = False) -> None:
-        """Stack large batches on `num_threads` threads, or on one if the worker is ahead of the loop."""
-        self._packer, self._num_threads, self._can_be_ahead = packer, num_threads, can_be_ahead
+    def __init__(self, packer: Packer, *, num_threads: int) -> None:
+        """Stack large batches on `num_threads` threads."""
+        self._packer, self._num_threads = packer, num_threads
         # torch's number of threads is a setting of each thread.
         self._pool = ThreadPoolExecutor(num_threads, "numapin-copy", partial(torch.set_num_threads, 1))
 
@@ -236,10 +231,7 @@ class Stacker:
         return self.stack(batch, out)
 
     def stack(self, batch: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
-        """Stack into `out`, cast to its dtype; a large batch on several threads.
-
-        Many threads at once slow the GPU's copies down, so a worker that is ahead of the loop takes its time.
-        """
+        """Stack into `out`, cast to its dtype; a large batch on several threads."""
         stack: Callable[..., object] = torch.stack
         if out.nbytes < LARGE_BYTES:
             return torch.stack(batch, 0, out=out)  # type: ignore[arg-type] # it takes tuples, too
@@ -247,8 +239,7 @@ class Stacker:
             stack = _stack_cast
         elif self._packer.passes_caches and all(map(_is_block, batch)):
             stack = _stack_past_caches
-        is_ahead = self._can_be_ahead and self._packer.was_idle
-        num_parts = 1 if is_ahead else min(self._num_threads, len(batch))
+        num_parts = min(self._num_threads, len(batch))
         cuts = [len(batch) * part // num_parts for part in range(num_parts + 1)]
         first, *others = [partial(stack, batch[begin:end], out=out[begin:end]) for begin, end in pairwise(cuts)]
         waits = [self._begin(other) for other in others]

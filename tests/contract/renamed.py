@@ -112,10 +112,6 @@ def loops(package: str) -> dict[str, object]:
     seen["copy"] = _batches(torch.utils.data.DataLoader(Rows(), batch_size=2, pin_memory_device=mark))
     seen["alone"] = _batches(numapin.DataLoader(Rows(), batch_size=2))
     try:
-        loader.state_dict()
-    except numapin.UsageError as error:
-        seen["state"] = error.message
-    try:
         numapin.DataLoader(Rows(), strict=True)
     except numapin.BindingRefused as error:
         seen["strict"] = error.message

@@ -17,7 +17,6 @@ import numapin
 from numapin.errors import UsageError
 from tests.contract.datasets import At, CountingSampler, ListedRows, Raise, Rows, Stream, kill_worker, sleep_long
 from tests.contract.describe import Described
-from tests.contract.seam import PathOptions, iterator_of
 from tests.contract.watching import TORCH, Failure, Seen, assert_as_torch, assert_same_seen, watch
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # three workers, two cores
 
 BALANCED: Final[Any] = partial(numapin.DataLoader, balance=True)
-STATE_WARNING: Final = "balance=True with a dataset that has a state of its own"
 UNEVEN: Final = Rows(delay_s=0.001)
 
 
@@ -183,27 +181,6 @@ class TestLeftAsTorchs:
         assert sorted(indices) == list(range(60))
         assert made[0] <= 12
         assert not loader.stats().notes
-
-
-class Stateful(WorkerIds):
-    """A map-style dataset with a state of its own."""
-
-    def state_dict(self) -> dict[str, int]:
-        """Return a state."""
-        return {"calls": 1}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Take a state."""
-
-
-def test_a_dataset_with_a_state(capfd: pytest.CaptureFixture[str]) -> None:
-    """Each worker has its own state, and which one makes a batch depends on timing: a warning says so once."""
-    loader = BALANCED(Stateful(30, slow_s=0.01), num_workers=2)
-    assert [_make(loader)[0] for _ in range(2)] == [list(range(30))] * 2
-    assert capfd.readouterr().err.count(STATE_WARNING) == 1
-    plain: Any = iterator_of(DataLoader(Stateful(6, slow_s=0.01), num_workers=2), PathOptions(balance=True))
-    assert _make(plain)[0] == list(range(6))  # as of --dataloader=numapin-balanced, which has no load_state_dict()
-    assert STATE_WARNING not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["balance", "strict"])

@@ -136,11 +136,3 @@ def test_copies_of_the_loader(own_class: Any, num_workers: int) -> None:
     loader = own_class(Values(), 2, num_workers=num_workers, cast=BF16)
     copy = TORCH(Values(), 2, num_workers=num_workers, pin_memory_device=loader.pin_memory_device)
     assert [batch["x"].dtype for batch in copy] == [BF16] * 4
-
-
-def test_shared_views(own_class: Any) -> None:
-    """Tensors that share memory in the worker share it in the rank."""
-    _rows, whole, tail, turned, _array = next(iter(own_class(Values(), 2, num_workers=1, cast=BF16, collate_fn=listed)))
-    whole.fill_(7)
-    assert bool((tail == 7).all())
-    assert bool((turned == 7).all())

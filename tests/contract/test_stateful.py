@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+import numapin
 from tests.contract.datasets import row
 from tests.contract.describe import assert_same_batches, describe
-from tests.contract.seam import STATEFUL, PathOptions, path_of, stateful
+from tests.contract.seam import STATEFUL, LoaderStateError, stateful
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,13 +29,7 @@ torchdata: Any = pytest.importorskip(
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
 TORCHDATA = torchdata.StatefulDataLoader
-
-
-class Ours(TORCHDATA):  # type: ignore[misc,valid-type] # torchdata is not there for mypy
-    """StatefulDataLoader as `numapin run --dataloader=numapin` changes it."""
-
-    def _get_iterator(self) -> Any:
-        return stateful.iterator_of(self, PathOptions()) if self.num_workers else super()._get_iterator()
+Ours: Any = numapin.StatefulDataLoader
 
 
 class Items(Dataset[Any]):
@@ -143,6 +138,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "iterable with a state": (Counting(), {"batch_size": 2}),
     "iterable with a state, persistent": (Counting(), {"batch_size": 2, "persistent_workers": True}),
     "iterable without a state": (Plain(), {"batch_size": 2, "prefetch_factor": 1}),
+    "no workers": (Items(), {"shuffle": True, "batch_size": 2, "num_workers": 0}),
+    "iterable, no workers": (Counting(), {"batch_size": 2, "num_workers": 0}),
 }
 
 
@@ -181,10 +178,10 @@ def test_takes_the_path() -> None:
     """Every batch travels in a slot or makes one; the state needs none, although it has a large tensor."""
     loader = Ours(Counting(), batch_size=2, num_workers=1)
     kept = [(batch, loader.state_dict()) for batch in loader]
-    counts = path_of(loader, PathOptions()).counts
-    assert counts.batches == len(kept) == 5
-    assert counts.hits + sum(counts.misses.values()) == 5
-    assert counts.num_bytes < 5 * 40_000  # 2 rows of 16 KiB a batch, without the 8 kB of the state
+    stats = loader.stats()
+    assert stats.batches == len(kept) == 5
+    assert stats.hits + sum(stats.misses.values()) == 5
+    assert stats.bytes < 5 * 40_000  # 2 rows of 16 KiB a batch, without the 8 kB of the state
     states = [state["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"] for _, state in kept]
     assert not any(state["large"].is_shared() for state in states)
 
@@ -270,3 +267,47 @@ def test_torchdata_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stateful.loader_class() is TORCHDATA
     monkeypatch.delitem(sys.modules, STATEFUL)
     assert stateful.loader_class() is None
+
+
+@pytest.mark.parametrize("method", ["state_dict", "load_state_dict"])
+def test_the_other_loader_names_this_one(method: str) -> None:
+    """numapin.DataLoader has no state: its error names the line to change, and frameworks that look for it see none."""
+    loader: Any = numapin.DataLoader(Items())
+    with pytest.raises(
+        LoaderStateError, match=r"use numapin.StatefulDataLoader in place of numapin.DataLoader"
+    ) as caught:
+        getattr(loader, method)
+    assert f"DataLoader.{method}()" in caught.value.message
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)  # noqa: S301 - our own
+    assert not hasattr(loader, method)
+    with pytest.raises(AttributeError, match="'DataLoader' object has no attribute 'other'"):
+        loader.other  # noqa: B018
+
+
+def test_without_torchdata(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what to install."""
+    monkeypatch.delitem(sys.modules, numapin.StatefulDataLoader.__module__)
+    monkeypatch.setitem(sys.modules, "torchdata", None)
+    monkeypatch.setitem(sys.modules, "torchdata.stateful_dataloader", None)
+    with pytest.raises(ModuleNotFoundError, match=r"needs torchdata: pip install 'torchdata>=0.11'"):
+        numapin.StatefulDataLoader  # noqa: B018
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_own_arguments(num_workers: int) -> None:
+    """The loader, and a copy that a framework makes from torch's arguments, cast; a wrong argument is refused."""
+    loader = Ours(Items(), num_workers=num_workers, cast=torch.bfloat16, worker_threads=2)
+    copy = TORCHDATA(loader.dataset, num_workers=num_workers, pin_memory_device=loader.pin_memory_device)
+    for each in (loader, copy):
+        assert {batch["x"].dtype for batch in each} == {torch.bfloat16}
+    with pytest.raises(numapin.UsageError, match="worker_threads=-1"):
+        Ours(Items(), worker_threads=-1)
+
+
+def test_close() -> None:
+    """It ends the workers, also those that state_dict() has started, and the loader can be used again."""
+    with Ours(Items(), num_workers=1) as loader:
+        loader.state_dict()
+        workers = loader._iterator._workers
+    assert not any(worker.is_alive() for worker in workers)
+    assert len(list(loader)) == 14

@@ -30,6 +30,7 @@ needs_accelerate = pytest.mark.skipif(find_spec("accelerate") is None, reason="n
 needs_lightning = pytest.mark.skipif(
     find_spec("pytorch_lightning") is None, reason="no pytorch_lightning; type: pip install .[dev]"
 )
+needs_torchdata = pytest.mark.skipif(find_spec("torchdata") is None, reason="no torchdata; type: pip install .[dev]")
 
 RUN = ("run", "--quiet", "--dataloader=numapin", "--nproc-per-node", "2")
 
@@ -65,32 +66,6 @@ loader = accelerator.prepare({loader})
 batches = list(loader)
 tell(loader.base_dataloader, iter(loader.base_dataloader), batches)
 if accelerator.num_processes > 1: torch.distributed.destroy_process_group()
-"""
-
-RESUMING = """
-from accelerate import Accelerator
-import numapin
-accelerator = Accelerator(cpu=True)
-
-def numbers(batches):
-    return [int(row[0]) for batch in batches for row in batch]
-
-found = {}
-for workers in (0, 1):
-    for kind in (Data, Stream):
-        def make():
-            shuffle = True if kind is Data else None
-            return accelerator.prepare(numapin.DataLoader(kind(), 2, shuffle, num_workers=workers))
-        loader = make()
-        numbers(loader)
-        iterator = iter(loader)
-        first = numbers(next(iterator) for _ in range(2))
-        state = loader.state_dict()
-        loader = make()
-        loader.load_state_dict(state)
-        found[kind.__name__ + str(workers)] = first + numbers(loader)
-os.write(1, (json.dumps({"RANK": os.environ["RANK"], "rows": found}) + "\\n").encode())
-torch.distributed.destroy_process_group()
 """
 
 LIGHTNING = """
@@ -130,7 +105,6 @@ torch.distributed.destroy_process_group()
 # Name -> the framework, and a script for two ranks.
 SCRIPTS = {
     "copying": ("accelerate", COPYING),
-    "resuming": ("accelerate", DATA + RESUMING),
     "fitting": ("pytorch_lightning", FITTING),
 }
 
@@ -193,23 +167,24 @@ class TestAccelerate:
         loader = f"__import__('numapin').DataLoader({dataset}(), batch_size=2, num_workers=1)"
         done = alone(forker, tmp_path, DATA + ACCELERATE.format(loader=loader))
         (found,) = told(done)
-        assert found["loader"] == "numapin.LoaderCopy"
+        assert found["loader"] == "torch.DataLoader"
         assert found["iterator"].startswith("numapin.")
         assert found["rows"] == list(range(16))
         assert len(lines_about_loaders(done)) == 1
 
-    def test_resume_on_two_ranks(self, two_ranks: dict[str, Done]) -> None:
-        """Prepared loaders continue in the middle of the second epoch: no sample is lost or repeated in either rank.
-
-        accelerate#3938 repeated a batch in each rank. Sharded and dispatched batches, with and without workers, in
-        loaders made anew, whose epochs Accelerate counts from zero.
-        """
-        ranks = told(two_ranks["resuming"])
-        assert len(ranks) == 2
-        for workers in ("0", "1"):
-            for kind in ("Data", "Stream"):
-                rows = [row for rank in ranks for row in rank["rows"][kind + workers]]
-                assert sorted(rows) == list(range(16)), (kind, workers, ranks)
+    @needs_torchdata
+    @pytest.mark.parametrize("num_workers", [0, 1])
+    def test_stateful_copy(self, tmp_path: Path, forker: Forker, num_workers: int) -> None:
+        """The copy of a numapin.StatefulDataLoader is torchdata's, and takes the path if it has workers."""
+        text = ACCELERATE.replace(
+            "Accelerator(cpu=True)",
+            "Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True))",
+        ).format(loader=f"__import__('numapin').StatefulDataLoader(Data(), batch_size=2, num_workers={num_workers})")
+        done = alone(forker, tmp_path, f"from accelerate.utils import DataLoaderConfiguration\n{DATA}{text}")
+        (found,) = told(done)
+        assert found["loader"] == "torchdata.StatefulDataLoader"
+        assert found["iterator"].startswith("numapin." if num_workers else "torchdata.")
+        assert found["rows"] == list(range(16))
 
     def test_other_loaders_stay_torchs(self, tmp_path: Path, forker: Forker) -> None:
         """A torch DataLoader next to numapin's, with the same dataset and batch sampler, is not taken for a copy."""
@@ -252,8 +227,9 @@ class TestLightning:
         assert len(lines_about_loaders(done)) == 1
 
     @pytest.mark.parametrize("where", ["argument", "hook"])
-    def test_our_loader_again(self, tmp_path: Path, forker: Forker, where: str) -> None:
-        """The loader for prediction is a numapin.DataLoader with all arguments of the first, including numapin's own.
+    @pytest.mark.parametrize("loader", ["DataLoader", pytest.param("StatefulDataLoader", marks=needs_torchdata)])
+    def test_our_loader_again(self, tmp_path: Path, forker: Forker, loader: str, where: str) -> None:
+        """The loader for prediction is one of numapin's with all arguments of the first, including numapin's own.
 
         Lightning reads them from `vars(loader)` if the loader is an argument, and from the recorded call of
         `__init__` if it was created in a hook.
@@ -261,18 +237,18 @@ class TestLightning:
         text = (
             "import numapin\n"
             "def make():\n"
-            "    return numapin.DataLoader(Data(), batch_size=2, num_workers=1, timeout=50, prefetch_factor=3,\n"
-            "                              device=None, pinned_budget=1 << 20, node=0, strict=False,\n"
-            "                              snapshot_every_n_steps=4)\n"
+            f"    return numapin.{loader}(Data(), batch_size=2, num_workers=1, timeout=50, prefetch_factor=3,\n"
+            "        device=None, pinned_budget=1 << 20, node=0, strict=False, cast={torch.float64: torch.float32})\n"
             "class Hooked(Module):\n"
             "    def predict_dataloader(self): return make()\n"
             "first = make()\n"
             f"trainer.predict(Module(), first) if {where == 'argument'} else trainer.predict(Hooked())\n"
             "again = trainer.predict_dataloaders\n"
             "assert again is not first\n"
-            "assert type(again) is numapin.DataLoader\n"
-            "names = 'num_workers timeout prefetch_factor device pinned_budget node strict snapshot_every_n_steps'\n"
-            "assert [getattr(again, name) for name in names.split()] == [1, 50, 3, None, 1 << 20, 0, False, 4]\n"
+            f"assert type(again) is numapin.{loader}\n"
+            "names = 'num_workers timeout prefetch_factor device pinned_budget node strict cast'\n"
+            "cast = {torch.float64: torch.float32}\n"
+            "assert [getattr(again, name) for name in names.split()] == [1, 50, 3, None, 1 << 20, 0, False, cast]\n"
             "assert again.batch_sampler.batch_size == 2\n"
             "tell(again, iter(again), seen)\n"
         )

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DistributedSampler
+from torch.utils.data import Dataset, DistributedSampler
 
 import numapin
-from tests.resuming import CountingShards, Numbers, PythonShuffled, Shards, flat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,16 +32,30 @@ _MAX_STEPS: Final = 9
 _RANKS: Final = 2
 
 
-def _distributed() -> numapin.DataLoader[Any]:
-    sampler: DistributedSampler[int] = DistributedSampler(Numbers(SIZE), seed=3)
-    return numapin.DataLoader(Numbers(SIZE), 1, sampler=sampler, num_workers=1)
+class Numbers(Dataset[int]):
+    """The numbers below SIZE."""
+
+    def __len__(self) -> int:
+        """Return the size."""
+        return SIZE
+
+    def __getitem__(self, index: int) -> int:
+        """Return the number."""
+        return index
 
 
-CASES: Final[dict[str, Callable[[], numapin.DataLoader[Any]]]] = {
-    "shuffle": lambda: numapin.DataLoader(Numbers(SIZE), 2, shuffle=True, num_workers=2),
-    "batches": lambda: numapin.DataLoader(Numbers(SIZE), batch_sampler=PythonShuffled(SIZE)),
-    "persistent": lambda: numapin.DataLoader(Shards(SIZE), 2, num_workers=2, persistent_workers=True),
-    "stateful": lambda: numapin.DataLoader(CountingShards(SIZE), 2, num_workers=2, snapshot_every_n_steps=2),
+def flat(batches: Any) -> list[int]:
+    """Return the numbers of batches."""
+    return [int(number) for batch in batches for number in torch.as_tensor(batch).reshape(-1)]
+
+
+def _distributed() -> numapin.StatefulDataLoader[Any]:
+    sampler: DistributedSampler[int] = DistributedSampler(Numbers(), seed=3)
+    return numapin.StatefulDataLoader(Numbers(), 1, sampler=sampler, num_workers=1)
+
+
+CASES: Final[dict[str, Callable[[], numapin.StatefulDataLoader[Any]]]] = {
+    "shuffle": lambda: numapin.StatefulDataLoader(Numbers(), 2, shuffle=True, num_workers=2),
     "gloo": _distributed,
 }
 

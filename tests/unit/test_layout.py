@@ -36,7 +36,6 @@ PURE = (
     *("plan", "tasks.identify", "tasks.slice", "launcher.lost_gpus", "data.forks", "data.usage"),
     "children.table",
     *(f"launcher.{name}" for name in ("options", "store", "failure")),
-    "data.resume.place",
     *(
         "observe.model",
         "observe.report",

@@ -12,7 +12,7 @@ import numapin
 NAMES = [
     *("discover", "Topology", "Package", "Node", "Core", "Gpu", "Nic", "Link", "Allowed"),
     *("make_plan", "Request", "Bind", "Memory", "Plan", "RankPlan"),
-    *("spawn", "bind_this_process", "ProcessBinding", "DataLoader", "batch_buffer"),
+    *("spawn", "bind_this_process", "ProcessBinding", "DataLoader", "StatefulDataLoader", "batch_buffer"),
     *("NumapinError", "UsageError", "MachineError", "MachineFileError", "LibnumaError"),
     *("PlanError", "BindingRefused", "RankError"),
 ]

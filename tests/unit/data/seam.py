@@ -32,13 +32,9 @@ from numapin.data.opening import capture, device
 from numapin.data.opening.capture import no_capture, watch_captures
 from numapin.data.opening.device import _Copy, small_runs
 from numapin.data.opening.host import Copier, Lender, copied, is_small
-from numapin.data.packing import LARGE_BYTES, MOST_KEPT, BatchMemory, Narrower, Packer, WorkerSlots
+from numapin.data.packing import LARGE_BYTES, MOST_KEPT, BatchMemory, Packer, WorkerSlots
 from numapin.data.path import DataPath, PathOptions
 from numapin.data.queues import Channel, TaskQueue
-from numapin.data.resume import order, randomness
-from numapin.data.resume.checksum import extended
-from numapin.data.resume.place import OrderPlace, Place, StreamPlace, read_place
-from numapin.data.resume.track import Yielded
 from numapin.data.slots import pool, settling, slot
 from numapin.data.slots.free import FreeSlots
 from numapin.data.slots.handover import _TAG, Handover

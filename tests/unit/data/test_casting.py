@@ -1,4 +1,4 @@
-"""Casting batches: which dtypes, and what remains of the tensors' memory."""
+"""Casting batches: which dtypes, and with which values and strides."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from numapin.errors import UsageError
-from tests.data.loopback import loopback
-from tests.unit.data.seam import CastingCollate, Narrower, Packer, PathOptions, cast_tensor, casts_of
+from tests.data.loopback import lent, loopback
+from tests.unit.data.seam import CastingCollate, Packer, PathOptions, cast_tensor, casts_of
 
 BF16, FLOAT = torch.bfloat16, torch.float32
 CASTS = casts_of(BF16)
@@ -71,50 +71,36 @@ def every_value() -> torch.Tensor:
     return (upper[:, None] + lower).flatten().to(torch.int32).view(torch.float32)
 
 
-def narrower(*, room: bool = True) -> Narrower:
-    """Return a narrower, with memory of its own or without."""
-    return Narrower(dict(CASTS), lambda dtype, size: torch.empty(size, dtype=dtype) if room else None)
-
-
 @pytest.mark.parametrize("room", [True, False])
 def test_rounding(*, room: bool) -> None:
     """Every value is rounded bit by bit as `.to(torch.bfloat16)` rounds, with room in the slot or without."""
     values = every_value()
-    found = narrower(room=room).narrow(values, is_plain=True)
-    assert torch.equal(found.view(torch.int16), values.to(BF16).view(torch.int16))
+    with loopback() as loop:
+        (slots,) = loop.workers
+        loop.packers = [Packer(slots if room else None, worker=0, pins=False, moves=False, casts=CASTS)]
+        found = lent(loop, values)
+        assert torch.equal(found.view(torch.int16), values.to(BF16).view(torch.int16))
 
 
-def test_views_still_share_memory() -> None:
-    """Views of one storage share the narrow one, at the same places; a small view does not cast all of a storage."""
+def test_unusual_tensors() -> None:
+    """Views, storages that are not whole numbers of elements, and expanded tensors have the strides of `.to`."""
     whole = torch.arange(4096.0).view(64, 64)
-    cast = narrower()
-    views = (whole, whole[3:], whole.T, whole[:, 5], whole[7, 9:])
-    found = [cast.narrow(view, is_plain=True) for view in views]
-    for view, narrow in zip(views, found, strict=True):
-        assert torch.equal(narrow, view.to(BF16))
-        assert narrow.stride() == view.stride()
-    found[0].zero_()
-    assert not any(narrow.any() for narrow in found)
-    alone = narrower().narrow(whole[7, 9:], is_plain=True)
-    assert alone.untyped_storage().nbytes() == 2 * (64 - 9)
-
-
-def test_odd_storages() -> None:
-    """Storages that are not whole numbers of elements, and expanded tensors, keep their shape."""
-    raw = torch.arange(43, dtype=torch.uint8)
-    view = torch.empty(0).set_(raw.untyped_storage(), 1, (9,), (1,))
-    wide = torch.ones(1, 3).expand(1000, 3)
-    cast = narrower()
-    assert torch.equal(cast.narrow(view, is_plain=True).view(torch.int16), view.to(BF16).view(torch.int16))
-    assert cast.narrow(wide, is_plain=True).untyped_storage().nbytes() == 6
-    labels = torch.arange(3)
-    assert cast.narrow(labels, is_plain=True) is labels
+    odd = torch.empty(0).set_(torch.arange(43, dtype=torch.uint8).untyped_storage(), 1, (9,), (1,))
+    wide = [whole, whole[3:], whole.T, whole[:, 5], whole[7, 9:], odd, torch.ones(1, 3).expand(1000, 3)]
+    with loopback() as loop:
+        (slots,) = loop.workers
+        loop.packers = [Packer(slots, worker=0, pins=False, moves=False, casts=CASTS)]
+        *found, labels = lent(loop, [*wide, torch.arange(3)])
+        for tensor, narrow in zip(wide, found, strict=True):
+            assert torch.equal(narrow.view(torch.int16), tensor.to(BF16).view(torch.int16))
+            assert narrow.stride() == tensor.to(BF16).stride()
+        assert labels.dtype is torch.int64
 
 
 def test_what_only_torch_sends() -> None:
     """Leaves that require gradients stay leaves; sparse tensors stay sparse."""
     leaf = torch.nn.Parameter(torch.ones(3))
-    found = narrower().narrow(leaf, is_plain=False)
+    found = cast_tensor(leaf, dict(CASTS))
     assert (found.dtype, found.requires_grad, found.is_leaf) == (BF16, True, True)
     sparse = cast_tensor(torch.eye(3).to_sparse(), dict(CASTS))
     assert (sparse.dtype, sparse.layout) == (BF16, torch.sparse_coo)

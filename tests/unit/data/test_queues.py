@@ -22,8 +22,6 @@ GRANT = Grant(7, 4096, is_new=True, expected_bytes=4096, forgotten=(3,))
 class Worker:
     """A packer that notes what came with its tasks."""
 
-    was_idle = False
-
     def __init__(self) -> None:
         self.grants: list[Grant] = []
 
@@ -53,32 +51,6 @@ def test_a_task_brings_a_slot(worker: Worker) -> None:
         queue.put((5, [1, 2, 3]))
         assert queue.get(1) == (5, [1, 2, 3])
     assert worker.grants == [GRANT]
-
-
-class LateQueue(TaskQueue):
-    """A queue whose next message is only sent when its reader waits for it."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-        self.late: list[object] = []
-
-    def _wait(self, deadline_s: float | None) -> None:
-        self.put(self.late.pop())
-        super()._wait(deadline_s)
-
-
-def test_a_worker_that_waits_is_ahead(worker: Worker) -> None:
-    """It counts as idle if it waited for a task that is not the first of its epoch."""
-    waited = []
-    messages: list[tuple[object, bool]] = [((0, []), True), ((1, []), False), ((2, []), True)]
-    messages += [(None, True), ((3, []), True), ((4, []), True)]
-    with closing(LateQueue()) as queue:
-        for message, is_late in messages:
-            send = queue.late.append if is_late else queue.put
-            send(message)
-            assert queue.get(10) == message
-            waited.append(worker.was_idle)
-    assert waited == [False, False, True, True, False, True]  # after None, which begins an epoch, none is made
 
 
 def test_what_is_no_task_brings_none(worker: Worker) -> None:

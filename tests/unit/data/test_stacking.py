@@ -108,7 +108,7 @@ class TestWithout:
         path = DataPath(PathOptions(strict=True))
         lane = path.lane(loader, pins=False)
         for pins in (False, True, True):
-            path.worker_start(lane, loader, pins=pins, dataset=None)
+            path.worker_start(lane, loader, pins=pins)
         told = capsys.readouterr().err
         assert (told.count("libstores.so cannot be loaded"), told.count("gcc")) == (is_told, is_told)
         lane.end(workers_are_gone=True)
@@ -161,27 +161,6 @@ class TestStacking:
         """It works even with fewer samples than threads: one large sample is a batch."""
         samples = [torch.randn(LARGE_BYTES // 4 // num_samples + 5) for _ in range(num_samples)]
         assert torch.equal(stack(samples, copy_threads), torch.stack(samples))
-
-    @pytest.mark.parametrize(
-        ("can_be_ahead", "was_idle", "num_threads"), [(True, True, 1), (True, False, 3), (False, True, 3)]
-    )
-    def test_a_worker_that_is_ahead_takes_its_time(
-        self, monkeypatch: pytest.MonkeyPatch, *, can_be_ahead: bool, was_idle: bool, num_threads: int
-    ) -> None:
-        """If it waited for its task, it stacks on its own thread only."""
-        packer = Packer(None, worker=0, pins=False, moves=False)
-        packer.was_idle = was_idle
-        stacker = Stacker(packer, num_threads=3, can_be_ahead=can_be_ahead)
-        begun: list[Callable[[], object]] = []
-
-        def begin(work: Callable[[], object]) -> Callable[[], object]:
-            begun.append(work)
-            return work
-
-        monkeypatch.setattr(stacker, "_begin", begin)
-        samples = [torch.randn(LARGE_BYTES // 12 + 5) for _ in range(6)]
-        assert torch.equal(stacker.stack(samples, torch.empty(6, *samples[0].shape)), torch.stack(samples))
-        assert len(begun) == num_threads - 1
 
     @pytest.mark.parametrize(("num_workers", "num_threads"), [(1, 4), (4, 4), (6, 2), (8, 2), (12, 1), (40, 1)])
     def test_no_more_threads_than_cpus(

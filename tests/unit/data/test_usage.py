@@ -182,7 +182,10 @@ class TestLog:
         for loader in (*loaders, *loaders):
             log.note_other(loader, "num_workers=0")
         (other,) = written(tmp_path).others
-        assert (other.num_loaders, other.reason) == (1, "num_workers=0")  # the second one is written later
+        assert (other.num_loaders, other.reason) == (
+            1,
+            "num_workers=0",
+        )  # the second: with the next
         log.note_other(Odd(), "another reason")
         found = written(tmp_path)
         assert [entry.num_loaders for entry in found.others] == [2, 1]
@@ -200,9 +203,8 @@ class TestLog:
         """A script that makes an iterator for each step does not write for each step."""
         writes: list[str] = []
         monkeypatch.setattr(seam.handover, "write_json", lambda *arguments: writes.append(arguments[1]))
-        path = Owner()
         for _ in range(100):
-            log.note_path(path)  # type: ignore[arg-type]
+            log.note_path(Owner())  # type: ignore[arg-type]
             log.note_other(Odd(), "num_workers=0")
         assert len(writes) == 2
 
