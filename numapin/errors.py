@@ -4,7 +4,7 @@
 
     NumapinError               exit status 1
     ├── UsageError             2   an option or a value is invalid
-    │   └── LoaderStateError   2   a numapin.DataLoader was asked for a state, which it has not
+    │   └── LoaderStateError   2   a numapin.DataLoader was asked for its state: it has none
     ├── MachineError           3   the machine cannot be read
     │   ├── MachineFileError   3   a machine file is malformed: names the file and the line or element
     │   └── LibraryError       3   a shared library is missing, or lacks a function

@@ -19,7 +19,7 @@ import threading
 import weakref
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -60,8 +60,6 @@ if TYPE_CHECKING:
 
     Room = tuple[int, int, int]  # the part's number, the offset in it, the length, in bytes
     Reduced = tuple[Callable[..., object], tuple[object, ...]]  # how pickle rebuilds an object
-
-T = TypeVar("T")
 
 SLOT_NAME: Final = "numapin-slot"
 """The name of a slot's memfd, in /proc."""
@@ -326,7 +324,7 @@ class Packer(ForkingPickler):
         self._mark = pickle.PickleBuffer(bytearray(1))  # stands for a tensor among the out-of-band buffers
         self._next: tuple[Any, ...] | None = None  # the tensor that the next mark stands for, as in `Head.buffers`
         self._cast_ones: list[torch.Tensor] = []  # kept, so that no address is used twice in a batch
-        self._ranges = Ranges(self._bring, align_bytes=_LARGEST_ITEM_BYTES)
+        self._ranges = Ranges(self._bring)
         self._storages: list[Room] = []
         self._buffers: list[tuple[Any, ...] | int | None] = []
         self._missing_bytes = 0  # of this batch, without room in a slot
@@ -646,19 +644,19 @@ def _reduce_by_value(tensor: torch.Tensor) -> tuple[Any, ...]:
     return reduced
 
 
-class Ranges(Generic[T]):
+class Ranges:
     """The ranges of storages that one batch needs. Tensors that share memory share a range."""
 
-    def __init__(self, send: Callable[[torch.UntypedStorage, int, int], T], *, align_bytes: int) -> None:
-        """Begin ranges at multiples of `align_bytes`.
+    def __init__(self, send: Callable[[torch.UntypedStorage, int, int], int | None]) -> None:
+        """Begin ranges where an item of any dtype may begin.
 
         `send` is called with a storage and the first and last byte of each new range. A result of None is not kept.
         """
-        self._send, self._align_bytes = send, align_bytes
-        self._of_storage: dict[int, list[tuple[int, int, T]]] = {}  # by torch's storage: first byte, last byte, result
+        self._send = send
+        self._of_storage: dict[int, list[tuple[int, int, int]]] = {}  # by torch's storage: first, last byte; result
         self.clear = self._of_storage.clear
 
-    def find(self, tensor: torch.Tensor) -> tuple[T, int]:
+    def find(self, tensor: torch.Tensor) -> tuple[int | None, int]:
         """Return the result of the range that contains a plain tensor, and the tensor's offset in it, in bytes."""
         storage = tensor.untyped_storage()
         size, itemsize = storage.nbytes(), tensor.itemsize
@@ -674,7 +672,7 @@ class Ranges(Generic[T]):
             if first <= begin and end <= last:
                 return result, begin - first
         is_whole = size <= _MAX_STORAGE_RATIO * (end - begin)
-        first, last = (0, size) if is_whole else (begin - begin % self._align_bytes, end)
+        first, last = (0, size) if is_whole else (begin - begin % _LARGEST_ITEM_BYTES, end)
         result = self._send(storage, first, last)
         if result is not None:
             ranges.append((first, last, result))

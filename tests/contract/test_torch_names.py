@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(numapin.__file__).parent
 SITE = Path(torch.__file__).parents[1]
-OURS = {"_rank"}
-"""Private names of our own classes that torch's loader has, too, on classes that ours do not extend."""
-OF_OTHERS = {"_exit", "_fields", "_getframe", "_replace", "_inst", "_rand", "_extra_reducers", "_C", "_preload_modules"}
+OURS = {"_numapin_noted", "_rank"}
+"""Private names of ours: an attribute that loaders get, and one that torch's loader has, too."""
+OF_OTHERS = {"_exit", "_fields", "_getframe", "_replace", "_extra_reducers", "_C", "_preload_modules"}
 """Private names of Python's standard library and of numpy, and the module torch._C."""
 
 
