@@ -668,9 +668,9 @@ class Ranges:
             end = begin + itemsize * (1 + last_element)
         # Not by address: torch makes each tensor over one array a storage of its own.
         ranges = self._of_storage.setdefault(storage._cdata, [])
-        for first, last, result in ranges:
+        for first, last, known in ranges:
             if first <= begin and end <= last:
-                return result, begin - first
+                return known, begin - first
         is_whole = size <= _MAX_STORAGE_RATIO * (end - begin)
         first, last = (0, size) if is_whole else (begin - begin % _LARGEST_ITEM_BYTES, end)
         result = self._send(storage, first, last)
