@@ -49,7 +49,7 @@ class Logs:
         self._ended = threading.Event()
         self._tail: threading.Thread | None = None
 
-    def begin(self, attempt: int, num_ranks: int, run_dir: str, first_rank: int = 0) -> list[RankOutput]:
+    def begin(self, attempt: int, num_ranks: int, run_dir: str, first_rank: int) -> list[RankOutput]:
         """Make the folders of an attempt, and begin to show the lines of --tee. This host has rank `first_rank`."""
         job = self._job
         if not job.keeps_logs:
