@@ -7,7 +7,6 @@ ranks. In all other cases the launcher ends it.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -40,14 +39,13 @@ def main() -> None:
 
     The arguments are the launcher's process id and the folder of its run. All signals are blocked: the launcher ends
     its guardian by SIGKILL, so that Ctrl-C, or a scheduler that signals all processes of a job, does not end it first.
+
+    This process has inherited the lock of the folder. So no other launcher sweeps it, or a nested run's in it, before
+    this has ended.
     """
     launcher, folder = int(sys.argv[1]), sys.argv[2]
-    while os.getppid() == launcher:  # it holds the lock of the folder for some more microseconds
-        time.sleep(LOOK_S / 10)
-
-    # Keep the folder of the run until this ends: another launcher would sweep it, and a nested run's in it.
-    with suppress(OSError):  # the file system has no locks, or a cleaner of temporary files has removed it
-        fcntl.flock(os.open(f"{folder}/lock", os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    while os.getppid() == launcher:  # a caller of spawn may have closed all files that it did not open
+        time.sleep(LOOK_S)
 
     # The shims have recorded the process ids and start times of their ranks; those of the last round count.
     rounds: dict[int, dict[int, int]] = {}

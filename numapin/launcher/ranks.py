@@ -23,6 +23,7 @@ from numapin.base.plural import listed
 from numapin.errors import NumapinError
 from numapin.launcher import guardian
 from numapin.launcher.guardian import DEATH_S, LOOK_S
+from numapin.launcher.run_folder import lock_of
 from numapin.rank import shim, signals
 from numapin.system import cgroup, proc
 
@@ -271,6 +272,7 @@ def guarded(folder: str) -> Iterator[None]:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
+                    pass_fds=lock_of(folder),
                     cwd="/",  # it keeps no file system busy
                     start_new_session=True,
                 )

@@ -45,6 +45,8 @@ _HELD: Final = (errno.EWOULDBLOCK, errno.EACCES)  # other errors: the file syste
 _NUM_REPORTS: Final = 10
 _UNLOCKED_S: Final = 3600  # a launcher locks a new folder within milliseconds
 
+_locks: Final[dict[str, int]] = {}  # by path: the descriptors of the locks that this process holds
+
 
 @contextmanager
 def run_directory(environ: Mapping[str, str], report: Callable[[str], None] | None = None) -> Iterator[str]:
@@ -61,9 +63,17 @@ def run_directory(environ: Mapping[str, str], report: Callable[[str], None] | No
         if named:
             yield _begin_in(os.path.abspath(named), held)
         else:
-            place, base, name, folder = _begin_by_default(environ, report, held)
-            yield os.path.join(place, name)
-            _remove(base, name, folder)
+            path, base, folder = _begin_by_default(environ, report, held)
+            yield path
+            _remove(base, os.path.basename(path), folder)
+
+
+def lock_of(folder: str) -> list[int]:
+    """Return the descriptor of the lock that this process holds on a run's folder, if it holds one.
+
+    A process that inherits it holds the lock, too, until it ends.
+    """
+    return [_locks[folder]] if folder in _locks else []
 
 
 def temporary_directories(environ: Mapping[str, str]) -> list[str]:
@@ -92,15 +102,14 @@ def _begin_in(path: str, held: ExitStack) -> str:
             except PermissionError as error:
                 hint = f"chmod go-w {shlex.quote(path)}, or {REMEDY}" if is_own(base) else REMEDY
                 raise NumapinError(f"no run directory can be made: {path}: {error.strerror}", hint) from None
-            name, _ = _make(base, "run-", held, needs_lock=False)
-            return os.path.join(path, name)
+            return _make(path, base, "run-", held, needs_lock=False)[0]
     except OSError as error:
         raise NumapinError(f"no run directory can be made: {path}: {error.strerror}", REMEDY) from None
 
 
 def _begin_by_default(
     environ: Mapping[str, str], report: Callable[[str], None] | None, held: ExitStack
-) -> tuple[str, int, str, int]:
+) -> tuple[str, int, int]:
     """Make a run's folder in the first usable temporary directory, and remove the folders of ended runs there.
 
     As in Python's tempfile, unusable directories are skipped: a TMPDIR that does not exist, a full disk. So is one in
@@ -109,8 +118,8 @@ def _begin_by_default(
 
     Nothing is removed in a directory where other users may give our folders other names.
 
-    Returns the path and the descriptor of the directory, and the name and the descriptor of the folder. Raises
-    NumapinError if no directory is usable.
+    Returns the path of the folder, and the descriptors of the directory and the folder. Raises NumapinError if no
+    directory is usable.
     """
     problems: list[str] = []
     for is_stable, needs_lock in ((True, True), (True, False), (False, True), (False, False)):
@@ -121,7 +130,7 @@ def _begin_by_default(
                     if is_stable:
                         require_stable(base)
                         _sweep(base)
-                    name, folder = _make(base, _own_prefix(), held, needs_lock=needs_lock)
+                    path, folder = _make(place, base, _own_prefix(), held, needs_lock=needs_lock)
                     held.push(undone.pop_all())
             except OSError as error:
                 problems.append(f"{place}: {error.strerror}")
@@ -132,7 +141,7 @@ def _begin_by_default(
             if not (is_stable and needs_lock):
                 why = f"because there is no better place (skipped: {skipped})"
                 say(f"warning: the run's folder is in {place} {why}; {REMEDY}")
-            return place, base, name, folder
+            return path, base, folder
     raise NumapinError(f"no run directory can be made: {'; '.join(dict.fromkeys(problems))}", REMEDY)
 
 
@@ -146,8 +155,10 @@ def _host_name() -> str:
     return os.uname().nodename.replace("/", "_")
 
 
-def _make(base: int, prefix: str, held: ExitStack, *, needs_lock: bool) -> tuple[str, int]:
-    """Make a run's folder in an opened folder, and lock it for as long as `held` lasts; return its name and descriptor.
+def _make(place: str, base: int, prefix: str, held: ExitStack, *, needs_lock: bool) -> tuple[str, int]:
+    """Make a run's folder in a folder, opened as `base`, and lock it for as long as `held` lasts.
+
+    Returns its path and descriptor.
 
     A failure leaves nothing behind. Raises OSError, also if the file system has no locks and `needs_lock` is set:
     without a lock, another run's sweep would take this run for one that has ended.
@@ -179,7 +190,10 @@ def _make(base: int, prefix: str, held: ExitStack, *, needs_lock: bool) -> tuple
         undone.pop_all()
     held.callback(os.close, folder)
     held.callback(os.close, lock)
-    return name, folder
+    path = os.path.join(place, name)
+    _locks[path] = lock
+    held.callback(_locks.pop, path)
+    return path, folder
 
 
 # --- remove those of ended runs --------------------------------------------------------------------------------------

@@ -108,7 +108,8 @@ class Job:
         """Describe what is left when the launcher has ended."""
         pids = {pid for *_, pid in self.marked("*")}
         patience_s = LIMIT_S if self.launcher == "numapin" else 3.0
-        wait_until(lambda: not self.processes(), limit_s=patience_s)
+        # A process that is calling exec shows no command line and no environment, so one look may miss it.
+        wait_until(lambda: not (self.processes() or self.processes()), limit_s=patience_s)
         left = self.processes()
         facts = [f"{len(left)} process{'es' if len(left) > 1 else ''} left" if left else "no process left"]
         names = _in_shared_memory() - self.shared_before

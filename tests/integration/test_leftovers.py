@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.launching import NUMAPIN, environment, numapin, script
-from tests.integration.seam import guarded, proc, write_json
+from tests.integration.seam import guarded, proc, run_folder, write_json
 from tests.waiting import gone, wait_until
 
 STARTS_CHILDREN = """
@@ -201,23 +201,28 @@ def test_the_guardian(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("has_shell", [True, False])
 def test_the_guardian_of_a_killed_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_shell: bool) -> None:
-    """It ends what a rank's record names, with or without a shell in the container, and then itself."""
+    """It ends what a rank's record names, with or without a shell in the container, and then itself.
+
+    Another launcher that starts at once does not remove the records before the guardian has read them.
+    """
     exists = os.path.exists
     monkeypatch.setattr(os.path, "exists", lambda path: (has_shell or path != "/bin/sh") and exists(path))
-    guardian_file = tmp_path / "guardian"
+    guardian_file, environ = tmp_path / "guardian", {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as rank:
         try:
             start = proc.stat(proc.folder_of(rank.pid)).start
-            write_json(str(tmp_path), "observed-0-0.json", {"restart": 0, "pid": rank.pid, "start": start})
             launcher = os.fork()
             if launcher == 0:
                 try:
-                    with guarded(str(tmp_path)):
+                    with run_folder.run_directory(environ) as folder, guarded(folder):
+                        write_json(folder, "observed-0-0.json", {"restart": 0, "pid": rank.pid, "start": start})
                         guardian_file.write_text(str(_guardian_of(os.getpid())))
                         os.kill(os.getpid(), signal.SIGKILL)
                 finally:
                     os._exit(1)
             os.waitpid(launcher, 0)
+            with run_folder.run_directory(environ):
+                pass
             guardian = int(guardian_file.read_text())
             assert rank.wait(60) == -signal.SIGKILL
             assert wait_until(lambda: gone(guardian), limit_s=60)

@@ -12,6 +12,7 @@ from numapin import errors
 EXIT_CODES = {
     errors.NumapinError: 1,
     errors.UsageError: 2,
+    errors.LoaderStateError: 2,
     errors.MachineError: 3,
     errors.MachineFileError: 3,
     errors.LibraryError: 3,

@@ -265,7 +265,8 @@ def test_too_few_open_files_leave_nothing(tmp_path: Path) -> None:
     for num_free in range(12):
         child = os.fork()
         if child == 0:
-            lowest = os.dup(0)  # the numbers from here on are free
+            lowest = os.dup(0)
+            os.closerange(lowest + 1, 1 << 16)  # the numbers from here on are free
             resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + num_free, lowest + num_free))
             os.close(lowest)
             try:
