@@ -17,6 +17,7 @@ ALL = CpuSet(os.sched_getaffinity(0))
 PID = 1 << 30  # above the highest process id, so that it has no threads
 V1 = ("cgroup /sys/fs/cgroup cgroup rw,cpuset 0 0\n", "4:cpuset:/job/step\n", "cpuset.effective_cpus")
 V2 = ("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n", "0::/job/step\n", "cpuset.cpus.effective")
+BLANK = ("cgroup2 /sys/fs/cgroup/of\\040a\\040pod cgroup2 rw 0 0\n", "0::/step\n", "cpuset.cpus.effective")
 
 
 @needs_two_cpus
@@ -31,14 +32,16 @@ def test_whole_cpuset() -> None:
         os.sched_setaffinity(0, ALL)
 
 
-@pytest.mark.parametrize(("mounts", "cgroup", "file"), [V1, V2])
-@pytest.mark.parametrize("place", ["job/step", "job"])
+@pytest.mark.parametrize(
+    ("mounts", "cgroup", "file", "place"),
+    [(*V1, "job/step"), (*V1, "job"), (*V2, "job/step"), (*V2, "job"), (*BLANK, "of a pod/step"), (*BLANK, "of a pod")],
+)
 def test_cpuset_of_a_process(tmp_path: Path, mounts: str, cgroup: str, file: str, place: str) -> None:
     """The nearest cgroup that lists CPUs is the cpuset; one that is outside the namespace is unknown."""
     for path, text in (
         ("proc/mounts", mounts),
         (f"proc/{PID}/cgroup", cgroup),
-        (f"proc/{PID + 1}/cgroup", cgroup.replace("/job", "/../job")),
+        (f"proc/{PID + 1}/cgroup", cgroup.replace("::/", "::/../").replace("cpuset:/", "cpuset:/../")),
         (f"sys/fs/cgroup/{place}/{file}", "4-7\n"),
         (f"sys/fs/cgroup/{file}", "0-15\n"),
     ):
