@@ -249,17 +249,20 @@ def raise_port() -> NoReturn:
 
 
 def knock(user: int) -> str:
-    """Return whether the ranks' store keeps a connection of a user "open", or has "closed" it."""
+    """Return whether the ranks' store keeps a connection of a user "open", or has "closed" it; else what went wrong."""
     code = (
-        "import os, socket, sys; os.setgroups([]); os.setuid(int(sys.argv[1])); "
-        "store = socket.create_connection((os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])); "
-        "store.settimeout(3); "
-        "store.recv(1)"
+        "import encodings.idna, os, socket, sys\n"  # the user may be unable to read Python's own files
+        "os.setgroups([]); os.setuid(int(sys.argv[1]))\n"
+        "store = socket.create_connection((os.environ['MASTER_ADDR'], os.environ['MASTER_PORT']))\n"
+        "store.settimeout(3)\n"
+        "try: print('answered' if store.recv(1) else 'closed', end='')\n"
+        "except TimeoutError: print('open', end='')\n"
+        "except ConnectionResetError: print('closed', end='')"
     )
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code, str(user)], cwd="/", capture_output=True, check=False
+        [sys.executable, "-I", "-S", "-c", code, str(user)], cwd="/", capture_output=True, check=False, text=True
     )
-    return "open" if b"TimeoutError" in done.stderr else "closed"
+    return done.stdout or done.stderr
 
 
 def _wait_for(folder: Path, count: int, pattern: str = "*") -> None:
