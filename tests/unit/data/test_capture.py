@@ -16,7 +16,7 @@ from tests.unit.data.seam import CudaRefused, cuda, no_capture, watch_captures
 if TYPE_CHECKING:
     from tests.cuda.fake import FakeCuda
 
-WAIT_S = 20
+WAIT_S = 120
 
 
 class RefusedError(RuntimeError):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.process import BaseProcess
 
-WAIT_S: Final = 20
+WAIT_S: Final = 120
 PIPE_BYTES: Final = 1 << 16
 LARGE: Final = bytes(range(256)) * 4096  # 1 MiB: 16 times what a pipe holds
 

@@ -20,7 +20,7 @@ from tests.unit.data.seam import _TAG, Channel, Handover
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-WAIT_S = 20
+WAIT_S = 120
 
 
 @pytest.fixture
