@@ -417,6 +417,14 @@ class TestNccl:
         assert upgrade is (severity is VerifySeverity.WARNING and version == "2.29.7")
 
 
+def test_page_locked_memory_of_other_gpus_is_not_judged() -> None:
+    """A note says so once, and the plan holds."""
+    report = _report(replace(RANK, hides_pinned=True), replace(RANK, pid=40, hides_pinned=True))
+    finding = _only(report)
+    assert finding.what.startswith("page-locked memory was not checked: it is not recognized on AMD and Intel GPUs")
+    assert report.holds
+
+
 class TestPages:
     """Where pages are."""
 
