@@ -15,6 +15,7 @@ import errno
 import os
 import re
 import stat
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -25,7 +26,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineFileError
 
 if TYPE_CHECKING:
-    from typing import Self
+    from collections.abc import Iterator
 
 CAPTURE: Final = "capture a machine with: hwloc-gather-topology --io capture && tar xf capture.tar.bz2"
 _MAX_BYTES: Final = MAX_LIST_CHARS + 1
@@ -41,26 +42,6 @@ _NUMBER: Final = re.compile(r"\d{1,18}", re.ASCII)
 
 
 @dataclass(slots=True)
-class _Steps:
-    """The number of steps and bytes that are left for a capture."""
-
-    left: int = _MAX_STEPS
-    bytes_left: int = _MAX_TOTAL_BYTES
-
-    def take(self, number: int, path: str) -> None:
-        self.left -= number
-        if self.left < 0:
-            problem = f"its files and links take more than {_MAX_STEPS} steps, the most that are accepted"
-            raise MachineFileError(f"{path}: {problem}", CAPTURE)
-
-    def take_bytes(self, number: int, path: str) -> None:
-        self.bytes_left -= number
-        if self.bytes_left < 0:
-            problem = f"its files have more than {_MAX_TOTAL_BYTES >> 20} MiB together, the most that are accepted"
-            raise MachineFileError(f"{path}: {problem}", CAPTURE)
-
-
-@dataclass(frozen=True, slots=True)
 class Tree:
     """The files below `root`, "" for the live machine; every path is relative to it.
 
@@ -69,7 +50,8 @@ class Tree:
 
     root: str
     _sets: cpu_set.Sets = field(default_factory=cpu_set.Sets, repr=False, compare=False)
-    _steps: _Steps = field(default_factory=_Steps, repr=False, compare=False)
+    _steps_left: int = field(default=_MAX_STEPS, repr=False, compare=False)
+    _bytes_left: int = field(default=_MAX_TOTAL_BYTES, repr=False, compare=False)
 
     def data(self, path: str) -> bytes | None:
         """Return a file's bytes, at most 1 MiB of them below proc/ and 64 KiB elsewhere, or None.
@@ -90,8 +72,10 @@ class Tree:
         finally:
             os.close(fd)
         data = b"".join(chunks)
-        if self.root:
-            self._steps.take_bytes(len(data), f"{self.root}/{path}")
+        self._bytes_left -= len(data)
+        if self.root and self._bytes_left < 0:
+            most = f"{_MAX_TOTAL_BYTES >> 20} MiB together, the most that are accepted"
+            raise self.error(path, f"its files have more than {most}")
         return data
 
     def text(self, path: str) -> str | None:
@@ -139,8 +123,7 @@ class Tree:
             return []
         finally:
             os.close(fd)
-        if self.root:
-            self._steps.take(len(found), f"{self.root}/{path}")
+        self._take_steps(len(found), path)
         return found
 
     def link(self, path: str) -> str | None:
@@ -148,101 +131,74 @@ class Tree:
         try:
             if not self.root:
                 return os.readlink(f"/{path}")  # not with Path, which takes longer than the call, some 500 times
-            with _Walk(self.root, path, self._steps, follow_last=False) as walk:
-                return os.readlink("", dir_fd=walk.top)
+            with self._way_to(path, follow_last=False) as (way, _):
+                return os.readlink("", dir_fd=way[-1])
         except (OSError, ValueError):
             return None
 
     def _opened(self, path: str, flags: int) -> int | None:
-        """Open a file or directory; None if that fails."""
+        """Open a file or directory, in a capture a regular file or a directory only; None if that fails."""
         try:
             if not self.root:
                 return os.open(f"/{path}", flags)
-            with _Walk(self.root, path, self._steps) as walk:
-                return walk.open(flags)
+            with self._way_to(path) as (way, name):
+                mode = os.fstat(way[-1]).st_mode
+                if stat.S_ISDIR(mode):
+                    return os.open(".", flags, dir_fd=way[-1])
+                if not stat.S_ISREG(mode):
+                    return None
+                try:
+                    return os.open(f"/proc/self/fd/{way[-1]}", flags)
+                except FileNotFoundError:  # /proc is not mounted
+                    return _opened_by_name(way, name, flags)
         except (OSError, ValueError):  # ValueError: a cgroup path with a NUL in it
             return None
 
+    @contextmanager
+    def _way_to(self, path: str, *, follow_last: bool = True) -> Iterator[tuple[list[int], str]]:
+        """Open the way from a capture's root to the target of a path in it; yield its descriptors and the last name.
 
-class _Walk:
-    """The way from a capture's root to the target of a path in it: an open descriptor for each step.
-
-    Each step opens a single name, so that a capture that changes meanwhile cannot lead out of its root.
-    Raises OSError if the way ends early, goes in a circle, or passes more than 40 links, MachineFileError if it takes
-    more steps than are left.
-    """
-
-    def __init__(self, root: str, path: str, left: _Steps, *, follow_last: bool = True) -> None:
-        self._path = f"{root}/{path}"
-        self._left = left
-        self._steps = [os.open(root, os.O_PATH | os.O_CLOEXEC)]
-        self._name = ""  # by which the last step was opened
+        Each step opens a single name with O_PATH, so that a capture that changes meanwhile cannot lead out of its root.
+        Raises OSError if the way ends early, goes in a circle, or passes more than 40 links.
+        """
+        way, name, num_links = [os.open(self.root, os.O_PATH | os.O_CLOEXEC)], "", 0
         try:
-            self._go(path, follow_last=follow_last)
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        while self._steps:
-            os.close(self._steps.pop())
-
-    @property
-    def top(self) -> int:
-        """The descriptor of the path's target, opened with O_PATH."""
-        return self._steps[-1]
-
-    def open(self, flags: int) -> int:
-        """Open the path's target: a regular file or a directory."""
-        mode = os.fstat(self.top).st_mode
-        if stat.S_ISDIR(mode):
-            return os.open(".", flags, dir_fd=self.top)
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "not a regular file")
-        try:
-            return os.open(f"/proc/self/fd/{self.top}", flags)
-        except FileNotFoundError:  # /proc is not mounted
-            return self._open_by_name(flags)
-
-    def _open_by_name(self, flags: int) -> int:
-        """Open the file by its name. Raises OSError if the name means another file by now."""
-        fd = os.open(self._name, flags | os.O_NOFOLLOW, dir_fd=self._steps[-2])
-        if os.path.samestat(os.fstat(fd), os.fstat(self.top)):
-            return fd
-        os.close(fd)
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-    def _go(self, path: str, *, follow_last: bool) -> None:
-        todo = self._names_in(path)
-        num_links = 0
-        while todo:
-            name = todo.pop()
-            if name == "..":
-                self._back_to(max(1, len(self._steps) - 1))
-            elif name not in ("", "."):
-                self._steps.append(os.open(name, _LOOK, dir_fd=self.top))
-                self._name = name
-                if stat.S_ISLNK(os.fstat(self.top).st_mode) and (todo or follow_last):
+            todo = path.split("/")[::-1]
+            self._take_steps(len(todo), path)
+            while todo:
+                step = todo.pop()
+                if step == ".." and len(way) > 1:
+                    os.close(way.pop())
+                if step in ("", ".", ".."):
+                    continue
+                way.append(os.open(step, _LOOK, dir_fd=way[-1]))
+                name = step
+                if stat.S_ISLNK(os.fstat(way[-1]).st_mode) and (todo or follow_last):
                     num_links += 1
                     if num_links > _MAX_LINKS:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-                    todo += self._target()
+                    target = os.readlink("", dir_fd=way[-1])
+                    names = target.split("/")[::-1]
+                    self._take_steps(len(names), path)
+                    todo += names
+                    start = 1 if target.startswith("/") else len(way) - 1
+                    while len(way) > start:
+                        os.close(way.pop())
+            yield way, name
+        finally:
+            for fd in way:
+                os.close(fd)
 
-    def _target(self) -> list[str]:
-        """Step back from a link, to the root if it is absolute, and return the names in its target, the last first."""
-        target = os.readlink("", dir_fd=self.top)
-        self._back_to(1 if target.startswith("/") else len(self._steps) - 1)
-        return self._names_in(target)
+    def _take_steps(self, number: int, path: str) -> None:
+        self._steps_left -= number
+        if self.root and self._steps_left < 0:
+            raise self.error(path, f"its files and links take more than {_MAX_STEPS} steps, the most that are accepted")
 
-    def _names_in(self, path: str) -> list[str]:
-        """Return the names in a path, the last first. Raises MachineFileError if these are too many steps."""
-        names = path.split("/")[::-1]
-        self._left.take(len(names), self._path)
-        return names
 
-    def _back_to(self, num_steps: int) -> None:
-        while len(self._steps) > num_steps:
-            os.close(self._steps.pop())
+def _opened_by_name(way: list[int], name: str, flags: int) -> int:
+    """Open the file at the end of a way by its name. Raises OSError if the name means another file by now."""
+    fd = os.open(name, flags | os.O_NOFOLLOW, dir_fd=way[-2])
+    if os.path.samestat(os.fstat(fd), os.fstat(way[-1])):
+        return fd
+    os.close(fd)
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))

@@ -113,11 +113,11 @@ def test_a_file_that_is_replaced_meanwhile_is_not_read(tmp_path: Path) -> None:
     """A file that has taken the name of the one that was found is stale."""
     for name in ("found", "other"):
         (tmp_path / name).write_text("1\n")
-    with tree._Walk(str(tmp_path), "found", tree._Steps()) as walk:
-        os.close(walk._open_by_name(os.O_RDONLY))
+    with Tree(str(tmp_path))._way_to("found") as (way, name):
+        os.close(tree._opened_by_name(way, name, os.O_RDONLY))
         (tmp_path / "other").rename(tmp_path / "found")
         with pytest.raises(OSError, match="Stale file handle"):
-            walk._open_by_name(os.O_RDONLY)
+            tree._opened_by_name(way, name, os.O_RDONLY)
 
 
 @pytest.mark.parametrize(("case", "seen"), cases_visible.observed().values(), ids=cases_visible.observed())
