@@ -34,9 +34,6 @@ class NumapinError(Exception):
             "attach"). "": the same.
 
     Attributes:
-        message: As given.
-        hint: As given.
-        hint_for_fixed_ranks: As given.
         exit_code: The exit status of a command that fails with this error.
 
     Example:
