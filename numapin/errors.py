@@ -17,7 +17,7 @@
 
 from __future__ import annotations
 
-from numapin.base.printable import printable_lines
+from numapin.base.text import printable_lines
 
 TYPE_CHECKING = False  # each rank imports this before its program starts
 if TYPE_CHECKING:

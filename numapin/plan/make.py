@@ -14,8 +14,7 @@ from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from numapin.base.cpu_set import CpuSet
-from numapin.base.not_none import not_none
-from numapin.base.plural import counted, listed
+from numapin.base.text import counted, listed, not_none
 from numapin.errors import PlanError, UsageError
 from numapin.plan.gpus import rank_gpus
 from numapin.plan.model import GpuRef, Plan, RankPlan

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from numapin.base.cpu_set import CpuSet
-from numapin.base.printable import printable
+from numapin.base.text import printable
 from numapin.errors import MachineError
 
 TYPE_CHECKING = False
