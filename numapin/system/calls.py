@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from ctypes import POINTER, c_int, c_long, c_size_t, c_ssize_t, c_uint, c_ulong, c_void_p
 
 from numapin.errors import LibnumaError, LibraryError
 
@@ -29,43 +30,14 @@ _STORES: Final = os.path.join(os.path.dirname(__file__), "libstores.so")  # stor
 
 # Library, result type and argument types by name; on error each returns a negative number and sets errno.
 _SIGNATURES: Final[dict[str, tuple[str | None, type, tuple[Any, ...]]]] = {
-    "set_mempolicy": (_LIBNUMA, ctypes.c_long, (ctypes.c_int, ctypes.POINTER(ctypes.c_ulong), ctypes.c_ulong)),
-    "get_mempolicy": (
-        _LIBNUMA,
-        ctypes.c_long,
-        (
-            ctypes.POINTER(ctypes.c_int),
-            ctypes.POINTER(ctypes.c_ulong),
-            ctypes.c_ulong,
-            ctypes.c_void_p,
-            ctypes.c_int,
-        ),
-    ),
-    "mbind": (
-        _LIBNUMA,
-        ctypes.c_long,
-        (
-            ctypes.c_void_p,
-            ctypes.c_ulong,
-            ctypes.c_int,
-            ctypes.POINTER(ctypes.c_ulong),
-            ctypes.c_ulong,
-            ctypes.c_uint,
-        ),
-    ),
-    "move_pages": (
-        _LIBNUMA,
-        ctypes.c_long,
-        (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int),
-    ),
-    "madvise": (LIBC, ctypes.c_int, (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)),
-    "prctl": (LIBC, ctypes.c_int, (ctypes.c_int, *(ctypes.c_ulong,) * 4)),
-    "numapin_stack_past_caches": (
-        _STORES,
-        ctypes.c_int,
-        (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t),
-    ),
-    "read": (LIBC, ctypes.c_ssize_t, (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)),
+    "set_mempolicy": (_LIBNUMA, c_long, (c_int, POINTER(c_ulong), c_ulong)),
+    "get_mempolicy": (_LIBNUMA, c_long, (POINTER(c_int), POINTER(c_ulong), c_ulong, c_void_p, c_int)),
+    "mbind": (_LIBNUMA, c_long, (c_void_p, c_ulong, c_int, POINTER(c_ulong), c_ulong, c_uint)),
+    "move_pages": (_LIBNUMA, c_long, (c_int, c_ulong, c_void_p, c_void_p, c_void_p, c_int)),
+    "madvise": (LIBC, c_int, (c_void_p, c_size_t, c_int)),
+    "prctl": (LIBC, c_int, (c_int, c_ulong, c_ulong, c_ulong, c_ulong)),
+    "numapin_stack_past_caches": (_STORES, c_int, (c_void_p, c_void_p, c_size_t, c_size_t)),
+    "read": (LIBC, c_ssize_t, (c_int, c_void_p, c_size_t)),
 }
 
 
@@ -122,4 +94,4 @@ def exit_without_destructors() -> None:
 
     libc = ctypes.CDLL(LIBC)
     with suppress(AttributeError):
-        libc.on_exit(ctypes.cast(libc["_exit"], ctypes.c_void_p), None)
+        libc.on_exit(ctypes.cast(libc["_exit"], c_void_p), None)
