@@ -141,7 +141,7 @@ class Driver:
     def __init__(self, library: str) -> None:
         """Load and initialize. Raises OSError or AttributeError (a call is missing), CudaRefused (cuInit failed)."""
         self.pid = os.getpid()
-        loaded = ctypes.CDLL(library)
+        loaded: Any = ctypes.CDLL(library)
         self._call: dict[str, Any] = {}
         for name, types in _SIGNATURES.items():
             if name in _OPTIONAL and not hasattr(loaded, name):
