@@ -96,10 +96,10 @@ def stat(folder: str) -> Stat:
         raise garbled(path, str(error)) from None
 
 
-def look(pid: int | str, root: StrPath = LIVE) -> Stat | None:
+def look(pid: int | str) -> Stat | None:
     """Return the `stat` of a process; None if it ended or cannot be read."""
     try:
-        return stat(folder_of(pid, root))
+        return stat(folder_of(pid))
     except (Gone, OSError, MachineError):  # another user's process, or no descriptor is left
         return None
 
@@ -152,9 +152,9 @@ def processes(root: StrPath = LIVE) -> Iterator[tuple[int, Stat]]:
             yield pid, found
 
 
-def children_in(pid: int, root: StrPath = LIVE) -> list[int]:
+def children_in(pid: int) -> list[int]:
     """Return a process's children as the kernel lists them; empty if it has ended, or the kernel does not list them."""
-    folder = f"{folder_of(pid, root)}/task"
+    folder = f"{folder_of(pid)}/task"
     try:
         texts = [read(f"{folder}/{name}/children") for name in os.listdir(folder)]
     except (Gone, OSError):
@@ -224,13 +224,13 @@ def activity(pid: int) -> tuple[Stat | None, dict[int, CpuSet]]:
     return found, cpus
 
 
-def is_running(pid: int, start: int | None = None, *, root: StrPath = LIVE) -> bool:
+def is_running(pid: int, start: int | None = None) -> bool:
     """Return whether a process exists and has not ended; an unreadable process counts as running.
 
     With `start`, the recorded start time, a process that reuses the id of an ended one does not count.
     """
     try:
-        found = stat(folder_of(pid, root))
+        found = stat(folder_of(pid))
     except Gone:
         return False
     except PermissionError:
@@ -244,9 +244,9 @@ def state_of(pid: int) -> str | None:
     return None if found is None else found.state
 
 
-def parent_of(pid: int, *, root: StrPath = LIVE) -> int:
+def parent_of(pid: int) -> int:
     """Return the parent's process id; 0 if it is outside this container or unknown."""
-    found = look(pid, root)
+    found = look(pid)
     return 0 if found is None else found.parent
 
 
