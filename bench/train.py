@@ -35,8 +35,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import numapin
 from numapin.base.files import write_text_to
-from numapin.base.plural import counted
 from numapin.base.strict_json import encode
+from numapin.base.text import counted
 from numapin.bench.machine import read_machine
 from numapin.bench.model import Benchmark, BenchReport, Case, Comparison, Peer, Question, Run, summarize
 from numapin.bench.verdict import verdict_of

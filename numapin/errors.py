@@ -17,7 +17,7 @@
 
 from __future__ import annotations
 
-from numapin.base.printable import printable_lines
+from numapin.base.text import printable_lines
 
 TYPE_CHECKING = False  # each rank imports this before its program starts
 if TYPE_CHECKING:
@@ -34,9 +34,6 @@ class NumapinError(Exception):
             "attach"). "": the same.
 
     Attributes:
-        message: As given.
-        hint: As given.
-        hint_for_fixed_ranks: As given.
         exit_code: The exit status of a command that fails with this error.
 
     Example:

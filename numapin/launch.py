@@ -14,8 +14,8 @@ import uuid
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.plural import counted
 from numapin.base.stderr import say
+from numapin.base.text import counted
 from numapin.errors import NumapinError, Stopped, UsageError
 from numapin.launcher import ranks as rank_processes
 from numapin.launcher.hosts import NotMet, OneHost, SeveralHosts, public_id

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
 
-from numapin.base.printable import printable
+from numapin.base.text import printable
 from numapin.data import containers
 from numapin.data.arguments import sizes_of
 from numapin.data.budget import num_ranks_of, read_room

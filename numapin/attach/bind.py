@@ -18,7 +18,7 @@ from numapin.attach.report import STAYS, Attached, AttachedRank, BoundProcess, u
 from numapin.attach.targets import is_ours, read_family
 from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import render_size
-from numapin.base.plural import counted
+from numapin.base.text import counted
 from numapin.errors import MachineError, UsageError
 from numapin.observe.find_job import LIST_PROCESSES
 from numapin.system import proc, threads

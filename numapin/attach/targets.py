@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.bounds import MAX_CPUS, MAX_RANKS
 from numapin.base.cpu_set import CpuSet
-from numapin.base.plural import counted, listed
+from numapin.base.text import counted, listed
 from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.launcher import run_folder
 from numapin.observe.find_job import LIST_PROCESSES, find_run, require_program

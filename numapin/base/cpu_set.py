@@ -54,18 +54,15 @@ class CpuSet(frozenset[int]):
                 if has_groups:
                     used, _, group_size = groups.partition("/")
                 if not all(map(_is_number, (first, last, used, group_size))):
-                    msg = f"{_quoted(item, text)} is not a number or a range such as 0-3"
-                    raise ValueError(msg)
+                    raise ValueError(f"{_quoted(item, text)} is not a number or a range such as 0-3")
             found: range | list[int] = range(int(first), int(last) + 1)
             if not found or found[-1] >= MAX_ID or not 1 <= int(used) <= int(group_size):
-                msg = f"range {_quoted(item, text)} runs backwards or too far"
-                raise ValueError(msg)
+                raise ValueError(f"range {_quoted(item, text)} runs backwards or too far")
             if group_size != "1":
                 found = [number for number in found if (number - int(first)) % int(group_size) < int(used)]
             left -= len(found)
             if left < 0:
-                msg = f"{_short(text)!r} lists the same numbers again and again"
-                raise ValueError(msg)
+                raise ValueError(f"{_short(text)!r} lists the same numbers again and again")
             numbers.update(found)
         return cls(numbers)
 
@@ -156,8 +153,7 @@ def parse_mask(text: str) -> CpuSet:
     words = [word.strip().removeprefix("0x") or "0" for word in text.strip().split(",")]
     are_words = all(len(word) <= 8 and _HEX_DIGITS.issuperset(word) for word in words)
     if len(words) > MAX_ID // 16 or not are_words:
-        msg = f"{_short(text)!r} is not a CPU mask of hexadecimal 32-bit words"
-        raise ValueError(msg)
+        raise ValueError(f"{_short(text)!r} is not a CPU mask of hexadecimal 32-bit words")
     numbers = from_words((int(word, 16) for word in reversed(words)), word_bits=32)
     if max(numbers, default=0) >= MAX_ID:
         msg = f"{_short(text)!r} has a bit beyond {MAX_ID - 1}, the highest CPU or node number that is accepted"

@@ -24,8 +24,7 @@ def parse_size(text: str) -> int:
     size = 0.0 if match is None else float(match[1]) * 1024 ** (_UNITS.find((match[2] or " ").upper()) + 1)
     is_part_of_a_byte = match is not None and not match[2] and not size.is_integer()  # 38.5: the unit is missing
     if size < 1 or is_part_of_a_byte:
-        msg = f"{text!r} is not a size such as 38.5M or 1G"
-        raise ValueError(msg)
+        raise ValueError(f"{text!r} is not a size such as 38.5M or 1G")
     return int(size)
 
 

@@ -115,11 +115,12 @@ def _reader(hint: Any) -> _Reader:  # noqa: ANN401 - a type as it is written
             return partial(_mapping, limit.most)
         return partial(_list, _reader(get_args(collection)[0]), limit.most)
     if NoneType in options:
-        return partial(_optional, _reader(options[0]))
+        read = _reader(options[0])
+        return lambda value, sets: None if value is None else read(value, sets)
     if isinstance(hint, type) and is_dataclass(hint):
         return partial(_record, hint)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return partial(_choice, hint)
+        return lambda value, sets: hint(_text(value, sets))
     return _SIMPLE[hint]
 
 
@@ -161,10 +162,6 @@ def _require_at_most(most: int, number: int) -> None:
         raise _WrongError(f"{number} entries; at most {most} are accepted")
 
 
-def _optional(read: _Reader, value: object, sets: Sets) -> object:
-    return None if value is None else read(value, sets)
-
-
 def _object(value: object, _: Sets) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _WrongError(_expected("an object", value))
@@ -202,20 +199,12 @@ def _text(value: object, _: object) -> str:
     return value
 
 
-def _numbers(value: object, sets: Sets) -> CpuSet:
-    return sets.get(_text(value, sets))
-
-
-def _choice(kind: type[StrEnum], value: object, sets: Sets) -> StrEnum:
-    return kind(_text(value, sets))
-
-
 _SIMPLE: Final[dict[Any, _Reader]] = {
     str: _text,
     int: _number,
     float: _decimal,
     bool: _flag,
-    CpuSet: _numbers,
+    CpuSet: lambda value, sets: sets.get(_text(value, sets)),
     Mapping[str, object]: _object,
 }
 

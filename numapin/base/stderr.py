@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from numapin.base.printable import printable
+from numapin.base.text import printable
 
 
 def say(text: str) -> None:

@@ -26,8 +26,7 @@ def decode(text: str | bytes) -> object:
     try:
         return json.loads(text, parse_constant=_no_constant, parse_float=_finite_float)
     except RecursionError:
-        msg = "it is nested too deeply"
-        raise ValueError(msg) from None
+        raise ValueError("it is nested too deeply") from None
 
 
 def encode(
@@ -53,15 +52,13 @@ def encode(
 
 
 def _no_constant(word: str) -> NoReturn:
-    msg = f"{word} is not a JSON number"
-    raise ValueError(msg)
+    raise ValueError(f"{word} is not a JSON number")
 
 
 def _finite_float(digits: str) -> float:
     number = float(digits)
     if number in (inf, -inf):
-        msg = f"the number {digits[:40]} is too large"
-        raise ValueError(msg)
+        raise ValueError(f"the number {digits[:40]} is too large")
     return number
 
 

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.formats import size_label
-from numapin.base.plural import counted
+from numapin.base.text import counted
 from numapin.bench.model import BenchAnswer, BenchVerdict
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.plural import counted
 from numapin.base.redact import without_secrets
 from numapin.base.stderr import say
+from numapin.base.text import counted
 from numapin.children import records
 from numapin.children.table import make_table
 from numapin.errors import PlanError, UsageError

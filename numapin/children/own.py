@@ -237,9 +237,9 @@ def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     if not taken.is_asked and get_native_id() != taken.pid:  # what holds is the main thread's policy, not this one's
         applied = bind.of_main_thread(applied, numa_maps.main_policy(taken.pid))
     taken.applied = applied
-    threads = bind_threads(taken.pid, wanted.cpus, before=taken.had)
+    refusals = bind_threads(taken.pid, wanted.cpus, before=taken.had)
     taken.had.add(frozenset(os.sched_getaffinity(0)))
-    shortfalls = (*_of_several_nodes(taken, applied), *applied.shortfalls, *threads.refusals)
+    shortfalls = (*_of_several_nodes(taken, applied), *applied.shortfalls, *refusals)
     taken.surprises = [text for text in shortfalls if text not in slices[0].json]
 
     # This program, and what it starts, find its slice with what differs from the plan, and its number of threads.

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 
-from numapin.base.gpu_uuid import GPU_PREFIX, MIG_PREFIX, uuid_digits
+from numapin.base.text import GPU_PREFIX, MIG_PREFIX, uuid_digits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import click
 from click.core import ParameterSource
 
 from numapin.base import formats
-from numapin.base.plural import counted
 from numapin.base.redact import without_secrets
+from numapin.base.text import counted
 from numapin.bench.model import BenchReport, summarize
 from numapin.bench.verdict import verdict_of
 from numapin.cli.early_end import EarlyEnd

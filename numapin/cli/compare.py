@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.base.cpu_set import CpuSet
-from numapin.base.plural import counted
 from numapin.base.stderr import say
+from numapin.base.text import counted
 from numapin.cli.options import FilePath, Parsed, record_of, topology_from
 from numapin.cli.output import require_writable
 from numapin.cli.torch_import import require_torch

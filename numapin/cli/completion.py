@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from numapin.base.printable import printable
+from numapin.base.text import printable
 from numapin.cli.output import emit
 
 if TYPE_CHECKING:

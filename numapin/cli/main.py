@@ -16,8 +16,8 @@ import click
 
 from numapin import __version__
 from numapin.base.formats import did_you_mean
-from numapin.base.printable import printable, printable_lines
 from numapin.base.stderr import say
+from numapin.base.text import printable, printable_lines
 from numapin.cli.output import emit, prepare_streams, say_block, say_error
 from numapin.errors import NumapinError, Stopped
 

@@ -17,8 +17,8 @@ import click
 
 from numapin.base import formats
 from numapin.base.files import OpenPlace, is_writable, write_text_to
-from numapin.base.printable import ascii_escapes, printable, printable_lines
 from numapin.base.strict_json import encode
+from numapin.base.text import ascii_escapes, printable, printable_lines
 from numapin.errors import BindingRefused, UsageError
 
 if TYPE_CHECKING:

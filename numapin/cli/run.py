@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import click
 
 from numapin.base import formats
-from numapin.base.plural import counted
 from numapin.base.stderr import say
+from numapin.base.text import counted
 from numapin.cli import run_failure
 from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from
 from numapin.cli.output import emit, require_writable, show, warn, warn_or_refuse

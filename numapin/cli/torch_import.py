@@ -33,7 +33,7 @@ def importing_torch() -> Iterator[None]:
     """Defer Ctrl-C and collect no garbage in the block, which imports torch. For the main thread only."""
     import logging
 
-    from numapin.base.printable import printable_lines
+    from numapin.base.text import printable_lines
 
     class VisibleRecord(logging.LogRecord):
         """A record of torch's log without control characters: the log names scripts, folders and hosts."""

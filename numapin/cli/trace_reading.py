@@ -9,9 +9,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from numapin.base.files import open_regular
-from numapin.base.plural import counted
-from numapin.base.printable import printable
 from numapin.base.strict_json import decode
+from numapin.base.text import counted, printable
 from numapin.errors import NumapinError, UsageError
 from numapin.trace.analysis import analyze
 from numapin.trace.reading import read_trace

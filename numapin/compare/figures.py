@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.not_none import without_none
+from numapin.base.text import without_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

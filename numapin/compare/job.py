@@ -17,11 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, Final
 
-from numapin.base.not_none import not_none
-from numapin.base.plural import counted
-from numapin.base.printable import printable
 from numapin.base.records import read_record
 from numapin.base.redact import without_secrets
+from numapin.base.text import counted, not_none, printable
 from numapin.bench.harness import remove_leftovers
 from numapin.compare.figures import RunReadings, figures_of, slowest_of
 from numapin.compare.record import SCHEMA, Phase, RankSteps, StepUnit

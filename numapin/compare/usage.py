@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from numapin.base.not_none import not_none, without_none
+from numapin.base.text import not_none, without_none
 from numapin.observe.model import MemoryKind
 from numapin.observe.read import observe
 from numapin.rank.hook_env import STEPS_VARIABLE

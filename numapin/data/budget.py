@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import formats
-from numapin.base.not_none import not_none
+from numapin.base.text import not_none
 from numapin.system.cgroup import memory_cgroups
 from numapin.system.tree import Tree
 

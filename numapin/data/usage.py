@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from numapin.base.plural import counted, listed
 from numapin.base.records import AtMost
+from numapin.base.text import counted, listed
 
 SCHEMA: Final = "numapin.loaders/1"
 _MAX_ENTRIES: Final = 1000

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.printable import printable
+from numapin.base.text import printable
 from numapin.data import torch_names
 from numapin.doctor.check import Live
 from numapin.doctor.network import NIC_VARIABLES

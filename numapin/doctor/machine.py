@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import render_size
-from numapin.base.plural import counted, listed
+from numapin.base.text import counted, listed
 from numapin.doctor.check import (
     DoctorSeverity,
     Host,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
-from numapin.base.plural import counted, listed
+from numapin.base.text import counted, listed
 from numapin.doctor.check import Host, Live, Result, check, live_check, note, ok, unknown, warning
 from numapin.topology.nics import nearest_by_link, rdma_adapters
 

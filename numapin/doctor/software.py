@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from numapin.base.plural import counted
-from numapin.base.printable import printable
+from numapin.base.text import counted, printable
 from numapin.data import forks
 from numapin.doctor.check import Live, Result, error, live_check, note, ok, unknown, warning
 from numapin.system.nccl import IGNORE, MENDED, ignores_affinity, narrows

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.not_none import without_none
+from numapin.base.text import without_none
 from numapin.errors import UsageError
 from numapin.jobs import scripts
 from numapin.jobs.image import in_registry

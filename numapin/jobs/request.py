@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_NUMBER, MAX_RANKS
-from numapin.base.plural import counted
+from numapin.base.text import counted
 from numapin.errors import UsageError
 from numapin.jobs import image
 from numapin.jobs.pod_options import PodOptions

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from numapin.base.formats import gib
-from numapin.base.plural import counted
+from numapin.base.text import counted
 from numapin.errors import UsageError
 from numapin.topology.model import GpuVendor, NodeKind
 

@@ -14,7 +14,7 @@ from itertools import pairwise, takewhile
 from math import isfinite
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from numapin.base.plural import listed
+from numapin.base.text import listed
 from numapin.errors import RankError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.plural import listed
+from numapin.base.text import listed
 from numapin.errors import NumapinError
 from numapin.launcher import guardian
 from numapin.launcher.guardian import DEATH_S, LOOK_S

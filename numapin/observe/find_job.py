@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Final
 from numapin.base import formats
 from numapin.base.bounds import MAX_RANKS
 from numapin.base.files import opened
-from numapin.base.not_none import not_none
-from numapin.base.printable import printable
 from numapin.base.records import Texts, read_record
+from numapin.base.text import not_none, printable
 from numapin.errors import MachineError, UsageError
 from numapin.launcher import run_folder
 from numapin.launcher.run_folder import find_folder

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.files import is_writable
-from numapin.base.not_none import not_none
 from numapin.base.records import read_record
 from numapin.base.strict_json import decode
+from numapin.base.text import not_none
 from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage
 from numapin.errors import BindingRefused, MachineFileError
 from numapin.rank import handover

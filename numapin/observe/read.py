@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.cpu_set import CpuSet
-from numapin.base.printable import printable
+from numapin.base.text import printable
 from numapin.observe.model import MemoryKind, NcclLibrary, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
 from numapin.system import numa_maps, proc
 from numapin.system.cgroup import cpuset_of

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
-from numapin.base.not_none import not_none
-from numapin.base.plural import counted, listed
+from numapin.base.text import counted, listed, not_none
 from numapin.observe.model import PRIVATE, MemoryKind, Role
 from numapin.observe.report import RankReport, VerifyFinding, VerifyReport, VerifySeverity
 from numapin.plan.request import Bind, Memory

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain, cycle, islice
 from math import ceil, inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from numapin.base.cpu_set import CpuSet
-from numapin.base.not_none import not_none
-from numapin.base.plural import counted, listed
+from numapin.base.text import counted, listed, not_none
 from numapin.errors import PlanError, UsageError
 from numapin.plan.gpus import rank_gpus
 from numapin.plan.model import GpuRef, Plan, RankPlan
@@ -77,20 +76,17 @@ def plan_and_rank_warnings(topology: Topology, request: Request) -> tuple[Plan, 
     assign_pools(machine, request, drafts)  # 3, 4
     assign_cpus(machine, request, drafts)  # 5, 6
     nearest_nics = topology.nearest_nics
+    ranks = []
     for draft in drafts:
         add_doubts(topology, request, draft)
-        nearest = None if draft.gpu is None else nearest_nics.get(draft.gpu.index)
-        if request.nic_env and (nearest is None or not nearest.has_verbs):
-            missing = "no GPU is known" if draft.gpu is None else "no RDMA NIC is known near its GPU"
-            if nearest is not None:
+        gpu = draft.gpu
+        nics = None if gpu is None else nearest_nics.get(gpu.index)  # 8
+        if request.nic_env and (nics is None or not nics.has_verbs):
+            missing = "no GPU is known" if gpu is None else "no RDMA NIC is known near its GPU"
+            if nics is not None:
                 missing = "its NIC is one of Slingshot, which has no verbs device"
             draft.because(f"--nic-env {','.join(request.nic_env)} sets nothing: {missing}", exact=False)
         assign_memory(machine, request, draft)  # 7
-
-    ranks = []
-    for draft in drafts:
-        gpu = draft.gpu
-        nics = None if gpu is None else nearest_nics.get(gpu.index)  # 8
         ranks.append(
             RankPlan(
                 local_rank=draft.local_rank,
@@ -203,7 +199,19 @@ def assign_gpus(machine: UsableMachine, request: Request) -> list[Draft]:
         for draft in drafts:
             draft.because("--bind none: all allowed CPUs")
     elif gpus:
-        _bind_at_gpus(machine.topology, drafts)
+        vendor = next((gpu.vendor for gpu in machine.topology.vendor_gpus), None)
+        remedy = support_of(vendor).order_remedy
+        for draft in drafts:
+            gpu = draft.gpu
+            if gpu is None:
+                draft.because("; ".join(filter(None, ("not bound: its GPU is unknown", remedy))), exact=False)
+                continue
+            name = f"GPU {gpu.index}" + (f" ({gpu.pci})" if gpu.pci else "")
+            draft.bound = gpu.node is not None
+            if draft.bound:
+                draft.because(f"{name} is on node {gpu.node} ({gpu.node_source})")
+            else:
+                draft.because(f"not bound: the node of {name} is unknown", exact=False)
     elif not machine.nodes_with_usable_cpus:
         for draft in drafts:
             draft.because("not bound: no node has usable CPUs", exact=False)
@@ -213,22 +221,6 @@ def assign_gpus(machine: UsableMachine, request: Request) -> list[Draft]:
             draft.home, draft.bound = nodes[draft.local_rank * len(nodes) // num_ranks], True
             draft.because(f"no GPU: rank {draft.local_rank} of {num_ranks} placed on node {draft.home}")
     return drafts
-
-
-def _bind_at_gpus(topology: Topology, drafts: Iterable[Draft]) -> None:
-    vendor = next((gpu.vendor for gpu in topology.vendor_gpus), None)
-    remedy = support_of(vendor).order_remedy
-    for draft in drafts:
-        gpu = draft.gpu
-        if gpu is None:
-            draft.because("; ".join(filter(None, ("not bound: its GPU is unknown", remedy))), exact=False)
-            continue
-        name = f"GPU {gpu.index}" + (f" ({gpu.pci})" if gpu.pci else "")
-        if gpu.node is None:
-            draft.because(f"not bound: the node of {name} is unknown", exact=False)
-        else:
-            draft.bound = True
-            draft.because(f"{name} is on node {gpu.node} ({gpu.node_source})")
 
 
 def _far_apart(nodes: Sequence[Node], count: int) -> list[int]:
@@ -253,43 +245,35 @@ def _far_apart(nodes: Sequence[Node], count: int) -> list[int]:
 # --- 3. and 4. the pool of CPUs that a rank draws from ---------------------------------------------------------------
 
 
-class _Pool(NamedTuple):
-    """The CPUs of a home, and reasons; `shortfalls` are those for which ranks get less than was requested."""
-
-    cpus: CpuSet
-    is_bound: bool
-    why: tuple[str, ...]
-    shortfalls: frozenset[str]
-
-
 def assign_pools(machine: UsableMachine, request: Request, drafts: list[Draft]) -> None:
     """Give each draft its pool; with `core-complex`, one L3 group of its node."""
     pool_of = cache(lambda home: _pool_of(machine, home, by_package=request.bind is Bind.SOCKET))
     for draft in drafts:
         draft.pool = machine.usable
         if draft.bound and draft.home is not None:
-            draft.pool, draft.bound, why, shortfalls = pool_of(draft.home)
-            for reason in why:
-                draft.because(reason, exact=reason not in shortfalls)
+            draft.pool, draft.bound, reasons = pool_of(draft.home)
+            for why, exact in reasons:
+                draft.because(why, exact=exact)
     if request.bind is Bind.CORE_COMPLEX:
         for group in _groups(drafts):
             if group[0].bound:
                 _assign_l3_groups(machine, group)
 
 
-def _pool_of(machine: UsableMachine, home: int, *, by_package: bool) -> _Pool:
-    """Return the CPUs of a node or its package; of the nearest node with usable CPUs if there are none."""
-    why, short = [], []
+def _pool_of(machine: UsableMachine, home: int, *, by_package: bool) -> tuple[CpuSet, bool, Sequence[tuple[str, bool]]]:
+    """Return the CPUs of a node or its package; of the nearest node with usable CPUs if there are none.
+
+    Also returns whether ranks are bound to them, and reasons, each with whether ranks still get all that was requested.
+    """
+    reasons = []
     source = home
     if not any(machine.node_cpus.get(node) for node in (machine.package_nodes(home) if by_package else {home})):
         nearest = machine.nearest(home, machine.nodes_with_usable_cpus)
         if nearest is None:
-            reason = "no node has usable CPUs"
-            return _Pool(machine.usable, is_bound=False, why=(reason,), shortfalls=frozenset({reason}))
+            return machine.usable, False, [("no node has usable CPUs", False)]
         source = nearest.id
         distance = machine.nodes[home].distances.get(source, "unknown")
-        short.append(f"no usable CPU on node {home}; node {source} is the nearest (distance {distance})")
-        why += short
+        reasons.append((f"no usable CPU on node {home}; node {source} is the nearest (distance {distance})", False))
 
     nodes, place = CpuSet({source}), f"node {source}"
     package = machine.nodes[source].package
@@ -298,13 +282,14 @@ def _pool_of(machine: UsableMachine, home: int, *, by_package: bool) -> _Pool:
         place = f"socket {package} ({listed('node', nodes)})"
     cpus, there = machine.cpus_of(nodes)
     whole = counted(len(there), "CPU")
-    why.append(f"all {whole} of {place}" if cpus == there else f"{len(cpus)} usable of {whole} of {place}")
+    why = f"all {whole} of {place}" if cpus == there else f"{len(cpus)} usable of {whole} of {place}"
+    reasons.append((why, True))
 
     unknown = CpuSet(node.id for node in machine.cpu_nodes if node.package is None)
     if by_package and unknown:
-        short.append(f"the socket of {listed('node', {source} if package is None else unknown)} is unknown")
-        why.append(short[-1])
-    return _Pool(cpus, is_bound=True, why=tuple(why), shortfalls=frozenset(short))
+        nodes_without = listed("node", {source} if package is None else unknown)
+        reasons.append((f"the socket of {nodes_without} is unknown", False))
+    return cpus, True, reasons
 
 
 def _assign_l3_groups(machine: UsableMachine, group: list[Draft]) -> None:
@@ -377,7 +362,14 @@ def _split(machine: UsableMachine, request: Request, group: list[Draft], cores: 
     """Split cores evenly, fast cores too. Fewer cores than ranks are assigned in turn, unless they are exclusive."""
     if len(cores) < len(group):
         if request.bind is Bind.EXCLUSIVE or not cores:
-            raise _too_few_cores(machine, group, cores)
+            homes = listed("node", set(not_none(draft.home for draft in group)))
+            usable = f"{counted(len(cores), 'usable core')} (CPUs {machine.usable_cpus(cores) or 'none'})"
+            fewer_reserved = "reserve fewer CPUs (--reserve-cpus), or share them: --bind node"
+            raise PlanError(
+                f"too few exclusive cores for {counted(len(group), 'rank')} on {homes}: {usable}",
+                f"use fewer ranks (--nproc-per-node), {fewer_reserved}",
+                hint_for_fixed_ranks=fewer_reserved,
+            )
         why = f"{counted(len(group), 'rank')} share {counted(len(cores), 'core')}"
         for draft, core in zip(group, cycle(cores), strict=False):
             draft.cpus, draft.num_threads = core.cpus & machine.usable, 1
@@ -438,16 +430,6 @@ def _shares(machine: UsableMachine, group: Sequence[Draft], cores: Sequence[Core
     return [[*share, *islice(others, size - len(share))] for share, size in zip(shares, sizes, strict=True)]
 
 
-def _too_few_cores(machine: UsableMachine, group: list[Draft], cores: list[Core]) -> PlanError:
-    homes = listed("node", set(not_none(draft.home for draft in group)))
-    usable = f"{counted(len(cores), 'usable core')} (CPUs {machine.usable_cpus(cores) or 'none'})"
-    return PlanError(
-        f"too few exclusive cores for {counted(len(group), 'rank')} on {homes}: {usable}",
-        "use fewer ranks (--nproc-per-node), reserve fewer CPUs (--reserve-cpus), or share them: --bind node",
-        hint_for_fixed_ranks="reserve fewer CPUs (--reserve-cpus), or share them: --bind node",
-    )
-
-
 # --- what the machine's description leaves open ----------------------------------------------------------------------
 
 
@@ -475,7 +457,16 @@ def assign_memory(machine: UsableMachine, request: Request, draft: Draft) -> Non
     policy, memory_ids = request.policy, CpuSet(machine.memory_nodes)
     draft.memory, draft.nodes = Memory.NONE, machine.nodes_under(draft.cpus)
     if request.memory_nodes is not None:
-        _require_host_memory(machine.topology, request.memory_nodes)
+        nodes = machine.topology.nodes
+        host = CpuSet(node.id for node in nodes if node.kind is not NodeKind.GPU and node.memory_bytes != 0)
+        usable = machine.topology.allowed.nodes & host
+        unusable = request.memory_nodes - usable
+        if unusable or not request.memory_nodes:
+            why = "no node is named"
+            if unusable:
+                has = "has" if len(unusable) == 1 else "have"
+                why = f"{listed('node', unusable)} {has} no host memory that this process may use"
+            raise UsageError(f"--memory: {why}; usable: {usable or 'none'}", "see them with: numapin topo")
         draft.memory, draft.nodes = policy, request.memory_nodes
     elif policy in (Memory.NONE, Memory.LOCAL):
         draft.memory = policy
@@ -530,19 +521,6 @@ def _doubt_memory(machine: UsableMachine, draft: Draft) -> None:
     unknown = CpuSet(node for node in draft.nodes if machine.nodes[node].memory_bytes is None)
     if unknown:
         draft.because(f"the memory of {listed('node', unknown)} is unknown", exact=False)
-
-
-def _require_host_memory(topology: Topology, named: CpuSet) -> None:
-    host = CpuSet(node.id for node in topology.nodes if node.kind is not NodeKind.GPU and node.memory_bytes != 0)
-    usable = topology.allowed.nodes & host
-    unusable = named - usable
-    if named and not unusable:
-        return
-    why = "no node is named"
-    if unusable:
-        has = "has" if len(unusable) == 1 else "have"
-        why = f"{listed('node', unusable)} {has} no host memory that this process may use"
-    raise UsageError(f"--memory: {why}; usable: {usable or 'none'}", "see them with: numapin topo")
 
 
 # --- warnings --------------------------------------------------------------------------------------------------------

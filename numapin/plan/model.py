@@ -6,9 +6,8 @@ from typing import Annotated, Final, Self
 
 from numapin.base.bounds import MAX_RANKS
 from numapin.base.cpu_set import CpuSet
-from numapin.base.plural import counted
-from numapin.base.printable import printable_lines
 from numapin.base.records import AtMost, Texts, read_record, to_json
+from numapin.base.text import counted, printable_lines
 from numapin.errors import BindingRefused
 from numapin.plan.request import Bind, Memory, NicLibrary
 

@@ -17,7 +17,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.plural import listed
+from numapin.base.text import listed
 from numapin.errors import UsageError
 from numapin.plan.request import NicLibrary
 

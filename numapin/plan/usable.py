@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from numapin.base.cpu_set import CpuSet
-from numapin.base.plural import counted
+from numapin.base.text import counted
 from numapin.topology.fast import fast_cores
 from numapin.topology.model import NodeKind
 

@@ -13,8 +13,7 @@ import signal
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.plural import listed
-from numapin.base.printable import printable
+from numapin.base.text import listed, printable
 from numapin.rank import become
 from numapin.system import proc
 

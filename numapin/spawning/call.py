@@ -22,7 +22,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from numapin.base.cpu_set import CpuSet
-from numapin.base.printable import printable
+from numapin.base.text import printable
 from numapin.errors import UsageError
 from numapin.launcher.hosts import OneHost
 from numapin.launcher.ranks import ended_on_error, guarded, start

@@ -9,6 +9,20 @@ from __future__ import annotations
 
 import ctypes
 import os
+from ctypes import (
+    POINTER,
+    byref,
+    c_char_p,
+    c_int,
+    c_long,
+    c_size_t,
+    c_ssize_t,
+    c_uint,
+    c_uint64,
+    c_ulong,
+    c_void_p,
+    sizeof,
+)
 
 from numapin.errors import LibnumaError, LibraryError
 
@@ -29,45 +43,16 @@ _STORES: Final = os.path.join(os.path.dirname(__file__), "libstores.so")  # stor
 
 # Library, result type and argument types by name; on error each returns a negative number and sets errno.
 _SIGNATURES: Final[dict[str, tuple[str | None, type, tuple[Any, ...]]]] = {
-    "set_mempolicy": (_LIBNUMA, ctypes.c_long, (ctypes.c_int, ctypes.POINTER(ctypes.c_ulong), ctypes.c_ulong)),
-    "get_mempolicy": (
-        _LIBNUMA,
-        ctypes.c_long,
-        (
-            ctypes.POINTER(ctypes.c_int),
-            ctypes.POINTER(ctypes.c_ulong),
-            ctypes.c_ulong,
-            ctypes.c_void_p,
-            ctypes.c_int,
-        ),
-    ),
-    "mbind": (
-        _LIBNUMA,
-        ctypes.c_long,
-        (
-            ctypes.c_void_p,
-            ctypes.c_ulong,
-            ctypes.c_int,
-            ctypes.POINTER(ctypes.c_ulong),
-            ctypes.c_ulong,
-            ctypes.c_uint,
-        ),
-    ),
-    "move_pages": (
-        _LIBNUMA,
-        ctypes.c_long,
-        (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int),
-    ),
-    "madvise": (LIBC, ctypes.c_int, (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)),
-    "prctl": (LIBC, ctypes.c_int, (ctypes.c_int, *(ctypes.c_ulong,) * 4)),
-    "numapin_stack_past_caches": (
-        _STORES,
-        ctypes.c_int,
-        (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t),
-    ),
-    "read": (LIBC, ctypes.c_ssize_t, (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)),
+    "set_mempolicy": (_LIBNUMA, c_long, (c_int, POINTER(c_ulong), c_ulong)),
+    "get_mempolicy": (_LIBNUMA, c_long, (POINTER(c_int), POINTER(c_ulong), c_ulong, c_void_p, c_int)),
+    "mbind": (_LIBNUMA, c_long, (c_void_p, c_ulong, c_int, POINTER(c_ulong), c_ulong, c_uint)),
+    "move_pages": (_LIBNUMA, c_long, (c_int, c_ulong, c_void_p, c_void_p, c_void_p, c_int)),
+    "madvise": (LIBC, c_int, (c_void_p, c_size_t, c_int)),
+    "prctl": (LIBC, c_int, (c_int, c_ulong, c_ulong, c_ulong, c_ulong)),
+    "numapin_stack_past_caches": (_STORES, c_int, (c_void_p, c_void_p, c_size_t, c_size_t)),
+    "read": (LIBC, c_ssize_t, (c_int, c_void_p, c_size_t)),
     # openat2(2), since Linux 5.6. The C library has no function for it, and its number is the same on all machines.
-    "syscall": (LIBC, ctypes.c_long, (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t)),
+    "syscall": (LIBC, c_long, (c_long, c_int, c_char_p, c_void_p, c_size_t)),
 }
 _OPENAT2: Final = 437
 _RESOLVE_IN_ROOT, _RESOLVE_NO_MAGICLINKS = 0x10, 0x02  # include/uapi/linux/openat2.h
@@ -115,13 +100,13 @@ def open_inside(root: int, path: str, flags: int) -> int:
 
     ENOSYS or EPERM: the kernel has no openat2, or its seccomp filter does not know it.
     """
-    how = (ctypes.c_uint64 * 3)(flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+    how = (c_uint64 * 3)(flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
     for _ in range(_NUM_TRIES - 1):
         try:
-            return call("syscall", _OPENAT2, root, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
+            return call("syscall", _OPENAT2, root, os.fsencode(path), byref(how), sizeof(how))
         except BlockingIOError:
             continue
-    return call("syscall", _OPENAT2, root, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
+    return call("syscall", _OPENAT2, root, os.fsencode(path), byref(how), sizeof(how))
 
 
 def end_with_parent(number: int) -> None:
@@ -141,4 +126,4 @@ def exit_without_destructors() -> None:
 
     libc = ctypes.CDLL(LIBC)
     with suppress(AttributeError):
-        libc.on_exit(ctypes.cast(libc["_exit"], ctypes.c_void_p), None)
+        libc.on_exit(ctypes.cast(libc["_exit"], c_void_p), None)

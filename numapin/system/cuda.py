@@ -16,13 +16,13 @@ from collections import defaultdict
 from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_void_p
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
 _LIBRARY: Final = "libcuda.so.1"
 
@@ -141,7 +141,15 @@ class Driver:
     def __init__(self, library: str) -> None:
         """Load and initialize. Raises OSError or AttributeError (a call is missing), CudaRefused (cuInit failed)."""
         self.pid = os.getpid()
-        self._call = self._functions(ctypes.CDLL(library))
+        loaded: Any = ctypes.CDLL(library)
+        self._call: dict[str, Any] = {}
+        for name, types in _SIGNATURES.items():
+            if name in _OPTIONAL and not hasattr(loaded, name):
+                continue
+            function = self._call[name] = loaded[name]
+            function.argtypes, function.restype = types, c_int
+            if name not in _CHECKED_BY_CALLER:
+                function.errcheck = self._succeeded
         self._get_state, self._query = self._call["cuDevicePrimaryCtxGetState"], self._call["cuEventQuery"]
         self._record_context: Any = self._call.get("cuCtxRecordEvent")
         self._record_stream, self._copy = self._call["cuEventRecord"], self._call["cuMemcpyHtoDAsync_v2"]
@@ -151,7 +159,8 @@ class Driver:
         # Each device has its own place for the driver's answer, so that threads do not read each other's.
         places = tuple(c_int() for _ in ordinals)
         self._states = tuple(
-            (ordinal, self._device(ordinal), place, byref(place)) for ordinal, place in enumerate(places)
+            (ordinal, self._out(c_int(), "cuDeviceGet", ordinal), place, byref(place))
+            for ordinal, place in enumerate(places)
         )
         self._contexts: dict[int, PrimaryContext] = {}
         self._idle: defaultdict[tuple[int, int], list[Event]] = defaultdict(list)  # by device and flags
@@ -188,7 +197,7 @@ class Driver:
         """Return the device's primary context, which is created if there is none. During a capture, relax it first."""
         found = self._contexts.get(device)
         if found is None:  # two threads at once retain the same context twice, which is harmless
-            handle = self._out(c_void_p(), "cuDevicePrimaryCtxRetain", self._device(device))
+            handle = self._out(c_void_p(), "cuDevicePrimaryCtxRetain", self._out(c_int(), "cuDeviceGet", device))
             push, pop = self._call["cuCtxPushCurrent_v2"], self._call["cuCtxPopCurrent_v2"]
             found = self._contexts[device] = PrimaryContext(handle, push, pop)
         return found
@@ -207,10 +216,18 @@ class Driver:
         """
         flags = (0 if is_timed else _EVENT_DISABLE_TIMING) | (0 if stream is None else _EVENT_BLOCKING_SYNC)
         idle = self._idle[device, flags]
+        event: Event | None
         try:
             event = idle.pop()
         except IndexError:
-            event = self._new_event(device, flags)
+            event = None
+        if event is None:
+            if stream is None and not self.can_record_contexts:
+                raise _refused("CUDA_ERROR_NOT_FOUND", "this CUDA driver has no cuCtxRecordEvent")
+            if device not in self.active_devices():
+                raise _refused("CUDA_ERROR_INVALID_CONTEXT", f"no CUDA context to record is active on device {device}")
+            with self.context(device):
+                event = Event(device, self._out(c_void_p(), "cuEventCreate", flags), flags)
         if stream is None:
             call, arguments = self._record_context, (self._contexts[device].handle, event.handle)
         else:
@@ -283,33 +300,17 @@ class Driver:
         finally:
             self._call["cuThreadExchangeStreamCaptureMode"](byref(mode))  # the first call stored the former mode
 
-    def _new_event(self, device: int, flags: int) -> Event:
-        is_of_context = not flags & _EVENT_BLOCKING_SYNC
-        if is_of_context and not self.can_record_contexts:
-            raise _refused("CUDA_ERROR_NOT_FOUND", "this CUDA driver has no cuCtxRecordEvent")
-        if device not in self.active_devices():
-            raise _refused("CUDA_ERROR_INVALID_CONTEXT", f"no CUDA context to record is active on device {device}")
-        with self.context(device):
-            return Event(device, self._out(c_void_p(), "cuEventCreate", flags), flags)
-
-    def _device(self, ordinal: int) -> int:
-        return self._out(c_int(), "cuDeviceGet", ordinal)
-
     def _out(self, value: c_int | c_void_p, name: str, *arguments: int) -> int:
         """Call a function that writes its answer to its first argument, and return the answer."""
         self._call[name](byref(value), *arguments)
         return value.value or 0
 
-    def _functions(self, library: ctypes.CDLL) -> dict[str, Any]:
-        present = [name for name in _SIGNATURES if name not in _OPTIONAL or hasattr(library, name)]
-        functions: dict[str, Any] = {name: library[name] for name in present}
-        for name, function in functions.items():
-            function.argtypes, function.restype = _SIGNATURES[name], c_int
-            if name not in _CHECKED_BY_CALLER:
-                function.errcheck = partial(_succeeded, self)
-        return functions
+    def _succeeded(self, result: int, function: Any, arguments: tuple[object, ...]) -> int:  # noqa: ANN401
+        if result != _SUCCESS:
+            raise self.refusal(result, function, arguments)
+        return result
 
-    def refusal(self, result: int, function: _Function, arguments: tuple[object, ...]) -> CudaRefused:
+    def refusal(self, result: int, function: Any, arguments: tuple[object, ...]) -> CudaRefused:  # noqa: ANN401
         """Return the error for a call that failed."""
         name, text = self._text("cuGetErrorName", result), self._text("cuGetErrorString", result)
         typed = zip(function.argtypes, arguments, strict=True)
@@ -324,16 +325,3 @@ class Driver:
 
 def _refused(name: str, message: str) -> CudaRefused:
     return CudaRefused(message, _HINTS.get(name, _LOOK_AT_THE_LOG), name=name)
-
-
-class _Function(Protocol):
-    """A ctypes function with its types set."""
-
-    __name__: str
-    argtypes: Sequence[object]
-
-
-def _succeeded(driver: Driver, result: int, function: _Function, arguments: tuple[object, ...]) -> int:
-    if result != _SUCCESS:
-        raise driver.refusal(result, function, arguments)
-    return result

@@ -9,12 +9,10 @@ its buffers and its own threads are there. With NCCL_IGNORE_CPU_AFFINITY it take
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-Version: TypeAlias = tuple[int, ...]
 
 IGNORE: Final = "NCCL_IGNORE_CPU_AFFINITY"
 MENDED: Final = "2.30.3"
@@ -24,16 +22,10 @@ _VERSION: Final = re.compile(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})", re.ASCII)
 _MAPPED: Final = re.compile(r"^\S+ \S+ \S+ \S+ \S+ +(/.*/libnccl\.so(?:\.[0-9.]+)?)(?: \(deleted\))?$", re.MULTILINE)
 
 
-def parse_version(text: str | None) -> Version | None:
-    """Return the version at the start of a text; None if there is none."""
-    match = _VERSION.match(text or "")
-    return None if match is None else tuple(map(int, match.groups()))
-
-
 def narrows(text: str | None) -> bool | None:
     """Return whether a version leaves its caller on the CPUs of the GPU's node; None for a text without a version."""
-    version = parse_version(text)
-    return None if version is None else _FIRST <= version < _MENDED
+    version = _VERSION.match(text or "")
+    return None if version is None else _FIRST <= tuple(map(int, version.groups())) < _MENDED
 
 
 def ignores_affinity(environ: Mapping[str, str]) -> bool:

@@ -283,7 +283,16 @@ def _move(pid: int, addresses: list[int], node: int, within: CpuSet) -> dict[int
                 raise
             return reasons | dict.fromkeys(todo, _OF_CALL[error.errno])
         reasons |= {at: _OF_PAGE.get(-each, Stay.LOCKED) for at, each in zip(todo, status, strict=True) if each < 0}
-        rest = _not_attempted(pid, todo, status, within)
+
+        # Since Linux 4.17 the call ends with the first group of pages of which one did not move. A group ends before a
+        # page that cannot be queued, which has a status by then, or at the end. The statuses of the group's own pages
+        # are not written. So if all groups before the last status have moved, the kernel has arrived at the end.
+        # Source: mm/migrate.c, do_pages_move.
+        last = max((at for at, each in enumerate(status) if each != _UNTOUCHED), default=0)
+        unknown = [at for at, each in zip(todo[:last], status[:last], strict=True) if each == _UNTOUCHED]
+        has_stopped = bool(unknown) and bool(_elsewhere(pid, unknown, within))
+        rest = todo[last + 1 :] if has_stopped else []
+
         num_futile = num_futile + 1 if count - len(rest) <= 2 else 0
         if rest and num_futile >= _FUTILE:  # each call would try the same huge page again: go on after its range
             end = rest[0] - rest[0] % _HUGE_PAGE + _HUGE_PAGE
@@ -291,19 +300,3 @@ def _move(pid: int, addresses: list[int], node: int, within: CpuSet) -> dict[int
         todo = rest
         num_futile %= _FUTILE
     return reasons
-
-
-def _not_attempted(pid: int, addresses: list[int], status: array[int], within: CpuSet) -> list[int]:
-    """Return the pages at which the kernel has not arrived.
-
-    Since Linux 4.17 the call ends with the first group of pages of which one did not move. A group ends before a page
-    that cannot be queued, which has a status by then, or at the end. The statuses of the group's own pages are not
-    written. So if all groups before the last status have moved, the kernel has arrived at the end.
-    Source: mm/migrate.c, do_pages_move.
-    """
-    last = max((at for at, each in enumerate(status) if each != _UNTOUCHED), default=None)
-    if last is None:
-        return []
-    unknown = [at for at, each in zip(addresses[:last], status[:last], strict=True) if each == _UNTOUCHED]
-    has_stopped = bool(unknown) and bool(_elsewhere(pid, unknown, within))
-    return addresses[last + 1 :] if has_stopped else []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from numapin.base.cpu_set import CpuSet
-from numapin.base.printable import printable
+from numapin.base.text import printable
 from numapin.errors import MachineError
 
 TYPE_CHECKING = False
@@ -28,7 +28,6 @@ _KERNEL_FLAG: Final = 0x200000  # PF_KTHREAD
 _FUTEX_NUMBERS: Final = {"x86_64": 202, "aarch64": 98}  # of the system call
 _FUTEX_PRIVATE, _FUTEX_COMMANDS = 0x80, 0x7F  # include/uapi/linux/futex.h
 _FUTEX_WAITS: Final = (0, 6, 9, 11, 13)  # WAIT, LOCK_PI, WAIT_BITSET, WAIT_REQUEUE_PI, LOCK_PI2
-_ENDED_STATES: Final = ("Z", "X")  # a zombie, or dead
 _GONE_ERRORS: Final = (FileNotFoundError, ProcessLookupError)
 
 
@@ -40,16 +39,8 @@ class Stat:
     """A process's or thread's `stat` file; field numbers are those of proc_pid_stat(5)."""
 
     __slots__ = (
-        "_flags",
-        "cpu_ticks",
-        "last_cpu",
-        "name",
-        "num_threads",
-        "own_ticks",
-        "parent",
-        "session",
-        "start",
-        "state",
+        *("cpu_ticks", "has_ended", "is_dying", "is_exiting", "is_kernel_thread", "last_cpu", "name", "num_threads"),
+        *("own_ticks", "parent", "session", "start", "state"),
     )
 
     def __init__(self, text: str) -> None:
@@ -57,13 +48,11 @@ class Stat:
         before, _, after = text.rpartition(")")
         fields = after.split()
         if len(fields) < 37:
-            msg = f"{(before + after)[:60]!r}"
-            raise ValueError(msg)
+            raise ValueError(repr((before + after)[:60]))
         self.name = printable(before.partition("(")[2])
         self.state = fields[0]
         self.parent = int(fields[1])
         self.session = int(fields[3])
-        self._flags = int(fields[6])
         self.cpu_ticks = sum(map(int, fields[11:15]))
         """Clock ticks of CPU time that it used, and the children that ended and that it waited for."""
         self.own_ticks = sum(map(int, fields[11:13]))
@@ -73,25 +62,15 @@ class Stat:
         """Clock ticks since boot; the process id and this time identify a process uniquely."""
         self.last_cpu = int(fields[36])
 
-    @property
-    def has_ended(self) -> bool:
+        flags = int(fields[6])
+        self.has_ended = self.state in ("Z", "X")  # a zombie, or dead
         """Whether it has ended, even if its parent has not waited for it yet."""
-        return self.state in _ENDED_STATES
-
-    @property
-    def is_exiting(self) -> bool:
+        self.is_exiting = bool(flags & _EXITING_FLAG)
         """Whether the kernel is ending the process."""
-        return bool(self._flags & _EXITING_FLAG)
-
-    @property
-    def is_kernel_thread(self) -> bool:
-        """Whether it is a thread of the kernel, not a program."""
-        return bool(self._flags & _KERNEL_FLAG)
-
-    @property
-    def is_dying(self) -> bool:
+        self.is_dying = self.has_ended or bool(flags & _DYING_FLAGS)
         """Whether it has ended or is about to: the kernel or a signal is ending it, perhaps after a core dump."""
-        return self.has_ended or bool(self._flags & _DYING_FLAGS)
+        self.is_kernel_thread = bool(flags & _KERNEL_FLAG)
+        """Whether it is a thread of the kernel, not a program."""
 
 
 def folder_of(pid: int | str, root: StrPath = LIVE) -> str:
@@ -115,6 +94,14 @@ def stat(folder: str) -> Stat:
         return Stat(read(path))
     except ValueError as error:
         raise garbled(path, str(error)) from None
+
+
+def look(pid: int | str) -> Stat | None:
+    """Return the `stat` of a process; None if it ended or cannot be read."""
+    try:
+        return stat(folder_of(pid))
+    except (Gone, OSError, MachineError):  # another user's process, or no descriptor is left
+        return None
 
 
 def status_field(folder: str, name: str) -> str:
@@ -165,9 +152,9 @@ def processes(root: StrPath = LIVE) -> Iterator[tuple[int, Stat]]:
             yield pid, found
 
 
-def children_in(pid: int, root: StrPath = LIVE) -> list[int]:
+def children_in(pid: int) -> list[int]:
     """Return a process's children as the kernel lists them; empty if it has ended, or the kernel does not list them."""
-    folder = f"{folder_of(pid, root)}/task"
+    folder = f"{folder_of(pid)}/task"
     try:
         texts = [read(f"{folder}/{name}/children") for name in os.listdir(folder)]
     except (Gone, OSError):
@@ -237,13 +224,13 @@ def activity(pid: int) -> tuple[Stat | None, dict[int, CpuSet]]:
     return found, cpus
 
 
-def is_running(pid: int, start: int | None = None, *, root: StrPath = LIVE) -> bool:
+def is_running(pid: int, start: int | None = None) -> bool:
     """Return whether a process exists and has not ended; an unreadable process counts as running.
 
     With `start`, the recorded start time, a process that reuses the id of an ended one does not count.
     """
     try:
-        found = stat(folder_of(pid, root))
+        found = stat(folder_of(pid))
     except Gone:
         return False
     except PermissionError:
@@ -253,10 +240,32 @@ def is_running(pid: int, start: int | None = None, *, root: StrPath = LIVE) -> b
 
 def state_of(pid: int) -> str | None:
     """Return a process's state ("S" sleeps, "T" is stopped); None if it cannot be read."""
-    try:
-        return stat(folder_of(pid)).state
-    except (Gone, OSError):  # another user's process, or no descriptor is left
-        return None
+    found = look(pid)
+    return None if found is None else found.state
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent's process id; 0 if it is outside this container or unknown."""
+    found = look(pid)
+    return 0 if found is None else found.parent
+
+
+def start_time() -> int | None:
+    """Return the start time of this process in clock ticks since boot; None without /proc."""
+    found = look("self")
+    return None if found is None else found.start
+
+
+def is_exiting(pid: int) -> bool:
+    """Return whether the kernel is ending a process, or has ended it."""
+    found = look(pid)
+    return found is None or found.is_exiting
+
+
+def is_dying(pid: int) -> bool:
+    """Return whether a process has ended, or is being ended by the kernel or by a signal."""
+    found = look(pid)
+    return found is None or found.is_dying
 
 
 def waits_forever(pid: int, machine: str, root: StrPath = LIVE) -> bool | None:
@@ -280,30 +289,6 @@ def waits_forever(pid: int, machine: str, root: StrPath = LIVE) -> bool | None:
     return is_own_lock and (operation & _FUTEX_COMMANDS) in _FUTEX_WAITS and time_out == 0
 
 
-def start_time() -> int | None:
-    """Return the start time of this process in clock ticks since boot; None without /proc."""
-    try:
-        return stat(folder_of("self")).start
-    except (Gone, OSError, MachineError):
-        return None
-
-
-def is_exiting(pid: int) -> bool:
-    """Return whether the kernel is ending a process, or has ended it."""
-    try:
-        return stat(folder_of(pid)).is_exiting
-    except (Gone, OSError):
-        return True
-
-
-def is_dying(pid: int) -> bool:
-    """Return whether a process has ended, or is being ended by the kernel or by a signal."""
-    try:
-        return stat(folder_of(pid)).is_dying
-    except (Gone, OSError):
-        return True
-
-
 def environment_of(pid: int, *, root: StrPath = LIVE) -> dict[str, str] | None:
     """Return the environment that a process started with; None if it ended or is another user's."""
     try:
@@ -312,14 +297,6 @@ def environment_of(pid: int, *, root: StrPath = LIVE) -> dict[str, str] | None:
         return None
     pairs = (line.partition("=") for line in text.split("\0"))
     return {name: value for name, equals, value in pairs if equals}
-
-
-def parent_of(pid: int, *, root: StrPath = LIVE) -> int:
-    """Return the parent's process id; 0 if it is outside this container or unknown."""
-    try:
-        return stat(folder_of(pid, root)).parent
-    except (Gone, PermissionError):
-        return 0
 
 
 def garbled(path: str, problem: str) -> MachineError:

@@ -98,62 +98,40 @@ _MOST_PASSES: Final = 100
 """Threads may start threads while they are bound; those of a bound thread are bound."""
 
 
-class BoundThreads(NamedTuple):
-    """The result for a process: the number of threads that have its CPUs now, of `kept` ones, and what was refused.
-
-    `kept` threads were narrower than their process before: the program has placed them itself, on CPUs of the new ones.
-    """
-
-    num_threads: int
-    kept: int
-    refusals: tuple[str, ...]
-
-
 def bind_threads(
     pid: int, cpus: frozenset[int], *, before: Collection[frozenset[int]] | None = None, start: int | None = None
-) -> BoundThreads:
-    """Bind every thread of a process, until no thread is found that is not bound.
+) -> tuple[str, ...]:
+    """Bind every thread of a process, until no thread is found that is not bound; return what was refused.
 
-    Args:
-        pid: The process.
-        cpus: The CPUs. The kernel leaves out those that the process's cpuset does not allow.
-        before: The sets of CPUs that the process had so far. Threads with others, all among the new ones, keep them.
-            None: every thread gets the new CPUs.
-        start: The start time of the process, if another one may have its id by now, which is then left alone.
-
-    Returns:
-        How many threads were bound. A process that has ended has none.
+    `before` are the sets of CPUs that the process had so far. Threads with others, all among the new ones, keep them:
+    the program has placed them itself. None: every thread gets the new CPUs. With `start`, the start time of the
+    process, another process that has its id by now is left alone.
     """
     refusals: dict[str, None] = {}
     for _ in range(_MOST_PASSES):
-        is_other = start is not None and not is_running(pid, start)
-        states = [] if is_other else [_bind(tid, cpus, before, refusals) for tid in _threads(pid)]
-        if "changed" not in states:
-            return BoundThreads(num_threads=states.count("bound"), kept=states.count("kept"), refusals=tuple(refusals))
-    refusals[f"process {pid} starts threads faster than they can be bound; some may be on other CPUs"] = None
-    return BoundThreads(num_threads=0, kept=0, refusals=tuple(refusals))
+        if start is not None and not is_running(pid, start):
+            break
+        try:
+            tids = [int(name) for name in os.listdir(f"{folder_of(pid)}/task")]
+        except (FileNotFoundError, ProcessLookupError):
+            break
+        if sum(_bind(tid, cpus, before, refusals) for tid in tids) == 0:
+            break
+    else:
+        refusals[f"process {pid} starts threads faster than they can be bound; some may be on other CPUs"] = None
+    return tuple(refusals)
 
 
-def _bind(tid: int, cpus: frozenset[int], before: Collection[frozenset[int]] | None, refusals: dict[str, None]) -> str:
-    """Bind one thread; return its state: "changed" now, "bound" or "kept" as it is, "refused", or "gone"."""
+def _bind(tid: int, cpus: frozenset[int], before: Collection[frozenset[int]] | None, refusals: dict[str, None]) -> bool:
+    """Bind one thread, and return whether its CPUs changed."""
     try:
         current = os.sched_getaffinity(tid)
-        if before is not None and current < cpus and current not in before:
-            return "kept"
-        if current == cpus:
-            return "bound"
+        if current == cpus or (before is not None and current < cpus and current not in before):
+            return False
         os.sched_setaffinity(tid, cpus)
-        return "bound" if os.sched_getaffinity(tid) == current else "changed"  # a cpuset allows no more
+        return os.sched_getaffinity(tid) != current  # a cpuset may allow no more than it had
     except ProcessLookupError:
-        return "gone"
+        return False
     except OSError as error:
-        refusal = f"CPUs {render(cpus)} were refused ({error.strerror}) for a thread, which keeps its own"
-        refusals[refusal] = None
-        return "refused"
-
-
-def _threads(pid: int) -> list[int]:
-    try:
-        return [int(name) for name in os.listdir(f"{folder_of(pid)}/task")]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
+        refusals[f"CPUs {render(cpus)} were refused ({error.strerror}) for a thread, which keeps its own"] = None
+        return False

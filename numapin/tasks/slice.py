@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
-from numapin.base.gpu_uuid import GPU_PREFIX, uuid_digits
-from numapin.base.plural import counted
+from numapin.base.text import GPU_PREFIX, counted, uuid_digits
 from numapin.errors import UsageError
 from numapin.plan.request import Bind
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
-from numapin.base.not_none import not_none
+from numapin.base.text import not_none
 from numapin.errors import UsageError
 from numapin.topology.address import pci_order
 from numapin.topology.fast import speed_notes

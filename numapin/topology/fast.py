@@ -15,8 +15,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
-from numapin.base.not_none import not_none
-from numapin.base.plural import listed
+from numapin.base.text import listed, not_none
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,10 +11,8 @@ from typing import Annotated, Final, Self
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES, MAX_PACKAGES
 from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import gib
-from numapin.base.not_none import not_none
-from numapin.base.plural import counted, listed
-from numapin.base.printable import printable_lines
 from numapin.base.records import AtMost, Texts, read_record, to_json
+from numapin.base.text import counted, listed, not_none, printable_lines
 from numapin.errors import UsageError
 from numapin.topology.nics import Adapter, NearestNics, adapters, nearest_nics
 from numapin.topology.parts import (

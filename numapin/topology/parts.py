@@ -7,8 +7,8 @@ from typing import Annotated
 
 from numapin.base.bounds import MAX_MIG, MAX_NODES, MAX_PARENTS
 from numapin.base.cpu_set import CpuSet
-from numapin.base.gpu_uuid import GPU_PREFIX
 from numapin.base.records import AtMost
+from numapin.base.text import GPU_PREFIX
 from numapin.topology.address import pci_address
 from numapin.topology.vendors import GpuVendor
 

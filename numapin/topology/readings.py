@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
 from numapin.base.bounds import MAX_PARENTS
 from numapin.base.cpu_set import CpuSet
-from numapin.base.plural import listed
+from numapin.base.text import listed
 from numapin.topology.model import CpuSpeed, GpuVendor, Mig, NicInterface, NicKind, NodeSource, Pcie
 from numapin.topology.vendors import ACCELERATOR, DISPLAY
 

@@ -23,7 +23,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from numapin.base.gpu_uuid import GPU_PREFIX, MIG_PREFIX, uuid_digits
+from numapin.base.text import GPU_PREFIX, MIG_PREFIX, uuid_digits
 from numapin.topology.address import pci_order
 
 if TYPE_CHECKING:

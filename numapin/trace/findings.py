@@ -15,7 +15,7 @@ from operator import attrgetter, itemgetter
 from statistics import median, mode
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.plural import counted
+from numapin.base.text import counted
 from numapin.trace.analysis import COMMUNICATION, PARTS
 from numapin.trace.intervals import Lengths, common, length, union, without
 from numapin.trace.records import DEVICE_TO_HOST, HOST_TO_DEVICE

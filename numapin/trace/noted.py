@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Final
 
-from numapin.base.printable import printable
+from numapin.base.text import printable
 from numapin.trace.records import Span
 
 _LIMIT: Final = 2**63

@@ -15,7 +15,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from numapin.base.printable import printable
+from numapin.base.text import printable
 from numapin.errors import UsageError
 from numapin.trace.noted import read_noted
 from numapin.trace.records import Copy, Kernel, Span, Trace

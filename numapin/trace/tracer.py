@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
 from numapin.base.files import FOLDER, open_file, opened, replace_at
-from numapin.base.plural import counted
 from numapin.base.stderr import say
 from numapin.base.strict_json import encode
+from numapin.base.text import counted
 from numapin.trace.notes import CpuUse, Notes
 from numapin.trace.pace import FollowedOptimizer, Pace
 from numapin.trace.sampling import StackSampler

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from numapin.attach.report import FUTURE_MEMORY
 from numapin.base.formats import render_size
-from numapin.base.plural import counted
+from numapin.base.text import counted
 from numapin.view.machine import known
 from numapin.view.plan_table import gpu_cell
 

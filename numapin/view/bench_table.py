@@ -12,7 +12,7 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
-from numapin.base.plural import counted
+from numapin.base.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from numapin.base import formats
-from numapin.base.plural import counted
+from numapin.base.text import counted
 from numapin.compare.ratio import Verdict
 from numapin.compare.report import verdict_lines
 from numapin.view.bench_table import machine_in_words

@@ -11,7 +11,7 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
-from numapin.base.plural import counted
+from numapin.base.text import counted
 from numapin.doctor.check import DoctorSeverity
 
 if TYPE_CHECKING:

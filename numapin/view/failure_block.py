@@ -8,8 +8,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Final
 from unicodedata import combining, east_asian_width
 
-from numapin.base.plural import listed
-from numapin.base.printable import printable, printable_lines
+from numapin.base.text import listed, printable, printable_lines
 from numapin.launcher.failure import likely_cause
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import gib
-from numapin.base.plural import counted, listed
+from numapin.base.text import counted, listed
 from numapin.errors import UsageError
 from numapin.plan.request import Memory
 from numapin.topology.fast import fast_cores

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.printable import printable
+from numapin.base.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

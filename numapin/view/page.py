@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import cpu_set
-from numapin.base.printable import printable
+from numapin.base.text import printable
 from numapin.topology.model import Gpu
 from numapin.view.machine import (
     devices_on,

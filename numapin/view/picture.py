@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
-from numapin.base.plural import counted
-from numapin.base.printable import printable
+from numapin.base.text import counted, printable
 from numapin.errors import UsageError
 from numapin.topology.model import Gpu, NodeKind
 from numapin.topology.nics import Adapter

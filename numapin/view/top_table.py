@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from rich.console import Group
 from rich.text import Text
 
-from numapin.base.plural import counted
+from numapin.base.text import counted
 from numapin.observe.top import LoopPace
 from numapin.view.machine import known
 from numapin.view.plan_table import gpu_cell

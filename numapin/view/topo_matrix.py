@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from numapin.base.plural import counted
+from numapin.base.text import counted
 from numapin.topology.nics import adapters
 from numapin.view.machine import UNKNOWN_LINK, empty_nodes, known, link_meanings, link_words
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 from rich.tree import Tree
 
-from numapin.base.plural import counted
+from numapin.base.text import counted
 from numapin.topology.model import NodeKind, NodeSource
 from numapin.topology.nics import Adapter
 from numapin.view.machine import (

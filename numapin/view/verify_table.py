@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from numapin.base.plural import counted
+from numapin.base.text import counted
 from numapin.observe.model import PRIVATE, Role
 from numapin.observe.report import VerifySeverity
 from numapin.observe.verify import JUDGED, LOCKED, elsewhere

@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.text import Text
 from rich.tree import Tree
 
-from numapin.base.printable import printable
+from numapin.base.text import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

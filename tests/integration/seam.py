@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.base.files import write_text_to
-from numapin.base.printable import printable
 from numapin.base.records import read_record, to_json
+from numapin.base.text import printable
 from numapin.bench import harness
 from numapin.bench.cases import alloc, overlap
 from numapin.bench.cases.loader import CASES, PEERS

@@ -11,7 +11,7 @@ from enum import StrEnum
 from math import prod
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.plural import counted
+from numapin.base.text import counted
 from numapin.bench.model import Benchmark, Case, Comparison, Peer, Question
 
 if TYPE_CHECKING:

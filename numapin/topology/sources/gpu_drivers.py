@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.bounds import MAX_GPUS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
-from numapin.base.gpu_uuid import GPU_PREFIX
-from numapin.base.not_none import not_none
+from numapin.base.text import GPU_PREFIX, not_none
 from numapin.topology.address import pci_address, pci_order
 from numapin.topology.model import GpuVendor
 from numapin.topology.readings import FabricLink, PciReading

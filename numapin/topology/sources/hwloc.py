@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.bounds import MAX_DEVICES, MAX_ELEMENTS, MAX_LINKS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
-from numapin.base.gpu_uuid import GPU_PREFIX
-from numapin.base.plural import listed
+from numapin.base.text import GPU_PREFIX, listed
 from numapin.topology.address import pci_address
 from numapin.topology.model import GpuVendor, NicInterface, NicKind, NodeSource
 from numapin.topology.readings import (

@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from numapin.base import cpu_set
-from numapin.base.not_none import without_none
+from numapin.base.text import without_none
 from numapin.system import calls
 from numapin.topology.address import pci_address
 from numapin.topology.model import LinkKind, Mig, Pcie

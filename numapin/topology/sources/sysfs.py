@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.bounds import MAX_CGROUP_DEPTH, MAX_NICS, MAX_PARENTS
 from numapin.base.cpu_set import CpuSet
-from numapin.base.not_none import not_none, without_none
+from numapin.base.text import not_none, without_none
 from numapin.errors import MachineError
 from numapin.system.cgroup import mounts, own_cgroups
 from numapin.system.tree import CAPTURE, Tree

@@ -16,12 +16,11 @@ from numapin.base.files import (
     write_text_to,
 )
 from numapin.base.formats import did_you_mean
-from numapin.base.not_none import not_none, without_none
-from numapin.base.plural import counted, listed
 from numapin.base.records import AtMost, Texts, read_record, to_json
 from numapin.base.redact import is_secret, without_secrets
 from numapin.base.stderr import say
 from numapin.base.strict_json import decode, encode
+from numapin.base.text import counted, listed, not_none, without_none
 from numapin.cli.entry import read_line
 from numapin.cli.main import numapin
 from numapin.cli.run import OPTIONS, RunOptions, watching_of

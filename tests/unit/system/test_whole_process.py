@@ -62,8 +62,7 @@ def test_threads_that_start_meanwhile(program: subprocess.Popen[str]) -> None:
     """Threads that are started while others are bound are bound, too."""
     assert program.stdout is not None
     assert program.stdout.readline() == "ready\n"
-    found = threads.bind_threads(program.pid, frozenset(LAST))
-    assert found.refusals == ()
+    assert threads.bind_threads(program.pid, frozenset(LAST)) == ()
     for _ in range(3):
         assert set(proc.thread_cpus(program.pid)) == {frozenset(LAST)}
     program.communicate("go\n", timeout=60)
@@ -75,12 +74,13 @@ def test_threads_that_the_program_placed(program: subprocess.Popen[str]) -> None
     """A thread that the program has placed on some of the new CPUs stays there, unless `before` is not given."""
     assert program.stdout is not None
     thread = int(program.stdout.readline())
-    found = threads.bind_threads(program.pid, CPUS, before=[CPUS])
-    assert (found.num_threads, found.kept, os.sched_getaffinity(thread)) == (1, 1, NARROW)
-    found = threads.bind_threads(program.pid, frozenset(LAST), before=[CPUS])
-    assert (found.num_threads, found.kept, os.sched_getaffinity(thread)) == (2, 0, LAST)
-    found = threads.bind_threads(program.pid, CPUS)
-    assert (found.num_threads, found.kept, os.sched_getaffinity(thread)) == (2, 0, set(CPUS))
+    for cpus, before, of_thread in (
+        (CPUS, [CPUS], NARROW),
+        (frozenset(LAST), [CPUS], LAST),
+        (CPUS, None, set(CPUS)),
+    ):
+        assert threads.bind_threads(program.pid, cpus, before=before) == ()
+        assert (os.sched_getaffinity(program.pid), os.sched_getaffinity(thread)) == (set(cpus), of_thread)
 
 
 @needs_two_cpus
@@ -88,8 +88,8 @@ def test_another_process_with_the_id() -> None:
     """A process whose start time differs from the recorded one is left alone."""
     with subprocess.Popen(["sleep", "600"]) as other:
         start = proc.stat(proc.folder_of(other.pid)).start
-        found = threads.bind_threads(other.pid, frozenset(LAST), start=start + 1)
-        assert (found.num_threads, os.sched_getaffinity(other.pid)) == (0, set(CPUS))
+        threads.bind_threads(other.pid, frozenset(LAST), start=start + 1)
+        assert os.sched_getaffinity(other.pid) == set(CPUS)
         threads.bind_threads(other.pid, frozenset(LAST), start=start)
         assert os.sched_getaffinity(other.pid) == LAST
         other.kill()
@@ -97,13 +97,11 @@ def test_another_process_with_the_id() -> None:
 
 def test_refusals_and_ended_processes() -> None:
     """CPUs that do not exist are refused with a reason; a process that has ended has no threads."""
-    found = threads.bind_threads(os.getpid(), frozenset({8190}))
-    assert found.num_threads == 0
-    assert "CPUs 8190 were refused (Invalid argument)" in found.refusals[0]
+    assert "CPUs 8190 were refused (Invalid argument)" in threads.bind_threads(os.getpid(), frozenset({8190}))[0]
     assert os.sched_getaffinity(0) == CPUS
     ended = subprocess.Popen(["true"])
     ended.wait()
-    assert threads.bind_threads(ended.pid, CPUS).num_threads == 0
+    assert threads.bind_threads(ended.pid, CPUS) == ()
     assert numa_maps.private_bytes(ended.pid) is None
 
 

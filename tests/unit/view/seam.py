@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numapin.attach.report import Attached, AttachedRank, BoundProcess, ProcessPages
 from numapin.base.cpu_set import CpuSet
-from numapin.base.printable import printable
+from numapin.base.text import printable
 from numapin.launcher.failure import JobFailure
 from numapin.topology.examples import example_names, read_example
 from numapin.topology.model import NicKind
