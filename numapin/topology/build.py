@@ -16,21 +16,8 @@ from numapin.base.not_none import not_none
 from numapin.errors import UsageError
 from numapin.topology.address import pci_order
 from numapin.topology.fast import speed_notes
-from numapin.topology.model import (
-    Allowed,
-    Core,
-    Gpu,
-    GpuVendor,
-    Link,
-    LinkKind,
-    Nic,
-    Node,
-    NodeKind,
-    NodeSource,
-    Package,
-    Pcie,
-    Topology,
-)
+from numapin.topology.model import Allowed, Core, Gpu, Node, NodeKind, NodeSource, Package, Pcie, Topology
+from numapin.topology.nics import Link, LinkKind, Nic
 from numapin.topology.readings import (
     CpuReading,
     NicReading,
@@ -39,7 +26,7 @@ from numapin.topology.readings import (
     PciReading,
     Readings,
 )
-from numapin.topology.vendors import VENDORS, preferred, seen_by_ranks, support_of
+from numapin.topology.vendors import VENDORS, GpuVendor, preferred, seen_by_ranks, support_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 from numapin.base.bounds import MAX_PARENTS
 from numapin.base.cpu_set import CpuSet
 from numapin.base.plural import listed
-from numapin.topology.model import CpuSpeed, GpuVendor, Mig, NicInterface, NicKind, NodeSource, Pcie
-from numapin.topology.vendors import ACCELERATOR, DISPLAY
+from numapin.topology.model import CpuSpeed, Mig, NodeSource, Pcie
+from numapin.topology.nics import NicInterface, NicKind
+from numapin.topology.vendors import ACCELERATOR, DISPLAY, GpuVendor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

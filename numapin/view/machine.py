@@ -18,14 +18,16 @@ from numapin.base.plural import counted, listed
 from numapin.errors import UsageError
 from numapin.plan.request import Memory
 from numapin.topology.fast import fast_cores
-from numapin.topology.model import Gpu, GpuVendor, LinkKind, NodeKind
+from numapin.topology.model import Gpu, NodeKind
+from numapin.topology.nics import LinkKind
+from numapin.topology.vendors import GpuVendor
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from numapin.plan.model import Plan, RankPlan
-    from numapin.topology.model import Core, Nic, Node, Pcie, Topology
-    from numapin.topology.nics import Adapter, NearestNics
+    from numapin.topology.model import Core, Node, Pcie, Topology
+    from numapin.topology.nics import Adapter, NearestNics, Nic
 
 Ranks = tuple[int, ...]
 Device: TypeAlias = "Gpu | Adapter"

@@ -25,8 +25,8 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.gpu_uuid import GPU_PREFIX
 from numapin.base.not_none import not_none
 from numapin.topology.address import pci_address, pci_order
-from numapin.topology.model import GpuVendor
 from numapin.topology.readings import FabricLink, PciReading
+from numapin.topology.vendors import GpuVendor
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
