@@ -10,7 +10,6 @@
     vendors.py    the GPU vendors: one table of what differs between their runtimes
     fast.py       the cores of a node that are faster than its others
     build.py      readings -> Topology: decides which source to believe
-    examples.py   built-in machines, each a machine file in machines/
-    discover.py   the only place that combines the sources
+    discover.py   the only place that combines the sources; the built-in machines (machines/)
     sources/      one module per source
 """

@@ -15,7 +15,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.not_none import not_none
 from numapin.errors import UsageError
 from numapin.topology.address import pci_order
-from numapin.topology.fast import speed_notes
+from numapin.topology.fast import fast_cores
 from numapin.topology.model import Allowed, Core, Gpu, Node, NodeKind, NodeSource, Package, Pcie, Topology
 from numapin.topology.nics import Link, LinkKind, Nic
 from numapin.topology.readings import (
@@ -101,7 +101,7 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
         gpu_order_known=not order_note,
         allowed_known=readings.allowed_known,
     )
-    notes = speed_notes(topology)
+    _, notes = fast_cores(topology)
     return replace(topology, notes=(*topology.notes, *notes)) if notes else topology
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
-from numapin.topology import examples
+from numapin.topology import discover as reader
 from numapin.topology.build import build
 from numapin.topology.model import Mig, NodeKind, NodeSource, Pcie
 from numapin.topology.nics import LinkKind, NicInterface, NicKind

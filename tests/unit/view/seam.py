@@ -6,7 +6,7 @@ from numapin.attach.report import Attached, AttachedRank, BoundProcess, ProcessP
 from numapin.base.cpu_set import CpuSet
 from numapin.base.printable import printable
 from numapin.launcher.failure import JobFailure
-from numapin.topology.examples import example_names, read_example
+from numapin.topology.discover import example_names, read_example
 from numapin.topology.nics import NicKind, adapters, natural
 from numapin.topology.readings import GpuLoad
 from numapin.view.attach_table import attach_table
