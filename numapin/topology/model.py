@@ -1,7 +1,7 @@
 """The machine as data: its parts, `Topology` which holds them all, and its JSON."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -31,7 +31,6 @@ _MISSING: Final = {  # in older files
     "gpu_order_known": True,
     "allowed_known": True,
 }
-_SEEN_IF_VISIBLE: Final = (GpuVendor.AMD, GpuVendor.INTEL)  # sysfs itself tells whether their drivers serve a GPU
 _ID: Final = attrgetter("id")
 _CPUS: Final = attrgetter("cpus")
 
@@ -311,18 +310,14 @@ class Topology:
         known = {None, *map(_ID, self.nodes)}
         places = chain(
             ((f"core {core.id}", core.node) for core in self.cores),
-            self._device_places(),
+            ((gpu.label, gpu.node) for gpu in self.gpus),
+            ((nic.name, nic.node) for nic in self.nics),
             ((f"the memory of {gpu.label}", gpu.memory_node) for gpu in self.gpus),
             ((f"package {package.id}", node) for package in self.packages for node in package.nodes),
         )
         for what, node in places:
             if node not in known:
                 raise ValueError(f"{what} is on node {node}, which the machine does not have")
-
-    def _device_places(self) -> Iterator[tuple[str, int | None]]:
-        """Yield the name and the node of every GPU and NIC."""
-        yield from ((gpu.label, gpu.node) for gpu in self.gpus)
-        yield from ((nic.name, nic.node) for nic in self.nics)
 
     @property
     def cpus(self) -> CpuSet:
@@ -349,7 +344,7 @@ class Topology:
     @property
     def has_usable_gpu(self) -> bool:
         """Whether the driver reports a GPU. sysfs also shows NVIDIA's to containers that may not use them."""
-        return any(gpu.uuid or gpu.vendor in _SEEN_IF_VISIBLE for gpu in self.visible_gpus)
+        return any(gpu.uuid or not gpu.is_nvidia for gpu in self.visible_gpus)
 
     @cached_property
     def nearest_nics(self) -> dict[int, NearestNics]:
@@ -418,8 +413,10 @@ class Topology:
         )
         lines = [f"{self.host or self.source}: {', '.join(counts)}"]
         devices: defaultdict[int | None, list[str]] = defaultdict(list)
-        for name, place in self._device_places():
-            devices[place].append(name)
+        for gpu in self.gpus:
+            devices[gpu.node].append(gpu.label)
+        for nic in self.nics:
+            devices[nic.node].append(nic.name)
         others: list[int] = []
         for node in self.nodes:
             if not node.cpus and node.id not in devices:  # has no line of its own

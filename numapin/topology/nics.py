@@ -5,8 +5,8 @@ the same one (https://github.com/deepseek-ai/DeepEP/pull/466, https://github.com
 """
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -141,25 +141,23 @@ def natural(text: str) -> tuple[str | tuple[int, str], ...]:
     return tuple(key)
 
 
-def adapters(nics: Iterable[Nic]) -> tuple[Adapter, ...]:
+def adapters(nics: Sequence[Nic]) -> tuple[Adapter, ...]:
     """Return the devices in natural order; names with the same PCI address are one device, except verbs names.
 
     NCCL's files have all functions of a card at one address. Each of them has a verbs name.
     """
-    by_place: dict[object, list[Nic]] = {}
+    verbs_at: defaultdict[str | None, set[str]] = defaultdict(set)
+    for nic in nics:
+        if nic.interface is NicInterface.VERBS:
+            verbs_at[nic.pci].add(nic.name)
+    devices: defaultdict[object, list[Nic]] = defaultdict(list)
     for place, nic in enumerate(nics):
-        by_place.setdefault(place if nic.pci is None else nic.pci, []).append(nic)
-    devices: list[list[Nic]] = []
-    for there in by_place.values():
-        verbs: dict[str, list[Nic]] = {}
-        for nic in there:
-            if nic.interface is NicInterface.VERBS:
-                verbs.setdefault(nic.name, []).append(nic)
-        others = [nic for nic in there if nic.name not in verbs]
-        devices += [there] if len(verbs) < 2 else filter(None, [*verbs.values(), others])
+        verbs = verbs_at[nic.pci]
+        own_name = nic.name if len(verbs) > 1 and nic.name in verbs else ""
+        devices[place if nic.pci is None else (nic.pci, own_name)].append(nic)
 
     found: list[Adapter] = []
-    for device in devices:
+    for device in devices.values():
         device.sort(
             key=lambda nic: (
                 not _is_verbs(nic),
