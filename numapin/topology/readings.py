@@ -24,8 +24,7 @@ PackageKey = TypeVar("PackageKey")
 GpuPart: TypeAlias = tuple[str, int | None]
 """A PCI address, and the number of the partition if the GPU has several."""
 
-NETWORK: Final = 0x02
-"""The base class of network devices on PCI: the upper half of `pci_class`."""
+_NETWORK: Final = 0x02  # the base class of network devices on PCI: the upper half of `pci_class`
 NO_CORES: Final = (
     "the source does not say which CPUs are threads of one core: every CPU counts as a core, and thread counts assume "
     "two threads per core"
@@ -51,7 +50,7 @@ def pci_class(text: str | None) -> int | None:
 
 def is_network(pci_class: int) -> bool:
     """Return whether a PCI class is that of a network device; older InfiniBand adapters are serial bus controllers."""
-    return pci_class >> 8 == NETWORK or pci_class == _OLD_INFINIBAND
+    return pci_class >> 8 == _NETWORK or pci_class == _OLD_INFINIBAND
 
 
 def may_be_gpu(pci_class: int) -> bool:
