@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from numapin.plan.request import Bind, Memory, Request
     from numapin.spawning.call import spawn
     from numapin.topology.discover import discover
-    from numapin.topology.model import Allowed, Core, Gpu, Link, Nic, Node, Package, Topology
+    from numapin.topology.model import Allowed, Core, Gpu, Node, Package, Topology
+    from numapin.topology.nics import Link, Nic
 
 __version__ = "0.1.0"
 
@@ -46,7 +47,8 @@ _HOME = {
         ),
         "numapin.errors",
     ),
-    **dict.fromkeys(("Allowed", "Core", "Gpu", "Link", "Nic", "Node", "Package", "Topology"), "numapin.topology.model"),
+    **dict.fromkeys(("Allowed", "Core", "Gpu", "Node", "Package", "Topology"), "numapin.topology.model"),
+    **dict.fromkeys(("Link", "Nic"), "numapin.topology.nics"),
     **dict.fromkeys(("Plan", "RankPlan"), "numapin.plan.model"),
     "make_plan": "numapin.plan.make",
     **dict.fromkeys(("Bind", "Memory", "Request"), "numapin.plan.request"),

@@ -9,8 +9,8 @@ from numapin.launcher import run_folder
 from numapin.observe.find_job import _Record
 from numapin.tasks.enter import _own_binding, find_slice
 from numapin.tasks.identify import find_task
-from numapin.topology.examples import read_example
-from numapin.topology.model import NicKind
+from numapin.topology.discover import read_example
+from numapin.topology.nics import NicKind
 
 if TYPE_CHECKING:
     from numapin.view.picture import Box, BoxKind, Picture

@@ -98,7 +98,7 @@ class MachinePath(FilePath):
         """Complete names of built-in machines, and files."""
         from click.shell_completion import CompletionItem
 
-        from numapin.topology.examples import example_names
+        from numapin.topology.discover import example_names
 
         names = [CompletionItem(name) for name in example_names() if name.startswith(incomplete)]
         return [*names, *super().shell_complete(ctx, param, incomplete)]

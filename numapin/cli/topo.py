@@ -133,7 +133,7 @@ def _draw(topology: Topology, plan: Plan | None, form: str, options: _TopoOption
 
 def _list_examples() -> None:
     """Print each built-in machine's name, title and size."""
-    from numapin.topology.examples import example_names
+    from numapin.topology.discover import example_names
 
     for name in example_names():
         topology = topology_from(gpu_nodes=None, machine=Path(name))

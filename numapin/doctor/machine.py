@@ -29,7 +29,8 @@ from numapin.doctor.check import (
 )
 from numapin.system.cgroup import memory_cgroups
 from numapin.system.refusals import SYS_NICE
-from numapin.topology.model import NicKind, NodeSource, Pcie
+from numapin.topology.model import NodeSource, Pcie
+from numapin.topology.nics import NicKind
 from numapin.topology.readings import pcie_generation, pcie_width
 
 if TYPE_CHECKING:

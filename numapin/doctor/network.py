@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _MOST_CHARS: Final = 60  # of a name
 _MOST_NAMES: Final = 16  # in a message
 NO_RDMA: Final = "no RDMA NIC (InfiniBand, RoCE) was found"
+_NO_VERBS: Final = "no NIC has a verbs device: those of Slingshot have none"
 
 
 @check(
@@ -36,6 +37,8 @@ def sharing(host: Host) -> Result:
     lacking, near = _lacking(host.topology), nearest_by_link(host.topology)
     if lacking:
         return ok(lacking)
+    if not _verbs_names(host.topology):
+        return ok(_NO_VERBS)
     if not near:
         return unknown("the links between GPUs and NICs are unknown")
     shared = list(_shared(near))
@@ -49,6 +52,11 @@ def _lacking(topology: Topology) -> str:
     if not topology.gpus:
         return "no GPU"
     return "" if rdma_adapters(topology) else NO_RDMA
+
+
+def _verbs_names(topology: Topology) -> list[str]:
+    """Return the names of the NICs that verbs libraries can use, and their variables can name."""
+    return [name for name, nic in rdma_adapters(topology).items() if nic.verbs_name is not None]
 
 
 def _shared(near: Mapping[int, Sequence[str]]) -> Iterator[str]:
@@ -84,7 +92,15 @@ def package(host: Host) -> Result:
     far = [name for name, nic in nics.items() if _packages_of([nic.node], topology) - homes]
     if not far:
         return ok("no NIC is known to be on a socket without a GPU")
-    return _far_away(far, homes, are_all=len(far) == len(nics))
+    there = f"all GPUs are on {listed('socket', homes)}"
+    remedy = f"move the card to a slot of {listed('socket', homes)}"
+    if len(far) == len(nics):
+        return warning(f"{there}, and all NICs on another one: {', '.join(far)}", remedy=remedy)
+    verbs = [name for name in far if nics[name].verbs_name is not None]
+    if verbs:
+        keep_off = f"keep GPU traffic off it on all ranks alike: export NCCL_IB_HCA=^={','.join(verbs)}"
+        remedy = f"{keep_off}; or {remedy}"
+    return note(f"{there}; on another one: {', '.join(far)}", remedy=remedy)
 
 
 def _packages_of(nodes: Iterable[int | None], topology: Topology) -> CpuSet:
@@ -94,16 +110,6 @@ def _packages_of(nodes: Iterable[int | None], topology: Topology) -> CpuSet:
     return CpuSet(package for package in found if package is not None)
 
 
-def _far_away(far: Sequence[str], homes: CpuSet, *, are_all: bool) -> Result:
-    """Return the finding about NICs that are on no package of a GPU."""
-    there = f"all GPUs are on {listed('socket', homes)}"
-    move = f"move the card to a slot of {listed('socket', homes)}"
-    if are_all:
-        return warning(f"{there}, and all NICs on another one: {', '.join(far)}", remedy=move)
-    keep_off = f"keep GPU traffic off it on all ranks alike: export NCCL_IB_HCA=^={','.join(far)}"
-    return note(f"{there}; on another one: {', '.join(far)}", remedy=f"{keep_off}; or {move}")
-
-
 @live_check(
     "nic-names",
     where="NCCL_IB_HCA, UCX_NET_DEVICES, NVSHMEM_HCA_LIST and NVSHMEM_HCA_PE_MAPPING, here and in running ranks",
@@ -111,10 +117,11 @@ def _far_away(far: Sequence[str], homes: CpuSet, *, are_all: bool) -> Result:
 )
 def names(live: Live, topology: Topology) -> Result:
     """Find variables that name NICs that this machine does not have."""
-    nics = rdma_adapters(topology)
+    nics = _verbs_names(topology)
     unknown = list(dict.fromkeys(_unknown_names(live, nics)))
     if unknown:
-        remedy = f"name NICs that exist ({', '.join(nics) or NO_RDMA}), or unset the variable; see: numapin topo"
+        existing = ", ".join(nics) or (_NO_VERBS if rdma_adapters(topology) else NO_RDMA)
+        remedy = f"name NICs that exist ({existing}), or unset the variable; see: numapin topo"
         return warning("; ".join(unknown), remedy=remedy)
     is_set = any(name in environ for environ in _environments(live) for name in _READERS)
     return ok("every name is that of a NIC" if is_set else "none of these variables is set")

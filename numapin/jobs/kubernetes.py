@@ -18,7 +18,7 @@ from numapin.jobs.image import in_registry
 from numapin.jobs.manifest import Lines, fill
 from numapin.jobs.pod_options import SHM, Gang, VolumeKind
 from numapin.jobs.request import KubernetesKind
-from numapin.topology.model import GpuVendor
+from numapin.topology.vendors import GpuVendor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,7 @@ from numapin.base.text import counted
 from numapin.errors import UsageError
 from numapin.jobs import image
 from numapin.jobs.pod_options import PodOptions
-from numapin.topology.model import GpuVendor
+from numapin.topology.vendors import GpuVendor
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}")
 _QUEUE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.,:@/+-]{0,127}")

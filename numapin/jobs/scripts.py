@@ -14,7 +14,7 @@ from numapin.errors import UsageError
 from numapin.jobs import duration
 from numapin.jobs.image import for_apptainer, for_pyxis
 from numapin.jobs.request import Form, JobRequest, Launch
-from numapin.topology.model import GpuVendor
+from numapin.topology.vendors import GpuVendor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from numapin.base.formats import gib
 from numapin.base.text import counted
 from numapin.errors import UsageError
-from numapin.topology.model import GpuVendor, NodeKind
+from numapin.topology.model import NodeKind
+from numapin.topology.vendors import GpuVendor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

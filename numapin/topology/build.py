@@ -8,29 +8,16 @@ from functools import cache
 from itertools import chain, combinations, count, filterfalse, islice, product
 from math import comb
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import not_none
 from numapin.errors import UsageError
 from numapin.topology.address import pci_order
-from numapin.topology.fast import speed_notes
-from numapin.topology.model import (
-    Allowed,
-    Core,
-    Gpu,
-    GpuVendor,
-    Link,
-    LinkKind,
-    Nic,
-    Node,
-    NodeKind,
-    NodeSource,
-    Package,
-    Pcie,
-    Topology,
-)
+from numapin.topology.fast import fast_cores
+from numapin.topology.model import Allowed, Core, Gpu, Node, NodeKind, NodeSource, Package, Pcie, Topology
+from numapin.topology.nics import Link, LinkKind, Nic
 from numapin.topology.readings import (
     CpuReading,
     NicReading,
@@ -39,13 +26,10 @@ from numapin.topology.readings import (
     PciReading,
     Readings,
 )
-from numapin.topology.vendors import VENDORS, preferred, seen_by_ranks, support_of
+from numapin.topology.vendors import VENDORS, GpuVendor, preferred, seen_by_ranks, support_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
-_SOURCES_OF_CPUS: Final = (NodeSource.LOCAL_CPUS, NodeSource.NVML_CPUS)
-"""The sources that name the CPUs near a device, not its node."""
 
 
 def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> Topology:
@@ -54,8 +38,8 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
     Raises ValueError (`Topology`'s own checks) if readings contradict each other and no rule below decides.
     """
     environ = environ or {}
-    num_nvidia = max(sum(reading.is_nvidia for reading in readings.pci), len(readings.nvml.gpus or ()))
-    num_other_gpus = sum(reading.is_gpu and not reading.is_nvidia for reading in readings.pci)
+    num_nvidia = max(len(readings.gpus_on_pci(GpuVendor.NVIDIA)), len(readings.nvml.gpus or ()))
+    num_other_gpus = sum(reading.gpu_vendor not in (None, GpuVendor.NVIDIA) for reading in readings.pci)
     # More parts than any machine has are refused before they are put together.
     for what, num, most in (
         ("CPUs", len(readings.cpus), MAX_CPUS),
@@ -70,10 +54,15 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
     # Cached, because the same few sets come again and again.
     packages_of = cache(lambda members: frozenset(cpus[cpu].package for cpu in members))
     nodes = _nodes(readings, cpus, packages_of)
+    packages = sorted(set(not_none(reading.package for reading in readings.cpus)))
+    nodes_of_package: defaultdict[int | None, set[int]] = defaultdict(set)
+    for node in nodes:
+        for package in packages_of(node.cpus):
+            nodes_of_package[package].add(node.id)
     shared = _shared_cpus(nodes)
     overlapping = CpuSet(node.id for node in nodes if not node.cpus.isdisjoint(shared))
-    index = _NodeIndex(nodes, readings.nccl_nodes)
-    found = _find_gpus(readings, index)
+    places = _Places(nodes, readings.nccl_nodes)
+    found = _find_gpus(readings, places)
     usable = [(device.gpu, device.pci) for device in found if device.is_usable]
     gpus, visibility_notes = seen_by_ranks(
         tuple(device.gpu for device in found),
@@ -81,7 +70,7 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
         unusable=frozenset(device.gpu.index for device in found if not device.is_usable),
     )
     order_note = support_of(usable[0][0].vendor).why_order_unknown(usable, environ) if len(usable) > 1 else ""
-    nics = _find_nics(readings, index)
+    nics = _find_nics(readings, places)
     links, links_notes = _links_of(readings, gpus, nics)
     # Without NVIDIA's driver, NVML only matters if there is a GPU of NVIDIA.
     has_no_driver = readings.nvml.gpus is None and not readings.nvml.broken
@@ -89,7 +78,7 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
     topology = Topology(
         host=readings.host,
         source=readings.source,
-        packages=_packages(cpus, nodes, packages_of),
+        packages=tuple(Package(id=number, nodes=CpuSet(nodes_of_package[number])) for number in packages),
         nodes=nodes,
         cores=_cores(cpus, nodes, shared),
         allowed=Allowed(
@@ -114,25 +103,18 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
         gpu_order_known=not order_note,
         allowed_known=readings.allowed_known,
     )
-    notes = speed_notes(topology)
+    _, notes = fast_cores(topology)
     return replace(topology, notes=(*topology.notes, *notes)) if notes else topology
 
 
 def with_gpu_nodes(topology: Topology, pairs: Iterable[tuple[str, int]]) -> Topology:
-    """Put GPUs on the given nodes, which overrule every reading; notes say what they replaced.
+    """Put GPUs (see `Topology.find_gpu`) on the given nodes, which overrule every reading, and change their links.
 
-    Args:
-        topology: The machine as it was read.
-        pairs: Pairs of a GPU (see `Topology.find_gpu`) and its node.
-
-    Returns:
-        The same machine with these GPUs on these nodes, and with new links.
-
-    Raises:
-        UsageError: A GPU or node does not exist, a node has no CPUs, or a GPU is on two nodes.
+    Notes say what they replaced. Raises UsageError if a GPU or node does not exist, a node has no CPUs, or a GPU is on
+    two nodes.
     """
     cpus = {node.id: node.cpus for node in topology.cpu_nodes}
-    chosen: dict[int, int] = {}  # index of a GPU -> its node
+    moved: dict[str, Gpu] = {}
     for key, node in pairs:
         gpu = topology.find_gpu(key, option="--gpu-nodes")
         if node not in cpus:
@@ -140,31 +122,26 @@ def with_gpu_nodes(topology: Topology, pairs: Iterable[tuple[str, int]]) -> Topo
                 f"--gpu-nodes: node {node} has no CPUs or does not exist; nodes with CPUs: {CpuSet(cpus)}",
                 "list them with: numapin topo",
             )
-        if chosen.setdefault(gpu.index, node) != node:
-            raise UsageError(f"--gpu-nodes puts {gpu.label} on nodes {chosen[gpu.index]} and {node}", "name it once")
+        there = replace(gpu, node=node, node_source=NodeSource.USER, cpus=cpus[node])
+        if moved.setdefault(gpu.label, there) != there:
+            both = f"{moved[gpu.label].node} and {node}"
+            raise UsageError(f"--gpu-nodes puts {gpu.label} on nodes {both}", "name it once")
 
-    gpus: list[Gpu] = []
-    notes: list[str] = []
-    moved: set[str] = set()
-    for gpu in topology.gpus:
-        node_now = chosen.get(gpu.index)
-        if node_now is None:
-            gpus.append(gpu)
-            continue
-        gpus.append(replace(gpu, node=node_now, node_source=NodeSource.USER, cpus=cpus[node_now]))
-        moved.add(gpu.label)
-        if gpu.node not in (None, node_now):
-            notes.append(f"--gpu-nodes puts {gpu.label} on node {node_now}; {gpu.node_source} says node {gpu.node}")
-
+    notes = [
+        f"--gpu-nodes puts {gpu.label} on node {moved[gpu.label].node}; {gpu.node_source} says node {gpu.node}"
+        for gpu in topology.gpus
+        if gpu.label in moved and gpu.node not in (None, moved[gpu.label].node)
+    ]
+    gpus = tuple(moved.get(gpu.label, gpu) for gpu in topology.gpus)
     nodes = {nic.name: nic.node for nic in topology.nics} | {gpu.label: gpu.node for gpu in gpus}
     links: list[Link] = []
     for link in topology.links:
         # The words for nearer paths do not depend on nodes.
         is_far = link.kind in (LinkKind.SAME_NODE, LinkKind.SYSTEM)
-        may_change = is_far and not moved.isdisjoint((link.a, link.b))
+        may_change = is_far and not moved.keys().isdisjoint((link.a, link.b))
         word = _by_nodes(nodes.get(link.a), nodes.get(link.b)) if may_change else None
         links.append(replace(link, kind=word) if word else link)
-    return replace(topology, gpus=tuple(gpus), links=tuple(links), notes=(*topology.notes, *notes))
+    return replace(topology, gpus=gpus, links=tuple(links), notes=(*topology.notes, *notes))
 
 
 def _within(allowed: CpuSet | None, existing: CpuSet) -> CpuSet:
@@ -235,21 +212,10 @@ def _shared_cpus(nodes: tuple[Node, ...]) -> CpuSet:
     return CpuSet(shared)
 
 
-def _packages(
-    cpus: Mapping[int, CpuReading], nodes: tuple[Node, ...], packages_of: Callable[[CpuSet], frozenset[int | None]]
-) -> tuple[Package, ...]:
-    members: defaultdict[int | None, set[int]] = defaultdict(set)
-    for node in nodes:
-        for package in packages_of(node.cpus):
-            members[package].add(node.id)
-    numbers = sorted(set(not_none(reading.package for reading in cpus.values())))
-    return tuple(Package(id=number, nodes=CpuSet(members[number])) for number in numbers)
-
-
 # --- GPUs and NICs ---------------------------------------------------------------------------------------------------
 
 
-class _NodeIndex:
+class _Places:
     """The nodes on which a device can be (those with CPUs), and those that are the memory of a GPU.
 
     `nccl_nodes` are the nodes of PCI addresses in the file that NCCL_TOPO_FILE names.
@@ -258,21 +224,13 @@ class _NodeIndex:
     def __init__(self, nodes: tuple[Node, ...], nccl_nodes: Mapping[str, int]) -> None:
         self.cpus_of = {node.id: node.cpus for node in nodes if node.kind is NodeKind.CPU}
         self.of_gpus = CpuSet(node.id for node in nodes if node.kind is NodeKind.GPU)
-        self._around: dict[CpuSet, int | None] = {}
         self._nccl_nodes = nccl_nodes
+        self._node_around = cache(self._find_node_around)
 
-    def only(self, candidates: Iterable[int | None] | None) -> int | None:
-        """Return the only node with CPUs among the candidates, or None."""
-        return _only_member(self.cpus_of.keys() & set(candidates or ()))
-
-    def around(self, cpus: CpuSet | None) -> int | None:
+    def _find_node_around(self, cpus: CpuSet) -> int | None:
         """Return the only node that has all of these CPUs, or None."""
-        if not cpus:
-            return None
-        if cpus not in self._around:
-            matches = (node for node, own in self.cpus_of.items() if cpus <= own)
-            self._around[cpus] = _only_member(list(islice(matches, 2)))
-        return self._around[cpus]
+        matches = (node for node, own in self.cpus_of.items() if cpus and cpus <= own)
+        return _only_member(list(islice(matches, 2)))
 
     def locate(
         self, address: str, evidence: Mapping[NodeSource, CpuSet | None]
@@ -281,12 +239,14 @@ class _NodeIndex:
 
         A node without CPUs (GPU memory, CXL) does not count.
         """
-        in_file = self._nccl_nodes.get(address)
-        if in_file is not None:
-            evidence = {NodeSource.NCCL_FILE: CpuSet({in_file}), **evidence}
+        if address in self._nccl_nodes:
+            evidence = {NodeSource.NCCL_FILE: CpuSet({self._nccl_nodes[address]}), **evidence}
         for source in NodeSource:
-            found = evidence.get(source)
-            node = self.around(found) if source in _SOURCES_OF_CPUS else self.only(found)
+            named = evidence.get(source) or CpuSet()
+            if source in (NodeSource.LOCAL_CPUS, NodeSource.NVML_CPUS):  # these name CPUs, not nodes
+                node = self._node_around(named)
+            else:
+                node = _only_member(self.cpus_of.keys() & named)
             if node is not None:
                 return node, source
         single = _only_member(self.cpus_of)
@@ -306,44 +266,35 @@ class _FoundGpu(NamedTuple):
         return self.is_preferred and self.pci.is_driven is not False
 
 
-def _find_gpus(readings: Readings, nodes: _NodeIndex) -> list[_FoundGpu]:
+def _find_gpus(readings: Readings, places: _Places) -> list[_FoundGpu]:
     """Return the GPUs of all vendors, those of the ranks' vendor first. Each has a number of its own."""
     first = preferred(readings)
     found: list[_FoundGpu] = []
     for vendor in sorted(VENDORS, key=lambda vendor: vendor is not first):
+        on_pci = readings.gpus_on_pci(vendor)
         if vendor is GpuVendor.NVIDIA and readings.nvml.gpus is not None:
-            by_address = {reading.address: reading for reading in readings.pci if reading.is_nvidia}
+            by_address = {reading.address: reading for reading in on_pci}
             devices = [
                 (gpu, by_address.get(gpu.pci, PciReading(address=gpu.pci, vendor=vendor)))
-                for gpu in _without_cpuset(readings, CpuSet(nodes.cpus_of))
+                for gpu in _without_cpuset(readings, CpuSet(places.cpus_of))
             ]
         else:
             # A VGA controller beside another vendor's GPUs is for the screen, and is left out.
-            on_pci = readings.gpus_on_pci(vendor)
             parts = {reading.part: reading for reading in on_pci if vendor is first or not reading.is_vga}
+            # GPUs that the source does not number get the free numbers, in the order of their addresses.
+            taken = {reading.index for reading in parts.values()}
+            free = filterfalse(taken.__contains__, count())
             devices = [
-                (NvmlReading(index=index, uuid=pci.uuid, pci=pci.address), pci)
-                for index, pci in _numbered(parts.values())
+                (NvmlReading(index=next(free) if pci.index is None else pci.index, uuid=pci.uuid, pci=pci.address), pci)
+                for pci in sorted(parts.values(), key=lambda pci: (pci_order(pci.address), pci.partition or 0))
             ]
-        of_vendor = [_FoundGpu(_gpu(nvml, pci, nodes), pci, vendor is first) for nvml, pci in devices]
+        of_vendor = [_FoundGpu(_gpu(nvml, pci, places), pci, vendor is first) for nvml, pci in devices]
         of_vendor.sort(key=lambda device: device.gpu.index)
         if found:  # NVIDIA and AMD both have a GPU 0
-            free = count(max(device.gpu.index for device in found) + 1)
-            of_vendor = [device._replace(gpu=replace(device.gpu, index=next(free))) for device in of_vendor]
+            unused = count(max(device.gpu.index for device in found) + 1)
+            of_vendor = [device._replace(gpu=replace(device.gpu, index=next(unused))) for device in of_vendor]
         found += of_vendor
     return found
-
-
-def _numbered(devices: Collection[PciReading]) -> Iterator[tuple[int, PciReading]]:
-    """Number GPUs as their source does; the others get the free numbers, in the order of their addresses."""
-
-    def order(reading: PciReading) -> tuple[bool, int, tuple[int, ...], int]:
-        return reading.index is None, reading.index or 0, pci_order(reading.address), reading.partition or 0
-
-    taken = {reading.index for reading in devices}
-    free = filterfalse(taken.__contains__, count())
-    for reading in sorted(devices, key=order):
-        yield (next(free) if reading.index is None else reading.index), reading
 
 
 def _without_cpuset(readings: Readings, with_cpus: CpuSet) -> Iterator[NvmlReading]:
@@ -363,9 +314,9 @@ def _without_cpuset(readings: Readings, with_cpus: CpuSet) -> Iterator[NvmlReadi
         yield replace(gpu, cpus=cpus, memory_nodes=memory_nodes)
 
 
-def _gpu(nvml: NvmlReading, pci: PciReading, nodes: _NodeIndex) -> Gpu:
+def _gpu(nvml: NvmlReading, pci: PciReading, places: _Places) -> Gpu:
     by_nvml = {NodeSource.NVML_MEMORY: nvml.memory_nodes, NodeSource.NVML_CPUS: nvml.cpus}
-    node, source = nodes.locate(nvml.pci, {**by_nvml, **pci.evidence})
+    node, source = places.locate(nvml.pci, {**by_nvml, **pci.evidence})
     memory_node = _known(nvml.own_node, pci.memory_node)
     return Gpu(
         index=nvml.index,
@@ -374,7 +325,7 @@ def _gpu(nvml: NvmlReading, pci: PciReading, nodes: _NodeIndex) -> Gpu:
         name=nvml.name or pci.name,
         node=node,
         node_source=source,
-        cpus=(pci.evidence.get(NodeSource.LOCAL_CPUS) or nvml.cpus) if node is None else nodes.cpus_of[node],
+        cpus=(pci.evidence.get(NodeSource.LOCAL_CPUS) or nvml.cpus) if node is None else places.cpus_of[node],
         pcie=Pcie(
             gen=_known(nvml.pcie.gen, pci.pcie.gen),
             width=_known(nvml.pcie.width, pci.pcie.width),
@@ -384,7 +335,7 @@ def _gpu(nvml: NvmlReading, pci: PciReading, nodes: _NodeIndex) -> Gpu:
         mig=nvml.mig,
         vendor=pci.gpu_vendor,
         partition=pci.partition,
-        memory_node=memory_node if memory_node in nodes.of_gpus else None,
+        memory_node=memory_node if memory_node in places.of_gpus else None,
         pci_parents=pci.known_parents,
     )
 
@@ -412,14 +363,14 @@ def _with_addresses(gpus: Iterable[Gpu]) -> str:
     return ", ".join(f"{gpu.label} ({gpu.pci})" for gpu in gpus)
 
 
-def _find_nics(readings: Readings, nodes: _NodeIndex) -> tuple[Nic, ...]:
+def _find_nics(readings: Readings, places: _Places) -> tuple[Nic, ...]:
     """Return the network interfaces, sorted by name."""
     found: list[tuple[NicReading, int | None, PciReading | None]] = [
-        (nic, nodes.only([nic.node]), None) for nic in readings.nics
+        (nic, nic.node if nic.node in places.cpus_of else None, None) for nic in readings.nics
     ]
     for device in readings.pci:
         if device.interfaces:
-            node, _ = nodes.locate(device.address, device.evidence)
+            node, _ = places.locate(device.address, device.evidence)
             found += [(nic, node, device) for nic in device.interfaces]
     nics = (
         Nic(
@@ -452,11 +403,10 @@ def _links_of(
     readings: Readings, gpus: tuple[Gpu, ...], nics: tuple[Nic, ...]
 ) -> tuple[tuple[Link, ...], tuple[str, ...]]:
     """Return the links between all GPUs and NICs, and notes: NVML's or the fabric's word for a pair, else PCI's."""
-    has_nvml = readings.nvml.gpus is not None  # which reports NVLink
-    by_part = {
-        reading.part: replace(reading, reports_fabric=True) if has_nvml and reading.is_nvidia else reading
-        for reading in readings.pci
-    }
+    by_part = {reading.part: reading for reading in readings.pci}
+    if readings.nvml.gpus is not None:  # NVML reports NVLink
+        nvidia = readings.gpus_on_pci(GpuVendor.NVIDIA)
+        by_part |= {reading.part: replace(reading, reports_fabric=True) for reading in nvidia}
     label_of = {(gpu.pci, gpu.partition): gpu.label for gpu in gpus if gpu.pci is not None}
     words = {frozenset((f"gpu{a}", f"gpu{b}")): word for a, b, word in readings.nvml.links}
     for link in readings.fabric:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from numapin.topology.readings import Readings
 
-_EXAMPLE: Final = "example:"  # the name of a built-in machine starts so: examples.py, which is imported only then
+_EXAMPLE: Final = "example:"  # the name of a built-in machine starts so
+_EXAMPLES: Final = Path(__file__).with_name("machines")
 _SAVE: Final = "write a machine file with: numapin topo --save FILE"
 _MAX_FILE_BYTES: Final = 64 << 20  # lstopo writes about 30 MB for 4096 CPUs
 
@@ -104,8 +105,6 @@ def _read_host(environ: Mapping[str, str]) -> Topology:
 def _load(path: Path) -> Topology:
     """Load a built-in machine by name, or a file in a format known by its content: our JSON, hwloc XML, NCCL XML."""
     if str(path).startswith(_EXAMPLE):
-        from numapin.topology.examples import read_example
-
         return Topology.from_json(read_example(str(path)), source=str(path))
     text = _read_text(path)
     start = text.lstrip()[:1]
@@ -125,13 +124,24 @@ def _load(path: Path) -> Topology:
     return _built(readers[root.tag](root), path)
 
 
+def example_names() -> tuple[str, ...]:
+    """Return the names of all built-in machines, sorted, with their prefix."""
+    return tuple(sorted(f"{_EXAMPLE}{path.stem}" for path in _EXAMPLES.glob("*.json")))
+
+
+def read_example(name: str) -> str:
+    """Return the machine file of a built-in machine. Raises UsageError for an unknown name."""
+    names = example_names()
+    if name not in names:
+        raise UsageError(f"--machine {name}: there is no built-in machine of that name", f"use {', '.join(names)}")
+    return (_EXAMPLES / f"{name.removeprefix(_EXAMPLE)}.json").read_text(encoding="utf-8")
+
+
 def _read_text(path: Path) -> str:
     """Read a text file of bounded size. Raises MachineError that names the file."""
     try:
         data = read_file(str(path), max_bytes=_MAX_FILE_BYTES, what="machine file")
     except OSError as error:
-        from numapin.topology.examples import example_names
-
         example = f"{_EXAMPLE}{path}"
         meant = f"; did you mean {example}?" if example in example_names() else ""
         raise MachineError(f"{path}: {error.strerror}{meant}", _SAVE) from None

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.cpu_set import CpuSet
@@ -31,33 +29,20 @@ _LEAST_GAIN: Final = 1.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FastCores:
-    """The fast cores of a node with fast and slow ones.
-
-    Attributes:
-        node: The node.
-        cpus: Their CPUs.
-        rating: Why they count as fast: "highest_perf 255, others 200".
-    """
+    """The fast cores of a node with fast and slow ones."""
 
     node: int
     cpus: CpuSet
     rating: str
+    """Why they count as fast: "highest_perf 255, others 200"."""
 
 
-def fast_cores(topology: Topology) -> tuple[FastCores, ...]:
-    """Return the fast cores of each node that has fast and slow ones."""
-    return tuple(not_none(fast for fast, _ in _nodes(topology)))
-
-
-def speed_notes(topology: Topology) -> tuple[str, ...]:
-    """Return a note for each node whose ratings contradict each other; no core counts as fast there."""
-    return tuple(note for _, notes in _nodes(topology) for note in notes)
-
-
-def _nodes(topology: Topology) -> list[tuple[FastCores | None, list[str]]]:
-    """Return the fast cores and the notes of each node; nothing if all CPUs have the same speed."""
-    if len(topology.speeds) < 2:
-        return []
+def fast_cores(topology: Topology) -> tuple[list[FastCores], list[str]]:
+    """Return the fast cores of each node that has fast and slow ones, and notes on ratings that are ignored."""
+    found: list[FastCores] = []
+    notes: list[str] = []
+    if len(topology.speeds) < 2:  # all CPUs have the same speed, or the kernel does not rate them
+        return found, notes
     by_cpu = {
         PERF: {cpu: speed.highest_perf for speed in topology.speeds for cpu in speed.cpus},
         CAPACITY: {cpu: speed.capacity for speed in topology.speeds for cpu in speed.cpus},
@@ -66,55 +51,45 @@ def _nodes(topology: Topology) -> list[tuple[FastCores | None, list[str]]]:
     for core in topology.cores:
         if core.node is not None:
             cores_of[core.node].append(core)
-    return [_of_node(node, cores, by_cpu) for node, cores in sorted(cores_of.items())]
+
+    for node, cores in sorted(cores_of.items()):
+        ratings: dict[str, list[int]] = {}  # those that can be used, with a value for each core
+        for name, values_of in by_cpu.items():
+            values, problem = _values(cores, values_of)
+            if problem:
+                notes.append(f"node {node}: {name} {problem}, so it is ignored; {_look_at(name)}")
+            elif values:
+                ratings[name] = values
+        differing = [name for name, values in ratings.items() if max(values) > _LEAST_GAIN * min(values)]
+        if not differing:
+            continue
+        if len(ratings) == 2:
+            # They contradict each other if a core is faster than another by the one and slower by the other.
+            capacities = [capacity for _, capacity in sorted(zip(ratings[PERF], ratings[CAPACITY], strict=True))]
+            if capacities != sorted(capacities):
+                which = f"{PERF} and {CAPACITY} disagree on which cores are faster, so none is preferred"
+                notes.append(f"node {node}: {which}; {_look_at(PERF, CAPACITY)}")
+                continue
+        # The fast cores are those in the upper half of the range.
+        values = ratings[differing[0]]
+        middle = (min(values) + max(values)) / 2
+        fast, slow = ([value for value in values if (value > middle) == is_fast] for is_fast in (True, False))
+        cpus = (core.cpus for core, value in zip(cores, values, strict=True) if value > middle)
+        rating = f"{differing[0]} {_range(fast)}, others {_range(slow)}"
+        found.append(FastCores(node=node, cpus=CpuSet().union(*cpus), rating=rating))
+    return found, notes
 
 
-def _of_node(
-    node: int, cores: Sequence[Core], ratings_by_cpu: Mapping[str, Mapping[int, int | None]]
-) -> tuple[FastCores | None, list[str]]:
-    """Return the fast cores of a node, and notes on ratings that are ignored."""
-    ratings: dict[str, list[int]] = {}  # those that are known, with a value for each core
-    notes: list[str] = []
-    for name, by_cpu in ratings_by_cpu.items():
-        by_core = [(core, {by_cpu.get(cpu) for cpu in core.cpus}) for core in cores]
-        mixed = [core for core, own in by_core if len(own) > 1]
-        unknown = [core.id for core, own in by_core if None in own]
-        problem = ""
-        if mixed:
-            problem = f"differs between the threads of a core ({listed('CPU', mixed[0].cpus)})"
-        elif 0 < len(unknown) < len(cores):
-            problem = f"is unknown for some cores ({listed('CPU', unknown)})"
-        if problem:
-            notes.append(f"node {node}: {name} {problem}, so it is ignored; {_look_at(name)}")
-        elif not unknown:
-            ratings[name] = not_none(value for _, own in by_core for value in own)
-
-    differing = [name for name, values in ratings.items() if max(values) > _LEAST_GAIN * min(values)]
-    if not differing:
-        return None, notes
-    if len(ratings) == 2 and _contradict(*ratings.values()):
-        which = f"{PERF} and {CAPACITY} disagree on which cores are faster, so none is preferred"
-        return None, [*notes, f"node {node}: {which}; {_look_at(PERF, CAPACITY)}"]
-
-    # The fast cores are those in the upper half of the range.
-    values = ratings[differing[0]]
-    middle = (min(values) + max(values)) / 2
-    fast = [value for value in values if value > middle]
-    slow = [value for value in values if value <= middle]
-    cpus = (core.cpus for core, value in zip(cores, values, strict=True) if value > middle)
-    rating = f"{differing[0]} {_range(fast)}, others {_range(slow)}"
-    return FastCores(node=node, cpus=CpuSet().union(*cpus), rating=rating), notes
-
-
-def _contradict(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Return whether a core is faster than another by one rating, and slower by the other."""
-    highest = -1  # by the second rating, of all cores that are slower by the first
-    for _, group in groupby(sorted(zip(first, second, strict=True)), key=itemgetter(0)):
-        others = [value for _, value in group]
-        if min(others) < highest:
-            return True
-        highest = max(highest, *others)
-    return False
+def _values(cores: Sequence[Core], by_cpu: Mapping[int, int | None]) -> tuple[list[int], str]:
+    """Return the value of each core, none if they are unknown, and why they cannot be used ("": they can)."""
+    by_core = [(core, {by_cpu.get(cpu) for cpu in core.cpus}) for core in cores]
+    mixed = next((core for core, values in by_core if len(values) > 1), None)
+    unknown = [core.id for core, values in by_core if None in values]
+    if mixed is not None:
+        return [], f"differs between the threads of a core ({listed('CPU', mixed.cpus)})"
+    if 0 < len(unknown) < len(cores):
+        return [], f"is unknown for some cores ({listed('CPU', unknown)})"
+    return not_none(value for _, values in by_core for value in values), ""
 
 
 def _range(values: Sequence[int]) -> str:

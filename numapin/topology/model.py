@@ -1,37 +1,22 @@
-"""The whole machine as data: `Topology`, and its JSON."""
+"""The machine as data: its parts, `Topology` which holds them all, and its JSON."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
 from typing import Annotated, Final, Self
 
-from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES, MAX_PACKAGES
+from numapin.base import bounds
 from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import gib
 from numapin.base.records import AtMost, Texts, read_record, to_json
-from numapin.base.text import counted, listed, not_none, printable_lines
+from numapin.base.text import GPU_PREFIX, counted, listed, not_none, printable_lines
 from numapin.errors import UsageError
-from numapin.topology.nics import Adapter, NearestNics, adapters, nearest_nics
-from numapin.topology.parts import (
-    Allowed,
-    Core,
-    CpuSpeed,
-    Gpu,
-    Link,
-    LinkKind,
-    Mig,
-    Nic,
-    NicInterface,
-    NicKind,
-    Node,
-    NodeKind,
-    NodeSource,
-    Package,
-    Pcie,
-)
+from numapin.topology.address import pci_address
+from numapin.topology.nics import Adapter, Link, NearestNics, Nic, adapters, nearest_nics
 from numapin.topology.vendors import GpuVendor
 
 SCHEMA: Final = "numapin.topology/1"
@@ -43,30 +28,224 @@ _MISSING: Final = {  # in older files
     "gpu_order_known": True,
     "allowed_known": True,
 }
-_SEEN_IF_VISIBLE: Final = (GpuVendor.AMD, GpuVendor.INTEL)  # sysfs itself tells whether their drivers serve a GPU
 _ID: Final = attrgetter("id")
 _CPUS: Final = attrgetter("cpus")
 
-__all__ = [
-    "SCHEMA",
-    "Allowed",
-    "Core",
-    "CpuSpeed",
-    "Gpu",
-    "GpuVendor",
-    "Link",
-    "LinkKind",
-    "Mig",
-    "Nic",
-    "NicInterface",
-    "NicKind",
-    "Node",
-    "NodeKind",
-    "NodeSource",
-    "Package",
-    "Pcie",
-    "Topology",
-]
+
+class NodeKind(StrEnum):
+    """The kind of a NUMA node."""
+
+    CPU = "cpu"
+    """It has CPUs."""
+    MEMORY = "memory"
+    """Memory without CPUs: CXL, HBM, persistent memory."""
+    GPU = "gpu"
+    """The memory of a GPU, shown as a node (POWER9, Grace). Never used for host memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """A processor package (socket).
+
+    Attributes:
+        id: Its number.
+        nodes: Its nodes.
+    """
+
+    id: int
+    nodes: CpuSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A NUMA node.
+
+    Attributes:
+        id: The kernel's number.
+        kind: Its kind.
+        cpus: Its CPUs. Empty unless the kind is `cpu`.
+        package: Its package.
+        memory_bytes: Its memory.
+        free_bytes: Its free memory when it was read.
+        distances: The kernel's distance to each node (ACPI SLIT); 10 is local.
+    """
+
+    id: int
+    kind: NodeKind
+    cpus: CpuSet
+    package: int | None = None
+    memory_bytes: int | None = None
+    free_bytes: int | None = None
+    distances: Annotated[Mapping[int, int], AtMost(bounds.MAX_NODES)] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check that the kind agrees with the CPUs."""
+        if bool(self.cpus) != (self.kind is NodeKind.CPU):
+            raise ValueError(f"node {self.id} of kind {self.kind.value!r} has CPUs {str(self.cpus)!r}")
+
+    def distance_to(self, node: int) -> float:
+        """Return the distance to another node.
+
+        Args:
+            node: The other node's number.
+
+        Returns:
+            The kernel's distance; infinity if it is unknown.
+        """
+        return self.distances.get(node, 10 if node == self.id else float("inf"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Core:
+    """A physical core.
+
+    Attributes:
+        id: Its lowest CPU.
+        cpus: Its CPUs (hardware threads).
+        node: Its node.
+        package: Its package.
+        l3: The lowest CPU of the cores that share its L3 cache.
+    """
+
+    id: int
+    cpus: CpuSet
+    node: int | None = None
+    package: int | None = None
+    l3: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the core has CPUs."""
+        if not self.cpus:
+            raise ValueError(f"core {self.id} has no CPUs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuSpeed:
+    """The ratings of CPUs that have the same ones; only ratings of one kind can be compared. None: unknown."""
+
+    cpus: CpuSet
+    highest_perf: int | None = None
+    """The highest performance, on the scale of the firmware (ACPI CPPC)."""
+    capacity: int | None = None
+    """The kernel's `cpu_capacity`; 1024 is the fastest core of the machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pcie:
+    """A PCI Express link: its generation and number of lanes, now and at most. None: unknown."""
+
+    gen: int | None = None
+    width: int | None = None
+    max_gen: int | None = None
+    max_width: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mig:
+    """A MIG instance of a GPU; its name is its profile."""
+
+    uuid: str
+    name: str | None = None
+
+
+class NodeSource(StrEnum):
+    """The source of a GPU's node, most trusted first."""
+
+    USER = "gpu-nodes-option"
+    SYSFS = "sysfs"
+    PCI_PARENT = "pci-parent"
+    NVML_MEMORY = "nvml-memory-affinity"
+    LOCAL_CPUS = "local-cpus"
+    NVML_CPUS = "nvml-cpu-affinity"
+    HWLOC_FILE = "hwloc-file"
+    NCCL_FILE = "nccl-topology-file"
+    SINGLE = "single-node"
+    """The machine has one node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU. The driver and the runtime (CUDA, HIP, Level Zero) may number GPUs differently.
+
+    Attributes:
+        index: Its number in NVML's order; AMD: in the driver's (KFD) order, which HIP uses too; Intel: by address.
+        cuda_index: Its number in CUDA's, HIP's or Level Zero's order. None: the runtime does not see it, or the order
+            is unknown (NVIDIA GPUs of different models without CUDA_DEVICE_ORDER=PCI_BUS_ID).
+        visible: Whether CUDA, HIP or Level Zero sees it.
+        uuid: Its UUID.
+        pci: Its PCI address. Partitions of one GPU share it.
+        name: Its model.
+        node: Its node. None: unknown.
+        node_source: The source that reported the node.
+        cpus: The CPUs that are local to it.
+        pcie: Its PCI Express link.
+        mig: Its MIG instances.
+        vendor: Its maker. None: the file is older than this field.
+        partition: Its number among the partitions (AMD) or tiles (Intel) of one GPU. None: it is a whole GPU.
+        memory_node: The node that is its own memory (Grace, POWER9). None: unknown, or its memory is not a node.
+        pci_parents: The addresses of the PCI bridges above it, nearest first. None: unknown.
+    """
+
+    index: int
+    cuda_index: int | None = None
+    visible: bool = True
+    uuid: str | None = None
+    pci: str | None = None
+    name: str | None = None
+    node: int | None = None
+    node_source: NodeSource | None = None
+    cpus: CpuSet | None = None
+    pcie: Pcie = Pcie()
+    mig: Annotated[tuple[Mig, ...], AtMost(bounds.MAX_MIG)] = ()
+    vendor: GpuVendor | None = None
+    partition: int | None = None
+    memory_node: int | None = None
+    pci_parents: Annotated[tuple[str, ...], AtMost(bounds.MAX_PARENTS)] | None = None
+
+    def __post_init__(self) -> None:
+        """Check that a node has a source and that only visible GPUs have a number in the runtime's order."""
+        if (self.node is None) != (self.node_source is None):
+            raise ValueError(f"GPU {self.index} has node {self.node} from source {self.node_source}")
+        if self.cuda_index is not None and not self.visible:
+            raise ValueError(f"GPU {self.index} is not visible but has CUDA index {self.cuda_index}")
+
+    @property
+    def is_nvidia(self) -> bool:
+        """Whether it is NVIDIA's; machine files from before other vendors were read do not say so."""
+        return self.vendor in (None, GpuVendor.NVIDIA)
+
+    @property
+    def label(self) -> str:
+        """Its name in output and in `Topology.links`: `gpu0`."""
+        return f"gpu{self.index}"
+
+    def goes_by(self, name: str) -> bool:
+        """Return whether a name refers to this GPU.
+
+        Args:
+            name: An index (as in `numapin topo`), the beginning of a UUID, or a PCI address in any spelling.
+
+        Returns:
+            Whether it is one of this GPU's names.
+        """
+        return (
+            name == str(self.index)
+            or (name.startswith(GPU_PREFIX) and (self.uuid or "").startswith(name))
+            or (self.pci is not None and self.pci == pci_address(name))
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """The CPUs and nodes that this process may use, by its cpuset and affinity.
+
+    Attributes:
+        cpus: Allowed CPUs.
+        nodes: Nodes with allowed memory.
+    """
+
+    cpus: CpuSet
+    nodes: CpuSet
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for the cached property
@@ -95,45 +274,47 @@ class Topology:
 
     host: str | None
     source: str
-    packages: Annotated[tuple[Package, ...], AtMost(MAX_PACKAGES)]
-    nodes: Annotated[tuple[Node, ...], AtMost(MAX_NODES)]
-    cores: Annotated[tuple[Core, ...], AtMost(MAX_CPUS)]
+    packages: Annotated[tuple[Package, ...], AtMost(bounds.MAX_PACKAGES)]
+    nodes: Annotated[tuple[Node, ...], AtMost(bounds.MAX_NODES)]
+    cores: Annotated[tuple[Core, ...], AtMost(bounds.MAX_CPUS)]
     allowed: Allowed
-    gpus: Annotated[tuple[Gpu, ...], AtMost(MAX_GPUS)] = ()
-    nics: Annotated[tuple[Nic, ...], AtMost(MAX_NICS)] = ()
-    links: Annotated[tuple[Link, ...], AtMost(MAX_LINKS)] = ()
+    gpus: Annotated[tuple[Gpu, ...], AtMost(bounds.MAX_GPUS)] = ()
+    nics: Annotated[tuple[Nic, ...], AtMost(bounds.MAX_NICS)] = ()
+    links: Annotated[tuple[Link, ...], AtMost(bounds.MAX_LINKS)] = ()
     notes: Texts = ()
     siblings_known: bool = True
     doubtful_nodes: CpuSet = CpuSet()
     memory_bytes: int | None = None
-    speeds: Annotated[tuple[CpuSpeed, ...], AtMost(MAX_CPUS)] = ()
+    speeds: Annotated[tuple[CpuSpeed, ...], AtMost(bounds.MAX_CPUS)] = ()
     gpu_order_known: bool = True
     allowed_known: bool = True
 
     def __post_init__(self) -> None:
         """Check that numbers are unique and that every node that a part is on exists."""
-        _require_unique("node", map(_ID, self.nodes))
-        _require_unique("package", map(_ID, self.packages))
-        _require_unique("the speed of CPU", chain.from_iterable(map(_CPUS, self.speeds)))
-        _require_unique("CPU", chain.from_iterable(map(_CPUS, self.cores)))
-        _require_unique("GPU", map(attrgetter("index"), self.gpus))
-        cuda_indices = map(attrgetter("cuda_index"), self.gpus)
-        _require_unique("CUDA index", not_none(cuda_indices))
+        for what, numbers in (
+            ("node", map(_ID, self.nodes)),
+            ("package", map(_ID, self.packages)),
+            ("the speed of CPU", chain.from_iterable(map(_CPUS, self.speeds))),
+            ("CPU", chain.from_iterable(map(_CPUS, self.cores))),
+            ("GPU", (gpu.index for gpu in self.gpus)),
+            ("CUDA index", not_none(gpu.cuda_index for gpu in self.gpus)),
+        ):
+            seen: set[int] = set()
+            for number in numbers:
+                if number in seen:
+                    raise ValueError(f"{what} {number} appears twice")
+                seen.add(number)
         known = {None, *map(_ID, self.nodes)}
         places = chain(
             ((f"core {core.id}", core.node) for core in self.cores),
-            self._device_places(),
+            ((gpu.label, gpu.node) for gpu in self.gpus),
+            ((nic.name, nic.node) for nic in self.nics),
             ((f"the memory of {gpu.label}", gpu.memory_node) for gpu in self.gpus),
             ((f"package {package.id}", node) for package in self.packages for node in package.nodes),
         )
         for what, node in places:
             if node not in known:
                 raise ValueError(f"{what} is on node {node}, which the machine does not have")
-
-    def _device_places(self) -> Iterator[tuple[str, int | None]]:
-        """Yield the name and the node of every GPU and NIC."""
-        yield from ((gpu.label, gpu.node) for gpu in self.gpus)
-        yield from ((nic.name, nic.node) for nic in self.nics)
 
     @property
     def cpus(self) -> CpuSet:
@@ -154,13 +335,13 @@ class Topology:
     @property
     def vendor_gpus(self) -> tuple[Gpu, ...]:
         """All GPUs of the vendor whose GPUs ranks use, hidden ones included."""
-        first = next(iter((*self.visible_gpus, *self.gpus)), None)
-        return tuple(gpu for gpu in self.gpus if first is not None and gpu.vendor == first.vendor)
+        vendors = [gpu.vendor for gpu in (*self.visible_gpus, *self.gpus)]
+        return tuple(gpu for gpu in self.gpus if gpu.vendor == vendors[0])
 
     @property
     def has_usable_gpu(self) -> bool:
         """Whether the driver reports a GPU. sysfs also shows NVIDIA's to containers that may not use them."""
-        return any(gpu.uuid or gpu.vendor in _SEEN_IF_VISIBLE for gpu in self.visible_gpus)
+        return any(gpu.uuid or not gpu.is_nvidia for gpu in self.visible_gpus)
 
     @cached_property
     def nearest_nics(self) -> dict[int, NearestNics]:
@@ -229,8 +410,10 @@ class Topology:
         )
         lines = [f"{self.host or self.source}: {', '.join(counts)}"]
         devices: defaultdict[int | None, list[str]] = defaultdict(list)
-        for name, place in self._device_places():
-            devices[place].append(name)
+        for gpu in self.gpus:
+            devices[gpu.node].append(gpu.label)
+        for nic in self.nics:
+            devices[nic.node].append(nic.name)
         others: list[int] = []
         for node in self.nodes:
             if not node.cpus and node.id not in devices:  # has no line of its own
@@ -289,11 +472,3 @@ class Topology:
         """
         hint = "write a machine file with: numapin topo --save FILE"
         return read_record(cls, text, source=source, hint=hint, schema=SCHEMA, **_MISSING)
-
-
-def _require_unique(what: str, ids: Iterable[int]) -> None:
-    seen: set[int] = set()
-    for number in ids:
-        if number in seen:
-            raise ValueError(f"{what} {number} appears twice")
-        seen.add(number)

@@ -1,35 +1,106 @@
-"""Network adapters, each with all of its names, and the nearest ones of each GPU.
+"""Network devices, the links between devices, and the nearest NICs of each GPU.
 
 NCCL chooses NICs itself; UCX and NVSHMEM choose in each process alone, so that GPUs with equally near NICs may all take
 the same one (https://github.com/deepseek-ai/DeepEP/pull/466, https://github.com/openucx/ucx/issues/11680).
 """
 
-from __future__ import annotations
-
 import re
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
-from numapin.base.bounds import MAX_LINKS
+from numapin.base.bounds import MAX_LINKS, MAX_PARENTS
+from numapin.base.records import AtMost
 from numapin.topology.address import pci_order
-from numapin.topology.parts import LinkKind, NicInterface, NicKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from numapin.topology.model import Topology
-    from numapin.topology.parts import Gpu, Nic
 
-Natural: TypeAlias = "tuple[str | tuple[int, str], ...]"
-"""A key that sorts mlx5_9 before mlx5_17."""
+
+class LinkKind(StrEnum):
+    """The path between two PCI devices, nearest first, in the words of `nvidia-smi topo -m`.
+
+    Links that GPUs have of their own are not in this list. Their words are "NV<count>" (NVLink), "XGMI<count>" and
+    "XELINK"; without a count, their number is unknown.
+    """
+
+    SAME_BOARD = "PSB"
+    ONE_SWITCH = "PIX"
+    SWITCHES = "PXB"
+    HOST_BRIDGE = "PHB"
+    SAME_NODE = "NODE"
+    SYSTEM = "SYS"
+
+
+class NicKind(StrEnum):
+    """The protocol of a network device; RoCE and EFA devices with a verbs interface count as InfiniBand."""
+
+    ETHERNET = "ethernet"
+    INFINIBAND = "infiniband"
+    SLINGSHOT = "slingshot"
+    """HPE Slingshot (Cassini): Ethernet, and RDMA of its own without a verbs device."""
+
+
+class NicInterface(StrEnum):
+    """The interface of the kernel that a network device's name belongs to."""
+
+    VERBS = "verbs"
+    """RDMA (/sys/class/infiniband): mlx5_0."""
+    NETWORK = "net"
+    """Sockets (/sys/class/net): eth0, ib0, hsn0."""
+    CXI = "cxi"
+    """RDMA of Slingshot, through libfabric (/sys/class/cxi): cxi0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nic:
+    """A network device.
+
+    Attributes:
+        name: Its name.
+        pci: Its PCI address.
+        node: Its node.
+        kind: Its protocol.
+        interface: The interface that the name belongs to. None: the source does not say, or the file is older than
+            this field.
+        is_up: Whether it has a link: of a verbs device, whether its first port is active. None: unknown.
+        rate_gbit_s: The rate of the link in 1e9 bits/s.
+        pci_parents: The addresses of the PCI bridges above it, nearest first. None: unknown.
+    """
+
+    name: str
+    pci: str | None = None
+    node: int | None = None
+    kind: NicKind = NicKind.ETHERNET
+    interface: NicInterface | None = None
+    is_up: bool | None = None
+    rate_gbit_s: float | None = None
+    pci_parents: Annotated[tuple[str, ...], AtMost(MAX_PARENTS)] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """The path between two devices.
+
+    Attributes:
+        a: `gpu0`, or the name of a network device.
+        b: The other device.
+        kind: A word of `nvidia-smi topo -m`, or `NV` and the number of NVLinks.
+    """
+
+    a: str
+    b: str
+    kind: str
+
+
+# --- devices with all of their names ---------------------------------------------------------------------------------
 
 _VERBS: Final = re.compile(r"[A-Za-z0-9_.-]{1,63}")  # the kernel's IB_DEVICE_NAME_MAX is 64, with the final NUL
 _IP_OVER_INFINIBAND: Final = re.compile(r"ib[0-9]+(\.[0-9a-f]+)?")  # the kernel's own names for such interfaces
-_NEAREST_FIRST: Final = tuple(LinkKind)
-_UNKNOWN: Final = len(_NEAREST_FIRST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +132,8 @@ class Adapter:
 
 
 @lru_cache(maxsize=1 << 14)  # a picture sorts the names of all NICs a dozen times
-def natural(text: str) -> Natural:
-    """Return a sort key by which numbers in a text count as numbers."""
+def natural(text: str) -> tuple[str | tuple[int, str], ...]:
+    """Return a sort key by which numbers in a text count as numbers: mlx5_9 comes before mlx5_17."""
     key: list[str | tuple[int, str]] = []
     for at, part in enumerate(re.split(r"([0-9]+)", text)):
         digits = part.lstrip("0")  # compared as text, because int() refuses thousands of digits
@@ -70,48 +141,52 @@ def natural(text: str) -> Natural:
     return tuple(key)
 
 
-def adapters(nics: Iterable[Nic]) -> tuple[Adapter, ...]:
+def adapters(nics: Sequence[Nic]) -> tuple[Adapter, ...]:
     """Return the devices in natural order; names with the same PCI address are one device, except verbs names.
 
     NCCL's files have all functions of a card at one address. Each of them has a verbs name.
     """
-    by_place: dict[object, list[Nic]] = {}
+    verbs_at: defaultdict[str | None, set[str]] = defaultdict(set)
+    for nic in nics:
+        if nic.interface is NicInterface.VERBS:
+            verbs_at[nic.pci].add(nic.name)
+    devices: defaultdict[object, list[Nic]] = defaultdict(list)
     for place, nic in enumerate(nics):
-        by_place.setdefault(place if nic.pci is None else nic.pci, []).append(nic)
+        verbs = verbs_at[nic.pci]
+        own_name = nic.name if len(verbs) > 1 and nic.name in verbs else ""
+        devices[place if nic.pci is None else (nic.pci, own_name)].append(nic)
+
     found: list[Adapter] = []
-    for there in by_place.values():
-        verbs: dict[str, list[Nic]] = {}
-        for nic in there:
-            if nic.interface is NicInterface.VERBS:
-                verbs.setdefault(nic.name, []).append(nic)
-        others = [nic for nic in there if nic.name not in verbs]
-        devices = [there] if len(verbs) < 2 else [*verbs.values(), others]
-        found += [_adapter(device) for device in devices if device]
+    for device in devices.values():
+        device.sort(
+            key=lambda nic: (
+                not _is_verbs(nic),
+                nic.interface is not NicInterface.CXI,
+                nic.kind is not NicKind.INFINIBAND,
+                nic.name.startswith("ib"),
+                natural(nic.name),
+            )
+        )
+        first = device[0]
+        found.append(
+            Adapter(
+                names=tuple(dict.fromkeys(nic.name for nic in device)),
+                pci=first.pci,
+                node=first.node,
+                kind=first.kind,
+                verbs_name=first.name if _is_verbs(first) and _VERBS.fullmatch(first.name) else None,
+                is_up=first.is_up,
+                rate_gbit_s=first.rate_gbit_s,
+                pci_parents=first.pci_parents,
+            )
+        )
     return tuple(sorted(found, key=lambda adapter: (tuple(map(natural, adapter.names)), adapter.pci or "")))
 
 
-def _adapter(nics: Iterable[Nic]) -> Adapter:
-    in_order = sorted(
-        nics,
-        key=lambda nic: (
-            not _is_verbs(nic),
-            nic.interface is not NicInterface.CXI,
-            nic.kind is not NicKind.INFINIBAND,
-            nic.name.startswith("ib"),
-            natural(nic.name),
-        ),
-    )
-    first = in_order[0]
-    return Adapter(
-        names=tuple(dict.fromkeys(nic.name for nic in in_order)),
-        pci=first.pci,
-        node=first.node,
-        kind=first.kind,
-        verbs_name=first.name if _is_verbs(first) and _VERBS.fullmatch(first.name) else None,
-        is_up=first.is_up,
-        rate_gbit_s=first.rate_gbit_s,
-        pci_parents=first.pci_parents,
-    )
+def rdma_adapters(topology: "Topology") -> dict[str, Adapter]:
+    """Return the devices with a name for RDMA by that name, in natural order."""
+    named = ((adapter.rdma_name, adapter) for adapter in topology.nic_devices)
+    return {name: adapter for name, adapter in named if name is not None}
 
 
 def _is_verbs(nic: Nic) -> bool:
@@ -124,13 +199,10 @@ def _is_verbs(nic: Nic) -> bool:
     return nic.interface is NicInterface.VERBS
 
 
-def rdma_adapters(topology: Topology) -> dict[str, Adapter]:
-    """Return the devices with a verbs name by that name, in natural order."""
-    named = ((adapter.verbs_name, adapter) for adapter in adapters(topology.nics))
-    return {name: adapter for name, adapter in named if name is not None}
-
-
 # --- the nearest NICs ------------------------------------------------------------------------------------------------
+
+_NEAREST_FIRST: Final = tuple(LinkKind)
+_UNKNOWN: Final = len(_NEAREST_FIRST)
 
 
 class NearestNics(NamedTuple):
@@ -145,31 +217,7 @@ class NearestNics(NamedTuple):
     has_verbs: bool
 
 
-class _Nearness(NamedTuple):
-    """The distance between a NIC and a GPU, for sorting: nearest first, unknown links and distances last."""
-
-    link: int
-    distance: float
-
-    @property
-    def link_word(self) -> str:
-        return _NEAREST_FIRST[self.link].value if self.link < _UNKNOWN else "link unknown"
-
-    def __str__(self) -> str:
-        is_far = self.link >= _NEAREST_FIRST.index(LinkKind.SYSTEM)
-        distance = f", node distance {self.distance:g}" if is_far and isfinite(self.distance) else ""
-        return self.link_word + distance
-
-
-class _Found(NamedTuple):
-    """The nearest NICs of a GPU, which are equally near, how near they are, and nearer ones that are down."""
-
-    names: tuple[str, ...]
-    nearness: _Nearness
-    down: tuple[str, ...]
-
-
-def nearest_nics(topology: Topology) -> dict[int, NearestNics]:
+def nearest_nics(topology: "Topology") -> dict[int, NearestNics]:
     """Return the nearest NICs of each GPU by the GPU's index, without GPUs of which no NIC's place is known.
 
     1. A NIC counts if it has an RDMA name and is not known to be down; a device with several names counts once.
@@ -179,33 +227,35 @@ def nearest_nics(topology: Topology) -> dict[int, NearestNics]:
 
     All GPUs of the host count, hidden ones included, so that every rank and every job on it gets the same answer.
     """
-    nics = {name: nic for nic in adapters(topology.nics) if (name := nic.rdma_name) is not None}
-    if len(topology.gpus) * len(nics) > MAX_LINKS:  # links to NICs are left out of the topology then
-        return {}
-    words = _link_words(topology)
-    unknown = _Nearness(_UNKNOWN, inf)
-    found: dict[int, _Found] = {}
+    nics = rdma_adapters(topology)
+    links = _link_places(topology, nics)
+    homes = {node.id: node for node in topology.nodes}
+    choices: dict[int, tuple[str, ...]] = {}
+    nearness: dict[int, tuple[int, float]] = {}  # by the GPU's index: the place of the link and the nodes' distance
+    nearer_but_down: dict[int, list[str]] = {}
     for gpu in sorted(topology.gpus, key=lambda gpu: (pci_order(gpu.pci), gpu.partition or 0, gpu.index)):
-        home = next((node for node in topology.nodes if node.id == gpu.node), None)
-        places: dict[str, _Nearness] = {}
-        for name, nic in nics.items():
-            distance = inf if home is None or nic.node is None else home.distance_to(nic.node)
-            places[name] = _Nearness(_link_to(gpu, nic, words), distance)
+        home = homes.get(gpu.node) if gpu.node is not None else None
+        places: dict[str, tuple[int, float]] = {}
+        for name, link in links.get(gpu.index, {}).items():
+            node = nics[name].node
+            places[name] = link, inf if home is None or node is None else home.distance_to(node)
         up = {name: place for name, place in places.items() if nics[name].is_up is not False}
-        best = min(up.values(), default=unknown)
-        if best < unknown:
-            found[gpu.index] = _Found(
-                names=tuple(name for name, place in up.items() if place == best),
-                nearness=best,
-                down=tuple(name for name, place in places.items() if name not in up and place < best),
-            )
+        best = min(up.values(), default=(_UNKNOWN, inf))
+        if best < (_UNKNOWN, inf):
+            choices[gpu.index] = tuple(name for name, place in up.items() if place == best)
+            nearness[gpu.index] = best
+            nearer_but_down[gpu.index] = [name for name, place in places.items() if name not in up and place < best]
 
-    own = _assigned({index: names for index, (names, _, _) in found.items()})
+    own = _assigned(choices)
     num_sharers = Counter(own.values())
     nearest: dict[int, NearestNics] = {}
-    for index, (names, nearness, down) in found.items():
-        first = own[index]
-        reason = f"nearest ({nearness})"
+    for index, names in choices.items():
+        first, down = own[index], nearer_but_down[index]
+        link, distance = nearness[index]
+        word = _NEAREST_FIRST[link].value if link < _UNKNOWN else "link unknown"
+        is_far = link >= _NEAREST_FIRST.index(LinkKind.SYSTEM)
+        apart = f", node distance {distance:g}" if is_far and isfinite(distance) else ""
+        reason = f"nearest ({word}{apart})"
         if len(names) > 1:
             reason += f", one of {len(names)} equally near"
         if num_sharers[first] > 1:
@@ -213,38 +263,41 @@ def nearest_nics(topology: Topology) -> dict[int, NearestNics]:
         if down:
             reason += f"; {', '.join(down)} {'is' if len(down) == 1 else 'are'} down"
         in_order = (first, *(name for name in names if name != first))
-        has_verbs = nics[first].verbs_name is not None
-        nearest[index] = NearestNics(in_order, link=nearness.link_word, reason=reason, has_verbs=has_verbs)
+        nearest[index] = NearestNics(in_order, word, reason, has_verbs=nics[first].verbs_name is not None)
     return nearest
 
 
-def nearest_by_link(topology: Topology) -> dict[int, tuple[str, ...]]:
+def nearest_by_link(topology: "Topology") -> dict[int, tuple[str, ...]]:
     """Return the verbs NICs with the nearest link to each GPU, in natural order: what a process alone can know."""
-    rdma = rdma_adapters(topology)
-    if len(topology.gpus) * len(rdma) > MAX_LINKS:  # links to NICs are left out of the topology then
-        return {}
-    words = _link_words(topology)
-    nics = {name: nic for name, nic in rdma.items() if nic.is_up is not False}
+    nics = rdma_adapters(topology).items()
+    up = {name: nic for name, nic in nics if nic.verbs_name is not None and nic.is_up is not False}
     nearest: dict[int, tuple[str, ...]] = {}
-    for gpu in topology.gpus:
-        places = {name: _link_to(gpu, nic, words) for name, nic in nics.items()}
+    for index, places in _link_places(topology, up).items():
         best = min(places.values(), default=_UNKNOWN)
         if best < _UNKNOWN:
-            nearest[gpu.index] = tuple(name for name, place in places.items() if place == best)
+            nearest[index] = tuple(name for name, place in places.items() if place == best)
     return nearest
 
 
-def _link_words(topology: Topology) -> dict[tuple[str, str], str]:
-    """Return the words of the links between GPUs and NICs, by both names, the GPU's first."""
+def _link_places(topology: "Topology", nics: Mapping[str, Adapter]) -> dict[int, dict[str, int]]:
+    """Return the place in `_NEAREST_FIRST` of the link between each GPU and NIC, by the GPU's index and the NIC's name.
+
+    A link may use any of the device's names.
+    """
+    if len(topology.gpus) * len(nics) > MAX_LINKS:  # links to NICs are left out of the topology then
+        return {}
+    known = {word.value: place for place, word in enumerate(_NEAREST_FIRST)}
     labels = {gpu.label for gpu in topology.gpus}
-    ends = ((link.a, link.b, link.kind) if link.a in labels else (link.b, link.a, link.kind) for link in topology.links)
-    return {(gpu, nic): word for gpu, nic, word in ends}
-
-
-def _link_to(gpu: Gpu, nic: Adapter, words: Mapping[tuple[str, str], str]) -> int:
-    """Return the place of a link in `_NEAREST_FIRST`; a link may use any of the device's names."""
-    known = (words.get((gpu.label, name)) for name in nic.names)
-    return min((_NEAREST_FIRST.index(LinkKind(word)) for word in known if word in _NEAREST_FIRST), default=_UNKNOWN)
+    links = {
+        (link.a, link.b) if link.a in labels else (link.b, link.a): known.get(link.kind, _UNKNOWN)
+        for link in topology.links
+    }
+    return {
+        gpu.index: {
+            name: min(links.get((gpu.label, each), _UNKNOWN) for each in nic.names) for name, nic in nics.items()
+        }
+        for gpu in topology.gpus
+    }
 
 
 def _assigned(choices: Mapping[int, Sequence[str]]) -> dict[int, str]:
@@ -255,7 +308,13 @@ def _assigned(choices: Mapping[int, Sequence[str]]) -> dict[int, str]:
     """
     users: dict[str, list[int]] = {name: [] for names in choices.values() for name in names}
     for gpu in choices:
-        reached = _reached(gpu, choices, users)
+        # The NICs in reach, each with the GPU that would come to it and the NIC that that GPU leaves.
+        reached: dict[str, tuple[int, str | None]] = {}
+        movers: list[tuple[int, str | None]] = [(gpu, None)]
+        for mover, left in movers:  # grows
+            for name in [name for name in choices[mover] if name not in reached]:
+                reached[name] = mover, left
+                movers += [(other, name) for other in users[name]]
         free: str | None = min(reached, key=lambda name: len(users[name]))
         while free is not None:
             mover, left = reached[free]
@@ -264,17 +323,3 @@ def _assigned(choices: Mapping[int, Sequence[str]]) -> dict[int, str]:
                 users[left].remove(mover)
             free = left
     return {gpu: name for name, gpus in users.items() for gpu in gpus}
-
-
-def _reached(
-    gpu: int, choices: Mapping[int, Sequence[str]], users: Mapping[str, Sequence[int]]
-) -> dict[str, tuple[int, str | None]]:
-    """Return the NICs in reach of a GPU, each with the GPU that would come to it and the NIC that that one leaves."""
-    reached: dict[str, tuple[int, str | None]] = {}
-    movers: list[tuple[int, str | None]] = [(gpu, None)]
-    for mover, left in movers:  # grows
-        for name in choices[mover]:
-            if name not in reached:
-                reached[name] = mover, left
-                movers += [(other, name) for other in users[name]]
-    return reached

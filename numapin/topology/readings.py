@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 from numapin.base.bounds import MAX_PARENTS
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import listed
-from numapin.topology.model import CpuSpeed, GpuVendor, Mig, NicInterface, NicKind, NodeSource, Pcie
-from numapin.topology.vendors import ACCELERATOR, DISPLAY
+from numapin.topology.model import CpuSpeed, Mig, NodeSource, Pcie
+from numapin.topology.nics import NicInterface, NicKind
+from numapin.topology.vendors import ACCELERATOR, DISPLAY, GpuVendor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,8 +24,7 @@ PackageKey = TypeVar("PackageKey")
 GpuPart: TypeAlias = tuple[str, int | None]
 """A PCI address, and the number of the partition if the GPU has several."""
 
-NETWORK: Final = 0x02
-"""The base class of network devices on PCI: the upper half of `pci_class`."""
+_NETWORK: Final = 0x02  # the base class of network devices on PCI: the upper half of `pci_class`
 NO_CORES: Final = (
     "the source does not say which CPUs are threads of one core: every CPU counts as a core, and thread counts assume "
     "two threads per core"
@@ -50,7 +50,7 @@ def pci_class(text: str | None) -> int | None:
 
 def is_network(pci_class: int) -> bool:
     """Return whether a PCI class is that of a network device; older InfiniBand adapters are serial bus controllers."""
-    return pci_class >> 8 == NETWORK or pci_class == _OLD_INFINIBAND
+    return pci_class >> 8 == _NETWORK or pci_class == _OLD_INFINIBAND
 
 
 def may_be_gpu(pci_class: int) -> bool:
@@ -137,47 +137,39 @@ class NicReading(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)  # its `index` would hide a tuple's
 class PciReading:
-    """One device on PCI that is a GPU, a partition of a GPU, or a NIC. None: unknown.
-
-    Attributes:
-        address: Its PCI address.
-        evidence: What each source says of its node: the nodes that it names, or the CPUs (`LOCAL_CPUS`).
-        parents: The addresses of the bridges above it, nearest first.
-        host_bridge: The root of its PCI tree.
-        pcie: Its PCI Express link.
-        name: The model of a GPU.
-        uuid: The UUID of a GPU.
-        index: The driver's number for a GPU (hwloc: nvml3, rsmi3).
-        interfaces: The names of a NIC.
-        vendor: The maker of a GPU.
-        partition: The number of a partition or tile of a GPU.
-        is_vga: Whether it is a VGA controller, which may only serve a screen.
-        is_driven: Whether its driver serves a GPU here.
-        device_id: The PCI device id of a GPU.
-        tiles_known: Whether the source reports the tiles of an Intel GPU that may have several.
-        is_on_pci: Whether PCI has a device at the address, if the driver names a GPU there.
-        memory_node: The node that is the memory of a GPU.
-        reports_fabric: Whether the source has the links that a GPU has besides PCI, such as NVLink.
-    """
+    """One device on PCI that is a GPU, a partition of a GPU, or a NIC. None: unknown."""
 
     address: str
     evidence: Mapping[NodeSource, CpuSet] = field(default_factory=dict)
+    """What each source says of its node: the nodes that it names, or the CPUs (`LOCAL_CPUS`)."""
     parents: tuple[str, ...] = ()
+    """The addresses of the bridges above it, nearest first."""
     host_bridge: str | None = None
+    """The root of its PCI tree."""
     pcie: Pcie = Pcie()
+
+    interfaces: tuple[NicReading, ...] = ()
+    """The names of a NIC. The rest is of a GPU."""
+    vendor: GpuVendor | None = None
     name: str | None = None
     uuid: str | None = None
     index: int | None = None
-    interfaces: tuple[NicReading, ...] = ()
-    vendor: GpuVendor | None = None
-    partition: int | None = None
-    is_vga: bool = False
-    is_driven: bool | None = None
+    """The driver's number (hwloc: nvml3, rsmi3)."""
     device_id: int | None = None
+    partition: int | None = None
+    """The number of a partition or tile."""
     tiles_known: bool = True
-    is_on_pci: bool = True
+    """Whether the source reports the tiles of an Intel GPU that may have several."""
     memory_node: int | None = None
+    """The node that is its memory."""
+    is_vga: bool = False
+    """Whether it is a VGA controller, which may only serve a screen."""
+    is_driven: bool | None = None
+    """Whether its driver serves it here."""
+    is_on_pci: bool = True
+    """Whether PCI has a device at the address, if the driver names a GPU there."""
     reports_fabric: bool = False
+    """Whether the source has the links that a GPU has besides PCI, such as NVLink."""
 
     @property
     def known_parents(self) -> tuple[str, ...] | None:
@@ -190,19 +182,14 @@ class PciReading:
         return not self.interfaces
 
     @property
-    def gpu_vendor(self) -> GpuVendor:
-        """The maker of a GPU; sources from before other vendors were read do not name NVIDIA."""
-        return self.vendor or GpuVendor.NVIDIA
-
-    @property
-    def is_nvidia(self) -> bool:
-        """Whether it is a GPU of NVIDIA."""
-        return self.is_gpu and self.gpu_vendor is GpuVendor.NVIDIA
+    def gpu_vendor(self) -> GpuVendor | None:
+        """The maker of a GPU, NVIDIA if the source is from before other vendors were read. None: it is a NIC."""
+        return self.vendor or GpuVendor.NVIDIA if self.is_gpu else None
 
     @property
     def may_be_board_vga(self) -> bool:
         """Whether it may be the VGA chip of a server's board: only a driver tells it from a GPU for computing."""
-        return self.is_vga and not self.is_nvidia
+        return self.is_vga and self.gpu_vendor is not GpuVendor.NVIDIA
 
     def with_tiles_unread(self) -> PciReading:
         """Return the same GPU from a source that shows none of its tiles."""
@@ -256,18 +243,12 @@ class NvmlReadings(NamedTuple):
 
 
 class GpuLoad(NamedTuple):
-    """A GPU's load now; None is unknown.
-
-    Attributes:
-        busy_share: The share of time in which a kernel ran.
-        h2d_gbps: The rate received over PCIe in 1e9 bytes/s.
-        used_bytes: The part of its memory that is in use.
-        memory_bytes: Its memory.
-        power_w: The power that it draws.
-    """
+    """A GPU's load now; None is unknown."""
 
     busy_share: float | None = None
+    """The share of time in which a kernel ran."""
     h2d_gbps: float | None = None
+    """The rate received over PCIe in 1e9 bytes/s."""
     used_bytes: int | None = None
     memory_bytes: int | None = None
     power_w: float | None = None
@@ -307,4 +288,4 @@ class Readings(NamedTuple):
 
     def gpus_on_pci(self, vendor: GpuVendor) -> list[PciReading]:
         """Return a vendor's GPUs and partitions of GPUs on PCI."""
-        return [reading for reading in self.pci if reading.is_gpu and reading.gpu_vendor is vendor]
+        return [reading for reading in self.pci if reading.gpu_vendor is vendor]

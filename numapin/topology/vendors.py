@@ -202,10 +202,10 @@ def _seen_by_hip(gpus: tuple[Gpu, ...], environ: Environ) -> Seen:
     remaining: list[Gpu] = sorted(gpus, key=lambda gpu: gpu.index)
     notes: list[str] = []
     if _ROCR in environ:
-        remaining, notes = _listed(_ROCR, environ[_ROCR], remaining, _find_by_rocr, skips_repeats=False)
+        remaining, notes = _listed(_ROCR, environ[_ROCR], remaining)
     name = _hip_variable(environ)
     if name:
-        remaining, lost = _listed(name, environ[name], remaining, _find_by_hip, skips_repeats=True)
+        remaining, lost = _listed(name, environ[name], remaining)
         notes += lost
     else:
         empty = [name for name in (_HIP, _CUDA) if name in environ][:1]
@@ -224,14 +224,12 @@ def _entries(text: str) -> list[str]:
     return entries if entries[-1] else entries[:-1]
 
 
-def _listed(
-    name: str, text: str, gpus: Sequence[Gpu], find: Callable[[str, Sequence[Gpu]], Gpu | None], *, skips_repeats: bool
-) -> tuple[list[Gpu], list[str]]:
+def _listed(name: str, text: str, gpus: Sequence[Gpu]) -> tuple[list[Gpu], list[str]]:
     """Return the GPUs that a list names, and a note if it ends early or is empty; a bad entry ends it."""
     found: list[Gpu] = []
     for position, entry in enumerate(_entries(text)):
-        gpu = find(entry, gpus)
-        if gpu is None or (gpu in found and not skips_repeats):
+        gpu = _find_by_rocr(entry, gpus) if name == _ROCR else _find_by_hip(entry, gpus)
+        if gpu is None or (gpu in found and name == _ROCR):  # HIP skips a GPU that is named again
             if position == 0 and entry.strip() in ("", "-1"):
                 break
             problem = f"{entry.strip()!r} is not a device or is named twice, so the list ends there"

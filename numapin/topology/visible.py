@@ -27,7 +27,7 @@ from numapin.base.text import GPU_PREFIX, MIG_PREFIX, uuid_digits
 from numapin.topology.address import pci_order
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numapin.topology.model import Gpu
 
@@ -119,10 +119,9 @@ def _cuda_order(gpus: tuple[Gpu, ...], device_order: str | None) -> tuple[tuple[
 def _read_list(text: str, gpus: Sequence[Gpu]) -> tuple[list[_VisibleDevice] | None, list[str]]:
     """Read a list against the GPUs in CUDA's order, up to its first bad entry; None: it is unknown what it names."""
     variable, entries, kind = f"CUDA_VISIBLE_DEVICES={text}", text.split(","), _kind(text)
-    find = {"": _find_index, GPU_PREFIX: _find_gpu, MIG_PREFIX: _find_mig}[kind]
     devices: list[_VisibleDevice] = []
     for position, entry in enumerate(entries):
-        found = find(entry, gpus)
+        found = _find_uuid(entry, kind, gpus) if kind else _find_index(entry, gpus)
         if not isinstance(found, str):
             if found in devices:
                 return [], [f"{variable} names {found} twice, so CUDA refuses to start; name each device once"]
@@ -145,7 +144,7 @@ def _kind(entry: str) -> str:
     return next((prefix for prefix in (GPU_PREFIX, MIG_PREFIX) if entry.startswith(prefix)), "")
 
 
-# Each of these returns the device that an entry of its kind of list names, or why it names none.
+# Each of these returns the device that an entry names, or why it names none.
 
 
 def _find_index(entry: str, gpus: Sequence[Gpu]) -> _VisibleDevice | str:
@@ -156,33 +155,27 @@ def _find_index(entry: str, gpus: Sequence[Gpu]) -> _VisibleDevice | str:
     return _VisibleDevice(gpus[number]) if 0 <= number < len(gpus) else f"there is no device {number}"
 
 
-def _find_gpu(entry: str, gpus: Sequence[Gpu]) -> _VisibleDevice | str:
-    return _find_uuid(entry, GPU_PREFIX, [(gpu.uuid, _VisibleDevice(gpu)) for gpu in gpus if gpu.uuid is not None])
-
-
-def _find_mig(entry: str, gpus: Sequence[Gpu]) -> _VisibleDevice | str:
-    known = {mig.uuid: _VisibleDevice(gpu, mig.uuid) for gpu in gpus for mig in gpu.mig}
-    if entry in known:
-        return known[entry]
-    if entry.startswith(f"{MIG_PREFIX}{GPU_PREFIX}"):
-        # Its name before R470: <UUID of the GPU>/<GPU instance>/<compute instance>. Later drivers do not list the
-        # instances by these numbers, so only the GPU can be checked.
-        parent, _, numbers = entry.removeprefix(MIG_PREFIX).partition("/")
-        of_gpus = [(gpu.uuid, _VisibleDevice(gpu, f"{gpu.uuid}/{numbers}")) for gpu in gpus if gpu.uuid and gpu.mig]
-        return _find_uuid(parent, GPU_PREFIX, of_gpus)
-    return _find_uuid(entry, MIG_PREFIX, known.items())
-
-
-def _find_uuid(entry: str, prefix: str, known: Iterable[tuple[str, _VisibleDevice]]) -> _VisibleDevice | str:
-    """Return the only device whose UUID starts with `entry`."""
-    if not entry.startswith(prefix):
-        if entry.lstrip().startswith(prefix):
+def _find_uuid(entry: str, kind: str, gpus: Sequence[Gpu]) -> _VisibleDevice | str:
+    known = [(gpu.uuid, _VisibleDevice(gpu)) for gpu in gpus]
+    if kind == MIG_PREFIX:
+        known = [(mig.uuid, _VisibleDevice(gpu, mig.uuid)) for gpu in gpus for mig in gpu.mig]
+        exact = dict(known).get(entry)
+        if exact is not None:
+            return exact
+        if entry.startswith(f"{MIG_PREFIX}{GPU_PREFIX}"):
+            # Its name before R470: <UUID of the GPU>/<GPU instance>/<compute instance>. Later drivers do not list the
+            # instances by these numbers, so only the GPU can be checked.
+            kind = GPU_PREFIX
+            entry, _, numbers = entry.removeprefix(MIG_PREFIX).partition("/")
+            known = [(gpu.uuid, _VisibleDevice(gpu, f"{gpu.uuid}/{numbers}")) for gpu in gpus if gpu.mig]
+    if not entry.startswith(kind):
+        if entry.lstrip().startswith(kind):
             return f"CUDA does not skip the blank in {entry!r}"
         return f"{entry!r} is of another kind than the first entry"
-    digits = uuid_digits(entry, prefix)
+    digits = uuid_digits(entry, kind)
     if not digits:
         return f"{entry!r} is not a UUID"
-    fits = [device for uuid, device in known if uuid_digits(uuid, prefix).startswith(digits)]
+    fits = [device for uuid, device in known if uuid and uuid_digits(uuid, kind).startswith(digits)]
     if len(fits) == 1:
         return fits[0]
     return f"several UUIDs start with {entry!r}" if fits else f"there is no {entry!r}"

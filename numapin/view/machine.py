@@ -18,14 +18,16 @@ from numapin.base.text import counted, listed
 from numapin.errors import UsageError
 from numapin.plan.request import Memory
 from numapin.topology.fast import fast_cores
-from numapin.topology.model import Gpu, GpuVendor, LinkKind, NodeKind
+from numapin.topology.model import Gpu, NodeKind
+from numapin.topology.nics import LinkKind
+from numapin.topology.vendors import GpuVendor
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from numapin.plan.model import Plan, RankPlan
-    from numapin.topology.model import Core, Nic, Node, Pcie, Topology
-    from numapin.topology.nics import Adapter, NearestNics
+    from numapin.topology.model import Core, Node, Pcie, Topology
+    from numapin.topology.nics import Adapter, NearestNics, Nic
 
 Ranks = tuple[int, ...]
 Device: TypeAlias = "Gpu | Adapter"
@@ -381,7 +383,7 @@ def machine_view(topology: Topology, plan: Plan | None) -> MachineView:
         nearest_nics=topology.nearest_nics if topology.gpus else {},
         empty=empty_nodes(topology),
         l3_of=spanning_l3s(topology),
-        fast={fast.node: f"fast CPUs {fast.cpus}" for fast in fast_cores(topology)},
+        fast={fast.node: f"fast CPUs {fast.cpus}" for fast in fast_cores(topology)[0]},
         model=models.pop() if has_several and len(models) == 1 else "",
         pcie=links.pop() if has_several and len(links) == 1 else "",
         is_one_source=has_several and len({gpu.node_source for gpu in topology.gpus}) == 1,

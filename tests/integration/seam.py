@@ -39,8 +39,8 @@ from numapin.system import proc
 from numapin.system.cuda import CudaRefused, Driver
 from numapin.system.pages import PINNED
 from numapin.system.proc import state_of, thread_cpus
-from numapin.topology.examples import example_names
-from numapin.topology.model import NicKind
+from numapin.topology.discover import example_names
+from numapin.topology.nics import NicKind
 from numapin.trace.reading import read_trace
 from numapin.trace.settings import Settings
 

@@ -9,9 +9,11 @@ from numapin.system import calls
 from numapin.system.tree import Tree
 from numapin.topology.build import build, with_gpu_nodes
 from numapin.topology.fast import fast_cores
-from numapin.topology.model import GpuVendor, Mig, NicKind, Pcie
+from numapin.topology.model import Mig, Pcie
+from numapin.topology.nics import NicKind
 from numapin.topology.readings import NvmlReading, NvmlReadings, PciReading, Readings
 from numapin.topology.sources import xmlfile
 from numapin.topology.sources.gpu_drivers import read_amd, read_intel
 from numapin.topology.sources.nccl import nccl_nodes
 from numapin.topology.sources.sysfs import read_speeds, read_sysfs
+from numapin.topology.vendors import GpuVendor

@@ -29,7 +29,7 @@ PURE = (
         "base.records",
     ),
     *("system.openmp", "system.refusals", "system.nccl"),
-    *("topology.address", "topology.parts", "topology.model", "topology.readings", "topology.build", "topology.fast"),
+    *("topology.address", "topology.model", "topology.readings", "topology.build", "topology.fast"),
     *("topology.visible", "topology.vendors", "topology.nics"),
     *("topology.sources.hwloc", "topology.sources.nccl", "topology.sources.xmlfile"),
     *("plan", "tasks.identify", "tasks.slice", "launcher.lost_gpus", "data.forks", "data.usage"),

@@ -24,8 +24,8 @@ from numapin.base.bounds import MAX_GPUS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import GPU_PREFIX, not_none
 from numapin.topology.address import pci_address, pci_order
-from numapin.topology.model import GpuVendor
 from numapin.topology.readings import FabricLink, PciReading
+from numapin.topology.vendors import GpuVendor
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

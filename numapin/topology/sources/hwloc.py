@@ -17,7 +17,8 @@ from numapin.base.bounds import MAX_DEVICES, MAX_ELEMENTS, MAX_LINKS, MAX_NICS, 
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import GPU_PREFIX, listed
 from numapin.topology.address import pci_address
-from numapin.topology.model import GpuVendor, NicInterface, NicKind, NodeSource
+from numapin.topology.model import NodeSource
+from numapin.topology.nics import NicInterface, NicKind
 from numapin.topology.readings import (
     VGA,
     CpuReading,
@@ -31,7 +32,7 @@ from numapin.topology.readings import (
     nic_kind,
     pci_class,
 )
-from numapin.topology.vendors import BY_PCI_ID, VENDORS, is_gpu, support_of
+from numapin.topology.vendors import BY_PCI_ID, VENDORS, GpuVendor, is_gpu, support_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

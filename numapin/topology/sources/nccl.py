@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.bounds import MAX_DEVICES, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
 from numapin.topology.address import pci_address
-from numapin.topology.model import GpuVendor, NicInterface, NicKind, NodeSource, Pcie
+from numapin.topology.model import NodeSource, Pcie
+from numapin.topology.nics import NicInterface, NicKind
 from numapin.topology.readings import (
     NO_CORES,
     VGA,
@@ -33,7 +34,7 @@ from numapin.topology.readings import (
     pcie_generation,
     pcie_width,
 )
-from numapin.topology.vendors import ACCELERATOR, BY_PCI_ID, is_gpu
+from numapin.topology.vendors import ACCELERATOR, BY_PCI_ID, GpuVendor, is_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

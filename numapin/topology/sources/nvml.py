@@ -16,7 +16,8 @@ from numapin.base import cpu_set
 from numapin.base.text import without_none
 from numapin.system import calls
 from numapin.topology.address import pci_address
-from numapin.topology.model import LinkKind, Mig, Pcie
+from numapin.topology.model import Mig, Pcie
+from numapin.topology.nics import LinkKind
 from numapin.topology.readings import GpuLoad, NvmlReading, NvmlReadings
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from numapin.system.cgroup import mounts, own_cgroups
 from numapin.system.tree import CAPTURE, Tree
 from numapin.topology.address import pci_address
 from numapin.topology.fast import CAPACITY, FILES, PERF
-from numapin.topology.model import CpuSpeed, GpuVendor, NicInterface, NicKind, NodeSource, Pcie
+from numapin.topology.model import CpuSpeed, NodeSource, Pcie
+from numapin.topology.nics import NicInterface, NicKind
 from numapin.topology.readings import (
     CONTROLLER_3D,
     VGA,
@@ -43,7 +44,7 @@ from numapin.topology.readings import (
     pcie_width,
 )
 from numapin.topology.sources.gpu_drivers import gpu_memory_nodes, nvidia_names, read_drivers
-from numapin.topology.vendors import BY_PCI_ID, is_gpu
+from numapin.topology.vendors import BY_PCI_ID, GpuVendor, is_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence

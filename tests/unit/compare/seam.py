@@ -23,5 +23,5 @@ from numapin.compare.variants import (
     parse_names,
     require_different_names,
 )
-from numapin.topology.examples import example_names
+from numapin.topology.discover import example_names
 from numapin.view.compare_table import OTHERS, compare_table

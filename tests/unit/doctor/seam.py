@@ -11,8 +11,10 @@ from numapin.doctor.live import read_confinement, read_module_version
 from numapin.doctor.model import examine
 from numapin.system import numa
 from numapin.system.tree import Tree
-from numapin.topology.model import GpuVendor, NicKind, NodeSource
+from numapin.topology.model import NodeSource
+from numapin.topology.nics import NicKind
 from numapin.topology.readings import NvmlReading, NvmlReadings
+from numapin.topology.vendors import GpuVendor
 
 if TYPE_CHECKING:
     from numapin.doctor.model import DoctorFinding

@@ -108,6 +108,32 @@ class TestPackage:
         assert _find("nic-package", _machine(name)).severity is OK
 
 
+class TestSlingshot:
+    """NICs that have RDMA without a verbs device."""
+
+    NICS = tuple(Nic(name=f"cxi{number}", node=number, kind=NicKind.SLINGSHOT) for number in range(2))
+
+    def test_they_are_rdma_nics(self) -> None:
+        """No check says that the machine has no RDMA NIC; that of shared verbs devices has nothing to find."""
+        machine = replace(grid(packages=2, nodes=1, gpus=[0, 1]), nics=self.NICS)
+        sharing, package = _find("nic-sharing", machine), _find("nic-package", machine)
+        assert (sharing.severity, sharing.what) == (OK, "no NIC has a verbs device: those of Slingshot have none")
+        assert (package.severity, package.what) == (OK, "no NIC is known to be on a socket without a GPU")
+
+    def test_far_ones_are_found(self) -> None:
+        """One on a socket without GPUs is a note; NCCL_IB_HCA cannot name it."""
+        finding = _find("nic-package", replace(grid(packages=2, nodes=1, gpus=[0]), nics=self.NICS))
+        assert (finding.severity, finding.what) == (NOTE, "all GPUs are on socket 0; on another one: cxi1")
+        assert finding.remedy == "move the card to a slot of socket 0"
+
+    def test_variables_cannot_name_them(self) -> None:
+        """A name in the variables of verbs libraries fits none of them."""
+        machine = replace(grid(packages=2, nodes=1, gpus=[0, 1]), nics=self.NICS)
+        finding = _find("nic-names", machine, {"NCCL_IB_HCA": "=cxi0"})
+        assert (finding.severity, finding.what) == (WARNING, "NCCL_IB_HCA names cxi0, which no NIC here has")
+        assert "those of Slingshot have none" in (finding.remedy or "")
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "wrong"),
     [

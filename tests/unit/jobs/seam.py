@@ -7,4 +7,4 @@ from numapin.jobs import image, kubernetes, scripts
 from numapin.jobs.pod_options import SHM
 from numapin.jobs.request import Form, JobRequest, KubernetesKind, Launch
 from numapin.jobs.share import share_of
-from numapin.topology.model import GpuVendor
+from numapin.topology.vendors import GpuVendor

@@ -13,5 +13,6 @@ from numapin.rank.handover import RankSlice, slice_text
 from numapin.system import numa
 from numapin.tasks.identify import Task
 from numapin.tasks.slice import plan_task
-from numapin.topology.model import CpuSpeed, Mig, NicKind, NodeKind
+from numapin.topology.model import CpuSpeed, Mig, NodeKind
+from numapin.topology.nics import NicKind
 from numapin.view.plan_table import environment_lines

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
-from numapin.topology import examples
+from numapin.topology import discover as reader
 from numapin.topology.build import build
-from numapin.topology.model import LinkKind, Mig, NicInterface, NicKind, NodeKind, NodeSource, Pcie
+from numapin.topology.model import Mig, NodeKind, NodeSource, Pcie
+from numapin.topology.nics import LinkKind, NicInterface, NicKind
 from numapin.topology.readings import NvmlReading, NvmlReadings
 from numapin.topology.sources import sysfs, xmlfile
 from numapin.topology.sources.hwloc import read_hwloc

@@ -9,7 +9,7 @@ import pytest
 
 from numapin import Request, Topology, discover, make_plan
 from numapin.errors import UsageError
-from tests.unit.topology.seam import examples
+from tests.unit.topology.seam import reader
 
 # Name -> the node and the own NIC of each GPU, by hand.
 MACHINES = {
@@ -26,7 +26,7 @@ def test_a_file_is_what_save_would_write(name: str) -> None:
     """An example has all fields, and no value that differs between machines of a kind."""
     topology = discover(f"example:{name}")
     assert Topology.from_json(json.dumps(topology.to_json())) == topology
-    file = Path(examples.__file__).with_name("machines") / f"{name}.json"
+    file = Path(reader.__file__).with_name("machines") / f"{name}.json"
     assert json.loads(file.read_text()) == json.loads(json.dumps(topology.to_json()))
     assert not any(gpu.uuid for gpu in topology.gpus)
     assert not any(node.free_bytes for node in topology.nodes)
@@ -46,7 +46,7 @@ def test_each_rank_is_on_its_gpus_node(name: str) -> None:
 
 def test_names() -> None:
     """Every example has its facts here."""
-    assert examples.example_names() == tuple(f"example:{name}" for name in sorted(MACHINES))
+    assert reader.example_names() == tuple(f"example:{name}" for name in sorted(MACHINES))
 
 
 @pytest.mark.parametrize("name", ["example:", "example:dgx", "example:../machines/p4d", "example:p4d.json"])

@@ -6,9 +6,8 @@ from numapin.attach.report import Attached, AttachedRank, BoundProcess, ProcessP
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import printable
 from numapin.launcher.failure import JobFailure
-from numapin.topology.examples import example_names, read_example
-from numapin.topology.model import NicKind
-from numapin.topology.nics import adapters, natural
+from numapin.topology.discover import example_names, read_example
+from numapin.topology.nics import NicKind, adapters, natural
 from numapin.topology.readings import GpuLoad
 from numapin.view.attach_table import attach_table
 from numapin.view.failure_block import failure_text, traceback_lines
