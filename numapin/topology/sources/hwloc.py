@@ -88,7 +88,7 @@ def read_hwloc(root: Element) -> Readings:
 
     cpus, package_notes = _read_cpus(objects["PU"], machine)
     nodes, doubtful = _read_nodes(objects["NUMANode"], CpuSet(cpu.cpu for cpu in cpus), _distances(root))
-    doubts = ()
+    doubts: tuple[str, ...] = ()
     if doubtful:
         problem = "list the same CPUs, and the file does not say which node owns them"
         assumed = "the smaller list, then the lower number, is assumed"
