@@ -12,7 +12,7 @@ from numapin.base.formats import size_label
 from numapin.view.bench_table import foot, head, notes, sweeps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from rich.console import RenderableType
 
@@ -24,24 +24,15 @@ def sweep_table(report: BenchReport, layout: Layout) -> RenderableType:
     """Return the machine, the legend, each sweep without the figures that none of its peers has, and the verdict."""
     parts: list[RenderableType] = [*head(report, layout)]
     for name, cases in sweeps(report.cases).items():
-        parts += _sweep(name, cases, layout.columns)
+        parts += [Text(), Text(name, style="bold")]
+        for column in layout.columns:
+            all_peers = (peer for case in cases for peer in case.peers)
+            peers = list(dict.fromkeys(peer.name for peer in all_peers if column.figure in peer.figures))
+            if peers:
+                parts.append(_table(cases, column, peers))
+        for case in cases:
+            parts += notes(case)
     return Group(*parts, *foot(report))
-
-
-def _sweep(name: str, cases: Sequence[CaseResult], columns: Sequence[Column]) -> Iterator[RenderableType]:
-    yield Text()
-    yield Text(name, style="bold")
-    for column in columns:
-        peers = _peers_with(column.figure, cases)
-        if peers:
-            yield _table(cases, column, peers)
-    for case in cases:
-        yield from notes(case)
-
-
-def _peers_with(figure: str, cases: Sequence[CaseResult]) -> list[str]:
-    names = (peer.name for case in cases for peer in case.peers if figure in peer.figures)
-    return list(dict.fromkeys(names))
 
 
 def _table(cases: Sequence[CaseResult], column: Column, peers: Sequence[str]) -> Table:
@@ -59,10 +50,7 @@ def _cell(column: Column, spread: Spread | None) -> str:
     if spread is None:
         return "-"
     median = f"{float(f'{spread.median:.3g}'):,.9g}"
-    has_spread = column.spread and len(spread.values) > 1 and spread.median
-    return f"{median}±{_deviation(spread):.0%}" if has_spread else median
-
-
-def _deviation(spread: Spread) -> float:
-    """Return the largest deviation of a repeat from the median, as a share of it."""
-    return max(spread.high - spread.median, spread.median - spread.low) / spread.median
+    if not column.spread or len(spread.values) < 2 or not spread.median:
+        return median
+    deviation = max(spread.high - spread.median, spread.median - spread.low) / spread.median
+    return f"{median}±{deviation:.0%}"
