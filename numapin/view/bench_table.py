@@ -1,4 +1,4 @@
-"""A benchmark's report as tables."""
+"""A benchmark's report as tables; a benchmark over a range of sizes has a table for each figure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
+from numapin.base.formats import size_label
 from numapin.base.plural import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -60,8 +61,53 @@ def bench_table(report: BenchReport, layout: Layout) -> RenderableType:
         if not any(peer.num_runs for peer in case.peers):
             continue
         parts += [Text(), Text(f"{case.name}  ", style="bold") + Text(case.about, style="not bold")]
-        parts += [_table(case, layout.columns), *notes(case)]
-    return Group(*parts, *foot(report))
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("peer", no_wrap=True)
+        shown = _measured(case, layout.columns)
+        for column in shown:
+            table.add_column(column.heading, justify="right")
+        for peer in filter(attrgetter("num_runs"), case.peers):
+            table.add_row(peer.name, *(column.cell(peer.figures.get(column.figure)) for column in shown))
+        parts += [table, *_notes(case)]
+    return Group(*parts, *_foot(report))
+
+
+def sweep_table(report: BenchReport, layout: Layout) -> RenderableType:
+    """Return the machine, the legend, each sweep without the figures that none of its peers has, and the verdict."""
+    sweeps: dict[str, list[CaseResult]] = {}
+    for case in report.cases:
+        if case.group is not None:
+            sweeps.setdefault(case.group, []).append(case)
+    parts: list[RenderableType] = [*head(report, layout)]
+    for name, cases in sweeps.items():
+        parts += [Text(), Text(name, style="bold")]
+        for column in layout.columns:
+            all_peers = (peer for case in cases for peer in case.peers)
+            peers = list(dict.fromkeys(peer.name for peer in all_peers if column.figure in peer.figures))
+            if not peers:
+                continue
+            table = Table(box=None, pad_edge=False, header_style="bold")
+            for title in (column.heading, *peers):
+                table.add_column(title, justify="right", no_wrap=True)
+            for case in cases:
+                spreads = {peer.name: peer.figures.get(column.figure) for peer in case.peers}
+                cells = (_sweep_cell(column, spreads.get(peer)) for peer in peers)
+                table.add_row(size_label(case.num_bytes or 0), *cells)
+            parts.append(table)
+        for case in cases:
+            parts += _notes(case)
+    return Group(*parts, *_foot(report))
+
+
+def _sweep_cell(column: Column, spread: Spread | None) -> str:
+    """Return the median with three digits, because the columns are many, and the largest deviation of a repeat."""
+    if spread is None:
+        return "-"
+    median = f"{float(f'{spread.median:.3g}'):,.9g}"
+    if not column.spread or len(spread.values) < 2 or not spread.median:
+        return median
+    deviation = max(spread.high - spread.median, spread.median - spread.low) / spread.median
+    return f"{median}±{deviation:.0%}"
 
 
 def head(report: BenchReport, layout: Layout) -> Iterator[Text]:
@@ -74,7 +120,7 @@ def head(report: BenchReport, layout: Layout) -> Iterator[Text]:
         yield Text("partial: the benchmark was stopped early; the figures cover the runs so far", style="bold")
 
 
-def foot(report: BenchReport) -> Iterator[RenderableType]:
+def _foot(report: BenchReport) -> Iterator[RenderableType]:
     """Yield reasons for leaving something out, at most 100 columns wide, and the verdict in one line."""
     reasons = list(_left_out(report.cases))
     if reasons:
@@ -116,31 +162,11 @@ def machine_in_words(machine: Mapping[str, object]) -> str:
     return f"{machine.get('num_cpus')} CPUs, {names}; torch {torch}"
 
 
-def sweeps(cases: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:
-    """Return the cases of each sweep over sizes, by its name."""
-    groups: dict[str, list[CaseResult]] = {}
-    for case in cases:
-        if case.group is not None:
-            groups.setdefault(case.group, []).append(case)
-    return groups
-
-
-def notes(case: CaseResult) -> Iterator[Text]:
+def _notes(case: CaseResult) -> Iterator[Text]:
     """Yield a line for each peer that stopped before the last repeat."""
     for peer in case.peers:
         if peer.skipped is not None and peer.num_runs:
             yield Text(f"  {peer.name}: stopped after {counted(peer.num_runs, 'run')}: {peer.skipped}")
-
-
-def _table(case: CaseResult, columns: Sequence[Column]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("peer", no_wrap=True)
-    shown = _measured(case, columns)
-    for column in shown:
-        table.add_column(column.heading, justify="right")
-    for peer in filter(attrgetter("num_runs"), case.peers):
-        table.add_row(peer.name, *(column.cell(peer.figures.get(column.figure)) for column in shown))
-    return table
 
 
 def _measured(case: CaseResult, columns: Sequence[Column]) -> list[Column]:
