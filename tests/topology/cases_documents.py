@@ -93,6 +93,9 @@ HWLOC: Final = {
     "KNL: a node of MCDRAM is near the CPUs of a node without a subtype": machine(
         node(0, (0, 4)), node(1, (0, 4), subtype="MCDRAM"), core(0, 4)
     ),
+    "empty nodes near all CPUs, as on a Grace host, leave no doubt whose these are": machine(
+        node(0, (0, 4)), node(1, (1, 5)), node(2, (0, 1, 4, 5)), node(3, (0, 1, 4, 5)), core(0, 4), core(1, 5)
+    ),
     "without subtypes the lowest number has the CPUs, fewer before all": machine(
         node(0, (0, 1, 4, 5)), node(1, (0, 4)), node(3, (1, 5)), node(2, (1, 5)), core(0, 4), core(1, 5)
     ),

@@ -203,7 +203,9 @@ def _read_nodes(
         )
         for node in sorted(elements)
     )
-    return readings, CpuSet(node for node in untyped if num_near[near[node]] > 1)
+    # There is no doubt if another node has the CPUs, as with the empty nodes of a Grace host, which are near all CPUs.
+    owned = {own[node] for node in untyped}
+    return readings, CpuSet(node for node in untyped if near[node] in owned and num_near[near[node]] > 1)
 
 
 def _distances(root: Element) -> dict[int, dict[int, int]]:
