@@ -23,8 +23,7 @@ from numapin.cli.options import FilePath, Parsed
 from numapin.cli.output import clear_status, emit, json_text, require_writable, say_error, show, show_status, write
 from numapin.compare.measure import duration
 from numapin.errors import NumapinError
-from numapin.view.bench_table import bench_table
-from numapin.view.sweep_table import sweep_table
+from numapin.view.bench_table import bench_table, sweep_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

@@ -69,7 +69,7 @@ def memory_cgroups(tree: Tree) -> Iterator[tuple[str, Controller]]:
         if mount.holds("memory"):
             files, controller = (_V2, "") if mount.kind == "cgroup2" else (_V1, "memory")
             for path in own_cgroups(tree, controller):
-                yield from ((directory, files) for directory in _upwards(mount.at, path))
+                yield from ((directory, files) for directory in upwards(mount.at, path))
 
 
 def own_cgroups(tree: Tree, controller: str, process: int | str = "self") -> list[str]:
@@ -91,7 +91,7 @@ def cpuset_of(tree: Tree, process: int) -> CpuSet | None:
             for path in own_cgroups(tree, controller, process):
                 if ".." in path.split("/"):  # it is outside this cgroup namespace
                     continue
-                for directory in _upwards(mount.at, path):
+                for directory in upwards(mount.at, path):
                     for name in _CPUSET_FILES:
                         if cpus := tree.numbers(f"{directory}/{name}"):
                             return cpus
@@ -107,7 +107,7 @@ def mounts(tree: Tree) -> Iterator[Mount]:
             yield Mount(at=at, kind=line[2], options=line[3].split(","))
 
 
-def _upwards(at: str, path: str) -> Iterator[str]:
+def upwards(at: str, path: str) -> Iterator[str]:
     """Yield the directory of a cgroup and all directories above it, up to the mount point."""
     parts = [part for part in path.split("/") if part]
     yield from ("/".join((at.strip("/"), *parts[:end])) for end in range(len(parts), -1, -1))

@@ -1,4 +1,4 @@
-"""A benchmark's report as tables."""
+"""A benchmark's report as tables; a benchmark over a range of sizes has a table for each figure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
+from numapin.base.formats import size_label
 from numapin.base.text import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import RenderableType
 
@@ -56,28 +57,70 @@ class Layout:
 def bench_table(report: BenchReport, layout: Layout) -> RenderableType:
     """Return the machine, the legend, each case without the columns that none of its peers has, and the verdict."""
     parts: list[RenderableType] = [*head(report, layout)]
-    for case in filter(_was_measured, report.cases):
+    for case in report.cases:
+        if not any(peer.num_runs for peer in case.peers):
+            continue
         parts += [Text(), Text(f"{case.name}  ", style="bold") + Text(case.about, style="not bold")]
-        parts += [_table(case, layout.columns), *notes(case)]
-    return Group(*parts, *foot(report))
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("peer", no_wrap=True)
+        shown = _measured(case, layout.columns)
+        for column in shown:
+            table.add_column(column.heading, justify="right")
+        for peer in filter(attrgetter("num_runs"), case.peers):
+            table.add_row(peer.name, *(column.cell(peer.figures.get(column.figure)) for column in shown))
+        parts += [table, *_notes(case)]
+    return Group(*parts, *_foot(report))
+
+
+def sweep_table(report: BenchReport, layout: Layout) -> RenderableType:
+    """Return the machine, the legend, each sweep without the figures that none of its peers has, and the verdict."""
+    sweeps: dict[str, list[CaseResult]] = {}
+    for case in report.cases:
+        if case.group is not None:
+            sweeps.setdefault(case.group, []).append(case)
+    parts: list[RenderableType] = [*head(report, layout)]
+    for name, cases in sweeps.items():
+        parts += [Text(), Text(name, style="bold")]
+        for column in layout.columns:
+            all_peers = (peer for case in cases for peer in case.peers)
+            peers = list(dict.fromkeys(peer.name for peer in all_peers if column.figure in peer.figures))
+            if not peers:
+                continue
+            table = Table(box=None, pad_edge=False, header_style="bold")
+            for title in (column.heading, *peers):
+                table.add_column(title, justify="right", no_wrap=True)
+            for case in cases:
+                spreads = {peer.name: peer.figures.get(column.figure) for peer in case.peers}
+                cells = (_sweep_cell(column, spreads.get(peer)) for peer in peers)
+                table.add_row(size_label(case.num_bytes or 0), *cells)
+            parts.append(table)
+        for case in cases:
+            parts += _notes(case)
+    return Group(*parts, *_foot(report))
+
+
+def _sweep_cell(column: Column, spread: Spread | None) -> str:
+    """Return the median with three digits, because the columns are many, and the largest deviation of a repeat."""
+    if spread is None:
+        return "-"
+    median = f"{float(f'{spread.median:.3g}'):,.9g}"
+    if not column.spread or len(spread.values) < 2 or not spread.median:
+        return median
+    deviation = max(spread.high - spread.median, spread.median - spread.low) / spread.median
+    return f"{median}±{deviation:.0%}"
 
 
 def head(report: BenchReport, layout: Layout) -> Iterator[Text]:
-    """Yield the machine, the legend, and whether the figures are partial."""
-    yield Text(machine_line(report))
-    yield Text(_legend(report, layout))
+    """Yield the machine, the legend with the meanings of the columns, and whether the figures are partial."""
+    yield Text(machine_in_words(report.machine))
+    shown = {column for case in report.cases for column in _measured(case, layout.columns)}
+    in_order = (column for column in layout.columns if column in shown and column.meaning)
+    yield Text("; ".join((layout.legend, *(f"{column.heading}: {column.meaning}" for column in in_order))))
     if not report.is_complete:
         yield Text("partial: the benchmark was stopped early; the figures cover the runs so far", style="bold")
 
 
-def _legend(report: BenchReport, layout: Layout) -> str:
-    """Return the legend, with the meanings of the columns that at least one case has."""
-    shown = dict.fromkeys(column for case in report.cases for column in _measured(case, layout.columns))
-    in_order = (column for column in layout.columns if column in shown and column.meaning)
-    return "; ".join((layout.legend, *(f"{column.heading}: {column.meaning}" for column in in_order)))
-
-
-def foot(report: BenchReport) -> Iterator[RenderableType]:
+def _foot(report: BenchReport) -> Iterator[RenderableType]:
     """Yield reasons for leaving something out, at most 100 columns wide, and the verdict in one line."""
     reasons = list(_left_out(report.cases))
     if reasons:
@@ -88,85 +131,42 @@ def foot(report: BenchReport) -> Iterator[RenderableType]:
         yield Text(report.verdict.text, style="bold")
 
 
-def _was_measured(case: CaseResult) -> bool:
-    return any(peer.num_runs for peer in case.peers)
-
-
 def _left_out(cases: Sequence[CaseResult]) -> Iterator[str]:
     """Yield a line for each reason for which cases, or peers in some or all cases, have no figures."""
-    for reason, names in _skipped_peers(cases).items():
-        shown = (_peer_with_cases(name, skipped_in, cases) for name, skipped_in in names.items())
+    cases_of = Counter(name for case in cases for name in {peer.name for peer in case.peers})
+    skipped_in: dict[str, dict[str, list[str]]] = {}  # the cases in which a peer never ran, by reason and peer
+    for case in cases:
+        for peer in case.peers:
+            if peer.skipped is not None and not peer.num_runs:
+                skipped_in.setdefault(peer.skipped, {}).setdefault(peer.name, []).append(case.name)
+    for reason, peers in skipped_in.items():
+        shown = (
+            name if len(names) == cases_of[name] else f"{name} (in {', '.join(names)})" for name, names in peers.items()
+        )
         yield f"skipped: {', '.join(shown)}: {reason}"
     skipped: dict[str, list[CaseResult]] = {}
     for case in cases:
         skipped.setdefault(case.skipped or "", []).append(case)
-    yield from (f"skipped: {_cases_in_words(same)}: {reason}" for reason, same in skipped.items() if reason)
-
-
-def _skipped_peers(cases: Sequence[CaseResult]) -> dict[str, dict[str, list[str]]]:
-    """Return, by reason and peer, the cases in which the peer never ran."""
-    found: dict[str, dict[str, list[str]]] = {}
-    pairs = ((case.name, peer) for case in cases for peer in case.peers)
-    for name, peer in pairs:
-        if peer.skipped is not None and not peer.num_runs:
-            found.setdefault(peer.skipped, {}).setdefault(peer.name, []).append(name)
-    return found
-
-
-def _cases_in_words(cases: Sequence[CaseResult]) -> str:
-    """Return the names of cases, and what a single one is about."""
-    names = ", ".join(case.name for case in cases)
-    return names if len(cases) > 1 else f"{names} ({cases[0].about})"
-
-
-def _peer_with_cases(name: str, skipped_in: Sequence[str], cases: Sequence[CaseResult]) -> str:
-    """Return the peer, with the cases in which it was skipped unless these are all that have it."""
-    num_cases = sum(any(peer.name == name for peer in case.peers) for case in cases)
-    return name if len(skipped_in) == num_cases else f"{name} (in {', '.join(skipped_in)})"
-
-
-def machine_line(report: BenchReport) -> str:
-    """Return the machine that was measured, in one line."""
-    return machine_in_words(report.machine)
+    for reason, same in skipped.items():
+        about = f" ({same[0].about})" if len(same) == 1 else ""
+        if reason:
+            yield f"skipped: {', '.join(case.name for case in same)}{about}: {reason}"
 
 
 def machine_in_words(machine: Mapping[str, object]) -> str:
     """Return a machine, as `BenchMachine` has it in JSON, in one line."""
-    versions = machine.get("versions")
+    versions, gpus = machine.get("versions"), machine.get("gpus")
     torch = versions.get("torch") if isinstance(versions, dict) else None
-    return f"{machine.get('num_cpus')} CPUs, {_models_in_words(machine.get('gpus'))}; torch {torch}"
-
-
-def _models_in_words(gpus: object) -> str:
     models = Counter(map(str, gpus if isinstance(gpus, list | tuple) else ()))
-    return ", ".join(f"{count} {model}" for model, count in models.items()) or "no GPU"
+    names = ", ".join(f"{count} {model}" for model, count in models.items()) or "no GPU"
+    return f"{machine.get('num_cpus')} CPUs, {names}; torch {torch}"
 
 
-def sweeps(cases: Iterable[CaseResult]) -> dict[str, list[CaseResult]]:
-    """Return the cases of each sweep over sizes, by its name."""
-    groups: dict[str, list[CaseResult]] = {}
-    for case in cases:
-        if case.group is not None:
-            groups.setdefault(case.group, []).append(case)
-    return groups
-
-
-def notes(case: CaseResult) -> Iterator[Text]:
+def _notes(case: CaseResult) -> Iterator[Text]:
     """Yield a line for each peer that stopped before the last repeat."""
     for peer in case.peers:
         if peer.skipped is not None and peer.num_runs:
             yield Text(f"  {peer.name}: stopped after {counted(peer.num_runs, 'run')}: {peer.skipped}")
-
-
-def _table(case: CaseResult, columns: Sequence[Column]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("peer", no_wrap=True)
-    shown = _measured(case, columns)
-    for column in shown:
-        table.add_column(column.heading, justify="right")
-    for peer in filter(attrgetter("num_runs"), case.peers):
-        table.add_row(peer.name, *(column.cell(peer.figures.get(column.figure)) for column in shown))
-    return table
 
 
 def _measured(case: CaseResult, columns: Sequence[Column]) -> list[Column]:

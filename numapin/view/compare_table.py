@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from numapin.bench.model import Spread
-    from numapin.compare.ratio import StepRatio
     from numapin.compare.report import CompareReport
     from numapin.compare.results import VariantResult
 
@@ -57,21 +55,22 @@ _STYLES: Final = {
 
 def compare_table(report: CompareReport) -> RenderableType:
     """Return the machine, the tables, and a line per variant."""
-    parts: list[RenderableType] = [Text(machine_in_words(report.machine)), *_commands(report)]
-    if report.measured:
-        parts += [
-            Text(report.steps_in_words),
-            Text(),
-            _steps(report),
-            *_others(report),
-            Text(_legend(report), style="dim"),
-        ]
-    return Group(*parts, Text(), *_outcomes(report), *_notes(report))
-
-
-def _commands(report: CompareReport) -> Iterator[Text]:
+    parts: list[RenderableType] = [Text(machine_in_words(report.machine))]
     for variant in report.variants:
-        yield Text(f"{variant.name}: ", style="bold").append(formats.quote_all(variant.command), style="not bold")
+        command = formats.quote_all(variant.command)
+        parts.append(Text(f"{variant.name}: ", style="bold").append(command, style="not bold"))
+    if report.measured:
+        shown = [name for name in OTHERS if any(name in variant.figures for variant in report.measured)]
+        # Two tables if one would be too wide.
+        middle = len(shown) if len(shown) <= _MOST_COLUMNS else (len(shown) + 1) // 2
+        parts += [Text(report.steps_in_words), Text(), _steps(report)]
+        for names in filter(None, (shown[:middle], shown[middle:])):
+            table = _table("variant", *(OTHERS[name][0] for name in names))
+            for variant in report.measured:
+                table.add_row(variant.name, *(_figure_text(variant, name) for name in names))
+            parts += [Text(), table]
+        parts.append(Text("; ".join(_LEGEND[name] for name in shown if name in _LEGEND), style="dim"))
+    return Group(*parts, Text(), *_outcomes(report))
 
 
 def _table(*headings: str) -> Table:
@@ -86,42 +85,12 @@ def _steps(report: CompareReport) -> Table:
     table = _table("variant", "runs", "step ms [lowest, highest]", against, "99 % interval")
     for variant in report.measured:
         ratio, step = variant.ratio, variant.figures["step_s"]
+        digits = 2 if step.median < 0.1 else 1
+        median, low, high = (f"{value * 1000:.{digits}f}" for value in (step.median, step.low, step.high))
         times = "1" if ratio is None else f"{ratio.ratio:.3f}"
-        table.add_row(variant.name, str(variant.num_runs), _step_ms(step), times, _interval(ratio))
+        interval = "-" if ratio is None or ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
+        table.add_row(variant.name, str(variant.num_runs), f"{median} [{low}, {high}]", times, interval)
     return table
-
-
-def _interval(ratio: StepRatio | None) -> str:
-    return "-" if ratio is None or ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
-
-
-def _step_ms(step: Spread) -> str:
-    """Return the step times of a variant's runs in milliseconds."""
-    digits = 2 if step.median < 0.1 else 1
-    median, low, high = (f"{value * 1000:.{digits}f}" for value in (step.median, step.low, step.high))
-    return f"{median} [{low}, {high}]"
-
-
-def _other_figures(report: CompareReport) -> list[str]:
-    """Return the names of the figures besides step times that any variant has."""
-    return [name for name in OTHERS if any(name in variant.figures for variant in report.measured)]
-
-
-def _others(report: CompareReport) -> Iterator[RenderableType]:
-    """Yield the other figures, in two tables if one would be too wide."""
-    shown = _other_figures(report)
-    middle = len(shown) if len(shown) <= _MOST_COLUMNS else (len(shown) + 1) // 2
-    for names in (shown[:middle], shown[middle:]):
-        if names:
-            table = _table("variant", *(OTHERS[name][0] for name in names))
-            for variant in report.measured:
-                table.add_row(variant.name, *(_figure_text(variant, name) for name in names))
-            yield from (Text(), table)
-
-
-def _legend(report: CompareReport) -> str:
-    """Return what the columns mean that are shown and do not speak for themselves."""
-    return "; ".join(_LEGEND[name] for name in _other_figures(report) if name in _LEGEND)
 
 
 def _figure_text(variant: VariantResult, name: str) -> str:
@@ -131,25 +100,18 @@ def _figure_text(variant: VariantResult, name: str) -> str:
 
 
 def _outcomes(report: CompareReport) -> Iterator[Text]:
+    """Yield the verdict on each variant, what failed, and notes."""
     for variant in report.variants:
         if variant.ratio is not None:
             first, *others = verdict_lines(variant)
             yield Text(first, style=_STYLES[variant.ratio.verdict])
-            yield from (Text(line) for line in others)
-
-
-def _failure(variant: VariantResult, failure: str) -> Iterator[Text]:
-    when = f"failed after {counted(variant.num_runs, 'run')}" if variant.num_runs else "failed"
-    first, *lines = failure.split("\n")
-    yield Text(f"{variant.name} {when}: {first}", style="red")
-    yield from map(Text, lines)
-
-
-def _notes(report: CompareReport) -> Iterator[Text]:
-    """Yield what failed, and what a reader has to know."""
+            yield from map(Text, others)
     for variant in report.variants:
         if variant.failure is not None:
-            yield from _failure(variant, variant.failure)
+            when = f"failed after {counted(variant.num_runs, 'run')}" if variant.num_runs else "failed"
+            first, *others = variant.failure.split("\n")
+            yield Text(f"{variant.name} {when}: {first}", style="red")
+            yield from map(Text, others)
         yield from (Text(f"note: {variant.name}: {note}") for note in variant.notes)
     yield from (Text(f"note: {note}") for note in report.notes)
     if not report.is_complete:

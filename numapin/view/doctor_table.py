@@ -44,38 +44,26 @@ def doctor_table(report: DoctorReport) -> RenderableType:
 
 def summary_line(report: DoctorReport) -> str:
     """Return the number of findings by severity, and the first thing to do."""
-    to_mend = sorted(filter(_is_to_mend, report.findings), key=_rank)
-    line = f"{report.host or report.source}: {', '.join(_counts(report.findings))}"
-    return f"{line}. Start with: {to_mend[0].check}" if to_mend else line
-
-
-def _is_to_mend(finding: DoctorFinding) -> bool:
-    return finding.severity in _TO_MEND
-
-
-def _rank(finding: DoctorFinding) -> int:
-    """Return the place of a finding's severity, the worst first."""
-    return list(_STYLES).index(finding.severity)
-
-
-def _counts(findings: Iterable[DoctorFinding]) -> Iterator[str]:
-    """Yield the number of findings of each severity that occurs."""
-    counts = Counter(finding.severity for finding in findings)
-    found = [counted(counts[severity], severity) for severity in _TO_MEND if counts[severity]]
-    yield from found or ["nothing to fix"]
-    yield f"{counted(counts[DoctorSeverity.OK], 'check')} ok"
+    counts = Counter(finding.severity for finding in report.findings)
+    found = [counted(counts[severity], severity) for severity in _TO_MEND if counts[severity]] or ["nothing to fix"]
+    found.append(f"{counted(counts[DoctorSeverity.OK], 'check')} ok")
     if counts[None]:
-        yield f"{counts[None]} without an answer"
+        found.append(f"{counts[None]} without an answer")
+    line = f"{report.host or report.source}: {', '.join(found)}"
+    # The worst first.
+    to_mend = (finding for severity in _TO_MEND for finding in report.findings if finding.severity is severity)
+    first = next(to_mend, None)
+    return f"{line}. Start with: {first.check}" if first else line
 
 
-def _section(severity: DoctorSeverity | None, all_findings: Iterable[DoctorFinding]) -> tuple[RenderableType, ...]:
-    """Return the findings of one severity; those with nothing to do take one line each."""
+def _section(severity: DoctorSeverity | None, all_findings: Iterable[DoctorFinding]) -> Iterator[RenderableType]:
+    """Yield the findings of one severity; those with nothing to do take one line each."""
     findings = [finding for finding in all_findings if finding.severity is severity]
-    if not findings:
-        return ()
-    row = _short if severity in (DoctorSeverity.OK, None) else _full
-    heading = f"{severity or 'unknown'} ({len(findings)})"
-    return Text(heading, style=_STYLES[severity]), _table(map(row, findings)), Text()
+    if findings:
+        row = _full if severity in _TO_MEND else lambda finding: (finding.check, Text(finding.what))
+        yield Text(f"{severity or 'unknown'} ({len(findings)})", style=_STYLES[severity])
+        yield _table(map(row, findings))
+        yield Text()
 
 
 def _table(rows: Iterable[_Row]) -> RenderableType:
@@ -87,15 +75,7 @@ def _table(rows: Iterable[_Row]) -> RenderableType:
     return Constrain(table, _WIDTH)
 
 
-def _short(finding: DoctorFinding) -> _Row:
-    return finding.check, Text(finding.what)
-
-
 def _full(finding: DoctorFinding) -> _Row:
     facts = [Text(f"{label}: {text}", style="dim") for label, text in (("why", finding.why), ("seen", finding.where))]
-    return finding.check, Group(Text(finding.what), *facts, *_remedy(finding.remedy))
-
-
-def _remedy(remedy: str | None) -> Iterator[Text]:
-    if remedy:
-        yield Text(f"fix: {remedy}", style="cyan")
+    remedy = [Text(f"fix: {finding.remedy}", style="cyan")] if finding.remedy else []
+    return finding.check, Group(Text(finding.what), *facts, *remedy)

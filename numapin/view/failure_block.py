@@ -12,7 +12,7 @@ from numapin.base.text import listed, printable, printable_lines
 from numapin.launcher.failure import likely_cause
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numapin.launcher.failure import EndedRank, JobFailure
 
@@ -56,7 +56,7 @@ def failure_block(failure: JobFailure, *, file: str) -> list[str]:
     ]
     end = [
         *_row("log", [line for log in rank.logs[-1:] for line in _broken(log)]),
-        *_row("more", _more(file)),
+        *_row("more", [*(_broken(file) if file else []), "all frames on the terminal: numapin run --traceback …"]),
     ]
     room = NUM_LINES - 1 - len(above) - len(below) - len(end)
     places = _row("were in", _wrapped(_places(failure), 2))[:room]
@@ -100,21 +100,19 @@ def _reason(rank: EndedRank, num_lines: int) -> list[str]:
         details = [line for text in details for line in _wrapped(text, 2)][: num_lines - 1]
     has_usual_end = rank.exitcode == 1 and not rank.is_left
     end = [] if has_usual_end else [f"then {_end(rank)}"]
-    return [*_exception(rank, num_lines - len(details)), *details, *end]
+    # Of the exception, as many lines as are left; each of several lines may be broken once.
+    left = num_lines - len(details)
+    begin = rank.exception.split("\n", left + 1)[: left + 1]
+    lines = [line for text in begin for line in _wrapped(text, 2 if len(begin) > 1 else left)]
+    if len(lines) > left:
+        lines = [*lines[: left - 1], f"{lines[left - 1]}…"]
+    return [*lines, *details, *end]
 
 
 def _end(rank: EndedRank) -> str:
     if rank.has_our_end:
         return f"ended by numapin ({rank.end})"
     return f"killed by {rank.end}" if rank.exitcode < 0 else rank.end
-
-
-def _exception(rank: EndedRank, num_lines: int) -> list[str]:
-    """Return the exception in at most this many lines; each of several lines may be broken once."""
-    begin = rank.exception.split("\n", num_lines + 1)[: num_lines + 1]
-    lines = [line for text in begin for line in _wrapped(text, 2 if len(begin) > 1 else num_lines)]
-    is_cut = len(lines) > num_lines
-    return [*lines[: num_lines - 1], f"{lines[num_lines - 1]}…"] if is_cut else lines
 
 
 def _last_frames(rank: EndedRank, num_lines: int) -> list[str]:
@@ -156,7 +154,10 @@ def _others(failure: JobFailure) -> str:
         ranks = groups[fate]
         if not ranks:
             continue
-        names, ends, is_one = listed("rank", [rank.rank for rank in ranks]), _ends(ranks), len(ranks) == 1
+        names, is_one = listed("rank", [rank.rank for rank in ranks]), len(ranks) == 1
+        counts = Counter(rank.end for rank in ranks).most_common()
+        # The most frequent first: "3 by SIGTERM, 1 by SIGKILL".
+        ends = counts[0][0] if len(counts) == 1 else ", ".join(f"{number} {end}" for end, number in counts[:3])
         words = {
             "left": f"{'is' if is_one else 'are'} still there after SIGKILL ({names})",
             "failed": f"failed later ({names})",
@@ -176,19 +177,6 @@ def _places(failure: JobFailure) -> str:
             ranks[rank.was_in].append(rank.rank)
     places = sorted(ranks, key=lambda place: -len(ranks[place]))
     return "; ".join(f"{listed('rank', sorted(ranks[place]))}: {place}" for place in places)
-
-
-def _ends(ranks: Iterable[EndedRank]) -> str:
-    """Return the ways in which these ranks ended, the most frequent first: "3 by SIGTERM, 1 by SIGKILL"."""
-    counts = Counter(rank.end for rank in ranks)
-    if len(counts) == 1:
-        return next(iter(counts))
-    return ", ".join(f"{number} {end}" for end, number in counts.most_common(3))
-
-
-def _more(file: str) -> list[str]:
-    """Return where all frames are."""
-    return [*(_broken(file) if file else []), "all frames on the terminal: numapin run --traceback …"]
 
 
 def _row(label: str, lines: Sequence[str]) -> list[str]:

@@ -62,12 +62,6 @@ def gpu_link(word: str) -> str:
     return next((family for family in GPU_LINKS if re.fullmatch(f"{family}[0-9]*", word)), "")
 
 
-def numbered(word: str) -> str:
-    """Return a link's word with "#" in place of the number of its links: "NV#" of "NV12", "XGMI" of "XGMI"."""
-    family = gpu_link(word)
-    return f"{family}#" if family and word != family else word
-
-
 def link_words(topology: Topology, devices: Sequence[Collection[str]]) -> dict[frozenset[int], str]:
     """Return the known links between devices, by the places of both; a link may use any of a device's names."""
     place_of = {name: place for place, names in enumerate(devices) for name in names}
@@ -83,7 +77,8 @@ def link_words(topology: Topology, devices: Sequence[Collection[str]]) -> dict[f
 
 def link_meanings(words: Collection[str]) -> list[tuple[str, str]]:
     """Return the words of a legend for these links, each with its meaning."""
-    used = set(map(numbered, words))
+    # "NV#" of "NV12"; "XGMI" of "XGMI", of which the number is unknown.
+    used = {f"{family}#" if (family := gpu_link(word)) not in ("", word) else word for word in words}
     return [(word, meaning) for word, meaning in LINK_MEANINGS.items() if word in used]
 
 

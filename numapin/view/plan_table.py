@@ -68,12 +68,27 @@ def plan_table(plan: Plan) -> Table:
 
     If the nearest NIC of any rank is known, there is a column of these.
     """
-    table = _PlanTable(box=None, pad_edge=False, header_style="bold", caption=_legend(plan), caption_justify="left")
+    num_ranks, legend = len(plan.ranks), []
+    if not all(rank.exact for rank in plan.ranks[:_MOST]):
+        legend.append("* not exact")
+    if num_ranks > _MOST:
+        legend.append(f"the first {_MOST} of {num_ranks} ranks; all of them: numapin plan --json")
+    caption = "\n".join(legend) or None
+    table = _PlanTable(box=None, pad_edge=False, header_style="bold", caption=caption, caption_justify="left")
     headings = _HEADINGS if any(rank.nics for rank in plan.ranks) else _HEADINGS[:-1]
     for heading in headings:
         table.add_column(heading, justify="left" if heading in _LEFT else "right", overflow="fold")
     for rank in plan.ranks[:_MOST]:
-        table.add_row(*_cells(rank)[: len(headings)])
+        cells = (
+            str(rank.local_rank) + ("" if rank.exact else "*"),
+            gpu_cell(rank.gpu),
+            known(rank.node, unknown="-"),
+            _CpuList(str(rank.cpus)),
+            policy(rank),
+            str(rank.num_threads),
+            own_nic_name(rank),
+        )
+        table.add_row(*cells[: len(headings)])
     return table
 
 
@@ -131,38 +146,22 @@ def environment_lines(plan: Plan, shown: Mapping[str, str]) -> list[str]:
 
     `shown` has the variables that show the ranks the GPUs of --gpus.
     """
-    lines = [{**_variables(rank), **shown} for rank in plan.ranks]
-    return [" ".join(f"{name}={quote(value)}" for name, value in line.items()) for line in lines]
-
-
-def _variables(rank: RankPlan) -> dict[str, str]:
-    memory, nodes = rank.kernel_policy
-    return {
-        "LOCAL_RANK": str(rank.local_rank),
-        "NUMAPIN_GPU": _gpu_name(rank.gpu),
-        "NUMAPIN_CPUS": str(rank.cpus),
-        "NUMAPIN_MEMORY": memory.value,
-        "NUMAPIN_NODES": str(nodes),
-        "NUMAPIN_NICS": ",".join(rank.nics or ()),
-        "OMP_NUM_THREADS": str(rank.num_threads),
-        **nic_variables(rank),
-    }
-
-
-def _gpu_name(gpu: GpuRef | None) -> str:
-    if gpu is None:
-        return ""
-    return gpu.uuid or str(gpu.index)
-
-
-def _legend(plan: Plan) -> str | None:
-    """Explain the star if a rank has one, and note if only the first ranks are shown."""
-    num_ranks, lines = len(plan.ranks), []
-    if not all(rank.exact for rank in plan.ranks[:_MOST]):
-        lines.append("* not exact")
-    if num_ranks > _MOST:
-        lines.append(f"the first {_MOST} of {num_ranks} ranks; all of them: numapin plan --json")
-    return "\n".join(lines) or None
+    lines: list[str] = []
+    for rank in plan.ranks:
+        memory, nodes = rank.kernel_policy
+        variables = {
+            "LOCAL_RANK": str(rank.local_rank),
+            "NUMAPIN_GPU": (rank.gpu.uuid or str(rank.gpu.index)) if rank.gpu else "",
+            "NUMAPIN_CPUS": str(rank.cpus),
+            "NUMAPIN_MEMORY": memory.value,
+            "NUMAPIN_NODES": str(nodes),
+            "NUMAPIN_NICS": ",".join(rank.nics or ()),
+            "OMP_NUM_THREADS": str(rank.num_threads),
+            **nic_variables(rank),
+            **shown,
+        }
+        lines.append(" ".join(f"{name}={quote(value)}" for name, value in variables.items()))
+    return lines
 
 
 def gpu_cell(gpu: GpuRef | None) -> str:
@@ -170,16 +169,3 @@ def gpu_cell(gpu: GpuRef | None) -> str:
     if gpu is None:
         return "-"
     return f"{gpu.index} {short_pci(gpu.pci)}" if gpu.pci else str(gpu.index)
-
-
-def _cells(rank: RankPlan) -> tuple[str | _CpuList, ...]:
-    """Return the cells of a rank, one for each of the headings."""
-    return (
-        str(rank.local_rank) + ("" if rank.exact else "*"),
-        gpu_cell(rank.gpu),
-        known(rank.node, unknown="-"),
-        _CpuList(str(rank.cpus)),
-        policy(rank),
-        str(rank.num_threads),
-        own_nic_name(rank),
-    )

@@ -17,7 +17,7 @@ from numapin.view.machine import known, rank_names
 from numapin.view.plan_table import gpu_cell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
     from rich.console import RenderableType
 
@@ -50,19 +50,20 @@ def verify_table(report: VerifyReport) -> RenderableType:
 
 def findings_of(report: VerifyReport, *, notes: bool = True) -> Iterator[Group]:
     """Yield each finding with where it was seen and what to do; ranks with the same finding share one."""
-    for found in _alike(report):
-        if notes or found[0][1].severity is not VerifySeverity.NOTE:
-            yield _finding(found)
-
-
-def _alike(report: VerifyReport) -> Iterable[list[tuple[int, VerifyFinding]]]:
-    """Return the findings with their ranks, in groups that differ only in where they were seen."""
     groups: dict[tuple[str, ...], list[tuple[int, VerifyFinding]]] = {}
     for rank in report.ranks:
         for finding in rank.findings:
             same = groups.setdefault((finding.severity, finding.what, finding.remedy), [])
             same.append((rank.requested.local_rank, finding))
-    return groups.values()
+    for found in groups.values():
+        ranks, first = rank_names({number for number, _ in found}), found[0][1]
+        title = Text(f"{first.severity}: ", style=_STYLE[first.severity])
+        title.append(f"{ranks}: {first.what}", style="not bold default")
+        if first.severity is not VerifySeverity.NOTE:
+            seen = "; ".join(dict.fromkeys(finding.where for _, finding in found))
+            yield Group(title, Text(f"  seen: {seen}"), Text(f"  fix: {first.remedy}"))
+        elif notes:
+            yield Group(title)
 
 
 def summary(report: VerifyReport) -> str:
@@ -106,14 +107,3 @@ def _sizes_mib(rank: RankReport, kinds: Iterable[MemoryKind]) -> tuple[float, fl
     total = sum(by_node.values())
     remote = sum(elsewhere(rank.requested, by_node).values())
     return (total - remote) / 2**20, total / 2**20
-
-
-def _finding(found: Sequence[tuple[int, VerifyFinding]]) -> Group:
-    """Return one finding of several ranks."""
-    ranks, first = rank_names({rank for rank, _ in found}), found[0][1]
-    title = Text(f"{first.severity}: ", style=_STYLE[first.severity])
-    title.append(f"{ranks}: {first.what}", style="not bold default")
-    if first.severity is VerifySeverity.NOTE:
-        return Group(title)
-    seen = "; ".join(dict.fromkeys(finding.where for _, finding in found))
-    return Group(title, Text(f"  seen: {seen}"), Text(f"  fix: {first.remedy}"))

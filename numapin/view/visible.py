@@ -34,21 +34,16 @@ def visible(renderable: RenderableType) -> RenderableType:
             for child in renderable.children:
                 visible(child)
         case _:
-            _clean_wide(renderable)
+            # A table, or what is constrained in width: importing these costs `numapin topo` a few milliseconds.
+            from rich.constrain import Constrain
+            from rich.table import Table
+
+            if isinstance(renderable, Constrain):
+                renderable.renderable = visible(renderable.renderable)
+            elif isinstance(renderable, Table):
+                for column in renderable.columns:
+                    column.header = visible(column.header)
+                    column._cells[:] = map(visible, column.cells)  # noqa: SLF001 - rich has no other way to change a cell
+            else:
+                raise TypeError(f"{type(renderable).__name__} may have text that is not cleaned")
     return renderable
-
-
-def _clean_wide(renderable: RenderableType) -> None:
-    """Clean a table, or what is constrained in width: importing these costs `numapin topo` a few milliseconds."""
-    from rich.constrain import Constrain
-    from rich.table import Table
-
-    match renderable:
-        case Table():
-            for column in renderable.columns:
-                column.header = visible(column.header)
-                column._cells[:] = map(visible, column.cells)  # noqa: SLF001 - rich has no other way to change a cell
-        case Constrain():
-            renderable.renderable = visible(renderable.renderable)
-        case _:
-            raise TypeError(f"{type(renderable).__name__} may have text that is not cleaned")

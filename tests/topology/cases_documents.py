@@ -85,6 +85,17 @@ HWLOC: Final = {
         ),
         core(1, 5),
     ),
+    "without plain memory, nodes of high-bandwidth memory have the CPUs": machine(
+        *(node(n, c, subtype=s) for n, c, s in ((2, (0, 4), "CXL-DRAM"), (0, (0, 4), "HBM"), (1, (1, 5), "HBM"))),
+        core(0, 4),
+        core(1, 5),
+    ),
+    "KNL: a node of MCDRAM is near the CPUs of a node without a subtype": machine(
+        node(0, (0, 4)), node(1, (0, 4), subtype="MCDRAM"), core(0, 4)
+    ),
+    "empty nodes near all CPUs, as on a Grace host, leave no doubt whose these are": machine(
+        node(0, (0, 4)), node(1, (1, 5)), node(2, (0, 1, 4, 5)), node(3, (0, 1, 4, 5)), core(0, 4), core(1, 5)
+    ),
     "without subtypes the lowest number has the CPUs, fewer before all": machine(
         node(0, (0, 1, 4, 5)), node(1, (0, 4)), node(3, (1, 5)), node(2, (1, 5)), core(0, 4), core(1, 5)
     ),

@@ -10,8 +10,8 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import cache
-from itertools import chain, combinations, filterfalse, islice
-from typing import TYPE_CHECKING, Final, NamedTuple
+from itertools import chain, combinations, filterfalse, islice, product
+from typing import TYPE_CHECKING, Final
 
 from numapin.base.bounds import MAX_DEVICES, MAX_ELEMENTS, MAX_LINKS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
@@ -37,9 +37,7 @@ from numapin.topology.vendors import BY_PCI_ID, VENDORS, GpuVendor, is_gpu, supp
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from numapin.topology.readings import GpuPart
     from numapin.topology.sources.xmlfile import Element
-    from numapin.topology.vendors import VendorSupport
 
     Placed = tuple[Element, tuple[Element, ...]]
     """An object, and the elements above it, nearest first."""
@@ -72,7 +70,14 @@ def read_hwloc(root: Element) -> Readings:
 
     It has neither free memory nor PCI Express generations (`pci_link_speed` is a bandwidth).
     """
-    version = _version(root)
+    version_text = root.word("version")
+    match = _VERSION.fullmatch(version_text)
+    if match is None:
+        found = f"version {version_text!r}" if version_text else "no version, which is hwloc 1"
+        problem = f"{found}; versions 2 and 3 are supported"
+        is_old = not version_text or version_text.startswith("1.")
+        raise root.error(problem, hint=_OLD) if is_old else root.error(problem)
+    version = int(match[1])
     machine = next(root.named("object"), None)
     if machine is None or machine.text("type") != "Machine":
         raise root.error('the first element in it is not <object type="Machine">')
@@ -80,24 +85,37 @@ def read_hwloc(root: Element) -> Readings:
     for element, above in machine.walk():
         if element.tag == "object":
             objects[_kind(element)].append((element, above))
+
     cpus, package_notes = _read_cpus(objects["PU"], machine)
-    node_elements = _node_elements(objects["NUMANode"])
-    nodes, doubtful = _read_nodes(node_elements, CpuSet(cpu.cpu for cpu in cpus), _distances(root))
-    with_cpus = CpuSet(node.id for node in nodes if node.cpus)
-    devices = _find_pci_devices(objects["PCIDev"])
-    matrices = [matrix for matrix in root.named("distances2", "distances2hetero") if matrix.text("name") in _WORDS]
-    gpus = _gpus_by_gp_index(devices) if matrices else {}
-    indexes = {index for matrix in matrices for index in _numbers(matrix, "indexes", _REFERENCE)}
-    linked = frozenset(gpus[index].part for index in indexes & gpus.keys())
-    # hwloc writes an infinite set as "0xf...f".
-    is_all = {name: machine.word(name).startswith("0xf...f") for name in _ALLOWED}
-    notes = [*package_notes]
+    nodes, doubtful = _read_nodes(objects["NUMANode"], CpuSet(cpu.cpu for cpu in cpus), _distances(root))
+    doubts: tuple[str, ...] = ()
     if doubtful:
         problem = "list the same CPUs, and the file does not say which node owns them"
         assumed = "the smaller list, then the lower number, is assumed"
         remedy = "capture the machine's sysfs instead: hwloc-gather-topology"
-        notes.append(f"{listed('node', doubtful)} {problem}; {assumed}; {remedy}")
-    allowed_cpus, allowed_nodes = (None if is_all[name] else machine.mask(name) for name in _ALLOWED)
+        doubts = (f"{listed('node', doubtful)} {problem}; {assumed}; {remedy}",)
+    # hwloc writes an infinite set as "0xf...f".
+    allowed_cpus, allowed_nodes = (
+        machine.members(name) if machine.text(name) and not machine.word(name).startswith("0xf...f") else None
+        for name in _ALLOWED
+    )
+
+    with_cpus = CpuSet(node.id for node in nodes if node.cpus)
+    # `build` refuses as many devices and interfaces as can be read here.
+    devices = list(islice(_read_pci(objects["PCIDev"], with_cpus, version), MAX_DEVICES + 1))
+    other_nics = (
+        nic._replace(node=_home(above, with_cpus)[1])
+        for device, above in objects["OSDev"]
+        if all(_kind(element) != "PCIDev" for element in above)
+        for nic in _interfaces([device], NicKind.ETHERNET, version)
+    )
+    nics = tuple(islice(other_nics, MAX_NICS + 1))
+    # The GPUs in matrices of bandwidths, by hwloc's number for the device of the vendor's library.
+    matrices = [matrix for matrix in root.named("distances2", "distances2hetero") if matrix.text("name") in _WORDS]
+    numbers = ((library.number("gp_index"), gpu) for gpu, library in devices if matrices and library)
+    gpus = {number: gpu for number, gpu in numbers if number is not None}
+    indexes = {index for matrix in matrices for index in _numbers(matrix, "indexes", _REFERENCE)}
+    linked = {gpus[index].part for index in indexes & gpus.keys()}
     return Readings(
         host=_info(machine, "HostName") or _info(root, "HostName"),
         source=root.source,
@@ -105,28 +123,16 @@ def read_hwloc(root: Element) -> Readings:
         nodes=nodes,
         allowed_cpus=allowed_cpus,
         allowed_nodes=allowed_nodes,
-        # `build` refuses as many devices and interfaces as can be read here.
-        pci=tuple(islice(_read_pci(devices, with_cpus, version, linked), MAX_DEVICES + 1)),
-        nics=tuple(islice(_read_other_nics(objects["OSDev"], with_cpus, version), MAX_NICS + 1)),
+        pci=tuple(replace(device, reports_fabric=device.part in linked) for device, _ in devices),
+        nics=nics,
         fabric=tuple(islice(chain.from_iterable(_fabric(matrix, gpus) for matrix in matrices), MAX_LINKS)),
         gpu_memory_nodes=CpuSet(
-            node for node, element in node_elements.items() if element.word("subtype").endswith("GPUMemory")
+            node.id("os_index") for node, _ in objects["NUMANode"] if node.word("subtype").endswith("GPUMemory")
         ),
         doubtful_nodes=doubtful,
-        notes=(*notes, *core_notes(cpus)),
+        notes=(*package_notes, *doubts, *core_notes(cpus)),
         allowed_known=all(map(machine.text, _ALLOWED)),
     )
-
-
-def _version(root: Element) -> int:
-    version = root.word("version")
-    match = _VERSION.fullmatch(version)
-    if match:
-        return int(match[1])
-    found = f"version {version!r}" if version else "no version, which is hwloc 1"
-    problem = f"{found}; versions 2 and 3 are supported"
-    is_old = not version or version.startswith("1.")
-    raise root.error(problem, hint=_OLD) if is_old else root.error(problem)
 
 
 # --- CPUs and nodes --------------------------------------------------------------------------------------------------
@@ -163,7 +169,10 @@ def _read_cpus(objects: Iterable[Placed], machine: Element) -> tuple[tuple[CpuRe
     return cpus, notes
 
 
-def _node_elements(objects: Iterable[Placed]) -> dict[int, Element]:
+def _read_nodes(
+    objects: Iterable[Placed], online: CpuSet, distances: Mapping[int, Mapping[int, int]]
+) -> tuple[tuple[NodeReading, ...], CpuSet]:
+    """Return the nodes, and those of which the file does not say whether they have the CPUs that it lists."""
     elements: dict[int, Element] = {}
     for element, _ in objects:
         node = element.id("os_index")
@@ -172,13 +181,6 @@ def _node_elements(objects: Iterable[Placed]) -> dict[int, Element]:
         elements[node] = element
         if len(elements) > MAX_NODES:
             raise element.error(f"there are more than {MAX_NODES} NUMA nodes, the most that are accepted")
-    return elements
-
-
-def _read_nodes(
-    elements: Mapping[int, Element], online: CpuSet, distances: Mapping[int, Mapping[int, int]]
-) -> tuple[tuple[NodeReading, ...], CpuSet]:
-    """Return the nodes, and those of which the file does not say whether they have the CPUs that it lists."""
     online_of = cache(lambda members: members & online)  # broken firmware lists all CPUs on each of many nodes
     near = {node: online_of(element.members("cpuset")) for node, element in elements.items()}
     # For a node without CPUs, hwloc writes the CPUs near it, which belong to another node. The owner is the node of
@@ -201,7 +203,9 @@ def _read_nodes(
         )
         for node in sorted(elements)
     )
-    return readings, CpuSet(node for node in untyped if num_near[near[node]] > 1)
+    # There is no doubt if another node has the CPUs, as with the empty nodes of a Grace host, which are near all CPUs.
+    owned = {own[node] for node in untyped}
+    return readings, CpuSet(node for node in untyped if near[node] in owned and num_near[near[node]] > 1)
 
 
 def _distances(root: Element) -> dict[int, dict[int, int]]:
@@ -224,143 +228,90 @@ def _distances(root: Element) -> dict[int, dict[int, int]]:
 # --- GPUs and NICs ---------------------------------------------------------------------------------------------------
 
 
-class _GpuDevice(NamedTuple):
-    """A device that a GPU's runtime shows: the GPU, or one of its partitions or tiles.
+def _read_pci(
+    objects: Iterable[Placed], with_cpus: CpuSet, version: int
+) -> Iterator[tuple[PciReading, Element | None]]:
+    """Yield the GPUs and NICs on PCI; a GPU, partition or tile with the element of its library's device, if it has one.
 
-    Attributes:
-        support: Its vendor.
-        number: The number in the name of the library's device, such as 0 of nvml0.
-        library: The library's device; that of the whole GPU if it has tiles.
-        element: The device's own element (ze0.1 of a tile). None: the file does not have the tile's.
-        partition: Its number among the devices at this PCI address. None: there is only this one.
+    Raises MachineFileError if devices are inside each other too often.
     """
-
-    support: VendorSupport
-    number: int
-    library: Element
-    element: Element | None
-    partition: int | None = None
-
-
-class _PciDevice(NamedTuple):
-    """A PCI device: its element, those above it, the operating system's devices below it, and its GPUs."""
-
-    element: Element
-    above: tuple[Element, ...]
-    below: list[Element]
-    gpus: list[_GpuDevice]
-
-    @property
-    def address(self) -> str:
-        """The PCI address. Raises MachineFileError if it is malformed."""
-        address = pci_address(self.element.text("pci_busid"))
-        if address is None:
-            raise self.element.error(f"pci_busid={self.element.text('pci_busid')!r} is not a PCI address")
-        return address
-
-    @property
-    def ids(self) -> tuple[int, int, int]:
-        """Its class, its vendor and its model; 0: unknown."""
-        match = _PCI_TYPE.fullmatch(self.element.word("pci_type"))
-        return (pci_class(match[1]) or 0, int(match[2], 16), int(match[3], 16)) if match else (0, 0, 0)
-
-
-def _find_pci_devices(objects: Iterable[Placed]) -> list[_PciDevice]:
-    """Return the PCI devices. Raises MachineFileError if they are inside each other too often."""
-    found: list[_PciDevice] = []
     num_left = MAX_ELEMENTS
-    for device, above in objects:
-        inner = [element for element, _ in device.walk()]
+    for element, above in objects:
+        inner = [each for each, _ in element.walk()]
         num_left -= len(inner)
         if num_left < 0:
-            raise device.error("PCI devices are inside other PCI devices")
-        below = [element for element in inner if _kind(element) == "OSDev"]
-        found.append(_PciDevice(device, above, below, _gpu_devices(below)))
-    return found
-
-
-def _gpu_devices(below: list[Element]) -> list[_GpuDevice]:
-    """Return the devices by which a vendor's library knows a GPU. Level Zero shows each tile as one, if several."""
-    by_name = {element.word("name"): element for element in below}
-    found: list[_GpuDevice] = []
-    for name, element in ((element.word("name"), element) for element in below):
-        for support in map(support_of, VENDORS):
-            match = support.hwloc_name.fullmatch(name)
-            if match is None:
+            raise element.error("PCI devices are inside other PCI devices")
+        below = [each for each in inner if _kind(each) == "OSDev"]
+        address = pci_address(element.text("pci_busid"))
+        if address is None:
+            raise element.error(f"pci_busid={element.text('pci_busid')!r} is not a PCI address")
+        match = _PCI_TYPE.fullmatch(element.word("pci_type"))
+        device_class, vendor_id, device_id = (
+            (pci_class(match[1]) or 0, int(match[2], 16), int(match[3], 16)) if match else (0, 0, 0)
+        )
+        whole = PciReading(
+            address=address,
+            name=_info(element, "PCIDevice"),
+            vendor=BY_PCI_ID.get(vendor_id),
+            device_id=device_id,
+            is_vga=device_class == VGA,
+        )
+        found = _read_library_devices(whole, below)
+        if not found:
+            # A driver serves it for more than a screen if it has one of these devices.
+            may_compute = any(each.word("name").startswith(("renderD", "opencl")) for each in below)
+            interfaces = tuple(_interfaces(below, nic_kind(device_class), version))
+            if (may_compute or not whole.may_be_board_vga) and is_gpu(whole.vendor, device_class, address):
+                found = [(whole.with_tiles_unread(), None)]
+            elif interfaces:
+                found = [(PciReading(address=address, interfaces=interfaces), None)]
+            else:
                 continue
-            digit = re.fullmatch(r"[0-9]", _info(element, "LevelZeroSubdevices") or "")
-            num_tiles = int(digit[0]) if digit else 0
-            tiles = [by_name.get(f"{name}.{tile}") for tile in range(num_tiles)] if num_tiles > 1 else [element]
-            found += [_GpuDevice(support, int(match[1]), element, tile) for tile in tiles]
+
+        home, node = _home(above, with_cpus)
+        if node is None:
+            evidence = {NodeSource.LOCAL_CPUS: home.members("cpuset")}
+        else:
+            evidence = {NodeSource.HWLOC_FILE: CpuSet({node})}
+        bridges = [each for each in above if _kind(each) == "Bridge"]
+        parents = tuple(filter(None, (pci_address(bridge.text("pci_busid")) for bridge in bridges)))
+        # A host bridge's bus in the kernel's spelling ("pci0000:17"); other bridges are between PCI buses.
+        host_bridges = (bridge for bridge in bridges if bridge.word("bridge_type").startswith("0-"))
+        buses = filter(None, (_BRIDGE_PCI.fullmatch(bridge.word("bridge_pci")) for bridge in host_bridges))
+        host_bridge = next((f"pci{bus[1]}:{bus[2]}" for bus in buses), None)
+        for reading, library in found:
+            yield replace(reading, evidence=evidence, parents=parents, host_bridge=host_bridge), library
+
+
+def _read_library_devices(whole: PciReading, below: list[Element]) -> list[tuple[PciReading, Element | None]]:
+    """Return the devices by which a vendor's library knows a GPU: itself, its partitions or its tiles.
+
+    Level Zero shows each tile as a device if there are several. Each comes with its element, if the file has it.
+    """
+    by_name = {element.word("name"): element for element in below}
+    found: list[tuple[PciReading, Element | None]] = []
+    for library, support in product(below, map(support_of, VENDORS)):
+        name = library.word("name")
+        match = support.hwloc_name.fullmatch(name)
+        if match is None:
+            continue
+        reading = replace(
+            whole,
+            vendor=support.vendor,
+            index=None if support.vendor is GpuVendor.INTEL else int(match[1]),  # Intel's numbers count tiles, too
+            name=_info(library, "GPUModel") or _info(library, "LevelZeroModel") or whole.name,
+        )
+        tiles = re.fullmatch(r"[2-9]", _info(library, "LevelZeroSubdevices") or "")
+        if tiles is not None:
+            found += [(reading, by_name.get(f"{name}.{tile}")) for tile in range(int(tiles[0]))]
+            continue
+        uuid = _info(library, support.hwloc_uuid)
+        if uuid is not None and support.vendor is GpuVendor.AMD and not uuid.startswith(GPU_PREFIX):
+            uuid = f"{GPU_PREFIX}{uuid}"  # hwloc writes AMD's without the prefix that ROCr gives it
+        found.append((replace(reading, uuid=uuid), library))
     if len(found) == 1:
         return found
-    return [gpu._replace(partition=number) for number, gpu in enumerate(found)]
-
-
-def _read_pci(
-    devices: Iterable[_PciDevice], with_cpus: CpuSet, version: int, linked: frozenset[GpuPart]
-) -> Iterator[PciReading]:
-    """Yield the GPUs and NICs on PCI; `linked` are the GPUs whose links to others the file has."""
-    for device in devices:
-        found = _read_gpus(device)
-        if not found:
-            interfaces = tuple(_interfaces(device.below, nic_kind(device.ids[0]), version))
-            found = [PciReading(address=device.address, interfaces=interfaces)] if interfaces else []
-        for reading in found:
-            yield replace(_placed(reading, device.above, with_cpus), reports_fabric=reading.part in linked)
-
-
-def _read_gpus(device: _PciDevice) -> list[PciReading]:
-    """Return a GPU or its partitions, known by the devices of its driver's library or by its PCI class."""
-    device_class, vendor_id, device_id = device.ids
-    vendor = BY_PCI_ID.get(vendor_id)
-    reading = PciReading(
-        address=device.address,
-        name=_info(device.element, "PCIDevice"),
-        vendor=vendor,
-        device_id=device_id,
-        is_vga=device_class == VGA,
-    )
-    if not device.gpus:
-        # A driver serves it for more than a screen if it has one of these devices.
-        may_compute = any(element.word("name").startswith(("renderD", "opencl")) for element in device.below)
-        counts = (may_compute or not reading.may_be_board_vga) and is_gpu(vendor, device_class, reading.address)
-        return [reading.with_tiles_unread()] if counts else []
-
-    found: list[PciReading] = []
-    for gpu in device.gpus:
-        vendor = gpu.support.vendor
-        uuid = _info(gpu.library, gpu.support.hwloc_uuid) if gpu.element is gpu.library else None  # not of a tile
-        if uuid is not None and vendor is GpuVendor.AMD and not uuid.startswith(GPU_PREFIX):
-            uuid = f"{GPU_PREFIX}{uuid}"  # hwloc writes AMD's without the prefix that ROCr gives it
-        found.append(
-            replace(
-                reading,
-                vendor=vendor,
-                index=None if vendor is GpuVendor.INTEL else gpu.number,  # Intel's numbers count tiles, too
-                uuid=uuid,
-                name=_info(gpu.library, "GPUModel") or _info(gpu.library, "LevelZeroModel") or reading.name,
-                partition=gpu.partition,
-            )
-        )
-    return found
-
-
-def _placed(reading: PciReading, above: tuple[Element, ...], with_cpus: CpuSet) -> PciReading:
-    """Return the device with its place."""
-    bridges = [element for element in above if _kind(element) == "Bridge"]
-    parents = (pci_address(bridge.text("pci_busid")) for bridge in bridges)
-    # A host bridge's bus in the kernel's spelling ("pci0000:17"); other bridges are between PCI buses.
-    host_bridges = (bridge for bridge in bridges if bridge.word("bridge_type").startswith("0-"))
-    buses = filter(None, (_BRIDGE_PCI.fullmatch(bridge.word("bridge_pci")) for bridge in host_bridges))
-    home, node = _home(above, with_cpus)
-    evidence = {NodeSource.HWLOC_FILE: CpuSet({node})} if node is not None else None
-    return replace(
-        reading,
-        evidence=evidence or {NodeSource.LOCAL_CPUS: home.members("cpuset")},
-        parents=tuple(filter(None, parents)),
-        host_bridge=next((f"pci{bus[1]}:{bus[2]}" for bus in buses), None),
-    )
+    return [(replace(reading, partition=number), element) for number, (reading, element) in enumerate(found)]
 
 
 def _home(above: tuple[Element, ...], with_cpus: CpuSet) -> tuple[Element, int | None]:
@@ -368,14 +319,6 @@ def _home(above: tuple[Element, ...], with_cpus: CpuSet) -> tuple[Element, int |
     home = next(element for element in above if _kind(element) not in _IO)
     nodes = home.members("nodeset") & with_cpus
     return home, min(nodes) if len(nodes) == 1 else None
-
-
-def _read_other_nics(objects: Iterable[Placed], with_cpus: CpuSet, version: int) -> Iterator[NicReading]:
-    """Yield the network interfaces that are not below a PCI device."""
-    for device, above in objects:
-        if all(_kind(element) != "PCIDev" for element in above):
-            _, node = _home(above, with_cpus)
-            yield from (nic._replace(node=node) for nic in _interfaces([device], NicKind.ETHERNET, version))
 
 
 def _interfaces(devices: list[Element], network: NicKind, version: int) -> Iterator[NicReading]:
@@ -405,25 +348,7 @@ def _interfaces(devices: list[Element], network: NicKind, version: int) -> Itera
 # --- links of GPUs that are not PCI ----------------------------------------------------------------------------------
 
 
-class _FabricEnd(NamedTuple):
-    """A GPU in a matrix of bandwidths."""
-
-    part: GpuPart
-    model: str
-
-
-def _gpus_by_gp_index(devices: Iterable[_PciDevice]) -> dict[int, _FabricEnd]:
-    """Return the GPU of each device of a vendor's library, by hwloc's number for the device."""
-    ends: dict[int, _FabricEnd] = {}
-    for device in devices:
-        for gpu in device.gpus:
-            gp_index = gpu.element.number("gp_index") if gpu.element else None
-            if gp_index is not None:
-                ends[gp_index] = _FabricEnd((device.address, gpu.partition), _info(gpu.library, "GPUModel") or "")
-    return ends
-
-
-def _fabric(matrix: Element, gpus: Mapping[int, _FabricEnd]) -> Iterator[FabricLink]:
+def _fabric(matrix: Element, gpus: Mapping[int, PciReading]) -> Iterator[FabricLink]:
     """Yield the links between GPUs in a matrix of bandwidths, each once; GPUs of one switch are linked through it."""
     indexes = _numbers(matrix, "indexes", _REFERENCE)
     ends = {row: gpus[index] for row, index in enumerate(indexes) if index in gpus}
@@ -434,10 +359,10 @@ def _fabric(matrix: Element, gpus: Mapping[int, _FabricEnd]) -> Iterator[FabricL
     word = _WORDS[matrix.word("name")]
     for a, b in combinations(ends, 2):
         speed = rows[a][b] or min(to_switch[a], to_switch[b])
-        is_one_gpu = ends[a].part[0] == ends[b].part[0]  # hwloc gives its tiles a made-up bandwidth
+        is_one_gpu = ends[a].address == ends[b].address  # hwloc gives its tiles a made-up bandwidth
         if speed and not is_one_gpu:
             # The number of NVLinks is known if the bandwidth of one is known for the GPU's model.
-            of_model = (one for models, one in _NVLINK_SPEEDS if word == "NV" and models.search(ends[a].model))
+            of_model = (one for models, one in _NVLINK_SPEEDS if word == "NV" and models.search(ends[a].name or ""))
             one = next(of_model, 0)
             number = speed // one if one and speed % one == 0 else ""
             yield FabricLink(ends[a].part, ends[b].part, f"{word}{number}")

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain, combinations, islice, product, starmap
-from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.bounds import MAX_DEVICES, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
+from numapin.base.text import not_none
 from numapin.topology.address import pci_address
 from numapin.topology.model import NodeSource, Pcie
 from numapin.topology.nics import NicInterface, NicKind
@@ -39,7 +39,6 @@ from numapin.topology.vendors import ACCELERATOR, BY_PCI_ID, GpuVendor, is_gpu
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numapin.topology.readings import GpuPart
     from numapin.topology.sources.xmlfile import Element
 
 _DISPLAY_OTHER: Final = 0x0380  # of AMD's accelerators before the MI300; NVIDIA's are 3D controllers
@@ -57,22 +56,25 @@ def read_nccl(root: Element) -> Readings:
     """
     elements = _cpu_elements(root)
     found = list(islice(chain.from_iterable(starmap(_read_pci, elements.items())), MAX_DEVICES + 1))
-    pci = tuple(_numbered_partitions([reading for reading, _ in found]))
-    gpus = [(reading, element) for reading, (_, element) in zip(pci, found, strict=True) if reading.is_gpu]
+    # Several of AMD's devices at one address are the partitions of a GPU.
+    num_at = Counter(device.address for device, _ in found if device.vendor is GpuVendor.AMD)
+    seen: Counter[str] = Counter()
+    for position, (device, pci) in enumerate(found):
+        if num_at[device.address] > 1:
+            found[position] = replace(device, partition=seen[device.address]), pci
+            seen[device.address] += 1
     all_cpus = CpuSet().union(*elements.values())
-    nodes = ((element.optional_id("numaid"), cpus) for element, cpus in elements.items())
+    numbers = {element.optional_id("numaid"): cpus for element, cpus in elements.items()}
     # NCCL puts all NICs that are not on PCI below its first <cpu>, so their node is unknown.
     nics = (_interfaces(nic, NicKind.ETHERNET) for element in elements for nic in element.named("nic"))
     return Readings(
         host=None,
         source=root.source,
         cpus=tuple(CpuReading(cpu=cpu, siblings=None) for cpu in sorted(all_cpus)),
-        nodes=tuple(
-            sorted((NodeReading(id=node, cpus=cpus) for node, cpus in nodes if node is not None), key=attrgetter("id"))
-        ),
-        pci=pci,  # `build` refuses too many
+        nodes=tuple(NodeReading(id=node, cpus=numbers[node]) for node in sorted(not_none(numbers))),
+        pci=tuple(device for device, _ in found),  # `build` refuses too many
         nics=tuple(islice(chain.from_iterable(nics), MAX_NICS + 1)),
-        fabric=tuple(islice(_fabric(gpus), MAX_LINKS)),
+        fabric=tuple(islice(_fabric([(device, pci) for device, pci in found if device.is_gpu]), MAX_LINKS)),
         allowed_known=False,
         notes=(NO_CORES if all_cpus else _NO_CPUS,),
     )
@@ -118,9 +120,23 @@ def _read_pci(cpu: Element, cpus: CpuSet) -> Iterator[tuple[PciReading, Element]
     # The CPUs of a known node say nothing more.
     evidence = {NodeSource.LOCAL_CPUS: cpus} if node is None else {NodeSource.NCCL_FILE: CpuSet({node})}
     for pci, above in cpu.walk():
-        address = _address(pci)
-        reading = None if address is None else _read_gpu(pci, address) or _read_nic(pci, address)
-        if reading is None:
+        address, device_class = _address(pci), pci_class(pci.text("class")) or 0
+        if address is None:
+            continue
+        gpu, nic = next(pci.named("gpu"), None), next(pci.named("nic"), None)
+        vendor, device_id = _vendor(pci, gpu, device_class), _hexadecimal(pci.text("device"))
+        reading = PciReading(address=address, vendor=vendor, device_id=device_id, is_vga=device_class == VGA)
+        if gpu is not None:
+            # `dev` is the number in NVML or ROCm SMI. NCCL writes `sm` when it looks for links, even if it finds none.
+            reading = replace(reading, is_vga=False, index=gpu.number("dev"), reports_fabric=gpu.text("sm") is not None)
+        elif is_gpu(vendor, device_class, address) and not reading.may_be_board_vga:
+            reading = reading.with_tiles_unread()
+        elif nic is not None or is_network(device_class):
+            kind = nic_kind(device_class)
+            # Without NCCL's names for the interfaces, as on cloud images, the address is the name.
+            interfaces = _interfaces(nic, kind) if nic is not None else ()
+            reading = PciReading(address=address, interfaces=interfaces or (NicReading(address, kind),))
+        else:
             continue
         parents = (pci_address(bridge.text("busid")) for bridge in above)
         placed = replace(
@@ -132,19 +148,6 @@ def _read_pci(cpu: Element, cpus: CpuSet) -> Iterator[tuple[PciReading, Element]
             ),
         )
         yield placed, pci
-
-
-def _read_gpu(pci: Element, address: str) -> PciReading | None:
-    gpu = next(pci.named("gpu"), None)
-    device_class = pci_class(pci.text("class")) or 0
-    vendor = _vendor(pci, gpu, device_class)
-    device_id = _hexadecimal(pci.text("device"))
-    reading = PciReading(address=address, vendor=vendor, is_vga=device_class == VGA, device_id=device_id)
-    if gpu is None:
-        counts = is_gpu(vendor, device_class, address) and not reading.may_be_board_vga
-        return reading.with_tiles_unread() if counts else None
-    # NCCL writes `dev`, the number in NVML or ROCm SMI, and `sm` when it looks for links, none of them included.
-    return replace(reading, is_vga=False, index=gpu.number("dev"), reports_fabric=gpu.text("sm") is not None)
 
 
 def _hexadecimal(text: str | None) -> int | None:
@@ -166,29 +169,6 @@ def _vendor(pci: Element, gpu: Element | None, device_class: int) -> GpuVendor |
     return GpuVendor.NVIDIA if gpu is not None or may_be_gpu(device_class) else None
 
 
-def _numbered_partitions(readings: list[PciReading]) -> Iterator[PciReading]:
-    """Number the partitions of AMD's GPUs: several devices have one address."""
-    num_at = Counter(reading.address for reading in readings if reading.vendor is GpuVendor.AMD)
-    seen: Counter[str] = Counter()
-    for reading in readings:
-        if num_at[reading.address] > 1:
-            yield replace(reading, partition=seen[reading.address])
-            seen[reading.address] += 1
-        else:
-            yield reading
-
-
-def _read_nic(pci: Element, address: str) -> PciReading | None:
-    """Return a network device. Without NCCL's names for its interfaces, as on cloud images, its address is the name."""
-    nic = next(pci.named("nic"), None)
-    device_class = pci_class(pci.text("class")) or 0
-    if nic is None and not is_network(device_class):
-        return None
-    kind = nic_kind(device_class)
-    named = _interfaces(nic, kind) if nic else ()
-    return PciReading(address=address, interfaces=named or (NicReading(address, kind),))
-
-
 def _interfaces(nic: Element, by_class: NicKind) -> tuple[NicReading, ...]:
     """Return the names of a network device with their rates, which NCCL writes in Mbit/s.
 
@@ -204,43 +184,28 @@ def _interfaces(nic: Element, by_class: NicKind) -> tuple[NicReading, ...]:
                 kind, interface = NicKind.SLINGSHOT, NicInterface.CXI
             elif port not in ("", "0", "-1"):
                 kind, interface = NicKind.INFINIBAND, NicInterface.VERBS
-            by_name[name] = NicReading(
-                name=name,
-                kind=kind,
-                interface=interface,
-                rate_gbit_s=gbit_s(net.text("speed")),
-            )
+            by_name[name] = NicReading(name, kind, interface, rate_gbit_s=gbit_s(net.text("speed")))
     return tuple(by_name.values())
 
 
 # --- links of GPUs that are not PCI ----------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, kw_only=True)
-class _Board:
-    """A GPU with its partitions, the word for its links, and how many it has to each address or to switches."""
-
-    word: str = ""
-    parts: list[GpuPart] = field(default_factory=list)
-    counts: Counter[str | None] = field(default_factory=Counter)
-
-
 def _fabric(gpus: list[tuple[PciReading, Element]]) -> Iterator[FabricLink]:
     """Yield the links between GPUs, each once; GPUs with NVLinks to a switch are linked through it."""
     if len(gpus) > MAX_GPUS:  # `build` refuses that many
         return
-    boards: defaultdict[str, _Board] = defaultdict(_Board)
-    for reading, pci in gpus:
-        board = boards[reading.address]
-        board.word = "XGMI" if reading.vendor is GpuVendor.AMD else "NV"
-        board.parts.append(reading.part)
+    parts: defaultdict[str, list[PciReading]] = defaultdict(list)
+    links: defaultdict[str, Counter[str | None]] = defaultdict(Counter)  # how many a GPU has to each address
+    for gpu, pci in gpus:
         counts: Counter[str | None] = Counter()
-        for link in chain.from_iterable(gpu.named("nvlink", "xgmi") for gpu in pci.named("gpu")):
+        for link in chain.from_iterable(element.named("nvlink", "xgmi") for element in pci.named("gpu")):
             is_switch = pci_class(link.text("tclass")) == _NVSWITCH_CLASS
             counts[_SWITCH if is_switch else pci_address(link.text("target"))] += link.number("count") or 0
-        board.counts |= counts  # the partitions of a GPU have the same links
-
-    for (at_a, a), (at_b, b) in combinations(boards.items(), 2):
-        number = a.counts[at_b] or b.counts[at_a] or min(a.counts[_SWITCH], b.counts[_SWITCH])
+        parts[gpu.address].append(gpu)
+        links[gpu.address] |= counts  # the partitions of a GPU have the same links
+    for a, b in combinations(parts, 2):
+        number = links[a][b] or links[b][a] or min(links[a][_SWITCH], links[b][_SWITCH])
         if number:
-            yield from (FabricLink(one, other, f"{a.word}{number}") for one, other in product(a.parts, b.parts))
+            word = "XGMI" if parts[a][-1].vendor is GpuVendor.AMD else "NV"
+            yield from (FabricLink(one.part, two.part, f"{word}{number}") for one, two in product(parts[a], parts[b]))

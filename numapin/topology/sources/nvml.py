@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from itertools import combinations
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base import cpu_set
 from numapin.base.text import without_none
@@ -85,15 +85,13 @@ def read_nvml() -> NvmlReadings:
     Start NVML and shut it down again, without a CUDA context. Never raise: without NVML, `gpus` is None and a note
     has the error and its remedy; without GPUs it is empty.
     """
-    nvml = _started()
-    if isinstance(nvml, NvmlReadings):
-        return nvml
-    try:
-        return _read(nvml)
-    except nvml.NVMLError as error:
-        return _failed("NVML cannot count the GPUs", error)
-    finally:
-        _stop(nvml)
+    with _started() as nvml:
+        if isinstance(nvml, NvmlReadings):
+            return nvml
+        try:
+            return _read(nvml)
+        except nvml.NVMLError as error:
+            return _failed("NVML cannot count the GPUs", error)
 
 
 @contextlib.contextmanager
@@ -103,18 +101,15 @@ def open_loads(uuids: Iterable[str]) -> Iterator[Callable[[], dict[str, GpuLoad]
     GPUs that do not answer are left out, and all of them if NVML does not start. Each GPU takes 20 ms, the time over
     which NVML counts the bytes.
     """
-    nvml = _started()
-    if isinstance(nvml, NvmlReadings):
-        yield dict
-        return
-    handles: dict[str, object] = {}
-    try:
+    with _started() as nvml:
+        if isinstance(nvml, NvmlReadings):
+            yield dict
+            return
+        handles: dict[str, object] = {}
         for uuid in uuids:
             with contextlib.suppress(nvml.NVMLError):
                 handles[uuid] = nvml.nvmlDeviceGetHandleByUUID(uuid)
         yield lambda: without_none({uuid: _load(nvml, handle) for uuid, handle in handles.items()})
-    finally:
-        _stop(nvml)
 
 
 def read_processes() -> dict[int, tuple[str, ...]]:
@@ -122,40 +117,40 @@ def read_processes() -> dict[int, tuple[str, ...]]:
 
     In a container, the process ids may be those of the host.
     """
-    nvml = _started()
-    if isinstance(nvml, NvmlReadings):
-        return {}
     found: dict[int, tuple[str, ...]] = {}
-    try:
+    with _started() as nvml:
+        if isinstance(nvml, NvmlReadings):
+            return {}
         for index in range(_ask(nvml, nvml.nvmlDeviceGetCount) or 0):
             with contextlib.suppress(nvml.NVMLError):  # a GPU that does not answer
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
                 uuid = _text(nvml.nvmlDeviceGetUUID(handle))
                 for process in _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ():
                     found[process.pid] = (*found.get(process.pid, ()), uuid)
-    finally:
-        _stop(nvml)
     return found
 
 
-def _started() -> ModuleType | NvmlReadings:
-    """Start NVML and return its module, or readings that say why it could not be started."""
+@contextlib.contextmanager
+def _started() -> Iterator[ModuleType | NvmlReadings]:
+    """Keep NVML started; yield its module, or readings that say why it could not be started."""
     if not calls.can_load(_LIBRARY):
-        return NvmlReadings(gpus=None, notes=(f"NVML could not be loaded: no {_LIBRARY}; {_REMEDIES[12]}",))
+        yield NvmlReadings(gpus=None, notes=(f"NVML could not be loaded: no {_LIBRARY}; {_REMEDIES[12]}",))
+        return
     try:
         import pynvml
     except ImportError as error:
-        return NvmlReadings(gpus=None, notes=(f"NVML cannot be used: {error}; type: pip install nvidia-ml-py",))
+        yield NvmlReadings(gpus=None, notes=(f"NVML cannot be used: {error}; type: pip install nvidia-ml-py",))
+        return
     try:
         pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)  # a driver without GPUs is not an error
     except pynvml.NVMLError as error:
-        return _failed("NVML could not be loaded" if error.value == 12 else "NVML did not start", error)
-    return cast("ModuleType", pynvml)
-
-
-def _stop(nvml: ModuleType) -> None:
-    with contextlib.suppress(nvml.NVMLError):  # everything is read already
-        nvml.nvmlShutdown()
+        yield _failed("NVML could not be loaded" if error.value == 12 else "NVML did not start", error)
+        return
+    try:
+        yield pynvml
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):  # everything is read already
+            pynvml.nvmlShutdown()
 
 
 def _load(nvml: ModuleType, handle: object) -> GpuLoad | None:

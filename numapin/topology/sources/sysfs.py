@@ -19,7 +19,7 @@ from numapin.base.bounds import MAX_CGROUP_DEPTH, MAX_NICS, MAX_PARENTS
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import not_none, without_none
 from numapin.errors import MachineError
-from numapin.system.cgroup import mounts, own_cgroups
+from numapin.system.cgroup import mounts, own_cgroups, upwards
 from numapin.system.tree import CAPTURE, Tree
 from numapin.topology.address import pci_address
 from numapin.topology.fast import CAPACITY, FILES, PERF
@@ -87,7 +87,8 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
     names_on_pci = {nic.name for device in pci for nic in device.interfaces}
     allowed_cpus, allowed_nodes = _allowed(tree, "cpus"), _allowed(tree, "mems")
     # The cpuset of the whole machine needs no file of its own.
-    own_cpuset = _own_cpuset(tree) or own_cgroups(tree, "cpuset") or own_cgroups(tree, "")
+    cpuset = tree.text("proc/self/cpuset")
+    own_cpuset = [cpuset] if cpuset else own_cgroups(tree, "cpuset") or own_cgroups(tree, "")
     return Readings(
         host=tree.text("proc/sys/kernel/hostname") or tree.text("etc/hostname") or None,
         source=source,
@@ -246,35 +247,21 @@ def _allowed(tree: Tree, what: str) -> CpuSet | None:
     if own is not None:
         return own
     # One after the other: a capture may name millions of directories.
-    files = (
-        f"{mount.at}/{path.strip('/')}/{name.format(what)}"
-        for mount in mounts(tree)
-        if mount.kind == "cpuset" or mount.holds("cpuset")
-        for path in _cpuset_paths(tree, mount.kind)
-        for name in _CPUSET_FILES
-    )
-    sets = map(tree.numbers, files)
-    return next(filter(None, sets), None)  # an empty file of cgroup v2 means "as above"
+    files = (f"{directory}/{name.format(what)}" for directory in _cpuset_directories(tree) for name in _CPUSET_FILES)
+    return next(filter(None, map(tree.numbers, files)), None)  # an empty file of cgroup v2 means "as above"
 
 
-def _cpuset_paths(tree: Tree, kind: str) -> list[str]:
-    """Return the paths of this process's cpuset below the mount of a kind of file system, nearest first."""
-    if kind == "cpuset":
-        return _own_cpuset(tree)
-    if kind == "cgroup":
-        return own_cgroups(tree, "cpuset") or _own_cpuset(tree)
-    paths: list[str] = []
-    for path in own_cgroups(tree, "") or _own_cpuset(tree):
-        names = path.split("/")
-        if len(names) <= MAX_CGROUP_DEPTH + 1:
-            paths += ["/".join(names[:end]) for end in range(len(names), 0, -1)]
-    return paths
-
-
-def _own_cpuset(tree: Tree) -> list[str]:
-    """Return the path of the cpuset, whichever kind of file system it is in."""
-    own = tree.text("proc/self/cpuset")
-    return [own] if own else []
+def _cpuset_directories(tree: Tree) -> Iterator[str]:
+    """Yield the directories of this process's cpuset, and in cgroup v2 those above it, nearest first."""
+    cpuset = tree.text("proc/self/cpuset")  # whichever kind of file system it is in
+    own_cpuset = [cpuset] if cpuset and cpuset.count("/") <= MAX_CGROUP_DEPTH else []
+    for mount in mounts(tree):
+        if mount.kind == "cgroup2":
+            for path in own_cgroups(tree, "") or own_cpuset:
+                yield from upwards(mount.at, path)
+        elif mount.kind == "cpuset" or mount.holds("cpuset"):
+            of_v1 = own_cgroups(tree, "cpuset") if mount.kind == "cgroup" else []
+            yield from (next(upwards(mount.at, path)) for path in of_v1 or own_cpuset)
 
 
 # --- GPUs and NICs ---------------------------------------------------------------------------------------------------
@@ -289,60 +276,54 @@ def _read_pci(tree: Tree, online: CpuSet) -> Iterator[PciReading]:
         if address is None or device_class is None:
             continue
         if is_network(device_class):
-            interfaces = tuple(_interfaces(tree, at, device_class))
-            if interfaces:
-                yield replace(_device(tree, at, address, online), interfaces=interfaces)
+            reading = PciReading(address=address, interfaces=tuple(_interfaces(tree, at, device_class)))
+            if not reading.interfaces:
+                continue
+        elif may_be_gpu(device_class):
+            number = _hexadecimal(tree.text(f"{at}/vendor"))
+            if number is None:
+                config = (tree.data(f"{at}/config") or b"")[:2]
+                number = int.from_bytes(config, "little") if len(config) == 2 else None
+            vendor = BY_PCI_ID.get(number or 0)
+            if number is None and (address in driver or device_class == CONTROLLER_3D):
+                vendor = GpuVendor.NVIDIA  # some captures have only the class: a VGA device may be the board's own
+            elif not is_gpu(vendor, device_class, address):
+                continue
+            device_id = _hexadecimal(tree.text(f"{at}/device"))
+            reading = PciReading(address=address, vendor=vendor, device_id=device_id, is_vga=device_class == VGA)
+        else:
             continue
-        if not may_be_gpu(device_class):
-            continue
-        number = _hexadecimal(tree.text(f"{at}/vendor"))
-        if number is None:
-            config = (tree.data(f"{at}/config") or b"")[:2]
-            number = int.from_bytes(config, "little") if len(config) == 2 else None
-        vendor = BY_PCI_ID.get(number or 0)
-        if number is None and (address in driver or device_class == CONTROLLER_3D):
-            vendor = GpuVendor.NVIDIA  # some captures have only the class: a VGA device may then be the board's own
-        elif not is_gpu(vendor, device_class, address):
-            continue
+
+        # The bridges above a device are the directories on the path of its link, the root bus before them:
+        # sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0.
+        *above, _own = (tree.link(at) or "").split("/")
+        paths = accumulate(above, lambda outer, name: f"{outer}/{name}")
+        bridges = {pci_address(name): f"{_DEVICES}/{path}" for name, path in zip(above, paths, strict=True)}
+        nearest_first = ((parent, path) for parent, path in reversed(bridges.items()) if parent is not None)
+        parents = dict(islice(nearest_first, MAX_PARENTS))
+        nodes_above = (tree.number(f"{path}/numa_node") for path in parents.values())
+        local_cpus = tree.numbers(f"{at}/local_cpulist", mask=f"{at}/local_cpus") or CpuSet()
         yield replace(
-            _device(tree, at, address, online),
-            vendor=vendor,
-            is_vga=device_class == VGA,
-            device_id=_hexadecimal(tree.text(f"{at}/device")),
+            reading,
+            evidence={
+                NodeSource.SYSFS: CpuSet(not_none([tree.number(f"{at}/numa_node")])),
+                NodeSource.PCI_PARENT: CpuSet(islice((node for node in nodes_above if node is not None), 1)),
+                NodeSource.LOCAL_CPUS: online & local_cpus,
+            },
+            parents=tuple(parents),
+            host_bridge=next(filter(_HOST_BRIDGE.fullmatch, reversed(above)), None),
+            pcie=Pcie(
+                gen=pcie_generation(tree.text(f"{at}/current_link_speed")),
+                width=pcie_width(tree.number(f"{at}/current_link_width")),
+                max_gen=pcie_generation(tree.text(f"{at}/max_link_speed")),
+                max_width=pcie_width(tree.number(f"{at}/max_link_width")),
+            ),
         )
 
 
 def _hexadecimal(text: str | None) -> int | None:
     match = _HEXADECIMAL.fullmatch(text or "")
     return int(match[1], 16) if match else None
-
-
-def _device(tree: Tree, at: str, address: str, online: CpuSet) -> PciReading:
-    """Read the values that GPUs and NICs share."""
-    # The bridges above a device are the directories on the path of its link, the root bus before them:
-    # sys/devices/pci0000:16/0000:16:02.0/0000:17:00.0.
-    *above, _own = (tree.link(at) or "").split("/")
-    paths = accumulate(above, lambda outer, name: f"{outer}/{name}")
-    bridges = {pci_address(name): f"{_DEVICES}/{path}" for name, path in zip(above, paths, strict=True)}
-    nearest_first = ((parent, path) for parent, path in reversed(bridges.items()) if parent is not None)
-    parents = dict(islice(nearest_first, MAX_PARENTS))
-    nodes_above = (tree.number(f"{path}/numa_node") for path in parents.values())
-    return PciReading(
-        address=address,
-        evidence={
-            NodeSource.SYSFS: CpuSet(not_none([tree.number(f"{at}/numa_node")])),
-            NodeSource.PCI_PARENT: CpuSet(islice((node for node in nodes_above if node is not None), 1)),
-            NodeSource.LOCAL_CPUS: online & (tree.numbers(f"{at}/local_cpulist", mask=f"{at}/local_cpus") or CpuSet()),
-        },
-        parents=tuple(parents),
-        host_bridge=next(filter(_HOST_BRIDGE.fullmatch, reversed(above)), None),
-        pcie=Pcie(
-            gen=pcie_generation(tree.text(f"{at}/current_link_speed")),
-            width=pcie_width(tree.number(f"{at}/current_link_width")),
-            max_gen=pcie_generation(tree.text(f"{at}/max_link_speed")),
-            max_width=pcie_width(tree.number(f"{at}/max_link_width")),
-        ),
-    )
 
 
 def _read_other_nics(tree: Tree, known: Container[str]) -> Iterator[NicReading]:
@@ -363,48 +344,31 @@ def _interfaces(tree: Tree, at: str, device_class: int) -> Iterator[NicReading]:
     """Yield the names below a network device; a virtio device has its own directory in between."""
     cxi = tree.names(f"{at}/cxi")
     for name in cxi:
-        link = tree.number(f"{at}/properties/link")
-        yield NicReading(
-            name=name,
-            kind=NicKind.SLINGSHOT,
-            interface=NicInterface.CXI,
-            is_up=None if link is None else link == 1,
-            rate_gbit_s=gbit_s(tree.text(f"{at}/properties/speed")),
-        )
+        link, rate = tree.number(f"{at}/properties/link"), gbit_s(tree.text(f"{at}/properties/speed"))
+        is_up = None if link is None else link == 1
+        yield NicReading(name, NicKind.SLINGSHOT, NicInterface.CXI, is_up=is_up, rate_gbit_s=rate)
     virtio = (f"{at}/{name}" for name in tree.names(at) if name.startswith("virtio"))
     for place in (at, *virtio):
         for name in tree.names(f"{place}/net"):
             kind = _TYPES.get(tree.number(f"{place}/net/{name}/type") or 0) or nic_kind(device_class)
-            if cxi or (name.startswith("hs") and _pci_ids(tree, at) in _CASSINI):  # hsn0; captures may lack cxi
-                kind = NicKind.SLINGSHOT
+            ids = (tree.text(f"{at}/{file}") for file in ("vendor", "device"))
+            if cxi or (name.startswith("hs") and tuple(map(_hexadecimal, ids)) in _CASSINI):
+                kind = NicKind.SLINGSHOT  # hsn0; captures may lack cxi
             yield _network_interface(tree, f"{place}/net/{name}", kind)
         for name in tree.names(f"{place}/infiniband"):
             yield _verbs_device(tree, f"{place}/infiniband/{name}")
 
 
-def _pci_ids(tree: Tree, at: str) -> tuple[int | None, int | None]:
-    return _hexadecimal(tree.text(f"{at}/vendor")), _hexadecimal(tree.text(f"{at}/device"))
-
-
 def _verbs_device(tree: Tree, at: str) -> NicReading:
     """Read a verbs device with its first port, which is the one that `--nic-env` names."""
     state, rate = tree.text(f"{at}/ports/1/state"), _RATE.match(tree.text(f"{at}/ports/1/rate") or "")
-    return NicReading(
-        name=at.rpartition("/")[2],
-        kind=NicKind.INFINIBAND,
-        interface=NicInterface.VERBS,
-        is_up=state.startswith(_ACTIVE) if state else None,
-        rate_gbit_s=float(rate[1]) if rate else None,
-    )
+    is_up, rate_gbit_s = state.startswith(_ACTIVE) if state else None, float(rate[1]) if rate else None
+    name = at.rpartition("/")[2]
+    return NicReading(name, NicKind.INFINIBAND, NicInterface.VERBS, is_up=is_up, rate_gbit_s=rate_gbit_s)
 
 
 def _network_interface(tree: Tree, at: str, kind: NicKind) -> NicReading:
     """Read a network interface; some drivers have no state, which the kernel calls unknown."""
-    state = tree.text(f"{at}/operstate")
-    return NicReading(
-        name=at.rpartition("/")[2],
-        kind=kind,
-        interface=NicInterface.NETWORK,
-        is_up=state == "up" if state in _OPERATIONAL_STATES else None,
-        rate_gbit_s=gbit_s(tree.text(f"{at}/speed")),
-    )
+    state, rate = tree.text(f"{at}/operstate"), gbit_s(tree.text(f"{at}/speed"))
+    is_up = state == "up" if state in _OPERATIONAL_STATES else None
+    return NicReading(at.rpartition("/")[2], kind, NicInterface.NETWORK, is_up=is_up, rate_gbit_s=rate)

@@ -34,7 +34,7 @@ _NUMBER: Final = re.compile(r"\d{1,18}", re.ASCII)
 class Element:
     """One element: its tag, its place in the file, and its content. Equal only to itself.
 
-    `sets` is shared by all elements of a file.
+    `sets` is shared by all elements of a file. All methods raise MachineFileError for a malformed value.
     """
 
     source: str
@@ -54,7 +54,7 @@ class Element:
         return self.word(name) or None
 
     def number(self, name: str) -> int | None:
-        """Return a non-negative number, or None if it is missing or -1. Raises MachineFileError for other text."""
+        """Return a non-negative number, or None if it is missing or -1."""
         text = self.text(name)
         if text in {None, "-1"}:
             return None
@@ -70,27 +70,23 @@ class Element:
         return number
 
     def id(self, name: str) -> int:
-        """Return the required number of a CPU or a node. Raises MachineFileError if it is missing."""
+        """Return the required number of a CPU or a node."""
         number = self.optional_id(name)
         if number is None:
             raise self.error(f"{name} is missing")
         return number
 
-    def mask(self, name: str) -> CpuSet | None:
-        """Return a set written as a hexadecimal mask, or None if it is missing. Raises MachineFileError."""
-        text = self.text(name)
-        if text is None:
-            return None
+    def members(self, name: str) -> CpuSet:
+        """Return a set written as a hexadecimal mask, empty if it is missing."""
+        text = self.word(name)
+        if not text:
+            return CpuSet()
         if len(text) > _MAX_MASK:
             raise self.error(f"{name} is {len(text)} characters long; at most {_MAX_MASK} are accepted")
         try:
             return self.sets.get(text, cpu_set.parse_mask)
         except ValueError as error:
             raise self.error(f"{name}: {error}") from None
-
-    def members(self, name: str) -> CpuSet:
-        """Return a set written as a hexadecimal mask, empty if it is missing. Raises MachineFileError."""
-        return self.mask(name) or CpuSet()
 
     def named(self, *tags: str) -> Iterator[Element]:
         """Yield the children with one of these tags, in order."""
@@ -117,64 +113,49 @@ def parse(text: str, *, source: str) -> Element:
     DTD is not read. Raises MachineFileError if the text is not well-formed, its DOCTYPE contains declarations, or it
     exceeds the bounds.
     """
-    builder = _Builder(source)
+    parser = expat.ParserCreate(encoding="utf-8")
+    parser.buffer_text = True
+    sets = cpu_set.Sets()
+    top = Element(source=source, tag="", line=0, attributes={}, sets=sets)
+    open_elements = [top]
+    num_left = MAX_ELEMENTS
+
+    def refusal(problem: str) -> MachineFileError:
+        return MachineFileError(f"{source}: line {parser.CurrentLineNumber}: {problem}", _HINT)
+
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        nonlocal num_left
+        num_left -= 1
+        if len(open_elements) > _MAX_DEPTH:
+            raise refusal(f"<{tag}> is more than {_MAX_DEPTH} elements deep")
+        if len(attributes) > _MAX_ATTRIBUTES:
+            raise refusal(f"<{tag}> has {len(attributes)} attributes; at most {_MAX_ATTRIBUTES} are accepted")
+        if num_left < 0:
+            raise refusal(f"there are more than {MAX_ELEMENTS} elements, the most that are accepted")
+        line = parser.CurrentLineNumber
+        element = Element(source=source, tag=tag, line=line, attributes=attributes, sets=sets)
+        open_elements[-1].children.append(element)
+        open_elements.append(element)
+
+    def characters(text: str) -> None:
+        open_elements[-1].texts.append(text)
+
+    def doctype(_name: str, _system: str | None, _public: str | None, has_declarations: int) -> None:
+        # Entities and default values of attributes would make a small file large.
+        if has_declarations:
+            raise refusal("the DOCTYPE contains declarations, such as entities; machine files may not declare any")
+
+    parser.StartElementHandler = start
+    parser.EndElementHandler = lambda _tag: open_elements.pop()
+    parser.CharacterDataHandler = characters
+    parser.StartDoctypeDeclHandler = doctype
     try:
-        builder.parser.Parse(text.encode(errors="replace"), True)
+        parser.Parse(text.encode(errors="replace"), True)
     except expat.ExpatError as error:
         where = f"line {error.lineno}, column {error.offset + 1}"
         raise MachineFileError(f"{source}: {where}: not XML: {expat.ErrorString(error.code)}", _HINT) from None
     finally:
-        builder.close()
-    return builder.top.children[0]
-
-
-class _Builder:
-    """A tree of elements, built from expat's events."""
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.sets = cpu_set.Sets()
-        self.num_elements = 0
-        self.top = self.element("", {}, 0)
-        self.open = [self.top]
-        self.parser = expat.ParserCreate(encoding="utf-8")
-        self.parser.buffer_text = True
-        self.parser.StartElementHandler = self.start
-        self.parser.EndElementHandler = self.end
-        self.parser.CharacterDataHandler = self.characters
-        self.parser.StartDoctypeDeclHandler = self.doctype
-
-    def start(self, tag: str, attributes: dict[str, str]) -> None:
-        if len(self.open) > _MAX_DEPTH:
-            raise self.refusal(f"<{tag}> is more than {_MAX_DEPTH} elements deep")
-        if len(attributes) > _MAX_ATTRIBUTES:
-            raise self.refusal(f"<{tag}> has {len(attributes)} attributes; at most {_MAX_ATTRIBUTES} are accepted")
-        self.num_elements += 1
-        if self.num_elements > MAX_ELEMENTS:
-            raise self.refusal(f"there are more than {MAX_ELEMENTS} elements, the most that are accepted")
-        element = self.element(tag, attributes, self.parser.CurrentLineNumber)
-        self.open[-1].children.append(element)
-        self.open.append(element)
-
-    def close(self) -> None:
-        """Break the reference cycle with the parser, which keeps all names of the file alive."""
-        self.parser.StartElementHandler = self.parser.EndElementHandler = None
-        self.parser.CharacterDataHandler = self.parser.StartDoctypeDeclHandler = None
-
-    def element(self, tag: str, attributes: dict[str, str], line: int) -> Element:
-        return Element(source=self.source, tag=tag, line=line, attributes=attributes, sets=self.sets)
-
-    def end(self, _tag: str) -> None:
-        self.open.pop()
-
-    def characters(self, text: str) -> None:
-        self.open[-1].texts.append(text)
-
-    def doctype(self, _name: str, _system: str | None, _public: str | None, has_declarations: int) -> None:
-        # Entities and default values of attributes would make a small file large.
-        if has_declarations:
-            raise self.refusal("the DOCTYPE contains declarations, such as entities; machine files may not declare any")
-
-    def refusal(self, problem: str) -> MachineFileError:
-        line = self.parser.CurrentLineNumber
-        return MachineFileError(f"{self.source}: line {line}: {problem}", _HINT)
+        # Break the reference cycle with the parser, which keeps all names of the file alive.
+        parser.StartElementHandler = parser.EndElementHandler = None
+        parser.CharacterDataHandler = parser.StartDoctypeDeclHandler = None
+    return top.children[0]

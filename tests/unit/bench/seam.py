@@ -26,8 +26,7 @@ from numapin.bench.verdict import verdict_of
 from numapin.cli.bench_run import parse_sizes
 from numapin.system import memory
 from numapin.view.bench_layouts import ALLOC, LOADER
-from numapin.view.bench_table import Column, bench_table, head
-from numapin.view.sweep_table import sweep_table
+from numapin.view.bench_table import Column, bench_table, head, sweep_table
 
 if TYPE_CHECKING:
     from numapin.bench.cases.loader import LoaderCase
