@@ -45,7 +45,6 @@ _MISSING: Final = {  # in older files
     "gpu_order_known": True,
     "allowed_known": True,
 }
-_SEEN_IF_VISIBLE: Final = (GpuVendor.AMD, GpuVendor.INTEL)  # sysfs itself tells whether their drivers serve a GPU
 _ID: Final = attrgetter("id")
 _CPUS: Final = attrgetter("cpus")
 
@@ -162,7 +161,7 @@ class Topology:
     @property
     def has_usable_gpu(self) -> bool:
         """Whether the driver reports a GPU. sysfs also shows NVIDIA's to containers that may not use them."""
-        return any(gpu.uuid or gpu.vendor in _SEEN_IF_VISIBLE for gpu in self.visible_gpus)
+        return any(gpu.uuid or not gpu.is_nvidia for gpu in self.visible_gpus)
 
     @cached_property
     def nearest_nics(self) -> dict[int, NearestNics]:

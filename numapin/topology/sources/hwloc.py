@@ -285,8 +285,8 @@ def _gpu_devices(below: list[Element]) -> list[_GpuDevice]:
     found: list[_GpuDevice] = []
     for name, element in ((element.word("name"), element) for element in below):
         for support in map(support_of, VENDORS):
-            match = support.hwloc_name.fullmatch(name)
-            if match is None:
+            match = support.hwloc_name and support.hwloc_name.fullmatch(name)
+            if not match:
                 continue
             digit = re.fullmatch(r"[0-9]", _info(element, "LevelZeroSubdevices") or "")
             num_tiles = int(digit[0]) if digit else 0
