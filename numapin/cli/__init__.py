@@ -22,7 +22,6 @@
     trace_watch.py       report, or end the job, as soon as the steps are recorded
     trace_writing.py     the report and its folder
     compare.py           numapin compare
-    compare_runs.py      the runs of compare, and where their report goes
     bench.py             numapin bench
     bench_run.py         options, progress and reports of all benchmarks
     early_end.py         Ctrl-C during a measurement keeps what was measured
