@@ -20,7 +20,6 @@
     trace.py             numapin trace
     trace_reading.py     trace files and folders
     trace_watch.py       report, or end the job, as soon as the steps are recorded
-    trace_writing.py     the report and its folder
     compare.py           numapin compare
     bench.py             numapin bench
     bench_run.py         options, progress and reports of all benchmarks

@@ -136,34 +136,66 @@ def run(
         NumapinError: Nothing was measured, or the file cannot be written.
         Stopped: A signal ended the measurement. What was measured is shown and written, marked as partial.
     """
+    from numapin.bench import harness
+
     settings = {**settings, "repeats": options.repeats, "timeout_s": options.timeout}
     require_writable(options.output, option="--output")
-    campaign = _Measuring(benchmark, machine, settings, options)
+    runs: list[Run] = []
+    num_started, num_planned = 0, options.repeats * sum(len(case.peers) for case in benchmark.cases)
+    began_s = written_s = time.monotonic()
+
+    def report_now(*, is_complete: bool) -> BenchReport:
+        cases = summarize(benchmark, runs)
+        return BenchReport(
+            benchmark=benchmark.name,
+            command=("numapin", *without_secrets(sys.argv[1:])),
+            machine=machine.to_json(),
+            settings=settings,
+            cases=cases,
+            is_complete=is_complete,
+            verdict=verdict_of(benchmark.questions, cases),
+        )
+
+    def show_start(case: Case, peer: Peer, repeat: int) -> None:
+        nonlocal num_started
+        left = f"  {left_in_words(num_started, num_planned, time.monotonic() - began_s)}"
+        num_started += 1
+        show_status(f"{num_started}/{num_planned}  {case.name}  {peer.name}  repeat {repeat + 1}" + left.rstrip())
+
     with EarlyEnd() as end:
-        campaign.measure()
+        made = harness.measure(benchmark, repeats=options.repeats, timeout_s=options.timeout, starts=show_start)
+        with closing(made):  # at once, also if a signal ends this: it ends the measuring processes
+            for one in made:
+                runs.append(one)
+                if one.skipped is not None:  # then the peer has no later repeats in this case
+                    num_planned -= options.repeats - one.repeat - 1
+                # The file is written every few seconds, so that even a killed run leaves what it measured.
+                if options.output is not None and time.monotonic() - written_s >= _WRITE_EVERY_S:
+                    with suppress(NumapinError):  # the last write reports it
+                        _write(report_now(is_complete=False), options)
+                    written_s = time.monotonic()
     clear_status()
-    report = campaign.report(is_complete=not end.came)
+
+    report = report_now(is_complete=not end.came)
+    has_figures = any(peer.num_runs for case in report.cases for peer in case.peers)
     if end.came:
-        _keep_partial(report, layout, options)
-        end.leave(campaign.progress_in_words())
+        if has_figures:  # the terminal may be gone, so the file comes first; the signal decides the status
+            try:
+                _write(report, options)
+            except NumapinError as error:
+                say_error(error.message, error.hint)
+            with suppress(OSError):
+                _show(report, layout, as_json=options.as_json)
+        num_measured = sum(run.skipped is None for run in runs)
+        covered = f"the report covers the first {counted(num_measured, 'measurement')}, and the workers have ended"
+        end.leave(covered if num_measured else "nothing was measured")
     _show(report, layout, as_json=options.as_json)
     _write(report, options)  # shown first, because writing may fail
-    _require_figures(report)
-
-
-def _keep_partial(report: BenchReport, layout: Layout, options: BenchOptions) -> None:
-    """Write and show what was measured, if anything was. The terminal may be gone, so the file comes first.
-
-    An error is reported only: the signal decides the status.
-    """
-    if not _has_figures(report):
-        return
-    try:
-        _write(report, options)
-    except NumapinError as error:
-        say_error(error.message, error.hint)
-    with suppress(OSError):
-        _show(report, layout, as_json=options.as_json)
+    if not has_figures:
+        of_peers = (peer.skipped for case in report.cases for peer in case.peers)
+        reasons = filter(None, chain(of_peers, (case.skipped for case in report.cases)))
+        reason = next(reasons, "none of these peers fits these cases")
+        raise NumapinError(f"nothing was measured: {reason}", _remedy(reason, report.benchmark))
 
 
 def _write(report: BenchReport, options: BenchOptions) -> None:
@@ -179,71 +211,6 @@ def _show(report: BenchReport, layout: Layout, *, as_json: bool) -> None:
     show(sweep_table(report, layout) if is_sweep else bench_table(report, layout))
 
 
-class _Measuring:
-    """The runs of a benchmark until now, and where their report goes."""
-
-    def __init__(
-        self, benchmark: Benchmark, machine: BenchMachine, settings: Mapping[str, object], options: BenchOptions
-    ) -> None:
-        self._benchmark, self._machine, self._settings, self._options = benchmark, machine, settings, options
-        self._runs: list[Run] = []
-        self._num_started = 0
-        self._num_planned = options.repeats * sum(len(case.peers) for case in benchmark.cases)
-        self._began_s = self._written_s = time.monotonic()
-
-    def measure(self) -> None:
-        """Make all runs. Write the file every few seconds, so that even a killed run leaves what it measured."""
-        from numapin.bench import harness
-
-        repeats, timeout_s = self._options.repeats, self._options.timeout
-        made = harness.measure(self._benchmark, repeats=repeats, timeout_s=timeout_s, starts=self._start)
-        with closing(made) as runs:  # at once, also if a signal ends this: it ends the measuring processes
-            for run in runs:
-                self._note(run)
-                self._write_now_and_then()
-
-    def _note(self, run: Run) -> None:
-        """Keep a run; a peer that is skipped has no later repeats in this case."""
-        self._runs.append(run)
-        if run.skipped is not None:
-            self._num_planned -= self._options.repeats - run.repeat - 1
-
-    def report(self, *, is_complete: bool) -> BenchReport:
-        """Return the report on the runs until now."""
-        cases = summarize(self._benchmark, self._runs)
-        return BenchReport(
-            benchmark=self._benchmark.name,
-            command=("numapin", *without_secrets(sys.argv[1:])),
-            machine=self._machine.to_json(),
-            settings=self._settings,
-            cases=cases,
-            is_complete=is_complete,
-            verdict=verdict_of(self._benchmark.questions, cases),
-        )
-
-    def progress_in_words(self) -> str:
-        """Return how much was measured, and that it is kept."""
-        num_measured = sum(run.skipped is None for run in self._runs)
-        if not num_measured:
-            return "nothing was measured"
-        return f"the report covers the first {counted(num_measured, 'measurement')}, and the workers have ended"
-
-    def _write_now_and_then(self) -> None:
-        path = self._options.output
-        if path is None or time.monotonic() - self._written_s < _WRITE_EVERY_S:
-            return
-        with suppress(NumapinError):  # the last write reports it
-            write(json_text(self.report(is_complete=False).to_json()), path, option="--output")
-        self._written_s = time.monotonic()
-
-    def _start(self, case: Case, peer: Peer, repeat: int) -> None:
-        """Show the current run, and the time that is left, in a line of the terminal that the next one overwrites."""
-        self._num_started += 1
-        left = f"  {left_in_words(self._num_started - 1, self._num_planned, time.monotonic() - self._began_s)}"
-        run = f"{self._num_started}/{self._num_planned}  {case.name}  {peer.name}  repeat {repeat + 1}"
-        show_status(run + left.rstrip())
-
-
 def left_in_words(num_done: int, num_planned: int, elapsed_s: float) -> str:
     """Return the time that is left if the other runs take as long on average; "" before the first has ended."""
     if not num_done:
@@ -251,21 +218,7 @@ def left_in_words(num_done: int, num_planned: int, elapsed_s: float) -> str:
     return f"about {duration(elapsed_s / num_done * (num_planned - num_done))} left"
 
 
-def _has_figures(report: BenchReport) -> bool:
-    return any(peer.num_runs for case in report.cases for peer in case.peers)
-
-
-def _require_figures(report: BenchReport) -> None:
-    """Raise NumapinError if nothing at all was measured."""
-    if _has_figures(report):
-        return
-    of_peers = (peer.skipped for case in report.cases for peer in case.peers)
-    reasons = filter(None, chain(of_peers, (case.skipped for case in report.cases)))
-    reason = next(reasons, "none of these peers fits these cases")
-    raise NumapinError(f"nothing was measured: {reason}", remedy_of(reason, report.benchmark))
-
-
-def remedy_of(reason: str, benchmark: str) -> str:
+def _remedy(reason: str, benchmark: str) -> str:
     """Return what to do if nothing was measured for this reason."""
     is_about_gpus = not reason.startswith("failed") and any(word in reason for word in ("GPU", "CUDA"))
     if is_about_gpus:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-FILES: Final = {
+FILES: Final[dict[str, str | bytes]] = {
     "train.py": "print('trained')\n",
     "empty.json": "",
     "cut.json": '{"schema": "numapin.topology/1", "host"',
