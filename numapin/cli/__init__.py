@@ -7,10 +7,8 @@
     options.py           options that several commands share
     output.py            all writing to stdout and stderr
     torchrun_command.py  help and completion of the commands that take torchrun's options
-    run_names.py         names of runs, for completion
     torch_import.py      import torch with Ctrl-C deferred
     run.py               numapin run
-    run_failure.py       the account at the end of a failed job
     topo.py              numapin topo
     plan.py              numapin plan
     exec.py              numapin exec

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from numapin.base.cpu_set import CpuSet
-from numapin.cli.run_names import live_run_names
 from numapin.errors import UsageError
 from numapin.plan.request import (
     Bind,
@@ -22,7 +21,7 @@ from numapin.plan.request import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from click.shell_completion import CompletionItem
 
@@ -125,6 +124,55 @@ def _parse_pid(word: str) -> int:
     if not (word.strip().isascii() and word.strip().isdecimal()):
         raise ValueError(f"{word!r} is not a process id")
     return int(word)
+
+
+def live_run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the names of active runs, with their commands, and folders."""
+    from click.shell_completion import CompletionItem
+
+    from numapin.launcher.run_folder import live_runs
+
+    del ctx, param
+    return [*_items(live_runs(os.environ), incomplete), CompletionItem(incomplete, type="dir")]
+
+
+def all_run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the names of active and of left runs, the newest first, and files."""
+    from click.shell_completion import CompletionItem
+
+    from numapin.launcher.run_folder import all_runs
+
+    del ctx, param
+    newest_first = all_runs(os.environ)[::-1]
+    return [*_items(newest_first, incomplete), CompletionItem(incomplete, type="file")]
+
+
+def _items(folders: Sequence[str], incomplete: str) -> list[CompletionItem]:
+    """Return the names of runs, and of the last one, that begin as typed."""
+    from click.shell_completion import CompletionItem
+
+    from numapin.launcher.run_folder import LAST
+
+    paths = [Path(folder) for folder in folders]
+    last = [CompletionItem(LAST, help="the newest run")] if paths and LAST.startswith(incomplete) else []
+    return [
+        *last,
+        *(CompletionItem(path.name, help=_command(path)) for path in paths if path.name.startswith(incomplete)),
+    ]
+
+
+def _command(folder: Path) -> str:
+    """Return the command line of a run; "" if it cannot be read."""
+    from numapin.base import formats
+    from numapin.base.strict_json import decode
+    from numapin.rank import handover
+
+    try:
+        command = decode(handover.read_text(str(folder / handover.COMMAND)))
+    except (OSError, ValueError):
+        return ""
+    argv = command.get("argv") if isinstance(command, dict) else None
+    return formats.quote_all(map(str, argv[1:])) if isinstance(argv, list) else ""
 
 
 PIDS = click.Option(

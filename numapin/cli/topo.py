@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.base.plural import counted
-from numapin.cli.options import GPU_NODES, MACHINE, FilePath, one_format, record_of, topology_from
+from numapin.cli.options import GPU_NODES, MACHINE, FilePath, all_run_names, one_format, record_of, topology_from
 from numapin.cli.output import emit, is_terminal, json_text, show, warn, width_of_stdout, write
-from numapin.cli.run_names import all_run_names
 from numapin.errors import NumapinError, UsageError
 
 if TYPE_CHECKING:
