@@ -20,7 +20,6 @@
     trace_watch.py       report, or end the job, as soon as the steps are recorded
     compare.py           numapin compare
     bench.py             numapin bench
-    bench_run.py         options, progress and reports of all benchmarks
     early_end.py         Ctrl-C during a measurement keeps what was measured
     doctor.py            numapin doctor
     job.py               numapin job
