@@ -105,25 +105,22 @@ class MachinePath(FilePath):
 
 def _parse_gpu_nodes(text: str) -> tuple[tuple[str, int], ...]:
     """Parse pairs of a GPU (index as in `numapin topo`, UUID or PCI address) and its node: 0=1,1=1."""
-    return tuple(_parse_gpu_node(item.strip()) for item in text.split(","))
-
-
-def _parse_gpu_node(item: str) -> tuple[str, int]:
-    gpu, _, node = item.rpartition("=")
-    if not (gpu and node.isdecimal()):
-        raise ValueError(f"{item!r} is not GPU=NODE, such as 0=1")
-    return gpu, int(node)
+    pairs = []
+    for item in map(str.strip, text.split(",")):
+        gpu, _, node = item.rpartition("=")
+        if not (gpu and node.isdecimal()):
+            raise ValueError(f"{item!r} is not GPU=NODE, such as 0=1")
+        pairs.append((gpu, int(node)))
+    return tuple(pairs)
 
 
 def _parse_pids(text: str) -> tuple[int, ...]:
     """Parse process ids, separated by commas. Raises ValueError."""
-    return tuple(map(_parse_pid, text.split(",")))
-
-
-def _parse_pid(word: str) -> int:
-    if not (word.strip().isascii() and word.strip().isdecimal()):
-        raise ValueError(f"{word!r} is not a process id")
-    return int(word)
+    words = text.split(",")
+    for word in words:
+        if not (word.strip().isascii() and word.strip().isdecimal()):
+            raise ValueError(f"{word!r} is not a process id")
+    return tuple(map(int, words))
 
 
 def live_run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
