@@ -7,10 +7,8 @@
     options.py           options that several commands share
     output.py            all writing to stdout and stderr
     torchrun_command.py  help and completion of the commands that take torchrun's options
-    run_names.py         names of runs, for completion
     torch_import.py      import torch with Ctrl-C deferred
     run.py               numapin run
-    run_failure.py       the account at the end of a failed job
     topo.py              numapin topo
     plan.py              numapin plan
     exec.py              numapin exec
@@ -20,11 +18,8 @@
     trace.py             numapin trace
     trace_reading.py     trace files and folders
     trace_watch.py       report, or end the job, as soon as the steps are recorded
-    trace_writing.py     the report and its folder
     compare.py           numapin compare
-    compare_runs.py      the runs of compare, and where their report goes
     bench.py             numapin bench
-    bench_run.py         options, progress and reports of all benchmarks
     early_end.py         Ctrl-C during a measurement keeps what was measured
     doctor.py            numapin doctor
     job.py               numapin job

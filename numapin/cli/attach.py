@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
@@ -17,14 +17,10 @@ from numapin.attach.bind import attach as attach_to
 from numapin.attach.targets import Wish, aim_at_processes, aim_at_run
 from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import render_size
-from numapin.cli.options import GPU_NODES, PIDS, Parsed, record_of
+from numapin.cli.options import GPU_NODES, PIDS, Parsed, live_run_names, record_of
 from numapin.cli.output import clear_status, emit, json_text, show, show_status, warn
-from numapin.cli.run_names import live_run_names
 from numapin.errors import BindingRefused, NumapinError, UsageError
 from numapin.plan.request import Bind, Memory, Request, parse_gpus
-
-if TYPE_CHECKING:
-    from numapin.attach.report import Attached
 
 _MODES: Final = [mode.value for mode in Bind if mode is not Bind.NONE]
 
@@ -127,15 +123,6 @@ def attach(**values: object) -> None:
     options = record_of(_AttachOptions, values)
     if options.pids is not None and options.job is not None:
         raise UsageError("--pid and --job both name a job", "give one of them")
-    done = _attach(options)
-    if options.strict and not done.exact:
-        raise BindingRefused(
-            "--strict: not everything could be done exactly",
-            "the report lists the differences; without --strict, the status is 0",
-        )
-
-
-def _attach(options: _AttachOptions) -> Attached:
     request = Request(
         bind=Bind(options.bind or Bind.NODE),
         memory=Memory.PREFERRED,
@@ -186,4 +173,8 @@ def _attach(options: _AttachOptions) -> Attached:
         show(attach_table(done))
     if done.interrupted:
         raise click.Abort
-    return done
+    if options.strict and not done.exact:
+        raise BindingRefused(
+            "--strict: not everything could be done exactly",
+            "the report lists the differences; without --strict, the status is 0",
+        )

@@ -1,24 +1,134 @@
-"""`numapin bench`: measure this machine."""
+"""`numapin bench`: measure this machine.
+
+First the options of all benchmarks, then the command of each, then their progress, files and reports.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+import sys
+import time
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from numapin.base import formats
+from numapin.base.redact import without_secrets
+from numapin.base.text import counted
 from numapin.bench.cases import alloc as alloc_cases
 from numapin.bench.cases import loader as loader_cases
 from numapin.bench.cases import overlap as overlap_cases
 from numapin.bench.cases import transfer as transfer_cases
 from numapin.bench.machine import read_machine
-from numapin.cli.bench_run import SIZES, BenchOptions, names_option, run, shared_options, with_quick
-from numapin.cli.options import record_of, topology_from
+from numapin.bench.model import BenchReport, summarize
+from numapin.bench.verdict import verdict_of
+from numapin.cli.early_end import EarlyEnd
+from numapin.cli.options import FilePath, Parsed, record_of, topology_from
+from numapin.cli.output import clear_status, emit, json_text, require_writable, say_error, show, show_status, write
 from numapin.cli.torch_import import require_torch
+from numapin.compare.measure import duration
+from numapin.errors import NumapinError
 from numapin.view import bench_layouts as layouts
+from numapin.view.bench_table import bench_table, sweep_table
 
 if TYPE_CHECKING:
-    from numapin.topology.model import Topology
+    from collections.abc import Callable, Collection, Mapping
+    from pathlib import Path
+
+    from numapin.bench.machine import BenchMachine
+    from numapin.bench.model import Benchmark, Case, Peer, Run
+    from numapin.view.bench_table import Layout
+
+F = TypeVar("F", bound="Callable[..., None]")
+
+_WRITE_EVERY_S: Final = 5.0
+_MAX_SIZE: Final = 1 << 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BenchOptions:
+    """The parsed values of the options that every benchmark has, by click's names."""
+
+    repeats: int
+    timeout: float
+    quick: bool
+    as_json: bool
+    output: Path | None
+
+
+B = TypeVar("B", bound=_BenchOptions)
+
+
+def _names_option(option: str, known: Collection[str], *, about: str) -> Callable[[F], F]:
+    """Return the decorator of an option that takes known names, separated by commas. Its default is all of them."""
+    parse = partial(_parse_names, known=known, kind=option.strip("-").removesuffix("s"))
+    return click.option(
+        option,
+        type=Parsed("LIST", parse, words=known, many=True),
+        default=",".join(known),
+        show_default=False,
+        help=f"{about}: {', '.join(known)}  [default: all]",
+    )
+
+
+def _parse_names(text: str, *, known: Collection[str], kind: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{kind} {name!r} is not one of {', '.join(known)}")
+    return names
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Parse sizes, separated by commas: 4K,64M,1G. Return their bytes in rising order. Raises ValueError."""
+    words = {formats.parse_size(word): word for word in text.split(",")}
+    largest = max(words)
+    if largest > _MAX_SIZE:
+        raise ValueError(f"{words[largest]!r} is more than {formats.render_size(_MAX_SIZE)}")
+    return tuple(sorted(words))
+
+
+_SIZES: Final = Parsed("LIST", parse_sizes)
+
+
+def _shared_options(*, timeout_s: int = 120) -> Callable[[F], F]:
+    """Return the decorator that adds the options of `_BenchOptions` to a command."""
+    options = (
+        click.option(
+            "--repeats", type=click.IntRange(1), default=5, help="Number of repeats, alternating between the peers."
+        ),
+        click.option(
+            "--timeout", type=click.FloatRange(1), default=timeout_s, help="Time limit of one measurement in seconds."
+        ),
+        click.option("--quick", is_flag=True, help="Smoke test: one short repeat."),
+        click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
+        click.option("--output", type=FilePath(), metavar="FILE", help="Also write the report to a file."),
+    )
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def _with_quick(options: B, **quick: object) -> B:
+    """Return the options; --quick replaces those that were not given by one repeat and the values in `quick`."""
+    if not options.quick:
+        return options
+    source = click.get_current_context().get_parameter_source
+    values: dict[str, Any] = {"repeats": 1, **quick}
+    return replace(
+        options, **{name: value for name, value in values.items() if source(name) is ParameterSource.DEFAULT}
+    )
+
+
+# --- the benchmarks ---------------------------------------------------------------------------------------------------
 
 
 @click.group(context_settings={"show_default": True})
@@ -49,7 +159,7 @@ def bench() -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _BenchTransferOptions(BenchOptions):
+class _BenchTransferOptions(_BenchOptions):
     """The parsed values of the options of `transfer`, by click's names."""
 
     sizes: tuple[int, ...]
@@ -62,18 +172,18 @@ class _BenchTransferOptions(BenchOptions):
 @bench.command(short_help="Copies between host and GPU.")
 @click.option(
     "--sizes",
-    type=SIZES,
+    type=_SIZES,
     default=transfer_cases.SIZES,
     show_default="4K to 1G",
     help="Sizes of the copies, e.g. 4K,64M,1G.",
 )
-@names_option("--peers", transfer_cases.MEMORIES, about="Kinds of memory")
-@names_option("--directions", list(transfer_cases.Direction), about="To the GPU (h2d), back (d2h), or both at once")
+@_names_option("--peers", transfer_cases.MEMORIES, about="Kinds of memory")
+@_names_option("--directions", list(transfer_cases.Direction), about="To the GPU (h2d), back (d2h), or both at once")
 @click.option("--gpus", type=click.Choice(["one", "all"]), default="all", help="all: also all GPUs at once.")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=0.1, help="Length of a measuring window in seconds."
 )
-@shared_options(repeats=5, timeout_s=120)
+@_shared_options()
 def transfer(**values: object) -> None:
     """Measure copies between host and GPU: each kind of memory, from each NUMA node to each GPU.
 
@@ -87,27 +197,22 @@ def transfer(**values: object) -> None:
     """
     options = record_of(_BenchTransferOptions, values)
     require_torch("numapin bench transfer")
-    options = with_quick(options, seconds=0.02, sizes=transfer_cases.QUICK_SIZES)
+    options = _with_quick(options, seconds=0.02, sizes=transfer_cases.QUICK_SIZES)
     machine, topology = read_machine(), topology_from(gpu_nodes=None)
     chosen = transfer_cases.TransferBenchOptions(
         sizes=options.sizes, memories=options.peers, directions=options.directions, seconds=options.seconds
     )
     nodes = sorted({node.id for node in topology.cpu_nodes} & topology.allowed.nodes)
     num_gpus = len(machine.gpus) if options.gpus == "all" else min(1, len(machine.gpus))
-    gpu_nodes = _gpu_nodes(topology, num_gpus)
+    node_of = {gpu.cuda_index: gpu.node for gpu in topology.gpus}
+    gpu_nodes = [node_of.get(index) for index in range(num_gpus)]  # in torch's order
     benchmark = transfer_cases.transfer_benchmark(chosen, gpu_nodes=gpu_nodes, nodes=nodes, no_gpu=machine.no_gpu)
     settings = {**asdict(chosen), "peers_are": transfer_cases.MEMORIES, "nodes": nodes, "gpu_nodes": gpu_nodes}
-    run(benchmark, machine, settings, options=options, layout=layouts.TRANSFER)
-
-
-def _gpu_nodes(topology: Topology, num_gpus: int) -> list[int | None]:
-    """Return the nodes of the first GPUs in torch's order. None: the node is unknown."""
-    nodes = {gpu.cuda_index: gpu.node for gpu in topology.gpus}
-    return [nodes.get(index) for index in range(num_gpus)]
+    _measure(benchmark, machine, settings, options=options, layout=layouts.TRANSFER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _BenchAllocOptions(BenchOptions):
+class _BenchAllocOptions(_BenchOptions):
     """The parsed values of the options of `alloc`, by click's names."""
 
     sizes: tuple[int, ...]
@@ -116,10 +221,10 @@ class _BenchAllocOptions(BenchOptions):
 
 
 @bench.command(short_help="Allocation, writes and copies of memory.")
-@click.option("--sizes", type=SIZES, default=alloc_cases.SIZES, show_default="4K to 128M", help="Sizes, e.g. 4K,64M.")
-@names_option("--peers", alloc_cases.PEERS, about="Ways to allocate")
+@click.option("--sizes", type=_SIZES, default=alloc_cases.SIZES, show_default="4K to 128M", help="Sizes, e.g. 4K,64M.")
+@_names_option("--peers", alloc_cases.PEERS, about="Ways to allocate")
 @click.option("--samples", type=click.IntRange(1), default=7, help="Allocations per repeat; the median is reported.")
-@shared_options(repeats=5, timeout_s=120)
+@_shared_options()
 def alloc(**values: object) -> None:
     """Measure the cost of memory: allocation, first write, second write, copy to the GPU.
 
@@ -133,16 +238,16 @@ def alloc(**values: object) -> None:
     """
     options = record_of(_BenchAllocOptions, values)
     require_torch("numapin bench alloc")
-    options, machine = with_quick(options, samples=3, sizes=alloc_cases.QUICK_SIZES), read_machine()
+    options, machine = _with_quick(options, samples=3, sizes=alloc_cases.QUICK_SIZES), read_machine()
     benchmark = alloc_cases.alloc_benchmark(
         options.sizes, options.peers, num_samples=options.samples, no_gpu=machine.no_gpu
     )
     settings = {"sizes": options.sizes, "num_samples": options.samples, "peers_are": alloc_cases.PEERS}
-    run(benchmark, machine, settings, options=options, layout=layouts.ALLOC)
+    _measure(benchmark, machine, settings, options=options, layout=layouts.ALLOC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _BenchOverlapOptions(BenchOptions):
+class _BenchOverlapOptions(_BenchOptions):
     """The parsed values of the options of `overlap`, by click's names."""
 
     cases: tuple[str, ...]
@@ -151,12 +256,12 @@ class _BenchOverlapOptions(BenchOptions):
 
 
 @bench.command(short_help="Loops that load, copy and compute.")
-@names_option("--cases", overlap_cases.STEPS, about="Kinds of steps")
-@names_option("--peers", overlap_cases.PEERS, about="Ways to copy")
+@_names_option("--cases", overlap_cases.STEPS, about="Kinds of steps")
+@_names_option("--peers", overlap_cases.PEERS, about="Ways to copy")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=0.7, help="Length of a measuring window in seconds."
 )
-@shared_options(repeats=5, timeout_s=120)
+@_shared_options()
 def overlap(**values: object) -> None:
     """Measure a loop that loads, copies and computes: does pinning help, and is the copy hidden?
 
@@ -170,16 +275,16 @@ def overlap(**values: object) -> None:
     """
     options = record_of(_BenchOverlapOptions, values)
     require_torch("numapin bench overlap")
-    options, machine = with_quick(options, seconds=0.1), read_machine()
+    options, machine = _with_quick(options, seconds=0.1), read_machine()
     benchmark = overlap_cases.overlap_benchmark(
         options.cases, options.peers, seconds=options.seconds, no_gpu=machine.no_gpu
     )
     settings = {"seconds": options.seconds, "peers_are": overlap_cases.PEERS}
-    run(benchmark, machine, settings, options=options, layout=layouts.OVERLAP)
+    _measure(benchmark, machine, settings, options=options, layout=layouts.OVERLAP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _BenchLoaderOptions(BenchOptions):
+class _BenchLoaderOptions(_BenchOptions):
     """The parsed values of the options of `loader`, by click's names."""
 
     cases: tuple[str, ...]
@@ -193,8 +298,8 @@ class _BenchLoaderOptions(BenchOptions):
 
 
 @bench.command(short_help="Batches per second of DataLoaders.")
-@names_option("--cases", loader_cases.CASES, about="Kinds of batches; those with transport need no GPU")
-@names_option("--peers", loader_cases.PEERS, about="Loaders to compare")
+@_names_option("--cases", loader_cases.CASES, about="Kinds of batches; those with transport need no GPU")
+@_names_option("--peers", loader_cases.PEERS, about="Loaders to compare")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=3.0, help="Length of a measuring window in seconds."
 )
@@ -207,7 +312,7 @@ class _BenchLoaderOptions(BenchOptions):
     "--prefetch", type=click.IntRange(1), default=loader_cases.PREFETCH, help="Batches that each worker prepares ahead."
 )
 @click.option("--gpus", type=click.Choice(["one", "all"]), default="one", help="all: one process per GPU, all at once.")
-@shared_options(repeats=5, timeout_s=180)
+@_shared_options(timeout_s=180)
 def loader(**values: object) -> None:
     """Measure batches per second of numapin.DataLoader and torch's, each in fresh processes.
 
@@ -224,7 +329,7 @@ def loader(**values: object) -> None:
     """
     options = record_of(_BenchLoaderOptions, values)
     require_torch("numapin bench loader")
-    options, machine = with_quick(options, seconds=0.5, warm_up=0.5), read_machine()
+    options, machine = _with_quick(options, seconds=0.5, warm_up=0.5), read_machine()
     chosen = loader_cases.LoaderBenchOptions(
         cases=options.cases,
         peers=options.peers,
@@ -237,4 +342,111 @@ def loader(**values: object) -> None:
     )
     benchmark = loader_cases.loader_benchmark(chosen, num_gpus=len(machine.gpus), no_gpu=machine.no_gpu)
     settings = {**asdict(chosen), "peers_are": loader_cases.PEERS}
-    run(benchmark, machine, settings, options=options, layout=layouts.LOADER)
+    _measure(benchmark, machine, settings, options=options, layout=layouts.LOADER)
+
+
+# --- their runs -------------------------------------------------------------------------------------------------------
+
+
+def _measure(
+    benchmark: Benchmark,
+    machine: BenchMachine,
+    settings: Mapping[str, object],
+    *,
+    options: _BenchOptions,
+    layout: Layout,
+) -> None:
+    """Measure, show the report and write the file.
+
+    Raises:
+        NumapinError: Nothing was measured, or the file cannot be written.
+        Stopped: A signal ended the measurement. What was measured is shown and written, marked as partial.
+    """
+    from numapin.bench import harness
+
+    settings = {**settings, "repeats": options.repeats, "timeout_s": options.timeout}
+    require_writable(options.output, option="--output")
+    runs: list[Run] = []
+    num_started, num_planned = 0, options.repeats * sum(len(case.peers) for case in benchmark.cases)
+    began_s = written_s = time.monotonic()
+
+    def report_now(*, is_complete: bool) -> BenchReport:
+        cases = summarize(benchmark, runs)
+        return BenchReport(
+            benchmark=benchmark.name,
+            command=("numapin", *without_secrets(sys.argv[1:])),
+            machine=machine.to_json(),
+            settings=settings,
+            cases=cases,
+            is_complete=is_complete,
+            verdict=verdict_of(benchmark.questions, cases),
+        )
+
+    def show_start(case: Case, peer: Peer, repeat: int) -> None:
+        nonlocal num_started
+        left = f"  {left_in_words(num_started, num_planned, time.monotonic() - began_s)}"
+        num_started += 1
+        show_status(f"{num_started}/{num_planned}  {case.name}  {peer.name}  repeat {repeat + 1}" + left.rstrip())
+
+    with EarlyEnd() as end:
+        made = harness.measure(benchmark, repeats=options.repeats, timeout_s=options.timeout, starts=show_start)
+        with closing(made):  # at once, also if a signal ends this: it ends the measuring processes
+            for one in made:
+                runs.append(one)
+                if one.skipped is not None:  # then the peer has no later repeats in this case
+                    num_planned -= options.repeats - one.repeat - 1
+                # The file is written every few seconds, so that even a killed run leaves what it measured.
+                if options.output is not None and time.monotonic() - written_s >= _WRITE_EVERY_S:
+                    with suppress(NumapinError):  # the last write reports it
+                        _write(report_now(is_complete=False), options)
+                    written_s = time.monotonic()
+    clear_status()
+
+    report = report_now(is_complete=not end.came)
+    has_figures = any(peer.num_runs for case in report.cases for peer in case.peers)
+    if end.came:
+        if has_figures:  # the terminal may be gone, so the file comes first; the signal decides the status
+            try:
+                _write(report, options)
+            except NumapinError as error:
+                say_error(error.message, error.hint)
+            with suppress(OSError):
+                _show(report, layout, as_json=options.as_json)
+        num_measured = sum(run.skipped is None for run in runs)
+        covered = f"the report covers the first {counted(num_measured, 'measurement')}, and the workers have ended"
+        end.leave(covered if num_measured else "nothing was measured")
+    _show(report, layout, as_json=options.as_json)
+    _write(report, options)  # shown first, because writing may fail
+    if not has_figures:
+        of_peers = (peer.skipped for case in report.cases for peer in case.peers)
+        reasons = filter(None, chain(of_peers, (case.skipped for case in report.cases)))
+        reason = next(reasons, "none of these peers fits these cases")
+        raise NumapinError(f"nothing was measured: {reason}", _remedy(reason, report.benchmark))
+
+
+def _write(report: BenchReport, options: _BenchOptions) -> None:
+    if options.output is not None:
+        write(json_text(report.to_json()), options.output, option="--output")
+
+
+def _show(report: BenchReport, layout: Layout, *, as_json: bool) -> None:
+    if as_json:
+        emit(json_text(report.to_json()))
+        return
+    is_sweep = any(case.group is not None for case in report.cases)
+    show(sweep_table(report, layout) if is_sweep else bench_table(report, layout))
+
+
+def left_in_words(num_done: int, num_planned: int, elapsed_s: float) -> str:
+    """Return the time that is left if the other runs take as long on average; "" before the first has ended."""
+    if not num_done:
+        return ""
+    return f"about {duration(elapsed_s / num_done * (num_planned - num_done))} left"
+
+
+def _remedy(reason: str, benchmark: str) -> str:
+    """Return what to do if nothing was measured for this reason."""
+    is_about_gpus = not reason.startswith("failed") and any(word in reason for word in ("GPU", "CUDA"))
+    if is_about_gpus:
+        return "these run without a GPU: numapin bench alloc, bench loader --cases transport"
+    return f"measure something else with --cases and --peers: numapin bench {benchmark} --help lists them"

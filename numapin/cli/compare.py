@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from contextlib import contextmanager
+import sys
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from numapin.base.cpu_set import CpuSet
+from numapin.base.files import make_own
+from numapin.base.redact import without_secrets
 from numapin.base.stderr import say
 from numapin.base.text import counted
 from numapin.cli.options import FilePath, Parsed, record_of, topology_from
-from numapin.cli.output import require_writable
+from numapin.cli.output import (
+    clear_status,
+    emit,
+    json_text,
+    require_writable,
+    say_error,
+    show,
+    show_status,
+    write,
+)
 from numapin.cli.torch_import import require_torch
-from numapin.compare.record import MOST_STEPS
+from numapin.compare.job import JobOptions
+from numapin.compare.measure import duration, measure_all
+from numapin.compare.record import MOST_STEPS, StepSettings
 from numapin.compare.variants import (
     DEFAULT,
     KNOWN,
@@ -27,23 +43,27 @@ from numapin.compare.variants import (
     parse_names,
     require_different_names,
 )
-from numapin.errors import PlanError, UsageError
+from numapin.errors import NumapinError, PlanError, UsageError
+from numapin.rank import hook_env
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
     from types import FrameType
 
+    from numapin.compare.measure import ComparedRun, RunProgress
+    from numapin.compare.report import CompareReport
     from numapin.compare.variants import Variant
     from numapin.plan.model import Plan
     from numapin.topology.model import Topology
 
+_HELP: Final = "numapin compare --help"
 _OTHERWISE: Final = "run a module with -m, other programs with --a COMMAND --b COMMAND"
 _NAMES: Final = Parsed("LIST", parse_names, words=KNOWN, many=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompareOptions:
+class _CompareOptions:
     """The parsed values of the options of `compare`, by click's names."""
 
     variants: tuple[str, ...] | None
@@ -151,27 +171,30 @@ def compare(**values: object) -> None:
       numapin compare --variants torchrun --variant 'numapin --bind exclusive' train.py
       numapin compare --a 'python old.py' --b 'python new.py'
     """
-    options = record_of(CompareOptions, values)
+    options = record_of(_CompareOptions, values)
     _check(options)
     topology = topology_from(gpu_nodes=None)
     plan = _plan(topology, options.nproc_per_node)
     variants = _variants(options, plan, topology)
     require_different_names(variants)
-    _require_hooks(variants)
+    for variant in variants:
+        reason = hook_env.refusal(variant.command)
+        if reason:
+            raise UsageError(f"{variant.name}: steps cannot be counted: {reason}", "leave that option out")
     with _exiting_on_sigterm():
         _compare(options, variants, topology, plan)
 
 
-def _check(options: CompareOptions) -> None:
+def _check(options: _CompareOptions) -> None:
     """Raise UsageError for options that contradict each other, before anything is started."""
     if (options.a is None) != (options.b is None):
         raise UsageError(
             "--a and --b must be given together", "numapin compare --a 'python old.py' --b 'python new.py'"
         )
     if options.a is not None and options.command:
-        raise UsageError(f"--a and --b are complete commands; {options.command[0]} belongs to neither", _help())
+        raise UsageError(f"--a and --b are complete commands; {options.command[0]} belongs to neither", _HELP)
     if options.a is None and not options.command:
-        raise UsageError("there is no script to run", _help())
+        raise UsageError("there is no script to run", _HELP)
     if options.a is None:
         from numapin.launcher.program import require_program
 
@@ -180,10 +203,6 @@ def _check(options: CompareOptions) -> None:
         )
         require_torch("numapin compare with a script")
     require_writable(options.output, option="--output")
-
-
-def _help() -> str:
-    return "numapin compare --help"
 
 
 def _plan(topology: Topology, num_ranks: int | None) -> Plan | None:
@@ -197,7 +216,7 @@ def _plan(topology: Topology, num_ranks: int | None) -> Plan | None:
         return None
 
 
-def _variants(options: CompareOptions, plan: Plan | None, topology: Topology) -> list[Variant]:
+def _variants(options: _CompareOptions, plan: Plan | None, topology: Topology) -> list[Variant]:
     if options.a is not None and options.b is not None:
         return [own_command(options.a, option="--a"), own_command(options.b, option="--b")]
     script = Script(
@@ -227,16 +246,6 @@ def default_names(topology: Topology, plan: Plan | None) -> tuple[str, ...]:
     return (*DEFAULT, SOCKET)
 
 
-def _require_hooks(variants: list[Variant]) -> None:
-    """Raise UsageError if steps cannot be counted in a command."""
-    from numapin.rank import hook_env
-
-    for variant in variants:
-        reason = hook_env.refusal(variant.command)
-        if reason:
-            raise UsageError(f"{variant.name}: steps cannot be counted: {reason}", "leave that option out")
-
-
 @contextmanager
 def _exiting_on_sigterm() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into an exit, so that the job that runs is stopped and the report is written."""
@@ -252,14 +261,117 @@ def _exiting_on_sigterm() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _compare(options: CompareOptions, variants: list[Variant], topology: Topology, plan: Plan | None) -> None:
+def _compare(options: _CompareOptions, variants: list[Variant], topology: Topology, plan: Plan | None) -> None:
+    """Make all runs, and show the report. Raises NumapinError if there was nothing to compare."""
     from numapin.bench.machine import read_machine
-    from numapin.cli.compare_runs import RunsSoFar
+    from numapin.compare.report import make_report
+    from numapin.topology.sources.nvml import open_loads
 
-    comparison = RunsSoFar(options, variants, machine=read_machine().to_json())
+    machine = read_machine().to_json()
+    runs: list[ComparedRun] = []
+
+    def report_now(*, is_complete: bool) -> CompareReport:
+        names = ("repeats", "steps", "skip", "seconds", "margin", "timeout")
+        return make_report(
+            variants,
+            runs,
+            command=("numapin", *without_secrets(sys.argv[1:])),
+            host=os.uname().nodename,
+            date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            machine=machine,
+            settings={name: getattr(options, name) for name in names},
+            margin=options.margin,
+            is_complete=is_complete,
+        )
+
+    def show_progress(progress: RunProgress) -> None:
+        show_status(progress_text(progress))
+
+    logs = options.logs and options.logs.absolute()
+    if logs is not None:
+        try:
+            make_own(str(logs))
+        except OSError as error:
+            problem = f"{options.logs} cannot be used: {error.strerror}"
+            raise NumapinError(problem, "choose another with --logs DIR") from None
+    nodes = {rank.local_rank: rank.nodes for rank in plan.ranks} if plan else {}
+    uuids = [gpu.uuid for gpu in topology.visible_gpus if gpu.uuid is not None]
+    settings = StepSettings(folder="", skip=options.skip, steps=options.steps, seconds=options.seconds)
     try:
-        comparison.run(topology, plan)
-    except BaseException:  # Ctrl-C: show what was measured until now
-        comparison.finish_early()
+        with open_loads(uuids) as loads:
+            job_options = JobOptions(
+                settings=settings,
+                timeout_s=options.timeout,
+                grace_s=options.grace,
+                nodes=nodes,
+                loads=loads,
+                logs=logs,
+            )
+            for made in measure_all(variants, job_options, num_rounds=options.repeats, progress=show_progress):
+                clear_status()
+                say(_run_in_words(made, is_first=not runs or runs[-1].variant != made.variant))
+                runs.append(made)
+                if options.output is not None:  # so that even a killed comparison leaves what it measured
+                    with suppress(NumapinError):  # the last write reports it
+                        _write(report_now(is_complete=False), options)
+    except BaseException:  # Ctrl-C: show what was measured until now; an error of that does not decide the status
+        clear_status()
+        if any(run.round is not None for run in runs):
+            try:
+                _show(report_now(is_complete=False), options)
+            except NumapinError as error:
+                say_error(error.message, error.hint)
         raise
-    comparison.finish()
+    report = report_now(is_complete=True)
+    if report.measured:
+        _show(report, options)
+    if len(report.measured) < 2:  # why was said when each variant failed
+        what = _output(report)
+        if report.measured:
+            what = f"nothing could be compared: only {report.measured[0].name} was measured"
+        raise NumapinError(what, "run the script by itself first; keep the output of every run with --logs DIR")
+
+
+def _show(report: CompareReport, options: _CompareOptions) -> None:
+    if options.as_json:
+        emit(json_text(report.to_json()))
+    else:
+        from numapin.view.compare_table import compare_table
+
+        show(compare_table(report))
+    _write(report, options)
+
+
+def _write(report: CompareReport, options: _CompareOptions) -> None:
+    if options.output is not None:
+        write(json_text(report.to_json()), options.output, option="--output")
+
+
+def _run_in_words(made: ComparedRun, *, is_first: bool) -> str:
+    """Return the outcome of a run, and the time that is left; `is_first`: of the uncounted runs of a variant."""
+    (name,) = without_secrets([made.variant])
+    result = made.result
+    if result.failure is not None:
+        return f"{name} failed, and is left out: {result.failure.partition(chr(10))[0]}"
+    left = f"; {duration(made.left_s)} left" if made.left_s else ""
+    times = f"{result.figures['step_s'] * 1000:.2f} ms per step, in {made.took_s:.0f} s{left}"
+    uncounted = f"{'first' if is_first else 'second'} run, not counted"
+    return f"{name}, {uncounted if made.round is None else f'repeat {made.round + 1}'}: {times}"
+
+
+def _output(report: CompareReport) -> str:
+    """Return that every variant failed, with the last lines of the output of each; the same ones are shown once."""
+    names: dict[str, list[str]] = {}
+    for variant in report.variants:
+        lines = (variant.failure or "").partition("\n")[2]
+        names.setdefault(lines, []).append(variant.name)
+    shown = [f"    output of {' and '.join(names)}:\n{lines}" for lines, names in names.items() if lines]
+    return "\n".join(["every variant failed" + ("; the last lines of what they wrote:" if shown else ""), *shown])
+
+
+def progress_text(progress: RunProgress) -> str:
+    """Return the current run, and how long it and the rest will take."""
+    left_s = progress.left_s
+    when = "" if left_s is None else f"; {duration(left_s)} left"
+    run = "first run, not counted" if progress.round is None else f"run {progress.number}/{progress.total}"
+    return f"{run}: {progress.variant}, {progress.doing}, {duration(progress.elapsed_s)}{when}"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from numapin.base.cpu_set import CpuSet
-from numapin.cli.run_names import live_run_names
 from numapin.errors import UsageError
 from numapin.plan.request import (
     Bind,
@@ -22,7 +21,7 @@ from numapin.plan.request import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from click.shell_completion import CompletionItem
 
@@ -106,25 +105,71 @@ class MachinePath(FilePath):
 
 def _parse_gpu_nodes(text: str) -> tuple[tuple[str, int], ...]:
     """Parse pairs of a GPU (index as in `numapin topo`, UUID or PCI address) and its node: 0=1,1=1."""
-    return tuple(_parse_gpu_node(item.strip()) for item in text.split(","))
-
-
-def _parse_gpu_node(item: str) -> tuple[str, int]:
-    gpu, _, node = item.rpartition("=")
-    if not (gpu and node.isdecimal()):
-        raise ValueError(f"{item!r} is not GPU=NODE, such as 0=1")
-    return gpu, int(node)
+    pairs = []
+    for item in map(str.strip, text.split(",")):
+        gpu, _, node = item.rpartition("=")
+        if not (gpu and node.isdecimal()):
+            raise ValueError(f"{item!r} is not GPU=NODE, such as 0=1")
+        pairs.append((gpu, int(node)))
+    return tuple(pairs)
 
 
 def _parse_pids(text: str) -> tuple[int, ...]:
     """Parse process ids, separated by commas. Raises ValueError."""
-    return tuple(map(_parse_pid, text.split(",")))
+    words = text.split(",")
+    for word in words:
+        if not (word.strip().isascii() and word.strip().isdecimal()):
+            raise ValueError(f"{word!r} is not a process id")
+    return tuple(map(int, words))
 
 
-def _parse_pid(word: str) -> int:
-    if not (word.strip().isascii() and word.strip().isdecimal()):
-        raise ValueError(f"{word!r} is not a process id")
-    return int(word)
+def live_run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the names of active runs, with their commands, and folders."""
+    from click.shell_completion import CompletionItem
+
+    from numapin.launcher.run_folder import live_runs
+
+    del ctx, param
+    return [*_items(live_runs(os.environ), incomplete), CompletionItem(incomplete, type="dir")]
+
+
+def all_run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the names of active and of left runs, the newest first, and files."""
+    from click.shell_completion import CompletionItem
+
+    from numapin.launcher.run_folder import all_runs
+
+    del ctx, param
+    newest_first = all_runs(os.environ)[::-1]
+    return [*_items(newest_first, incomplete), CompletionItem(incomplete, type="file")]
+
+
+def _items(folders: Sequence[str], incomplete: str) -> list[CompletionItem]:
+    """Return the names of runs, and of the last one, that begin as typed."""
+    from click.shell_completion import CompletionItem
+
+    from numapin.launcher.run_folder import LAST
+
+    paths = [Path(folder) for folder in folders]
+    last = [CompletionItem(LAST, help="the newest run")] if paths and LAST.startswith(incomplete) else []
+    return [
+        *last,
+        *(CompletionItem(path.name, help=_command(path)) for path in paths if path.name.startswith(incomplete)),
+    ]
+
+
+def _command(folder: Path) -> str:
+    """Return the command line of a run; "" if it cannot be read."""
+    from numapin.base import formats
+    from numapin.base.strict_json import decode
+    from numapin.rank import handover
+
+    try:
+        command = decode(handover.read_text(str(folder / handover.COMMAND)))
+    except (OSError, ValueError):
+        return ""
+    argv = command.get("argv") if isinstance(command, dict) else None
+    return formats.quote_all(map(str, argv[1:])) if isinstance(argv, list) else ""
 
 
 PIDS = click.Option(

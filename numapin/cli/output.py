@@ -185,14 +185,11 @@ def write(text: str, path: Path, *, option: str) -> None:
 
 def require_writable(path: Path | None, *, option: str) -> None:
     """Raise UsageError if `write` could not write this file, before time is spent on its contents."""
-    if path is not None and not is_writable(str(path)):
-        raise UsageError(f"{path} cannot be written: {_obstacle(path)}", f"choose another file for {option}")
-
-
-def _obstacle(path: Path) -> str:
-    """Return why a file is not writable."""
+    if path is None or is_writable(str(path)):
+        return
     try:
         with OpenPlace(str(path)):
-            return os.strerror(errno.EISDIR) if path.is_dir() else "no write access"
+            why = os.strerror(errno.EISDIR) if path.is_dir() else "no write access"
     except OSError as error:
-        return error.strerror or str(error)
+        why = error.strerror or str(error)
+    raise UsageError(f"{path} cannot be written: {why}", f"choose another file for {option}")

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -17,9 +17,8 @@ import click
 from numapin.base import formats
 from numapin.base.stderr import say
 from numapin.base.text import counted
-from numapin.cli import run_failure
 from numapin.cli.options import BINDING, BindingOptions, FilePath, topology_from
-from numapin.cli.output import emit, require_writable, show, warn, warn_or_refuse
+from numapin.cli.output import emit, require_writable, show, show_frames, warn, warn_or_refuse
 from numapin.cli.torch_import import importing_torch, require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import NumapinError, RankError, Stopped, UsageError
@@ -32,7 +31,7 @@ from numapin.launcher.store_server import torch_folder, why_not_served
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.nics import nic_variables, with_users_nics
-from numapin.rank import hook_env
+from numapin.rank import handover, hook_env
 from numapin.rank.signals import open_mailbox
 from numapin.system.openmp import binding_variables
 from numapin.tasks.identify import explain_repeated, repeated_task
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from numapin.launcher.failure import JobFailure
     from numapin.launcher.options import Job
     from numapin.observe.during_run import Watching
     from numapin.observe.report import VerifyReport
@@ -189,7 +189,7 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -
             _launch(plan, job, environment, mailbox, options=options, watch=watch, looks=looks)
     except NumapinError as error:
         if options.traceback:
-            run_failure.show_all_frames(error)
+            _show_all_frames(error)
         raise
 
 
@@ -231,7 +231,7 @@ def _launch(
         try:
             launch(plan, job, run_dir, mailbox, lambda: require_gpus(plan, looks()))
         except (RankError, Stopped) as error:
-            run_failure.add_account(error, run_dir)
+            _add_account(error, run_dir)
             raise
 
 
@@ -291,20 +291,20 @@ def _request(job: Job, options: RunOptions, topology: Topology) -> tuple[Request
     """Return the request of the options, including torchrun's, and the variables that show CUDA the GPUs of --gpus."""
     asked = options.request(num_ranks=_num_ranks(job, topology), numa_binding=job.numa_binding)
     request, gpu_variables = settle_gpus(topology, asked, os.environ)
-    if job.virtual_local_rank:
-        gpus = _gpus_of_virtual_ranks(topology, {**os.environ, **gpu_variables})
-        _require_gpu_per_rank(request.num_ranks, len(gpus))
+    if job.virtual_local_rank:  # torch shows rank n only one GPU: entry n of CUDA_VISIBLE_DEVICES, or GPU n
+        environ = {**os.environ, **gpu_variables}
+        listed = environ.get("CUDA_VISIBLE_DEVICES")
+        entries = [str(n) for n in range(len(topology.vendor_gpus))] if listed is None else listed.split(",")
+        shown = ({**environ, "CUDA_VISIBLE_DEVICES": entry.strip()} for entry in entries)
+        gpus = tuple(first_visible(topology.gpus, each) for each in shown)
+        if request.num_ranks is not None and 0 < len(gpus) < request.num_ranks:
+            raise UsageError(
+                f"--virtual-local-rank shows each rank one GPU; there are {counted(request.num_ranks, 'rank')} and "
+                f"{counted(len(gpus), 'GPU')}",
+                "start fewer ranks with --nproc-per-node",
+            )
         request = replace(request, rank_gpus=gpus)
     return request, gpu_variables
-
-
-def _require_gpu_per_rank(num_ranks: int | None, num_gpus: int) -> None:
-    if num_ranks is not None and 0 < num_gpus < num_ranks:
-        raise UsageError(
-            f"--virtual-local-rank shows each rank one GPU; there are {counted(num_ranks, 'rank')} and "
-            f"{counted(num_gpus, 'GPU')}",
-            "start fewer ranks with --nproc-per-node",
-        )
 
 
 def _num_ranks(job: Job, topology: Topology) -> int | None:
@@ -326,13 +326,6 @@ def _num_ranks(job: Job, topology: Topology) -> int | None:
             return count_devices(wanted)
     except ValueError as error:
         raise UsageError(f"--nproc-per-node {wanted}: {error}", "give a number, or gpu, cpu or auto") from None
-
-
-def _gpus_of_virtual_ranks(topology: Topology, environ: Mapping[str, str]) -> tuple[int | None, ...]:
-    """Return the only GPU that each rank sees: torch gives rank n entry n of CUDA_VISIBLE_DEVICES, or n."""
-    listed = environ.get("CUDA_VISIBLE_DEVICES")
-    entries = [str(n) for n in range(len(topology.vendor_gpus))] if listed is None else listed.split(",")
-    return tuple(first_visible(topology.gpus, {**environ, "CUDA_VISIBLE_DEVICES": entry.strip()}) for entry in entries)
 
 
 def _hook_environment(command: Sequence[str], options: RunOptions, trace: str) -> dict[str, str]:
@@ -401,7 +394,7 @@ def watching_of(options: RunOptions, launcher: Mapping[str, str]) -> Watching:
         tell=_print_report,
         warn=lambda text: warn([text]),
         launcher=launcher,
-        outcome_of=run_failure.outcome_of,
+        outcome_of=outcome_of,
     )
 
 
@@ -430,3 +423,59 @@ def _gpu_readings() -> Iterator[NvmlReadings]:
     for pause_s in (0, 1, 2, 2):
         time.sleep(pause_s)
         yield read_nvml()
+
+
+# --- a job that failed -----------------------------------------------------------------------------------------------
+
+
+def _add_account(error: RankError | Stopped, run_dir: str) -> None:
+    """If ranks failed, write the file with all frames, and add the block that the command line shows to the error.
+
+    The run may have gone on in another folder, which NUMAPIN_RUN_DIR then names: cleaners of temporary files remove it.
+    """
+    failure = _failure_in(error)
+    if failure is None:
+        return
+    from numapin.view.failure_block import failure_block, failure_text
+
+    folder, file = os.environ.get("NUMAPIN_RUN_DIR") or run_dir, ""
+    with suppress(NumapinError):  # a full disk
+        handover.write_text(folder, handover.REPORT, failure_text(failure))
+        file = f"{folder}/{handover.REPORT}"
+    error.block = tuple(failure_block(failure, file=file))
+
+
+def _show_all_frames(error: NumapinError) -> None:
+    """Print all frames of the rank that failed first, or of numapin's own error."""
+    failure = _failure_in(error)
+    if failure is not None:
+        from numapin.view.failure_block import traceback_lines
+
+        say(f"all frames of rank {failure.first.rank}:")
+        show_frames("\n".join(traceback_lines(failure.first)))
+    elif not isinstance(error, Stopped) or error.__cause__:
+        import traceback
+
+        show_frames("".join(traceback.format_exception(error)).rstrip())
+
+
+def outcome_of(error: BaseException) -> dict[str, object]:
+    """Return the fields of the report file about the error that ended a job."""
+    failure = _failure_in(error)
+    outcome: dict[str, object] = {} if failure is None else {"failure": failure.to_json()}
+    if isinstance(error, Stopped):
+        outcome["stopped_by"] = error.number.name
+    return outcome
+
+
+def _failure_in(error: BaseException) -> JobFailure | None:
+    """Return the account of failed ranks, also of ranks that had failed before a signal came; None without one.
+
+    Jobs that succeed do not import it.
+    """
+    found = error.__cause__ if isinstance(error, Stopped) else error
+    if not isinstance(found, RankError):
+        return None
+    from numapin.launcher.failure import RanksFailed
+
+    return found.failure if isinstance(found, RanksFailed) else None

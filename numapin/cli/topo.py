@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.base.text import counted
-from numapin.cli.options import GPU_NODES, MACHINE, FilePath, one_format, record_of, topology_from
+from numapin.cli.options import GPU_NODES, MACHINE, FilePath, all_run_names, one_format, record_of, topology_from
 from numapin.cli.output import emit, is_terminal, json_text, show, warn, width_of_stdout, write
-from numapin.cli.run_names import all_run_names
 from numapin.errors import NumapinError, UsageError
 
 if TYPE_CHECKING:
@@ -42,11 +41,6 @@ class _TopoOptions:
     output: Path | None
     in_browser: bool
     save: Path | None
-
-    @property
-    def is_this_host(self) -> bool:
-        """Return whether the machine is the one that this process runs on."""
-        return self.root is None and self.machine is None
 
 
 @click.command(params=[*MACHINE, GPU_NODES])
@@ -83,13 +77,32 @@ def topo(**values: object) -> None:
     options = record_of(_TopoOptions, values)
     form = _form(options)
     if str(options.machine) == _LIST:
-        _list_examples()
+        from numapin.topology.discover import example_names
+
+        for name in example_names():
+            example = topology_from(gpu_nodes=None, machine=Path(name))
+            title = (example.host or "").removeprefix(_LIST).strip()
+            nodes, cpus = counted(len(example.cpu_nodes), "node"), counted(len(example.cpus), "CPU")
+            counts = f"{nodes} with CPUs, {cpus}, {counted(len(example.gpus), 'GPU')}"
+            emit(f"{name:<18} {title}: {counts}\n")
         return
     topology = topology_from(gpu_nodes=options.gpu_nodes, root=options.root, machine=options.machine)
     if options.save is not None:
         write(json_text(topology.to_json()), options.save, option="--save")
         return
-    plan = None if options.plan_file is None else _plan(topology, options, options.plan_file)
+    plan: Plan | None = None
+    if options.plan_file == _NEW_PLAN:
+        from numapin.plan.make import default_num_ranks, make_plan
+        from numapin.plan.request import Request
+
+        num_ranks = default_num_ranks(topology, is_this_host=options.root is None and options.machine is None)
+        plan = make_plan(topology, Request(num_ranks=num_ranks))
+    elif options.plan_file is not None:
+        from numapin.plan.model import Plan
+        from numapin.tasks.enter import plan_path, read_plan_file
+
+        path = plan_path(options.plan_file, os.environ)
+        plan = Plan.from_json(read_plan_file(path), source=path)
     match form:
         case "json":
             emit(json_text(topology.to_json()))
@@ -131,18 +144,6 @@ def _draw(topology: Topology, plan: Plan | None, form: str, options: _TopoOption
         raise NumapinError(f"there is no browser to open {file}", "open the file yourself, or name one in BROWSER")
 
 
-def _list_examples() -> None:
-    """Print each built-in machine's name, title and size."""
-    from numapin.topology.discover import example_names
-
-    for name in example_names():
-        topology = topology_from(gpu_nodes=None, machine=Path(name))
-        title = (topology.host or "").removeprefix(_LIST).strip()
-        nodes, cpus = counted(len(topology.cpu_nodes), "node"), counted(len(topology.cpus), "CPU")
-        counts = f"{nodes} with CPUs, {cpus}, {counted(len(topology.gpus), 'GPU')}"
-        emit(f"{name:<18} {title}: {counts}\n")
-
-
 def _form(options: _TopoOptions) -> str:
     """Return the format. Raises UsageError for options that contradict each other, and for a picture on a terminal."""
     form_or_plan = options.form is not None or options.as_json or options.plan_file is not None
@@ -164,17 +165,3 @@ def _form(options: _TopoOptions) -> str:
         hint = f"numapin topo --format {form} --output topo.{form}"
         raise UsageError(f"--format {form} is a picture, and stdout is a terminal", hint)
     return form
-
-
-def _plan(topology: Topology, options: _TopoOptions, file: str) -> Plan:
-    """Read the plan that --plan names, or make the plan of `numapin plan`."""
-    from numapin.plan.make import default_num_ranks, make_plan
-    from numapin.plan.model import Plan
-    from numapin.plan.request import Request
-    from numapin.tasks.enter import plan_path, read_plan_file
-
-    if file == _NEW_PLAN:
-        num_ranks = default_num_ranks(topology, is_this_host=options.is_this_host)
-        return make_plan(topology, Request(num_ranks=num_ranks))
-    path = plan_path(file, os.environ)
-    return Plan.from_json(read_plan_file(path), source=path)

@@ -42,33 +42,25 @@ def importing_torch() -> Iterator[None]:
             """Return the message. Line ends stay, because torch adds the origin to each line."""
             return printable_lines(super().getMessage())
 
-    gc.disable()
-    logging.setLogRecordFactory(VisibleRecord)
-    try:
-        with _interrupt_deferred():
-            yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-@contextmanager
-def _interrupt_deferred() -> Iterator[None]:
-    """Defer a first Ctrl-C until the block ends; a second one ends the process at once."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # ignored, as under nohup, or handled by other code
-        return
-    interrupted = False
+    interrupted, former = False, signal.getsignal(signal.SIGINT)
+    is_ours = former is signal.default_int_handler  # else it is ignored, as under nohup, or handled by other code
 
     def defer(*_: object) -> None:
+        """Note a first Ctrl-C; a second one ends the process at once."""
         nonlocal interrupted
         interrupted = True
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    signal.signal(signal.SIGINT, defer)
+    gc.disable()
+    logging.setLogRecordFactory(VisibleRecord)
+    if is_ours:
+        signal.signal(signal.SIGINT, defer)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if is_ours:
+            signal.signal(signal.SIGINT, former)
+        gc.freeze()
+        gc.enable()
     if interrupted:
         raise KeyboardInterrupt

@@ -146,22 +146,19 @@ class TorchrunCommand(click.Command):
 
     def sections(self, ctx: click.Context, *, shows_all: bool) -> dict[str, list[click.Option]]:
         """Return the options of the page by their headings."""
+
+        def shown(options: Iterable[TorchrunOption]) -> list[click.Option]:
+            return [self._torchruns[option.names[-1]] for option in options]
+
         page = {**self._sections}
         if shows_all:
-            page |= self._other_sections | self._torchruns_by_group()
+            page |= self._other_sections
+            for group in OptionGroup:
+                page[group.value] = shown(option for option in TORCHRUN_OPTIONS if option.group is group)
         elif not self._other_sections:
-            page[_USUAL] = self._of(option for option in TORCHRUN_OPTIONS if option.is_usual)
+            page[_USUAL] = shown(option for option in TORCHRUN_OPTIONS if option.is_usual)
         helps = filter(None, (self.get_help_option(ctx), self.options()[_HELP_ALL]))
         return {**page, "Help": list(helps)}
-
-    def _torchruns_by_group(self) -> dict[str, list[click.Option]]:
-        return {
-            group.value: self._of(option for option in TORCHRUN_OPTIONS if option.group is group)
-            for group in OptionGroup
-        }
-
-    def _of(self, options: Iterable[TorchrunOption]) -> list[click.Option]:
-        return [self._torchruns[option.names[-1]] for option in options]
 
 
 def records(options: Iterable[click.Parameter], ctx: click.Context) -> Iterator[tuple[str, str]]:

@@ -7,31 +7,33 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from numapin.base.files import opened
+from numapin.base.files import make_own, opened, unwritten, write_text_to
 from numapin.base.stderr import say
 from numapin.cli.options import FilePath
-from numapin.cli.output import say_error
+from numapin.cli.output import emit, json_text, say_error, show
 from numapin.cli.run import SECTIONS, RunOptions, parse, start
 from numapin.cli.torch_import import require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.cli.trace_reading import read_report
 from numapin.cli.trace_watch import TraceWatch
-from numapin.cli.trace_writing import REPORT, make_folders, show_report, stdout_to_stderr, write_report
 from numapin.errors import NumapinError, UsageError
 from numapin.launcher.program import python
 from numapin.rank.signals import open_mailbox
 from numapin.trace.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from numapin.trace.report import TraceReport
 
 _ABOUT: Final = (
     "Run a script under torch's profiler, and report where the time of its steps "
@@ -46,6 +48,7 @@ _EXAMPLES: Final = """\
   numapin trace --stop train.py                     end the job after the traced steps
   numapin trace --read trace.json                   a torch.profiler trace, or an output folder
   numapin trace --read trace.json --output DIR      also write report.json"""
+_REPORT: Final = "report.json"
 _READ_OPTIONS: Final = ("--json", "--output")
 _JSON: Final = click.Option(
     ["--json", "as_json"], is_flag=True, help="Print the report as JSON; the script's own output goes to stderr."
@@ -112,18 +115,13 @@ def _read_command(first: Path, others: tuple[Path, ...], output: Path | None, *,
     """Read Chrome traces, one per rank, or the output folders of earlier runs."""
     paths = (first, *others)
     if output is not None:
-        _require_kept(paths, output)
+        for path in paths:
+            if os.path.realpath(path) == os.path.realpath(output / _REPORT):
+                raise UsageError(f"--output {output} would overwrite {path}", "choose another folder")
     report = read_report(paths)
     if output is not None:
-        write_report(report, output)
-    show_report(report, as_json=as_json)
-
-
-def _require_kept(paths: Sequence[Path], output: Path) -> None:
-    """Raise UsageError if writing into `output` would overwrite one of the files that are read."""
-    for path in paths:
-        if os.path.realpath(path) == os.path.realpath(output / REPORT):
-            raise UsageError(f"--output {output} would overwrite {path}", "choose another folder")
+        _write(report, output)
+    _show(report, as_json=as_json)
 
 
 def _run(arguments: tuple[str, ...]) -> None:
@@ -139,29 +137,24 @@ def _run(arguments: tuple[str, ...]) -> None:
     if options.dry_run:
         start(job, options, mailbox, trace=settings.to_text())
         return
-    make_folders(outer, folder, settings)
+    _make_folders(outer, folder, settings)
     watch = TraceWatch(folder, lambda: None, stops=options.stop)
     try:
-        with stdout_to_stderr(wanted=options.as_json) as kept:
+        with _stdout_to_stderr(wanted=options.as_json) as kept:
             watch.report = lambda: _report(folder, settings, as_json=options.as_json, to=kept)
             with watch.during():
                 start(job, options, mailbox, trace=settings.to_text())
     except BaseException:  # a rank failed, or Ctrl-C: report the steps traced so far
-        _finish_after_failure(folder, settings, watch, as_json=options.as_json)
+        try:
+            _finish(folder, settings, watch, as_json=options.as_json)
+        except NumapinError as error:  # only printed: the job's own error decides the exit status
+            say_error(error.message, error.hint)
+        except Exception as error:  # noqa: BLE001 - even a bug here must not hide the job's own error
+            say_error(str(error))
         raise
     if watch.has_stopped:
         say("the job was ended after the traced steps (--stop)")
     _finish(folder, settings, watch, as_json=options.as_json)
-
-
-def _finish_after_failure(folder: Path, settings: Settings, watch: TraceWatch, *, as_json: bool) -> None:
-    """Finish, but only print an error of this, because the job's own error decides the exit status."""
-    try:
-        _finish(folder, settings, watch, as_json=as_json)
-    except NumapinError as error:
-        say_error(error.message, error.hint)
-    except Exception as error:  # noqa: BLE001 - even a bug here must not hide the job's own error
-        say_error(str(error))
 
 
 def _finish(folder: Path, settings: Settings, watch: TraceWatch, *, as_json: bool) -> None:
@@ -170,8 +163,8 @@ def _finish(folder: Path, settings: Settings, watch: TraceWatch, *, as_json: boo
         shutil.rmtree(Path(settings.loads).name, ignore_errors=True, dir_fd=opened_folder)
     if watch.is_report_complete:
         return
-    if watch.has_reported and as_json:
-        write_report(read_report((folder,), settings), folder)
+    if watch.num_reported is not None and as_json:
+        _write(read_report((folder,), settings), folder)
     else:
         _report(folder, settings, as_json=as_json)
 
@@ -179,5 +172,72 @@ def _finish(folder: Path, settings: Settings, watch: TraceWatch, *, as_json: boo
 def _report(folder: Path, settings: Settings, *, as_json: bool, to: int | None = None) -> None:
     """Read the ranks' traces and records; write and show the report."""
     report = read_report((folder,), settings)
-    write_report(report, folder)
-    show_report(report, as_json=as_json, to=to)
+    _write(report, folder)
+    _show(report, as_json=as_json, to=to)
+
+
+# --- the folder and the report ---------------------------------------------------------------------------------------
+
+
+def _make_folders(outer: Path, folder: Path, settings: Settings) -> None:
+    """Make the folder, which only this user may enter. Raises UsageError if it holds traces of an earlier run.
+
+    Raises NumapinError if it, its parent or its contents belong to another user.
+    """
+    try:
+        for made in (outer, folder, settings.loads):
+            make_own(str(made))
+        old = next(folder.glob("rank-*"), None)
+    except OSError as error:
+        raise NumapinError(f"{folder} cannot be used: {error.strerror}", "choose another with --output DIR") from None
+    if old is not None:
+        raise UsageError(f"--output {folder} holds {old.name} of an earlier run", "choose another folder")
+
+
+@contextmanager
+def _stdout_to_stderr(*, wanted: bool) -> Iterator[int | None]:
+    """Send the ranks' output to stderr during the block, which gets the descriptor for JSON."""
+    if not wanted:
+        yield None
+        return
+    try:
+        kept = os.dup(1)
+    except OSError as error:
+        raise UsageError(
+            f"--json: stdout cannot be written: {error.strerror}", "see report.json in --output DIR"
+        ) from None
+    try:
+        os.dup2(2, 1)
+        yield kept
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _write(report: TraceReport, folder: Path) -> None:
+    """Write the report. Raises NumapinError, also if the folder belongs to another user."""
+    try:
+        make_own(str(folder.absolute()))
+    except OSError as error:
+        raise unwritten(str(folder), error, "choose another with --output DIR") from None
+    text = json_text(report.to_json()).encode(errors="replace").decode()
+    write_text_to(str(folder / _REPORT), text, remedy=f"see the tables with: numapin trace --read {folder}")
+    say(f"report and Chrome traces: {folder}")
+
+
+def _show(report: TraceReport, *, as_json: bool, to: int | None = None) -> None:
+    """Print the report; JSON to the descriptor `to`, if there is one. Raises NumapinError."""
+    if as_json and to is not None:
+        with os.fdopen(os.dup(to), "w", encoding="utf-8", errors="replace") as file:
+            file.write(json_text(report.to_json()))
+    elif as_json:
+        try:
+            emit(json_text(report.to_json()))
+        except OSError as error:
+            hint = "write it elsewhere: numapin trace --read DIR --json > FILE"
+            raise NumapinError(f"the report cannot be written to stdout: {error.strerror}", hint) from None
+    else:
+        from numapin.view.trace_table import trace_table
+
+        show(trace_table(report))

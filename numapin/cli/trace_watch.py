@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -26,16 +26,14 @@ _REST_WAIT_S: Final = 30.0  # for other ranks, once one has recorded its steps
 class TraceWatch:
     """A thread that waits for the ranks' records. `report` is called in it, unless the job is to stop.
 
-    `has_reported` and `has_stopped` say what it did. `problem` is why the report failed.
+    `num_reported` is the number of traces in the report, None without one; `has_stopped`: it has ended the job.
     """
 
     folder: Path
     report: Callable[[], None]
     stops: bool
-    has_reported: bool = False
+    num_reported: int | None = None
     has_stopped: bool = False
-    problem: str = ""
-    reported: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -67,39 +65,34 @@ class TraceWatch:
         first_s: float | None = None
         while not self.ended.wait(_EVERY_S):
             records = records_of(self.folder)
-            if not any(record.get("trace") for record in records):
+            if not _num_traces(records):
                 continue
             first_s = time.monotonic() if first_s is None else first_s
-            if are_all_recorded(records) or time.monotonic() - first_s > _REST_WAIT_S:
-                self._act(sum(bool(record.get("trace")) for record in records))
+            if not are_all_recorded(records) and time.monotonic() - first_s <= _REST_WAIT_S:
+                continue
+            if not self.stops:
+                with suppress(NumapinError, OSError):  # the report at the end of the job says it again
+                    self.report()
+                    self.num_reported = _num_traces(records)
                 return
-
-    def _act(self, num_traces: int) -> None:
-        if not self.stops:
-            try:
-                self.report()
-            except (NumapinError, OSError) as error:
-                self.problem = str(error)  # the report at the end of the job says it again
-            else:
-                self.has_reported, self.reported = True, num_traces
+            with self.lock:
+                if not self.ended.is_set():
+                    self.has_stopped = True
+                    os.kill(os.getpid(), signal.SIGTERM)
             return
-        with self.lock:
-            if not self.ended.is_set():
-                self.has_stopped = True
-                os.kill(os.getpid(), signal.SIGTERM)
 
     @property
     def is_report_complete(self) -> bool:
         """True if no rank has recorded steps since the report."""
-        traces = sum(bool(record.get("trace")) for record in records_of(self.folder))
-        return self.has_reported and self.reported == traces
+        return self.num_reported == _num_traces(records_of(self.folder))
+
+
+def _num_traces(records: Sequence[Mapping[str, object]]) -> int:
+    return sum(bool(record.get("trace")) for record in records)
 
 
 def are_all_recorded(records: Sequence[Mapping[str, object]]) -> bool:
     """Return whether every rank of this host has recorded its steps, or given up."""
-    wanted = max((_count(record.get("num_local_ranks")) for record in records), default=1)
+    numbers = (record.get("num_local_ranks") for record in records)
+    wanted = max((number for number in numbers if isinstance(number, int)), default=1)
     return all(record.get("done") is True for record in records) and len({r.get("rank") for r in records}) >= wanted
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) else 1

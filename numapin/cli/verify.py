@@ -6,7 +6,7 @@ Status 0: the plan holds; 1: it does not; 2: no such job; 3: the job cannot be r
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
@@ -16,9 +16,6 @@ from numapin.errors import MachineError, UsageError
 from numapin.observe.find_job import LIST_PROCESSES, find_job
 from numapin.observe.read import observe
 from numapin.observe.verify import verify as verify_job
-
-if TYPE_CHECKING:
-    from numapin.observe.report import VerifyReport
 
 _STATUS: Final = {True: 0, False: 1, None: 3}
 
@@ -40,7 +37,12 @@ def verify(ctx: click.Context, run: str | None, pids: tuple[int, ...] | None, *,
       numapin verify --json            for scripts; status 1 if the plan does not hold
     """
     try:
-        report = _report(run, pids)
+        job = find_job(run, pids, os.environ, again="numapin verify")
+        observed = observe(job.pids, gone=job.gone)
+        if all(rank.is_gone for rank in observed.ranks):
+            hint = LIST_PROCESSES if pids is not None else "check the active run with: numapin verify"
+            raise UsageError(f"{job.name}: the job ended while it was read", hint)
+        report = verify_job(job.plan, observed, applied=job.applied, run=job.name)
     except (OSError, ValueError, MemoryError) as error:  # other programs' files can hold anything
         seen = str(error) or type(error).__name__
         raise MachineError(
@@ -53,13 +55,3 @@ def verify(ctx: click.Context, run: str | None, pids: tuple[int, ...] | None, *,
 
         show(verify_table(report))
     ctx.exit(_STATUS[report.holds])
-
-
-def _report(run: str | None, pids: tuple[int, ...] | None) -> VerifyReport:
-    """Find the job, observe it, and compare it with its plan."""
-    job = find_job(run, pids, os.environ, again="numapin verify")
-    observed = observe(job.pids, gone=job.gone)
-    if all(rank.is_gone for rank in observed.ranks):
-        hint = LIST_PROCESSES if pids is not None else "check the active run with: numapin verify"
-        raise UsageError(f"{job.name}: the job ended while it was read", hint)
-    return verify_job(job.plan, observed, applied=job.applied, run=job.name)

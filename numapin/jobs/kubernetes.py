@@ -18,7 +18,7 @@ from numapin.jobs.image import in_registry
 from numapin.jobs.manifest import Lines, fill
 from numapin.jobs.pod_options import SHM, Gang, VolumeKind
 from numapin.jobs.request import KubernetesKind
-from numapin.topology.vendors import GpuVendor
+from numapin.topology.vendors import GpuVendor, support_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,12 +26,6 @@ if TYPE_CHECKING:
     from numapin.jobs.pod_options import Volume
     from numapin.jobs.request import JobRequest
 
-DEVICES: Final = {
-    GpuVendor.NVIDIA: "nvidia.com/gpu",
-    GpuVendor.AMD: "amd.com/gpu",
-    GpuVendor.INTEL: "gpu.intel.com/i915",
-}
-"""The resource of each vendor's device plugin."""
 _RETRIES: Final = 3
 _PORT: Final = 29500
 _CLAIM: Final = "gpus"
@@ -199,7 +193,7 @@ def warnings(request: JobRequest) -> tuple[str, ...]:
     found = []
     if request.vendor is GpuVendor.INTEL and request.gpus_per_node and not pod.device_classes:
         driver = "is for GPUs with the driver i915; with the driver xe, write gpu.intel.com/xe instead"
-        found.append(f"{DEVICES[GpuVendor.INTEL]} {driver}")
+        found.append(f"{support_of(GpuVendor.INTEL).kubernetes_resource} {driver}")
     if not pod.ipc_lock and any("rdma" in name for name, _ in pod.resources):
         found.append("RDMA devices without --ipc-lock: NCCL fails where the limit on locked memory is low")
     if pod.gang and kind is KubernetesKind.LEADERWORKERSET:
@@ -254,7 +248,7 @@ def _pod_values(request: JobRequest, form: _Form, name: str) -> dict[str, object
     capabilities = [*(["SYS_NICE"] if request.sys_nice else []), *(["IPC_LOCK"] if options.ipc_lock else [])]
     amounts = {"cpu": request.cpus_per_task, "memory": f"{(request.memory_bytes or 0) >> 20}Mi"}
     if _num_gpus(request) and not options.device_classes:
-        amounts[DEVICES[request.vendor]] = _num_gpus(request)
+        amounts[support_of(request.vendor).kubernetes_resource] = _num_gpus(request)
     amounts |= {resource: int(text) if _WHOLE.fullmatch(text) else text for resource, text in options.resources}
     claims = {"claims": [{"name": _CLAIM}]} if options.device_classes else {}
     claim = {"name": _CLAIM, "resourceClaimTemplateName": f"{name}-{_CLAIM}"}

@@ -14,7 +14,7 @@ from numapin.errors import UsageError
 from numapin.jobs import duration
 from numapin.jobs.image import for_apptainer, for_pyxis
 from numapin.jobs.request import Form, JobRequest, Launch
-from numapin.topology.vendors import GpuVendor
+from numapin.topology.vendors import support_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -47,8 +47,6 @@ if [ "${#PET_RDZV_ID}" != 32 ]; then
 fi
 export PET_RDZV_ID"""
 
-_GPU_OPTIONS: Final = {GpuVendor.NVIDIA: ("--nv",), GpuVendor.AMD: ("--rocm",), GpuVendor.INTEL: ()}
-"""The options by which Apptainer gives a container the GPUs; it binds /dev, which is all that Intel's need."""
 # The variables that ranks need; mpirun exports only those that it is given.
 _EXPORT_VARIABLES: Final = """\
 forward=()
@@ -125,7 +123,8 @@ def _started(request: JobRequest, rank_variables: str, meeting: str, *, apptaine
     lines = ["bash -c '", f"    {OPEN_FILES}", *exports, '    exec "$@"\' bash']
     container: list[str] = []
     if request.container and apptainer:
-        container = ["apptainer", "exec", *_GPU_OPTIONS[request.vendor], for_apptainer(request.container)]
+        options_of_gpus = support_of(request.vendor).apptainer_options
+        container = ["apptainer", "exec", *options_of_gpus, for_apptainer(request.container)]
     options = [quote(option) for option in request.run_options]
     shell = ["\n".join(lines)]
     if is_task:

@@ -87,8 +87,9 @@ class VendorSupport(NamedTuple):
 
     Attributes:
         vendor: The vendor.
-        hwloc_name: The name of a GPU's device in hwloc XML, with its number.
-        hwloc_uuid: The name of its UUID there.
+        name: Its name in messages.
+        torch_word: torch's word for its devices, such as "cuda".
+        runtime: The name of the runtime that shows ranks its devices.
         hiding_variables: The variables that hide GPUs; the last to work, which is the usual one, comes first. All of
             numapin learns their names from here.
         mark_visible: Return the GPUs as the runtime shows them to a process with these variables.
@@ -96,18 +97,28 @@ class VendorSupport(NamedTuple):
             UsageError for a GPU that they cannot name.
         why_order_unknown: Return why the runtime may number several GPUs in another order than ours, or "".
         driver_remedy: What to do if no driver serves a GPU.
+        kubernetes_resource: The resource of its device plugin.
+        apptainer_options: The options by which Apptainer gives a container its devices, where binding /dev is not
+            enough.
+        hwloc_name: The name of a GPU's device in hwloc XML, with its number. None: hwloc has none.
+        hwloc_uuid: The name of its UUID there.
         keeps_list_order: Whether the runtime numbers GPUs in the order in which these variables name them.
         order_remedy: The end of a sentence on GPUs of unknown order, or "".
     """
 
     vendor: GpuVendor
-    hwloc_name: re.Pattern[str]
-    hwloc_uuid: str
+    name: str
+    torch_word: str
+    runtime: str
     hiding_variables: tuple[str, ...]
     mark_visible: Callable[[tuple[Gpu, ...], Environ], Seen]
     variables_for: Callable[[Sequence[Gpu], Environ], dict[str, str]]
     why_order_unknown: Callable[[Sequence[tuple[Gpu, PciReading]], Environ], str]
     driver_remedy: str
+    kubernetes_resource: str
+    apptainer_options: tuple[str, ...] = ()
+    hwloc_name: re.Pattern[str] | None = None
+    hwloc_uuid: str = ""
     keeps_list_order: bool = True
     order_remedy: str = ""
 
@@ -349,19 +360,25 @@ def _why_level_zero_order_unknown(devices: Sequence[tuple[Gpu, PciReading]], env
 _TABLE: Final[Mapping[GpuVendor, VendorSupport]] = {
     GpuVendor.NVIDIA: VendorSupport(
         vendor=GpuVendor.NVIDIA,
-        hwloc_name=re.compile(r"nvml([0-9]{1,4})"),  # its CUDA and OpenCL devices are numbered in other orders
-        hwloc_uuid="NVIDIAUUID",
+        name="NVIDIA",
+        torch_word="cuda",
+        runtime="CUDA",
         hiding_variables=(_CUDA,),
         mark_visible=_seen_by_cuda,
         variables_for=_cuda_variables,
         why_order_unknown=_cuda_order_known,
         driver_remedy="load the driver, or give the container the GPUs: docker run --gpus all",
+        kubernetes_resource="nvidia.com/gpu",
+        apptainer_options=("--nv",),
+        hwloc_name=re.compile(r"nvml([0-9]{1,4})"),  # its CUDA and OpenCL devices are numbered in other orders
+        hwloc_uuid="NVIDIAUUID",
         order_remedy="CUDA_DEVICE_ORDER=PCI_BUS_ID gives CUDA a known order",
     ),
     GpuVendor.AMD: VendorSupport(
         vendor=GpuVendor.AMD,
-        hwloc_name=re.compile(r"rsmi([0-9]{1,4})"),
-        hwloc_uuid="AMDUUID",
+        name="AMD",
+        torch_word="cuda",
+        runtime="HIP",
         hiding_variables=(_HIP, _CUDA, _ROCR),
         mark_visible=_seen_by_hip,
         variables_for=_hip_variables,
@@ -369,16 +386,24 @@ _TABLE: Final[Mapping[GpuVendor, VendorSupport]] = {
         driver_remedy=(
             "load the driver, or give the container its devices: docker run --device /dev/kfd --device /dev/dri"
         ),
+        kubernetes_resource="amd.com/gpu",
+        apptainer_options=("--rocm",),
+        hwloc_name=re.compile(r"rsmi([0-9]{1,4})"),
+        hwloc_uuid="AMDUUID",
     ),
     GpuVendor.INTEL: VendorSupport(
         vendor=GpuVendor.INTEL,
-        hwloc_name=re.compile(r"ze([0-9]{1,4})"),
-        hwloc_uuid="LevelZeroUUID",
+        name="Intel",
+        torch_word="xpu",
+        runtime="XPU",
         hiding_variables=(_MASK,),
         mark_visible=_seen_by_level_zero,
         variables_for=_level_zero_variables,
         why_order_unknown=_why_level_zero_order_unknown,
         driver_remedy="load the driver, or give the container its devices: docker run --device /dev/dri",
+        kubernetes_resource="gpu.intel.com/i915",
+        hwloc_name=re.compile(r"ze([0-9]{1,4})"),
+        hwloc_uuid="LevelZeroUUID",
         keeps_list_order=False,
     ),
 }

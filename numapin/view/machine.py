@@ -20,7 +20,7 @@ from numapin.plan.request import Memory
 from numapin.topology.fast import fast_cores
 from numapin.topology.model import Gpu, NodeKind
 from numapin.topology.nics import LinkKind
-from numapin.topology.vendors import GpuVendor
+from numapin.topology.vendors import GpuVendor, support_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -387,9 +387,6 @@ def machine_view(topology: Topology, plan: Plan | None) -> MachineView:
 
 # --- facts as short texts --------------------------------------------------------------------------------------------
 
-_VENDORS: Final = {GpuVendor.NVIDIA: "NVIDIA", GpuVendor.AMD: "AMD", GpuVendor.INTEL: "Intel"}
-_RUNTIMES: Final = {GpuVendor.NVIDIA: ("cuda", "CUDA"), GpuVendor.AMD: ("cuda", "HIP"), GpuVendor.INTEL: ("xpu", "XPU")}
-"""Vendor -> torch's word for its devices, and the runtime's name."""
 _LONGEST: Final = 2000  # characters
 _NODE_KINDS: Final = {NodeKind.CPU: "", NodeKind.MEMORY: "memory only", NodeKind.GPU: "GPU memory"}
 
@@ -435,15 +432,15 @@ def pcie_link(gpu: Gpu) -> str:
 
 def torch_name(gpu: Gpu) -> str:
     """Return the name of a GPU in torch, or that its runtime does not see it."""
-    torch_word, runtime = _RUNTIMES[gpu.vendor or GpuVendor.NVIDIA]
+    support = support_of(gpu.vendor)
     if gpu.cuda_index is not None:
-        return f"{torch_word}:{gpu.cuda_index}"
-    return "" if gpu.visible else f"hidden from {runtime}"
+        return f"{support.torch_word}:{gpu.cuda_index}"
+    return "" if gpu.visible else f"hidden from {support.runtime}"
 
 
 def model_name(gpu: Gpu) -> str:
     """Return a GPU's model with its vendor, which most models' names begin with."""
-    vendor = _VENDORS[gpu.vendor] if gpu.vendor else ""
+    vendor = support_of(gpu.vendor).name if gpu.vendor else ""
     model = gpu.name or ""
     return model if vendor.lower() in model.lower() else joined(vendor, model, separator=" ")
 

@@ -10,7 +10,7 @@ from numapin.bench.machine import BenchMachine
 from numapin.bench.model import BenchAnswer, Benchmark, BenchReport, BenchVerdict, Case, Peer, Run, summarize
 from numapin.cli import run, trace
 from numapin.cli.main import numapin
-from numapin.cli.run_failure import outcome_of
+from numapin.cli.run import outcome_of
 from numapin.data.stats import Stats
 from numapin.launcher import options
 from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed

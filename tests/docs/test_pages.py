@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shlex
 import tomllib
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import click
@@ -147,15 +149,30 @@ def test_files_that_pages_name_exist(page: Path) -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_walks_are_short() -> None:
-    """Each walk of the architecture page has at most eight files, each named once."""
-    text = (DOCS / "architecture.md").read_text()
-    walks = re.findall(r"^## Walk \d.*?(?=^## )", text, re.MULTILINE | re.DOTALL)
-    assert len(walks) == 3
+def test_walks_go_forward() -> None:
+    """Each walk of the architecture page has at most six files, none twice, with the names that it tells to read.
+
+    Each file imports the next one, or is imported by it, if that one's function is passed in.
+    """
+    walks = re.findall(r"^### Walk \d.*?(?=^##)", (DOCS / "architecture.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert len(walks) == 6
     for walk in walks:
-        files = re.findall(r"^\d+\. `(numapin/[\w./]+)`", walk, re.MULTILINE)
-        assert 1 < len(files) <= 8
+        assert len(set(re.findall(r"[\w/]+\.py", walk))) <= 6
+        steps = re.findall(r"^\d\. `(numapin/[\w./]+)`: `(\w+)`", walk, re.MULTILINE)
+        assert 1 < len(steps) == len(re.findall(r"^\d\. ", walk, re.MULTILINE))
+        files = [file for file, _ in steps]
         assert len(set(files)) == len(files)
+        for file, name in steps:
+            assert re.search(rf"^ *(?:def|class) {name}\b", (ROOT / file).read_text(), re.MULTILINE), f"{file}: {name}"
+        for one, other in pairwise(files):
+            assert other in _imported(one) or one in _imported(other), f"{one} -> {other}"
+
+
+def _imported(file: str) -> set[str]:
+    """Return the files that a file of numapin imports."""
+    nodes = [node for node in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(node, ast.ImportFrom)]
+    names = [name for node in nodes for name in (node.module, *(f"{node.module}.{each.name}" for each in node.names))]
+    return {f"{(name or '').replace('.', '/')}.py" for name in names}
 
 
 def figures_of(markdown: str) -> dict[str, list[str]]:

@@ -216,8 +216,6 @@ class TestWrongInput:
     @pytest.mark.parametrize(
         ("options", "status", "told"),
         [
-            ([], 2, "neither --pid nor --job is given"),
-            (["--pid", "0"], 2, "there is no process 0"),
             (["--pid", "-1"], 2, "'-1' is not a process id"),
             (["--pid", "4194305"], 2, "there is no process 4194305"),
             (["--pid", "9" * 30], 2, "there is no process"),

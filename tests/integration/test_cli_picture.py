@@ -102,17 +102,6 @@ def test_the_plan_of_a_run(tmp_path: Path) -> None:
     assert (done.status, "ranks 0-1" in done.out) == (0, True), done.err
 
 
-@pytest.mark.parametrize("form", ["svg", "html"])
-def test_a_terminal_is_spared_the_source(form: str, dgx: str) -> None:
-    """On a terminal a picture without --output gives status 2, and the hint is the command that writes a file."""
-    code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
-    command = (*NUMAPIN, "topo", "--format", form, "--machine", dgx)
-    done = call(sys.executable, "-c", code, *command, TERM="dumb")
-    assert done.status == 2
-    assert f"hint: numapin topo --format {form} --output topo.{form}" in done.out
-    assert "<svg" not in done.out
-
-
 def _browser(tmp_path: Path) -> tuple[str, Path]:
     """Return a command for BROWSER that keeps what it was given to show, and the file with that."""
     seen, program = tmp_path / "seen", tmp_path / "browser"
@@ -150,48 +139,15 @@ def test_open_without_a_browser(dgx: str, tmp_path: Path) -> None:
     assert Path(done.out.strip()).exists()
 
 
-@pytest.mark.parametrize("form", ["tree", "matrix"])
-def test_no_blanks_at_the_ends_of_lines_in_a_pipe(form: str, dgx: str) -> None:
-    """Tables in files and pipes have no trailing blanks."""
-    for command in (["topo", "--format", form], ["plan"]):
-        done = numapin(*command, "--machine", dgx)
-        assert done.status == 0
-        assert not [line for line in done.out.splitlines() if line != line.rstrip()]
-
-
-@pytest.mark.parametrize("width", [60, 80])
-def test_the_matrix_fits_the_terminal(width: int, dgx: str) -> None:
-    """On a terminal the matrix is as wide as its columns, in blocks."""
+def test_the_matrix_fits_a_narrow_terminal(dgx: str) -> None:
+    """On a terminal the matrix is as wide as its columns, in blocks; tests/recorded has 80 columns."""
     code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
     command = (*NUMAPIN, "topo", "--format", "matrix", "--machine", dgx)
-    done = call(sys.executable, "-c", code, *command, COLUMNS=str(width), TERM="xterm", NO_COLOR="1")
+    done = call(sys.executable, "-c", code, *command, COLUMNS="60", TERM="xterm", NO_COLOR="1")
     lines = re.sub(r"\x1b\[[0-9;]*m", "", done.out).splitlines()
-    assert max(map(len, lines)) <= width
+    assert max(map(len, lines)) <= 60
     heads = [name for line in lines if line.startswith("   ") for name in line.split()]
     assert heads == [*(f"gpu{i}" for i in range(8)), "mlx5_0", "mlx5_6", "CPUs", "node"]
-
-
-@pytest.mark.parametrize(
-    ("options", "status", "told"),
-    [
-        (["--open", "--format", "json"], 2, "--open shows svg and html, not json"),
-        (["--open", "--save", "x.json"], 2, "--save writes a machine file only"),
-        (["--format", "json", "--plan"], 2, "--format json does not show a plan"),
-        (["--format", "matrix", "--plan", "x.json"], 2, "--format matrix does not show a plan"),
-        (["--output", "x.txt"], 2, "--output is for svg and html, not for tree"),
-        (["--format", "svg", "--output", "/proc/nope/topo.svg"], 1, "choose another file for --output"),
-        (["--format", "svg", "--plan", "/proc/nope.json"], 3, "/proc/nope.json cannot be read: "),
-        (["--plan", "{dgx}"], 3, "schema: expected 'numapin.plan/1'"),
-        (["--plan", "{binary}"], 3, "binary: not JSON"),
-        (["--plan", "/dev/zero"], 3, "/dev/zero cannot be read: a device, not a regular file"),
-    ],
-)
-def test_what_cannot_be(options: list[str], status: int, told: str, dgx: str, tmp_path: Path) -> None:
-    """Contradictory options, unwritable files and files without a plan give a status, a reason and a hint."""
-    binary = tmp_path / "binary"
-    binary.write_bytes(b"\xff\xfe\x00")
-    done = numapin("topo", "--machine", dgx, *(option.format(dgx=dgx, binary=binary) for option in options))
-    assert (done.status, told in done.err, "hint:" in done.err) == (status, True, True), done.err
 
 
 def test_a_plan_of_another_machine(dgx: str, tmp_path: Path) -> None:

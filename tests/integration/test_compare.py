@@ -20,7 +20,6 @@ from tests.integration.launching import (
     Done,
     call,
     environment,
-    forked,
     script,
 )
 from tests.integration.seam import SCHEMA, Phase, RankSteps, StepSettings, StepUnit, read_record, steps_environment
@@ -193,30 +192,6 @@ class TestFailures:
         assert not report["is_complete"]
         assert runs() >= 2
         assert wait_until(lambda: all(map(gone, pids(tmp_path))), limit_s=30), "no job is left"
-
-    @pytest.mark.parametrize(
-        ("arguments", "words"),
-        [
-            ((), "there is no script to run"),
-            (("--a", "x"), "--a and --b must be given together"),
-            (("--a", "x", "--b", "y", "train.py"), "train.py belongs to neither"),
-            (("missing.py",), "missing.py does not exist"),
-            (("--variants", "torchrn", "x.py"), "did you mean"),
-            (("--variants", "torchrun", "{path}"), "needs two variants"),
-            (("--variants", "numapin,torchrun,numapin", "{path}"), "'numapin' is given twice"),
-            (("--steps", "0", "{path}"), "--steps"),
-            (("--a", "cd x && y", "--b", "y"), "no shell runs"),
-            (("--variant", "mpirun -n 2", "{path}"), "begins with neither torchrun nor numapin"),
-            (("--a", "python -I x.py", "--b", "python x.py"), "steps cannot be counted"),
-            (("--margin", "0", "{path}"), "not between 0 and 100"),
-        ],
-    )
-    def test_wrong_command_lines(self, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
-        """Each mistake is a usage error that says what is wrong, before anything is started."""
-        path = script(tmp_path, "print('ran')")
-        done = forked("compare", *(word.format(path=path) for word in arguments), cwd=tmp_path)
-        assert done.status == 2, done.err
-        assert words in done.err
 
 
 # Name -> how many steps to measure, and a program.

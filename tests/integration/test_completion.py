@@ -84,12 +84,6 @@ def test_the_script_explains_itself(shell: str) -> None:
     assert f"numapin completion {shell}" in numapin("completion", "--help").out
 
 
-def test_an_unknown_shell_is_refused() -> None:
-    """A shell without a script is named, with those that have one."""
-    done = numapin("completion", "bsh")
-    assert (done.status, "'bsh' is not one of 'bash', 'zsh', 'fish'; did you mean bash?" in done.err) == (2, True)
-
-
 @pytest.mark.parametrize("words", [["run", "--max"], ["trace", "--numa-binding", ""], ["top", ""], [""]])
 def test_a_key_press_does_not_import_torch(words: list[str]) -> None:
     """Completion stays fast: it never imports torch, and for the names of commands no command."""

@@ -448,11 +448,6 @@ class TestErrors:
             done = enter(*options, "--", command, **TASK)
             assert (done.status, why in done.err) == (status, True), done.err
 
-    @pytest.mark.parametrize("arguments", [(), ("--",), ("--plan",), ("--local-size", "0", "true"), ("--nope", "true")])
-    def test_usage(self, arguments: tuple[str, ...]) -> None:
-        """A command line that cannot be parsed has status 2."""
-        assert enter(*arguments, **TASK).status == 2
-
     def test_a_policy_that_is_refused(self, dump: str) -> None:
         """Without --strict a rank reports a refused policy once, records it and runs; with --strict it does not run."""
         command = (*NUMAPIN, "exec", "--memory", "interleave=0")

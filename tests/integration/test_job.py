@@ -528,41 +528,12 @@ def test_ranks_that_a_rank_submits_meet(cluster: Cluster, tmp_path: Path) -> Non
 class TestCommand:
     """`numapin job` as users type it."""
 
-    def test_help_has_examples(self) -> None:
-        """Each engine's help shows an example and the command that submits the script."""
-        assert "numapin job slurm --nodes 4" in forked("job", "--help").out
-        for engine, submit in (("slurm", "sbatch FILE"), ("kubernetes", "kubectl apply -f FILE"), ("lsf", "bsub <")):
-            assert submit in forked("job", engine, "--help").out
-
     def test_without_torch(self) -> None:
         """Neither scripts nor help import torch."""
         for words in (["job", "--help"], ["job", "slurm", "--gpus-per-node", "1", "train.py"]):
             code = f"import sys; from numapin.cli.main import numapin; numapin({words!r}, standalone_mode=False)"
             done = call(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)")
             assert done.status == 0, done.err
-
-    @pytest.mark.parametrize(
-        ("line", "status", "message"),
-        [
-            ("sge train.py", 2, "choose one of: slurm, mpi, kubernetes, pbs, lsf"),
-            ("slurm --gpus-per-node 1 --nodes 0 train.py", 2, "--nodes is 0"),
-            ("slurm --gpus-per-node 1 --time soon train.py", 2, "'soon' is not a time"),
-            ("slurm --gpus-per-node 1 --container docker:// train.py", 2, "'docker://' names no image"),
-            ("slurm --gpus-per-node 1 --array x train.py", 2, "such as 0-9"),
-            ("slurm --gpus 8 train.py", 2, "for 8 GPUs per host, give --gpus-per-node 8"),
-            ("kubernetes --gpus-per-node 1 --env A train.py", 2, "'A' is not NAME=VALUE"),
-            ("kubernetes --gpus-per-node 1 --volume a train.py", 2, "SOURCE is pvc/NAME"),
-            ("kubernetes --gpus-per-node 1 --toleration a: train.py", 2, "KEY[=VALUE][:EFFECT]"),
-            ("kubernetes --gpus-per-node 1 --resource a train.py", 2, "such as rdma/ib=1"),
-            ("slurm --machine /no/such train.py", 3, "/no/such"),
-            ("slurm --gpus-per-node 1 --output /no/such/job train.py", 1, "--output"),
-        ],
-    )
-    def test_errors_have_a_status_and_a_message(self, line: str, status: int, message: str) -> None:
-        """The status is 2 for usage and 3 for a machine file; the message is on stderr, and stdout is empty."""
-        done = forked("job", *line.split())
-        assert (done.status, done.out) == (status, "")
-        assert message in done.err
 
     @pytest.mark.parametrize(
         ("line", "warning"),

@@ -222,12 +222,6 @@ class TestMetrics:
         assert "numapin_rank" not in path.read_text()
         assert "numapin_run_active" in path.read_text()
 
-    def test_json_and_metrics(self, tmp_path: Path) -> None:
-        """Together they are an error, before a job is looked for."""
-        done = _top(tmp_path, "--openmetrics", "x.prom", "--json")
-        assert (done.status, done.out) == (2, "")
-        assert "--json and --openmetrics cannot be combined" in done.err
-
 
 @contextmanager
 def _exporting(folder: Path, target: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -240,26 +234,13 @@ def _exporting(folder: Path, target: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-class TestWrongInput:
-    """Jobs and options that cannot be shown."""
+class TestWithoutATerminal:
+    """Places where nothing can be drawn."""
 
-    @pytest.mark.parametrize(
-        ("options", "told"),
-        [
-            (["--once"], "no numapin run of this user is active"),
-            (["--once", "run-x"], "no active run is named run-x"),
-            (["--once", "--pid", "4194305"], "there is no process 4194305"),
-            (["--once", "--pid", "1", "run-x"], "both name a job"),
-            (["--once", "--interval", "0"], "0 is not in the range"),
-            (["--json"], "numapin top --once --json"),
-            ([], "stdout is not a terminal"),
-        ],
-    )
-    def test_is_an_error(self, tmp_path: Path, options: list[str], told: str) -> None:
-        """The error is reported with status 2."""
-        done = _top(tmp_path, *options)
-        assert (done.status, done.out) == (2, "")
-        assert told in done.err
+    def test_no_terminal(self, tmp_path: Path) -> None:
+        """Without a terminal, an option must say what to write."""
+        done = _top(tmp_path)
+        assert (done.status, done.out, "stdout is not a terminal" in done.err) == (2, "", True), done.err
 
     def test_terminal_that_cannot_draw(self, tmp_path: Path) -> None:
         """With TERM=dumb the message recommends a single sample."""

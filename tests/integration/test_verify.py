@@ -162,26 +162,8 @@ def _as_nobody(code: str) -> Done:
     return call(sys.executable, "-c", start + code, str(os.getpid()))
 
 
-class TestWrongInput:
-    """Arguments that name no job."""
-
-    @pytest.mark.parametrize(
-        ("options", "told"),
-        [
-            ([], "no numapin run of this user is active"),
-            (["run-x"], "no active run is named run-x"),
-            (["--pid", "x"], "'x' is not a process id"),
-            (["--pid", "1,,2"], "'' is not a process id"),
-            (["--pid", "1"], "process 1 is the first process of this host or container, above all jobs"),
-            (["--pid", "4194305"], "there is no process 4194305"),  # above the largest pid
-            (["run-x", "--pid", "1"], "both name a job"),
-        ],
-    )
-    def test_status_2(self, tmp_path: Path, options: list[str], told: str) -> None:
-        """The error is a message with status 2."""
-        done = _verify(tmp_path, *options)
-        assert (done.status, done.out) == (2, "")
-        assert told in done.err
+class TestEnded:
+    """A job that ends while it is read."""
 
     def test_job_that_ends_meanwhile(self, tmp_path: Path) -> None:
         """If all ranks have ended by the time they are read, the job has ended; without records it has not begun."""

@@ -51,9 +51,13 @@ class Screens:
         """End the process."""
         self._forker.close()
 
-    def write(self, name: str, text: str) -> None:
+    def write(self, name: str, content: str | bytes) -> None:
         """Write a file for the commands."""
-        (self._folder / name).write_text(text)
+        (self._folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+
+    def files(self) -> set[str]:
+        """Return the names of the files that commands may have written."""
+        return {path.name for path in self._folder.iterdir()}
 
     def run(self, words: Sequence[str]) -> tuple[int, str, str]:
         """Run a command, and return its status, stdout and stderr. Both are terminals."""

@@ -101,10 +101,12 @@ def _paths(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str,
 
 
 def test_errors(screens: Screens) -> None:
-    """Each wrong command line ends with the recorded message, hint and status."""
-    for name, text in FILES.items():
-        screens.write(name, text)
+    """Each wrong command line ends with the recorded message, hint and status, and writes no file."""
+    for name, content in FILES.items():
+        screens.write(name, content)
+    before = screens.files()
     compare("".join(screens.record(shlex.split(line)) for line in WRONG), "errors.txt")
+    assert screens.files() == before
 
 
 def test_jobs(screens: Screens) -> None:

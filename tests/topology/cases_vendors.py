@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tests.topology.reading import Case
+from tests.topology.seam import BY_PCI_ID
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,8 +20,8 @@ RENDER: Final = {"drm/renderD128/dev": "226:128"}
 
 def gpu(vendor: str, device_class: str = "0x030200") -> dict[str, str]:
     """Return the files of a GPU on node 1."""
-    number = {"nvidia": "0x10de", "amd": "0x1002", "intel": "0x8086"}[vendor]
-    return {"vendor": number, "class": device_class, "numa_node": "1"}
+    (number,) = (number for number, known in BY_PCI_ID.items() if known == vendor)
+    return {"vendor": f"{number:#x}", "class": device_class, "numa_node": "1"}
 
 
 def kfd(number: int, address: str, **more: int) -> dict[str, str]:

@@ -8,3 +8,4 @@ from numapin.observe.model import Policy
 from numapin.observe.top import Top, TopRank
 from numapin.plan.model import GpuRef
 from numapin.topology.readings import GpuLoad
+from numapin.topology.vendors import hiding_variables

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import numapin
+from tests.unit.seam import hiding_variables
 
 PACKAGE = Path(numapin.__file__).parent
 MODULES = {
@@ -216,7 +217,7 @@ def test_a_class_name_has_one_meaning() -> None:
 
 def test_a_variable_that_hides_gpus_has_one_place() -> None:
     """Its name is a string in topology/vendors.py only; torch itself uses CUDA's, for --virtual-local-rank."""
-    names = {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"}
+    names = set(hiding_variables())
     places: dict[str, set[str]] = {}
     for module in MODULES:
         for node in ast.walk(_tree(module)):

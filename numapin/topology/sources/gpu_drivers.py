@@ -18,6 +18,7 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.bounds import MAX_GPUS, MAX_NODES
@@ -40,12 +41,13 @@ def read_drivers(tree: Tree, devices: Iterable[PciReading]) -> tuple[tuple[PciRe
     for device in devices:
         (by_vendor[device.vendor] if device.is_gpu else others).append(device)
     is_live = not tree.root
-    gpus = read_nvidia(tree, by_vendor[GpuVendor.NVIDIA])
+    gpus = read_nvidia(tree, by_vendor.pop(GpuVendor.NVIDIA, []))
     fabric: tuple[FabricLink, ...] = ()
     if by_vendor[GpuVendor.AMD]:
-        of_amd, fabric = read_amd(tree, by_vendor[GpuVendor.AMD], is_live=is_live)
+        of_amd, fabric = read_amd(tree, by_vendor.pop(GpuVendor.AMD), is_live=is_live)
         gpus += of_amd
-    gpus += read_intel(tree, by_vendor[GpuVendor.INTEL], is_live=is_live)
+    gpus += read_intel(tree, by_vendor.pop(GpuVendor.INTEL, []), is_live=is_live)
+    gpus += chain.from_iterable(by_vendor.values())  # those of other vendors as PCI shows them
     return (*gpus, *others), fabric
 
 

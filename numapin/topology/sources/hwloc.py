@@ -292,8 +292,8 @@ def _read_library_devices(whole: PciReading, below: list[Element]) -> list[tuple
     found: list[tuple[PciReading, Element | None]] = []
     for library, support in product(below, map(support_of, VENDORS)):
         name = library.word("name")
-        match = support.hwloc_name.fullmatch(name)
-        if match is None:
+        match = support.hwloc_name and support.hwloc_name.fullmatch(name)
+        if not match:
             continue
         reading = replace(
             whole,

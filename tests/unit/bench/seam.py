@@ -23,7 +23,7 @@ from numapin.bench.model import (
     summarize,
 )
 from numapin.bench.verdict import verdict_of
-from numapin.cli.bench_run import parse_sizes
+from numapin.cli.bench import parse_sizes
 from numapin.system import memory
 from numapin.view.bench_layouts import ALLOC, LOADER
 from numapin.view.bench_table import Column, bench_table, head, sweep_table

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from numapin.cli.compare import _percent, default_names
-from numapin.cli.compare_runs import progress_text
+from numapin.cli.compare import _percent, default_names, progress_text
 from numapin.compare.figures import STEP, RunReadings, figures_of
 from numapin.compare.hook import StepWindow
 from numapin.compare.job import JobResult
