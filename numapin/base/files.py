@@ -81,15 +81,13 @@ class OpenPlace:
         names, num_links = _components(path), 0
         self._folder = os.open("/" if path.startswith("/") else ".", PLACE)
         try:
-            while names:
+            while names and num_links <= _MAX_LINKS:
                 self._name = name = names.pop()
                 target = _target(self._folder, name, is_last=not names)
                 if not names and (target is None or (not into_proc and is_in_proc(self._folder))):
                     return
                 if target is not None:
                     num_links += 1
-                    if num_links > _MAX_LINKS:
-                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
                     names += _components(target)
                     name = "/" if target.startswith("/") else "."
                 try:
@@ -101,10 +99,12 @@ class OpenPlace:
                     entered = os.open(name, PLACE, dir_fd=self._folder)
                 os.close(self._folder)
                 self._folder = entered
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         except BaseException:
             os.close(self._folder)
             raise
+        os.close(self._folder)
+        problem = errno.ELOOP if names else errno.EISDIR
+        raise OSError(problem, os.strerror(problem), path)
 
     def __enter__(self) -> tuple[int, str]:
         """Return the folder's descriptor and the name."""
