@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from math import isfinite
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -18,9 +18,7 @@ from numapin.base.plural import listed
 from numapin.errors import RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numapin.plan.model import RankPlan
+    from collections.abc import Iterable
 
 _SHELLS_SIGNAL: Final = 128
 """A shell, and thus a wrapper script, adds this to the number of the signal that ended its program."""
@@ -335,13 +333,6 @@ class EndedRank:
                 if _SILENT_PEER.search(raised.message):
                     return "timed out waiting for"
         return ""
-
-    def placed(self, ranks: Sequence[RankPlan]) -> EndedRank:
-        """Return it with the GPU and the node of its plan."""
-        plan = next((plan for plan in ranks if plan.local_rank == self.local_rank), None)
-        if plan is None:
-            return self
-        return replace(self, gpu=plan.gpu.index if plan.gpu else None, node=plan.node)
 
     def to_json(self) -> dict[str, object]:
         """Return the rank as the report file has it."""

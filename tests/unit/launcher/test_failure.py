@@ -10,9 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from numapin import Request, make_plan
 from numapin.errors import Stopped
-from tests.pictures import golden_machine
 from tests.unit.launcher.seam import EndedRank, JobFailure, RanksFailed, in_order, likely_cause
 
 Raised = TypeVar("Raised", bound=BaseException)
@@ -400,14 +398,6 @@ def test_json_and_pickle() -> None:
     assert (stop.message, stop.exit_code) == ("stopped by SIGTERM; all ranks have ended", 143)
     stop = pickle.loads(pickle.dumps(Stopped(signal.SIGTERM, "rank 0: still there")))  # noqa: S301 - ours
     assert stop.message == "stopped by SIGTERM; rank 0: still there"
-
-
-def test_place() -> None:
-    """A rank has the GPU and the node of its plan; without a plan nothing is known."""
-    plan = make_plan(golden_machine("2pkg-2node-smt2-8gpu-h100"), Request())
-    rank = ended(7, 1).placed(plan.ranks)
-    assert (rank.gpu, rank.node) == (7, plan.ranks[7].node)
-    assert (ended(9, 1).placed(plan.ranks).gpu, ended(9, 1).node) == (None, None)
 
 
 def recorded(error: BaseException) -> EndedRank:
