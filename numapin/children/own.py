@@ -20,6 +20,7 @@ import sys
 import time
 from _thread import RLock, get_native_id
 from contextlib import suppress
+from copy import copy
 
 from numapin.base.cpu_set import CpuSet
 from numapin.children import records
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from typing import Final
 
     from numapin.children.table import DeviceEntry
-    from numapin.rank.bind import Applied, Bindable
+    from numapin.rank.bind import Applied
 
 
 class TakenGpus:
@@ -171,13 +172,22 @@ def take_one_of(numbers: Sequence[int], how: str) -> None:
         take(chosen, how)
 
 
-def only_device() -> bool:
-    """Return whether this process sees one device, so that it can use no other."""
+def cuda_is_initialized(report: Callable[[Exception], None]) -> None:
+    """Bind a process that sees one device; let a thread wait for the first context of one that sees several.
+
+    `report` is called with an error that ends that thread.
+    """
+    fix_devices()
     plan = table()
-    try:
-        return plan is not None and num_visible(plan, environ()) == 1
-    except UnknownDevice:
-        return False
+    if plan is None or is_settled():
+        return
+    is_only = False
+    with suppress(UnknownDevice):
+        is_only = num_visible(plan, environ()) == 1
+    if is_only:  # it can use no other
+        take(0, "CUDA was initialized")
+    elif not _watch(report):
+        take(0, "CUDA was initialized", is_guess=True)
 
 
 def is_settled() -> bool:
@@ -231,7 +241,13 @@ def _bind_to(plan: ChildTable, taken: TakenGpus, others: Mapping[int, RankSlice]
 def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     """Bind all threads as the slices say, and the processes that follow; record the result."""
     slices = list(taken.slices.values())
-    wanted: Bindable = slices[0] if len(slices) == 1 else _Widened(slices)
+    wanted = copy(slices[0])
+    if len(slices) > 1:  # the CPUs of all; their memory policy if they agree, else "local"
+        wanted.cpus = CpuSet().union(*(own.cpus for own in slices))
+        if len({(own.memory, own.nodes) for own in slices}) > 1 and wanted.memory != "none":
+            wanted.memory = "local"
+        limits = [own.within for own in slices if own.within]
+        wanted.within = CpuSet().union(*limits) if limits else None
     taken.had.add(frozenset(os.sched_getaffinity(0)))  # the process that it follows may have been bound meanwhile
     applied = bind.apply(wanted)
     if not taken.is_asked and get_native_id() != taken.pid:  # what holds is the main thread's policy, not this one's
@@ -282,19 +298,6 @@ def _of_several_nodes(taken: TakenGpus, applied: Applied) -> tuple[str, ...]:
     return (f"process {taken.pid} uses GPUs of several nodes ({gpus}): {where}; start one process per GPU",)
 
 
-class _Widened:
-    """The binding of a process with several GPUs: the CPUs of all; their memory policy if they agree, else "local"."""
-
-    def __init__(self, slices: Sequence[RankSlice]) -> None:
-        first = slices[0]
-        agree = len({(own.memory, own.nodes) for own in slices}) == 1
-        limits = [own.within for own in slices if own.within]
-        self.cpus: frozenset[int] = frozenset().union(*(own.cpus for own in slices))
-        self.nodes, self.node = first.nodes, first.node
-        self.memory = first.memory if agree or first.memory == "none" else "local"
-        self.within: frozenset[int] | None = frozenset().union(*limits) if limits else None
-
-
 def _keep_rank_from_children() -> None:
     """Let processes that this one starts follow it, although they inherit its local rank, which may be wrong.
 
@@ -314,12 +317,11 @@ def _keep_rank_from_children() -> None:
 # --- the first CUDA context ------------------------------------------------------------------------------------------
 
 
-def watch(report: Callable[[Exception], None]) -> bool:
+def _watch(report: Callable[[Exception], None]) -> bool:
     """Start a thread that binds this process to the GPU of its first CUDA context, unless it names its device before.
 
     `torch.ones(1, device="cuda:1")` does not call set_device, and CUDA does not report new contexts. So the thread asks
-    the driver, which takes microseconds. `report` is called with an error that ends it. Return False if there is no
-    driver to ask.
+    the driver, which takes microseconds. Return False if there is no driver to ask.
     """
     from threading import Thread
 

@@ -282,17 +282,12 @@ def live_runs(environ: Mapping[str, str]) -> list[str]:
     named = environ.get("NUMAPIN_RUN_DIR")
     if named and is_live(os.path.abspath(named)):
         return [os.path.abspath(named)]
-    owner = None if named and os.geteuid() == 0 else os.geteuid()
-    return [folder for folder in _runs_of(owner, environ) if is_live(folder)]
+    runs = all_runs(environ, of_all_users=bool(named) and os.geteuid() == 0)
+    return [folder for folder in runs if is_live(folder)]
 
 
-def all_runs(environ: Mapping[str, str]) -> list[str]:
+def all_runs(environ: Mapping[str, str], *, of_all_users: bool = False) -> list[str]:
     """Return the folders of this user's runs, active or not, where `live_runs` looks for active ones; oldest first."""
-    return _runs_of(os.geteuid(), environ)
-
-
-def _runs_of(owner: int | None, environ: Mapping[str, str]) -> list[str]:
-    """Return the folders of a user's runs, oldest first; None: of all users."""
     named = environ.get("NUMAPIN_RUN_DIR")
     found: dict[tuple[int, int], str] = {}  # by device and inode, because two paths may lead to one directory
     for place in [os.path.abspath(named)] if named else temporary_directories(environ):
@@ -301,15 +296,17 @@ def _runs_of(owner: int | None, environ: Mapping[str, str]) -> list[str]:
                 status = None
                 with suppress(OSError):  # another user's, e.g. on a file system that only he may read
                     status = status_at(base, name)
-                if status is not None and stat.S_ISDIR(status.st_mode) and owner in (None, status.st_uid):
+                is_folder = status is not None and stat.S_ISDIR(status.st_mode)
+                if status is not None and is_folder and (of_all_users or status.st_uid == os.geteuid()):
                     found.setdefault((status.st_dev, status.st_ino), os.path.join(place, name))
     return sorted(found.values(), key=os.path.basename)  # names begin with the time
 
 
-def is_live(folder: str) -> bool:
+def is_live(folder: str) -> bool:  # noqa: PLR0911 - one return per case
     """Return whether a run's launcher holds the lock of its folder. A lock that cannot be read counts as held.
 
-    Relative paths are refused: the process that set one may have had another current directory.
+    On a file system without locks, the process that the lock names must be running. Relative paths are refused: the
+    process that set one may have had another current directory.
     """
     if not os.path.isabs(folder):
         return False
@@ -324,23 +321,17 @@ def is_live(folder: str) -> bool:
     except OSError:
         return False
     try:
-        return _is_held(lock)
-    finally:
-        os.close(lock)
-
-
-def _is_held(lock: int) -> bool:
-    """Return whether a launcher holds a lock; on a file system without locks, whether the process it names runs."""
-    try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: concurrent readers must not look like a launcher
     except OSError as error:
         if error.errno in _HELD:
             return True
-        try:
+        try:  # a file system without locks
             pid, start = map(int, os.read(lock, 100).split())
         except ValueError:  # not written yet
             return True
         return is_running(pid, start)
+    finally:
+        os.close(lock)
     return False
 
 

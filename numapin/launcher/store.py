@@ -92,27 +92,17 @@ class _RequestReader:
     def value(self) -> bytes:
         return self._string(_MAX_VALUE_BYTES)
 
-    def num_keys(self) -> int:
-        number = self.number("Q")
-        if number > _MAX_KEYS:
-            raise StoreRefusal(f"a request for {number} keys")
-        return number
-
-    def key_list(self) -> list[bytes]:
-        return self._strings(self.num_keys(), _MAX_KEY_BYTES)
-
-    def pairs(self) -> list[bytes]:
-        """Return keys and values in turn."""
-        return self._strings(2 * self.num_keys(), _MAX_KEY_BYTES, _MAX_VALUE_BYTES)
-
-    def _strings(self, number: int, *most: int) -> list[bytes]:
+    def strings(self, *most: int) -> list[bytes]:
         """Return the strings of a request that has nothing else; string i has at most `most[i % len(most)]` bytes.
 
         If it ends early, those that are there are kept: reading 128,000 of them again with each packet takes minutes.
         """
+        number = self.number("Q")
+        if number > _MAX_KEYS:
+            raise StoreRefusal(f"a request for {number} keys")
         found = self._client.strings
         self.position = self._client.strings_end or self.position
-        while len(found) < number:
+        while len(found) < number * len(most):
             found.append(self._string(most[len(found) % len(most)]))
             self._client.strings_end = self.position
         return found
@@ -237,11 +227,11 @@ class RankStore:
         self._answer(client, answer)
 
     def _check(self, client: StoreClient, reader: _RequestReader) -> None:
-        keys = reader.key_list()
+        keys = reader.strings(_MAX_KEY_BYTES)
         self._answer(client, _READY if all(map(self._has, keys)) else _NOT_READY)
 
     def _wait(self, client: StoreClient, reader: _RequestReader) -> None:
-        missing = [key for key in reader.key_list() if not self._has(key)]
+        missing = [key for key in reader.strings(_MAX_KEY_BYTES) if not self._has(key)]
         if missing:
             self._await(client, missing)
         else:
@@ -264,12 +254,12 @@ class RankStore:
         self._store(key, before + value)
 
     def _multi_get(self, client: StoreClient, reader: _RequestReader) -> None:
-        values = [self._values.get(key, b"") for key in reader.key_list()]
+        values = [self._values.get(key, b"") for key in reader.strings(_MAX_KEY_BYTES)]
         _require_bound(sum(map(len, values)), "an answer")
         self._answer(client, b"".join(map(_string, values)))
 
     def _multi_set(self, _: StoreClient, reader: _RequestReader) -> None:
-        strings = reader.pairs()
+        strings = reader.strings(_MAX_KEY_BYTES, _MAX_VALUE_BYTES)
         for key, value in zip(strings[::2], strings[1::2], strict=True):
             self._store(key, value)
 

@@ -230,18 +230,9 @@ def _take_known(moment: str) -> None:
 
 
 def _cuda_is_initialized() -> None:
-    """Bind a process that sees one device; let a thread wait for the first context of one that sees several."""
     own = _own()
-    if own is None:
-        return
-    own.fix_devices()
-    if own.is_settled():
-        return
-    if own.only_device():
-        own.take(0, "CUDA was initialized")
-        return
-    if not own.watch(_report):
-        own.take(0, "CUDA was initialized", is_guess=True)
+    if own is not None:
+        own.cuda_is_initialized(_report)
 
 
 def _own() -> Any:

@@ -494,7 +494,7 @@ def test_a_workers_exception_that_was_handled() -> None:
 def test_causes_and_members(error: BaseException, raised_from: str, members: list[str]) -> None:
     """The root of `raise … from …` and the members of a group are known."""
     rank = recorded(error)
-    assert (rank.raised_from, rank.members) == (raised_from, members)
+    assert (rank.raised_from, rank.chain[-1].members) == (raised_from, members)
 
 
 STACK = 'Stack (most recent call first):\n  File "{}", line 7 in {}\n  File "/home/ada/train.py", line 3 in main\n'
