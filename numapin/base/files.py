@@ -168,7 +168,7 @@ def make_own(path: str) -> None:
 
 
 def require_own(folder: int) -> None:
-    """Raise PermissionError if an opened folder is another user's."""
+    """Raise PermissionError if an opened folder or file is another user's."""
     owner = os.fstat(folder).st_uid
     if owner != os.geteuid():
         raise PermissionError(errno.EPERM, f"belongs to another user (uid {owner})")
@@ -186,11 +186,6 @@ def require_stable(folder: int) -> None:
         raise PermissionError(errno.EPERM, f"belongs to another user (uid {found.st_uid})")
     if found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
         raise PermissionError(errno.EPERM, f"others may write to it (mode {stat.S_IMODE(found.st_mode):04o})")
-
-
-def is_own(descriptor: int) -> bool:
-    """Return whether an opened folder or file is this user's."""
-    return os.fstat(descriptor).st_uid == os.geteuid()
 
 
 def is_in_proc(folder: int) -> bool:

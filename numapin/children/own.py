@@ -27,7 +27,7 @@ from numapin.children import records
 from numapin.children.table import ChildTable, UnknownDevice, device_of, known_device, num_visible
 from numapin.rank import bind
 from numapin.rank.become import BINDING, CHILDREN
-from numapin.rank.handover import RankSlice
+from numapin.rank.handover import OBSERVED, RankSlice
 from numapin.system import numa_maps, proc
 from numapin.system.threads import bind_threads
 
@@ -275,9 +275,10 @@ def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     # The processes that this one has started before follow it, as far as they have no GPU of their own; those that have
     # one are left out, with all that is below them. A child that binds itself at this moment wins: its record, which
     # may appear meanwhile, has its CPUs.
-    for child, start in [*proc.descendants_of(taken.pid, without=records.pids_apart(plan.run))]:
+    apart = records.running(plan.run, records.UNBOUND, OBSERVED)
+    for child, start in [*proc.descendants_of(taken.pid, without=apart)]:
         bind_threads(child, wanted.cpus, start=start)
-        path = records.bound_pids(plan.run).get(child)
+        path = records.running(plan.run, OBSERVED).get(child)
         theirs = records.cpus_of(path) if path else None
         if theirs:
             bind_threads(child, CpuSet.parse(theirs), start=start)

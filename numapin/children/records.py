@@ -40,7 +40,7 @@ def record(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     """Write this process's record, under the rank of the first GPU that it has taken."""
     number = next(iter(taken.slices))
     name = f"{handover.OBSERVED}{number}-{taken.pid}.json"
-    former = os.path.basename(bound_pids(plan.run).get(taken.pid, name))
+    former = os.path.basename(running(plan.run, handover.OBSERVED).get(taken.pid, name))
     if former != name:  # of a guess that was wrong
         _remove(plan.run, former)
     _remove(plan.run, f"{UNBOUND}{taken.pid}.json")  # it has found its GPU, or its name, since
@@ -150,20 +150,10 @@ def _say_once(folder: str, text: str, *, once_for: str | None = None) -> None:
 # --- those of all processes ------------------------------------------------------------------------------------------
 
 
-def bound_pids(folder: str) -> dict[int, str]:
-    """Return the running processes that have bound themselves, and the path of their record."""
-    return _running(folder, handover.OBSERVED)
-
-
-def pids_apart(folder: str) -> set[int]:
-    """Return the running processes with a record of their own: bound, or with a GPU and not bound."""
-    return _running(folder, UNBOUND).keys() | bound_pids(folder).keys()
-
-
-def _running(folder: str, kind: str) -> dict[int, str]:
-    """Return the processes of records that still run, whose ids no other processes have now, and the records' paths."""
+def running(folder: str, *kinds: str) -> dict[int, str]:
+    """Return the running processes with a record of these kinds, and its path; not others that have their ids now."""
     found: dict[int, str] = {}
-    for path in _paths(folder, kind):
+    for path in (path for kind in kinds for path in _paths(folder, kind)):
         content = _content(path)
         if content is not None and "start" in content and proc.is_running(_pid(path), content["start"]):
             found[_pid(path)] = path

@@ -25,10 +25,7 @@ _SHELLS_SIGNAL: Final = 128
 _SUMMARY_CHARS: Final = 400
 STACK_SIGNAL: Final = signal.SIGRTMAX - 1
 """Makes a rank write its stack (`survivors`); ends a Python that is just ending."""
-_ENDINGS: Final = {
-    0,
-    *(end for number in (1, 2, 3, 9, 15, STACK_SIGNAL) for end in (-number, _SHELLS_SIGNAL + number)),
-}
+_ENDINGS: Final = {0, *(end for number in (1, 2, 3, 9, 15, STACK_SIGNAL) for end in (-number, _SHELLS_SIGNAL + number))}
 """The ends of ranks, and of wrappers around them, that the launcher ends after a failure: by SIGTERM, then SIGKILL, or
 by the signal that the launcher gets meanwhile: SIGHUP, SIGINT or SIGQUIT."""
 _SOON_S: Final = 60.0
@@ -44,8 +41,7 @@ _LOST_PEER: Final = re.compile(
     re.IGNORECASE,
 )
 _SILENT_PEER: Final = re.compile(
-    r"timed out waiting .*for (send|recv)|collective operation timeout|failed to pass monitoredBarrier",
-    re.IGNORECASE,
+    r"timed out waiting .*for (send|recv)|collective operation timeout|failed to pass monitoredBarrier", re.IGNORECASE
 )
 _OF_COLLECTIVES: Final = re.compile(r"\bgloo\b|nccl|\bDist(Backend|Network|Store)?Error\b", re.IGNORECASE)
 _IN_COLLECTIVES: Final = re.compile(r'  File ".*/torch/distributed/(distributed_c10d|rendezvous)\.py"')

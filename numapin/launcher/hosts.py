@@ -254,7 +254,9 @@ class SeveralHosts:
                 numbers = [first, sum(of_role.values()), first_of_role[role], of_role[role]]
                 store.set(f"torchelastic/assigned_ranks/{host_number}", json.dumps(numbers))
                 first, first_of_role[role] = first + size, first_of_role[role] + size
-        ranks = json.loads(store.get(f"torchelastic/assigned_ranks/{number}"))
+        first_rank, world_size, first_role_rank, role_size = json.loads(
+            store.get(f"torchelastic/assigned_ranks/{number}")
+        )
 
         address, port = self._master
         if self._job.rdzv_backend != "static":
@@ -263,7 +265,8 @@ class SeveralHosts:
                 self._ranks_store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
                 store.set("numapin/ranks-store", str(self._ranks_store.port))
             port = int(store.get("numapin/ranks-store"))
-        return store, HostPlace(number, num_hosts, *ranks, address, port)
+        place = HostPlace(number, num_hosts, first_rank, world_size, first_role_rank, role_size, address, port)
+        return store, place
 
     def num_waiting(self) -> int:
         """Return the number of hosts that wait for the next round. Raises NotMet if the rendezvous is gone."""

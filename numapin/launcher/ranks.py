@@ -110,13 +110,7 @@ def start(
     command = [python, "-I", "-S", "-c", shim.CODE, *ids, f"--exec={program}", *arguments]
     with signals.kept_from_children():
         return subprocess.Popen(
-            command,
-            env=variables,
-            pass_fds=pass_fds,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
+            command, env=variables, pass_fds=pass_fds, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
         )
 
 

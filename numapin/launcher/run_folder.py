@@ -19,17 +19,7 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.files import (
-    FOLDER,
-    PLACE,
-    is_own,
-    make_folders,
-    open_file,
-    opened,
-    require_own,
-    require_stable,
-    status_at,
-)
+from numapin.base.files import FOLDER, PLACE, make_folders, open_file, opened, require_own, require_stable, status_at
 from numapin.base.stderr import say
 from numapin.errors import NumapinError, UsageError
 from numapin.rank.handover import REPORT
@@ -100,7 +90,8 @@ def _begin_in(path: str, held: ExitStack) -> str:
             try:
                 require_stable(base)
             except PermissionError as error:
-                hint = f"chmod go-w {shlex.quote(path)}, or {REMEDY}" if is_own(base) else REMEDY
+                is_own = os.fstat(base).st_uid == os.geteuid()
+                hint = f"chmod go-w {shlex.quote(path)}, or {REMEDY}" if is_own else REMEDY
                 raise NumapinError(f"no run directory can be made: {path}: {error.strerror}", hint) from None
             return _make(path, base, "run-", held, needs_lock=False)[0]
     except OSError as error:
@@ -213,7 +204,7 @@ def _sweep(place: int) -> None:
     try:
         num_reports = 0
         for name in sorted(filter(own.fullmatch, os.listdir(listed)), reverse=True):  # the newest first
-            with suppress(OSError):  # removed at this moment, or its lock is held
+            with suppress(OSError):  # removed at this moment, its lock is held, or it is another user's
                 num_reports += _sweep_one(listed, name, keep_report=num_reports < _NUM_REPORTS)
     finally:
         os.close(listed)
@@ -222,18 +213,16 @@ def _sweep(place: int) -> None:
 def _sweep_one(place: int, name: str, *, keep_report: bool) -> bool:
     """Remove a folder of ours if no launcher holds its lock; return whether it has a report and was kept.
 
-    Raises OSError if a launcher holds the lock.
+    Raises OSError if a launcher holds the lock, or if the folder or the lock is another user's.
     """
     with ExitStack() as opened_here:
         folder = lock = os.open(name, FOLDER, dir_fd=place)
         opened_here.callback(os.close, folder)
-        if not is_own(folder):
-            return False
+        require_own(folder)
         if status_at(folder, _LOCK) is not None:
             lock = open_file(folder, _LOCK, os.O_RDWR)  # NFS needs write access for an exclusive lock
             opened_here.callback(os.close, lock)
-            if not is_own(lock):
-                return False
+            require_own(lock)
         elif time.time() - os.fstat(folder).st_mtime < _UNLOCKED_S:  # its launcher may be about to lock it
             return False
         # Without a lock, its launcher died before it made one. A cleaner may also have removed the lock of a run that

@@ -69,10 +69,6 @@ class StoreClient:
 class _Incomplete(Exception):  # noqa: N818 - not an error: the rest of the request has not arrived
     """The request has at least this many bytes."""
 
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.size = size
-
 
 class _RequestReader:
     """Reads the parts of a request. Raises _Incomplete where it ends early, and StoreRefusal above torch's bounds."""
@@ -151,8 +147,8 @@ class RankStore:
             try:
                 self._carry_out(client, reader)
             except _Incomplete as incomplete:
-                _require_bound(incomplete.size, "a request")
-                client.needed = incomplete.size
+                (client.needed,) = incomplete.args
+                _require_bound(client.needed, "a request")
             else:
                 del client.received[: reader.position]
                 client.needed, client.strings, client.strings_end = 1, [], 0

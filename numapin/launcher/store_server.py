@@ -120,9 +120,7 @@ class _StoreServer:
         self._store = RankStore()
         self._clients: dict[socket.socket, StoreClient] = {}
         self._connections: dict[StoreClient, socket.socket] = {}
-        self._has_told = False
-        self._has_told_full = False
-        self._has_told_user = False
+        self._told: set[str] = set()  # what only its first occurrence is reported of
         self._paused_at_s: float | None = None
         selector.register(listening, selectors.EVENT_READ)
 
@@ -167,11 +165,11 @@ class _StoreServer:
         except BlockingIOError:
             return
         except OSError as error:
-            if error.errno in _FULL and not self._has_told_full:
-                self._has_told_full = True
-                say(
+            if error.errno in _FULL:
+                self._say_once(
+                    "full",
                     f"the ranks' store cannot accept more connections than {len(self._clients)}: {error.strerror}; "
-                    "hint: raise the limit with: ulimit -n"
+                    "hint: raise the limit with: ulimit -n",
                 )
             self._selector.unregister(self._listening)  # else it would stay ready
             self._paused_at_s = time.monotonic()
@@ -195,10 +193,16 @@ class _StoreServer:
             return True
         user = self._peers.user_of(connection)
         is_allowed = user in (0, os.geteuid())
-        if not is_allowed and user is not None and not self._has_told_user:
-            self._has_told_user = True
-            say(f"the ranks' store refused a connection of user {user}; if a rank runs as that user, {_HINT}")
+        if not is_allowed and user is not None:
+            text = f"the ranks' store refused a connection of user {user}; if a rank runs as that user, {_HINT}"
+            self._say_once("user", text)
         return is_allowed
+
+    def _say_once(self, kind: str, text: str) -> None:
+        """Report the first event of a kind only: anyone who can connect could cause many."""
+        if kind not in self._told:
+            self._told.add(kind)
+            say(text)
 
     def _receive(self, connection: socket.socket, client: StoreClient) -> None:
         try:
@@ -211,13 +215,11 @@ class _StoreServer:
         try:
             self._store.receive(client)
         except StoreRefusal as refusal:
-            # Only the first is reported: anyone who can connect could cause many. Strangers are not worth a message.
-            if client.is_valid and not self._has_told:
-                self._has_told = True
+            if client.is_valid:  # strangers are not worth a message
+                text = f"the ranks' store closed a connection: {refusal}"
                 if refusal.is_unknown:
-                    say(f"a program asked the ranks' store for {refusal}; {_HINT}")
-                else:
-                    say(f"the ranks' store closed a connection: {refusal}")
+                    text = f"a program asked the ranks' store for {refusal}; {_HINT}"
+                self._say_once("refusal", text)
             part = b""
         for other in self._store.take_answered():
             self._send(other)

@@ -42,16 +42,7 @@ _MAX_ENVIRONMENT_BYTES: Final = 6 << 20  # Linux's limit for any stack size
 class RankSlice:
     """The parts of a `RankPlan` that a rank needs to bind itself, under the same names; `json` is the whole plan."""
 
-    __slots__ = (
-        "cpus",
-        "json",
-        "memory",
-        "nic_variables",
-        "node",
-        "nodes",
-        "num_threads",
-        "within",
-    )
+    __slots__ = ("cpus", "json", "memory", "nic_variables", "node", "nodes", "num_threads", "within")
 
     def __init__(self, text: str) -> None:
         """Parse the text of a slice. Raises ValueError and KeyError."""

@@ -14,7 +14,7 @@ import pytest
 from numapin import Request, make_plan
 from numapin.errors import NumapinError, Stopped
 from tests.pictures import golden_machine
-from tests.unit.launcher.seam import HostPlace, LastLook, RankOutput, StartedRank, launch, parse
+from tests.unit.launcher.seam import HostPlace, LastLook, RankOutput, StartedRank, launch, notes_of, parse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,9 +41,9 @@ def test_a_rank_that_sigkill_does_not_end(tmp_path: Path) -> None:
     assert (first.rank, first.end, first.gpu, first.node) == (4, "exit status 3", 0, plan.ranks[0].node)
     assert (rank.rank, rank.state, rank.end, rank.stack) == (5, "left", "still there after SIGKILL", "stack")
     error = RuntimeError()
-    assert launch.notes_of(error) == ""
+    assert notes_of(error) == ""
     error.add_note("rank 3 (pid 41): still there")
-    assert Stopped(signal.SIGTERM, launch.notes_of(error)).message == "stopped by SIGTERM; rank 3 (pid 41): still there"
+    assert Stopped(signal.SIGTERM, notes_of(error)).message == "stopped by SIGTERM; rank 3 (pid 41): still there"
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["running", "dying"])
