@@ -254,9 +254,8 @@ class SeveralHosts:
                 numbers = [first, sum(of_role.values()), first_of_role[role], of_role[role]]
                 store.set(f"torchelastic/assigned_ranks/{host_number}", json.dumps(numbers))
                 first, first_of_role[role] = first + size, first_of_role[role] + size
-        first_rank, world_size, first_role_rank, role_size = json.loads(
-            store.get(f"torchelastic/assigned_ranks/{number}")
-        )
+        ours = json.loads(store.get(f"torchelastic/assigned_ranks/{number}"))
+        first_rank, world_size, first_role_rank, role_size = ours
 
         address, port = self._master
         if self._job.rdzv_backend != "static":
