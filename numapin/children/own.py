@@ -172,24 +172,6 @@ def take_one_of(numbers: Sequence[int], how: str) -> None:
         take(chosen, how)
 
 
-def cuda_is_initialized(report: Callable[[Exception], None]) -> None:
-    """Bind a process that sees one device; let a thread wait for the first context of one that sees several.
-
-    `report` is called with an error that ends that thread.
-    """
-    fix_devices()
-    plan = table()
-    if plan is None or is_settled():
-        return
-    is_only = False
-    with suppress(UnknownDevice):
-        is_only = num_visible(plan, environ()) == 1
-    if is_only:  # it can use no other
-        take(0, "CUDA was initialized")
-    elif not _watch(report):
-        take(0, "CUDA was initialized", is_guess=True)
-
-
 def is_settled() -> bool:
     """Return whether this process has named a GPU."""
     with _own.lock:
@@ -255,7 +237,15 @@ def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     taken.applied = applied
     threads = bind_threads(taken.pid, wanted.cpus, before=taken.had)
     taken.had.add(frozenset(os.sched_getaffinity(0)))
-    shortfalls = (*_of_several_nodes(taken, applied), *applied.shortfalls, *threads.refusals)
+    shortfalls = [*applied.shortfalls, *threads.refusals]
+    if len({own.node for own in slices}) > 1:
+        policy = "its memory policy is local"
+        if applied.memory not in ("local", "none"):  # without a policy, memory is local, too
+            kept = f"{applied.memory or 'unknown'} {CpuSet(applied.nodes)}".rstrip()
+            policy = f"the memory policy of its main thread stays {kept}, which no other thread can change"
+        where = f"it may run on the CPUs of all these nodes, {wanted.cpus}, and {policy}"
+        gpus = f"process {taken.pid} uses GPUs of several nodes ({', '.join(taken.names.values())})"
+        shortfalls.insert(0, f"{gpus}: {where}; start one process per GPU")
     taken.surprises = [text for text in shortfalls if text not in slices[0].json]
 
     # This program, and what it starts, find its slice with what differs from the plan, and its number of threads.
@@ -284,21 +274,6 @@ def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
             bind_threads(child, CpuSet.parse(theirs), start=start)
 
 
-def _of_several_nodes(taken: TakenGpus, applied: Applied) -> tuple[str, ...]:
-    """Return a message if the GPUs of this process are on several nodes."""
-    slices = taken.slices.values()
-    if len({own.node for own in slices}) == 1:
-        return ()
-    gpus = ", ".join(taken.names.values())
-    cpus = CpuSet().union(*(own.cpus for own in slices))
-    policy = "its memory policy is local"
-    if applied.memory not in ("local", "none"):  # without a policy, memory is local, too
-        kept = f"{applied.memory or 'unknown'} {CpuSet(applied.nodes)}".rstrip()
-        policy = f"the memory policy of its main thread stays {kept}, which no other thread can change"
-    where = f"it may run on the CPUs of all these nodes, {cpus}, and {policy}"
-    return (f"process {taken.pid} uses GPUs of several nodes ({gpus}): {where}; start one process per GPU",)
-
-
 def _keep_rank_from_children() -> None:
     """Let processes that this one starts follow it, although they inherit its local rank, which may be wrong.
 
@@ -318,19 +293,30 @@ def _keep_rank_from_children() -> None:
 # --- the first CUDA context ------------------------------------------------------------------------------------------
 
 
-def _watch(report: Callable[[Exception], None]) -> bool:
-    """Start a thread that binds this process to the GPU of its first CUDA context, unless it names its device before.
+def cuda_is_initialized(report: Callable[[Exception], None]) -> None:
+    """Bind a process that sees one device; of several, it gets that of its first context, unless it names one before.
 
-    `torch.ones(1, device="cuda:1")` does not call set_device, and CUDA does not report new contexts. So the thread asks
-    the driver, which takes microseconds. Return False if there is no driver to ask.
+    `torch.ones(1, device="cuda:1")` does not call set_device, and CUDA does not report new contexts. So a thread asks
+    the driver, which takes microseconds. `report` is called with an error that ends it.
     """
+    fix_devices()
+    plan = table()
+    if plan is None or is_settled():
+        return
+    is_only = False
+    with suppress(UnknownDevice):
+        is_only = num_visible(plan, environ()) == 1
+    if is_only:  # it can use no other
+        take(0, "CUDA was initialized")
+        return
     from threading import Thread
 
     from numapin.system import cuda
 
     driver = cuda.driver()
     if driver is None:
-        return False
+        take(0, "CUDA was initialized", is_guess=True)
+        return
 
     def take_first_context() -> None:
         try:
@@ -346,4 +332,3 @@ def _watch(report: Callable[[Exception], None]) -> bool:
             report(error)
 
     Thread(target=take_first_context, name="numapin-context", daemon=True).start()
-    return True

@@ -173,7 +173,7 @@ def _patch_cuda(module: Any) -> None:
         own_init()
         if module._lazy_init is lazy_init:  # it is called often, and once is enough
             module._lazy_init = own_init
-        _guarded(_cuda_is_initialized)
+        _guarded(_call_own, "cuda_is_initialized", _report)
 
     lazy_init.__name__ = lazy_init.__qualname__ = "_lazy_init"
     module._lazy_init = lazy_init
@@ -199,7 +199,7 @@ def _before_call(module: Any, name: str, index_of: Callable[..., int]) -> None:
             number = index_of(device)
         except Exception:  # not a device: their function says so
             number = -1
-        _guarded(_take, number, f"{module.__name__}.{name}")
+        _guarded(_call_own, "take", number, f"{module.__name__}.{name}({number})")
         return theirs(device, *rest, **named)
 
     setattr(module, name, wrapper)
@@ -211,40 +211,26 @@ def _plain_index(device: Any) -> int:
     return int(text) if text.isdecimal() else -1
 
 
-def _take(number: int, how: str) -> None:
-    own = _own()
-    if own is not None:
-        own.take(number, f"{how}({number})")
-
-
 def _take_known(moment: str) -> None:
     """Bind this process if a variable that may name its device has another value than the command's."""
     for line in os.environ.get(_CHILDREN, "").split("\n")[1:-1]:
         name, equals, value = line.partition("=")
         now = os.environ.get(name)
         if now and (not equals or now != value):
-            own = _own()
-            if own is not None:
-                own.take_known(moment)
+            _call_own("take_known", moment)
             return
 
 
-def _cuda_is_initialized() -> None:
-    own = _own()
-    if own is not None:
-        own.cuda_is_initialized(_report)
-
-
-def _own() -> Any:
-    """Import what binds. Warn if that fails."""
+def _call_own(name: str, *arguments: object) -> None:
+    """Call a function of the module that binds. Warn if it cannot be imported."""
     try:
         if "numapin" not in sys.modules:
             _import_package()
         from numapin.children import own
     except (ImportError, SyntaxError, AttributeError) as error:  # another version of numapin, or an older Python
         _fail(f"cannot import numapin ({error})", "install this version of numapin for that interpreter")
-        return None
-    return own
+    else:
+        getattr(own, name)(*arguments)
 
 
 def _import_package() -> None:

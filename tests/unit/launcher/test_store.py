@@ -493,23 +493,23 @@ def test_the_server_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         server = store_server._StoreServer(listening, selector)
         monkeypatch.setattr(store_server, "_PAUSE_S", 0)
         selector.unregister(listening)
-        server._paused_at_s, selector.is_full = time.monotonic(), True
+        server.paused_at_s, selector.is_full = time.monotonic(), True
         server.end_pause()
-        assert server.pause_s is not None
+        assert server.paused_at_s is not None
         selector.is_full = False
         server.end_pause()
-        assert server.pause_s is None
+        assert server.paused_at_s is None
         assert listening in selector.get_map()
         listening.setblocking(False)
         with socket.create_connection(listening.getsockname()) as connection:
-            server.attend(listening)
-            (theirs,) = server._clients
+            server.attend(None)
+            ((client, theirs),) = server._connections.items()
             server._store._values[b"k"] = bytes(1 << 23)
             connection.sendall(VALID + (b"\3" + string(b"k")) * 4)
             selector.is_full = True
             select.select([theirs], [], [], 20)
-            server.attend(theirs)
-            assert not server._clients
+            server.attend(client)
+            assert not server._connections
         assert theirs.fileno() == -1
         server.close()
 
