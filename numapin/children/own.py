@@ -268,10 +268,10 @@ def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     apart = records.running(plan.run, records.UNBOUND, OBSERVED)
     for child, start in [*proc.descendants_of(taken.pid, without=apart)]:
         bind_threads(child, wanted.cpus, start=start)
-        path = records.running(plan.run, OBSERVED).get(child)
-        theirs = records.cpus_of(path) if path else None
-        if theirs:
-            bind_threads(child, CpuSet.parse(theirs), start=start)
+        _, theirs = records.running(plan.run, OBSERVED).get(child, ("", {}))
+        applied_there = theirs.get("applied")
+        if isinstance(applied_there, dict) and "cpus" in applied_there:
+            bind_threads(child, CpuSet.parse(applied_there["cpus"]), start=start)
 
 
 def _keep_rank_from_children() -> None:
