@@ -123,17 +123,18 @@ def opened(path: str, flags: int = FOLDER) -> OpenFolder:
         return OpenFolder(os.open(name, flags, dir_fd=parent))
 
 
-def make_folders(path: str, *, mode: int = 0o777) -> None:
+def make_folders(path: str) -> None:
     """Make a folder and the missing ones above it, as `mkdir -p`; follow only the links that `OpenPlace` follows.
 
-    The umask applies, and `mode` counts for the last folder only. Raises OSError, e.g. FileExistsError for a file.
+    The last folder is for this user only (mode 0700); the umask applies to the others. Raises OSError, e.g.
+    FileExistsError for a file.
     """
     if not _components(path):
         return
     with OpenPlace(path, make=True) as (parent, name):
         found = status_at(parent, name)
         if found is None:
-            _make_at(parent, name, mode)
+            _make_at(parent, name, 0o700)
         elif not stat.S_ISDIR(found.st_mode):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
@@ -162,7 +163,7 @@ def open_file(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
 
 def make_own(path: str) -> None:
     """Make a folder (mode 0700), or check that an existing one is this user's. Raises OSError, e.g. PermissionError."""
-    make_folders(path, mode=0o700)
+    make_folders(path)
     with opened(path) as folder:
         require_own(folder)
 

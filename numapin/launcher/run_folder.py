@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.files import FOLDER, PLACE, make_folders, open_file, opened, require_own, require_stable, status_at
 from numapin.base.stderr import say
 from numapin.errors import NumapinError, UsageError
-from numapin.rank.handover import REPORT
+from numapin.rank.handover import REMEDY, REPORT
 from numapin.system.proc import is_running, start_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 LAST: Final = "@last"
-REMEDY: Final = "name another with NUMAPIN_RUN_DIR=DIR"
 _LOCK: Final = "lock"
 _HELD: Final = (errno.EWOULDBLOCK, errno.EACCES)  # other errors: the file system has no locks
 _NUM_REPORTS: Final = 10
@@ -85,7 +84,7 @@ def _begin_in(path: str, held: ExitStack) -> str:
     Returns its path. Raises NumapinError, also if other users may replace what is in the folder.
     """
     try:
-        make_folders(path, mode=0o700)
+        make_folders(path)
         with opened(path) as base:
             try:
                 require_stable(base)
