@@ -292,13 +292,13 @@ def test_answers_have_a_bound(monkeypatch: pytest.MonkeyPatch, requests: list[by
 def test_many_strings_are_read_once(code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request of many strings takes as many steps in many packets as in one."""
     steps: list[int] = []
-    take = launcher_store._RequestReader._take
+    take = StoreClient._take
 
-    def counted(reader: launcher_store._RequestReader, size: int) -> bytes:
+    def counted(reader: StoreClient, size: int) -> bytes:
         steps.append(size)
         return take(reader, size)
 
-    monkeypatch.setattr(launcher_store._RequestReader, "_take", counted)
+    monkeypatch.setattr(StoreClient, "_take", counted)
     number = 1000
     strings = string(b"k") * (2 * number if code == b"\x0b" else number)
     sent, counts = code + struct.pack("=Q", number) + strings, []
