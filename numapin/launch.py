@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from numapin.launcher.hosts import HostPlace
     from numapin.launcher.logs import RankOutput
     from numapin.launcher.options import Job
-    from numapin.launcher.survivors import LastLook
     from numapin.plan.model import Plan
     from numapin.rank.signals import Mailbox
 
@@ -41,12 +40,13 @@ _LOOK_S: Final = 0.1
 
 
 class RankFailed(Exception):  # noqa: N818 - ends the other ranks; the report follows when they have ended
-    """A rank failed while these others were running."""
+    """A rank failed while these others were running; with what was seen then (see `survivors.look`)."""
 
-    def __init__(self, others: frozenset[int], last_look: LastLook) -> None:
+    def __init__(
+        self, others: frozenset[int], stacks: Mapping[int, str], shm_bytes: int | None, shm_used: float | None
+    ) -> None:
         super().__init__(others)
-        self.others = others
-        self.last_look = last_look
+        self.others, self.stacks, self.shm_bytes, self.shm_used = others, stacks, shm_bytes, shm_used
 
 
 class _HostsWait(Exception):  # noqa: N818 - ends this round's ranks; the next round has more or other hosts
@@ -155,8 +155,8 @@ def _watch(
             from numapin.launcher import survivors  # a job that succeeds does not need it
 
             others = [rank for rank in running if rank.is_running]
-            last_look = survivors.look(rank.process.pid for rank in others)
-            raise RankFailed(frozenset(rank.local_rank for rank in others), last_look)
+            seen = survivors.look(rank.process.pid for rank in others)
+            raise RankFailed(frozenset(rank.local_rank for rank in others), *seen)
         if time.monotonic() >= asked_s + job.monitor_interval:
             asked_s = time.monotonic()
             if hosts.num_waiting():
@@ -207,7 +207,7 @@ def account(
                 ended_s=rank.ended_s or time.time(),
                 was_ended=rank.local_rank in failed.others and rank.asked_s is not None,
                 asked_s=rank.asked_s,
-                stack=failed.last_look.stacks.get(rank.process.pid, ""),
+                stack=failed.stacks.get(rank.process.pid, ""),
                 is_left=rank.status is None,
                 error_file=own.error,
                 error=error,
@@ -227,8 +227,8 @@ def account(
             is_only_host=job.is_single_host,
             out_of_memory=cgroup.explain(kills_before),
             out_of_memory_advice=cgroup.REMEDY,
-            shm_bytes=failed.last_look.shm_bytes,
-            shm_used=failed.last_look.shm_used,
+            shm_bytes=failed.shm_bytes,
+            shm_used=failed.shm_used,
         )
     )
 
