@@ -40,7 +40,7 @@ _LOOK_S: Final = 0.1
 
 
 class RankFailed(Exception):  # noqa: N818 - ends the other ranks; the report follows when they have ended
-    """A rank failed while these others were running; with what was seen then (see `survivors.look`)."""
+    """A rank failed while these others were running. The other attributes are what `survivors.look` saw then."""
 
     def __init__(
         self, others: frozenset[int], stacks: Mapping[int, str], shm_bytes: int | None, shm_used: float | None

@@ -151,7 +151,7 @@ def _say_once(folder: str, text: str, *, once_for: str | None = None) -> None:
 
 
 def running(folder: str, *kinds: str) -> dict[int, tuple[str, dict[str, Any]]]:
-    """Return the running processes with a record of these kinds, and the record; not others that have their ids now."""
+    """Return the records of processes that still run, with their paths, by process id. A reused id does not count."""
     found: dict[int, tuple[str, dict[str, Any]]] = {}
     for pid, path, fields in _records(folder, *kinds):
         if "start" in fields and proc.is_running(pid, fields["start"]):

@@ -122,7 +122,7 @@ class _StoreServer:
         self._listening, self._selector, self._peers = listening, selector, peers
         self._store = RankStore()
         self._connections: dict[StoreClient, socket.socket] = {}
-        self._told: set[str] = set()  # what only its first occurrence is reported of
+        self._told: set[str] = set()  # the kinds of events that have been reported
         self.paused_at_s: float | None = None
         selector.register(listening, selectors.EVENT_READ)
 

@@ -136,7 +136,7 @@ def watch(file: str, folder: str) -> None:
     become.__module__, become.__qualname__ = "os", "execv"
     os.execv = become  # type: ignore[assignment] # of more types in typeshed
 
-    # Then a signal writes the stack of the main thread, whatever that does, into a file with this name in /proc/PID/fd.
+    # A signal writes the main thread's stack, whatever it is doing, into a file with this name in /proc/PID/fd.
     # No Python code needs to run for that. The program may close the file.
     faulthandler.register(SIGRTMAX - 1, os.memfd_create("numapin-stack"), all_threads=False)
 
@@ -164,7 +164,7 @@ def _has_ended() -> bool:
 
 def _text_of(error: BaseException, now_s: float, library: Sequence[str] | None) -> str:
     """Return the exception as torch's error file has it; without Python's library, with a plain traceback."""
-    # Python's module would hold copies of megabytes that an exception has to say.
+    # Python's module would hold several copies of a message of megabytes.
     is_long = any(isinstance(part, (str, bytes)) and len(part) > _MOST_COPIED for part in error.args)
     traceback = None if library is None or is_long else _pythons_traceback(library)
     if traceback is None:
@@ -188,10 +188,7 @@ def _text_of(error: BaseException, now_s: float, library: Sequence[str] | None) 
 
 
 def _plain_texts_of(error: BaseException) -> tuple[list[str], str]:
-    """Return the parts of an exception's traceback, without lines of the source and exceptions before it; its message.
-
-    The last part is the message, too.
-    """
+    """Return the parts of a traceback without source lines and earlier exceptions, and the message, its last part."""
     parts, step = ["Traceback (most recent call last):\n"], error.__traceback__
     while step is not None:
         code = step.tb_frame.f_code
