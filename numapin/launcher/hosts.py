@@ -240,7 +240,7 @@ class SeveralHosts:
 
         info = self._handler.next_rendezvous()
         store, number, num_hosts = info.store, info.rank, info.world_size
-        # The first host numbers the ranks of all: each host's first rank, the number of ranks, and both within its role.
+        # The first host numbers the ranks: each host's first rank, the number of all, and both within its role.
         mine = {"role": self._job.role, "rank": number, "local_world_size": self._num_ranks}
         store.set(f"torchelastic/role_info/{number}", json.dumps(mine))
         if number == 0:
