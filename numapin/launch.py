@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import uuid
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.stderr import say
@@ -20,19 +20,18 @@ from numapin.errors import NumapinError, Stopped, UsageError
 from numapin.launcher import ranks as rank_processes
 from numapin.launcher.hosts import NotMet, OneHost, SeveralHosts, public_id
 from numapin.launcher.logs import Logs
-from numapin.launcher.ranks import START_HINT, Alarm, StartedRank, StopSignal, ended_on_error, guarded
+from numapin.launcher.ranks import START_HINT, Alarm, StartedRank, ended_on_error, guarded, notes_of
 from numapin.launcher.run_folder import run_directory
 from numapin.rank import handover
 from numapin.system import cgroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from numapin.launcher.failure import EndedRank, RanksFailed
+    from numapin.launcher.failure import RanksFailed
     from numapin.launcher.hosts import HostPlace
     from numapin.launcher.logs import RankOutput
     from numapin.launcher.options import Job
-    from numapin.launcher.survivors import LastLook
     from numapin.plan.model import Plan
     from numapin.rank.signals import Mailbox
 
@@ -40,13 +39,14 @@ if TYPE_CHECKING:
 _LOOK_S: Final = 0.1
 
 
-class _RankFailed(Exception):  # noqa: N818 - ends the other ranks; the report follows when they have ended
-    """A rank failed while these others were running."""
+class RankFailed(Exception):  # noqa: N818 - ends the other ranks; the report follows when they have ended
+    """A rank failed while these others were running. The other attributes are what `survivors.look` saw then."""
 
-    def __init__(self, others: frozenset[int], last_look: LastLook) -> None:
+    def __init__(
+        self, others: frozenset[int], stacks: Mapping[int, str], shm_bytes: int | None, shm_used: float | None
+    ) -> None:
         super().__init__(others)
-        self.others = others
-        self.last_look = last_look
+        self.others, self.stacks, self.shm_bytes, self.shm_used = others, stacks, shm_bytes, shm_used
 
 
 class _HostsWait(Exception):  # noqa: N818 - ends this round's ranks; the next round has more or other hosts
@@ -62,7 +62,7 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
     run_id = job.run_id or str(uuid.uuid4())
     logs, num_ranks, restarts = Logs(job, run_id), len(plan.ranks), 0
     failure: RanksFailed | None = None
-    with ExitStack() as opened, _stopped_by_signals():
+    with ExitStack() as opened:
         alarm = opened.enter_context(Alarm(job.signals))
         hosts: OneHost | SeveralHosts
         if job.is_single_host:
@@ -112,20 +112,8 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
                 raise failure from None
             except _HostsWait:
                 continue
-            except _RankFailed as failed:
-                ended = [
-                    ended_rank(
-                        rank,
-                        place,
-                        files[rank.local_rank],
-                        was_ended=rank.local_rank in failed.others and rank.asked_s is not None,
-                        stack=failed.last_look.stacks.get(rank.process.pid, ""),
-                    )
-                    for rank in ranks
-                ]
-                failure = rank_processes.ranks_failed(
-                    job.program, ended, plan, kills_before, failed.last_look, is_only_host=job.is_single_host
-                )
+            except RankFailed as failed:
+                failure = account(job, plan, place, ranks, files, failed=failed, kills_before=kills_before)
                 alarm.further()  # a signal may have come while the ranks ended
                 if alarm.stopped_by is not None:
                     # Schedulers signal all processes at once: a rank that this signal ended is not the cause.
@@ -154,7 +142,7 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
 def _watch(
     ranks: Sequence[StartedRank], job: Job, hosts: OneHost | SeveralHosts, mailbox: Mailbox, alarm: Alarm
 ) -> None:
-    """Wait until all ranks have ended well. Raises _RankFailed, _HostsWait and StopSignal."""
+    """Wait until all ranks have ended well. Raises RankFailed, _HostsWait and StopSignal."""
     mailbox.address({rank.local_rank: rank.process.pid for rank in ranks})
     asked_s = time.monotonic()
     while running := [rank for rank in ranks if rank.status is None]:
@@ -167,8 +155,8 @@ def _watch(
             from numapin.launcher import survivors  # a job that succeeds does not need it
 
             others = [rank for rank in running if rank.is_running]
-            last_look = survivors.look(rank.process.pid for rank in others)
-            raise _RankFailed(frozenset(rank.local_rank for rank in others), last_look)
+            seen = survivors.look(rank.process.pid for rank in others)
+            raise RankFailed(frozenset(rank.local_rank for rank in others), *seen)
         if time.monotonic() >= asked_s + job.monitor_interval:
             asked_s = time.monotonic()
             if hosts.num_waiting():
@@ -190,46 +178,59 @@ def start_rank(job: Job, local_rank: int, variables: Mapping[str, str], files: R
     return StartedRank(local_rank, process)
 
 
-def ended_rank(
-    rank: StartedRank, place: HostPlace, files: RankOutput, *, was_ended: bool, stack: str = ""
-) -> EndedRank:
-    """Return how a rank ended, with what it recorded. One that is still there counts as killed."""
+def account(
+    job: Job,
+    plan: Plan,
+    place: HostPlace,
+    ranks: Sequence[StartedRank],
+    files: Sequence[RankOutput],
+    *,
+    failed: RankFailed,
+    kills_before: cgroup.Kills | None,
+) -> RanksFailed:
+    """Return how the ranks of this host ended, with what they recorded. One that is still there counts as killed."""
     from numapin.base.strict_json import decode  # a job that succeeds needs neither
-    from numapin.launcher.failure import EndedRank
+    from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed, in_order
 
-    error: object = None
-    recorded_s: float | None = None
-    with suppress(OSError, ValueError):
-        error, recorded_s = decode(handover.read_text(files.error)), os.stat(files.error).st_mtime
-    return EndedRank(
-        local_rank=rank.local_rank,
-        rank=place.first_rank + rank.local_rank,
-        pid=rank.process.pid,
-        exitcode=-signal.SIGKILL if rank.status is None else rank.status,
-        ended_s=rank.ended_s or time.time(),
-        was_ended=was_ended,
-        asked_s=rank.asked_s,
-        stack=stack,
-        is_left=rank.status is None,
-        error_file=files.error,
-        error=error,
-        recorded_s=recorded_s,
-        logs=files.logs,
+    ended = []
+    for rank, own, planned in zip(ranks, files, plan.ranks, strict=True):
+        error: object = None
+        recorded_s: float | None = None
+        with suppress(OSError, ValueError):
+            error, recorded_s = decode(handover.read_text(own.error)), os.stat(own.error).st_mtime
+        ended.append(
+            EndedRank(
+                local_rank=rank.local_rank,
+                rank=place.first_rank + rank.local_rank,
+                pid=rank.process.pid,
+                exitcode=-signal.SIGKILL if rank.status is None else rank.status,
+                ended_s=rank.ended_s or time.time(),
+                was_ended=rank.local_rank in failed.others and rank.asked_s is not None,
+                asked_s=rank.asked_s,
+                stack=failed.stacks.get(rank.process.pid, ""),
+                is_left=rank.status is None,
+                error_file=own.error,
+                error=error,
+                recorded_s=recorded_s,
+                logs=own.logs,
+                gpu=planned.gpu.index if planned.gpu else None,
+                node=planned.node,
+            )
+        )
+    order, why_first = in_order(ended, is_only_host=job.is_single_host)
+    return RanksFailed(
+        JobFailure(
+            program=job.program,
+            host=os.uname().nodename,
+            ranks=order,
+            why_first=why_first,
+            is_only_host=job.is_single_host,
+            out_of_memory=cgroup.explain(kills_before),
+            out_of_memory_advice=cgroup.REMEDY,
+            shm_bytes=failed.shm_bytes,
+            shm_used=failed.shm_used,
+        )
     )
-
-
-def notes_of(error: BaseException) -> str:
-    """Return which ranks did not end, "" if all did."""
-    return "; ".join(getattr(error, "__notes__", ()))
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """Turn StopSignal into Stopped, with the ranks that did not end."""
-    try:
-        yield
-    except StopSignal as error:
-        raise Stopped(error.number, notes_of(error)) from None
 
 
 def _folder_again(plan: Plan, lost: str, opened: ExitStack) -> tuple[str, tuple[int, int] | None]:

@@ -29,7 +29,7 @@ FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 """Flags that open a file without following a link or waiting for a pipe."""
 _LOOK: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_LINKS: Final = 40  # as Linux
-OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _UNMAPPED: Final = 65534  # how Linux shows users that a user namespace does not map
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _INHERITED: Final = ("/dev/fd", "/proc/self/fd")
@@ -75,16 +75,36 @@ class OpenPlace:
     PermissionError for a link or file that another user put into a folder that everybody may write to.
     """
 
-    __slots__ = ("_folder", "_make", "_name")
+    __slots__ = ("_folder", "_name")
 
     def __init__(self, path: str, *, into_proc: bool = True, make: bool = False) -> None:
-        self._make = make
+        names, num_links = _components(path), 0
         self._folder = os.open("/" if path.startswith("/") else ".", PLACE)
         try:
-            self._name = self._walk(path, into_proc=into_proc)
+            while names and num_links <= _MAX_LINKS:
+                self._name = name = names.pop()
+                target = _target(self._folder, name, is_last=not names)
+                if not names and (target is None or (not into_proc and is_in_proc(self._folder))):
+                    return
+                if target is not None:
+                    num_links += 1
+                    names += _components(target)
+                    name = "/" if target.startswith("/") else "."
+                try:
+                    entered = os.open(name, PLACE, dir_fd=self._folder)
+                except FileNotFoundError:
+                    if not make:
+                        raise
+                    _make_at(self._folder, name, 0o777)
+                    entered = os.open(name, PLACE, dir_fd=self._folder)
+                os.close(self._folder)
+                self._folder = entered
         except BaseException:
             os.close(self._folder)
             raise
+        os.close(self._folder)
+        problem = errno.ELOOP if names else errno.EISDIR
+        raise OSError(problem, os.strerror(problem), path)
 
     def __enter__(self) -> tuple[int, str]:
         """Return the folder's descriptor and the name."""
@@ -93,37 +113,6 @@ class OpenPlace:
     def __exit__(self, *error: object) -> None:
         """Close the folder."""
         os.close(self._folder)
-
-    def _walk(self, path: str, *, into_proc: bool) -> str:
-        """Go to the file's folder; return the file's name there."""
-        names, num_links = _components(path), 0
-        while names:
-            name = names.pop()
-            is_last = not names
-            target = _target(self._folder, name, is_last=is_last)
-            if is_last and (target is None or (not into_proc and is_in_proc(self._folder))):
-                return name
-            if target is None:
-                self._enter(name)
-                continue
-            num_links += 1
-            if num_links > _MAX_LINKS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            names += _components(target)
-            self._enter("/" if target.startswith("/") else ".")
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-
-    def _enter(self, name: str) -> None:
-        """Open a folder in the current one, which is closed."""
-        try:
-            entered = os.open(name, PLACE, dir_fd=self._folder)
-        except FileNotFoundError:
-            if not self._make:
-                raise
-            _make_at(self._folder, name, 0o777)
-            entered = os.open(name, PLACE, dir_fd=self._folder)
-        os.close(self._folder)
-        self._folder = entered
 
 
 def opened(path: str, flags: int = FOLDER) -> OpenFolder:
@@ -134,17 +123,18 @@ def opened(path: str, flags: int = FOLDER) -> OpenFolder:
         return OpenFolder(os.open(name, flags, dir_fd=parent))
 
 
-def make_folders(path: str, *, mode: int = 0o777) -> None:
+def make_folders(path: str) -> None:
     """Make a folder and the missing ones above it, as `mkdir -p`; follow only the links that `OpenPlace` follows.
 
-    The umask applies, and `mode` counts for the last folder only. Raises OSError, e.g. FileExistsError for a file.
+    The last folder is for this user only (mode 0700); the umask applies to the others. Raises OSError, e.g.
+    FileExistsError for a file.
     """
     if not _components(path):
         return
     with OpenPlace(path, make=True) as (parent, name):
         found = status_at(parent, name)
         if found is None:
-            _make_at(parent, name, mode)
+            _make_at(parent, name, 0o700)
         elif not stat.S_ISDIR(found.st_mode):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
@@ -173,13 +163,13 @@ def open_file(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
 
 def make_own(path: str) -> None:
     """Make a folder (mode 0700), or check that an existing one is this user's. Raises OSError, e.g. PermissionError."""
-    make_folders(path, mode=0o700)
+    make_folders(path)
     with opened(path) as folder:
         require_own(folder)
 
 
 def require_own(folder: int) -> None:
-    """Raise PermissionError if an opened folder is another user's."""
+    """Raise PermissionError if an opened folder or file is another user's."""
     owner = os.fstat(folder).st_uid
     if owner != os.geteuid():
         raise PermissionError(errno.EPERM, f"belongs to another user (uid {owner})")
@@ -195,13 +185,8 @@ def require_stable(folder: int) -> None:
     found = os.fstat(folder)
     if not _is_trusted(found.st_uid):
         raise PermissionError(errno.EPERM, f"belongs to another user (uid {found.st_uid})")
-    if found.st_mode & OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
+    if found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
         raise PermissionError(errno.EPERM, f"others may write to it (mode {stat.S_IMODE(found.st_mode):04o})")
-
-
-def is_own(descriptor: int) -> bool:
-    """Return whether an opened folder or file is this user's."""
-    return os.fstat(descriptor).st_uid == os.geteuid()
 
 
 def is_in_proc(folder: int) -> bool:
@@ -255,7 +240,7 @@ def _target(folder: int, name: str, *, is_last: bool) -> str | None:
 def refuse_planted(folder: int, name: str, found: os.stat_result) -> None:
     """Raise PermissionError for another user's link or file in a folder that everybody may write to."""
     where = os.fstat(folder)
-    is_shared = bool(where.st_mode & stat.S_ISVTX and where.st_mode & OTHERS_WRITE)
+    is_shared = bool(where.st_mode & stat.S_ISVTX and where.st_mode & _OTHERS_WRITE)
     if is_shared and not stat.S_ISDIR(found.st_mode) and found.st_uid not in (os.geteuid(), where.st_uid):
         kind = "link" if stat.S_ISLNK(found.st_mode) else "file"
         problem = f"{name} is a {kind} of another user (uid {found.st_uid}) in a folder shared by all users"
@@ -328,11 +313,12 @@ def write_text_to(path: str, text: str, *, remedy: str, patience_s: float | None
     not for longer than `patience_s`. Raises NumapinError that names the path.
     """
     try:
-        if is_special(path):
-            _write_special(path, text, patience_s)
-            return
-        with OpenPlace(path) as (folder, name):  # a link stays, and its target is replaced
-            replace_at(folder, name, text)
+        is_stream = is_special(path)
+        with OpenPlace(path, into_proc=not is_stream) as (folder, name):  # a link stays, and its target is replaced
+            if is_stream:
+                _write_special(folder, name, text, patience_s)
+            else:
+                replace_at(folder, name, text)
     except (OSError, ValueError) as error:  # ValueError: text that cannot be encoded, e.g. a lone surrogate
         raise unwritten(path, error, remedy) from None
 
@@ -349,11 +335,10 @@ def is_special(path: str) -> bool:
 def is_writable(path: str) -> bool:
     """Return whether `write_text_to` can write this file, as far as that is known without writing."""
     try:
-        if is_special(path):
-            with OpenPlace(path, into_proc=False) as (folder, name):
-                return not os.path.isdir(path) and os.access(name, os.W_OK, dir_fd=folder)
-        with OpenPlace(path) as (folder, _):
-            return os.access(".", os.W_OK, dir_fd=folder)
+        is_stream = is_special(path)
+        with OpenPlace(path, into_proc=not is_stream) as (folder, name):
+            is_folder = is_stream and os.path.isdir(path)
+            return not is_folder and os.access(name if is_stream else ".", os.W_OK, dir_fd=folder)
     except (OSError, ValueError):
         return False
 
@@ -402,43 +387,35 @@ def _take_over_rights(descriptor: int, old: os.stat_result) -> None:
         pass
 
 
-def _write_special(path: str, text: str, patience_s: float | None) -> None:
+def _write_special(folder: int, name: str, text: str, patience_s: float | None) -> None:
     """Write to a device or pipe. Raises OSError, also if it is a link or regular file or another user's by now."""
-    with OpenPlace(path, into_proc=False) as (folder, name):
-        is_open = is_in_proc(folder)
-        follow = os.O_APPEND if is_open else os.O_NOFOLLOW
-        try:
-            descriptor = os.open(name, _SPECIAL | follow, dir_fd=folder)
-        except OSError as error:
-            found = status_at(folder, name)
-            if error.errno == errno.ENXIO and found is not None and stat.S_ISFIFO(found.st_mode):
-                raise OSError(errno.ENXIO, "no program reads this pipe") from None
-            raise
-        with open(descriptor, "w", encoding="utf-8") as file:
-            found = os.fstat(file.fileno())
-            refuse_planted(folder, name, found)
-            if stat.S_ISREG(found.st_mode) and not is_open:
-                raise OSError(errno.EINVAL, "it has become a regular file", path)
-            if patience_s is not None:
-                _write_in_time(file.fileno(), text.encode(), patience_s)
-                return
-            os.set_blocking(file.fileno(), True)
-            file.write(text)
-
-
-def _write_in_time(descriptor: int, content: bytes, seconds: float) -> None:
-    """Write to a descriptor that does not block. Raises OSError if its reader has not read all after this time."""
     import select  # no rank needs it
     import time
 
-    rest, until_s = memoryview(content), time.monotonic() + seconds
-    room = select.poll()
-    room.register(descriptor, select.POLLOUT)
-    while rest:
-        left_s = until_s - time.monotonic()
-        if left_s <= 0 or not room.poll(left_s * 1000):
-            raise OSError(errno.ETIMEDOUT, f"its reader has not read all of it in {seconds:g} s")
-        try:
-            rest = rest[os.write(descriptor, rest) :]
-        except BlockingIOError:  # another writer was faster
-            pass
+    rest, until_s = memoryview(text.encode()), None if patience_s is None else time.monotonic() + patience_s
+    is_open = is_in_proc(folder)
+    try:
+        descriptor = os.open(name, _SPECIAL | (os.O_APPEND if is_open else os.O_NOFOLLOW), dir_fd=folder)
+    except OSError as error:
+        found = status_at(folder, name)
+        if error.errno == errno.ENXIO and found is not None and stat.S_ISFIFO(found.st_mode):
+            raise OSError(errno.ENXIO, "no program reads this pipe") from None
+        raise
+    try:
+        found = os.fstat(descriptor)
+        refuse_planted(folder, name, found)
+        if stat.S_ISREG(found.st_mode) and not is_open:
+            raise OSError(errno.EINVAL, "it has become a regular file", name)
+        room = select.poll()
+        room.register(descriptor, select.POLLOUT)
+        while rest:
+            left_s = None if until_s is None else until_s - time.monotonic()
+            is_late = left_s is not None and left_s <= 0
+            if is_late or not room.poll(None if left_s is None else left_s * 1000):
+                raise OSError(errno.ETIMEDOUT, f"its reader has not read all of it in {patience_s:g} s")
+            try:
+                rest = rest[os.write(descriptor, rest) :]
+            except BlockingIOError:  # another writer was faster
+                pass
+    finally:
+        os.close(descriptor)

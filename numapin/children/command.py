@@ -81,16 +81,12 @@ def run_with_children(
     plan = rehearse(make_plan(topology, request), strict=strict)
     for text in dict.fromkeys(plan.warnings):
         say(f"warning: {text}")
-    with run_directory(environ, report=say if verbose else _ignore) as folder:
+    with run_directory(environ, report=say if verbose else None) as folder:
         handover.write_json(folder, handover.PLAN, plan.to_json())
         handover.write_json(folder, handover.COMMAND, {"argv": without_secrets(sys.argv), "pid": os.getpid()})
         slices = [handover.slice_text(rank) for rank in plan.ranks]
         table = make_table(plan, topology, environ, slices=slices, run=folder, strict=strict, verbose=verbose)
         return conclude(table, _run(command, _environment(table, environ)))
-
-
-def _ignore(_text: str) -> None:
-    """Say nothing of the run's folder."""
 
 
 def _environment(table: ChildTable, environ: Mapping[str, str]) -> dict[str, str]:

@@ -20,13 +20,14 @@ import sys
 import time
 from _thread import RLock, get_native_id
 from contextlib import suppress
+from copy import copy
 
 from numapin.base.cpu_set import CpuSet
 from numapin.children import records
 from numapin.children.table import ChildTable, UnknownDevice, device_of, known_device, num_visible
 from numapin.rank import bind
 from numapin.rank.become import BINDING, CHILDREN
-from numapin.rank.handover import RankSlice
+from numapin.rank.handover import OBSERVED, RankSlice
 from numapin.system import numa_maps, proc
 from numapin.system.threads import bind_threads
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from typing import Final
 
     from numapin.children.table import DeviceEntry
-    from numapin.rank.bind import Applied, Bindable
+    from numapin.rank.bind import Applied
 
 
 class TakenGpus:
@@ -171,15 +172,6 @@ def take_one_of(numbers: Sequence[int], how: str) -> None:
         take(chosen, how)
 
 
-def only_device() -> bool:
-    """Return whether this process sees one device, so that it can use no other."""
-    plan = table()
-    try:
-        return plan is not None and num_visible(plan, environ()) == 1
-    except UnknownDevice:
-        return False
-
-
 def is_settled() -> bool:
     """Return whether this process has named a GPU."""
     with _own.lock:
@@ -231,7 +223,13 @@ def _bind_to(plan: ChildTable, taken: TakenGpus, others: Mapping[int, RankSlice]
 def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     """Bind all threads as the slices say, and the processes that follow; record the result."""
     slices = list(taken.slices.values())
-    wanted: Bindable = slices[0] if len(slices) == 1 else _Widened(slices)
+    wanted = copy(slices[0])
+    if len(slices) > 1:  # the CPUs of all; their memory policy if they agree, else "local"
+        wanted.cpus = CpuSet().union(*(own.cpus for own in slices))
+        if len({(own.memory, own.nodes) for own in slices}) > 1 and wanted.memory != "none":
+            wanted.memory = "local"
+        limits = [own.within for own in slices if own.within]
+        wanted.within = CpuSet().union(*limits) if limits else None
     taken.had.add(frozenset(os.sched_getaffinity(0)))  # the process that it follows may have been bound meanwhile
     applied = bind.apply(wanted)
     if not taken.is_asked and get_native_id() != taken.pid:  # what holds is the main thread's policy, not this one's
@@ -239,7 +237,15 @@ def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     taken.applied = applied
     refusals = bind_threads(taken.pid, wanted.cpus, before=taken.had)
     taken.had.add(frozenset(os.sched_getaffinity(0)))
-    shortfalls = (*_of_several_nodes(taken, applied), *applied.shortfalls, *refusals)
+    shortfalls = [*applied.shortfalls, *refusals]
+    if len({own.node for own in slices}) > 1:
+        policy = "its memory policy is local"
+        if applied.memory not in ("local", "none"):  # without a policy, memory is local, too
+            kept = f"{applied.memory or 'unknown'} {CpuSet(applied.nodes)}".rstrip()
+            policy = f"the memory policy of its main thread stays {kept}, which no other thread can change"
+        where = f"it may run on the CPUs of all these nodes, {wanted.cpus}, and {policy}"
+        gpus = f"process {taken.pid} uses GPUs of several nodes ({', '.join(taken.names.values())})"
+        shortfalls.insert(0, f"{gpus}: {where}; start one process per GPU")
     taken.surprises = [text for text in shortfalls if text not in slices[0].json]
 
     # This program, and what it starts, find its slice with what differs from the plan, and its number of threads.
@@ -259,40 +265,13 @@ def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     # The processes that this one has started before follow it, as far as they have no GPU of their own; those that have
     # one are left out, with all that is below them. A child that binds itself at this moment wins: its record, which
     # may appear meanwhile, has its CPUs.
-    for child, start in [*proc.descendants_of(taken.pid, without=records.pids_apart(plan.run))]:
+    apart = records.running(plan.run, records.UNBOUND, OBSERVED)
+    for child, start in [*proc.descendants_of(taken.pid, without=apart)]:
         bind_threads(child, wanted.cpus, start=start)
-        path = records.bound_pids(plan.run).get(child)
-        theirs = records.cpus_of(path) if path else None
-        if theirs:
-            bind_threads(child, CpuSet.parse(theirs), start=start)
-
-
-def _of_several_nodes(taken: TakenGpus, applied: Applied) -> tuple[str, ...]:
-    """Return a message if the GPUs of this process are on several nodes."""
-    slices = taken.slices.values()
-    if len({own.node for own in slices}) == 1:
-        return ()
-    gpus = ", ".join(taken.names.values())
-    cpus = CpuSet().union(*(own.cpus for own in slices))
-    policy = "its memory policy is local"
-    if applied.memory not in ("local", "none"):  # without a policy, memory is local, too
-        kept = f"{applied.memory or 'unknown'} {CpuSet(applied.nodes)}".rstrip()
-        policy = f"the memory policy of its main thread stays {kept}, which no other thread can change"
-    where = f"it may run on the CPUs of all these nodes, {cpus}, and {policy}"
-    return (f"process {taken.pid} uses GPUs of several nodes ({gpus}): {where}; start one process per GPU",)
-
-
-class _Widened:
-    """The binding of a process with several GPUs: the CPUs of all; their memory policy if they agree, else "local"."""
-
-    def __init__(self, slices: Sequence[RankSlice]) -> None:
-        first = slices[0]
-        agree = len({(own.memory, own.nodes) for own in slices}) == 1
-        limits = [own.within for own in slices if own.within]
-        self.cpus: frozenset[int] = frozenset().union(*(own.cpus for own in slices))
-        self.nodes, self.node = first.nodes, first.node
-        self.memory = first.memory if agree or first.memory == "none" else "local"
-        self.within: frozenset[int] | None = frozenset().union(*limits) if limits else None
+        _, theirs = records.running(plan.run, OBSERVED).get(child, ("", {}))
+        applied_there = theirs.get("applied")
+        if isinstance(applied_there, dict) and "cpus" in applied_there:
+            bind_threads(child, CpuSet.parse(applied_there["cpus"]), start=start)
 
 
 def _keep_rank_from_children() -> None:
@@ -314,20 +293,30 @@ def _keep_rank_from_children() -> None:
 # --- the first CUDA context ------------------------------------------------------------------------------------------
 
 
-def watch(report: Callable[[Exception], None]) -> bool:
-    """Start a thread that binds this process to the GPU of its first CUDA context, unless it names its device before.
+def cuda_is_initialized(report: Callable[[Exception], None]) -> None:
+    """Bind a process that sees one device; of several, it gets that of its first context, unless it names one before.
 
-    `torch.ones(1, device="cuda:1")` does not call set_device, and CUDA does not report new contexts. So the thread asks
-    the driver, which takes microseconds. `report` is called with an error that ends it. Return False if there is no
-    driver to ask.
+    `torch.ones(1, device="cuda:1")` does not call set_device, and CUDA does not report new contexts. So a thread asks
+    the driver, which takes microseconds. `report` is called with an error that ends it.
     """
+    fix_devices()
+    plan = table()
+    if plan is None or is_settled():
+        return
+    is_only = False
+    with suppress(UnknownDevice):
+        is_only = num_visible(plan, environ()) == 1
+    if is_only:  # it can use no other
+        take(0, "CUDA was initialized")
+        return
     from threading import Thread
 
     from numapin.system import cuda
 
     driver = cuda.driver()
     if driver is None:
-        return False
+        take(0, "CUDA was initialized", is_guess=True)
+        return
 
     def take_first_context() -> None:
         try:
@@ -343,4 +332,3 @@ def watch(report: Callable[[Exception], None]) -> bool:
             report(error)
 
     Thread(target=take_first_context, name="numapin-context", daemon=True).start()
-    return True

@@ -17,7 +17,7 @@ from numapin.system import proc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Mapping
+    from collections.abc import Collection, Container, Iterator, Mapping
     from typing import Any, Final
 
     from numapin.children.own import TakenGpus
@@ -40,7 +40,7 @@ def record(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     """Write this process's record, under the rank of the first GPU that it has taken."""
     number = next(iter(taken.slices))
     name = f"{handover.OBSERVED}{number}-{taken.pid}.json"
-    former = os.path.basename(bound_pids(plan.run).get(taken.pid, name))
+    former = os.path.basename(running(plan.run, handover.OBSERVED).get(taken.pid, (name, {}))[0])
     if former != name:  # of a guess that was wrong
         _remove(plan.run, former)
     _remove(plan.run, f"{UNBOUND}{taken.pid}.json")  # it has found its GPU, or its name, since
@@ -150,30 +150,13 @@ def _say_once(folder: str, text: str, *, once_for: str | None = None) -> None:
 # --- those of all processes ------------------------------------------------------------------------------------------
 
 
-def bound_pids(folder: str) -> dict[int, str]:
-    """Return the running processes that have bound themselves, and the path of their record."""
-    return _running(folder, handover.OBSERVED)
-
-
-def pids_apart(folder: str) -> set[int]:
-    """Return the running processes with a record of their own: bound, or with a GPU and not bound."""
-    return _running(folder, UNBOUND).keys() | bound_pids(folder).keys()
-
-
-def _running(folder: str, kind: str) -> dict[int, str]:
-    """Return the processes of records that still run, whose ids no other processes have now, and the records' paths."""
-    found: dict[int, str] = {}
-    for path in _paths(folder, kind):
-        content = _content(path)
-        if content is not None and "start" in content and proc.is_running(_pid(path), content["start"]):
-            found[_pid(path)] = path
+def running(folder: str, *kinds: str) -> dict[int, tuple[str, dict[str, Any]]]:
+    """Return the records of processes that still run, with their paths, by process id. A reused id does not count."""
+    found: dict[int, tuple[str, dict[str, Any]]] = {}
+    for pid, path, fields in _records(folder, *kinds):
+        if "start" in fields and proc.is_running(pid, fields["start"]):
+            found[pid] = path, fields
     return found
-
-
-def cpus_of(path: str) -> str | None:
-    """Return the CPUs, as a list, that a process was bound to; None if its record cannot be read."""
-    applied = (_content(path) or {}).get("applied")
-    return str(applied["cpus"]) if isinstance(applied, dict) and "cpus" in applied else None
 
 
 def read_all(folder: str, kind: str, *, with_keys: Collection[str]) -> list[dict[str, Any]]:
@@ -181,26 +164,20 @@ def read_all(folder: str, kind: str, *, with_keys: Collection[str]) -> list[dict
 
     A process that outlives the command may remove or replace its record meanwhile.
     """
-    found = (_content(path) for path in sorted(_paths(folder, kind), key=_pid))
-    return [content for content in found if content is not None and content.keys() >= {*with_keys}]
+    found = sorted(_records(folder, kind), key=lambda record: record[0])
+    return [fields for _, _, fields in found if fields.keys() >= {*with_keys}]
 
 
-def _content(path: str) -> dict[str, Any] | None:
-    """Return the fields of a record; None if it cannot be read."""
-    try:
-        content = json.loads(handover.read_text(path))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
-def _paths(folder: str, kind: str) -> list[str]:
-    try:
-        return handover.records(folder, kind)
-    except OSError:
-        return []
-
-
-def _pid(path: str) -> int:
-    number = os.path.basename(path).removesuffix(".json").rpartition("-")[2]
-    return int(number) if number.isdecimal() else 0
+def _records(folder: str, *kinds: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """Yield the process, the path and the fields of each record that can be read."""
+    for kind in kinds:
+        paths: list[str] = []
+        with suppress(OSError):
+            paths = handover.records(folder, kind)
+        for path in paths:
+            number = os.path.basename(path).removesuffix(".json").rpartition("-")[2]
+            fields: Any = None
+            with suppress(OSError, ValueError):
+                fields = json.loads(handover.read_text(path))
+            if isinstance(fields, dict) and number.isdecimal():
+                yield int(number), path, fields

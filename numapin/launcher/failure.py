@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from math import isfinite
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -18,19 +18,14 @@ from numapin.base.text import listed
 from numapin.errors import RankError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from numapin.plan.model import RankPlan
+    from collections.abc import Iterable
 
 _SHELLS_SIGNAL: Final = 128
 """A shell, and thus a wrapper script, adds this to the number of the signal that ended its program."""
 _SUMMARY_CHARS: Final = 400
 STACK_SIGNAL: Final = signal.SIGRTMAX - 1
 """Makes a rank write its stack (`survivors`); ends a Python that is just ending."""
-_ENDINGS: Final = {
-    0,
-    *(end for number in (1, 2, 3, 9, 15, STACK_SIGNAL) for end in (-number, _SHELLS_SIGNAL + number)),
-}
+_ENDINGS: Final = {0, *(end for number in (1, 2, 3, 9, 15, STACK_SIGNAL) for end in (-number, _SHELLS_SIGNAL + number))}
 """The ends of ranks, and of wrappers around them, that the launcher ends after a failure: by SIGTERM, then SIGKILL, or
 by the signal that the launcher gets meanwhile: SIGHUP, SIGINT or SIGQUIT."""
 _SOON_S: Final = 60.0
@@ -46,8 +41,7 @@ _LOST_PEER: Final = re.compile(
     re.IGNORECASE,
 )
 _SILENT_PEER: Final = re.compile(
-    r"timed out waiting .*for (send|recv)|collective operation timeout|failed to pass monitoredBarrier",
-    re.IGNORECASE,
+    r"timed out waiting .*for (send|recv)|collective operation timeout|failed to pass monitoredBarrier", re.IGNORECASE
 )
 _OF_COLLECTIVES: Final = re.compile(r"\bgloo\b|nccl|\bDist(Backend|Network|Store)?Error\b", re.IGNORECASE)
 _IN_COLLECTIVES: Final = re.compile(r'  File ".*/torch/distributed/(distributed_c10d|rendezvous)\.py"')
@@ -216,11 +210,6 @@ class EndedRank:
         return root
 
     @property
-    def members(self) -> list[str]:
-        """The first lines of the exceptions in an exception group."""
-        return self.chain[-1].members
-
-    @property
     def chain(self) -> list[RaisedException]:
         """The exceptions of the traceback; the last is the one that ended the program."""
         return chain_of(self.traceback or self._message)
@@ -336,13 +325,6 @@ class EndedRank:
                     return "timed out waiting for"
         return ""
 
-    def placed(self, ranks: Sequence[RankPlan]) -> EndedRank:
-        """Return it with the GPU and the node of its plan."""
-        plan = next((plan for plan in ranks if plan.local_rank == self.local_rank), None)
-        if plan is None:
-            return self
-        return replace(self, gpu=plan.gpu.index if plan.gpu else None, node=plan.node)
-
     def to_json(self) -> dict[str, object]:
         """Return the rank as the report file has it."""
         return {
@@ -357,7 +339,7 @@ class EndedRank:
             "exception": self.exception or None,
             "raised_in": self.raised_in or None,
             "raised_from": self.raised_from or None,
-            "members": self.members,
+            "members": self.chain[-1].members,
             "traceback": self.traceback or None,
             "error_file": self.error_file if self.error is not None else None,
             "logs": [*self.logs],
@@ -396,12 +378,6 @@ class JobFailure:
     def first(self) -> EndedRank:
         """The rank that failed first."""
         return self.ranks[0]
-
-    @property
-    def is_shm_full(self) -> bool:
-        """Whether /dev/shm was nearly full when the failure was seen, or when the first rank recorded its exception."""
-        used = _field(self.first.error, "message", "extraInfo", "shm_used")
-        return max(self.shm_used or 0, used if isinstance(used, float) else 0) > _FULL
 
     @property
     def summary(self) -> str:
@@ -543,45 +519,42 @@ _OF_STATUS: Final[Mapping[int, tuple[str, str]]] = {
 
 def likely_cause(failure: JobFailure) -> tuple[str, str]:  # noqa: PLR0911 - one return per case
     """Return what probably ended the first rank, or its DataLoader worker, and what to do next; empty if unknown."""
-    rank = failure.first
-    if not rank.exception:
-        number = rank.signal_number
-        return _OF_STATUS.get(rank.exitcode, ("", "")) if number is None else _cause_of_signal(failure, number)
-    if _NO_SHM.search(rank.exception):
-        return _full_shm(failure)
-    if _NO_DESCRIPTORS.search(rank.exception):
-        return "the limit on open files: each tensor from a DataLoader worker has one", "raise it with: ulimit -n 65536"
+    rank, number = failure.first, failure.first.signal_number
+    used = _field(rank.error, "message", "extraInfo", "shm_used")  # when it recorded its exception
+    is_shm_full = max(failure.shm_used or 0, used if isinstance(used, float) else 0) > _FULL
+    size = "" if failure.shm_bytes is None else f"; it has {failure.shm_bytes >> 20:,} MiB here"
+    full_shm = f"/dev/shm, through which DataLoader workers send batches, is full{size}", _SHM_ADVICE  # noqa: S108
+    if rank.exception:
+        if _NO_SHM.search(rank.exception):
+            return full_shm
+        if _NO_DESCRIPTORS.search(rank.exception):
+            what = "the limit on open files: each tensor from a DataLoader worker has one"
+            return what, "raise it with: ulimit -n 65536"
 
-    # torch often says only that a worker "exited unexpectedly". The exception before that one then has the signal. If
-    # the worker dies while its batch is read, the exception may not mention it at all. Other queues of tensors fail in
-    # the same function, so the DataLoader must be among the frames.
-    last = "\n".join(rank.chain[-1].frames)
-    is_of_batch = _READS_TENSOR in last and _READS_BATCH in last and _LOST_CONNECTION.match(rank.exception)
-    if not is_of_batch and not _WORKER.search(rank.exception):
-        return "", ""
-    texts = f"{rank.traceback}\n{rank.exception}"
-    signals = [found["signal"] for found in _WORKER.finditer(texts) if found["signal"]]
-    if signals:
+        # torch often says only that a worker "exited unexpectedly". The exception before that one then has the signal.
+        # If the worker dies while its batch is read, the exception may not mention it at all. Other queues of tensors
+        # fail in the same function, so the DataLoader must be among the frames.
+        last = "\n".join(rank.chain[-1].frames)
+        is_of_batch = _READS_TENSOR in last and _READS_BATCH in last and _LOST_CONNECTION.match(rank.exception)
+        if not is_of_batch and not _WORKER.search(rank.exception):
+            return "", ""
+        texts = f"{rank.traceback}\n{rank.exception}"
+        signals = [found["signal"] for found in _WORKER.finditer(texts) if found["signal"]]
+        if not signals:
+            if _EXIT_CODE.search(texts):
+                return "", ""
+            if failure.out_of_memory:
+                return failure.out_of_memory, failure.out_of_memory_advice
+            if is_shm_full:
+                return full_shm
+            return "a DataLoader worker ended, or was killed", "look for its message above, and for kills in dmesg"
         number = _BY_DESCRIPTION.get(signals[-1])
-        return ("", "") if number is None else _cause_of_signal(failure, number)
-    if _EXIT_CODE.search(texts):
-        return "", ""
-    if failure.out_of_memory:
-        return failure.out_of_memory, failure.out_of_memory_advice
-    if failure.is_shm_full:
-        return _full_shm(failure)
-    return "a DataLoader worker ended, or was killed", "look for its message above, and for kills in dmesg"
-
-
-def _cause_of_signal(failure: JobFailure, number: int) -> tuple[str, str]:
-    """Return what probably sent a signal, and what to do next."""
+        if number is None:
+            return "", ""
+    if number is None:
+        return _OF_STATUS.get(rank.exitcode, ("", ""))
     if number == signal.SIGKILL and failure.out_of_memory:
         return failure.out_of_memory, failure.out_of_memory_advice
-    if number == signal.SIGBUS and failure.is_shm_full:
-        return _full_shm(failure)
+    if number == signal.SIGBUS and is_shm_full:
+        return full_shm
     return _OF_SIGNAL.get(number, ("another process sent it; numapin did not", ""))
-
-
-def _full_shm(failure: JobFailure) -> tuple[str, str]:
-    size = "" if failure.shm_bytes is None else f"; it has {failure.shm_bytes >> 20:,} MiB here"
-    return f"/dev/shm, through which DataLoader workers send batches, is full{size}", _SHM_ADVICE  # noqa: S108 - a text

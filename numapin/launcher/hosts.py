@@ -15,7 +15,7 @@ import json
 import os
 import threading
 from collections import Counter
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -25,7 +25,7 @@ from numapin.launcher.ranks import StopSignal
 from numapin.launcher.store_server import LOOPBACK, listen, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from typing import Self
 
     from torch.distributed import Store  # type: ignore[attr-defined] # torch marks no exports
@@ -221,11 +221,18 @@ class SeveralHosts:
     def join(self, alarm: Alarm) -> HostPlace:
         """Meet the other hosts of the next round. Raises NotMet, and StopSignal if a signal comes meanwhile."""
         self._ranks_store = None  # closes the port of the round before
+        # Else torch would serve one store for all rounds, which it announces in the first only; we serve one in each.
+        name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+        former = os.environ.get(name)
+        os.environ[name] = "1"
         try:
-            with _torchs_store_unused():
-                self._store, self.place = _interruptible(self._meet, alarm)
+            self._store, self.place = _interruptible(self._meet, alarm)
         except Exception as error:  # noqa: BLE001 - the backend may raise anything
             raise _not_met(error) from None
+        finally:
+            del os.environ[name]
+            if former is not None:
+                os.environ[name] = former
         return self.place
 
     def _meet(self) -> tuple[Store, HostPlace]:
@@ -233,18 +240,7 @@ class SeveralHosts:
 
         info = self._handler.next_rendezvous()
         store, number, num_hosts = info.store, info.rank, info.world_size
-        first, size, first_of_role, role_size = self._numbers(store, number, num_hosts)
-        address, port = self._master
-        if self._job.rdzv_backend != "static":
-            address = info.bootstrap_store_info.master_addr  # type: ignore[union-attr] # of a c10d rendezvous
-            if number == 0:
-                self._ranks_store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
-                store.set("numapin/ranks-store", str(self._ranks_store.port))
-            port = int(store.get("numapin/ranks-store"))
-        return store, HostPlace(number, num_hosts, first, size, first_of_role, role_size, address, port)
-
-    def _numbers(self, store: Store, number: int, num_hosts: int) -> list[int]:
-        """Return the first rank, the number of ranks, and the same of this role: the first host counts for all."""
+        # The first host numbers the ranks: each host's first rank, the number of all, and both within its role.
         mine = {"role": self._job.role, "rank": number, "local_world_size": self._num_ranks}
         store.set(f"torchelastic/role_info/{number}", json.dumps(mine))
         if number == 0:
@@ -258,8 +254,18 @@ class SeveralHosts:
                 numbers = [first, sum(of_role.values()), first_of_role[role], of_role[role]]
                 store.set(f"torchelastic/assigned_ranks/{host_number}", json.dumps(numbers))
                 first, first_of_role[role] = first + size, first_of_role[role] + size
-        found: list[int] = json.loads(store.get(f"torchelastic/assigned_ranks/{number}"))
-        return found
+        ours = json.loads(store.get(f"torchelastic/assigned_ranks/{number}"))
+        first_rank, world_size, first_role_rank, role_size = ours
+
+        address, port = self._master
+        if self._job.rdzv_backend != "static":
+            address = info.bootstrap_store_info.master_addr  # type: ignore[union-attr] # of a c10d rendezvous
+            if number == 0:
+                self._ranks_store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+                store.set("numapin/ranks-store", str(self._ranks_store.port))
+            port = int(store.get("numapin/ranks-store"))
+        place = HostPlace(number, num_hosts, first_rank, world_size, first_role_rank, role_size, address, port)
+        return store, place
 
     def num_waiting(self) -> int:
         """Return the number of hosts that wait for the next round. Raises NotMet if the rendezvous is gone."""
@@ -349,20 +355,6 @@ def count_devices(wanted: str) -> int:
     from torch.distributed.run import determine_local_world_size
 
     return determine_local_world_size(wanted) or 0
-
-
-@contextmanager
-def _torchs_store_unused() -> Iterator[None]:
-    """Keep torch from serving one store for all rounds, which it announces in the first only; we serve one in each."""
-    name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-    former = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if former is not None:
-            os.environ[name] = former
 
 
 def _not_met(error: Exception) -> NotMet:

@@ -181,8 +181,7 @@ TORCHRUN_OPTIONS: Final = (
     _Option(("--max-restarts",), _ENDING, "N", "Number of restarts before the job fails (default: 0).",
             read=_number, default=0, is_usual=True),
     _Option(("--monitor-interval",), _ENDING, "SECONDS", "Seconds between checks for hosts that wait to "
-            "join (default: 0.1).",
-            read=_seconds, default=0.1),
+            "join (default: 0.1).", read=_seconds, default=0.1),
     _Option(("--signals-to-handle",), _ENDING, "NAME,...", "Signals that end all ranks (default: "
             "SIGTERM,SIGINT,SIGHUP,SIGQUIT).", read=_signals, default="SIGTERM,SIGINT,SIGHUP,SIGQUIT", since=(2, 10)),
     _Option(("--shutdown-timeout",), _ENDING, "SECONDS", "Seconds between asking ranks to end and killing them "
@@ -322,12 +321,20 @@ def parse(
     if not words:
         raise UsageError("there is no script to run", f"{prog} train.py")
     options = {option.key: _value(option, given, prog) for option in TORCHRUN_OPTIONS}
+    if options["no_python"] and options["module"] and not options["run_path"]:
+        raise UsageError("--no-python cannot be combined with --module", f"{prog} --help")
+    if options["run_path"]:
+        command = (python, "-u", f"-c{RUN_PATH}", *words)
+    elif options["no_python"]:
+        command = tuple(words)
+    else:
+        command = (python, "-u", *(["-m"] if options["module"] else []), *words)
     seconds = given.get("shutdown_timeout", environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
     if not _NUMBER.fullmatch(seconds):
         raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT={seconds} is not a number", "give seconds, such as 60")
     return Job(
         own=tuple(typed),
-        command=_command(options, words, python, prog),
+        command=command,
         program=words[0],
         options=options,
         typed=frozenset(given),
@@ -364,13 +371,3 @@ def _value(option: TorchrunOption, given: Mapping[str, str], prog: str) -> Any: 
         return option.read(text)
     except ValueError as error:
         raise UsageError(f"{option.names[-1]} is {text}; it {error}", f"{prog} --help") from None
-
-
-def _command(options: Mapping[str, Any], words: Sequence[str], python: str, prog: str) -> tuple[str, ...]:
-    if options["run_path"]:
-        return python, "-u", f"-c{RUN_PATH}", *words
-    if options["no_python"]:
-        if options["module"]:
-            raise UsageError("--no-python cannot be combined with --module", f"{prog} --help")
-        return tuple(words)
-    return python, "-u", *(["-m"] if options["module"] else []), *words

@@ -20,20 +20,17 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.text import listed
-from numapin.errors import NumapinError
+from numapin.errors import NumapinError, Stopped
 from numapin.launcher import guardian
 from numapin.launcher.guardian import DEATH_S, LOOK_S
 from numapin.launcher.run_folder import lock_of
 from numapin.rank import shim, signals
-from numapin.system import cgroup, proc
+from numapin.system import proc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from typing import IO, Self
 
-    from numapin.launcher.failure import EndedRank, RanksFailed
-    from numapin.launcher.survivors import LastLook
-    from numapin.plan.model import Plan
 
 START_HINT: Final = "see the limits of this process with: ulimit -a"
 
@@ -113,13 +110,7 @@ def start(
     command = [python, "-I", "-S", "-c", shim.CODE, *ids, f"--exec={program}", *arguments]
     with signals.kept_from_children():
         return subprocess.Popen(
-            command,
-            env=variables,
-            pass_fds=pass_fds,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
+            command, env=variables, pass_fds=pass_fds, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
         )
 
 
@@ -158,13 +149,15 @@ class Alarm:
         self._former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # the default wakes nothing
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Restore the former handlers."""
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Restore the former handlers. Raises Stopped, with the ranks that did not end, for a StopSignal."""
         for number, handler in self._former.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._former_fd)
         self._ours.close()
         self._theirs.close()
+        if isinstance(error, StopSignal):
+            raise Stopped(error.number, notes_of(error)) from None
 
     def _note(self, number: int, _: object) -> None:
         self._received.append(signal.Signals(number))
@@ -307,47 +300,12 @@ def running_after(
         time.sleep(LOOK_S / 5)
 
 
+def notes_of(error: BaseException) -> str:
+    """Return which ranks did not end, "" if all did."""
+    return "; ".join(getattr(error, "__notes__", ()))
+
+
 def names_of(ranks: Sequence[StartedRank]) -> str:
     """Return text such as "ranks 0-1 (pid 100 101)"."""
     pids = " ".join(str(rank.process.pid) for rank in ranks)
     return f"{listed('rank', [rank.local_rank for rank in ranks])} (pid {pids})"
-
-
-# --- the account of ranks that failed --------------------------------------------------------------------------------
-
-
-def ranks_failed(
-    program: str,
-    ended: Iterable[EndedRank],
-    plan: Plan,
-    kills_before: cgroup.Kills | None,
-    last_look: LastLook,
-    *,
-    is_only_host: bool = True,
-) -> RanksFailed:
-    """Return the error about ranks of this host that have ended, of which at least one failed by itself.
-
-    Args:
-        program: The script, as the user typed it.
-        ended: The ranks.
-        plan: Their bindings.
-        kills_before: The count of out-of-memory kills when they started.
-        last_look: The state of the job when the failure was seen.
-        is_only_host: Whether the job has no ranks on other hosts.
-    """
-    from numapin.launcher.failure import JobFailure, RanksFailed, in_order
-
-    order, why_first = in_order((rank.placed(plan.ranks) for rank in ended), is_only_host=is_only_host)
-    return RanksFailed(
-        JobFailure(
-            program=program,
-            host=os.uname().nodename,
-            ranks=order,
-            why_first=why_first,
-            is_only_host=is_only_host,
-            out_of_memory=cgroup.explain(kills_before),
-            out_of_memory_advice=cgroup.REMEDY,
-            shm_bytes=last_look.shm_bytes,
-            shm_used=last_look.shm_used,
-        )
-    )

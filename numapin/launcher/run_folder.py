@@ -19,27 +19,16 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.files import (
-    FOLDER,
-    PLACE,
-    is_own,
-    make_folders,
-    open_file,
-    opened,
-    require_own,
-    require_stable,
-    status_at,
-)
+from numapin.base.files import FOLDER, PLACE, make_folders, open_file, opened, require_own, require_stable, status_at
 from numapin.base.stderr import say
 from numapin.errors import NumapinError, UsageError
-from numapin.rank.handover import REPORT
+from numapin.rank.handover import REMEDY, REPORT
 from numapin.system.proc import is_running, start_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 LAST: Final = "@last"
-REMEDY: Final = "name another with NUMAPIN_RUN_DIR=DIR"
 _LOCK: Final = "lock"
 _HELD: Final = (errno.EWOULDBLOCK, errno.EACCES)  # other errors: the file system has no locks
 _NUM_REPORTS: Final = 10
@@ -95,12 +84,13 @@ def _begin_in(path: str, held: ExitStack) -> str:
     Returns its path. Raises NumapinError, also if other users may replace what is in the folder.
     """
     try:
-        make_folders(path, mode=0o700)
+        make_folders(path)
         with opened(path) as base:
             try:
                 require_stable(base)
             except PermissionError as error:
-                hint = f"chmod go-w {shlex.quote(path)}, or {REMEDY}" if is_own(base) else REMEDY
+                is_own = os.fstat(base).st_uid == os.geteuid()
+                hint = f"chmod go-w {shlex.quote(path)}, or {REMEDY}" if is_own else REMEDY
                 raise NumapinError(f"no run directory can be made: {path}: {error.strerror}", hint) from None
             return _make(path, base, "run-", held, needs_lock=False)[0]
     except OSError as error:
@@ -213,7 +203,7 @@ def _sweep(place: int) -> None:
     try:
         num_reports = 0
         for name in sorted(filter(own.fullmatch, os.listdir(listed)), reverse=True):  # the newest first
-            with suppress(OSError):  # removed at this moment, or its lock is held
+            with suppress(OSError):  # removed at this moment, its lock is held, or it is another user's
                 num_reports += _sweep_one(listed, name, keep_report=num_reports < _NUM_REPORTS)
     finally:
         os.close(listed)
@@ -222,18 +212,16 @@ def _sweep(place: int) -> None:
 def _sweep_one(place: int, name: str, *, keep_report: bool) -> bool:
     """Remove a folder of ours if no launcher holds its lock; return whether it has a report and was kept.
 
-    Raises OSError if a launcher holds the lock.
+    Raises OSError if a launcher holds the lock, or if the folder or the lock is another user's.
     """
     with ExitStack() as opened_here:
         folder = lock = os.open(name, FOLDER, dir_fd=place)
         opened_here.callback(os.close, folder)
-        if not is_own(folder):
-            return False
+        require_own(folder)
         if status_at(folder, _LOCK) is not None:
             lock = open_file(folder, _LOCK, os.O_RDWR)  # NFS needs write access for an exclusive lock
             opened_here.callback(os.close, lock)
-            if not is_own(lock):
-                return False
+            require_own(lock)
         elif time.time() - os.fstat(folder).st_mtime < _UNLOCKED_S:  # its launcher may be about to lock it
             return False
         # Without a lock, its launcher died before it made one. A cleaner may also have removed the lock of a run that
@@ -282,17 +270,12 @@ def live_runs(environ: Mapping[str, str]) -> list[str]:
     named = environ.get("NUMAPIN_RUN_DIR")
     if named and is_live(os.path.abspath(named)):
         return [os.path.abspath(named)]
-    owner = None if named and os.geteuid() == 0 else os.geteuid()
-    return [folder for folder in _runs_of(owner, environ) if is_live(folder)]
+    runs = all_runs(environ, of_all_users=bool(named) and os.geteuid() == 0)
+    return [folder for folder in runs if is_live(folder)]
 
 
-def all_runs(environ: Mapping[str, str]) -> list[str]:
+def all_runs(environ: Mapping[str, str], *, of_all_users: bool = False) -> list[str]:
     """Return the folders of this user's runs, active or not, where `live_runs` looks for active ones; oldest first."""
-    return _runs_of(os.geteuid(), environ)
-
-
-def _runs_of(owner: int | None, environ: Mapping[str, str]) -> list[str]:
-    """Return the folders of a user's runs, oldest first; None: of all users."""
     named = environ.get("NUMAPIN_RUN_DIR")
     found: dict[tuple[int, int], str] = {}  # by device and inode, because two paths may lead to one directory
     for place in [os.path.abspath(named)] if named else temporary_directories(environ):
@@ -301,15 +284,17 @@ def _runs_of(owner: int | None, environ: Mapping[str, str]) -> list[str]:
                 status = None
                 with suppress(OSError):  # another user's, e.g. on a file system that only he may read
                     status = status_at(base, name)
-                if status is not None and stat.S_ISDIR(status.st_mode) and owner in (None, status.st_uid):
+                is_folder = status is not None and stat.S_ISDIR(status.st_mode)
+                if status is not None and is_folder and (of_all_users or status.st_uid == os.geteuid()):
                     found.setdefault((status.st_dev, status.st_ino), os.path.join(place, name))
     return sorted(found.values(), key=os.path.basename)  # names begin with the time
 
 
-def is_live(folder: str) -> bool:
+def is_live(folder: str) -> bool:  # noqa: PLR0911 - one return per case
     """Return whether a run's launcher holds the lock of its folder. A lock that cannot be read counts as held.
 
-    Relative paths are refused: the process that set one may have had another current directory.
+    On a file system without locks, the process that the lock names must be running. Relative paths are refused: the
+    process that set one may have had another current directory.
     """
     if not os.path.isabs(folder):
         return False
@@ -324,23 +309,17 @@ def is_live(folder: str) -> bool:
     except OSError:
         return False
     try:
-        return _is_held(lock)
-    finally:
-        os.close(lock)
-
-
-def _is_held(lock: int) -> bool:
-    """Return whether a launcher holds a lock; on a file system without locks, whether the process it names runs."""
-    try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: concurrent readers must not look like a launcher
     except OSError as error:
         if error.errno in _HELD:
             return True
-        try:
+        try:  # a file system without locks
             pid, start = map(int, os.read(lock, 100).split())
         except ValueError:  # not written yet
             return True
         return is_running(pid, start)
+    finally:
+        os.close(lock)
     return False
 
 

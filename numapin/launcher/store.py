@@ -52,69 +52,54 @@ class StoreRefusal(Exception):  # noqa: N818 - the refusal of a request, after w
         self.is_unknown = is_unknown
 
 
+class _Incomplete(Exception):  # noqa: N818 - not an error: the rest of the request has not arrived
+    """The request has at least this many bytes."""
+
+
 class StoreClient:
-    """A connection: what arrived and is not yet understood, and the answers that are not yet sent."""
+    """A connection: what arrived and is not yet understood, and the answers that are not yet sent.
+
+    Its methods read the parts of a request. They raise _Incomplete where it ends early, and StoreRefusal above torch's
+    bounds.
+    """
 
     def __init__(self) -> None:
         self.received = bytearray()
+        self.position = 0  # behind what has been read of the request
         self.needed = 1  # bytes of a request before it makes sense to read it again
-        self.strings: list[bytes] = []  # that a request of many has had so far
+        self.strings_read: list[bytes] = []  # that a request of many has had so far
         self.strings_end = 0  # the place behind them
         self.answers = bytearray()
         self.is_valid = False
         self.awaited: set[bytes] = set()
         self.num_counted = 0  # bytes of this client in the store's sum
 
-
-class _Incomplete(Exception):  # noqa: N818 - not an error: the rest of the request has not arrived
-    """The request has at least this many bytes."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.size = size
-
-
-class _RequestReader:
-    """Reads the parts of a request. Raises _Incomplete where it ends early, and StoreRefusal above torch's bounds."""
-
-    def __init__(self, client: StoreClient) -> None:
-        self._client = client
-        self._content = client.received
-        self.position = 0
-
     def number(self, form: str) -> int:
+        """Return a number of this `struct` format."""
         (number,) = struct.unpack(f"={form}", self._take(struct.calcsize(f"={form}")))
         return int(number)
 
     def key(self) -> bytes:
+        """Return a key."""
         return self._string(_MAX_KEY_BYTES)
 
     def value(self) -> bytes:
+        """Return a value."""
         return self._string(_MAX_VALUE_BYTES)
 
-    def num_keys(self) -> int:
-        number = self.number("Q")
-        if number > _MAX_KEYS:
-            raise StoreRefusal(f"a request for {number} keys")
-        return number
-
-    def key_list(self) -> list[bytes]:
-        return self._strings(self.num_keys(), _MAX_KEY_BYTES)
-
-    def pairs(self) -> list[bytes]:
-        """Return keys and values in turn."""
-        return self._strings(2 * self.num_keys(), _MAX_KEY_BYTES, _MAX_VALUE_BYTES)
-
-    def _strings(self, number: int, *most: int) -> list[bytes]:
+    def strings(self, *most: int) -> list[bytes]:
         """Return the strings of a request that has nothing else; string i has at most `most[i % len(most)]` bytes.
 
         If it ends early, those that are there are kept: reading 128,000 of them again with each packet takes minutes.
         """
-        found = self._client.strings
-        self.position = self._client.strings_end or self.position
-        while len(found) < number:
+        number = self.number("Q")
+        if number > _MAX_KEYS:
+            raise StoreRefusal(f"a request for {number} keys")
+        found = self.strings_read
+        self.position = self.strings_end or self.position
+        while len(found) < number * len(most):
             found.append(self._string(most[len(found) % len(most)]))
-            self._client.strings_end = self.position
+            self.strings_end = self.position
         return found
 
     def _string(self, most: int) -> bytes:
@@ -125,9 +110,9 @@ class _RequestReader:
 
     def _take(self, size: int) -> bytes:
         end = self.position + size
-        if end > len(self._content):
+        if end > len(self.received):
             raise _Incomplete(end)
-        part = bytes(self._content[self.position : end])
+        part = bytes(self.received[self.position : end])
         self.position = end
         return part
 
@@ -142,30 +127,25 @@ class RankStore:
         self._num_awaited = 0
         self._num_bytes = 0
         self._answered: list[StoreClient] = []
-        self._methods: dict[int, Callable[[StoreClient, _RequestReader], None]] = dict(
-            enumerate(
-                (
-                    *(self._set, self._compare_set, self._get, self._add, self._check, self._wait, self._num_keys),
-                    *(self._delete, self._append, self._multi_get, self._multi_set, self._cancel_wait, self._ping),
-                    *(self._queue_push, self._queue_pop, self._queue_length, self._list_keys, self._barrier),
-                ),
-                start=1,
-            )
+        self._methods: tuple[Callable[[StoreClient], None], ...] = (  # by their numbers, from 1 on
+            *(self._set, self._compare_set, self._get, self._add, self._check, self._wait, self._num_keys),
+            *(self._delete, self._append, self._multi_get, self._multi_set, self._cancel_wait, self._ping),
+            *(self._queue_push, self._queue_pop, self._queue_length, self._list_keys, self._barrier),
         )
 
     def receive(self, client: StoreClient) -> None:
         """Carry out the requests in `client.received`. Raises StoreRefusal if its connection must be closed."""
         while len(client.received) >= client.needed:
             _require_bound(len(client.answers), "unread answers")
-            reader = _RequestReader(client)
+            client.position = 0
             try:
-                self._carry_out(client, reader)
+                self._carry_out(client)
             except _Incomplete as incomplete:
-                _require_bound(incomplete.size, "a request")
-                client.needed = incomplete.size
+                (client.needed,) = incomplete.args
+                _require_bound(client.needed, "a request")
             else:
-                del client.received[: reader.position]
-                client.needed, client.strings, client.strings_end = 1, [], 0
+                del client.received[: client.position]
+                client.needed, client.strings_read, client.strings_end = 1, [], 0
         self.count(client)
         _require_bound(self._num_bytes, "keys, values and requests", _MAX_BYTES)
 
@@ -191,14 +171,13 @@ class RankStore:
         self._num_awaited -= len(client.awaited)
         client.awaited.clear()
 
-    def _carry_out(self, client: StoreClient, reader: _RequestReader) -> None:
-        code = reader.number("B")
+    def _carry_out(self, client: StoreClient) -> None:
+        code = client.number("B")
         if client.is_valid:
-            request = self._methods.get(code)
-            if request is None:
+            if not 0 < code <= len(self._methods):
                 raise StoreRefusal(f"request {code}, which this numapin does not know", is_unknown=True)
-            request(client, reader)
-        elif code == 0 and reader.number("I") == MAGIC:
+            self._methods[code - 1](client)
+        elif code == 0 and client.number("I") == MAGIC:
             client.is_valid = True
         else:
             raise StoreRefusal("not a client of torch's store")
@@ -209,106 +188,106 @@ class RankStore:
         client.answers += answer
         self._answered.append(client)
 
-    def _set(self, _: StoreClient, reader: _RequestReader) -> None:
-        key, value = reader.key(), reader.value()
+    def _set(self, client: StoreClient) -> None:
+        key, value = client.key(), client.value()
         self._store(key, value)
 
-    def _compare_set(self, client: StoreClient, reader: _RequestReader) -> None:
+    def _compare_set(self, client: StoreClient) -> None:
         """Answer with the value that the key has then, and with the expected one if there is no such key.
 
         As in torch's server, clients that wait for the key continue in any case.
         """
-        key, expected, desired = reader.key(), reader.value(), reader.value()
+        key, expected, desired = client.key(), client.value(), client.value()
         current = self._values.get(key, b"")
         if current == expected:
             self._put(key, desired)
         self._wake(key)
         self._answer(client, _string(self._values.get(key, expected)))
 
-    def _get(self, client: StoreClient, reader: _RequestReader) -> None:
-        key = reader.key()
+    def _get(self, client: StoreClient) -> None:
+        key = client.key()
         self._answer(client, _string(self._values.get(key, b"")))
 
-    def _add(self, client: StoreClient, reader: _RequestReader) -> None:
-        key, amount = reader.key(), reader.number("q")
+    def _add(self, client: StoreClient) -> None:
+        key, amount = client.key(), client.number("q")
         total = _number(self._values.get(key, b"0")) + amount
         answer = _signed(total)
         self._store(key, b"%d" % total)
         self._answer(client, answer)
 
-    def _check(self, client: StoreClient, reader: _RequestReader) -> None:
-        keys = reader.key_list()
+    def _check(self, client: StoreClient) -> None:
+        keys = client.strings(_MAX_KEY_BYTES)
         self._answer(client, _READY if all(map(self._has, keys)) else _NOT_READY)
 
-    def _wait(self, client: StoreClient, reader: _RequestReader) -> None:
-        missing = [key for key in reader.key_list() if not self._has(key)]
+    def _wait(self, client: StoreClient) -> None:
+        missing = [key for key in client.strings(_MAX_KEY_BYTES) if not self._has(key)]
         if missing:
             self._await(client, missing)
         else:
             self._answer(client, _STOP_WAITING)
 
-    def _num_keys(self, client: StoreClient, _: _RequestReader) -> None:
+    def _num_keys(self, client: StoreClient) -> None:
         self._answer(client, _signed(len(self._values)))
 
-    def _delete(self, client: StoreClient, reader: _RequestReader) -> None:
-        key = reader.key()
+    def _delete(self, client: StoreClient) -> None:
+        key = client.key()
         value = self._values.pop(key, None)
         if value is not None:
             self._num_bytes -= _size(key) + _size(value)
         self._answer(client, _signed(int(value is not None)))
 
-    def _append(self, _: StoreClient, reader: _RequestReader) -> None:
-        key, value = reader.key(), reader.value()
+    def _append(self, client: StoreClient) -> None:
+        key, value = client.key(), client.value()
         before = self._values.get(key, b"")
         _require_bound(_LENGTH_BYTES + len(before) + len(value), "a value")  # else it could not be an answer
         self._store(key, before + value)
 
-    def _multi_get(self, client: StoreClient, reader: _RequestReader) -> None:
-        values = [self._values.get(key, b"") for key in reader.key_list()]
+    def _multi_get(self, client: StoreClient) -> None:
+        values = [self._values.get(key, b"") for key in client.strings(_MAX_KEY_BYTES)]
         _require_bound(sum(map(len, values)), "an answer")
         self._answer(client, b"".join(map(_string, values)))
 
-    def _multi_set(self, _: StoreClient, reader: _RequestReader) -> None:
-        strings = reader.pairs()
+    def _multi_set(self, client: StoreClient) -> None:
+        strings = client.strings(_MAX_KEY_BYTES, _MAX_VALUE_BYTES)
         for key, value in zip(strings[::2], strings[1::2], strict=True):
             self._store(key, value)
 
-    def _cancel_wait(self, client: StoreClient, _: _RequestReader) -> None:
+    def _cancel_wait(self, client: StoreClient) -> None:
         self.forget(client)
         self._answer(client, _WAIT_CANCELED)
 
-    def _ping(self, client: StoreClient, reader: _RequestReader) -> None:
-        self._answer(client, struct.pack("=I", reader.number("I")))
+    def _ping(self, client: StoreClient) -> None:
+        self._answer(client, struct.pack("=I", client.number("I")))
 
-    def _queue_push(self, _: StoreClient, reader: _RequestReader) -> None:
+    def _queue_push(self, client: StoreClient) -> None:
         """Add to a queue; one of the clients that wait for it may continue, because only one can take the value."""
-        key, value = reader.key(), reader.value()
+        key, value = client.key(), client.value()
         self._reserve(_size(value) + (0 if key in self._queues else _size(key)))
         self._queues.setdefault(key, deque()).append(value)
-        for client in list(self._waiting.get(key, [])):
-            self._let_continue(client, key)
-            if not client.awaited:
+        for waiting in list(self._waiting.get(key, [])):
+            self._let_continue(waiting, key)
+            if not waiting.awaited:
                 break
 
-    def _queue_pop(self, client: StoreClient, reader: _RequestReader) -> None:
+    def _queue_pop(self, client: StoreClient) -> None:
         """Answer with the number of values, and the first of them."""
-        key = reader.key()
+        key = client.key()
         queue = self._queues.get(key, deque())
         first = _string(queue[0]) if queue else b""
         self._answer(client, _signed(len(queue)) + first)
         if queue:
             self._num_bytes -= _size(queue.popleft())
 
-    def _queue_length(self, client: StoreClient, reader: _RequestReader) -> None:
-        self._answer(client, _signed(len(self._queues.get(reader.key(), ()))))
+    def _queue_length(self, client: StoreClient) -> None:
+        self._answer(client, _signed(len(self._queues.get(client.key(), ()))))
 
-    def _list_keys(self, client: StoreClient, _: _RequestReader) -> None:
+    def _list_keys(self, client: StoreClient) -> None:
         _require_bound(sum(map(len, self._values)), "an answer")
         self._answer(client, _signed(len(self._values)) + b"".join(map(_string, self._values)))
 
-    def _barrier(self, client: StoreClient, reader: _RequestReader) -> None:
+    def _barrier(self, client: StoreClient) -> None:
         """Count arrivals in the key's value; the last one lets all continue."""
-        key, expected = reader.key(), reader.number("q")
+        key, expected = client.key(), client.number("q")
         arrived = _number(self._values.get(key, b"0")) + 1
         self._put(key, b"%d" % arrived)
         if arrived < expected:

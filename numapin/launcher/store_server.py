@@ -98,9 +98,12 @@ def _serve(listening: socket.socket, end: socket.socket, peers: LocalPeers | Non
         server = _StoreServer(listening, selector, peers)
         selector.register(end, selectors.EVENT_READ)
         try:
-            while end not in (ready := [key.fileobj for key, _ in selector.select(server.pause_s)]):
-                for connection in ready:
-                    server.attend(connection)  # type: ignore[arg-type] # all of them are sockets
+            while True:
+                ready = [key for key, _ in selector.select(None if server.paused_at_s is None else _PAUSE_S)]
+                if any(key.fileobj is end for key in ready):
+                    return
+                for key in ready:
+                    server.attend(key.data)
                 server.end_pause()
         except Exception as error:
             say(f"the ranks' store has failed: {error!r}; {_HINT}")
@@ -111,98 +114,87 @@ def _serve(listening: socket.socket, end: socket.socket, peers: LocalPeers | Non
 
 
 class _StoreServer:
-    """The connections of a store."""
+    """The connections of a store. While `paused_at_s` is set, it accepts no new ones."""
 
     def __init__(
         self, listening: socket.socket, selector: selectors.BaseSelector, peers: LocalPeers | None = None
     ) -> None:
         self._listening, self._selector, self._peers = listening, selector, peers
         self._store = RankStore()
-        self._clients: dict[socket.socket, StoreClient] = {}
         self._connections: dict[StoreClient, socket.socket] = {}
-        self._has_told = False
-        self._has_told_full = False
-        self._has_told_user = False
-        self._paused_at_s: float | None = None
+        self._told: set[str] = set()  # the kinds of events that have been reported
+        self.paused_at_s: float | None = None
         selector.register(listening, selectors.EVENT_READ)
 
-    def attend(self, connection: socket.socket) -> None:
-        """Do what a socket is ready for."""
-        if connection is self._listening:
+    def attend(self, client: StoreClient | None) -> None:
+        """Do what the socket of a client, or the listening one (None), is ready for."""
+        if client is None:
             self._accept()
-            return
-        client = self._clients.get(connection)
-        if client is not None:  # closed by the one before
+        if client in self._connections:  # else the one before has closed it
             self._send(client)
-            if client in self._connections:  # else that has dropped it
-                self._receive(connection, client)
+        if client in self._connections:  # else that has dropped it
+            self._receive(client)
 
     def close(self) -> None:
         """Close all connections."""
-        for connection in self._clients:
+        for connection in self._connections.values():
             connection.close()
         if self._peers is not None:
             self._peers.close()
 
-    @property
-    def pause_s(self) -> float | None:
-        """Return how long to wait for clients before new ones may be accepted again; None: no limit."""
-        return None if self._paused_at_s is None else _PAUSE_S
-
     def end_pause(self) -> None:
         """Accept new clients again, if the pause is over."""
-        if self._paused_at_s is None or time.monotonic() < self._paused_at_s + _PAUSE_S:
+        if self.paused_at_s is None or time.monotonic() < self.paused_at_s + _PAUSE_S:
             return
         try:
             self._selector.register(self._listening, selectors.EVENT_READ)
         except OSError:  # the kernel has no memory: later
-            self._paused_at_s = time.monotonic()
+            self.paused_at_s = time.monotonic()
         else:
-            self._paused_at_s = None
+            self.paused_at_s = None
 
     def _accept(self) -> None:
-        """Accept a client. If that fails, the others are served meanwhile, and new ones wait for a moment."""
+        """Accept a client of this user or root. On failure, new ones wait for a moment; others are served meanwhile."""
         try:
             connection, _ = self._listening.accept()
         except BlockingIOError:
             return
         except OSError as error:
-            if error.errno in _FULL and not self._has_told_full:
-                self._has_told_full = True
-                say(
-                    f"the ranks' store cannot accept more connections than {len(self._clients)}: {error.strerror}; "
-                    "hint: raise the limit with: ulimit -n"
+            if error.errno in _FULL:
+                self._say_once(
+                    "full",
+                    f"the ranks' store cannot accept more connections than {len(self._connections)}: {error.strerror}; "
+                    "hint: raise the limit with: ulimit -n",
                 )
             self._selector.unregister(self._listening)  # else it would stay ready
-            self._paused_at_s = time.monotonic()
+            self.paused_at_s = time.monotonic()
             return
         try:
-            if not self._is_allowed(connection):
+            user = os.geteuid() if self._peers is None else self._peers.user_of(connection)
+            if user not in (0, os.geteuid()):
+                if user is not None:
+                    text = f"the ranks' store refused a connection of user {user}; if a rank runs as that user, {_HINT}"
+                    self._say_once("user", text)
                 connection.close()
                 return
+            client = StoreClient()
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._selector.register(connection, selectors.EVENT_READ)
+            self._selector.register(connection, selectors.EVENT_READ, client)
         except OSError:  # it is closed already, or the kernel has no memory; torch's client connects again
             connection.close()
             return
-        client = StoreClient()
-        self._clients[connection], self._connections[client] = client, connection
+        self._connections[client] = connection
 
-    def _is_allowed(self, connection: socket.socket) -> bool:
-        """Return whether a client runs as this user or root; report the first that does not. Raises OSError."""
-        if self._peers is None:
-            return True
-        user = self._peers.user_of(connection)
-        is_allowed = user in (0, os.geteuid())
-        if not is_allowed and user is not None and not self._has_told_user:
-            self._has_told_user = True
-            say(f"the ranks' store refused a connection of user {user}; if a rank runs as that user, {_HINT}")
-        return is_allowed
+    def _say_once(self, kind: str, text: str) -> None:
+        """Report the first event of a kind only: anyone who can connect could cause many."""
+        if kind not in self._told:
+            self._told.add(kind)
+            say(text)
 
-    def _receive(self, connection: socket.socket, client: StoreClient) -> None:
+    def _receive(self, client: StoreClient) -> None:
         try:
-            part = connection.recv(_PART_BYTES)
+            part = self._connections[client].recv(_PART_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -211,13 +203,11 @@ class _StoreServer:
         try:
             self._store.receive(client)
         except StoreRefusal as refusal:
-            # Only the first is reported: anyone who can connect could cause many. Strangers are not worth a message.
-            if client.is_valid and not self._has_told:
-                self._has_told = True
+            if client.is_valid:  # strangers are not worth a message
+                text = f"the ranks' store closed a connection: {refusal}"
                 if refusal.is_unknown:
-                    say(f"a program asked the ranks' store for {refusal}; {_HINT}")
-                else:
-                    say(f"the ranks' store closed a connection: {refusal}")
+                    text = f"a program asked the ranks' store for {refusal}; {_HINT}"
+                self._say_once("refusal", text)
             part = b""
         for other in self._store.take_answered():
             self._send(other)
@@ -241,7 +231,7 @@ class _StoreServer:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.answers else 0)
         if self._selector.get_key(connection).events != events:
             try:
-                self._selector.modify(connection, events)
+                self._selector.modify(connection, events, client)
             except OSError:  # the kernel has no memory; the selector has forgotten the connection
                 self._drop(client)
 
@@ -250,7 +240,6 @@ class _StoreServer:
         connection = self._connections.pop(client, None)
         if connection is not None:
             self._store.forget(client)
-            del self._clients[connection]
             with suppress(KeyError):  # `modify` has forgotten it
                 self._selector.unregister(connection)
             connection.close()

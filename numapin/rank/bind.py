@@ -19,33 +19,11 @@ from numapin.system.refusals import REMEDIES
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from typing import Final, Protocol
+    from typing import Final
 
     from numapin.plan.model import RankPlan
     from numapin.plan.request import Memory
-
-    class Bindable(Protocol):
-        """What `apply` needs of a `RankPlan`, of the `RankSlice` that a shim read, or of several of them together."""
-
-        @property
-        def cpus(self) -> frozenset[int]:
-            """The CPUs."""
-
-        @property
-        def memory(self) -> str:
-            """The memory policy."""
-
-        @property
-        def nodes(self) -> frozenset[int]:
-            """The nodes of the policy."""
-
-        @property
-        def within(self) -> frozenset[int] | None:
-            """The only nodes where pages may be; None: not limited."""
-
-        @property
-        def node(self) -> int | None:
-            """The node to prefer if the kernel can prefer only one."""
+    from numapin.rank.handover import RankSlice
 
 
 _MODES: Final = {
@@ -93,7 +71,7 @@ class Applied:
         }
 
 
-def apply(rank: Bindable) -> Applied:
+def apply(rank: RankPlan | RankSlice) -> Applied:
     """Bind this thread, and all threads it starts later, to the rank's CPUs and memory; then read the binding back.
 
     Call it before this thread starts others: Linux binds threads, not processes. Refusals by the kernel are not raised;

@@ -33,7 +33,7 @@ LOADERS: Final = "loaders-"
 SLICE_VARIABLE: Final = "NUMAPIN_SLICE_"
 """The start of the names of variables with slices; the number of the local rank follows."""
 MAX_FILE_BYTES: Final = 16 << 20
-_REMEDY: Final = "name another with NUMAPIN_RUN_DIR=DIR"
+REMEDY: Final = "name another with NUMAPIN_RUN_DIR=DIR"
 _AGAIN: Final = "start the run again"
 _MAX_VARIABLE_BYTES: Final = 100_000  # Linux allows 128 KiB
 _MAX_ENVIRONMENT_BYTES: Final = 6 << 20  # Linux's limit for any stack size
@@ -42,16 +42,7 @@ _MAX_ENVIRONMENT_BYTES: Final = 6 << 20  # Linux's limit for any stack size
 class RankSlice:
     """The parts of a `RankPlan` that a rank needs to bind itself, under the same names; `json` is the whole plan."""
 
-    __slots__ = (
-        "cpus",
-        "json",
-        "memory",
-        "nic_variables",
-        "node",
-        "nodes",
-        "num_threads",
-        "within",
-    )
+    __slots__ = ("cpus", "json", "memory", "nic_variables", "node", "nodes", "num_threads", "within")
 
     def __init__(self, text: str) -> None:
         """Parse the text of a slice. Raises ValueError and KeyError."""
@@ -105,7 +96,7 @@ def write_text(folder: str, name: str, text: str) -> None:
         with opened_to_write(folder) as descriptor:
             replace_at(descriptor, name, text, mode=0o600)
     except (OSError, ValueError) as error:
-        raise unwritten(os.path.join(folder, name), error, _REMEDY) from None
+        raise unwritten(os.path.join(folder, name), error, REMEDY) from None
 
 
 def hand_over(plan: Plan, run_dir: str, environ: MutableMapping[str, str]) -> None:

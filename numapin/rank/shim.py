@@ -54,8 +54,17 @@ def main() -> None:
 
     own = handover.take_slice(int(local_rank), os.environ)
     applied = bind.apply(own)
-    is_as_planned = all(text in own.json for text in applied.shortfalls)  # the reason has the rehearsal's shortfalls
-    binding = own.json if is_as_planned else _as_bound(own.json, applied.shortfalls)
+    binding = own.json
+    is_as_planned = all(text in binding for text in applied.shortfalls)  # the reason has the rehearsal's shortfalls
+    if not is_as_planned:
+        import json
+
+        from numapin.plan.model import RankPlan
+
+        rank = RankPlan.from_json(binding, source="the slice of the plan", hint="start the run again")
+        for text in bind.surprises(rank, applied.shortfalls):
+            say(f"rank {local_rank}: {text}")
+        binding = json.dumps(bind.as_bound(rank, applied.shortfalls).to_json())
     _record(local_rank, own.json, applied)
 
     if program and is_stdin_script(rest):
@@ -78,18 +87,6 @@ def main() -> None:
 def is_stdin_script(arguments: Sequence[str]) -> bool:
     """Return whether Python, started by the launcher with these arguments, reads its script from stdin."""
     return list(arguments[:2]) == ["-u", "-"]
-
-
-def _as_bound(planned: str, shortfalls: tuple[str, ...]) -> str:
-    """Report the shortfalls that the rehearsal did not have; return the slice as it was bound."""
-    import json
-
-    from numapin.plan.model import RankPlan
-
-    rank = RankPlan.from_json(planned, source="the slice of the plan", hint="start the run again")
-    for text in bind.surprises(rank, shortfalls):
-        say(f"rank {rank.local_rank}: {text}")
-    return json.dumps(bind.as_bound(rank, shortfalls).to_json())
 
 
 def _record(local_rank: str, planned: str, applied: bind.Applied) -> None:

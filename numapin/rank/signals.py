@@ -69,15 +69,25 @@ class Mailbox:
             self._is_delivering = False
 
     def _send(self, pid: int, number: signal.Signals) -> bool:
-        """Send a signal if this child, or a program that it wraps, can handle it; return whether that is settled.
+        """Send a signal to this child if it can handle it, else to the nearest processes below a wrapper that can.
 
-        A rank that ended may be restarted.
+        Returns whether that is settled. A rank that ended may be restarted.
         """
-        takers = [pid] if _can_handle(pid, os.getpid(), number) else []
-        if not takers and self.wrapper:
-            takers = _nearest(pid, number)
-        settled = [_kill(taker, number) for taker in takers]
-        return any(settled)
+        generation, takers = [(pid, os.getpid())], list[int]()
+        while generation and not takers:
+            takers = [child for child, parent in generation if _can_handle(child, parent, number)]
+            parents = [child for child, _ in generation] if self.wrapper and not takers else []
+            generation = [(below, parent) for parent in parents for below in proc.children_in(parent)]
+        is_settled = False
+        for taker in takers:
+            try:
+                os.kill(taker, number)
+            except ProcessLookupError:
+                continue
+            except PermissionError:  # a setuid program
+                _write(f"the kernel does not let {number.name} through to process {taker}, which is another user's")
+            is_settled = True
+        return is_settled
 
     def leave(self, numbers: Iterable[signal.Signals]) -> None:
         """Stop handling these signals; one that is not delivered to all ranks yet now ends this process."""
@@ -85,28 +95,6 @@ class Mailbox:
             signal.signal(number, signal.SIG_DFL)
             if self._undelivered.pop(number, None) is not None:
                 os.kill(os.getpid(), number)
-
-
-def _kill(pid: int, number: signal.Signals) -> bool:
-    """Send a signal; return whether that is settled."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # a setuid program
-        _write(f"the kernel does not let {number.name} through to process {pid}, which is another user's")
-    return True
-
-
-def _nearest(pid: int, number: signal.Signals) -> list[int]:
-    """Return the processes nearest below a child that can handle a signal; several if they are equally near."""
-    generation = [(below, pid) for below in proc.children_in(pid)]
-    while generation:
-        takers = [pid for pid, parent in generation if _can_handle(pid, parent, number)]
-        if takers:
-            return takers
-        generation = [(below, pid) for pid, _ in generation for below in proc.children_in(pid)]
-    return []
 
 
 def _can_handle(pid: int, parent: int, number: signal.Signals) -> bool:

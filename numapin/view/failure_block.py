@@ -93,7 +93,7 @@ def _reason(rank: EndedRank, num_lines: int) -> list[str]:
     if not rank.exception:
         return [_end(rank)]
     origin = f"raised from {rank.raised_from}" if rank.raised_from else ""
-    details = [text for text in (rank.raised_in, origin, "; ".join(rank.members)) if text]
+    details = [text for text in (rank.raised_in, origin, "; ".join(rank.chain[-1].members)) if text]
     if num_lines <= 2:
         details = _wrapped("; ".join(details), 1)
     else:

@@ -43,9 +43,13 @@ def watch(file: str, folder: str) -> None:
     the wrapper went on after the first.
     """
     import atexit
+    import faulthandler
 
-    rank, thread, library = os.getpid(), get_ident(), _library_path()
+    rank, thread = os.getpid(), get_ident()
     may_replace = os.path.exists(file)
+    # The standard library's entries of the path; the script's folder is not there yet.
+    beside = (os.path.dirname(os.__file__), os.path.join(os.path.dirname(os.__file__), "lib-dynload"))
+    library = [entry for entry in sys.path if isinstance(entry, str) and (entry in beside or entry.endswith(".zip"))]
 
     def is_program() -> bool:
         return os.getpid() == rank and get_ident() == thread  # a fork has these hooks, too
@@ -131,16 +135,9 @@ def watch(file: str, folder: str) -> None:
 
     become.__module__, become.__qualname__ = "os", "execv"
     os.execv = become  # type: ignore[assignment] # of more types in typeshed
-    _answer_with_stack()
 
-
-def _answer_with_stack() -> None:
-    """Let a signal write the stack of the main thread, whatever this does, into a file with this name in /proc/PID/fd.
-
-    No Python code needs to run for that. The program may close the file.
-    """
-    import faulthandler
-
+    # A signal writes the main thread's stack, whatever it is doing, into a file with this name in /proc/PID/fd.
+    # No Python code needs to run for that. The program may close the file.
     faulthandler.register(SIGRTMAX - 1, os.memfd_create("numapin-stack"), all_threads=False)
 
 
@@ -166,49 +163,32 @@ def _has_ended() -> bool:
 
 
 def _text_of(error: BaseException, now_s: float, library: Sequence[str] | None) -> str:
-    """Return the exception as torch's error file has it."""
-    parts, last = _texts_of(error, library)
+    """Return the exception as torch's error file has it; without Python's library, with a plain traceback."""
+    # Python's module would hold several copies of a message of megabytes.
+    is_long = any(isinstance(part, (str, bytes)) and len(part) > _MOST_COPIED for part in error.args)
+    traceback = None if library is None or is_long else _pythons_traceback(library)
+    if traceback is None:
+        parts, last = _plain_texts_of(error)
+    else:
+        # It asks the exception for its text once. A program's own __str__ may do anything.
+        made = traceback.TracebackException(type(error), error, error.__traceback__, limit=-_MOST_FRAMES)
+        last = "".join(made.format_exception_only())
+        if isinstance(error, SyntaxError):  # begins with the place
+            last = type(error).__name__ + ": " + str(error)
+        parts = list(made.format())
+    try:
+        found = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read, while DataLoader workers still use it
+        shm_used = repr(1 - found.f_bavail / found.f_blocks)
+    except (OSError, ZeroDivisionError):
+        shm_used = "null"
     trace, message = _quoted(_within(parts, _MOST_CHARS)), _quoted(_cut(last.strip(), _MOST_CHARS_OF_PART))
-    facts = f'"timestamp": "{int(now_s)}", "time_s": {now_s!r}, "pid": {os.getpid()}, "shm_used": {_shm_used()}'
+    facts = f'"timestamp": "{int(now_s)}", "time_s": {now_s!r}, "pid": {os.getpid()}, "shm_used": {shm_used}'
     extra = f'{{"py_callstack": {trace}, {facts}}}'
     return f'{{"message": {{"message": {message}, "extraInfo": {extra}}}}}'
 
 
-def _shm_used() -> str:
-    """Return the used share of /dev/shm, while DataLoader workers still use it."""
-    try:
-        found = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
-        return repr(1 - found.f_bavail / found.f_blocks)
-    except (OSError, ZeroDivisionError):
-        return "null"
-
-
-def _texts_of(error: BaseException, library: Sequence[str] | None) -> tuple[list[str], str]:
-    """Return the parts of an exception's traceback, the last of which are its message, and this message alone.
-
-    Without Python's library, the plain ones.
-    """
-    traceback = None if library is None or _is_long(error) else _pythons_traceback(library)
-    return _plain_texts_of(error) if traceback is None else _formatted(traceback, error)
-
-
-def _formatted(traceback: ModuleType, error: BaseException) -> tuple[list[str], str]:
-    """Return the same as Python's module writes it."""
-    # It asks the exception for its text once. A program's own __str__ may do anything.
-    made = traceback.TracebackException(type(error), error, error.__traceback__, limit=-_MOST_FRAMES)
-    last = "".join(made.format_exception_only())
-    if isinstance(error, SyntaxError):  # begins with the place
-        last = type(error).__name__ + ": " + str(error)
-    return list(made.format()), last
-
-
-def _is_long(error: BaseException) -> bool:
-    """Return whether an exception has megabytes to say, each copy of which Python's module holds in memory."""
-    return any(isinstance(part, (str, bytes)) and len(part) > _MOST_COPIED for part in error.args)
-
-
 def _plain_texts_of(error: BaseException) -> tuple[list[str], str]:
-    """Return the same without the lines of the source and the exceptions before it."""
+    """Return the parts of a traceback without source lines and earlier exceptions, and the message, its last part."""
     parts, step = ["Traceback (most recent call last):\n"], error.__traceback__
     while step is not None:
         code = step.tb_frame.f_code
@@ -222,37 +202,22 @@ def _plain_texts_of(error: BaseException) -> tuple[list[str], str]:
     return [*parts[:1], *parts[1:][-_MOST_FRAMES:], last + "\n"], last
 
 
-def _library_path() -> list[str]:
-    """Return the standard library's entries of the path. The script's folder is not there yet."""
-    folder = os.path.dirname(os.__file__)
-    beside = (folder, os.path.join(folder, "lib-dynload"))
-    return [entry for entry in sys.path if isinstance(entry, str) and (entry in beside or entry.endswith(".zip"))]
-
-
 def _pythons_traceback(library: Sequence[str]) -> ModuleType | None:
     """Return Python's module of that name; None if the program has imported other modules in place of what it needs."""
     module = sys.modules.get("traceback")
     if module is None:
-        module = _imported_traceback(library)
+        # Modules beside the script may have such names. The program's other threads have this path for a moment, too.
+        # Those of programs that import torch or logging do not: these have imported the module already.
+        path = sys.path
+        sys.path = [*library]
+        try:
+            module = __import__("traceback")
+        except Exception:
+            return None
+        finally:
+            sys.path = path
     is_pythons = os.path.dirname(str(getattr(module, "__file__", ""))) in library
     return module if is_pythons and hasattr(module, "TracebackException") else None
-
-
-def _imported_traceback(library: Sequence[str]) -> ModuleType | None:
-    """Import it, and what it needs, although modules beside the script may have such names.
-
-    The program's other threads have this path for a moment, too. Those of programs that import torch or logging do not:
-    these have imported the module already.
-    """
-    path = sys.path
-    sys.path = [*library]
-    try:
-        import traceback
-    except Exception:
-        return None
-    finally:
-        sys.path = path
-    return traceback
 
 
 def _within(parts: Sequence[str], most: int) -> str:
@@ -286,12 +251,8 @@ def _cut(text: str, most: int) -> str:
 
 def _quoted(text: str) -> str:
     """Return a text as JSON has it, in ASCII."""
-    return '"' + (text if _is_plain(text) else "".join(map(_escaped, text))) + '"'
-
-
-def _is_plain(text: str) -> bool:
-    """Return whether a string of JSON has the text as it is."""
-    return text.isascii() and text.isprintable() and '"' not in text and "\\" not in text
+    is_plain = text.isascii() and text.isprintable() and '"' not in text and "\\" not in text
+    return '"' + (text if is_plain else "".join(map(_escaped, text))) + '"'
 
 
 def _escaped(char: str) -> str:

@@ -32,6 +32,7 @@ _PROFILER = "torch.autograd.profiler"
 _CHILDREN = "NUMAPIN_CHILDREN"
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 _TORCHS = "torch's own DataLoader is used"
+_UNCOUNTED = {"trace": "it is not traced", "compare": "its steps are not measured"}
 _OTHER_VERSION = "use a version of numapin for this Python and this torch"
 _OTHER_TORCH = "use a version of numapin for this torch"
 _reported: list[str] = []
@@ -42,8 +43,8 @@ def start() -> None:
     """Watch for torch; bind this process now if the environment says to what."""
     choices = ("numapin", "numapin-balanced")
     install = [_install_on_use] if os.environ.get("NUMAPIN_DATALOADER") in choices else []
-    trace = [_trace] if os.environ.get("NUMAPIN_TRACE") else []
-    steps = [_count_steps] if os.environ.get("NUMAPIN_STEPS") else []
+    trace = [lambda module: _count_steps("trace", module)] if os.environ.get("NUMAPIN_TRACE") else []
+    steps = [lambda module: _count_steps("compare", module)] if os.environ.get("NUMAPIN_STEPS") else []
     children = bool(os.environ.get(_CHILDREN))
     by_module = {
         _LOADER: install + trace + steps,
@@ -81,28 +82,23 @@ class TorchWatch:
         specs = (finder.find_spec(name, path, target) for finder in later if hasattr(finder, "find_spec"))
         spec = next(filter(None, specs), None)
         if spec is not None and spec.loader is not None:
-            _guarded(_call_after_import, spec.loader, cls.take)
+            _guarded(cls._call_after_import, spec.loader)
         return spec
 
     @classmethod
-    def take(cls, name: str) -> Sequence[Callable[[ModuleType], None]]:
-        """Return the functions to call with a module that has been run, once; remove this finder after the last."""
-        callbacks = cls.todo.pop(name, ())
-        if not cls.todo and cls in sys.meta_path:
-            sys.meta_path.remove(cls)
-        return callbacks
+    def _call_after_import(cls, loader: Any) -> None:
+        """Call the functions once the loader has run its module, which keeps its ordinary loader and spec."""
 
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module  # this function, which hides the method
+            loader.exec_module(module)
+            callbacks = cls.todo.pop(module.__name__, ())
+            if not cls.todo and cls in sys.meta_path:
+                sys.meta_path.remove(cls)
+            for callback in callbacks:
+                callback(module)
 
-def _call_after_import(loader: Any, take: Callable[[str], Sequence[Callable[[ModuleType], None]]]) -> None:
-    """Call what `take` returns once the loader has run its module. The module keeps its ordinary loader and spec."""
-
-    def exec_module(module: ModuleType) -> None:
-        del loader.exec_module  # this function, which hides the method
-        loader.exec_module(module)
-        for callback in take(module.__name__):
-            callback(module)
-
-    loader.exec_module = exec_module
+        loader.exec_module = exec_module
 
 
 def _install_on_use(module: ModuleType) -> None:
@@ -151,22 +147,12 @@ def _install() -> None:
             install()
 
 
-def _trace(module: ModuleType) -> None:
-    """Let `numapin trace` count the steps of this module. If this interpreter cannot, warn."""
+def _count_steps(part: str, module: ModuleType) -> None:
+    """Let `numapin trace` or `numapin compare` count the steps of this module. If this interpreter cannot, warn."""
     try:
-        from numapin.trace.hook import attach
+        attach = __import__(f"numapin.{part}.hook", fromlist=["attach"]).attach
     except (ImportError, SyntaxError) as error:
-        _warn(f"cannot import numapin ({error})", "it is not traced", _remedy(error))
-    else:
-        attach(module)
-
-
-def _count_steps(module: ModuleType) -> None:
-    """Let `numapin compare` count the steps of this module. If this interpreter cannot, warn."""
-    try:
-        from numapin.compare.hook import attach
-    except (ImportError, SyntaxError) as error:
-        _warn(f"cannot import numapin ({error})", "its steps are not measured", _remedy(error))
+        _warn(f"cannot import numapin ({error})", _UNCOUNTED[part], _remedy(error))
     else:
         attach(module)
 
@@ -187,7 +173,7 @@ def _patch_cuda(module: Any) -> None:
         own_init()
         if module._lazy_init is lazy_init:  # it is called often, and once is enough
             module._lazy_init = own_init
-        _guarded(_cuda_is_initialized)
+        _guarded(_call_own, "cuda_is_initialized", _report)
 
     lazy_init.__name__ = lazy_init.__qualname__ = "_lazy_init"
     module._lazy_init = lazy_init
@@ -213,7 +199,7 @@ def _before_call(module: Any, name: str, index_of: Callable[..., int]) -> None:
             number = index_of(device)
         except Exception:  # not a device: their function says so
             number = -1
-        _guarded(_take, number, f"{module.__name__}.{name}")
+        _guarded(_call_own, "take", number, f"{module.__name__}.{name}({number})")
         return theirs(device, *rest, **named)
 
     setattr(module, name, wrapper)
@@ -225,54 +211,26 @@ def _plain_index(device: Any) -> int:
     return int(text) if text.isdecimal() else -1
 
 
-def _take(number: int, how: str) -> None:
-    own = _own()
-    if own is not None:
-        own.take(number, f"{how}({number})")
-
-
 def _take_known(moment: str) -> None:
-    if _may_be_known(os.environ.get(_CHILDREN, "")):
-        own = _own()
-        if own is not None:
-            own.take_known(moment)
-
-
-def _cuda_is_initialized() -> None:
-    """Bind a process that sees one device; let a thread wait for the first context of one that sees several."""
-    own = _own()
-    if own is None:
-        return
-    own.fix_devices()
-    if own.is_settled():
-        return
-    if own.only_device():
-        own.take(0, "CUDA was initialized")
-        return
-    if not own.watch(_report):
-        own.take(0, "CUDA was initialized", is_guess=True)
-
-
-def _may_be_known(text: str) -> bool:
-    """Return whether a variable that may name a device has another value than the command's."""
-    for line in text.split("\n")[1:-1]:
+    """Bind this process if a variable that may name its device has another value than the command's."""
+    for line in os.environ.get(_CHILDREN, "").split("\n")[1:-1]:
         name, equals, value = line.partition("=")
         now = os.environ.get(name)
         if now and (not equals or now != value):
-            return True
-    return False
+            _call_own("take_known", moment)
+            return
 
 
-def _own() -> Any:
-    """Import what binds. Warn if that fails."""
+def _call_own(name: str, *arguments: object) -> None:
+    """Call a function of the module that binds. Warn if it cannot be imported."""
     try:
         if "numapin" not in sys.modules:
             _import_package()
         from numapin.children import own
     except (ImportError, SyntaxError, AttributeError) as error:  # another version of numapin, or an older Python
         _fail(f"cannot import numapin ({error})", "install this version of numapin for that interpreter")
-        return None
-    return own
+    else:
+        getattr(own, name)(*arguments)
 
 
 def _import_package() -> None:

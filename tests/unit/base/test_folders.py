@@ -40,7 +40,7 @@ def test_missing_folders_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
     for path in (str(tmp_path / "link" / "a" / "b"), "link/a/b", "link/a/../c/./", ".", "", "/"):
-        make_folders(path, mode=0o700)
+        make_folders(path)
     assert [(tmp_path / "target" / name).stat().st_mode & 0o777 for name in ("a/b", "c")] == [0o700, 0o700]
     with pytest.raises(FileExistsError):
         make_folders("file")

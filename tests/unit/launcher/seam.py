@@ -11,7 +11,7 @@ from numapin.launcher.hosts import HostPlace, NotMet, SeveralHosts, why_known
 from numapin.launcher.logs import Logs, RankOutput
 from numapin.launcher.lost_gpus import require_gpus
 from numapin.launcher.options import TORCHRUN_OPTIONS, Job, parse
-from numapin.launcher.ranks import StartedRank, StopSignal
+from numapin.launcher.ranks import StartedRank, StopSignal, notes_of
 from numapin.launcher.store import MAGIC, REQUESTS, RankStore, StoreClient, StoreRefusal
 from numapin.launcher.store_server import LOOPBACK, listen, serving, torch_folder, why_not_served
 from numapin.plan.model import GpuRef

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from numapin import Request, make_plan
 from numapin.errors import NumapinError, Stopped
-from tests.unit.launcher.seam import HostPlace, RankOutput, StartedRank, launch, parse
+from tests.pictures import golden_machine
+from tests.unit.launcher.seam import HostPlace, RankOutput, StartedRank, launch, notes_of, parse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,14 +30,20 @@ def test_a_rank_that_cannot_be_started(argument: str) -> None:
 
 def test_a_rank_that_sigkill_does_not_end(tmp_path: Path) -> None:
     """Neither the account nor the message of a stopped job says that the rank has ended."""
-    process: Any = SimpleNamespace(pid=41)
-    files, place = RankOutput(str(tmp_path / "error.json")), HostPlace(0, 1, 0, 4, 0, 4, "127.0.0.1", 1)
-    rank = launch.ended_rank(StartedRank(3, process), place, files, was_ended=True)
-    assert (rank.state, rank.end) == ("left", "still there after SIGKILL")
+    plan = make_plan(golden_machine("2pkg-2node-smt2-8gpu-h100"), Request(num_ranks=2))
+    ranks: Any = [StartedRank(number, SimpleNamespace(pid=40 + number)) for number in range(2)]  # type: ignore[arg-type]
+    ranks[0].status, ranks[1].asked_s = 3, 100.0
+    files = [RankOutput(str(tmp_path / f"error-{number}.json")) for number in range(2)]
+    failed = launch.RankFailed(frozenset({1}), {41: "stack"}, None, None)
+    job = parse(["train.py"], {}, {}, python="python3", prog="numapin run")
+    place = HostPlace(0, 1, 4, 8, 4, 8, "127.0.0.1", 1)
+    first, rank = launch.account(job, plan, place, ranks, files, failed=failed, kills_before=None).failure.ranks
+    assert (first.rank, first.end, first.gpu, first.node) == (4, "exit status 3", 0, plan.ranks[0].node)
+    assert (rank.rank, rank.state, rank.end, rank.stack) == (5, "left", "still there after SIGKILL", "stack")
     error = RuntimeError()
-    assert launch.notes_of(error) == ""
+    assert notes_of(error) == ""
     error.add_note("rank 3 (pid 41): still there")
-    assert Stopped(signal.SIGTERM, launch.notes_of(error)).message == "stopped by SIGTERM; rank 3 (pid 41): still there"
+    assert Stopped(signal.SIGTERM, notes_of(error)).message == "stopped by SIGTERM; rank 3 (pid 41): still there"
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["running", "dying"])

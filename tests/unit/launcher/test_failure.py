@@ -10,9 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from numapin import Request, make_plan
 from numapin.errors import Stopped
-from tests.pictures import golden_machine
 from tests.unit.launcher.seam import EndedRank, JobFailure, RanksFailed, in_order, likely_cause
 
 Raised = TypeVar("Raised", bound=BaseException)
@@ -402,14 +400,6 @@ def test_json_and_pickle() -> None:
     assert stop.message == "stopped by SIGTERM; rank 0: still there"
 
 
-def test_place() -> None:
-    """A rank has the GPU and the node of its plan; without a plan nothing is known."""
-    plan = make_plan(golden_machine("2pkg-2node-smt2-8gpu-h100"), Request())
-    rank = ended(7, 1).placed(plan.ranks)
-    assert (rank.gpu, rank.node) == (7, plan.ranks[7].node)
-    assert (ended(9, 1).placed(plan.ranks).gpu, ended(9, 1).node) == (None, None)
-
-
 def recorded(error: BaseException) -> EndedRank:
     """Return a rank that recorded this exception, as Python writes it."""
     message = "".join(traceback.format_exception_only(error)).strip()
@@ -504,7 +494,7 @@ def test_a_workers_exception_that_was_handled() -> None:
 def test_causes_and_members(error: BaseException, raised_from: str, members: list[str]) -> None:
     """The root of `raise … from …` and the members of a group are known."""
     rank = recorded(error)
-    assert (rank.raised_from, rank.members) == (raised_from, members)
+    assert (rank.raised_from, rank.chain[-1].members) == (raised_from, members)
 
 
 STACK = 'Stack (most recent call first):\n  File "{}", line 7 in {}\n  File "/home/ada/train.py", line 3 in main\n'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -189,19 +190,16 @@ def test_numbers_of_ranks() -> None:
     """The first host counts for all: by host, and by role, as torch does."""
     store = HashStore()
     jobs = [("trainer", 4), ("reader", 2), ("trainer", 4)]
-    found: dict[int, list[int]] = {}
-    for number in (1, 2, 0):
-        made, _ = host(store, num_hosts=3)
-        made._job.role, made._num_ranks = jobs[number]
-        if number:  # these wait for the first host's answer, in a real job
-            store.set(
-                f"torchelastic/role_info/{number}",
-                f'{{"role": "{jobs[number][0]}", "rank": {number}, "local_world_size": {jobs[number][1]}}}',
-            )
-        else:
-            found[0] = made._numbers(store, 0, 3)
-    for number in (1, 2):
-        made, _ = host(store, num_hosts=3)
-        made._job.role, made._num_ranks = jobs[number]
-        found[number] = made._numbers(store, number, 3)
-    assert found == {0: [0, 10, 0, 8], 1: [4, 10, 0, 2], 2: [6, 10, 4, 8]}
+    for number, (role, size) in enumerate(jobs):  # the first host waits for the others', in a real job
+        store.set(
+            f"torchelastic/role_info/{number}", f'{{"role": "{role}", "rank": {number}, "local_world_size": {size}}}'
+        )
+    found: list[list[int]] = []
+    for number, (role, size) in enumerate(jobs):
+        made, _ = host(store, num_hosts=3, backend="static")
+        made._job.role, made._num_ranks, made._master = role, size, ("10.0.0.1", 29500)
+        made._handler.next_rendezvous = partial(SimpleNamespace, store=store, rank=number, world_size=3)
+        place = made.join(Waiting())
+        assert (place.group_rank, place.num_hosts, place.address, place.port) == (number, 3, "10.0.0.1", 29500)
+        found.append([place.first_rank, place.world_size, place.first_role_rank, place.role_size])
+    assert found == [[0, 10, 0, 8], [4, 10, 0, 2], [6, 10, 4, 8]]

@@ -292,13 +292,13 @@ def test_answers_have_a_bound(monkeypatch: pytest.MonkeyPatch, requests: list[by
 def test_many_strings_are_read_once(code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request of many strings takes as many steps in many packets as in one."""
     steps: list[int] = []
-    take = launcher_store._RequestReader._take
+    take = StoreClient._take
 
-    def counted(reader: launcher_store._RequestReader, size: int) -> bytes:
+    def counted(reader: StoreClient, size: int) -> bytes:
         steps.append(size)
         return take(reader, size)
 
-    monkeypatch.setattr(launcher_store._RequestReader, "_take", counted)
+    monkeypatch.setattr(StoreClient, "_take", counted)
     number = 1000
     strings = string(b"k") * (2 * number if code == b"\x0b" else number)
     sent, counts = code + struct.pack("=Q", number) + strings, []
@@ -493,23 +493,23 @@ def test_the_server_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         server = store_server._StoreServer(listening, selector)
         monkeypatch.setattr(store_server, "_PAUSE_S", 0)
         selector.unregister(listening)
-        server._paused_at_s, selector.is_full = time.monotonic(), True
+        server.paused_at_s, selector.is_full = time.monotonic(), True
         server.end_pause()
-        assert server.pause_s is not None
+        assert server.paused_at_s is not None
         selector.is_full = False
         server.end_pause()
-        assert server.pause_s is None
+        assert server.paused_at_s is None
         assert listening in selector.get_map()
         listening.setblocking(False)
         with socket.create_connection(listening.getsockname()) as connection:
-            server.attend(listening)
-            (theirs,) = server._clients
+            server.attend(None)
+            ((client, theirs),) = server._connections.items()
             server._store._values[b"k"] = bytes(1 << 23)
             connection.sendall(VALID + (b"\3" + string(b"k")) * 4)
             selector.is_full = True
             select.select([theirs], [], [], 20)
-            server.attend(theirs)
-            assert not server._clients
+            server.attend(client)
+            assert not server._connections
         assert theirs.fileno() == -1
         server.close()
 
