@@ -9,7 +9,6 @@ import sys
 import time
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -65,7 +64,15 @@ B = TypeVar("B", bound=_BenchOptions)
 
 def _names_option(option: str, known: Collection[str], *, about: str) -> Callable[[F], F]:
     """Return the decorator of an option that takes known names, separated by commas. Its default is all of them."""
-    parse = partial(_parse_names, known=known, kind=option.strip("-").removesuffix("s"))
+    kind = option.strip("-").removesuffix("s")
+
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+        for name in names:
+            if name not in known:
+                raise ValueError(f"{kind} {name!r} is not one of {', '.join(known)}")
+        return names
+
     return click.option(
         option,
         type=Parsed("LIST", parse, words=known, many=True),
@@ -73,14 +80,6 @@ def _names_option(option: str, known: Collection[str], *, about: str) -> Callabl
         show_default=False,
         help=f"{about}: {', '.join(known)}  [default: all]",
     )
-
-
-def _parse_names(text: str, *, known: Collection[str], kind: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    for name in names:
-        if name not in known:
-            raise ValueError(f"{kind} {name!r} is not one of {', '.join(known)}")
-    return names
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:

@@ -44,6 +44,8 @@ from numapin.compare.variants import (
     require_different_names,
 )
 from numapin.errors import NumapinError, PlanError, UsageError
+from numapin.plan.make import default_num_ranks, make_plan
+from numapin.plan.request import Bind, Request
 from numapin.rank import hook_env
 
 if TYPE_CHECKING:
@@ -174,7 +176,10 @@ def compare(**values: object) -> None:
     options = record_of(_CompareOptions, values)
     _check(options)
     topology = topology_from(gpu_nodes=None)
-    plan = _plan(topology, options.nproc_per_node)
+    # numapin's plan has the number of ranks, and which memory is local; a machine may have none.
+    plan: Plan | None = None
+    with suppress(PlanError):
+        plan = make_plan(topology, Request(num_ranks=options.nproc_per_node or default_num_ranks(topology)))
     variants = _variants(options, plan, topology)
     require_different_names(variants)
     for variant in variants:
@@ -205,17 +210,6 @@ def _check(options: _CompareOptions) -> None:
     require_writable(options.output, option="--output")
 
 
-def _plan(topology: Topology, num_ranks: int | None) -> Plan | None:
-    """Return numapin's plan: it has the number of ranks, and which memory is local. None: this machine has none."""
-    from numapin.plan.make import default_num_ranks, make_plan
-    from numapin.plan.request import Request
-
-    try:
-        return make_plan(topology, Request(num_ranks=num_ranks or default_num_ranks(topology)))
-    except PlanError:
-        return None
-
-
 def _variants(options: _CompareOptions, plan: Plan | None, topology: Topology) -> list[Variant]:
     if options.a is not None and options.b is not None:
         return [own_command(options.a, option="--a"), own_command(options.b, option="--b")]
@@ -232,9 +226,6 @@ def _variants(options: _CompareOptions, plan: Plan | None, topology: Topology) -
 
 def default_names(topology: Topology, plan: Plan | None) -> tuple[str, ...]:
     """Return the default variants, with `--bind socket` if it uses CPUs that the plan leaves idle."""
-    from numapin.plan.make import make_plan
-    from numapin.plan.request import Bind, Request
-
     if plan is None:
         return DEFAULT
     wider = make_plan(topology, Request(num_ranks=len(plan.ranks), bind=Bind.SOCKET))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -125,51 +126,39 @@ def _parse_pids(text: str) -> tuple[int, ...]:
 
 def live_run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the names of active runs, with their commands, and folders."""
-    from click.shell_completion import CompletionItem
-
     from numapin.launcher.run_folder import live_runs
 
     del ctx, param
-    return [*_items(live_runs(os.environ), incomplete), CompletionItem(incomplete, type="dir")]
+    return _run_names(live_runs(os.environ), incomplete, others="dir")
 
 
 def all_run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the names of active and of left runs, the newest first, and files."""
-    from click.shell_completion import CompletionItem
-
+    """Complete the names of active and of left runs, the newest first, with their commands, and files."""
     from numapin.launcher.run_folder import all_runs
 
     del ctx, param
-    newest_first = all_runs(os.environ)[::-1]
-    return [*_items(newest_first, incomplete), CompletionItem(incomplete, type="file")]
+    return _run_names(all_runs(os.environ)[::-1], incomplete, others="file")
 
 
-def _items(folders: Sequence[str], incomplete: str) -> list[CompletionItem]:
-    """Return the names of runs, and of the last one, that begin as typed."""
+def _run_names(folders: Sequence[str], incomplete: str, *, others: str) -> list[CompletionItem]:
+    """Return the names of runs, and of the last one, that begin as typed; `others` are for the shell to complete."""
     from click.shell_completion import CompletionItem
 
-    from numapin.launcher.run_folder import LAST
-
-    paths = [Path(folder) for folder in folders]
-    last = [CompletionItem(LAST, help="the newest run")] if paths and LAST.startswith(incomplete) else []
-    return [
-        *last,
-        *(CompletionItem(path.name, help=_command(path)) for path in paths if path.name.startswith(incomplete)),
-    ]
-
-
-def _command(folder: Path) -> str:
-    """Return the command line of a run; "" if it cannot be read."""
-    from numapin.base import formats
+    from numapin.base.formats import quote_all
     from numapin.base.strict_json import decode
+    from numapin.launcher.run_folder import LAST
     from numapin.rank import handover
 
-    try:
-        command = decode(handover.read_text(str(folder / handover.COMMAND)))
-    except (OSError, ValueError):
-        return ""
-    argv = command.get("argv") if isinstance(command, dict) else None
-    return formats.quote_all(map(str, argv[1:])) if isinstance(argv, list) else ""
+    found = [CompletionItem(LAST, help="the newest run")] if folders and LAST.startswith(incomplete) else []
+    for folder in map(Path, folders):
+        if folder.name.startswith(incomplete):
+            command: object = None
+            with suppress(OSError, ValueError):
+                command = decode(handover.read_text(str(folder / handover.COMMAND)))
+            argv = command.get("argv") if isinstance(command, dict) else None
+            words = argv[1:] if isinstance(argv, list) else []
+            found.append(CompletionItem(folder.name, help=quote_all(map(str, words))))
+    return [*found, CompletionItem(incomplete, type=others)]
 
 
 PIDS = click.Option(

@@ -117,7 +117,15 @@ def top(
         elif metrics is not None:
             _export(seen, job.name, None if metrics == "-" else Path(metrics), once=once)
         else:
-            _print(next(seen), as_json=as_json)
+            now = next(seen)
+            if as_json:
+                emit(json_text(now.to_json()))
+            else:
+                from numapin.view.top_table import top_table
+
+                show(top_table(now, {}, width=width_of_stdout()))
+            if now.has_ended:
+                say(f"{now.run}: the job ended")
 
 
 def _follow(
@@ -152,17 +160,6 @@ def _follow(
         if found.pids != job.pids:
             job, sampler = found, Sampler(found, loads)
             before = sampler.sample()
-
-
-def _print(seen: Top, *, as_json: bool) -> None:
-    if as_json:
-        emit(json_text(seen.to_json()))
-    else:
-        from numapin.view.top_table import top_table
-
-        show(top_table(seen, {}, width=width_of_stdout()))
-    if seen.has_ended:
-        say(f"{seen.run}: the job ended")
 
 
 def _terminal() -> Console:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.launching import call, forked_bench
+from tests.integration.launching import forked_bench
 from tests.integration.seam import CASES, PEERS
 
 if TYPE_CHECKING:
@@ -94,14 +93,3 @@ def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
     done = forked_bench("loader", "--cases", "transport", "--timeout", "1", "--output", path)
     assert done.status == 2
     assert f"{path} cannot be written" in done.err
-
-
-def test_help_imports_no_torch() -> None:
-    """Neither the help nor the list of cases and peers imports torch."""
-    code = (
-        "import sys; from numapin.cli.main import numapin; "
-        "numapin(['bench', 'loader', '--help'], standalone_mode=False); sys.exit('torch' in sys.modules)"
-    )
-    done = call(sys.executable, "-c", code)
-    assert done.status == 0, done.err
-    assert "numapin bench loader --quick" in done.out

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from importlib import metadata
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.launching import call, forked_bench
+from tests.integration.launching import forked_bench
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,17 +66,6 @@ def test_a_file_that_cannot_be_written_is_told_at_once(name: str, tmp_path: Path
     assert done.status == 2
     assert f"{path} cannot be written" in done.err
     assert "--output" in done.err
-
-
-@pytest.mark.parametrize("name", ["transfer", "alloc", "overlap"])
-def test_help_imports_no_torch(name: str) -> None:
-    """The help does not import torch."""
-    code = (
-        "import sys; from numapin.cli.main import numapin; "
-        f"numapin(['bench', '{name}', '--help'], standalone_mode=False); sys.exit('torch' in sys.modules)"
-    )
-    done = call(sys.executable, "-c", code)
-    assert done.status == 0, done.err
 
 
 def torch_version() -> str:

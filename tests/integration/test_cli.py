@@ -82,15 +82,19 @@ class TestStreams:
         assert (done.status, done.raw.count(b"x")) == (0, 100 * 29_999)
 
 
+HELPS = (
+    *("run", "exec", "attach", "topo", "plan", "verify", "top", "doctor", "trace", "compare", "bench", "job"),
+    *("bench transfer", "bench alloc", "bench overlap", "bench loader"),
+)
 WITHOUT_TORCH = (
     ["topo"],
     ["topo", "--json"],
+    ["topo", "--machine", "example:p4d", "--format", "html", "--plan"],
     ["plan", "--nproc-per-node", "2"],
-    ["plan", "--help"],
-    ["verify", "--help"],
-    ["attach", "--help"],
+    ["doctor"],
+    ["job", "slurm", "--gpus-per-node", "1", "train.py"],
     ["--help"],
-    ["run", "--help"],
+    *([*name.split(), "--help"] for name in HELPS),
     ["trace", "--help-all"],
 )
 
@@ -99,7 +103,7 @@ class TestStart:
     """Frequent commands start fast."""
 
     def test_without_torch(self) -> None:
-        """Neither topo, nor plan, nor any help page imports torch."""
+        """Neither pictures, plans, the doctor, nor job scripts import torch, nor does any help page."""
         code = (
             "import sys; from numapin.cli.main import numapin\n"
             f"for command in {WITHOUT_TORCH!r}:\n"
@@ -108,7 +112,7 @@ class TestStart:
         )
         done = call(sys.executable, "-c", code)
         assert (done.status, done.err.count("imports torch")) == (0, 0), done.err
-        assert done.out.count("Usage: ") == 6
+        assert done.out.count("Usage: ") == len(HELPS) + 2
 
     def test_garbage_is_collected_again(self) -> None:
         """It is off during the imports only; a command that runs for weeks needs it."""
@@ -307,12 +311,6 @@ class TestWarningsOfRun:
         assert (done.status, "OMP_PROC_BIND" in done.err) == (0, False)
 
 
-def test_completion_of_run() -> None:
-    """The shell completes numapin's options of `run` without importing torch."""
-    done = forked(COMP_WORDS="numapin run --b", COMP_CWORD="2", _NUMAPIN_COMPLETE="bash_complete")
-    assert done.out.splitlines() == ["plain,--bind"]
-
-
 class TestHelp:
     """`numapin help`."""
 
@@ -337,13 +335,6 @@ class TestBuiltInMachines:
     def test_jobs_are_written_for_them(self) -> None:
         """A job script has as many GPUs per host as the machine."""
         assert "--gpus-per-node=8" in forked("job", "slurm", "--machine", "example:p4d", "train.py").out
-
-    def test_the_shell_completes_them(self) -> None:
-        """Completion offers their names, and files."""
-        done = forked(COMP_WORDS="numapin job slurm --machine ex", COMP_CWORD="4", _NUMAPIN_COMPLETE="bash_complete")
-        *names, files = done.out.splitlines()
-        assert "plain,example:ndv4" in names
-        assert files == "file,ex"
 
 
 def test_plain_text_in_files(dgx: str) -> None:

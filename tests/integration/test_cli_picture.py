@@ -50,13 +50,6 @@ def test_a_device_or_link_stays_what_it_is(dgx: str, tmp_path: Path) -> None:
     assert (link.is_symlink(), target.read_text()[:4], device.is_char_device()) == (True, "<?xm", True)
 
 
-def test_pictures_import_no_torch(dgx: str) -> None:
-    """A picture with a plan is drawn without importing torch."""
-    command = ["topo", "--machine", dgx, "--format", "html", "--plan"]
-    code = f"import sys; from numapin.cli.main import numapin; numapin({command!r}, standalone_mode=False)"
-    assert call(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)").status == 0
-
-
 def test_tree_with_the_ranks(dgx: str) -> None:
     """The tree shows ranks at nodes and GPUs with --plan only."""
     lines = numapin("topo", "--machine", dgx, "--plan").out.splitlines()

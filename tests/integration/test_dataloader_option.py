@@ -510,10 +510,3 @@ def test_dry_run_shows_the_environment(tmp_path: Path) -> None:
     assert "NUMAPIN_DATALOADER=numapin" in line
     expected = hook_env.environment("numapin", {"PYTHONPATH": "a b"})["PYTHONPATH"]
     assert json.loads(call("sh", "-c", line).out) == expected
-
-
-def test_help_and_completion() -> None:
-    """The help of `run` shows the option with its choices, and the shell completes it."""
-    assert "--dataloader [torch|numapin" in " ".join(numapin("run", "--help", COLUMNS="100").out.split())
-    done = numapin(COMP_WORDS="numapin run --da", COMP_CWORD="2", _NUMAPIN_COMPLETE="bash_complete")
-    assert done.out.splitlines() == ["plain,--dataloader"]

@@ -37,13 +37,6 @@ def _read(done: Done) -> tuple[int, dict[str, Any], dict[str, dict[str, Any]]]:
     return done.status, report, {finding["check"]: finding for finding in report["findings"]}
 
 
-@pytest.mark.parametrize("command", [["doctor"], ["doctor", "--help"]])
-def test_without_torch(command: list[str]) -> None:
-    """Neither the doctor nor its help imports torch."""
-    code = f"import sys; from numapin.cli.main import numapin; numapin({command!r}, standalone_mode=False)"
-    assert call(sys.executable, "-c", f"{code}; sys.exit(3 if 'torch' in sys.modules else 0)").status == 0
-
-
 @pytest.mark.alone
 def test_takes_at_most_half_a_second() -> None:
     """All checks of this machine take at most half a second of CPU time (best of five)."""

@@ -490,13 +490,3 @@ class TestVerbose:
         """Without --verbose nothing is printed if all went as planned."""
         assert enter("--plan", plan, "true", **TASK).err == ""
         assert enter("true", **TASK).err == ""
-
-
-def test_help_and_completion() -> None:
-    """--help has examples and does not import torch; options are completed."""
-    code = "import sys; from numapin.cli.main import numapin; numapin(['exec', '--help'], standalone_mode=False)"
-    done = start(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)")
-    assert (done.status, "srun --cpu-bind=none numapin exec" in done.out) == (0, True), done.err
-    done = numapin(_NUMAPIN_COMPLETE="bash_complete", COMP_WORDS="numapin exec --lo", COMP_CWORD="2")
-    assert "--local-rank" in done.out
-    assert "--local-size" in done.out

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.integration.launching import NUMAPIN, all_ended, call, environment, forked, numapin, script
+from tests.integration.launching import NUMAPIN, all_ended, environment, forked, numapin, script
 from tests.integration.warm_ranks import client, forked_script
 from tests.jobs import schemas
 from tests.jobs.cases import HOSTILE, write
@@ -528,13 +528,6 @@ def test_ranks_that_a_rank_submits_meet(cluster: Cluster, tmp_path: Path) -> Non
 class TestCommand:
     """`numapin job` as users type it."""
 
-    def test_without_torch(self) -> None:
-        """Neither scripts nor help import torch."""
-        for words in (["job", "--help"], ["job", "slurm", "--gpus-per-node", "1", "train.py"]):
-            code = f"import sys; from numapin.cli.main import numapin; numapin({words!r}, standalone_mode=False)"
-            done = call(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)")
-            assert done.status == 0, done.err
-
     @pytest.mark.parametrize(
         ("line", "warning"),
         [
@@ -564,12 +557,3 @@ class TestCommand:
         )
         assert (done.returncode, done.stdout) == (2, b"")
         assert b"is not text" in done.stderr
-
-    @pytest.mark.parametrize(
-        ("words", "found"), [("numapin job ", "slurm"), ("numapin job slurm --for", "--form"), ("numapin jo", "job")]
-    )
-    def test_completion(self, words: str, found: str) -> None:
-        """The shell completes engines and options."""
-        parts = words.split(" ")
-        done = forked(_NUMAPIN_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(len(parts) - 1))
-        assert found in done.out
