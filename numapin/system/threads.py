@@ -53,7 +53,8 @@ def cpus_of(thread: ThreadId) -> CpuSet:
         cpus = CpuSet(os.sched_getaffinity(thread.tid))
     except ProcessLookupError:
         raise Gone from None
-    _require_same(thread)
+    if not is_same(thread):
+        raise Gone
     return cpus
 
 
@@ -65,7 +66,8 @@ def set_cpus(thread: ThreadId, cpus: CpuSet) -> CpuSet:
     """
     if not cpus:
         raise OSError(errno.EINVAL, "no CPU is given")
-    _require_same(thread)
+    if not is_same(thread):
+        raise Gone
     try:
         os.sched_setaffinity(thread.tid, cpus)
     except ProcessLookupError:
@@ -74,14 +76,8 @@ def set_cpus(thread: ThreadId, cpus: CpuSet) -> CpuSet:
 
 
 def is_same(thread: ThreadId) -> bool:
-    """Return whether this very thread still exists."""
+    """Return whether this very thread still exists. Once it has ended, another one may have its number."""
     return _thread(thread.pid, thread.tid) == thread
-
-
-def _require_same(thread: ThreadId) -> None:
-    """Raise Gone if the thread has ended. Another one can have its number by then."""
-    if not is_same(thread):
-        raise Gone
 
 
 def _thread(pid: int, tid: int) -> ThreadId | None:
