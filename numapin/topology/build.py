@@ -8,7 +8,7 @@ from functools import cache
 from itertools import chain, combinations, count, filterfalse, islice, product
 from math import comb
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
@@ -20,7 +20,6 @@ from numapin.topology.model import Allowed, Core, Gpu, Node, NodeKind, NodeSourc
 from numapin.topology.nics import Link, LinkKind, Nic
 from numapin.topology.readings import (
     CpuReading,
-    NicReading,
     NodeReading,
     NvmlReading,
     PciReading,
@@ -30,6 +29,11 @@ from numapin.topology.vendors import VENDORS, GpuVendor, preferred, seen_by_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+_NO_CORES: Final = (
+    "the source does not say which CPUs are threads of one core: every CPU counts as a core, and thread counts assume "
+    "two threads per core"
+)
 
 
 def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> Topology:
@@ -72,6 +76,7 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
     order_note = support_of(usable[0][0].vendor).why_order_unknown(usable, environ) if len(usable) > 1 else ""
     nics = _find_nics(readings, places)
     links, links_notes = _links_of(readings, gpus, nics)
+    siblings_known = all(cpu.siblings is not None for cpu in readings.cpus)
     # Without NVIDIA's driver, NVML only matters if there is a GPU of NVIDIA.
     has_no_driver = readings.nvml.gpus is None and not readings.nvml.broken
     nvml_notes = () if has_no_driver and num_nvidia == 0 else readings.nvml.notes
@@ -90,13 +95,14 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
         links=links,
         notes=(
             *readings.notes,
+            *([] if siblings_known else [_NO_CORES]),
             *nvml_notes,
             *_gpu_notes(found),
             *visibility_notes,
             *filter(None, [order_note]),
             *links_notes,
         ),
-        siblings_known=all(cpu.siblings is not None for cpu in readings.cpus),
+        siblings_known=siblings_known,
         doubtful_nodes=readings.doubtful_nodes | overlapping,
         memory_bytes=readings.memory_bytes,
         speeds=readings.speeds,
@@ -365,26 +371,14 @@ def _with_addresses(gpus: Iterable[Gpu]) -> str:
 
 def _find_nics(readings: Readings, places: _Places) -> tuple[Nic, ...]:
     """Return the network interfaces, sorted by name."""
-    found: list[tuple[NicReading, int | None, PciReading | None]] = [
-        (nic, nic.node if nic.node in places.cpus_of else None, None) for nic in readings.nics
-    ]
+    nics = [replace(nic, node=nic.node if nic.node in places.cpus_of else None) for nic in readings.nics]
     for device in readings.pci:
         if device.interfaces:
             node, _ = places.locate(device.address, device.evidence)
-            found += [(nic, node, device) for nic in device.interfaces]
-    nics = (
-        Nic(
-            name=nic.name,
-            pci=pci.address if pci else None,
-            node=node,
-            kind=nic.kind,
-            interface=nic.interface,
-            is_up=nic.is_up,
-            rate_gbit_s=nic.rate_gbit_s,
-            pci_parents=pci.known_parents if pci else None,
-        )
-        for nic, node, pci in found
-    )
+            nics += [
+                replace(nic, pci=device.address, node=node, pci_parents=device.known_parents)
+                for nic in device.interfaces
+            ]
     return tuple(sorted(nics, key=lambda nic: (nic.name, nic.pci or "")))
 
 

@@ -14,22 +14,17 @@ from numapin.base.bounds import MAX_PARENTS
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import listed
 from numapin.topology.model import CpuSpeed, Mig, NodeSource, Pcie
-from numapin.topology.nics import NicInterface, NicKind
+from numapin.topology.nics import Nic, NicKind
 from numapin.topology.vendors import ACCELERATOR, DISPLAY, GpuVendor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 PackageKey = TypeVar("PackageKey")
 GpuPart: TypeAlias = tuple[str, int | None]
 """A PCI address, and the number of the partition if the GPU has several."""
 
 _NETWORK: Final = 0x02  # the base class of network devices on PCI: the upper half of `pci_class`
-NO_CORES: Final = (
-    "the source does not say which CPUs are threads of one core: every CPU counts as a core, and thread counts assume "
-    "two threads per core"
-)
-"""The note of a reader that leaves `CpuReading.siblings` None: `core_notes`."""
 _INTEL_MAX: Final = range(0x0BD0, 0x0BDC)  # PCI device ids of Data Center GPU Max, of which some have two tiles
 VGA: Final = 0x0300
 CONTROLLER_3D: Final = 0x0302
@@ -109,11 +104,6 @@ class CpuReading(NamedTuple):
     l3: CpuSet | None = None
 
 
-def core_notes(cpus: Iterable[CpuReading]) -> tuple[str, ...]:
-    """Return a note if the source does not say which CPUs share a core."""
-    return () if all(cpu.siblings is not None for cpu in cpus) else (NO_CORES,)
-
-
 class NodeReading(NamedTuple):
     """One online node."""
 
@@ -122,17 +112,6 @@ class NodeReading(NamedTuple):
     memory_bytes: int | None = None
     free_bytes: int | None = None
     distances: Mapping[int, int] = {}
-
-
-class NicReading(NamedTuple):
-    """A name of a network device; see `Nic`. `node` is only that of a device without PCI, such as those of Hyper-V."""
-
-    name: str
-    kind: NicKind
-    interface: NicInterface | None = None
-    node: int | None = None
-    is_up: bool | None = None
-    rate_gbit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)  # its `index` would hide a tuple's
@@ -148,8 +127,8 @@ class PciReading:
     """The root of its PCI tree."""
     pcie: Pcie = Pcie()
 
-    interfaces: tuple[NicReading, ...] = ()
-    """The names of a NIC. The rest is of a GPU."""
+    interfaces: tuple[Nic, ...] = ()
+    """The names of a NIC, without its place. The rest is of a GPU."""
     vendor: GpuVendor | None = None
     name: str | None = None
     uuid: str | None = None
@@ -274,7 +253,7 @@ class Readings(NamedTuple):
     nvml: NvmlReadings = NvmlReadings(gpus=None)
     nccl_nodes: Mapping[str, int] = {}
     notes: tuple[str, ...] = ()
-    nics: tuple[NicReading, ...] = ()
+    nics: tuple[Nic, ...] = ()
     fabric: tuple[FabricLink, ...] = ()
     doubtful_nodes: CpuSet = CpuSet()
     memory_bytes: int | None = None

@@ -18,16 +18,14 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.text import GPU_PREFIX, listed
 from numapin.topology.address import pci_address
 from numapin.topology.model import NodeSource
-from numapin.topology.nics import NicInterface, NicKind
+from numapin.topology.nics import Nic, NicInterface, NicKind
 from numapin.topology.readings import (
     VGA,
     CpuReading,
     FabricLink,
-    NicReading,
     NodeReading,
     PciReading,
     Readings,
-    core_notes,
     distinct_packages,
     nic_kind,
     pci_class,
@@ -104,7 +102,7 @@ def read_hwloc(root: Element) -> Readings:
     # `build` refuses as many devices and interfaces as can be read here.
     devices = list(islice(_read_pci(objects["PCIDev"], with_cpus, version), MAX_DEVICES + 1))
     other_nics = (
-        nic._replace(node=_home(above, with_cpus)[1])
+        replace(nic, node=_home(above, with_cpus)[1])
         for device, above in objects["OSDev"]
         if all(_kind(element) != "PCIDev" for element in above)
         for nic in _interfaces([device], NicKind.ETHERNET, version)
@@ -130,7 +128,7 @@ def read_hwloc(root: Element) -> Readings:
             node.id("os_index") for node, _ in objects["NUMANode"] if node.word("subtype").endswith("GPUMemory")
         ),
         doubtful_nodes=doubtful,
-        notes=(*package_notes, *doubts, *core_notes(cpus)),
+        notes=(*package_notes, *doubts),
         allowed_known=all(map(machine.text, _ALLOWED)),
     )
 
@@ -321,7 +319,7 @@ def _home(above: tuple[Element, ...], with_cpus: CpuSet) -> tuple[Element, int |
     return home, min(nodes) if len(nodes) == 1 else None
 
 
-def _interfaces(devices: list[Element], network: NicKind, version: int) -> Iterator[NicReading]:
+def _interfaces(devices: list[Element], network: NicKind, version: int) -> Iterator[Nic]:
     # Version 2 numbers the types (2 network, 3 OpenFabrics); version 3 adds them up (16 network, 32 OpenFabrics).
     net, verbs = NicInterface.NETWORK, NicInterface.VERBS
     interfaces = {2: net, 3: verbs} if version == 2 else {16: net, 32: verbs, 48: verbs}
@@ -337,7 +335,7 @@ def _interfaces(devices: list[Element], network: NicKind, version: int) -> Itera
             kind = NicKind.SLINGSHOT
             interface = NicInterface.CXI if name.startswith("cxi") else interface
         state = _info(device, "Port1State")
-        yield NicReading(
+        yield Nic(
             name=name,
             kind=kind,
             interface=interface,

@@ -16,13 +16,11 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.text import not_none
 from numapin.topology.address import pci_address
 from numapin.topology.model import NodeSource, Pcie
-from numapin.topology.nics import NicInterface, NicKind
+from numapin.topology.nics import Nic, NicInterface, NicKind
 from numapin.topology.readings import (
-    NO_CORES,
     VGA,
     CpuReading,
     FabricLink,
-    NicReading,
     NodeReading,
     PciReading,
     Readings,
@@ -76,7 +74,7 @@ def read_nccl(root: Element) -> Readings:
         nics=tuple(islice(chain.from_iterable(nics), MAX_NICS + 1)),
         fabric=tuple(islice(_fabric([(device, pci) for device, pci in found if device.is_gpu]), MAX_LINKS)),
         allowed_known=False,
-        notes=(NO_CORES if all_cpus else _NO_CPUS,),
+        notes=() if all_cpus else (_NO_CPUS,),
     )
 
 
@@ -135,7 +133,7 @@ def _read_pci(cpu: Element, cpus: CpuSet) -> Iterator[tuple[PciReading, Element]
             kind = nic_kind(device_class)
             # Without NCCL's names for the interfaces, as on cloud images, the address is the name.
             interfaces = _interfaces(nic, kind) if nic is not None else ()
-            reading = PciReading(address=address, interfaces=interfaces or (NicReading(address, kind),))
+            reading = PciReading(address=address, interfaces=interfaces or (Nic(name=address, kind=kind),))
         else:
             continue
         parents = (pci_address(bridge.text("busid")) for bridge in above)
@@ -169,13 +167,13 @@ def _vendor(pci: Element, gpu: Element | None, device_class: int) -> GpuVendor |
     return GpuVendor.NVIDIA if gpu is not None or may_be_gpu(device_class) else None
 
 
-def _interfaces(nic: Element, by_class: NicKind) -> tuple[NicReading, ...]:
+def _interfaces(nic: Element, by_class: NicKind) -> tuple[Nic, ...]:
     """Return the names of a network device with their rates, which NCCL writes in Mbit/s.
 
     NCCL writes port 0 for devices that it uses through sockets, and their own port, from 1, for verbs devices. A device
     with several ports has its name for each; the first one counts.
     """
-    by_name: dict[str, NicReading] = {}
+    by_name: dict[str, Nic] = {}
     for net in nic.named("net"):
         name, port = net.word("name"), net.word("port")
         if name and name not in by_name:
@@ -184,7 +182,7 @@ def _interfaces(nic: Element, by_class: NicKind) -> tuple[NicReading, ...]:
                 kind, interface = NicKind.SLINGSHOT, NicInterface.CXI
             elif port not in ("", "0", "-1"):
                 kind, interface = NicKind.INFINIBAND, NicInterface.VERBS
-            by_name[name] = NicReading(name, kind, interface, rate_gbit_s=gbit_s(net.text("speed")))
+            by_name[name] = Nic(name=name, kind=kind, interface=interface, rate_gbit_s=gbit_s(net.text("speed")))
     return tuple(by_name.values())
 
 

@@ -24,16 +24,14 @@ from numapin.system.tree import CAPTURE, Tree
 from numapin.topology.address import pci_address
 from numapin.topology.fast import CAPACITY, FILES, PERF
 from numapin.topology.model import CpuSpeed, NodeSource, Pcie
-from numapin.topology.nics import NicInterface, NicKind
+from numapin.topology.nics import Nic, NicInterface, NicKind
 from numapin.topology.readings import (
     CONTROLLER_3D,
     VGA,
     CpuReading,
-    NicReading,
     NodeReading,
     PciReading,
     Readings,
-    core_notes,
     distinct_packages,
     gbit_s,
     is_network,
@@ -101,7 +99,7 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
         fabric=fabric,
         gpu_memory_nodes=gpu_memory_nodes(tree),
         memory_bytes=_kilobytes(tree.text("proc/meminfo") or "", "MemTotal"),
-        notes=(*package_notes, *core_notes(cpus)),
+        notes=package_notes,
         speeds=read_speeds(tree, cores),
         allowed_known=None not in (allowed_cpus, allowed_nodes) or own_cpuset == ["/"],
     )
@@ -326,7 +324,7 @@ def _hexadecimal(text: str | None) -> int | None:
     return int(match[1], 16) if match else None
 
 
-def _read_other_nics(tree: Tree, known: Container[str]) -> Iterator[NicReading]:
+def _read_other_nics(tree: Tree, known: Container[str]) -> Iterator[Nic]:
     """Yield the names of network devices that are not on PCI; virtual interfaces have no device."""
     places = [f"{_NET}/{name}" for name in tree.names(_NET) if name not in known]
     places += [f"{_INFINIBAND}/{name}" for name in tree.names(_INFINIBAND) if name not in known]
@@ -335,18 +333,18 @@ def _read_other_nics(tree: Tree, known: Container[str]) -> Iterator[NicReading]:
             continue
         kind = _TYPES.get(tree.number(f"{at}/type") or 0)
         if at.startswith(_INFINIBAND):
-            yield _verbs_device(tree, at)._replace(node=tree.number(f"{at}/device/numa_node"))
+            yield replace(_verbs_device(tree, at), node=tree.number(f"{at}/device/numa_node"))
         elif kind is not None:
-            yield _network_interface(tree, at, kind)._replace(node=tree.number(f"{at}/device/numa_node"))
+            yield replace(_network_interface(tree, at, kind), node=tree.number(f"{at}/device/numa_node"))
 
 
-def _interfaces(tree: Tree, at: str, device_class: int) -> Iterator[NicReading]:
+def _interfaces(tree: Tree, at: str, device_class: int) -> Iterator[Nic]:
     """Yield the names below a network device; a virtio device has its own directory in between."""
     cxi = tree.names(f"{at}/cxi")
     for name in cxi:
         link, rate = tree.number(f"{at}/properties/link"), gbit_s(tree.text(f"{at}/properties/speed"))
         is_up = None if link is None else link == 1
-        yield NicReading(name, NicKind.SLINGSHOT, NicInterface.CXI, is_up=is_up, rate_gbit_s=rate)
+        yield Nic(name=name, kind=NicKind.SLINGSHOT, interface=NicInterface.CXI, is_up=is_up, rate_gbit_s=rate)
     virtio = (f"{at}/{name}" for name in tree.names(at) if name.startswith("virtio"))
     for place in (at, *virtio):
         for name in tree.names(f"{place}/net"):
@@ -359,16 +357,18 @@ def _interfaces(tree: Tree, at: str, device_class: int) -> Iterator[NicReading]:
             yield _verbs_device(tree, f"{place}/infiniband/{name}")
 
 
-def _verbs_device(tree: Tree, at: str) -> NicReading:
+def _verbs_device(tree: Tree, at: str) -> Nic:
     """Read a verbs device with its first port, which is the one that `--nic-env` names."""
     state, rate = tree.text(f"{at}/ports/1/state"), _RATE.match(tree.text(f"{at}/ports/1/rate") or "")
     is_up, rate_gbit_s = state.startswith(_ACTIVE) if state else None, float(rate[1]) if rate else None
     name = at.rpartition("/")[2]
-    return NicReading(name, NicKind.INFINIBAND, NicInterface.VERBS, is_up=is_up, rate_gbit_s=rate_gbit_s)
+    verbs = NicInterface.VERBS
+    return Nic(name=name, kind=NicKind.INFINIBAND, interface=verbs, is_up=is_up, rate_gbit_s=rate_gbit_s)
 
 
-def _network_interface(tree: Tree, at: str, kind: NicKind) -> NicReading:
+def _network_interface(tree: Tree, at: str, kind: NicKind) -> Nic:
     """Read a network interface; some drivers have no state, which the kernel calls unknown."""
     state, rate = tree.text(f"{at}/operstate"), gbit_s(tree.text(f"{at}/speed"))
     is_up = state == "up" if state in _OPERATIONAL_STATES else None
-    return NicReading(at.rpartition("/")[2], kind, NicInterface.NETWORK, is_up=is_up, rate_gbit_s=rate)
+    name = at.rpartition("/")[2]
+    return Nic(name=name, kind=kind, interface=NicInterface.NETWORK, is_up=is_up, rate_gbit_s=rate)

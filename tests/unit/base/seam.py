@@ -29,5 +29,4 @@ from numapin.system.tree import Tree
 from numapin.tasks.enter import read_plan_file
 from numapin.tasks.identify import find_task
 from numapin.topology.build import build
-from numapin.topology.nics import NicKind
-from numapin.topology.readings import CpuReading, NicReading, NodeReading, PciReading, Readings
+from numapin.topology.readings import CpuReading, NodeReading, PciReading, Readings

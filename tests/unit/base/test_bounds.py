@@ -11,7 +11,7 @@ import click
 import pytest
 
 import numapin as package
-from numapin import Request
+from numapin import Nic, Request
 from numapin.errors import NumapinError, UsageError
 from tests.integration.launching import numapin as in_a_process
 from tests.integration.launching import script
@@ -25,8 +25,6 @@ from tests.unit.base.seam import (
     OPTIONS,
     CpuReading,
     CpuSet,
-    NicKind,
-    NicReading,
     NodeReading,
     PciReading,
     Readings,
@@ -107,13 +105,7 @@ def test_the_ranks_of_a_launcher_have_the_bound() -> None:
         (GOOD._replace(nodes=tuple(NodeReading(n, CpuSet()) for n in range(MAX_NODES + 1))), "1024 NUMA nodes"),
         (GOOD._replace(pci=tuple(PciReading(address=f"{n:04x}:00:00.0") for n in range(MAX_GPUS + 1))), "256 GPUs"),
         (
-            GOOD._replace(
-                pci=(
-                    PciReading(
-                        address="0000:00:00.0", interfaces=(NicReading("e", NicKind.ETHERNET),) * (MAX_NICS + 1)
-                    ),
-                )
-            ),
+            GOOD._replace(pci=(PciReading(address="0000:00:00.0", interfaces=(Nic(name="e"),) * (MAX_NICS + 1)),)),
             "4096 network interfaces",
         ),
     ],
@@ -129,7 +121,7 @@ def test_hundreds_of_virtual_functions_leave_links_out(num_gpus: int, num_nics: 
     """A host with too many devices for the bound on links is read; a note says which links are missing."""
     gpus = tuple(PciReading(address=f"{n:04x}:00:00.0", host_bridge="h", reports_fabric=True) for n in range(num_gpus))
     nics = tuple(
-        PciReading(address=f"{n:04x}:01:00.0", host_bridge="h", interfaces=(NicReading(f"e{n}", NicKind.ETHERNET),))
+        PciReading(address=f"{n:04x}:01:00.0", host_bridge="h", interfaces=(Nic(name=f"e{n}"),))
         for n in range(num_nics)
     )
     made = build(GOOD._replace(pci=gpus + nics))
