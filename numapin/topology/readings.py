@@ -163,7 +163,7 @@ class PciReading:
     @property
     def gpu_vendor(self) -> GpuVendor | None:
         """The maker of a GPU, NVIDIA if the source is from before other vendors were read. None: it is a NIC."""
-        return self.vendor or GpuVendor.NVIDIA if self.is_gpu else None
+        return None if self.interfaces else self.vendor or GpuVendor.NVIDIA
 
     @property
     def may_be_board_vga(self) -> bool:
