@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numapin.launcher.hosts import HostPlace
     from numapin.launcher.logs import RankOutput
     from numapin.launcher.options import Job
+    from numapin.launcher.survivors import LastLook
     from numapin.plan.model import Plan
     from numapin.rank.signals import Mailbox
 
@@ -39,14 +40,12 @@ if TYPE_CHECKING:
 _LOOK_S: Final = 0.1
 
 
-class RankFailed(Exception):  # noqa: N818 - ends the other ranks; the report follows when they have ended
-    """A rank failed while these others were running. The other attributes are what `survivors.look` saw then."""
+class RoundFailed(Exception):  # noqa: N818 - ends the other ranks; the report follows when they have ended
+    """A rank failed while these others were running; `seen` is the last look at the job."""
 
-    def __init__(
-        self, others: frozenset[int], stacks: Mapping[int, str], shm_bytes: int | None, shm_used: float | None
-    ) -> None:
+    def __init__(self, others: frozenset[int], seen: LastLook) -> None:
         super().__init__(others)
-        self.others, self.stacks, self.shm_bytes, self.shm_used = others, stacks, shm_bytes, shm_used
+        self.others, self.seen = others, seen
 
 
 class _HostsWait(Exception):  # noqa: N818 - ends this round's ranks; the next round has more or other hosts
@@ -79,19 +78,7 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
             try:
                 place = hosts.join(alarm)
                 files = logs.begin(restarts, num_ranks, run_dir, place.first_rank)
-                is_signed = not job.is_single_host and job.rdzv_backend == "c10d"
-                shared = {
-                    **os.environ,
-                    **place.shared_variables(
-                        num_ranks,
-                        run_id=public_id(run_id) if is_signed else run_id,
-                        environ=os.environ,
-                        role=job.role,
-                        restarts=restarts,
-                        max_restarts=job.max_restarts,
-                    ),
-                    "TORCHELASTIC_SIGNALS_TO_HANDLE": job.signals_to_handle,
-                }
+                shared = _shared_variables(job, place, num_ranks=num_ranks, run_id=run_id, restarts=restarts)
                 grace_s = job.shutdown_timeout_s
                 with (
                     closing(logs),
@@ -112,7 +99,7 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
                 raise failure from None
             except _HostsWait:
                 continue
-            except RankFailed as failed:
+            except RoundFailed as failed:
                 failure = account(job, plan, place, ranks, files, failed=failed, kills_before=kills_before)
                 alarm.further()  # a signal may have come while the ranks ended
                 if alarm.stopped_by is not None:
@@ -142,7 +129,7 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
 def _watch(
     ranks: Sequence[StartedRank], job: Job, hosts: OneHost | SeveralHosts, mailbox: Mailbox, alarm: Alarm
 ) -> None:
-    """Wait until all ranks have ended well. Raises RankFailed, _HostsWait and StopSignal."""
+    """Wait until all ranks have ended well. Raises RoundFailed, _HostsWait and StopSignal."""
     mailbox.address({rank.local_rank: rank.process.pid for rank in ranks})
     asked_s = time.monotonic()
     while running := [rank for rank in ranks if rank.status is None]:
@@ -156,7 +143,7 @@ def _watch(
 
             others = [rank for rank in running if rank.is_running]
             seen = survivors.look(rank.process.pid for rank in others)
-            raise RankFailed(frozenset(rank.local_rank for rank in others), *seen)
+            raise RoundFailed(frozenset(rank.local_rank for rank in others), seen)
         if time.monotonic() >= asked_s + job.monitor_interval:
             asked_s = time.monotonic()
             if hosts.num_waiting():
@@ -185,7 +172,7 @@ def account(
     ranks: Sequence[StartedRank],
     files: Sequence[RankOutput],
     *,
-    failed: RankFailed,
+    failed: RoundFailed,
     kills_before: cgroup.Kills | None,
 ) -> RanksFailed:
     """Return how the ranks of this host ended, with what they recorded. One that is still there counts as killed."""
@@ -207,7 +194,7 @@ def account(
                 ended_s=rank.ended_s or time.time(),
                 was_ended=rank.local_rank in failed.others and rank.asked_s is not None,
                 asked_s=rank.asked_s,
-                stack=failed.stacks.get(rank.process.pid, ""),
+                stack=failed.seen.stacks.get(rank.process.pid, ""),
                 is_left=rank.status is None,
                 error_file=own.error,
                 error=error,
@@ -227,8 +214,8 @@ def account(
             is_only_host=job.is_single_host,
             out_of_memory=cgroup.explain(kills_before),
             out_of_memory_advice=cgroup.REMEDY,
-            shm_bytes=failed.shm_bytes,
-            shm_used=failed.shm_used,
+            shm_bytes=failed.seen.shm_bytes,
+            shm_used=failed.seen.shm_used,
         )
     )
 
@@ -260,6 +247,20 @@ def _tell_outer_launcher(failure: RanksFailed) -> None:
         message = {**message, "errorCode": first.exitcode}
     with suppress(OSError), open(outer, "w", encoding="ascii") as file:
         file.write(encode({**first.error, "message": message}))
+
+
+def _shared_variables(job: Job, place: HostPlace, *, num_ranks: int, run_id: str, restarts: int) -> dict[str, str]:
+    """Return this environment with torchrun's variables that all ranks of this host share."""
+    is_signed = not job.is_single_host and job.rdzv_backend == "c10d"
+    of_place = place.shared_variables(
+        num_ranks,
+        run_id=public_id(run_id) if is_signed else run_id,
+        environ=os.environ,
+        role=job.role,
+        restarts=restarts,
+        max_restarts=job.max_restarts,
+    )
+    return {**os.environ, **of_place, "TORCHELASTIC_SIGNALS_TO_HANDLE": job.signals_to_handle}
 
 
 def _own_variables(job: Job, local_rank: int, place: HostPlace, files: RankOutput) -> dict[str, str]:

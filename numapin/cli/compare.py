@@ -176,7 +176,7 @@ def compare(**values: object) -> None:
     options = record_of(_CompareOptions, values)
     _check(options)
     topology = topology_from(gpu_nodes=None)
-    # numapin's plan has the number of ranks, and which memory is local; a machine may have none.
+    # numapin's plan gives the number of ranks and their nodes; some machines have no plan.
     plan: Plan | None = None
     with suppress(PlanError):
         plan = make_plan(topology, Request(num_ranks=options.nproc_per_node or default_num_ranks(topology)))
@@ -317,7 +317,7 @@ def _compare(options: _CompareOptions, variants: list[Variant], topology: Topolo
     if report.measured:
         _show(report, options)
     if len(report.measured) < 2:  # why was said when each variant failed
-        what = _output(report)
+        what = _all_failed(report)
         if report.measured:
             what = f"nothing could be compared: only {report.measured[0].name} was measured"
         raise NumapinError(what, "run the script by itself first; keep the output of every run with --logs DIR")
@@ -350,8 +350,8 @@ def _run_in_words(made: ComparedRun, *, is_first: bool) -> str:
     return f"{name}, {uncounted if made.round is None else f'repeat {made.round + 1}'}: {times}"
 
 
-def _output(report: CompareReport) -> str:
-    """Return that every variant failed, with the last lines of the output of each; the same ones are shown once."""
+def _all_failed(report: CompareReport) -> str:
+    """Return the message that every variant failed, with the last lines of each one's output; equal outputs once."""
     names: dict[str, list[str]] = {}
     for variant in report.variants:
         lines = (variant.failure or "").partition("\n")[2]

@@ -133,7 +133,7 @@ def live_run_names(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 def all_run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the names of active and of left runs, the newest first, with their commands, and files."""
+    """Complete the names of all runs that have a folder, newest first, with their commands, and files."""
     from numapin.launcher.run_folder import all_runs
 
     del ctx, param
@@ -141,7 +141,7 @@ def all_run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
 
 def _run_names(folders: Sequence[str], incomplete: str, *, others: str) -> list[CompletionItem]:
-    """Return the names of runs, and of the last one, that begin as typed; `others` are for the shell to complete."""
+    """Return the runs, and @last, whose names begin as typed; the shell completes `others` ("dir", "file")."""
     from click.shell_completion import CompletionItem
 
     from numapin.base.formats import quote_all

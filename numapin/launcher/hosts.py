@@ -138,7 +138,16 @@ class OneHost:
             )
         else:
             self._open.enter_context(serving(listening))
-        return HostPlace(0, 1, 0, size, 0, size, self._address, port)
+        return HostPlace(
+            group_rank=0,
+            num_hosts=1,
+            first_rank=0,
+            world_size=size,
+            first_role_rank=0,
+            role_size=size,
+            address=self._address,
+            port=port,
+        )
 
     def num_waiting(self) -> int:
         """Return 0: no host can join."""

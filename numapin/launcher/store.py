@@ -65,10 +65,10 @@ class StoreClient:
 
     def __init__(self) -> None:
         self.received = bytearray()
-        self.position = 0  # behind what has been read of the request
-        self.needed = 1  # bytes of a request before it makes sense to read it again
-        self.strings_read: list[bytes] = []  # that a request of many has had so far
-        self.strings_end = 0  # the place behind them
+        self.position = 0  # end of what has been read of the request
+        self.needed = 1  # bytes that must be there before the request is read again
+        self.strings_read: list[bytes] = []  # the strings of an incomplete request that have been read
+        self.strings_end = 0  # where they end in `received`
         self.answers = bytearray()
         self.is_valid = False
         self.awaited: set[bytes] = set()

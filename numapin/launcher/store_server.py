@@ -130,9 +130,9 @@ class _StoreServer:
         """Do what the socket of a client, or the listening one (None), is ready for."""
         if client is None:
             self._accept()
-        if client in self._connections:  # else the one before has closed it
+        if client in self._connections:  # not dropped since the selector returned
             self._send(client)
-        if client in self._connections:  # else that has dropped it
+        if client in self._connections:  # not dropped by _send
             self._receive(client)
 
     def close(self) -> None:

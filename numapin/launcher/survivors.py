@@ -11,7 +11,7 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.launcher.failure import STACK_SIGNAL
 from numapin.system import proc
@@ -24,12 +24,22 @@ _LIMIT_S: Final = 0.2
 _LOOK_S: Final = 0.002
 
 
-def look(pids: Iterable[int]) -> tuple[dict[int, str], int | None, float | None]:
-    """Ask running ranks where they are, and wait at most 0.2 s for their answers.
+class LastLook(NamedTuple):
+    """The state of a job when the failure was seen.
 
-    Returns the stacks of ranks that answered, by the process of the rank; and the size of /dev/shm, and the used share
-    of it, from 0 to 1, None if unknown.
+    Attributes:
+        stacks: The stacks of ranks that answered, by the process of the rank.
+        shm_bytes: The size of /dev/shm. None: unknown.
+        shm_used: The used share of it, from 0 to 1. None: unknown.
     """
+
+    stacks: dict[int, str]
+    shm_bytes: int | None
+    shm_used: float | None
+
+
+def look(pids: Iterable[int]) -> LastLook:
+    """Ask running ranks where they are, and wait at most 0.2 s for their answers."""
     shm_bytes = shm_used = None
     with suppress(OSError, ZeroDivisionError):
         shm = os.statvfs("/dev/shm")  # noqa: S108 - only its size is read
@@ -55,7 +65,7 @@ def look(pids: Iterable[int]) -> tuple[dict[int, str], int | None, float | None]
             if text and text == stacks.get(pid):  # it has written all of it
                 del asked[pid]
             stacks[pid] = text
-    return stacks, shm_bytes, shm_used
+    return LastLook(stacks, shm_bytes, shm_used)
 
 
 def _python_of(pid: int) -> tuple[int, Path | None]:

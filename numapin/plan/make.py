@@ -1,7 +1,8 @@
 """Stage 2: a machine and a request become a plan. The same input gives the same plan.
 
-`make_plan` lists the steps; the functions below it are these steps, in the same order. A rank is a `Draft` until all
-steps are done. Each step adds its reason to the draft, so that a plan explains itself.
+`make_plan` lists the steps; the functions below it follow in that order (step 7 is `Topology.nearest_nics`).
+`add_doubts` adds what the machine's description leaves open. A rank is a `Draft` until all steps are done. Each step
+adds its reason to the draft, so that a plan explains itself.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ def make_plan(topology: Topology, request: Request) -> Plan:
        GPUs' PCI addresses, so that renumbering GPUs moves no CPUs. Of several nodes, a rank's own comes first. Fast
        cores are taken first, evenly.
     6. A rank's thread count is its part of the physical cores of its pool.
-    7. Its memory is on its GPU's node (the package's nodes for `socket`), or on the nearest node with allowed memory.
+    7. Its NICs are the nearest of its GPU (`Topology.nearest_nics`).
+    8. Its memory is on its GPU's node (the package's nodes for `socket`), or on the nearest node with allowed memory.
        Where nodes of GPU memory exist, pages stay on nodes with CPUs.
-    8. Its NICs are the nearest of its GPU (`Topology.nearest_nics`).
 
     Args:
         topology: The machine.
@@ -80,13 +81,13 @@ def plan_and_rank_warnings(topology: Topology, request: Request) -> tuple[Plan, 
     for draft in drafts:
         add_doubts(topology, request, draft)
         gpu = draft.gpu
-        nics = None if gpu is None else nearest_nics.get(gpu.index)  # 8
+        nics = None if gpu is None else nearest_nics.get(gpu.index)  # 7
         if request.nic_env and (nics is None or not nics.has_verbs):
             missing = "no GPU is known" if gpu is None else "no RDMA NIC is known near its GPU"
             if nics is not None:
                 missing = "its NIC is one of Slingshot, which has no verbs device"
             draft.because(f"--nic-env {','.join(request.nic_env)} sets nothing: {missing}", exact=False)
-        assign_memory(machine, request, draft)  # 7
+        assign_memory(machine, request, draft)  # 8
         ranks.append(
             RankPlan(
                 local_rank=draft.local_rank,
@@ -449,7 +450,7 @@ def add_doubts(topology: Topology, request: Request, draft: Draft) -> None:
         draft.because(why, exact=False)
 
 
-# --- 7. memory -------------------------------------------------------------------------------------------------------
+# --- 8. memory -------------------------------------------------------------------------------------------------------
 
 
 def assign_memory(machine: UsableMachine, request: Request, draft: Draft) -> None:

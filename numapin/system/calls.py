@@ -1,6 +1,6 @@
 """Call libnuma, libc and our own stores.c through ctypes: one table of signatures; how this process ends.
 
-Only this folder and `topology/sources/libnuma.py` use ctypes. Works on kernels from 4.18 on, but for `open_inside`; a
+Only this folder and `topology/sources/libnuma.py` use ctypes. Works on kernels from 4.18 on, except `open_inside`; a
 call that the kernel lacks fails with the kernel's errno. libnuma wraps set_mempolicy(2), get_mempolicy(2), mbind(2) and
 move_pages(2) one to one. ctypes releases the GIL during each call.
 """
@@ -56,7 +56,7 @@ _SIGNATURES: Final[dict[str, tuple[str | None, type, tuple[Any, ...]]]] = {
 }
 _OPENAT2: Final = 437
 _RESOLVE_IN_ROOT, _RESOLVE_NO_MAGICLINKS = 0x10, 0x02  # include/uapi/linux/openat2.h
-_NUM_TRIES: Final = 1000  # it fails if a folder is moved anywhere while it follows a ".."
+_NUM_TRIES: Final = 1000  # EAGAIN: a folder was moved somewhere while the kernel followed a ".."
 
 
 def can_load(library: str) -> bool:
@@ -101,12 +101,14 @@ def open_inside(root: int, path: str, flags: int) -> int:
     ENOSYS or EPERM: the kernel has no openat2, or its seccomp filter does not know it.
     """
     how = (c_uint64 * 3)(flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
-    for _ in range(_NUM_TRIES - 1):
+    num_left = _NUM_TRIES
+    while True:
         try:
             return call("syscall", _OPENAT2, root, os.fsencode(path), byref(how), sizeof(how))
         except BlockingIOError:
-            continue
-    return call("syscall", _OPENAT2, root, os.fsencode(path), byref(how), sizeof(how))
+            num_left -= 1
+            if not num_left:
+                raise
 
 
 def end_with_parent(number: int) -> None:

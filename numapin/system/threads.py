@@ -1,7 +1,8 @@
-"""The CPUs of the threads of other processes: list the threads, set their CPUs, and read them back.
+"""The CPUs of threads, of this process and of others: list the threads, set their CPUs, and read them back.
 
 Linux has no call that sets the CPUs of a process, and none that takes a thread by anything but its number. So a thread
 is known by its number and its start time, which are compared before and after each change.
+`bind_threads` compares only the start time of the process, if it is given one.
 
 A memory policy belongs to a thread, too, and only the thread itself can set it; the other threads of a bound process
 allocate on the node of the CPU that they run on, unless they have another policy.
@@ -97,7 +98,7 @@ _MOST_PASSES: Final = 100
 def bind_threads(
     pid: int, cpus: frozenset[int], *, before: Collection[frozenset[int]] | None = None, start: int | None = None
 ) -> tuple[str, ...]:
-    """Bind every thread of a process, until no thread is found that is not bound; return what was refused.
+    """Bind every thread of a process, again until no thread changes; return what was refused.
 
     `before` are the sets of CPUs that the process had so far. Threads with others, all among the new ones, keep them:
     the program has placed them itself. None: every thread gets the new CPUs. With `start`, the start time of the
@@ -111,7 +112,8 @@ def bind_threads(
             tids = [int(name) for name in os.listdir(f"{folder_of(pid)}/task")]
         except (FileNotFoundError, ProcessLookupError):
             break
-        if sum(_bind(tid, cpus, before, refusals) for tid in tids) == 0:
+        changed = [_bind(tid, cpus, before, refusals) for tid in tids]
+        if not any(changed):
             break
     else:
         refusals[f"process {pid} starts threads faster than they can be bound; some may be on other CPUs"] = None

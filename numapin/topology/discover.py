@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numapin.topology.readings import Readings
 
-_EXAMPLE: Final = "example:"  # the name of a built-in machine starts so
+_EXAMPLE: Final = "example:"  # prefix of the names of built-in machines
 _EXAMPLES: Final = Path(__file__).with_name("machines")
 _SAVE: Final = "write a machine file with: numapin topo --save FILE"
 _MAX_FILE_BYTES: Final = 64 << 20  # lstopo writes about 30 MB for 4096 CPUs

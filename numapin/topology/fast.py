@@ -81,7 +81,7 @@ def fast_cores(topology: Topology) -> tuple[list[FastCores], list[str]]:
 
 
 def _values(cores: Sequence[Core], by_cpu: Mapping[int, int | None]) -> tuple[list[int], str]:
-    """Return the value of each core, none if they are unknown, and why they cannot be used ("": they can)."""
+    """Return one value per core (none if they are unknown), and why they cannot be used, or ""."""
     by_core = [(core, {by_cpu.get(cpu) for cpu in core.cpus}) for core in cores]
     mixed = next((core for core, values in by_core if len(values) > 1), None)
     unknown = [core.id for core, values in by_core if None in values]

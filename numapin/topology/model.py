@@ -121,7 +121,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuSpeed:
-    """The ratings of CPUs that have the same ones; only ratings of one kind can be compared. None: unknown."""
+    """CPUs with the same ratings; only ratings of one kind can be compared. None: unknown."""
 
     cpus: CpuSet
     highest_perf: int | None = None

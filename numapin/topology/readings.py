@@ -128,7 +128,7 @@ class PciReading:
     pcie: Pcie = Pcie()
 
     interfaces: tuple[Nic, ...] = ()
-    """The names of a NIC, without its place. The rest is of a GPU."""
+    """The names of a NIC, without its place. The fields below are for GPUs only."""
     vendor: GpuVendor | None = None
     name: str | None = None
     uuid: str | None = None
@@ -152,7 +152,7 @@ class PciReading:
 
     @property
     def known_parents(self) -> tuple[str, ...] | None:
-        """The bridges above it. None: the source may not have all of them, as it has neither these nor the root."""
+        """The bridges above it, nearest first. None: unknown, because the source has neither bridges nor a root."""
         return self.parents[:MAX_PARENTS] if self.parents or self.host_bridge else None
 
     @property
@@ -162,7 +162,7 @@ class PciReading:
 
     @property
     def gpu_vendor(self) -> GpuVendor | None:
-        """The maker of a GPU, NVIDIA if the source is from before other vendors were read. None: it is a NIC."""
+        """The maker of a GPU; NVIDIA if the source names none. None: it is a NIC."""
         return None if self.interfaces else self.vendor or GpuVendor.NVIDIA
 
     @property

@@ -202,7 +202,7 @@ def _cuda_variables(gpus: Sequence[Gpu], _environ: Environ) -> dict[str, str]:
     return {_CUDA: ",".join(not_none(gpu.uuid for gpu in gpus))}
 
 
-def _cuda_order_known(_gpus: object, _environ: Environ) -> str:
+def _why_cuda_order_unknown(_gpus: object, _environ: Environ) -> str:
     return ""  # GPUs of unknown order have no `cuda_index`
 
 
@@ -366,7 +366,7 @@ _TABLE: Final[Mapping[GpuVendor, VendorSupport]] = {
         hiding_variables=(_CUDA,),
         mark_visible=_seen_by_cuda,
         variables_for=_cuda_variables,
-        why_order_unknown=_cuda_order_known,
+        why_order_unknown=_why_cuda_order_unknown,
         driver_remedy="load the driver, or give the container the GPUs: docker run --gpus all",
         kubernetes_resource="nvidia.com/gpu",
         apptainer_options=("--nv",),

@@ -77,8 +77,10 @@ def link_words(topology: Topology, devices: Sequence[Collection[str]]) -> dict[f
 
 def link_meanings(words: Collection[str]) -> list[tuple[str, str]]:
     """Return the words of a legend for these links, each with its meaning."""
-    # "NV#" of "NV12"; "XGMI" of "XGMI", of which the number is unknown.
-    used = {f"{family}#" if (family := gpu_link(word)) not in ("", word) else word for word in words}
+    used: set[str] = set()
+    for word in words:
+        family = gpu_link(word)
+        used.add(f"{family}#" if family and family != word else word)  # "NV#" of "NV12"; "XGMI" has no number
     return [(word, meaning) for word, meaning in LINK_MEANINGS.items() if word in used]
 
 

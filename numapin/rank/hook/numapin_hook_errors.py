@@ -69,6 +69,7 @@ def watch(file: str, folder: str) -> None:
             except BaseException:
                 pass
 
+    # 1. An uncaught exception: both of Python's hooks record it.
     def recording(theirs: Hook) -> Hook:
         """Return a hook that records the exception and calls theirs."""
 
@@ -84,6 +85,7 @@ def watch(file: str, folder: str) -> None:
     ours = (first, first if current is pythons else recording(current))  # a .pth file may have replaced it
     sys.__excepthook__, sys.excepthook = ours  # type: ignore[assignment] # of two types in typeshed
 
+    # 2. An exception that only the program's own hook has seen: found at exit.
     def look() -> None:
         """Record the last exception, unless a hook of ours has seen it: one that is handled stays there, too."""
         error = getattr(sys, "last_value", None)
@@ -92,6 +94,8 @@ def watch(file: str, folder: str) -> None:
             record(error)
 
     atexit.register(look)
+
+    # 3. The text of sys.exit.
     pythons_exit = sys.exit
 
     def leave(status: str | int | None = None, /) -> NoReturn:
@@ -116,6 +120,8 @@ def watch(file: str, folder: str) -> None:
 
     leave.__module__, leave.__qualname__ = "sys", "exit"  # programs pickle it, e.g. as a process's target
     sys.exit = leave
+
+    # 4. Another Python in place of this one.
     execv = os.execv
 
     def become(path: Path, arguments: list[str]) -> NoReturn:
@@ -136,7 +142,7 @@ def watch(file: str, folder: str) -> None:
     become.__module__, become.__qualname__ = "os", "execv"
     os.execv = become  # type: ignore[assignment] # of more types in typeshed
 
-    # A signal writes the main thread's stack, whatever it is doing, into a file with this name in /proc/PID/fd.
+    # 5. A signal writes the main thread's stack, whatever it is doing, into a file with this name in /proc/PID/fd.
     # No Python code needs to run for that. The program may close the file.
     faulthandler.register(SIGRTMAX - 1, os.memfd_create("numapin-stack"), all_threads=False)
 

@@ -99,7 +99,7 @@ def read_hwloc(root: Element) -> Readings:
     )
 
     with_cpus = CpuSet(node.id for node in nodes if node.cpus)
-    # `build` refuses as many devices and interfaces as can be read here.
+    # One more than `build` accepts is read, so that it refuses the file.
     devices = list(islice(_read_pci(objects["PCIDev"], with_cpus, version), MAX_DEVICES + 1))
     other_nics = (
         replace(nic, node=_home(above, with_cpus)[1])
@@ -170,7 +170,7 @@ def _read_cpus(objects: Iterable[Placed], machine: Element) -> tuple[tuple[CpuRe
 def _read_nodes(
     objects: Iterable[Placed], online: CpuSet, distances: Mapping[int, Mapping[int, int]]
 ) -> tuple[tuple[NodeReading, ...], CpuSet]:
-    """Return the nodes, and those of which the file does not say whether they have the CPUs that it lists."""
+    """Return the nodes, and those whose CPUs are in doubt."""
     elements: dict[int, Element] = {}
     for element, _ in objects:
         node = element.id("os_index")

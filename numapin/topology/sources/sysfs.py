@@ -141,7 +141,7 @@ def _read_cpus(tree: Tree, online: CpuSet) -> tuple[tuple[CpuReading, ...], tupl
         cpus: tree.number(f"{_CPU}/cpu{min(cpus)}/topology/physical_package_id")
         for cpus in dict.fromkeys(around.values())
     }
-    # Of packages with one number, those are left out that the kernel lists differently.
+    # Of packages with the same number, those stay whose list the kernel confirms.
     listed = list(dict.fromkeys(packages.values()))
     num_with = Counter(numbers[cpus] for cpus in listed)
     whole = {

@@ -14,6 +14,7 @@ from numapin.launcher.options import TORCHRUN_OPTIONS, Job, parse
 from numapin.launcher.ranks import StartedRank, StopSignal, notes_of
 from numapin.launcher.store import MAGIC, REQUESTS, RankStore, StoreClient, StoreRefusal
 from numapin.launcher.store_server import LOOPBACK, listen, serving, torch_folder, why_not_served
+from numapin.launcher.survivors import LastLook
 from numapin.plan.model import GpuRef
 from numapin.rank import handover
 from numapin.system.peers import LocalPeers

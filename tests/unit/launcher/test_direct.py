@@ -14,7 +14,7 @@ import pytest
 from numapin import Request, make_plan
 from numapin.errors import NumapinError, Stopped
 from tests.pictures import golden_machine
-from tests.unit.launcher.seam import HostPlace, RankOutput, StartedRank, launch, notes_of, parse
+from tests.unit.launcher.seam import HostPlace, LastLook, RankOutput, StartedRank, launch, notes_of, parse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ def test_a_rank_that_sigkill_does_not_end(tmp_path: Path) -> None:
     ranks: Any = [StartedRank(number, SimpleNamespace(pid=40 + number)) for number in range(2)]  # type: ignore[arg-type]
     ranks[0].status, ranks[1].asked_s = 3, 100.0
     files = [RankOutput(str(tmp_path / f"error-{number}.json")) for number in range(2)]
-    failed = launch.RankFailed(frozenset({1}), {41: "stack"}, None, None)
+    failed = launch.RoundFailed(frozenset({1}), LastLook({41: "stack"}, None, None))
     job = parse(["train.py"], {}, {}, python="python3", prog="numapin run")
     place = HostPlace(0, 1, 4, 8, 4, 8, "127.0.0.1", 1)
     first, rank = launch.account(job, plan, place, ranks, files, failed=failed, kills_before=None).failure.ranks
