@@ -36,6 +36,7 @@ PAGE: Final = mmap.PAGESIZE
 SIZE: Final = 4 * PAGE
 SERIAL: Final = 3
 SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+NEVER_EXECUTED: Final = 0x0008  # MFD_NOEXEC_SEAL
 
 
 class Rank:
@@ -231,6 +232,18 @@ class TestSeals:
         status = os.waitpid(child, 0)[1]
         os.close(fd)
         assert status == 0
+
+    def test_it_never_becomes_a_program(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Since Linux 6.3 the kernel warns of a memfd that may, or refuses it (vm.memfd_noexec)."""
+        own, asked = os.memfd_create, []
+
+        def memfd_create(name: str, flags: int) -> int:
+            asked.append(flags)
+            return own(name, flags)
+
+        monkeypatch.setattr(os, "memfd_create", memfd_create)
+        take(rank.own)
+        assert asked[0] & NEVER_EXECUTED
 
 
 def is_refused(fd: int, num_bytes: int) -> bool:

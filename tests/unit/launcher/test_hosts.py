@@ -12,8 +12,8 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined] # torch marks no exports
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from numapin.errors import Stopped
-from tests.unit.launcher.seam import HostPlace, NotMet, SeveralHosts, StopSignal, hosts
+from numapin.errors import Stopped, UsageError
+from tests.unit.launcher.seam import HostPlace, NotMet, SeveralHosts, StopSignal, hosts, parse
 
 
 class Waiting:
@@ -125,6 +125,15 @@ def test_a_signal_ends_the_wait_for_a_round() -> None:
     with pytest.raises(StopSignal):
         made.join(Waiting(StopSignal(signal.SIGTERM)))
     never.set()
+
+
+def test_a_backend_that_torch_does_not_have() -> None:
+    """The message names the option, and the hint one that works, instead of torch's traceback."""
+    line = ("--nnodes", "2", "--rdzv-backend", "c10dd", "--rdzv-endpoint", "localhost:1", "train.py")
+    job = parse(line, {}, {}, python="python3", prog="numapin run")
+    with pytest.raises(UsageError, match="--rdzv-backend c10dd: ") as raised:
+        SeveralHosts(job, 1, Waiting())  # type: ignore[arg-type] # of the launcher's signals, `ring` is enough
+    assert raised.value.hint == "several hosts meet with: --rdzv-backend c10d"
 
 
 def test_the_host_of_the_rendezvous_is_gone() -> None:

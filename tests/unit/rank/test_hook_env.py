@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -70,10 +71,15 @@ def test_an_old_python_starts_as_without_the_hook(version: str, tmp_path: Path) 
     code = (
         "import sys; print([p for p in sys.path if 'hook' in p], getattr(sys.modules.get('sitecustomize'), 'seen', 0))"
     )
-    for path, seen in ((FOLDER, 0), (f"{FOLDER}:{tmp_path}", 1)):
+    rank = {
+        "NUMAPIN_CHILDREN": "{}",
+        "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error"),
+        "NUMAPIN_RANK_PID": str(os.getsid(0)),
+    }
+    for path, seen, asked in ((FOLDER, 0, {}), (f"{FOLDER}:{tmp_path}", 1, {}), (FOLDER, 0, rank)):
         done = subprocess.run(
             [python, "-c", f"from __future__ import print_function; {code}"],
-            env={"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+            env={"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **asked},
             capture_output=True,
             text=True,
             check=False,
