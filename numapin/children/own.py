@@ -20,7 +20,6 @@ import sys
 import time
 from _thread import RLock, get_native_id
 from contextlib import suppress
-from copy import copy
 
 from numapin.base.cpu_set import CpuSet
 from numapin.children import records
@@ -223,13 +222,7 @@ def _bind_to(plan: ChildTable, taken: TakenGpus, others: Mapping[int, RankSlice]
 def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     """Bind all threads as the slices say, and the processes that follow; record the result."""
     slices = list(taken.slices.values())
-    wanted = copy(slices[0])
-    if len(slices) > 1:  # the CPUs of all; their memory policy if they agree, else "local"
-        wanted.cpus = CpuSet().union(*(own.cpus for own in slices))
-        if len({(own.memory, own.nodes) for own in slices}) > 1 and wanted.memory != "none":
-            wanted.memory = "local"
-        limits = [own.within for own in slices if own.within]
-        wanted.within = CpuSet().union(*limits) if limits else None
+    wanted = slices[0] if len(slices) == 1 else _widened(slices)
     taken.had.add(frozenset(os.sched_getaffinity(0)))  # the process that it follows may have been bound meanwhile
     applied = bind.apply(wanted)
     if not taken.is_asked and get_native_id() != taken.pid:  # what holds is the main thread's policy, not this one's
@@ -272,6 +265,19 @@ def _bind(plan: ChildTable, taken: TakenGpus, how: str) -> None:
         applied_there = theirs.get("applied")
         if isinstance(applied_there, dict) and "cpus" in applied_there:
             bind_threads(child, CpuSet.parse(applied_there["cpus"]), start=start)
+
+
+def _widened(slices: Sequence[RankSlice]) -> RankSlice:
+    """Return the CPUs of several slices; their memory policy if they agree, else "local"."""
+    wide = RankSlice.__new__(RankSlice)
+    for name in RankSlice.__slots__:
+        setattr(wide, name, getattr(slices[0], name))
+    wide.cpus = CpuSet().union(*(own.cpus for own in slices))
+    if len({(own.memory, own.nodes) for own in slices}) > 1 and wide.memory != "none":
+        wide.memory = "local"
+    limits = [own.within for own in slices if own.within]
+    wide.within = CpuSet().union(*limits) if limits else None
+    return wide
 
 
 def _keep_rank_from_children() -> None:

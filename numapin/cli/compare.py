@@ -29,8 +29,6 @@ from numapin.cli.output import (
     write,
 )
 from numapin.cli.torch_import import require_torch
-from numapin.compare.job import JobOptions
-from numapin.compare.measure import duration, measure_all
 from numapin.compare.record import MOST_STEPS, StepSettings
 from numapin.compare.variants import (
     DEFAULT,
@@ -44,9 +42,7 @@ from numapin.compare.variants import (
     require_different_names,
 )
 from numapin.errors import NumapinError, PlanError, UsageError
-from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.request import Bind, Request
-from numapin.rank import hook_env
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -175,6 +171,9 @@ def compare(**values: object) -> None:
     """
     options = record_of(_CompareOptions, values)
     _check(options)
+    from numapin.plan.make import default_num_ranks, make_plan  # --help needs neither
+    from numapin.rank import hook_env
+
     topology = topology_from(gpu_nodes=None)
     # numapin's plan gives the number of ranks and their nodes; some machines have no plan.
     plan: Plan | None = None
@@ -228,6 +227,8 @@ def default_names(topology: Topology, plan: Plan | None) -> tuple[str, ...]:
     """Return the default variants, with `--bind socket` if it uses CPUs that the plan leaves idle."""
     if plan is None:
         return DEFAULT
+    from numapin.plan.make import make_plan
+
     wider = make_plan(topology, Request(num_ranks=len(plan.ranks), bind=Bind.SOCKET))
     used, usable = (CpuSet().union(*(rank.cpus for rank in one.ranks)) for one in (plan, wider))
     if usable <= used:
@@ -255,6 +256,8 @@ def _exiting_on_sigterm() -> Iterator[None]:
 def _compare(options: _CompareOptions, variants: list[Variant], topology: Topology, plan: Plan | None) -> None:
     """Make all runs, and show the report. Raises NumapinError if there was nothing to compare."""
     from numapin.bench.machine import read_machine
+    from numapin.compare.job import JobOptions
+    from numapin.compare.measure import measure_all
     from numapin.compare.report import make_report
     from numapin.topology.sources.nvml import open_loads
 
@@ -344,6 +347,8 @@ def _run_in_words(made: ComparedRun, *, is_first: bool) -> str:
     result = made.result
     if result.failure is not None:
         return f"{name} failed, and is left out: {result.failure.partition(chr(10))[0]}"
+    from numapin.compare.measure import duration
+
     left = f"; {duration(made.left_s)} left" if made.left_s else ""
     times = f"{result.figures['step_s'] * 1000:.2f} ms per step, in {made.took_s:.0f} s{left}"
     uncounted = f"{'first' if is_first else 'second'} run, not counted"
@@ -362,6 +367,8 @@ def _all_failed(report: CompareReport) -> str:
 
 def progress_text(progress: RunProgress) -> str:
     """Return the current run, and how long it and the rest will take."""
+    from numapin.compare.measure import duration
+
     left_s = progress.left_s
     when = "" if left_s is None else f"; {duration(left_s)} left"
     run = "first run, not counted" if progress.round is None else f"run {progress.number}/{progress.total}"

@@ -7,6 +7,7 @@ ranks. In all other cases the launcher ends it.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -37,15 +38,19 @@ _OF_RANKS: Final = ("LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")  # a launcher ha
 def main() -> None:
     """Kill the ranks of a launcher that is ending, and what they started.
 
-    The arguments are the launcher's process id and the folder of its run. All signals are blocked: the launcher ends
-    its guardian by SIGKILL, so that Ctrl-C, or a scheduler that signals all processes of a job, does not end it first.
+    The arguments are the launcher's process id, the folder of its run, and the descriptor of the folder's lock, if it
+    has one. All signals are blocked: the launcher ends its guardian by SIGKILL, so that Ctrl-C, or a scheduler that
+    signals all processes of a job, does not end it first.
 
-    This process has inherited the lock of the folder. So no other launcher sweeps it, or a nested run's in it, before
-    this has ended.
+    This process has inherited the lock. So no other launcher sweeps the folder, or a nested run's in it, before this
+    has ended.
     """
-    launcher, folder = int(sys.argv[1]), sys.argv[2]
+    launcher, folder, locks = int(sys.argv[1]), sys.argv[2], [*map(int, sys.argv[3:])]
     while os.getppid() == launcher:  # a caller of spawn may have closed all files that it did not open
         time.sleep(LOOK_S)
+    for lock in locks:  # a run whose launcher has ended does not count as active
+        with suppress(OSError):  # the file system has no locks
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     # The shims have recorded the process ids and start times of their ranks; those of the last round count.
     rounds: dict[int, dict[int, int]] = {}

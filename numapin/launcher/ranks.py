@@ -252,7 +252,7 @@ def guarded(folder: str) -> Iterator[None]:
     # Only the launcher has the other end of the guardian's stdin, so the kernel closes it when the launcher ends. Until
     # then the guardian is a shell, which starts in 1 ms, or a Python (10 ms) in containers without one.
     code = f"import os; os.read(0, 1); {shim.FIND_NUMAPIN}; from numapin.launcher.guardian import main; main()"
-    command = [sys.executable, "-I", "-S", "-c", code, str(os.getpid()), folder]
+    command = [sys.executable, "-I", "-S", "-c", code, str(os.getpid()), folder, *map(str, lock_of(folder))]
     if os.path.exists("/bin/sh"):
         command = ["/bin/sh", "-c", 'read -r _; exec "$@"', "sh", *command]
     process = None

@@ -44,7 +44,7 @@ _NUMBER: Final = re.compile(r"\d{1,18}", re.ASCII)
 class _Taken:
     """What the files of a capture have taken so far; CPU time, because a file system may be slow."""
 
-    since_s: float = field(default_factory=time.process_time)
+    seconds: float = 0.0
     num_files: int = 0
     num_bytes: int = 0
 
@@ -136,7 +136,7 @@ class Tree:
         if not self.root:
             try:
                 return os.readlink(f"/{path}")  # not with Path, which takes longer than the call, some 500 times
-            except OSError:
+            except (OSError, ValueError):
                 return None
         fd = self._opened(path, _LINK)
         if fd is None:
@@ -157,28 +157,41 @@ class Tree:
 
     def _open_in_capture(self, path: str, flags: int) -> int:
         """Open a regular file or directory, or a link as such with `_LINK`. Raises OSError, ValueError."""
-        self._taken.num_files += 1
-        taken_s = time.process_time() - self._taken.since_s
-        if taken_s > _FREE_S + _MAX_S_PER_FILE * self._taken.num_files:
-            problem = f"{self._taken.num_files} of its files took {taken_s:.1f} s of CPU time; its links lead too far"
-            raise self.error(path, problem)
         if "\0" in path:
             raise ValueError(path)
+        taken = self._taken
+        if taken.seconds > _FREE_S + _MAX_S_PER_FILE * taken.num_files:
+            problem = f"{taken.num_files} of its files took {taken.seconds:.1f} s of CPU time; its links lead too far"
+            raise self.error(path, problem)
+        begun_s = time.thread_time()
         top = os.open(self.root, os.O_PATH | os.O_CLOEXEC)
         try:
-            if flags == _LINK:
-                return calls.open_inside(top, path, flags)
             # To open a device, or the end of a pipe, may have an effect, so it is looked at first.
-            seen = calls.open_inside(top, path, os.O_PATH | os.O_CLOEXEC)
-            mode = os.fstat(seen).st_mode
-            os.close(seen)
-            if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-                return calls.open_inside(top, path, flags)
+            seen = self._look(top, path, flags & os.O_NOFOLLOW)
+            if flags == _LINK:
+                return seen
+            try:
+                found = os.fstat(seen)
+                if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+                    raise OSError(errno.EINVAL, "not a regular file", path)
+                opened = calls.open_inside(top, path, flags)
+            finally:
+                os.close(seen)
+            if os.path.samestat(os.fstat(opened), found):
+                return opened
+            os.close(opened)
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+        finally:
+            os.close(top)
+            taken.num_files += 1
+            taken.seconds += time.thread_time() - begun_s
+
+    def _look(self, top: int, path: str, no_follow: int) -> int:
+        """Return a descriptor of what is there, which cannot be read. Raises OSError, MachineFileError."""
+        try:
+            return calls.open_inside(top, path, os.O_PATH | os.O_CLOEXEC | no_follow)
         except OSError as error:
             if error.errno in (errno.ENOSYS, errno.EPERM):
                 problem = f"the kernel refuses openat2, with which captures are read: {error.strerror}"
                 raise MachineFileError(f"{self.root}/{path}: {problem}", _NEEDS_OPENAT2) from None
             raise
-        finally:
-            os.close(top)
-        raise OSError(errno.EINVAL, "not a regular file")

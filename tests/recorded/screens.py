@@ -41,6 +41,7 @@ class Screens:
             **{name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ},
             "HOME": str(folder),
             "TMPDIR": str(folder),
+            "NUMAPIN_RUN_DIR": str(folder / "runs"),  # active runs elsewhere are not seen
             "TERM": "xterm",
             "LANG": "C.UTF-8",
             "PYTHONUTF8": "1",

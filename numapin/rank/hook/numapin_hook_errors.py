@@ -170,9 +170,11 @@ def _has_ended() -> bool:
 
 def _text_of(error: BaseException, now_s: float, library: Sequence[str] | None) -> str:
     """Return the exception as torch's error file has it; without Python's library, with a plain traceback."""
-    # Python's module would hold several copies of a message of megabytes.
-    is_long = any(isinstance(part, (str, bytes)) and len(part) > _MOST_COPIED for part in error.args)
-    traceback = None if library is None or is_long else _pythons_traceback(library)
+    traceback = None
+    if library is not None:  # without it, nothing of the program's own runs here: its `args` may raise, too
+        # Python's module would hold several copies of a message of megabytes.
+        is_long = any(isinstance(part, (str, bytes)) and len(part) > _MOST_COPIED for part in error.args)
+        traceback = None if is_long else _pythons_traceback(library)
     if traceback is None:
         parts, last = _plain_texts_of(error)
     else:

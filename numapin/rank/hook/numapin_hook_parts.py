@@ -151,7 +151,7 @@ def _count_steps(part: str, module: ModuleType) -> None:
     """Let `numapin trace` or `numapin compare` count the steps of this module. If this interpreter cannot, warn."""
     try:
         attach = __import__(f"numapin.{part}.hook", fromlist=["attach"]).attach
-    except (ImportError, SyntaxError) as error:
+    except (ImportError, SyntaxError, AttributeError) as error:  # AttributeError: another version of numapin
         _warn(f"cannot import numapin ({error})", _UNCOUNTED[part], _remedy(error))
     else:
         attach(module)

@@ -136,15 +136,19 @@ def _started() -> Iterator[ModuleType | NvmlReadings]:
     if not calls.can_load(_LIBRARY):
         yield NvmlReadings(gpus=None, notes=(f"NVML could not be loaded: no {_LIBRARY}; {_REMEDIES[12]}",))
         return
+    failed = None
     try:
         import pynvml
     except ImportError as error:
-        yield NvmlReadings(gpus=None, notes=(f"NVML cannot be used: {error}; type: pip install nvidia-ml-py",))
-        return
-    try:
-        pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)  # a driver without GPUs is not an error
-    except pynvml.NVMLError as error:
-        yield _failed("NVML could not be loaded" if error.value == 12 else "NVML did not start", error)
+        note = f"NVML cannot be used: {error}; type: pip install nvidia-ml-py"
+        failed = NvmlReadings(gpus=None, notes=(note,))
+    else:
+        try:
+            pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)  # a driver without GPUs is not an error
+        except pynvml.NVMLError as error:
+            failed = _failed("NVML could not be loaded" if error.value == 12 else "NVML did not start", error)
+    if failed is not None:
+        yield failed
         return
     try:
         yield pynvml
