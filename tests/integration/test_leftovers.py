@@ -203,7 +203,8 @@ def test_the_guardian(tmp_path: Path) -> None:
 def test_the_guardian_of_a_killed_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_shell: bool) -> None:
     """It ends what a rank's record names, with or without a shell in the container, and then itself.
 
-    Another launcher that starts at once does not remove the records before the guardian has read them.
+    Another launcher that starts at once does not remove the records before the guardian has read them. The run does not
+    count as active meanwhile.
     """
     exists = os.path.exists
     monkeypatch.setattr(os.path, "exists", lambda path: (has_shell or path != "/bin/sh") and exists(path))
@@ -221,8 +222,11 @@ def test_the_guardian_of_a_killed_launcher(tmp_path: Path, monkeypatch: pytest.M
                 finally:
                     os._exit(1)
             os.waitpid(launcher, 0)
+            (killed,) = (str(path) for path in tmp_path.glob("numapin-*"))
             with run_folder.run_directory(environ):
                 pass
+            assert wait_until(lambda: not run_folder.is_live(killed), limit_s=60)
+            assert rank.poll() is None
             guardian = int(guardian_file.read_text())
             assert rank.wait(60) == -signal.SIGKILL
             assert wait_until(lambda: gone(guardian), limit_s=60)
