@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import os
 import platform
-import time
 import weakref
 from dataclasses import dataclass
 from functools import cache, partial
@@ -261,7 +260,7 @@ class DataPath:
         self.counts.note_arrival(head)
         if head.miss is not None:
             self.notices.report_miss(head.miss)
-        if head.num_kept_before > MOST_KEPT:
+        if head.kept and head.num_kept_before > MOST_KEPT:
             self.notices.warn(_MANY_ARE_KEPT)
 
     def note_step(self, *, waited_s: float, stepped_s: float | None, now_s: float) -> None:

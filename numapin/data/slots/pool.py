@@ -129,28 +129,26 @@ class Pool:
                 views.append(None)
             else:
                 try:
-                    slot = self._slot_of(part, worker)
+                    slot = self._adopt(part, worker) if part.is_new else self._granted[worker].pop(part.slot)
                 except OSError as error:  # first take the other parts: their descriptors and slots would be lost
                     failed = failed or error
                     continue
+                slot.is_clean = False
+                unclean = self._unclean[worker]
+                if slot not in unclean:  # one slot in turn with itself would be added with every batch
+                    unclean.append(slot)
                 views.append(slot.lend(part.num_bytes, self._ended.append))
                 if self._is_closed:  # meanwhile, by another thread
                     slot.retire()
                     _orphans[slot] = self
                     self._watch(slot)
                 is_pinned = is_pinned and slot.pinned_on is not None
-        for number in self._slots.keys() & head.inherited:
-            self._slots[number].is_inherited = True
+        if head.inherited:
+            for number in self._slots.keys() & head.inherited:
+                self._slots[number].is_inherited = True
         if failed is not None:
             raise failed
         return tuple(views), is_pinned
-
-    def _slot_of(self, part: PartHead, worker: int) -> Slot:
-        slot = self._adopt(part, worker) if part.is_new else self._granted[worker].pop(part.slot)
-        slot.is_clean = False
-        if slot not in self._unclean[worker]:  # one slot in turn with itself would be added with every batch
-            self._unclean[worker].append(slot)
-        return slot
 
     def _adopt(self, part: PartHead, worker: int) -> Slot:
         """Take over a slot that a worker has made."""
@@ -190,13 +188,21 @@ class Pool:
             self._poison_cleaned()
         if len(self._slots) > self._num_allowed:
             self._limit_slots()
-        for slot in self._settling.ended():
-            self._set_free(slot)
+        if self._settling.num_begun:
+            for slot in self._settling.ended():
+                self._set_free(slot)
         if self._ended and os.getpid() == self.pid:  # otherwise: in a child that the user forked
-            self._take_ended()
-        self._take_passed()
-        if len(self.quarantine) > _SPARE:
-            self._wait_for_copies()
+            while self._ended:
+                slot = self._ended.popleft().slot
+                # A copy from a pageable slot has read it when its call returns.
+                if slot.pinned_on is None or self.spec.reader() is None:
+                    self._take_back(slot)
+                else:
+                    self.quarantine.admit(slot)
+        if self.quarantine.is_in_use:
+            self._take_passed()
+            if len(self.quarantine) > _SPARE:
+                self._wait_for_copies()
 
     def _limit_slots(self) -> None:
         """If there are too many slots, give up the oldest that are lent: the loop keeps their batches."""
@@ -206,14 +212,6 @@ class Pool:
             return
         for slot in [slot for slot in self.slots if slot.lease is not None][:excess]:
             self._give_up(slot)
-
-    def _take_ended(self) -> None:
-        """Take back pageable slots: a copy from them has read them when its call returns. Others are held back."""
-        for slot in [self._ended.popleft().slot for _ in range(len(self._ended))]:
-            if slot.pinned_on is None:
-                self._take_back(slot)
-            else:
-                self.quarantine.admit(slot)
 
     def _poison_cleaned(self) -> None:
         """Poison the slots that were free while their workers may still have referred to them.
@@ -291,8 +289,15 @@ class Pool:
 
         `offer` hands (number, descriptor) to the worker, and returns whether it could.
         """
-        forgotten = self._take_forgotten(worker)
-        slot = self._pick(worker)
+        forgotten, waiting = (), self._forgotten[worker]
+        if waiting:  # torch's pin thread may add more meanwhile
+            forgotten = tuple([waiting.popleft() for _ in range(len(waiting))])
+        slot = None
+        if len(self._granted[worker]) <= self.spec.prefetch:  # else the worker has not used the slots that it got
+            slot = self._free.take(worker)
+            while slot is not None and (slot.is_inherited or not self.sizes.is_useful(slot.num_bytes)):
+                self._give_up(slot)
+                slot = self._free.take(worker)
         is_new = slot is not None and worker not in slot.mapped_by
         if slot is not None and is_new and (slot.fd is None or not offer(slot.number, slot.fd)):
             self._set_free(slot)
@@ -303,20 +308,6 @@ class Pool:
         slot.worker = worker
         self._granted[worker][slot.number] = slot
         return Grant(slot.number, slot.num_bytes, is_new, self.sizes.expected_bytes, forgotten)
-
-    def _take_forgotten(self, worker: int) -> tuple[int, ...]:
-        forgotten = self._forgotten[worker]
-        return tuple([forgotten.popleft() for _ in range(len(forgotten))])
-
-    def _pick(self, worker: int) -> Slot | None:
-        """Choose a free slot. None: all are in use, or the worker has not used the ones that it got."""
-        if len(self._granted[worker]) > self.spec.prefetch:
-            return None
-        while (slot := self._free.take(worker)) is not None:
-            if self.sizes.is_useful(slot.num_bytes) and not slot.is_inherited:
-                return slot
-            self._give_up(slot)
-        return None
 
     def recover(self) -> None:
         """Take back the slots that the workers had. Only when they are all gone."""

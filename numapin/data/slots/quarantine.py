@@ -33,6 +33,11 @@ class Quarantine:
         """Return the number of slots that are held back."""
         return len(self._waiting) + sum(len(slots) for _, slots in self._covered)
 
+    @property
+    def is_in_use(self) -> bool:
+        """Return whether slots are held back."""
+        return bool(self._waiting or self._covered)
+
     def admit(self, slot: Slot) -> None:
         """Take in a slot that nothing refers to."""
         self._waiting.append(slot)
@@ -53,7 +58,7 @@ class Quarantine:
 
         Nothing passes during the capture of a CUDA graph: recording an event would break the capture.
         """
-        if not (self._waiting or self._covered):
+        if not self.is_in_use:
             return []
         driver = self._find_driver()
         if driver is None:
