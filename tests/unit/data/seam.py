@@ -24,7 +24,6 @@ from numapin.data.message import (
     decode,
     encode_plain,
     move,
-    tensor_over,
     unpack,
 )
 from numapin.data.message import encode as message_encode
