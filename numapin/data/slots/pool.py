@@ -117,7 +117,16 @@ class Pool:
             self.spec.report(note)
         for number in head.refused:
             self._give_up(self._granted[worker].pop(number, None))
-        self._note_kept(worker, head.kept)
+        unclean = self._unclean[worker]
+        if unclean:  # no other worker may write to slots that this one still refers to
+            for slot in unclean:
+                slot.is_clean = slot.number not in head.kept
+                if self.spec.poison and slot.is_clean:
+                    self._cleaned.append(slot)
+            if head.kept:
+                unclean[:] = [slot for slot in unclean if not slot.is_clean]
+            else:
+                unclean.clear()
         views: list[memoryview | None] = []
         is_pinned, failed = True, None
         for part in head.parts:
@@ -134,7 +143,6 @@ class Pool:
                     failed = failed or error
                     continue
                 slot.is_clean = False
-                unclean = self._unclean[worker]
                 if slot not in unclean:  # one slot in turn with itself would be added with every batch
                     unclean.append(slot)
                 views.append(slot.lend(part.num_bytes, self._ended.append))
@@ -163,16 +171,6 @@ class Pool:
             self._settling.settle(slot)
         self._slots[slot.number] = slot
         return slot
-
-    def _note_kept(self, worker: int, kept: tuple[int, ...]) -> None:
-        """Note which slots a worker still refers to: no other worker may write to them."""
-        unclean = self._unclean[worker]
-        if unclean:
-            self._unclean[worker] = [slot for slot in unclean if slot.number in kept]
-            for slot in unclean:
-                slot.is_clean = slot.number not in kept
-                if self.spec.poison and slot.is_clean:
-                    self._cleaned.append(slot)
 
     def _max_slots(self) -> int:
         """Return the number of slots that may have descriptors; more are lent if the loop keeps many batches."""
