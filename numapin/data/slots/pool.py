@@ -83,7 +83,7 @@ class Pool:
 
     def __init__(self, spec: PoolSpec) -> None:
         self.spec, self.pid = spec, os.getpid()
-        self.quarantine = Quarantine(spec.reader)
+        self.quarantine: Quarantine[Slot] = Quarantine(spec.reader)
         self.sizes = RecentSizes()
         self.arrivals = Handover(child_sends=True)
         self._slots: dict[int, Slot] = {}  # all that may be used again, the oldest first
