@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.data.message import IN_MESSAGE, NO_GRANT, Grant
 from numapin.data.opening.capture import no_capture
-from numapin.data.slots.free import FreeSlots
 from numapin.data.slots.handover import Handover
 from numapin.data.slots.mapping import hide_from_children, ordinary_memory
 from numapin.data.slots.quarantine import Quarantine
 from numapin.data.slots.settling import Settling
-from numapin.data.slots.sizes import RecentSizes, num_slots_for
+from numapin.data.slots.sizes import FreeSlots, RecentSizes, num_slots_for
 from numapin.data.slots.slot import Slot
 
 if TYPE_CHECKING:
@@ -287,7 +286,8 @@ class Pool:
 
         `offer` hands (number, descriptor) to the worker, and returns whether it could.
         """
-        forgotten, waiting = (), self._forgotten[worker]
+        forgotten: tuple[int, ...] = ()
+        waiting = self._forgotten[worker]
         if waiting:  # torch's pin thread may add more meanwhile
             forgotten = tuple([waiting.popleft() for _ in range(len(waiting))])
         slot = None

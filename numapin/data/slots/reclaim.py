@@ -6,19 +6,49 @@ never by the finalizer: finalizers run in any thread, at any time, even in the m
 
 from __future__ import annotations
 
+import atexit
 import os
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import Final
 
-from numapin.data.slots.ending import ExitLock
 from numapin.system.cuda import CudaRefused, Driver
 from numapin.system.pages import PINNED
 
 _LONGEST_PAUSE_S: Final = 1.0
+_ENDS_S: Final = 2.0
+
+
+class ExitLock:
+    """A lock for blocks of background threads: `with lock as may_work:`. When Python ends, it waits for the last one.
+
+    A thread that is in torch when the interpreter ends aborts the process: torch takes the GIL again in destructors,
+    where Python cannot end the thread. A thread that hangs in the driver must not keep a failed rank alive, so the wait
+    is short.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._pid = Lock(), os.getpid()
+        self.is_over = False
+        atexit.register(self._end)
+
+    def __enter__(self) -> bool:
+        """Return whether the block may do anything."""
+        self._lock.acquire()
+        return not self.is_over
+
+    def __exit__(self, *_: object) -> None:
+        """Let the next one in."""
+        self._lock.release()
+
+    def _end(self) -> None:
+        if os.getpid() == self._pid:  # a child that the user forked may have inherited a held lock
+            self.is_over = True
+            if self._lock.acquire(timeout=_ENDS_S):
+                self._lock.release()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

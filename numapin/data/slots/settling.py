@@ -15,7 +15,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.formats import gib
-from numapin.data.slots.ending import ExitLock
+from numapin.data.slots.reclaim import ExitLock
 from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
