@@ -91,6 +91,7 @@ class LaneIterator(_TorchsIterator):
 
     def _reset(self, loader: DataLoader[Any], *arguments: object, **options: object) -> None:
         self._last_s = None
+        self._path.publish()  # of an epoch that was left early
         super()._reset(loader, *arguments, **options)
         self._lane.opener.restart()
 
@@ -107,11 +108,15 @@ class LaneIterator(_TorchsIterator):
         began_s = time.perf_counter()
         self._path.notices.check()
         self._lane.reclaim()
-        data: object = super()._next_data()  # type: ignore[no-untyped-call]
+        try:
+            data: object = super()._next_data()  # type: ignore[no-untyped-call]
+        except StopIteration:
+            self._path.publish()
+            raise
         self._lane.results.look_ahead()
         now_s = time.perf_counter()
         stepped_s = None if self._last_s is None else now_s - self._last_s
-        self._path.note_step(waited_s=now_s - began_s, stepped_s=stepped_s)
+        self._path.note_step(waited_s=now_s - began_s, stepped_s=stepped_s, now_s=now_s)
         self._last_s = now_s
         return data
 

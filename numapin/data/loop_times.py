@@ -60,12 +60,14 @@ class Totals:
             os.close(self._descriptor)
             self._page = None
 
-    def add(self, *, waited_s: float, stepped_s: float, num_bytes: int = 0, copy_gbps: float = 0.0) -> None:
-        """Add a step, and the bytes that arrived since the step before it."""
+    def add(
+        self, *, waited_s: float, stepped_s: float, num_steps: int = 1, num_bytes: int = 0, copy_gbps: float = 0.0
+    ) -> None:
+        """Add steps, and the bytes that arrived since the steps before them."""
         with self._lock:
             self._waited_s += waited_s
             self._stepped_s += stepped_s
-            self._num_steps += 1
+            self._num_steps += num_steps
             self._num_bytes += num_bytes
             if self._page is not None:
                 values = (self._waited_s, self._stepped_s, self._num_steps, self._num_bytes, copy_gbps)

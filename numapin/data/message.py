@@ -22,6 +22,7 @@ from numapin.data.torch_names import ExceptionWrapper
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_CPU: Final = torch.device("cpu")
 DTYPES: Final = tuple(sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str))
 """All of torch's; a head has their numbers, the same in the rank and its workers."""
 
@@ -155,6 +156,8 @@ def unpack(
     plain_at: Callable[[int, int, int], memoryview],
     mover: Callable[[Any], object] | None = None,
     whole_at: Callable[[int, int, int, torch.dtype, tuple[int, ...]], torch.Tensor] | None = None,
+    *,
+    device: torch.device = _CPU,
 ) -> object:
     """Return the batch of a parcel.
 
@@ -166,9 +169,11 @@ def unpack(
         mover: Puts a tensor that torch sent on the batch's device.
         whole_at: Makes a tensor that shares its storage with no other, from the same, its dtype and its size. It takes
             half as long. None: there is no such way.
+        device: Where the storages are.
     """
     head, known = parcel.head, {}
     buffers: list[object] = []
+    is_inference = torch.is_inference_mode_enabled()
     are_alone = whole_at is not None and len(head.buffers) == len(head.storages)  # each storage has at least one
     for entry in head.buffers:
         if entry is None:
@@ -183,16 +188,10 @@ def unpack(
             if number not in known:
                 known[number] = storage_at(*head.storages[number])
             storage, base = known[number]
-            buffers.append(tensor_over(storage, base + start, DTYPES[dtype], size, stride))
+            empty = _empty(DTYPES[dtype], device, is_inference)
+            # Set through `data`, so that it is no view of another tensor.
+            buffers.append(empty.data.set_(storage, (base + start) // empty.itemsize, size, stride))
     return pickle.loads(parcel.body, buffers=buffers)  # noqa: S301 - from our own worker
-
-
-def tensor_over(
-    storage: torch.UntypedStorage, start: int, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...]
-) -> torch.Tensor:
-    """Return a tensor over a storage that is not a view of another: `start` in bytes, size and stride in elements."""
-    empty = _empty(dtype, storage.device, torch.is_inference_mode_enabled())
-    return empty.data.set_(storage, start // dtype.itemsize, size, stride)
 
 
 @cache

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from numapin.data.message import Head
 
 _MAX_COPY_THREADS: Final = 4
+_PUBLISH_S: Final = 0.1  # between two updates of what `numapin top` reads
 
 _NO_STORES: Final = (
     f"libstores.so cannot be loaded, so large batches use a third more memory bandwidth; {calls.INSTALL_STORES}"
@@ -179,6 +180,7 @@ class Lane:
     def end(self, *, workers_are_gone: bool) -> None:
         """Give the pool back. It is not used again if a living worker may still write to it."""
         _lanes.discard(self)
+        self._path.publish()
         pool, self.pool = self.pool, None
         self.results.forget()
         try:
@@ -222,7 +224,8 @@ class DataPath:
         self.notices = Notices(is_strict=options.strict)
         self.home = Home(device=options.cuda_device, node=options.node, notices=self.notices)
         self.counts, self._totals = Counts(), totals_of(self.pid)
-        self._num_bytes_told = 0
+        self._untold_waited_s = self._untold_stepped_s = self._publish_at_s = 0.0
+        self._num_untold = self._num_bytes_told = 0
         self._idle: list[Pool] = []
         self._pools = _Pools(self.home, options.pinned_budget)
         self._mover: Mover | None = None
@@ -257,19 +260,34 @@ class DataPath:
         self.counts.note_arrival(head)
         if head.miss is not None:
             self.notices.report_miss(head.miss)
-        if head.num_kept_before > MOST_KEPT:
+        if head.kept and head.num_kept_before > MOST_KEPT:
             self.notices.warn(_MANY_ARE_KEPT)
 
-    def note_step(self, *, waited_s: float, stepped_s: float | None) -> None:
-        """Count a batch that was yielded, for `stats()` and for `numapin top`."""
+    def note_step(self, *, waited_s: float, stepped_s: float | None, now_s: float) -> None:
+        """Count a batch that was yielded, for `stats()` and, every 0.1 s, for `numapin top`."""
         self.counts.note_step(waited_s=waited_s, stepped_s=stepped_s)
-        if stepped_s is None:
+        if stepped_s is not None:
+            self._untold_waited_s += waited_s
+            self._untold_stepped_s += stepped_s
+            self._num_untold += 1
+            if now_s >= self._publish_at_s:
+                self._publish_at_s = now_s + _PUBLISH_S
+                self.publish()
+
+    def publish(self) -> None:
+        """Publish the last steps, in an epoch's end too: no later step would do it."""
+        if not self._num_untold:
             return
         num_bytes = self.counts.num_bytes
-        gbps = 0.0 if self._mover is None else self._mover.gbps or 0.0
-        new_bytes = num_bytes - self._num_bytes_told
-        self._totals.add(waited_s=waited_s, stepped_s=stepped_s, num_bytes=new_bytes, copy_gbps=gbps)
-        self._num_bytes_told = num_bytes
+        self._totals.add(
+            waited_s=self._untold_waited_s,
+            stepped_s=self._untold_stepped_s,
+            num_steps=self._num_untold,
+            num_bytes=num_bytes - self._num_bytes_told,
+            copy_gbps=0.0 if self._mover is None else self._mover.gbps or 0.0,
+        )
+        self._untold_waited_s = self._untold_stepped_s = 0.0
+        self._num_untold, self._num_bytes_told = 0, num_bytes
 
     def take_back(self, pool: Pool, *, is_usable: bool) -> None:
         """Keep a pool for the next iterator, or close it."""

@@ -17,7 +17,6 @@ import struct
 import threading
 import time
 from collections import deque
-from contextlib import suppress
 from multiprocessing import util
 from multiprocessing.connection import Pipe
 from multiprocessing.context import assert_spawning
@@ -31,7 +30,7 @@ from numapin.data.slots.handover import Handover
 from numapin.data.torch_names import ExceptionWrapper, _IterableDatasetStopIteration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from multiprocessing.connection import Connection
 
 _HEADER: Final = struct.Struct("<IHH")  # bytes that follow in this frame, writer, whether the message ends with it
@@ -75,22 +74,26 @@ class Channel:
 
     def send(self, message: bytes) -> None:
         """Send a message without waiting. It is dropped if the reader is gone."""
-        frames = _frames(message, self.number)
+        if len(message) <= _ROOM:  # most messages
+            frames = [_HEADER.pack(len(message), self.number, True) + message]
+        else:
+            frames = _frames(message, self.number)
         if self._late is not None and self._late.is_busy():
             self._late.add(frames)
             return
-        fd = self._writer.fileno()
-        with suppress(BrokenPipeError):
+        fd, num_sent = self._writer.fileno(), 0
+        try:
             for frame in frames:
-                try:
-                    os.write(fd, frame)
-                except BlockingIOError:
-                    if self._late is None:
-                        self._late = _LateWriter(fd)
-                        if self.is_flushed_at_exit:  # as multiprocessing's own queues do
-                            util.Finalize(self._late, self._late.drain, exitpriority=-5)
-                    self._late.add(iter((frame, *frames)))
-                    return
+                os.write(fd, frame)
+                num_sent += 1
+        except BrokenPipeError:
+            pass
+        except BlockingIOError:
+            if self._late is None:
+                self._late = _LateWriter(fd)
+                if self.is_flushed_at_exit:  # as multiprocessing's own queues do
+                    util.Finalize(self._late, self._late.drain, exitpriority=-5)
+            self._late.add(frames[num_sent:])
 
     def receive(self, timeout_s: float | None) -> bytes:
         """Return the next message; wait for at most `timeout_s`, or forever if None. Raises queue.Empty."""
@@ -155,12 +158,13 @@ class Channel:
             end.close()
 
 
-def _frames(message: bytes, writer: int) -> Iterator[bytes]:
+def _frames(message: bytes, writer: int) -> list[bytes]:
     """Return the frames of a message."""
-    if len(message) <= _ROOM:
-        return iter((_HEADER.pack(len(message), writer, True) + message,))
-    parts = [message[start : start + _ROOM] for start in range(0, len(message), _ROOM)]
-    return (_HEADER.pack(len(part), writer, n == len(parts)) + part for n, part in enumerate(parts, 1))
+    frames = []
+    for start in range(0, max(1, len(message)), _ROOM):
+        part = message[start : start + _ROOM]
+        frames.append(_HEADER.pack(len(part), writer, start + _ROOM >= len(message)) + part)
+    return frames
 
 
 class _LateWriter:
@@ -178,7 +182,7 @@ class _LateWriter:
         """Return whether frames wait, so that later ones must queue up behind them."""
         return bool(self._frames)
 
-    def add(self, frames: Iterator[bytes]) -> None:
+    def add(self, frames: list[bytes]) -> None:
         """Queue the frames of one message."""
         with self._changed:
             self._frames.extend(frames)

@@ -86,7 +86,7 @@ def from_a_prefetcher(iterator: Iterator[Any], destination: torch.Tensor, side: 
 def let_everything_pass(patch: pytest.MonkeyPatch) -> None:
     """Disable the quarantine: a slot is free as soon as this process has no reference to it."""
 
-    def at_once(quarantine: Quarantine) -> list[Slot]:
+    def at_once(quarantine: Quarantine[Slot]) -> list[Slot]:
         slots, quarantine._waiting = quarantine._waiting, []
         return slots
 

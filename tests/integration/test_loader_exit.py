@@ -56,6 +56,8 @@ class Driver:
     can_record_contexts = True
     relaxed_capture = contextlib.nullcontext
     record_everywhere = list  # there is no device
+    def recycle(self, *events):
+        pass
     def unregister(self, device, address):
         pass
 

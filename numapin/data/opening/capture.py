@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Reentrant: a signal handler or finalizer that captures inside a block of its own thread must not wait for itself.
 _lock: Final = threading.RLock()
-_capturing: Final[WeakSet[Any]] = WeakSet()  # weak: a capture is over if its graph died without ending it
+_capturing: Final[Any] = WeakSet()  # weak: a capture is over if its graph died without ending it
 _watched: Final[WeakSet[type]] = WeakSet()
 
 
@@ -56,7 +56,7 @@ class _NoCapture:
     def __enter__(self) -> bool:
         """Wait while a capture is beginning."""
         _lock.acquire()
-        return not _capturing
+        return not _capturing.data  # its len() is written in Python, and each batch comes here
 
     def __exit__(self, *error: object) -> None:
         """Let captures begin."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +20,6 @@ from numapin.system import memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from contextlib import AbstractContextManager
 
     from numapin.data.message import Head, Parcel
     from numapin.system.cuda import Driver, Event
@@ -31,7 +30,6 @@ _DRAIN_S: Final = 1.0
 _LOOK_S: Final = 0.001  # between looks whether a capture has ended
 _TIMED_EVERY: Final = 16  # copies; a timed one needs two more events
 _SPLIT_BYTES: Final = 2 << 20  # in batches of at least this size, small tensors get separate memory
-_AS_IT_IS: Final = nullcontext()
 _FEW_RUNS: Final = 4  # small ranges that are copied from the slot; one kernel gathers more than these
 
 
@@ -40,7 +38,7 @@ class _Copy:
     """A part's bytes on the device.
 
     Attributes:
-        buffer: All bytes of the part, once `event` has passed.
+        buffer: All bytes of the part, once `event` has passed; `storage` is its own.
         event: The end of the copies. It is another copy's once `is_done`.
         small: A separate copy of the small tensors; None without small tensors.
         runs: The (start, end) of the ranges that `small` holds, in bytes of the part.
@@ -49,16 +47,12 @@ class _Copy:
     """
 
     buffer: torch.Tensor
+    storage: torch.UntypedStorage
     event: Event
     small: torch.Tensor | None
     runs: tuple[tuple[int, int], ...]
     timing: tuple[Event, Event] | None = None
     is_done: bool = False
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Return the allocations on the device."""
-        return (self.buffer,) if self.small is None else (self.buffer, self.small)
 
     def place(self, start: int, num_bytes: int) -> tuple[torch.UntypedStorage, int]:
         """Return where the `num_bytes` from `start` of the part are: a storage, and the byte where they begin."""
@@ -67,7 +61,7 @@ class _Copy:
             if self.small is not None and first <= start and start + num_bytes <= last:
                 return self.small.untyped_storage(), base + start - first
             base += last - first
-        return self.buffer.untyped_storage(), start
+        return self.storage, start
 
 
 def small_runs(head: Head, part: int) -> tuple[tuple[int, int], ...]:
@@ -103,6 +97,7 @@ class Mover:
         self.device, self._driver = device, driver
         self._timed_bytes, self._timed_ms = 0, 0.0
         self._stream = torch.cuda.Stream(device)
+        self._template = torch.empty(0, dtype=torch.uint8, device=device)
         self._key = (self._stream.stream_id, self._stream.device_index, self._stream.device_type)
         self._handle = self._stream.cuda_stream
         with driver.relaxed_capture():
@@ -122,9 +117,11 @@ class Mover:
     def arrived(self, parcel: Parcel) -> None:
         """Start the copy of a batch that is not due yet, if few enough are under way."""
         if self._num_ahead < _AHEAD:
-            with suppress(torch.OutOfMemoryError):  # tried again when it is due; then the loop gets the error
+            try:
                 parcel.begun = self._start(parcel)
-                self._num_ahead += 1
+            except torch.OutOfMemoryError:  # tried again when it is due; then the loop gets the error
+                return
+            self._num_ahead += 1
 
     def open(self, parcel: Parcel) -> object:
         """Return the batch on the device, for use by the current stream; never blocks the host."""
@@ -137,17 +134,26 @@ class Mover:
         stream = self._streams.get(handle)
         if stream is None:
             stream = self._streams[handle] = torch.cuda.current_stream(self.device)
-        with self._context_here():
-            for copy in copies.values():
-                if not copy.is_done:
-                    self._driver.let_wait(handle, copy.event)
-                for tensor in copy.tensors:
-                    tensor.record_stream(stream)
+        late: list[Event] = []
+        for copy in copies.values():
+            if not copy.is_done:
+                late.append(copy.event)
+            copy.buffer.record_stream(stream)
+            if copy.small is not None:
+                copy.small.record_stream(stream)
+        if late:
+            with nullcontext() if self._has_context(_get_device()) else self._context:
+                for event in late:
+                    self._driver.let_wait(handle, event)
+
+        def storage_at(part: int, start: int, size: int) -> tuple[torch.UntypedStorage, int]:
+            copy = copies[part]
+            return (copy.storage, start) if copy.small is None else copy.place(start, size)
 
         def plain_at(part: int, start: int, size: int) -> memoryview:
             return copied(parcel.view(part), start, size)
 
-        return unpack(parcel, lambda part, *at: copies[part].place(*at), plain_at, self.move)
+        return unpack(parcel, storage_at, plain_at, self.move, device=self.device)
 
     def move(self, tensor: Any) -> object:  # noqa: ANN401 - or anything else with `to`
         """Return a tensor that torch sent, on the device."""
@@ -192,48 +198,63 @@ class Mover:
             self._wait_for(self._reading[-_IN_FLIGHT][0])
         with no_capture() as is_quiet:
             if is_quiet:
-                return self._start_on_our_stream(parcel)
+                return self._start_in_context(parcel)
             with self._driver.relaxed_capture():
-                return self._start_on_our_stream(parcel)
+                return self._start_in_context(parcel)
 
-    def _start_on_our_stream(self, parcel: Parcel) -> dict[int, _Copy]:
+    def _start_in_context(self, parcel: Parcel) -> dict[int, _Copy]:
+        current = _get_device()  # in the block of our context it is our device
+        if self._has_context(current):
+            return self._start_on_our_stream(parcel, current)
+        with self._context:
+            return self._start_on_our_stream(parcel, current)
+
+    def _start_on_our_stream(self, parcel: Parcel, current: int) -> dict[int, _Copy]:
         index = self.device.index
-        ours, current = _get_stream(index), _get_device()
+        ours = _get_stream(index)
         others = None if current == index else _get_stream(current)
-        with self._context_here():
-            try:
-                _set_stream(self._key)  # a tenth of what torch.cuda.stream() costs
-                return {part: self._begin(parcel.head, part, view) for part, view in enumerate(parcel.views) if view}
-            finally:
-                _set_stream(ours)
-                if others is not None:  # this also restores the current device
-                    _set_stream(others)
+        copies = {}
+        try:
+            _set_stream(self._key)  # a tenth of what torch.cuda.stream() costs
+            for part, view in enumerate(parcel.views):
+                if view:
+                    copies[part] = self._begin(parcel.head, part, view)
+        finally:
+            _set_stream(ours)
+            if others is not None:  # this also restores the current device
+                _set_stream(others)
+        return copies
 
-    def _context_here(self) -> AbstractContextManager[None]:
-        """Return the block in which the driver's calls of this thread have the device's context.
+    def _has_context(self, current: int) -> bool:
+        """Return whether the device's context is the calling thread's, whose current device is `current`.
 
         torch makes a device's context current together with the device, but not in a new thread. To push and pop it at
         each batch would cost as much as the copy.
         """
-        if _get_device() != self.device.index:
-            return self._context
+        if current != self.device.index:
+            return False
         if not hasattr(self._threads, "have_context"):
             self._driver.use_context(self.device.index)
             self._threads.have_context = True
-        return _AS_IT_IS
+        return True
 
     def _begin(self, head: Head, part: int, view: memoryview) -> _Copy:
         runs = small_runs(head, part)
         # All memory before the first copy: without memory, the slot is free again, and nothing may read it.
         buffer = self._empty(len(view))
-        small = self._empty(sum(last - first for first, last in runs)) if runs else None
+        storage = buffer.untyped_storage()
+        keep_in_children(storage)
+        small = None
+        if runs:
+            small = self._empty(sum(last - first for first, last in runs))
+            keep_in_children(small.untyped_storage())
         driver, index, stream = self._driver, self.device.index, self._handle
         source = memory.address_of(view)
         self._num_copies += 1
         is_timed = self._num_copies % _TIMED_EVERY == 0
         began = driver.record(index, stream=stream, is_timed=True) if is_timed else None
         try:
-            driver.copy_to_device(buffer.data_ptr(), source, len(view), stream)
+            driver.copy_to_device(storage.data_ptr(), source, len(view), stream)
             timing = None if began is None else (began, driver.record(index, stream=stream, is_timed=True))
             if small is not None and len(runs) > _FEW_RUNS:
                 torch.cat([buffer[first:last] for first, last in runs], out=small)
@@ -242,7 +263,7 @@ class Mover:
                 for first, last in runs:
                     driver.copy_to_device(target, source + first, last - first, stream)
                     target += last - first
-            copy = _Copy(buffer, driver.record(index, stream=stream), small, runs, timing)
+            copy = _Copy(buffer, storage, driver.record(index, stream=stream), small, runs, timing)
         except BaseException:
             self._lost.append(view)  # the GPU may still read it
             raise
@@ -250,9 +271,7 @@ class Mover:
         return copy
 
     def _empty(self, num_bytes: int) -> torch.Tensor:
-        made = torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
-        keep_in_children(made.untyped_storage())
-        return made
+        return self._template.new_empty(num_bytes)  # less to parse than for torch.empty
 
 
 def _get_handle(index: int) -> int:

@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.data.message import IN_MESSAGE, NO_GRANT, Grant
 from numapin.data.opening.capture import no_capture
-from numapin.data.slots.free import FreeSlots
 from numapin.data.slots.handover import Handover
 from numapin.data.slots.mapping import hide_from_children, ordinary_memory
 from numapin.data.slots.quarantine import Quarantine
 from numapin.data.slots.settling import Settling
-from numapin.data.slots.sizes import RecentSizes, num_slots_for
+from numapin.data.slots.sizes import FreeSlots, RecentSizes, num_slots_for
 from numapin.data.slots.slot import Slot
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ class Pool:
 
     def __init__(self, spec: PoolSpec) -> None:
         self.spec, self.pid = spec, os.getpid()
-        self.quarantine = Quarantine(spec.reader)
+        self.quarantine: Quarantine[Slot] = Quarantine(spec.reader)
         self.sizes = RecentSizes()
         self.arrivals = Handover(child_sends=True)
         self._slots: dict[int, Slot] = {}  # all that may be used again, the oldest first
@@ -117,7 +116,16 @@ class Pool:
             self.spec.report(note)
         for number in head.refused:
             self._give_up(self._granted[worker].pop(number, None))
-        self._note_kept(worker, head.kept)
+        unclean = self._unclean[worker]
+        if unclean:  # no other worker may write to slots that this one still refers to
+            for slot in unclean:
+                slot.is_clean = slot.number not in head.kept
+                if self.spec.poison and slot.is_clean:
+                    self._cleaned.append(slot)
+            if head.kept:
+                unclean[:] = [slot for slot in unclean if not slot.is_clean]
+            else:
+                unclean.clear()
         views: list[memoryview | None] = []
         is_pinned, failed = True, None
         for part in head.parts:
@@ -129,28 +137,25 @@ class Pool:
                 views.append(None)
             else:
                 try:
-                    slot = self._slot_of(part, worker)
+                    slot = self._adopt(part, worker) if part.is_new else self._granted[worker].pop(part.slot)
                 except OSError as error:  # first take the other parts: their descriptors and slots would be lost
                     failed = failed or error
                     continue
+                slot.is_clean = False
+                if slot not in unclean:  # one slot in turn with itself would be added with every batch
+                    unclean.append(slot)
                 views.append(slot.lend(part.num_bytes, self._ended.append))
                 if self._is_closed:  # meanwhile, by another thread
                     slot.retire()
                     _orphans[slot] = self
                     self._watch(slot)
                 is_pinned = is_pinned and slot.pinned_on is not None
-        for number in self._slots.keys() & head.inherited:
-            self._slots[number].is_inherited = True
+        if head.inherited:
+            for number in self._slots.keys() & head.inherited:
+                self._slots[number].is_inherited = True
         if failed is not None:
             raise failed
         return tuple(views), is_pinned
-
-    def _slot_of(self, part: PartHead, worker: int) -> Slot:
-        slot = self._adopt(part, worker) if part.is_new else self._granted[worker].pop(part.slot)
-        slot.is_clean = False
-        if slot not in self._unclean[worker]:  # one slot in turn with itself would be added with every batch
-            self._unclean[worker].append(slot)
-        return slot
 
     def _adopt(self, part: PartHead, worker: int) -> Slot:
         """Take over a slot that a worker has made."""
@@ -166,16 +171,6 @@ class Pool:
         self._slots[slot.number] = slot
         return slot
 
-    def _note_kept(self, worker: int, kept: tuple[int, ...]) -> None:
-        """Note which slots a worker still refers to: no other worker may write to them."""
-        unclean = self._unclean[worker]
-        if unclean:
-            self._unclean[worker] = [slot for slot in unclean if slot.number in kept]
-            for slot in unclean:
-                slot.is_clean = slot.number not in kept
-                if self.spec.poison and slot.is_clean:
-                    self._cleaned.append(slot)
-
     def _max_slots(self) -> int:
         """Return the number of slots that may have descriptors; more are lent if the loop keeps many batches."""
         files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -190,13 +185,21 @@ class Pool:
             self._poison_cleaned()
         if len(self._slots) > self._num_allowed:
             self._limit_slots()
-        for slot in self._settling.ended():
-            self._set_free(slot)
+        if self._settling.num_begun:
+            for slot in self._settling.ended():
+                self._set_free(slot)
         if self._ended and os.getpid() == self.pid:  # otherwise: in a child that the user forked
-            self._take_ended()
-        self._take_passed()
-        if len(self.quarantine) > _SPARE:
-            self._wait_for_copies()
+            while self._ended:
+                slot = self._ended.popleft().slot
+                # A copy from a pageable slot has read it when its call returns.
+                if slot.pinned_on is None or self.spec.reader() is None:
+                    self._take_back(slot)
+                else:
+                    self.quarantine.admit(slot)
+        if self.quarantine.is_in_use:
+            self._take_passed()
+            if len(self.quarantine) > _SPARE:
+                self._wait_for_copies()
 
     def _limit_slots(self) -> None:
         """If there are too many slots, give up the oldest that are lent: the loop keeps their batches."""
@@ -206,14 +209,6 @@ class Pool:
             return
         for slot in [slot for slot in self.slots if slot.lease is not None][:excess]:
             self._give_up(slot)
-
-    def _take_ended(self) -> None:
-        """Take back pageable slots: a copy from them has read them when its call returns. Others are held back."""
-        for slot in [self._ended.popleft().slot for _ in range(len(self._ended))]:
-            if slot.pinned_on is None:
-                self._take_back(slot)
-            else:
-                self.quarantine.admit(slot)
 
     def _poison_cleaned(self) -> None:
         """Poison the slots that were free while their workers may still have referred to them.
@@ -291,8 +286,16 @@ class Pool:
 
         `offer` hands (number, descriptor) to the worker, and returns whether it could.
         """
-        forgotten = self._take_forgotten(worker)
-        slot = self._pick(worker)
+        forgotten: tuple[int, ...] = ()
+        waiting = self._forgotten[worker]
+        if waiting:  # torch's pin thread may add more meanwhile
+            forgotten = tuple([waiting.popleft() for _ in range(len(waiting))])
+        slot = None
+        if len(self._granted[worker]) <= self.spec.prefetch:  # else the worker has not used the slots that it got
+            slot = self._free.take(worker)
+            while slot is not None and (slot.is_inherited or not self.sizes.is_useful(slot.num_bytes)):
+                self._give_up(slot)
+                slot = self._free.take(worker)
         is_new = slot is not None and worker not in slot.mapped_by
         if slot is not None and is_new and (slot.fd is None or not offer(slot.number, slot.fd)):
             self._set_free(slot)
@@ -303,20 +306,6 @@ class Pool:
         slot.worker = worker
         self._granted[worker][slot.number] = slot
         return Grant(slot.number, slot.num_bytes, is_new, self.sizes.expected_bytes, forgotten)
-
-    def _take_forgotten(self, worker: int) -> tuple[int, ...]:
-        forgotten = self._forgotten[worker]
-        return tuple([forgotten.popleft() for _ in range(len(forgotten))])
-
-    def _pick(self, worker: int) -> Slot | None:
-        """Choose a free slot. None: all are in use, or the worker has not used the ones that it got."""
-        if len(self._granted[worker]) > self.spec.prefetch:
-            return None
-        while (slot := self._free.take(worker)) is not None:
-            if self.sizes.is_useful(slot.num_bytes) and not slot.is_inherited:
-                return slot
-            self._give_up(slot)
-        return None
 
     def recover(self) -> None:
         """Take back the slots that the workers had. Only when they are all gone."""

@@ -1,14 +1,16 @@
-"""Hold slots whose last reference is gone until no copy can read them.
+"""Hold memory whose last reference is gone until no copy can read it.
 
-A copy that the user issued with `non_blocking=True` may still be reading a slot when its tensor is gone: torch records
-events only for memory of its own allocator. So an event of the device's whole context is recorded after the last
+A copy that the user issued with `non_blocking=True` may still be reading when the tensor is gone: torch records events
+only for memory of its own allocator (Copy.cu). So an event of each device's whole context is recorded after the last
 reference is gone. It covers every stream, even those of other libraries.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import torch
 
 from numapin.data.opening.capture import no_capture, watch_captures
 from numapin.system.cuda import CudaRefused
@@ -16,70 +18,84 @@ from numapin.system.cuda import CudaRefused
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numapin.data.slots.slot import Slot
     from numapin.system.cuda import Driver, Event
 
+Held = TypeVar("Held")
 
-class Quarantine:
-    """Holds slots back. While `find_driver` returns None, only this process reads them, and they pass at once."""
+
+class Quarantine(Generic[Held]):
+    """Holds memory back. While `find_driver` returns None, only this process reads it, and it passes at once."""
 
     def __init__(self, find_driver: Callable[[], Driver | None]) -> None:
         self._find_driver = find_driver
         watch_captures()
-        self._waiting: list[Slot] = []  # not yet covered by an event
-        self._covered: deque[tuple[list[Event], list[Slot]]] = deque()
+        self._waiting: list[Held] = []  # not yet covered by an event
+        self._covered: deque[tuple[list[Event], list[Held]]] = deque()
 
     def __len__(self) -> int:
-        """Return the number of slots that are held back."""
-        return len(self._waiting) + sum(len(slots) for _, slots in self._covered)
+        """Return the number of things that are held back."""
+        return len(self._waiting) + sum(len(held) for _, held in self._covered)
 
-    def admit(self, slot: Slot) -> None:
-        """Take in a slot that nothing refers to."""
-        self._waiting.append(slot)
+    @property
+    def is_in_use(self) -> bool:
+        """Return whether anything is held back."""
+        return bool(self._waiting or self._covered)
 
-    def drop(self) -> list[Slot]:
-        """Return and forget all slots that are held back; copies may still read them."""
+    def admit(self, held: Held) -> None:
+        """Take in memory that nothing refers to."""
+        self._waiting.append(held)
+
+    def drop(self) -> list[Held]:
+        """Return and forget all that is held back; copies may still read it."""
         driver = self._find_driver() if self._covered else None  # a finalizer must not load it
-        held, self._waiting = self._waiting, []
+        dropped, self._waiting = self._waiting, []
         while self._covered:
-            events, slots = self._covered.popleft()
-            held += slots
+            events, held = self._covered.popleft()
+            dropped += held
             if driver is not None:
                 driver.recycle(*events)
-        return held
+        return dropped
 
-    def passed(self) -> list[Slot]:
-        """Return and forget the slots that no copy can read any more.
+    def passed(self) -> list[Held]:
+        """Return and forget the memory that no copy can read any more. It never blocks, but on drivers before R555.
 
         Nothing passes during the capture of a CUDA graph: recording an event would break the capture.
         """
-        if not (self._waiting or self._covered):
+        if not self.is_in_use:
             return []
         driver = self._find_driver()
         if driver is None:
-            slots, self._waiting = self._waiting, []
-            return slots
+            passed, self._waiting = self._waiting, []
+            return passed
         with no_capture() as is_quiet:
             if not is_quiet:
                 return []
-            self._cover(driver)
             with driver.relaxed_capture():  # for captures that torch does not know of
-                return self._ended(driver)
+                self._cover(driver)
+                num_passed = 0  # counted first: a query that fails loses nothing
+                for events, _ in self._covered:
+                    if not all(driver.has_passed(event) for event in events):
+                        break
+                    num_passed += 1
+                passed = []
+                for _ in range(num_passed):
+                    events, held = self._covered.popleft()
+                    driver.recycle(*events)
+                    passed += held
+                return passed
 
     def _cover(self, driver: Driver) -> None:
-        """Record an event on every device for the slots that wait for one."""
+        """Record an event on every device for what waits for one."""
         if not self._waiting:
             return
-        slots, self._waiting = self._waiting, []
+        waiting, self._waiting = self._waiting, []
         try:
-            self._covered.append((driver.record_everywhere(), slots))
-        except CudaRefused:  # a capture that torch does not know of: tried again at the next look
-            self._waiting += slots
-
-    def _ended(self, driver: Driver) -> list[Slot]:
-        ended: list[Slot] = []
-        while self._covered and all(driver.has_passed(event) for event in self._covered[0][0]):
-            events, slots = self._covered.popleft()
-            driver.recycle(*events)
-            ended += slots
-        return ended
+            if driver.can_record_contexts:
+                events = driver.record_everywhere()
+            else:  # before R555, which has no events of contexts
+                events = []
+                for device in driver.active_devices():
+                    torch.cuda.synchronize(device)
+            self._covered.append((events, waiting))
+        except (CudaRefused, RuntimeError):  # a capture that torch does not know of, or, in torch, a kernel's failure
+            self._waiting += waiting  # tried again at the next look

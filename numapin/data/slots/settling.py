@@ -15,7 +15,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.formats import gib
-from numapin.data.slots.ending import ExitLock
+from numapin.data.slots.reclaim import ExitLock
 from numapin.errors import NumapinError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Settling:
     def __init__(self, spec: PoolSpec) -> None:
         self._spec, self._pid = spec, os.getpid()
         self._done: deque[Slot] = deque()
-        self._num_begun = 0
+        self.num_begun = 0
         self._can_pin = spec.driver is not None
         self._is_over_budget = self._has_reported = self._is_closed = False
 
@@ -46,12 +46,12 @@ class Settling:
 
     def begin(self, slot: Slot) -> bool:
         """Have a slot settled in the background; return whether that was begun."""
-        if self._num_begun >= _AT_ONCE:
+        if self.num_begun >= _AT_ONCE:
             return False  # it comes back
-        self._num_begun += 1
+        self.num_begun += 1
         if _settler().submit(partial(self._settle_later, slot)):
             return True
-        self._num_begun -= 1
+        self.num_begun -= 1
         self._can_pin, slot.is_settled = False, True
         self._spec.report("batches are not pinned: no thread can be started; see: ulimit -u")
         return False
@@ -59,7 +59,7 @@ class Settling:
     def ended(self) -> Iterator[Slot]:
         """Yield and forget the slots that are settled."""
         while self._done:
-            self._num_begun -= 1
+            self.num_begun -= 1
             yield self._done.popleft()
 
     def close(self) -> None:

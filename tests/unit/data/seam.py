@@ -24,7 +24,6 @@ from numapin.data.message import (
     decode,
     encode_plain,
     move,
-    tensor_over,
     unpack,
 )
 from numapin.data.message import encode as message_encode
@@ -36,14 +35,13 @@ from numapin.data.packing import LARGE_BYTES, MOST_KEPT, BatchMemory, Packer, Wo
 from numapin.data.path import DataPath, PathOptions
 from numapin.data.queues import Channel, TaskQueue
 from numapin.data.slots import pool, settling, slot
-from numapin.data.slots.free import FreeSlots
 from numapin.data.slots.handover import _TAG, Handover
 from numapin.data.slots.mapping import map_memfd
 from numapin.data.slots.pool import Pool, unused_slots_hidden
 from numapin.data.slots.quarantine import Quarantine
 from numapin.data.slots.reclaim import reclaimer
 from numapin.data.slots.settling import Settling, _Settler
-from numapin.data.slots.sizes import RecentSizes, align, capacity_for
+from numapin.data.slots.sizes import FreeSlots, RecentSizes, align, capacity_for
 from numapin.data.slots.slot import Slot
 from numapin.data.stats import Counts, PoolTotals, Stats
 from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage, OffPath, OutsideSlots

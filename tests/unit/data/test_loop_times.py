@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
 import timeit
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import numapin
 from tests.unit.data.seam import Totals, Waited, find_waited, read_waited, totals_of
 
 if TYPE_CHECKING:
@@ -74,3 +77,20 @@ def test_a_step_costs_next_to_nothing() -> None:
     totals = totals_of(0)
     cost_s = min(timeit.repeat(lambda: totals.add(waited_s=0.0, stepped_s=0.1), number=1000, repeat=5)) / 1000
     assert cost_s < 10e-6
+
+
+def test_the_last_steps_of_an_epoch_are_published() -> None:
+    """Steps are published in groups; none is missing after the last batch of an epoch, or after `break`."""
+
+    def num_published() -> int:
+        totals_of(os.getpid())
+        published = read_waited(os.getpid(), find_waited(os.getpid()) or -1)
+        assert published is not None
+        return published.num_steps
+
+    before = num_published()
+    loader: Any = numapin.DataLoader(list(range(20)), num_workers=1)  # type: ignore[arg-type]
+    assert len(list(loader)) == 20
+    assert num_published() - before == 19  # the first batch ends no step
+    assert len(list(islice(loader, 5))) == 5
+    assert num_published() - before == 19 + 4

@@ -20,7 +20,6 @@ from tests.unit.data.seam import (
     decode,
     encode_plain,
     move,
-    tensor_over,
     unpack,
 )
 from tests.unit.data.seam import message_encode as encode
@@ -73,20 +72,6 @@ class TestMessages:
         assert all(Miss(miss.value) is miss for miss in Miss)
 
 
-class TestTensorOver:
-    """A tensor over a storage."""
-
-    @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float64, torch.complex128])
-    def test_it_begins_where_it_is_told(self, dtype: torch.dtype) -> None:
-        """`start` in bytes, stride in elements; it shares the memory and is no view of another tensor."""
-        memory = torch.arange(64).to(dtype)
-        tensor = tensor_over(memory.untyped_storage(), 3 * dtype.itemsize, dtype, (2, 3), (10, 2))
-        assert tensor.tolist() == [[3, 5, 7], [13, 15, 17]]
-        assert not tensor._is_view()
-        tensor[0, 0] = 40
-        assert memory[3] == 40
-
-
 def test_a_batch_is_unpacked_over_its_places() -> None:
     """Tensors get places in the order of the pickle; the rest of the batch is as it was."""
     entries = (
@@ -106,6 +91,20 @@ def test_a_batch_is_unpacked_over_its_places() -> None:
     assert batch["x"].tolist() == [2, 3]
     assert batch["y"][0] == "text"
     assert batch["y"][1].tolist() == [5, 6, 7]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float64, torch.complex128])
+def test_a_tensor_begins_where_it_is_told(dtype: torch.dtype) -> None:
+    """`start` in bytes, stride in elements; it shares the memory and is no view of another tensor."""
+    memory = torch.arange(64).to(dtype)
+    entry = (0, DTYPES.index(dtype), (2, 3), (10, 2), 2 * dtype.itemsize, False)
+    head = HEAD._replace(storages=((0, 0, memory.nbytes),), buffers=(entry,))
+    body, begin = pickle.dumps(pickle.PickleBuffer(bytearray(1)), 5, buffer_callback=lambda _: False), dtype.itemsize
+    tensor: Any = unpack(Parcel(head, body), lambda *_: (memory.untyped_storage(), begin), lambda *_: memoryview(b""))
+    assert tensor.tolist() == [[3, 5, 7], [13, 15, 17]]
+    assert not tensor._is_view()
+    tensor[0, 0] = 40
+    assert memory[3] == 40
 
 
 def test_what_went_torchs_way_is_moved_once_built() -> None:

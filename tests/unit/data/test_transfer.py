@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.loopback import make_head
-from tests.unit.data.seam import NOTHING, PartHead, _Copy, small_runs, tensor_over
+from tests.unit.data.seam import NOTHING, PartHead, _Copy, small_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,11 +41,11 @@ def check(storages: Sequence[tuple[int, int]]) -> None:
     runs = small_runs(head_of(storages), 0)
     small = torch.cat([BYTES[first:last] for first, last in runs]) if runs else None
     event: Any = None
-    copy = _Copy(BYTES, event, small, runs)
+    copy = _Copy(BYTES, BYTES.untyped_storage(), event, small, runs)
     for start, size in storages:
         storage, begin = copy.place(start, size)
         assert begin + size <= storage.nbytes(), (start, size)
-        found = tensor_over(storage, begin, torch.uint8, (size,), (1,))
+        found = torch.empty(0, dtype=torch.uint8).set_(storage, begin, (size,), (1,))
         assert torch.equal(found, BYTES[start : start + size]), (start, size)
 
 
