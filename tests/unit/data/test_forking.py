@@ -77,7 +77,7 @@ def test_a_child_that_ends_leaves_its_parents_workers_alone() -> None:
 
 
 def test_a_worker_forked_during_an_import_of_numpy_random_does_not_hang() -> None:
-    """numpy loads it late, and torch seeds it in each worker, which would wait for a lock of the parent's thread."""
+    """Numpy loads it late, and torch seeds it in each worker, which would wait for a lock of the parent's thread."""
     code = (
         "import sys, threading, time\n"
         "import torch, numpy\n"
