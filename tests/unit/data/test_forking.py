@@ -89,7 +89,7 @@ def test_a_worker_forked_during_an_import_of_numpy_random_does_not_hang() -> Non
         "        if name == 'numpy.random': time.sleep(5)\n"
         "sys.meta_path.insert(0, Slow)\n"
         "threading.Thread(target=__import__, args=('numpy.random',), daemon=True).start()\n"
-        "print(len(list(numapin.DataLoader(range(4), num_workers=1, timeout=3))))\n"
+        "print(len(list(numapin.DataLoader(range(4), num_workers=1, timeout=30))))\n"
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "4\n", done.stderr
