@@ -14,7 +14,7 @@ import weakref
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from numapin.base.text import printable
 from numapin.data import containers
@@ -23,7 +23,7 @@ from numapin.data.budget import num_ranks_of, read_room
 from numapin.data.locality import Locality, find_locality
 from numapin.data.slots.reclaim import Locked, reclaimer
 from numapin.errors import MachineError, NumapinError, UsageError
-from numapin.system.cuda import CudaRefused, Driver, driver
+from numapin.system.cuda import CudaRefused, driver
 from numapin.system.pages import PINNED, find_pages, place
 from numapin.system.refusals import SYS_NICE
 
@@ -36,13 +36,6 @@ T = TypeVar("T")
 
 _LIVE: Final = Path("/")
 _SEE_BUDGET: Final = "see what may be locked here: numapin.pinned.budget()"
-
-
-class _Pinnable(Protocol):
-    """A tensor, or any other object that torch's loader would pin."""
-
-    def pin_memory(self) -> object:
-        """Return the object in pinned memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,17 +85,48 @@ def empty(shape: int | Iterable[int], dtype: torch.dtype | None = None, *, node:
     """
     import torch
 
+    from numapin.data.opening.capture import watch_captures
+
     sizes = sizes_of(shape)
     dtype = torch.get_default_dtype() if dtype is None else dtype
     num_bytes = math.prod(sizes) * dtype.itemsize
-    device = _current_device()
+    device = torch.cuda.current_device() if torch.cuda.is_available() else None
     home = _home(node, device)
     if num_bytes == 0:
         return torch.empty(sizes, dtype=dtype, device="cpu")
-    cuda = None if device is None else _working_driver()
-    view, flat = _placed(num_bytes, home)
+    cuda = None
+    if device is not None:
+        cuda = driver()
+        if cuda is None:
+            raise NumapinError("torch sees a GPU, but libcuda.so.1 cannot be used here", "check it with: nvidia-smi")
+        watch_captures()
+        reclaimer(cuda).release_unused()
+    try:
+        # The mapping is shared: otherwise a write after a fork would move a page away from under the device.
+        view = memoryview(mmap.mmap(-1, num_bytes))
+        flat = torch.frombuffer(view, dtype=torch.uint8)
+        placement = place(
+            flat.data_ptr(),
+            num_bytes,
+            nodes=home.nodes,
+            cpus=home.cpus,
+            num_machine_nodes=home.num_machine_nodes,
+            within=home.within,
+        )
+    except (OSError, OverflowError) as error:
+        raise NumapinError(f"{num_bytes} bytes could not be allocated: {error}", _SEE_BUDGET) from None
+    for shortfall in placement.shortfalls:
+        warnings.warn(printable(f"numapin.pinned: {shortfall}"), RuntimeWarning, stacklevel=2)
     if cuda is not None and device is not None:
-        _lock(cuda, device, view, flat.data_ptr())
+        address = flat.data_ptr()
+        try:
+            cuda.register(device, address, num_bytes)
+        except CudaRefused as error:
+            raise NumapinError(f"{num_bytes} bytes could not be page-locked: {error.message}", _SEE_BUDGET) from error
+        PINNED.add(num_bytes)
+        locked = Locked(memory=view.obj, address=address, num_bytes=num_bytes, device=device)
+        # When nothing refers to the view any more; at exit the driver releases everything.
+        weakref.finalize(view, reclaimer(cuda).add, locked).atexit = False
     return flat.view(dtype).view(sizes)
 
 
@@ -135,8 +159,14 @@ def pin(obj: T, *, node: int | None = None) -> T:
     """
     import torch
 
-    def pin_one(value: _Pinnable) -> object:
-        return _pin_tensor(value, node) if isinstance(value, torch.Tensor) else value.pin_memory()
+    def pin_one(value: Any) -> object:  # noqa: ANN401 - a tensor, or any object that torch would pin
+        is_plain = type(value) is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu"
+        if not is_plain or value.is_quantized or value.requires_grad:
+            return value.pin_memory()
+        if value.is_pinned():
+            return value
+        strides = torch.empty_like(value, device="meta").stride()  # dense and in the same order, as in torch
+        return empty(value.numel(), value.dtype, node=node).as_strided(value.shape, strides).copy_(value)
 
     return cast("T", containers.rebuild(obj, pin_one, is_leaf=lambda value: hasattr(value, "pin_memory")))
 
@@ -206,96 +236,18 @@ def budget(*, node: int | None = None, num_ranks: int | None = None, root: Path 
     """
     import torch
 
-    device = _current_device() if torch.cuda.is_initialized() else None  # a query must not create a CUDA context
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # no CUDA context for a query
     is_live = root == _LIVE
     home = _home(node, device) if is_live else find_locality(environ={}, node=node, device_index=device, root=root)
     num_ranks = num_ranks_of(os.environ) if num_ranks is None else num_ranks
     room = read_room(root, nodes=home.nodes, num_ranks=num_ranks)
-    return Budget(
-        limit_bytes=room.num_bytes,
-        pinned_bytes=PINNED.total,
-        torch_pinned_bytes=_torch_pinned_bytes(),
-        reason=room.reason,
-    )
-
-
-def _current_device() -> int | None:
-    import torch
-
-    return torch.cuda.current_device() if torch.cuda.is_available() else None
+    read_stats = getattr(torch.cuda, "host_memory_stats", None)
+    torchs = None if read_stats is None else read_stats()  # empty before CUDA is initialized: nothing is locked then
+    if torchs is not None:  # torch 2.13 renamed the counter
+        torchs = int(torchs.get("reserved_bytes.current", torchs.get("allocated_bytes.current", 0)))
+    return Budget(limit_bytes=room.num_bytes, pinned_bytes=PINNED.total, torch_pinned_bytes=torchs, reason=room.reason)
 
 
 @cache
 def _home(node: int | None, device: int | None) -> Locality:
     return find_locality(environ=os.environ, node=node, device_index=device)
-
-
-def _placed(num_bytes: int, home: Locality) -> tuple[memoryview, torch.Tensor]:
-    """Map memory on the home's nodes; return a view of it, which lives as long as anything that uses it, and its bytes.
-
-    The mapping is shared: otherwise a write after a fork would move a page away from under the device.
-    """
-    import torch
-
-    try:
-        view = memoryview(mmap.mmap(-1, num_bytes))
-        flat = torch.frombuffer(view, dtype=torch.uint8)
-        placement = place(
-            flat.data_ptr(),
-            num_bytes,
-            nodes=home.nodes,
-            cpus=home.cpus,
-            num_machine_nodes=home.num_machine_nodes,
-            within=home.within,
-        )
-    except (OSError, OverflowError) as error:
-        raise NumapinError(f"{num_bytes} bytes could not be allocated: {error}", _SEE_BUDGET) from None
-    for shortfall in placement.shortfalls:
-        warnings.warn(printable(f"numapin.pinned: {shortfall}"), RuntimeWarning, stacklevel=3)
-    return view, flat
-
-
-def _working_driver() -> Driver:
-    """Return the driver, after releasing memory that is no longer used. Raises NumapinError if there is none."""
-    from numapin.data.opening.capture import watch_captures
-
-    cuda = driver()
-    if cuda is None:
-        raise NumapinError("torch sees a GPU, but libcuda.so.1 cannot be used here", "check it with: nvidia-smi")
-    watch_captures()
-    reclaimer(cuda).release_unused()
-    return cuda
-
-
-def _lock(cuda: Driver, device: int, view: memoryview, address: int) -> None:
-    """Page-lock the memory of `view`, until nothing refers to the view any more."""
-    try:
-        cuda.register(device, address, view.nbytes)
-    except CudaRefused as error:
-        raise NumapinError(f"{view.nbytes} bytes could not be page-locked: {error.message}", _SEE_BUDGET) from error
-    PINNED.add(view.nbytes)
-    locked = Locked(memory=view.obj, address=address, num_bytes=view.nbytes, device=device)
-    weakref.finalize(view, reclaimer(cuda).add, locked).atexit = False  # at exit the driver releases everything
-
-
-def _pin_tensor(tensor: torch.Tensor, node: int | None) -> torch.Tensor:
-    import torch
-
-    is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
-    if not is_plain or tensor.is_quantized or tensor.requires_grad:
-        return tensor.pin_memory()
-    if tensor.is_pinned():
-        return tensor
-    strides = torch.empty_like(tensor, device="meta").stride()  # dense and in the same order, as in torch
-    return empty(tensor.numel(), tensor.dtype, node=node).as_strided(tensor.shape, strides).copy_(tensor)
-
-
-def _torch_pinned_bytes() -> int | None:
-    """Return the bytes of the blocks that torch's allocator holds. torch 2.13 renamed the counter."""
-    import torch
-
-    read = getattr(torch.cuda, "host_memory_stats", None)
-    if read is None:
-        return None
-    stats = read()  # empty before CUDA is initialized: nothing can be locked then
-    return int(stats.get("reserved_bytes.current", stats.get("allocated_bytes.current", 0)))

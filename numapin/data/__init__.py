@@ -11,8 +11,7 @@
     balance.py      choose the worker for each task
     starting.py     start the workers, and restart those whose fork hung
     path.py         the state that a loader keeps for its whole life
-    home.py         one loader's device, nodes and CPUs, and its threads bound to them
-    locality.py     find the nodes and CPUs for a rank's memory and threads
+    locality.py     find the nodes and CPUs for a rank's memory and threads, and bind these
     notices.py      report what could not be done as requested
     budget.py       the amount of memory that a rank may pin
     stats.py        counts of a loader's work

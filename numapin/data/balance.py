@@ -68,20 +68,18 @@ class Balance:
         known = [mean_s for mean_s in self._mean_s if mean_s is not None]
         usual_s = sum(known) / len(known) if known else 1.0
         now_s, num_workers = self._clock(), len(self._sent_s)
+
+        def ready_s(worker: int) -> float:
+            """Return the number of seconds until a worker would finish one more task."""
+            mean_s = self._mean_s[worker]
+            mean_s = usual_s if mean_s is None else mean_s
+            num_unfinished = self.num_unfinished(worker)
+            if num_unfinished:
+                return (num_unfinished + 1) * mean_s
+            # An idle worker seems faster the longer it is idle: else one that was slow once would never be used again.
+            return mean_s - (now_s - self._last_s[worker]) / _PATIENCE
+
         turns = [turn % num_workers for turn in range(self._next, self._next + num_workers)]
-        active = [worker for worker in turns if is_active[worker]] or turns
-        worker = min(active, key=lambda worker: self._ready_s(worker, usual_s, now_s))
+        worker = min([worker for worker in turns if is_active[worker]] or turns, key=ready_s)
         self._next = worker + 1
         return worker
-
-    def _ready_s(self, worker: int, usual_s: float, now_s: float) -> float:
-        """Return the number of seconds until a worker would finish one more task.
-
-        An idle worker seems faster the longer it is idle. Otherwise one that was slow once would never be used again.
-        """
-        mean_s = self._mean_s[worker]
-        mean_s = usual_s if mean_s is None else mean_s
-        num_unfinished = self.num_unfinished(worker)
-        if num_unfinished:
-            return (num_unfinished + 1) * mean_s
-        return mean_s - (now_s - self._last_s[worker]) / _PATIENCE

@@ -20,14 +20,12 @@ from numapin.system.cgroup import memory_cgroups
 from numapin.system.tree import Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from numapin.base.cpu_set import CpuSet
 
 _NODES: Final = "sys/devices/system/node"
-
-
 SHARE: Final = 0.5
 """The share of the free memory. The rest is for the workers, the page cache, checkpoints and other processes."""
 
@@ -47,7 +45,21 @@ def read_room(root: Path, *, nodes: CpuSet, num_ranks: int) -> LockRoom:
     of `nodes`, if any. Caches that the kernel can drop count as free.
     """
     tree = Tree(os.fspath(root).rstrip("/"))
-    bounds = [*_cgroup_bounds(tree), *_host_bound(tree), *_node_bound(tree, nodes)]
+    bounds = []
+    for directory, files in memory_cgroups(tree):
+        limit, usage = (tree.number(f"{directory}/{name}") for name in (files.limit, files.usage))
+        if limit is not None and usage is not None:  # "max" is not a number; v1's is beyond any machine's memory
+            used = usage - _value(tree, f"{directory}/memory.stat", files.cache)
+            bounds.append((max(0, limit - used), f"left of the limit of {directory} ({formats.gib(limit)})"))
+    available = _value(tree, "proc/meminfo", "MemAvailable")
+    if available:
+        bounds.append((available, "available on the host (MemAvailable)"))
+    # One node: MemAvailable covers it, even in a virtual machine that gets its memory as it uses it.
+    has_one_node = tree.text(f"{_NODES}/online") == tree.text(f"{_NODES}/has_memory") == "0"
+    free = [] if has_one_node else [_node_free(tree, node) for node in nodes]
+    known = not_none(free)
+    if known and len(known) == len(free):
+        bounds.append((sum(known), f"free on node {nodes}"))
     if not bounds:
         return LockRoom(num_bytes=None, reason="the machine shows neither a memory limit nor its free memory")
     free_bytes, bound = min(bounds)
@@ -60,29 +72,6 @@ def num_ranks_of(environ: Mapping[str, str]) -> int:
     """Return the number of ranks that share this host: LOCAL_WORLD_SIZE, or 1 if that is not set to a number."""
     text = environ.get("LOCAL_WORLD_SIZE", "")
     return max(1, int(text)) if text.isascii() and text.isdecimal() else 1
-
-
-def _cgroup_bounds(tree: Tree) -> Iterator[tuple[int, str]]:
-    for directory, files in memory_cgroups(tree):
-        limit, usage = (tree.number(f"{directory}/{name}") for name in (files.limit, files.usage))
-        if limit is not None and usage is not None:  # "max" is not a number; v1's is beyond any machine's memory
-            used = usage - _value(tree, f"{directory}/memory.stat", files.cache)
-            yield max(0, limit - used), f"left of the limit of {directory} ({formats.gib(limit)})"
-
-
-def _host_bound(tree: Tree) -> Iterator[tuple[int, str]]:
-    available = _value(tree, "proc/meminfo", "MemAvailable")
-    if available:
-        yield available, "available on the host (MemAvailable)"
-
-
-def _node_bound(tree: Tree, nodes: CpuSet) -> Iterator[tuple[int, str]]:
-    if tree.text(f"{_NODES}/online") == tree.text(f"{_NODES}/has_memory") == "0":
-        return  # one node: MemAvailable covers it, even in a virtual machine that gets its memory as it uses it
-    free = [_node_free(tree, node) for node in nodes]
-    known = not_none(free)
-    if known and len(known) == len(free):
-        yield sum(known), f"free on node {nodes}"
 
 
 def _node_free(tree: Tree, node: int) -> int | None:

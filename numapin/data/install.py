@@ -110,29 +110,22 @@ class _UsersWarnings:
         warnings.warn_explicit(message, category or UserWarning, frame.f_code.co_filename, frame.f_lineno, module, seen)
 
 
-def _warn_at_users_line(cls: type[_Loader]) -> None:
-    """Let warnings of a loader's module name the user's line."""
-    module = sys.modules.get(cls.__module__)
-    if getattr(module, "warnings", None) is warnings:
-        module.warnings = _UsersWarnings()  # type: ignore[union-attr] # it has the name
-
-
 def _hook(cls: type[_Loader], iterator_of_it: Callable[[_Loader, PathOptions], _BaseDataLoaderIter]) -> None:
     """Let loaders of this class with workers make their iterators by this function."""
     _STATE.hooked.append(cls)
-    _warn_at_users_line(cls)
+    module = sys.modules.get(cls.__module__)
+    if getattr(module, "warnings", None) is warnings:
+        module.warnings = _UsersWarnings()  # type: ignore[union-attr] # it has the name
     torchs_own = cls._get_iterator
 
     def _get_iterator(self: _Loader) -> _BaseDataLoaderIter:
         options: PathOptions | None = getattr(self.pin_memory_device, "options", None)
         if options is None and not _STATE.everything:
             return torchs_own(self)
-        if self.num_workers == 0 and options is not None:
-            return iterator_of_it(self, options)
-        if self.num_workers == 0:
+        if self.num_workers == 0 and options is None:
             usage_log.note_other(self, usage_log.NO_WORKERS)
             return torchs_own(self)
-        if os.environ.get("RANK", "0") == "0":
+        if self.num_workers and os.environ.get("RANK", "0") == "0":
             _say_once("torch's DataLoader uses numapin's data path")
         return iterator_of_it(self, options or PathOptions(balance=_STATE.balance))
 
@@ -147,17 +140,14 @@ def _leave(cls: type[_Loader], package: str = torch_names.TORCH) -> None:
 
     def __iter__(self: _Loader) -> Any:  # noqa: N807
         options: PathOptions | None = getattr(self.pin_memory_device, "options", None)
-        batches = torchs_own(self)
-        return batches if options is None else map(partial(_finished, options), batches)
+        batches: Any = torchs_own(self)
+        if options is not None and options.casts:
+            batches = map(partial(cast_batch, casts=dict(options.casts)), batches)
+        if options is not None and options.cuda_device is not None:
+            batches = map(partial(put_on, options.cuda_device), batches)
+        return batches
 
     cls.__iter__ = __iter__  # type: ignore[method-assign]
-
-
-def _finished(options: PathOptions, batch: object) -> object:
-    """Return a batch of torch's own iterator, cast and on its device."""
-    if options.casts:
-        batch = cast_batch(batch, dict(options.casts))
-    return batch if options.cuda_device is None else put_on(options.cuda_device, batch)
 
 
 def _watch_iterators() -> None:

@@ -50,8 +50,7 @@ def put_on(device: torch.device, data: object) -> object:
             value = value.pin_memory()
         return value.to(device, non_blocking=True)
 
-    return containers.rebuild(data, move, is_leaf=_can_move)
+    def can_move(value: object) -> bool:
+        return hasattr(value, "to") and not isinstance(value, torch.UntypedStorage | torch.TypedStorage)
 
-
-def _can_move(value: object) -> bool:
-    return hasattr(value, "to") and not isinstance(value, torch.UntypedStorage | torch.TypedStorage)
+    return containers.rebuild(data, move, is_leaf=can_move)

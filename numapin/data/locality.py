@@ -1,4 +1,4 @@
-"""Find the nodes and CPUs for a rank's pinned memory, workers and pin thread.
+"""Find the nodes and CPUs for a rank's pinned memory, workers and pin thread, and bind its threads there.
 
 Under `numapin run` the launcher has decided. Without it, the rank asks the planner about its own GPU, as the launcher
 would.
@@ -7,6 +7,7 @@ would.
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,17 +16,21 @@ from numapin.base.cpu_set import CpuSet
 from numapin.errors import MachineError, PlanError, UsageError
 from numapin.plan.make import make_plan
 from numapin.plan.request import Memory, Request
+from numapin.rank import bind
 from numapin.rank.become import BINDING, read_binding
+from numapin.system import cuda
 from numapin.system.tree import Tree
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import torch
+
+    from numapin.data.notices import Notices
     from numapin.plan.model import RankPlan
 
 _NODE: Final = "sys/devices/system/node"
 _LIVE: Final = Path("/")
-_NAME_NODE: Final = "if you know it, set it with node=N; see: numapin topo"
 _ON_ITS_NODES: Final = frozenset({Memory.LOCAL, Memory.PREFERRED, Memory.BIND})
 
 
@@ -78,35 +83,28 @@ def find_locality(
 
 
 def _on_named_node(tree: Tree, online: CpuSet, node: int) -> Locality:
-    cpus = _cpus_to_place_on(tree, online, node) & _allowed_cpus(tree)
-    warning = "" if cpus else "; this process may use none of its CPUs, so CPUs stay as they are"
+    """Return the place that the user named. Raises UsageError if the node has no CPUs or does not exist."""
+    cpus = {n: _cpus(tree, n, online) for n in sorted(online)}
+    with_cpus = CpuSet(n for n in cpus if cpus[n])
+    if node not in with_cpus:
+        problem = "has no CPUs, so host memory cannot be placed there" if node in cpus else "does not exist"
+        problem = f"node={node!r}: NUMA node {node!r} {problem}; usable nodes: {with_cpus}"
+        raise UsageError(problem, "see: numapin topo")
+    within = CpuSet()
+    if len(online) > 1:
+        from numapin.topology.sources.gpu_drivers import gpu_memory_nodes  # a machine with one node never needs it
+
+        within = with_cpus if gpu_memory_nodes(tree) else within  # else a full node spills into GPU memory
+    allowed = cpus[node] & _allowed_cpus(tree)
+    warning = "" if allowed else "; this process may use none of its CPUs, so CPUs stay as they are"
     return Locality(
         nodes=CpuSet({node}),
-        cpus=cpus,
+        cpus=allowed,
         memory=Memory.PREFERRED if len(online) > 1 else None,
         num_machine_nodes=len(online),
         reason=f"requested with node={node}{warning}",
-        within=_host_nodes(tree, online),
+        within=within,
     )
-
-
-def _host_nodes(tree: Tree, online: CpuSet) -> CpuSet:
-    """Return the nodes with CPUs if other nodes are GPU memory, into which a full node would spill; else none."""
-    if len(online) == 1:
-        return CpuSet()
-    from numapin.topology.sources.gpu_drivers import gpu_memory_nodes  # a machine with one node never needs it
-
-    return CpuSet(node for node in online if _cpus(tree, node, online)) if gpu_memory_nodes(tree) else CpuSet()
-
-
-def _cpus_to_place_on(tree: Tree, online: CpuSet, node: int) -> CpuSet:
-    """Return the CPUs of a node. Raises UsageError if it has none or does not exist."""
-    cpus = {n: _cpus(tree, n, online) for n in sorted(online)}
-    if cpus.get(node):
-        return cpus[node]
-    problem = "has no CPUs, so host memory cannot be placed there" if node in cpus else "does not exist"
-    usable = CpuSet(n for n in cpus if cpus[n])
-    raise UsageError(f"node={node!r}: NUMA node {node!r} {problem}; usable nodes: {usable}", "see: numapin topo")
 
 
 def _cpus(tree: Tree, node: int, online: CpuSet) -> CpuSet:
@@ -138,26 +136,69 @@ def _of_rank(rank: RankPlan, online: CpuSet, reason: str) -> Locality:
 
 
 def _of_device(online: CpuSet, device_index: int, environ: Mapping[str, str], root: Path) -> Locality:
-    name = f"cuda:{device_index}"
-    try:
-        rank = _plan_device(device_index, environ, root)
-    except (MachineError, PlanError) as error:
-        return _unbound(online, f"{name}: its NUMA node is unknown: {error.message}; {error.hint}")
-    return _of_rank(rank, online, f"{name}: {rank.reason}")
-
-
-def _plan_device(device_index: int, environ: Mapping[str, str], root: Path) -> RankPlan:
-    """Plan one rank on a GPU. Raises PlanError, and MachineError if the GPU or its node is unknown."""
+    """Plan one rank on a GPU."""
     from numapin.topology.discover import discover  # loads NVML and libnuma, which a machine with one node never needs
 
-    topology = discover(environ=environ) if root == _LIVE else discover(root=root)
-    gpu = next((gpu for gpu in topology.gpus if gpu.cuda_index == device_index), None)
-    if gpu is None:
-        raise MachineError("no GPU with this CUDA index was found", _NAME_NODE)
-    if gpu.node is None:
-        raise MachineError("no source reports it", _NAME_NODE)
-    return make_plan(topology, Request(rank_gpus=(gpu.index,), num_ranks=1)).ranks[0]
+    name = f"cuda:{device_index}"
+    unknown = f"{name}: its NUMA node is unknown"
+    try:
+        topology = discover(environ=environ) if root == _LIVE else discover(root=root)
+        gpu = next((gpu for gpu in topology.gpus if gpu.cuda_index == device_index), None)
+        if gpu is not None and gpu.node is not None:
+            rank = make_plan(topology, Request(rank_gpus=(gpu.index,), num_ranks=1)).ranks[0]
+            return _of_rank(rank, online, f"{name}: {rank.reason}")
+    except (MachineError, PlanError) as error:
+        return _unbound(online, f"{unknown}: {error.message}; {error.hint}")
+    seen = "no GPU with this CUDA index was found" if gpu is None else "no source reports it"
+    return _unbound(online, f"{unknown}: {seen}; if you know it, set it with node=N; see: numapin topo")
 
 
 def _unbound(online: CpuSet, reason: str, *, nodes: CpuSet | None = None) -> Locality:
     return Locality(nodes=nodes or CpuSet(), cpus=CpuSet(), memory=None, num_machine_nodes=len(online), reason=reason)
+
+
+class Home:
+    """The place where one loader's memory and threads belong, found when it is first needed."""
+
+    def __init__(self, *, device: torch.device | None, node: int | None, notices: Notices) -> None:
+        """Take the GPU that batches go to (None: they stay on the host) and the user's node (None: not named)."""
+        self._device, self._node, self._notices = device, node, notices
+        self._locality: Locality | None = None
+
+    @property
+    def device_index(self) -> int:
+        """Return the index of the loader's GPU; the current one if batches stay on the host."""
+        import torch
+
+        if self._device is None or self._device.index is None:
+            return torch.cuda.current_device()
+        return self._device.index
+
+    @property
+    def locality(self) -> Locality:
+        """Return the nodes and CPUs."""
+        import torch
+
+        if self._locality is None:
+            uses_cuda = self._device is not None or torch.cuda.is_initialized()
+            index = self.device_index if uses_cuda else None
+            self._locality = find_locality(environ=os.environ, node=self._node, device_index=index)
+            if self._locality.cpus or self._locality.memory:
+                # Report what the kernel refuses to a thread: it refuses the same to the workers.
+                thread = threading.Thread(target=self.bind_this_thread, name="numapin-trial")
+                thread.start()
+                thread.join()
+        return self._locality
+
+    def bind_this_thread(self) -> None:
+        """Bind the calling thread to the CPUs and nodes, and let it work beside captures of CUDA graphs."""
+        import torch
+
+        locality = self.locality
+        for refused in bind.bind_thread(
+            cpus=locality.cpus, memory=locality.memory, nodes=locality.nodes, within=locality.within
+        ):
+            self._notices.report_refusal(refused)
+        driver = cuda.driver() if torch.cuda.is_initialized() else None
+        if driver is not None:
+            driver.relax_capture()

@@ -31,14 +31,17 @@ class Notices:
 
     def warn(self, text: str) -> None:
         """Report a notice on stderr, unless it was reported before."""
-        if self._is_new(text):
-            say(f"warning: {_rank_label()}{text}")
+        if text not in self._texts:
+            self._texts[text] = None
+            rank = os.environ.get("RANK")
+            say(f"warning: {text}" if rank is None else f"warning: rank {rank}: {text}")
 
     def report_refusal(self, text: str) -> None:
         """Report something that the kernel or the driver refused. Under `strict`, keep it for `check` instead."""
         if not self._is_strict:
             self.warn(text)
-        elif self._is_new(text):
+        elif text not in self._texts:
+            self._texts[text] = None
             self._refusal = self._refusal or text
 
     def report_miss(self, miss: Miss) -> None:
@@ -50,13 +53,3 @@ class Notices:
         """Raise BindingRefused for the first refusal under `strict`."""
         if self._refusal is not None:
             raise BindingRefused(self._refusal, "to run with what the kernel allows, remove strict=True")
-
-    def _is_new(self, text: str) -> bool:
-        is_new = text not in self._texts
-        self._texts[text] = None
-        return is_new
-
-
-def _rank_label() -> str:
-    rank = os.environ.get("RANK")
-    return "" if rank is None else f"rank {rank}: "

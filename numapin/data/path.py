@@ -19,7 +19,7 @@ import torch
 from numapin.data.arguments import require_number
 from numapin.data.budget import num_ranks_of, read_room
 from numapin.data.forking import is_in_bad_fork
-from numapin.data.home import Home
+from numapin.data.locality import Home
 from numapin.data.loop_times import totals_of
 from numapin.data.message import Parcel
 from numapin.data.notices import Notices

@@ -128,11 +128,20 @@ class Context:
     def end(self, process: BaseProcess, number: int) -> bool:
         """Kill a worker, unless it has started; return whether it was killed. It holds no lock that others wait for."""
         pid = process.pid
-        if pid is None or not _is_running_child(pid):
+        if pid is None:
+            return False
+        try:  # the id of a child that was reaped may be another process's
+            is_running = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False
+        if not is_running:
             return False
         try:
             os.kill(pid, signal.SIGSTOP)  # it must not begin between the check of its byte and the kill
-            if not _has_stopped(pid) or self._has_started(number):
+            deadline_s = time.monotonic() + _STOPS_IN_S  # a SIGCONT from elsewhere may keep it from stopping
+            while (state := state_of(pid)) not in {_STOPPED, None} and time.monotonic() < deadline_s:
+                time.sleep(0.0002)
+            if state != _STOPPED or self._has_started(number):
                 return False
             process.kill()
         finally:
@@ -143,19 +152,3 @@ class Context:
 
     def _has_started(self, number: int) -> bool:
         return self._page is None or self._page[number] == 1
-
-
-def _is_running_child(pid: int) -> bool:
-    """Return whether this is a running child of ours. The id of a reaped child may be another process's."""
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-    except ChildProcessError:
-        return False
-
-
-def _has_stopped(pid: int) -> bool:
-    """Return whether a process that got SIGSTOP stops. A SIGCONT from elsewhere may prevent it."""
-    deadline_s = time.monotonic() + _STOPS_IN_S
-    while (state := state_of(pid)) not in {_STOPPED, None} and time.monotonic() < deadline_s:
-        time.sleep(0.0002)
-    return state == _STOPPED

@@ -122,29 +122,24 @@ class _StatefulLane:
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, object]:
         """Return whether a result came, and the result in torchdata's form."""
         found, result = super()._try_get_data(timeout)  # type: ignore[misc]
-        return found, self._in_their_form(*result) if found else result
-
-    def _in_their_form(self, number: object, data: Any) -> tuple[object, object]:
+        number, data = result if found else (None, None)
         if not isinstance(number, int):
-            return number, data
+            return found, result
         if isinstance(data, _Ending):
             ending = _IterableDatasetStopIteration(data.worker_id)
-            return number, (ending, data.worker_id, _unseal(data.state))
+            return True, (number, (ending, data.worker_id, _unseal(data.state)))
         worker = self._task_info.get(number, (0,))[0]  # of an abandoned epoch, nothing is known, and it is dropped
-        return number, (data, worker, None)
+        return True, (number, (data, worker, None))
 
     def _process_data(self, data: Any, worker_id: int, state: object) -> object:
         """Open a batch and its state, and let torchdata keep the state."""
         if isinstance(data, Parcel):
-            data = self._opened(data)
+            try:
+                data = self._lane.opener.open(data)
+            except Exception:  # noqa: BLE001 - a user's type may raise anything
+                # torchdata raises it once it has counted the task as done.
+                data = ExceptionWrapper(where="while a batch was opened")
         if not isinstance(data, ExceptionWrapper):
             data, sealed = data  # a tuple, of which torch's pin thread makes a list
             state = _unseal(sealed)
         return super(LaneIterator, self)._process_data(data, worker_id, state)  # type: ignore[misc]
-
-    def _opened(self, parcel: Parcel) -> object:
-        """Return what a parcel contains, or the error, which torchdata raises once it has counted the task as done."""
-        try:
-            return self._lane.opener.open(parcel)
-        except Exception:  # noqa: BLE001 - a user's type may raise anything
-            return ExceptionWrapper(where="while a batch was opened")

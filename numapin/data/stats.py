@@ -5,17 +5,17 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin.base import formats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from numapin.base.cpu_set import CpuSet
     from numapin.data.message import Head, Miss
     from numapin.data.slots.pool import Pool
-    from numapin.data.slots.slot import Slot
 
 _WIDTH: Final = 80
 _INDENT: Final = 12
@@ -86,41 +86,28 @@ class Stats:
 
     def __str__(self) -> str:
         """Return the block of lines, at most 80 columns wide."""
-        pairs = [*self._batch_lines(), *self._memory_lines(), *(("note", note) for note in self.notes)]
-        return "\n".join(_line(name, text) for name, text in pairs if text)
-
-    def _batch_lines(self) -> Iterator[tuple[str, str]]:
         num_arrived = max(self.batches, self.hits + sum(self.misses.values()))
         mean = f", {formats.render_size(self.bytes // num_arrived)} each" if self.batches and self.bytes else ""
-        yield "batches", f"{self.batches:,}{mean}"
-        yield "in slots", self._in_slots()
-        yield "waiting", self._waiting()
-        yield "to the GPU", "" if self.transfer_gbps is None else f"{self.transfer_gbps:.1f} GB/s"
-
-    def _in_slots(self) -> str:
+        lines = [("batches", f"{self.batches:,}{mean}")]
         others = "".join(f"; {count:,}: {reason}" for reason, count in self.misses.items())
-        unyielded = ", not all of them yielded" if self.hits > self.batches else ""
-        return f"{self.hits:,}{unyielded}{others}" if self.hits or others else ""
-
-    def _waiting(self) -> str:
-        if self.wait_s_per_batch is None:
-            return ""
-        share = "" if self.wait_share is None else f", {self.wait_share:.0%} of the loop's time"
-        return f"{_time(self.wait_s_per_batch)} per batch{share}"
-
-    def _memory_lines(self) -> Iterator[tuple[str, str]]:
-        pinned = f", {formats.render_size(self.pinned_bytes)} pinned" if self.pinned_bytes else ""
-        slots = f"{self.slots} of up to {formats.render_size(self.slot_bytes)}, {self.slots_on_loan} in use{pinned}"
-        yield "slots", slots if self.slots else ""
-        nodes = ", ".join(map(str, self.nodes))
+        if self.hits or others:
+            unyielded = ", not all of them yielded" if self.hits > self.batches else ""
+            lines.append(("in slots", f"{self.hits:,}{unyielded}{others}"))
+        if self.wait_s_per_batch is not None:
+            share = "" if self.wait_share is None else f", {self.wait_share:.0%} of the loop's time"
+            lines.append(("waiting", f"{_time(self.wait_s_per_batch)} per batch{share}"))
+        if self.transfer_gbps is not None:
+            lines.append(("to the GPU", f"{self.transfer_gbps:.1f} GB/s"))
+        if self.slots:
+            pinned = f", {formats.render_size(self.pinned_bytes)} pinned" if self.pinned_bytes else ""
+            size = formats.render_size(self.slot_bytes)
+            lines.append(("slots", f"{self.slots} of up to {size}, {self.slots_on_loan} in use{pinned}"))
         share = "" if self.share_on_node is None else f"; {self.share_on_node:.1%} of the pages there"
-        yield "node", f"{nodes} ({self.placement}){share}" if nodes else self.placement
-
-
-def _line(name: str, text: str) -> str:
-    """Return a name and its text, wrapped."""
-    following = " " * _INDENT
-    return textwrap.fill(f"{name:<{_INDENT}}{text}", _WIDTH, subsequent_indent=following, break_on_hyphens=False)
+        nodes = ", ".join(map(str, self.nodes))
+        lines.append(("node", f"{nodes} ({self.placement}){share}" if nodes else self.placement))
+        lines += [("note", note) for note in self.notes]
+        wrap = partial(textwrap.fill, width=_WIDTH, subsequent_indent=" " * _INDENT, break_on_hyphens=False)
+        return "\n".join(wrap(f"{name:<{_INDENT}}{text}") for name, text in lines if text)
 
 
 def _time(seconds: float) -> str:
@@ -176,10 +163,6 @@ class Counts:
         return min(1.0, self.wait_in_steps_s / self.total_step_s) if self.total_step_s else None
 
 
-def _is_verified(slot: Slot) -> bool:
-    return slot.pages is not None or not slot.is_settled
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolTotals:
     """The slots of all pools of a loader; `pages` counts pages by node."""
@@ -200,8 +183,8 @@ class PoolTotals:
             slot_bytes=max((slot.num_bytes for slot in slots), default=0),
             num_on_loan=sum(slot.lease is not None for slot in slots),
             pinned_bytes=sum(slot.pinned_bytes for slot in slots),
-            pages=_pages(slots),
-            is_verified=all(map(_is_verified, slots)),
+            pages=sum((Counter(slot.pages) for slot in slots if slot.pages), start=Counter()),
+            is_verified=all(slot.pages is not None or not slot.is_settled for slot in slots),
         )
 
     def share_on(self, nodes: CpuSet) -> float | None:
@@ -210,9 +193,3 @@ class PoolTotals:
         if not (num_pages and nodes and self.is_verified):
             return None
         return sum(self.pages[node] for node in nodes) / num_pages
-
-
-def _pages(slots: Iterable[Slot]) -> Counter[int | None]:
-    """Return the known pages of all slots by node."""
-    known = (Counter(slot.pages) for slot in slots if slot.pages)
-    return sum(known, start=Counter())

@@ -78,55 +78,40 @@ class JobUsage:
 
         Batches that were not counted are accepted only before a restart, which ends processes by signals.
         """
+        last = max((usage.restart for usage in self.usages), default=0)
+        is_counted = all(usage.is_complete for usage in self.usages if usage.restart == last)
         is_used = any(usage.num_loaders for usage in self.usages)
         has_others = any(usage.others or usage.outside for usage in self.usages)
-        return is_used and self._is_counted() and not has_others and not self.unread
-
-    def _is_counted(self) -> bool:
-        """Return whether all processes since the last restart counted their batches."""
-        last = max((usage.restart for usage in self.usages), default=0)
-        return all(usage.is_complete for usage in self.usages if usage.restart == last)
+        return is_used and is_counted and not has_others and not self.unread
 
     def line(self) -> str:
         """Return the line for the end of the job.
 
         For example "2 loaders, 1,203 batches by numapin; 1 loader not: num_workers=0 (train.py:12)".
         """
-        parts = (self._taken(), self._not_taken(), self._outside(), self._without(), self._incomplete(), *self.unread)
-        return "; ".join(part for part in parts if part)
-
-    def _taken(self) -> str:
         num_loaders = sum(usage.num_loaders for usage in self.usages)
-        if not num_loaders:
-            return "no loader by numapin" if self._others() else "no process recorded a DataLoader"
         num_batches = sum(usage.num_batches for usage in self.usages)
-        return f"{counted(num_loaders, 'loader')}, {counted(num_batches, 'batch')} by numapin{self._of_ranks()}"
-
-    def _of_ranks(self) -> str:
         ranks = {usage.rank for usage in self.usages if usage.num_loaders}
-        return f" in {len(ranks)} ranks" if len(ranks) > 1 else ""
-
-    def _others(self) -> Counter[str]:
-        return _sum((str(other), other.num_loaders) for usage in self.usages for other in usage.others)
-
-    def _not_taken(self) -> str:
-        others = self._others()
-        return f"{counted(others.total(), 'loader')} not: {_shown(others)}" if others else ""
-
-    def _outside(self) -> str:
+        others = _sum((str(other), other.num_loaders) for usage in self.usages for other in usage.others)
         outside = _sum((entry.reason, entry.num_batches) for usage in self.usages for entry in usage.outside)
-        return f"{counted(outside.total(), 'batch')} outside the slots: {_shown(outside)}" if outside else ""
-
-    def _without(self) -> str:
-        """Name the ranks without a record, if others have one."""
         without = self.ranks - {usage.rank for usage in self.usages}
-        return f"{listed('rank', without)} left no record of a loader" if without and self.usages else ""
-
-    def _incomplete(self) -> str:
         ended = {usage.rank for usage in self.usages if not usage.is_complete}
-        subject = "it" if len(ended) == 1 else "they"
-        how = f"{subject} ended without Python's exit handlers (killed, or os._exit)"
-        return f"the last counts of {listed('rank', ended)} are missing: {how}" if ended else ""
+        if num_loaders:
+            of_ranks = f" in {len(ranks)} ranks" if len(ranks) > 1 else ""
+            parts = [f"{counted(num_loaders, 'loader')}, {counted(num_batches, 'batch')} by numapin{of_ranks}"]
+        else:
+            parts = ["no loader by numapin" if others else "no process recorded a DataLoader"]
+        if others:
+            parts.append(f"{counted(others.total(), 'loader')} not: {_shown(others)}")
+        if outside:
+            parts.append(f"{counted(outside.total(), 'batch')} outside the slots: {_shown(outside)}")
+        if without and self.usages:
+            parts.append(f"{listed('rank', without)} left no record of a loader")
+        if ended:
+            subject = "it" if len(ended) == 1 else "they"
+            how = f"{subject} ended without Python's exit handlers (killed, or os._exit)"
+            parts.append(f"the last counts of {listed('rank', ended)} are missing: {how}")
+        return "; ".join([*parts, *self.unread])
 
 
 def _sum(pairs: Iterable[tuple[str, int]]) -> Counter[str]:

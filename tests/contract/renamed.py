@@ -22,7 +22,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import Dataset
 
-import numapin.data.home  # once, instead of in each child; none of these binds a private name
+import numapin.data.locality  # once, instead of in each child; none of these binds a private name
 import numapin.data.opening.device
 import numapin.data.slots.pool
 import numapin.data.usage_log

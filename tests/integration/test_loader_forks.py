@@ -258,12 +258,12 @@ def test_one_whose_judge_is_interrupted_is_not_left_stopped(forks: Forks, monkey
     loader = iter(numapin.DataLoader(Numbers(), 4, num_workers=1))
     (process,) = loader._workers  # type: ignore[attr-defined] # torch's
 
-    def interrupt(pid: int) -> bool:
+    def interrupt(pid: int) -> str | None:
         assert wait_until(lambda: state_of(pid) == "T", limit_s=60)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as changed:
-        changed.setattr(starting, "_has_stopped", interrupt)
+        changed.setattr(starting, "state_of", interrupt)
         with pytest.raises(KeyboardInterrupt):
             next(loader)
     assert wait_until(lambda: state_of(process.pid) == "S", limit_s=60)

@@ -74,3 +74,22 @@ def test_a_child_that_ends_leaves_its_parents_workers_alone() -> None:
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "0 99\n", done.stderr
+
+
+def test_a_worker_forked_during_an_import_of_numpy_random_does_not_hang() -> None:
+    """Numpy loads it late, and torch seeds it in each worker, which would wait for a lock of the parent's thread."""
+    code = (
+        "import sys, threading, time\n"
+        "import torch, numpy\n"
+        "assert 'numpy.random' not in sys.modules\n"  # else this test shows nothing
+        "import numapin\n"
+        "numapin.DataLoader\n"  # imports the data path
+        "class Slow:\n"
+        "    def find_spec(name, path, target=None):\n"
+        "        if name == 'numpy.random': time.sleep(5)\n"
+        "sys.meta_path.insert(0, Slow)\n"
+        "threading.Thread(target=__import__, args=('numpy.random',), daemon=True).start()\n"
+        "print(len(list(numapin.DataLoader(range(4), num_workers=1, timeout=30))))\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "4\n", done.stderr

@@ -34,7 +34,8 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 @pytest.fixture
 def gpu(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """Give the stand-in driver, and let device 0 be torch's current one."""
-    monkeypatch.setattr(pinned, "_current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     return fake_cuda
 
 
@@ -146,7 +147,9 @@ class TestLocked:
             pinned.empty(PAGE, torch.uint8)
         pinned.empty(1, torch.uint8)
         assert gpu.registered_bytes() <= PAGE + 1
-        pinned._working_driver()  # the last one
+        driver = cuda.driver()
+        assert driver is not None
+        reclaimer(driver).release_unused()  # the last one
 
     def test_a_capture_is_left_alone(self, gpu: FakeCuda) -> None:
         """Memory that is freed while torch captures a CUDA graph waits for its end; the capture is not broken."""
@@ -211,7 +214,8 @@ def test_an_old_driver_waits_for_the_device(old_fake_cuda: FakeCuda, monkeypatch
     monkeypatch.setattr(
         torch.cuda, "synchronize", lambda device: seen.append((device, old_fake_cuda.registered_bytes()))
     )
-    monkeypatch.setattr(pinned, "_current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     pinned.empty(100, torch.uint8)
     assert wait_until(lambda: old_fake_cuda.registered_bytes() == 0, limit_s=10)
     assert seen == [(0, 100)]
@@ -219,7 +223,8 @@ def test_an_old_driver_waits_for_the_device(old_fake_cuda: FakeCuda, monkeypatch
 
 def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """If torch has a GPU and its library cannot be loaded, that is an error."""
-    monkeypatch.setattr(pinned, "_current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(pinned, "driver", lambda: None)
     with pytest.raises(NumapinError, match=r"libcuda\.so\.1 cannot be used"):
         pinned.empty(1)
@@ -520,7 +525,7 @@ class TestBudget:
 
     def test_asking_makes_no_context(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A process that has not used CUDA yet may still fork after the query."""
-        monkeypatch.setattr(pinned, "_current_device", None)
+        monkeypatch.setattr(torch.cuda, "current_device", None)
         assert pinned.budget().torch_pinned_bytes == 0
 
     def test_a_node_that_is_not_there(self) -> None:

@@ -167,7 +167,7 @@ class TestLog:
         paths.pop()
         del path
         gc.collect()
-        log.end()
+        log.write(is_complete=True)
         assert written(tmp_path) == usage(
             5,
             restart=2,
@@ -196,7 +196,7 @@ class TestLog:
         """A stand-in for a loader whose class has __slots__ is noted, and does not raise."""
         slotted: Any = type("Slotted", (), {"__slots__": ()})
         log.note_other(slotted(), "a reason of its own")
-        log.end()
+        log.write(is_complete=True)
         assert "a reason of its own" in "".join(path.read_text() for path in tmp_path.glob("**/loaders-*.json"))
 
     def test_writes_rarely(self, log: UsageLog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +216,7 @@ class TestLog:
         log = UsageLog("/nowhere/run", rank=1, restart=0)
         for reason in "ab":
             log.note_other(Odd(), reason)
-        log.end()
+        log.write(is_complete=True)
         (said,) = capsys.readouterr().err.splitlines()
         assert said.startswith("numapin: rank 1: no record of its DataLoaders: /nowhere/run/loaders-1-0-")
         assert list(tmp_path.iterdir()) == []
