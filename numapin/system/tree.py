@@ -4,9 +4,9 @@ A missing, unreadable or malformed file is unknown (None). Only a malformed CPU 
 the file, because a plan made from half a list would be silently wrong.
 
 A capture is untrusted. The kernel follows its links as if its root were "/": an absolute link starts there, and ".."
-does not lead above it. Only regular files and directories are opened in it. The time that its files take is bounded,
-because a link of 4 KB may wind through 2000 folders, and each CPU has its own link. So are the bytes of all files
-together, because links may name one large file many times.
+does not lead above it. Only regular files and directories are opened in it. Their number is bounded, and the time that
+they take, because a link of 4 KB may wind through 2000 folders, and each CPU has its own link. So are the bytes of all
+files together, because links may name one large file many times.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _NEEDS_OPENAT2: Final = "use Linux 5.6 or later; in a container, a runtime that 
 _MAX_BYTES: Final = MAX_LIST_CHARS + 1
 _MAX_PROC_BYTES: Final = 1 << 20  # of mounts: hosts of containers have thousands
 _MAX_NAMES: Final = 1 << 16  # in a directory: PCI has 65536 functions in a domain, and /sys keeps them in few domains
+_MAX_STEPS: Final = 150_000  # files that are opened, and names in directories; 8192 CPUs without caches take 50,000
 _FREE_S: Final = 1.0
 _MAX_S_PER_FILE: Final = 0.001  # 25 us on an ordinary machine; 40 links that wind through 800 folders each take 3 ms
 _MAX_TOTAL_BYTES: Final = 64 << 20  # of all files: links may name one large file many times
@@ -42,10 +43,11 @@ _NUMBER: Final = re.compile(r"\d{1,18}", re.ASCII)
 
 @dataclass(slots=True)
 class _Taken:
-    """What the files of a capture have taken so far; CPU time, because a file system may be slow."""
+    """What reading a capture has taken so far: CPU seconds, because a file system may be slow, and numbers."""
 
     seconds: float = 0.0
     num_files: int = 0
+    num_names: int = 0
     num_bytes: int = 0
 
 
@@ -125,11 +127,13 @@ class Tree:
             return []
         try:
             with os.scandir(fd) as entries:
-                return sorted(entry.name for entry in islice(entries, _MAX_NAMES))
+                found = sorted(entry.name for entry in islice(entries, _MAX_NAMES))
         except OSError:
             return []
         finally:
             os.close(fd)
+        self._taken.num_names += len(found)
+        return found
 
     def link(self, path: str) -> str | None:
         """Return the target of a symbolic link as written, or None."""
@@ -163,6 +167,8 @@ class Tree:
         if taken.seconds > _FREE_S + _MAX_S_PER_FILE * taken.num_files:
             problem = f"{taken.num_files} of its files took {taken.seconds:.1f} s of CPU time; its links lead too far"
             raise self.error(path, problem)
+        if taken.num_files + taken.num_names > _MAX_STEPS:
+            raise self.error(path, f"it takes more than {_MAX_STEPS} files and names, the most that are accepted")
         begun_s = time.thread_time()
         top = os.open(self.root, os.O_PATH | os.O_CLOEXEC)
         try:
