@@ -33,7 +33,7 @@ from tests.unit.jobs.seam import (
     job,
     kubernetes,
     scripts,
-    share_of,
+    sized,
 )
 
 if TYPE_CHECKING:
@@ -132,8 +132,9 @@ def test_only_gpus_of_the_ranks_vendor_count(tmp_path: Path) -> None:
     text = write(["slurm", "--machine", str(tmp_path / "m.json"), "train.py"])
     assert "--gpus-per-node=1\n" in text
     assert "--exclusive" in text
+    request = JobRequest(command=("a",), gpus_per_node=2)
     with pytest.raises(UsageError, match=r"--gpus-per-node 2: m\.json has 1 GPU\n"):
-        share_of(machine, gpus=2, smt=True)
+        sized(request, machine, spare_cores=0, memory_by_number=True)
 
 
 @pytest.mark.parametrize("engine", ["slurm", "lsf"])
@@ -397,22 +398,24 @@ def test_apptainer_gets_the_option_of_the_vendor(vendor: GpuVendor, start: list[
 
 
 @pytest.mark.parametrize(
-    ("asked", "cores", "threads", "is_whole"),
+    ("asked", "spare_cores", "cpus", "is_whole"),
     [
-        ({"gpus": 8, "smt": True}, 128, 2, True),
-        ({"gpus": 4, "smt": True}, 64, 2, False),
-        ({"gpus": 1, "smt": False}, 16, 1, False),
-        ({"gpus": 8, "smt": True, "spare_cores_per_node": 1}, 120, 2, True),
-        ({"gpus": 0, "smt": True}, 128, 2, True),
+        ({"gpus_per_node": 8}, 0, 256, True),
+        ({"gpus_per_node": 4}, 0, 128, False),
+        ({"gpus_per_node": 1, "smt": False}, 0, 16, False),
+        ({"gpus_per_node": 8}, 1, 240, True),
+        ({"gpus_per_node": 0}, 0, 256, True),
+        ({"gpus_per_node": 3, "form": Form.TASK}, 0, 32, False),
     ],
 )
 def test_a_job_gets_the_part_of_a_machine_that_goes_with_its_gpus(
-    asked: dict[str, Any], cores: int, threads: int, is_whole: object, machine: Path
+    asked: dict[str, Any], spare_cores: int, cpus: int, is_whole: object, machine: Path
 ) -> None:
     """Half of the GPUs get half of the cores and of the memory; hardware threads count if they are used."""
-    share = share_of(Topology.from_json(machine.read_text()), **asked)
-    assert (share.cores, share.threads_per_core, share.is_whole) == (cores, threads, is_whole)
-    assert share.memory_bytes == (1 << 40) * (asked["gpus"] or 8) // 8
+    request, topology = JobRequest(command=("a",), **asked), Topology.from_json(machine.read_text())
+    share = sized(request, topology, spare_cores=spare_cores, memory_by_number=True)
+    assert (share.cpus_per_task, share.whole_nodes) == (cpus, is_whole)
+    assert share.memory_bytes == int((1 << 40) * (request.gpus_per_node or 8) // 8 * 0.9)
 
 
 @pytest.mark.parametrize("gpus", [4, 8])
