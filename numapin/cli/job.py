@@ -6,6 +6,7 @@ Nothing is submitted.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -117,21 +118,21 @@ def _repeatable(option: str, metavar: str, parse: Callable[[str], object], text:
     return click.Option(names, multiple=True, type=Parsed(metavar, parse), metavar=metavar, help=f"{text} Repeatable.")
 
 
-_KIND: Final = click.Option(
-    ["--form", "kind"],
-    type=click.Choice([kind.value for kind in KubernetesKind]),
-    callback=lambda _context, _option, value: KubernetesKind(value),
-    default=KubernetesKind.JOB.value,
-    help="job: an Indexed Job with its Service (default). jobset: a JobSet. trainjob: Kubeflow Trainer v2. "
-    "leaderworkerset: servers, which run until deleted.",
-)
-_SYS_NICE: Final = click.Option(
-    ["--sys-nice/--no-sys-nice"], default=True, help="Let pods set memory policies (capability SYS_NICE; default: yes)."
-)
-
 _KUBERNETES: Final = (
-    _KIND,
-    _repeatable("--env", "NAME=VALUE", pod_options.variable, "Variable of the pods, e.g. NCCL_DEBUG=INFO."),
+    click.Option(
+        ["--form", "kind"],
+        type=click.Choice([kind.value for kind in KubernetesKind]),
+        callback=lambda _context, _option, value: KubernetesKind(value),
+        default=KubernetesKind.JOB.value,
+        help="job: an Indexed Job with its Service (default). jobset: a JobSet. trainjob: Kubeflow Trainer v2. "
+        "leaderworkerset: servers, which run until deleted.",
+    ),
+    _repeatable(
+        "--env",
+        "NAME=VALUE",
+        partial(pod_options.pair, form="NAME=VALUE, such as NCCL_DEBUG=INFO"),
+        "Variable of the pods, e.g. NCCL_DEBUG=INFO.",
+    ),
     _repeatable(
         "--env-from",
         "secret/NAME",
@@ -147,7 +148,12 @@ _KUBERNETES: Final = (
         "volumes",
     ),
     _repeatable("--resource", "NAME=N", pod_options.resource, "Another resource per pod, e.g. rdma/ib=1.", "resources"),
-    _repeatable("--node-selector", "LABEL=VALUE", pod_options.node_label, "Label that nodes must have, e.g. pool=gpu."),
+    _repeatable(
+        "--node-selector",
+        "LABEL=VALUE",
+        partial(pod_options.pair, form="LABEL=VALUE, such as node.kubernetes.io/instance-type=p5.48xlarge"),
+        "Label that nodes must have, e.g. pool=gpu.",
+    ),
     _repeatable(
         "--toleration",
         "KEY[=VALUE][:EFFECT]",
@@ -165,7 +171,7 @@ _KUBERNETES: Final = (
     _repeatable(
         "--annotation",
         "NAME=VALUE",
-        pod_options.annotation,
+        partial(pod_options.pair, form="NAME=VALUE, such as k8s.v1.cni.cncf.io/networks=ib0"),
         "Annotation of the job and its pods, e.g. k8s.v1.cni.cncf.io/networks=ib0.",
         "annotations",
     ),
@@ -200,7 +206,11 @@ _KUBERNETES: Final = (
         type=Parsed("TIME", duration.parse, remedy="write 24h or 90m"),
         help="Delete the job this long after its end, e.g. 24h.",
     ),
-    _SYS_NICE,
+    click.Option(
+        ["--sys-nice/--no-sys-nice"],
+        default=True,
+        help="Let pods set memory policies (capability SYS_NICE; default: yes).",
+    ),
     click.Option(
         ["--ipc-lock/--no-ipc-lock"],
         default=False,
