@@ -144,7 +144,7 @@ def live_check(
                 return unknown("not checked: needs the running machine, and this is a capture")
             return function(host.live, host.topology)
 
-        CHECKS.append(Check(name, where, why, run))
+        check(name, where=where, why=why)(run)
         return function
 
     return add

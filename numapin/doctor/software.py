@@ -11,7 +11,7 @@ from numapin.system.nccl import IGNORE, MENDED, ignores_affinity, narrows
 from numapin.system.openmp import binding_variables
 
 if TYPE_CHECKING:
-    from numapin.topology.model import Gpu, Topology
+    from numapin.topology.model import Topology
 
 
 @live_check(
@@ -21,35 +21,24 @@ if TYPE_CHECKING:
 )
 def driver(live: Live, topology: Topology) -> Result:
     """Find a driver that is missing, or whose libraries and kernel module differ."""
-    if live.nvml.gpus is None:
-        return _no_nvml(live, topology)
-    libraries, module = live.nvml.driver, live.module_version
-    known = {libraries, module} - {None, ""}
-    if len(known) > 1:
-        return error(
-            f"the driver's libraries are {libraries}, but the kernel module is {module}",
-            remedy="reboot, or unload and reload the nvidia modules (in a container: restart it)",
-        )
-    return ok(f"{libraries or 'version unknown'}, kernel module {module or 'unknown'}")
-
-
-def _no_nvml(live: Live, topology: Topology) -> Result:
+    if live.nvml.gpus is not None:
+        libraries, module = live.nvml.driver, live.module_version
+        if len({libraries, module} - {None, ""}) > 1:
+            return error(
+                f"the driver's libraries are {libraries}, but the kernel module is {module}",
+                remedy="reboot, or unload and reload the nvidia modules (in a container: restart it)",
+            )
+        return ok(f"{libraries or 'version unknown'}, kernel module {module or 'unknown'}")
     what, _, remedy = next(iter(live.nvml.notes), "NVML does not answer; nvidia-smi").rpartition("; ")
     others = [gpu for gpu in topology.gpus if not gpu.is_nvidia]
     if live.nvml.broken or len(others) < len(topology.gpus):
         return error(what, remedy=remedy)
-    if others:
-        return _other_driver(others, topology)
-    return note(f"{what}, and no NVIDIA GPU was found", remedy=remedy)
-
-
-def _other_driver(gpus: list[Gpu], topology: Topology) -> Result:
-    """Judge the driver of a machine with GPUs of other vendors than NVIDIA."""
-    vendors = ", ".join(sorted({str(gpu.vendor) for gpu in gpus}))
-    shown = f"{counted(len(topology.visible_gpus), 'GPU')} of {len(gpus)} visible ({vendors})"
-    if topology.visible_gpus:
-        return ok(shown)
-    return error(shown, remedy="see the notes of: numapin topo")
+    if not others:
+        return note(f"{what}, and no NVIDIA GPU was found", remedy=remedy)
+    # All GPUs are of other vendors: what counts is whether ranks can use them.
+    vendors = ", ".join(sorted({str(gpu.vendor) for gpu in others}))
+    shown = f"{counted(len(topology.visible_gpus), 'GPU')} of {len(others)} visible ({vendors})"
+    return ok(shown) if topology.visible_gpus else error(shown, remedy="see the notes of: numapin topo")
 
 
 @live_check(
@@ -93,8 +82,10 @@ def streaming_stores(live: Live, _topology: Topology) -> Result:
         return ok("not available: for x86-64 and aarch64 only")
     if live.streaming_stores:
         return ok("libstores.so is installed")
-    reinstall = "in numapin's source folder: pip install --force-reinstall --no-deps ."
-    remedy = f"sudo apt-get install gcc libc6-dev, then, {reinstall}"
+    remedy = (
+        "sudo apt-get install gcc libc6-dev, then, in numapin's source folder: "
+        "pip install --force-reinstall --no-deps ."
+    )
     return note("libstores.so is missing: torch.stack writes the batches", remedy=remedy)
 
 
@@ -216,12 +207,8 @@ def device_order(live: Live, topology: Topology) -> Result:
     nvidia = [gpu for gpu in topology.gpus if gpu.is_nvidia]
     if not nvidia:
         return ok(f"{setting}; no GPU")
-    models = _models(nvidia)
+    models = sorted({gpu.name for gpu in nvidia if gpu.name})
     what = f"{setting}; GPU models: {', '.join(models) or 'unknown'}"
     if len(models) > 1 and order != "PCI_BUS_ID":
         return warning(what, remedy="export CUDA_DEVICE_ORDER=PCI_BUS_ID")
     return ok(what)
-
-
-def _models(gpus: list[Gpu]) -> list[str]:
-    return sorted({gpu.name for gpu in gpus if gpu.name})

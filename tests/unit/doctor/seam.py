@@ -9,7 +9,7 @@ from numapin.doctor import live
 from numapin.doctor.check import CHECKS, DoctorSeverity, Host
 from numapin.doctor.live import read_confinement, read_module_version
 from numapin.doctor.model import examine
-from numapin.system import numa
+from numapin.system import nccl_files, numa
 from numapin.system.tree import Tree
 from numapin.topology.model import NodeSource
 from numapin.topology.nics import NicKind

@@ -23,6 +23,7 @@ from tests.unit.doctor.seam import (
     NvmlReadings,
     Tree,
     examine,
+    nccl_files,
     numa,
 )
 from tests.unit.doctor.seam import live as reading
@@ -276,28 +277,20 @@ class TestAsking:
 
     def test_a_call_that_kills_the_child_refuses_all_calls(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """If a filter kills the child, this process survives, and all calls count as refused."""
-        monkeypatch.setitem(reading._CALLS, "mbind", lambda _node: os.kill(os.getpid(), signal.SIGKILL))
-        refused = reading._try_policies(0)
+        monkeypatch.setitem(reading.CALLS, "mbind", lambda _node: os.kill(os.getpid(), signal.SIGKILL))
+        refused = reading.try_policies(0)
         assert set(refused) == set(CALLS)
         assert all("wait status 9" in (word or "") for word in refused.values())
 
     def test_an_impossible_node_is_refused_with_the_errno(self) -> None:
         """The refusal has the kernel's error name; calls that take no node still work."""
-        refused = reading._try_policies(63)
+        refused = reading.try_policies(63)
         assert (refused["set_mempolicy"], refused["mbind"], refused["get_mempolicy"]) == ("EINVAL", "EINVAL", None)
 
     def test_a_policy_that_is_not_kept_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A kernel that accepts a policy and forgets it counts as refusing it."""
         monkeypatch.setattr(numa, "set_memory_policy", lambda _mode, _nodes: None)
-        assert reading._try_policies(0)["set_mempolicy"] == "accepted, but not kept"
-
-    def test_a_missing_shm(self, tmp_path: Path) -> None:
-        """A file system that does not exist has no size; one that exists has a size."""
-        assert reading._size(str(tmp_path / "none")) == (None, None)
-        size, free = reading._size(str(tmp_path))
-        assert size is not None
-        assert free is not None
-        assert size >= free > 0
+        assert reading.try_policies(0)["set_mempolicy"] == "accepted, but not kept"
 
     def test_nccl_is_found_by_its_metadata(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The version of each package is found; metadata without one is "unknown"."""
@@ -306,18 +299,20 @@ class TestAsking:
             folder.mkdir()
             (folder / "METADATA").write_text(f"Metadata-Version: 2.1\n{text}")
         monkeypatch.syspath_prepend(tmp_path)
-        found = reading._nccl_versions()
+        found = reading.nccl_versions({})
         assert (found["nvidia-nccl-cu12"], found["nvidia-nccl-cu13"]) == ("2.29.7", "unknown")
 
-    def test_nccl_is_found_without_a_package(self, tmp_path: Path) -> None:
+    def test_nccl_is_found_without_a_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The library of a distribution or container is found by LD_LIBRARY_PATH, then in the usual folders."""
         own, usual = tmp_path / "own", tmp_path / "usual"
         for folder, version in ((own, "2.30.4"), (usual, "2.29.7")):
             folder.mkdir()
             (folder / f"libnccl.so.{version}").touch()
             (folder / "libnccl.so.2").symlink_to(f"libnccl.so.{version}")
-        folders = [str(usual)]
-        assert reading._nccl_library({}, folders) == {f"{usual}/libnccl.so.2.29.7": "2.29.7"}
-        found = reading._nccl_library({"LD_LIBRARY_PATH": f"/none:{own}"}, folders)
+        monkeypatch.setattr(reading, "_NCCL_PACKAGES", ())
+        monkeypatch.setattr(nccl_files, "FOLDERS", [str(usual)])
+        assert reading.nccl_versions({}) == {f"{usual}/libnccl.so.2.29.7": "2.29.7"}
+        found = reading.nccl_versions({"LD_LIBRARY_PATH": f"/none:{own}"})
         assert found == {f"{own}/libnccl.so.2.30.4": "2.30.4"}
-        assert reading._nccl_library({}, []) == {}
+        monkeypatch.setattr(nccl_files, "FOLDERS", [])
+        assert reading.nccl_versions({}) == {}

@@ -199,7 +199,7 @@ def test_running_ranks_are_found() -> None:
         }
         ranks.append(subprocess.Popen([sys.executable, "-c", child], env=environ, stdin=subprocess.PIPE))
     try:
-        assert reading._running_jobs()["head:4711"] == {0: {"NCCL_IB_HCA": "mlx5_0"}, 1: {"NCCL_IB_HCA": "mlx5_1"}}
+        assert reading.running_jobs()["head:4711"] == {0: {"NCCL_IB_HCA": "mlx5_0"}, 1: {"NCCL_IB_HCA": "mlx5_1"}}
     finally:
         for process in ranks:
             process.communicate(b"\n")
