@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable  # noqa: TC003 - the type of a field that is read
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import wraps
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -112,22 +113,28 @@ class Host:
 
 
 class Check(NamedTuple):
-    """A check: its name, the file or call that it reads, what the fault costs a job, and the function."""
+    """A check: its name, the file or call that it reads, what the fault costs a job, and the function.
+
+    The first line of the function's docstring says what it finds. docs/checks.md is made of all this.
+    """
 
     name: str
     where: str
     why: str
     run: Callable[[Host], Result]
+    is_live: bool  # whether it needs the running machine
 
 
 CHECKS: Final[list[Check]] = []
 
 
-def check(name: str, *, where: str, why: str) -> Callable[[Callable[[Host], Result]], Callable[[Host], Result]]:
+def check(
+    name: str, *, where: str, why: str, is_live: bool = False
+) -> Callable[[Callable[[Host], Result]], Callable[[Host], Result]]:
     """Add a function to the checks."""
 
     def add(function: Callable[[Host], Result]) -> Callable[[Host], Result]:
-        CHECKS.append(Check(name, where, why, function))
+        CHECKS.append(Check(name, where, why, function, is_live))
         return function
 
     return add
@@ -135,16 +142,17 @@ def check(name: str, *, where: str, why: str) -> Callable[[Callable[[Host], Resu
 
 def live_check(
     name: str, *, where: str, why: str
-) -> Callable[[Callable[[Live, Topology], Result]], Callable[[Live, Topology], Result]]:
+) -> Callable[[Callable[[Live, Topology], Result]], Callable[[Host], Result]]:
     """Add a function that needs the running machine to the checks."""
 
-    def add(function: Callable[[Live, Topology], Result]) -> Callable[[Live, Topology], Result]:
+    def add(function: Callable[[Live, Topology], Result]) -> Callable[[Host], Result]:
+        @check(name, where=where, why=why, is_live=True)
+        @wraps(function)
         def run(host: Host) -> Result:
             if host.live is None:
                 return unknown("not checked: needs the running machine, and this is a capture")
             return function(host.live, host.topology)
 
-        check(name, where=where, why=why)(run)
-        return function
+        return run
 
     return add

@@ -18,7 +18,7 @@ from numapin.topology.nics import nearest_by_link, rdma_adapters
 if TYPE_CHECKING:
     from numapin.topology.model import Topology
 
-NIC_VARIABLES: Final = ("NCCL_IB_HCA", "UCX_NET_DEVICES", "NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING")
+NIC_VARIABLES: Final[tuple[str, ...]] = ("NCCL_IB_HCA", "UCX_NET_DEVICES", "NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING")
 _MOST_CHARS: Final = 60  # of a name
 _MOST_NAMES: Final = 16  # in a message
 _NO_RDMA: Final = "no RDMA NIC (InfiniBand, RoCE) was found"
@@ -69,7 +69,7 @@ def _verbs_names(topology: Topology) -> list[str]:
 def package(host: Host) -> Result:
     """Find NICs on a package that has no GPU."""
     nics, gpus = rdma_adapters(host.topology), host.topology.gpus
-    package_of = {node.id: node.package for node in host.topology.nodes}
+    package_of: dict[int | None, int | None] = {node.id: node.package for node in host.topology.nodes}
     homes = CpuSet(not_none(package_of.get(gpu.node) for gpu in gpus))
     if not gpus:
         return ok("no GPU")
