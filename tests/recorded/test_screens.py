@@ -1,7 +1,8 @@
 """What every command shows is recorded beside this file; NUMAPIN_UPDATE_GOLDEN=1 records it anew.
 
 machines/NAME.txt has the commands that show a machine, help.txt all help pages, errors.txt wrong command lines,
-jobs.txt job scripts, failures.txt how failed jobs end. JSON of a machine is in tests/machines/golden.
+jobs.txt job scripts, jobs-refused.txt what they refuse, failures.txt how failed jobs end. JSON of a machine is in
+tests/machines/golden.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import click
 import pytest
 
 from tests.jobs.cases import CASES as JOBS
+from tests.jobs.cases import MACHINES as JOB_MACHINES
+from tests.jobs.cases import REFUSED as REFUSED_JOBS
 from tests.machines.compact import compact
 from tests.machines.roots import HERE as MACHINES
 from tests.machines.roots import NAMES
@@ -111,9 +114,19 @@ def test_errors(screens: Screens) -> None:
 
 def test_jobs(screens: Screens) -> None:
     """Job scripts of every form, with their warnings."""
-    screens.write("dgx.json", json.dumps(_golden("2pkg-8node-smt2-8gpu-pairs")["topology"]))
-    lines = [shlex.split(f"job {line.format(dgx='dgx.json')}") for line in JOBS.values()]
+    files = {name: f"{name}.json" for name in JOB_MACHINES}
+    for name, golden in JOB_MACHINES.items():
+        screens.write(files[name], json.dumps(_golden(golden)["topology"]))
+    lines = [shlex.split(f"job {line.format(**files)}") for line in JOBS.values()]
     compare("".join(screens.record(line) for line in lines), "jobs.txt")
+    before = screens.files()
+    wrong = [
+        shlex.split(f"job {line.format(**files)} {options} --output job.out")
+        for line, each in REFUSED_JOBS.items()
+        for options in each
+    ]
+    compare("".join(screens.record([*line, "train.py"]) for line in wrong), "jobs-refused.txt")
+    assert screens.files() == before
 
 
 def test_failures() -> None:
