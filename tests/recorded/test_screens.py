@@ -1,8 +1,8 @@
 """What every command shows is recorded beside this file; NUMAPIN_UPDATE_GOLDEN=1 records it anew.
 
 machines/NAME.txt has the commands that show a machine, help.txt all help pages, errors.txt wrong command lines,
-jobs.txt job scripts, jobs-refused.txt what they refuse, failures.txt how failed jobs end. JSON of a machine is in
-tests/machines/golden.
+doctor.txt findings, jobs.txt job scripts, jobs-refused.txt wrong ones, failures.txt how failed jobs end. JSON of a
+machine is in tests/machines/golden.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import pytest
 
+from tests.doctor.cases import CASES as DOCTOR
+from tests.doctor.cases import finding_of
 from tests.jobs.cases import CASES as JOBS
 from tests.jobs.cases import MACHINES as JOB_MACHINES
 from tests.jobs.cases import REFUSED as REFUSED_JOBS
@@ -28,6 +30,7 @@ from tests.recorded.seam import numapin as commands
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 EXAMPLES = ("dgx-a100", "dgx-h100", "gb200", "ndv4", "p4d")
 BINDS = ("node", "socket", "exclusive", "core-complex")
@@ -127,6 +130,18 @@ def test_jobs(screens: Screens) -> None:
     ]
     compare("".join(screens.record([*line, "train.py"]) for line in wrong), "jobs-refused.txt")
     assert screens.files() == before
+
+
+def test_doctor(tmp_path: Path) -> None:
+    """What each check of the doctor finds on sound and faulty machines."""
+    lines = []
+    for number, case in enumerate(DOCTOR):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        finding = finding_of(case, folder)
+        remedy = f"  fix: {finding.remedy}\n" if finding.remedy else ""
+        lines.append(f"=== {case.check}: {case.label}\n{finding.severity or 'unknown'}: {finding.what}\n{remedy}")
+    compare("".join(lines), "doctor.txt")
 
 
 def test_failures() -> None:
