@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from numapin.topology.model import Topology
     from numapin.topology.readings import NvmlReadings
 
+NIC_VARIABLES: Final[tuple[str, ...]] = ("NCCL_IB_HCA", "UCX_NET_DEVICES", "NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING")
+
 
 class DoctorSeverity(StrEnum):
     """The severity of a finding, worst first."""
@@ -83,7 +85,7 @@ class Live:
     shm_bytes: int | None
     shm_free_bytes: int | None
     jobs: Mapping[str, Mapping[int, Mapping[str, str]]] = field(default_factory=dict)
-    """The variables that choose NICs, of each running rank on this host, by its job's address and local rank."""
+    """The NIC_VARIABLES of each running rank on this host, by its job's address and local rank."""
 
     def has_capability(self, bit: int) -> bool | None:
         """Return whether the process has a capability; None if that is unknown."""

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.text import printable
 from numapin.data import torch_names
-from numapin.doctor.check import Live
-from numapin.doctor.network import NIC_VARIABLES
+from numapin.doctor.check import NIC_VARIABLES, Live
 from numapin.errors import LibnumaError, NumapinError
 from numapin.launcher.rehearse import in_child
 from numapin.system import memory, nccl_files, numa

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Final
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import counted, listed, not_none
-from numapin.doctor.check import Host, Live, Result, check, live_check, note, ok, unknown, warning
+from numapin.doctor.check import NIC_VARIABLES, Host, Live, Result, check, live_check, note, ok, unknown, warning
 from numapin.topology.nics import nearest_by_link, rdma_adapters
 
 if TYPE_CHECKING:
     from numapin.topology.model import Topology
 
-NIC_VARIABLES: Final[tuple[str, ...]] = ("NCCL_IB_HCA", "UCX_NET_DEVICES", "NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING")
 _MOST_CHARS: Final = 60  # of a name
 _MOST_NAMES: Final = 16  # in a message
 _NO_RDMA: Final = "no RDMA NIC (InfiniBand, RoCE) was found"

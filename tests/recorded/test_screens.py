@@ -16,6 +16,7 @@ import pytest
 
 from tests.doctor.cases import CASES as DOCTOR
 from tests.doctor.cases import finding_of
+from tests.doctor.given import machine
 from tests.jobs.cases import CASES as JOBS
 from tests.jobs.cases import MACHINES as JOB_MACHINES
 from tests.jobs.cases import REFUSED as REFUSED_JOBS
@@ -132,9 +133,10 @@ def test_jobs(screens: Screens) -> None:
     assert screens.files() == before
 
 
-def test_doctor(tmp_path: Path) -> None:
-    """What each check of the doctor finds on sound and faulty machines."""
-    lines = []
+def test_doctor(screens: Screens, tmp_path: Path) -> None:
+    """The report on a capture, and what each check finds on sound and faulty machines."""
+    machine(screens.folder, "4node-cpuset-3gpu")
+    lines = [screens.record(["doctor", "--root", "root"])]
     for number, case in enumerate(DOCTOR):
         folder = tmp_path / str(number)
         folder.mkdir()
