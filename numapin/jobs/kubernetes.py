@@ -77,7 +77,7 @@ _OPTION_OF: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """A form."""
+    """The container of a kind of job, and what the kind differs in."""
 
     container: str
     first_pod: str | None = None  # its name, by which other pods find it; None: the operator says it
@@ -123,7 +123,6 @@ def build(request: JobRequest) -> str:
         "labels": {"kueue.x-k8s.io/queue-name": request.queue} if request.queue else None,
         "annotations": dict(options.annotations),
         "ttl_s": options.ttl_s,
-        "retries": retries,
         "backoff_of_pods": retries * request.nodes,
         "max_restarts": _RETRIES,
         "ignore_evictions": {"rules": [{"action": "Ignore", "onPodConditions": _DISRUPTED}]} if retries else None,

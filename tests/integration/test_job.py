@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.integration.launching import NUMAPIN, all_ended, environment, numapin, script
+from tests.integration.launching import all_ended, environment, script
 from tests.integration.warm_ranks import client, forked_script
 from tests.jobs import schemas
 from tests.jobs.cases import HOSTILE, write
@@ -363,26 +363,6 @@ def test_pbs_has_a_timer(cluster: Cluster) -> None:
     assert time.monotonic() - start < 20
 
 
-@pytest.mark.parametrize("index", ["0", "1"])
-@pytest.mark.parametrize("form", ["job", "jobset", "leaderworkerset"])
-def test_a_pod_starts_what_was_typed(form: str, index: str, cluster: Cluster) -> None:
-    """The container's command and arguments, as Kubernetes passes them, start numapin with unchanged words."""
-    given = "--nodes 2 --gpus-per-node 4 --cpus-per-task 3 --mem-per-node 8G --container a/b:c --bind exclusive"
-    documents = yaml.safe_load_all(write(["kubernetes", "--form", form, *given.split(), *HOSTILE]))
-    (pod,) = [pod for document in documents for pod in schemas.pods(document)]
-    (container,) = pod["spec"]["containers"]
-    words = [word.replace("$$", "$") for word in (*container["command"], *container["args"])]
-    set_by_controller = {"JOB_COMPLETION_INDEX": index}
-    if form == "leaderworkerset":
-        set_by_controller = {"LWS_WORKER_INDEX": index, "LWS_LEADER_ADDRESS": "train-3.train.default"}
-    own = environment(PATH=cluster.path, NOTED=str(cluster.noted), **set_by_controller)
-    subprocess.run(words, env=own, cwd=cluster.work, check=True)
-    assert cluster.calls("numapin") == [["run", "--bind=exclusive", *HOSTILE]]
-    assert cluster.environment()["PET_RDZV_CONF"] == f"is_host={int(index == '0')}"
-    if form == "leaderworkerset":
-        assert cluster.environment()["PET_RDZV_ENDPOINT"] == "train-3.train.default:29500"
-
-
 @pytest.mark.xdist_group("warm ranks")
 @pytest.mark.parametrize("form", ["trainjob", "jobset", "leaderworkerset"])
 def test_pods_meet(form: str, cluster: Cluster, tmp_path: Path) -> None:
@@ -468,37 +448,3 @@ sys.exit(max(task.wait() for task in tasks))
         (done,) = all_ended(script)
     assert done.status == 0, done.err
     assert done.json_lines() == [{"RANK": str(n), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"} for n in range(2)]
-
-
-@pytest.mark.xdist_group("warm ranks")
-def test_ranks_that_a_rank_submits_meet(cluster: Cluster, tmp_path: Path) -> None:
-    """Under `numapin run`, rank 0 of a job with a task per rank serves the store itself, because it has no agent."""
-    cluster.use_numapin()
-    train = forked_script(
-        tmp_path,
-        "from datetime import timedelta; import torch.distributed as dist\n"
-        "dist.init_process_group('gloo', timeout=timedelta(seconds=10))\nprint('they met')\n",
-    )
-    own = ("--form", "task", "--gpus-per-node", "0", "--no-python")
-    alone = {"RANK": "0", "SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}
-    (tmp_path / "job.sh").write_text(write(["mpi", *own, sys.executable, train]))
-    done = numapin(
-        *("run", "--nproc-per-node", "1", "--no-python", "bash", "job.sh"),
-        cwd=tmp_path,
-        PATH=cluster.path,
-        NOTED=str(cluster.noted),
-        **{f"OMPI_COMM_WORLD_{name}": value for name, value in alone.items()},
-    )
-    assert (done.status, done.out) == (0, "they met\n"), done.err
-
-
-def test_words_that_are_no_text_are_refused() -> None:
-    """A file name that is not UTF-8 is refused, because scripts are UTF-8."""
-    done = subprocess.run(
-        [*NUMAPIN, "job", "slurm", "--gpus-per-node", "1", b"\xff.py"],
-        capture_output=True,
-        env=environment(),
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert b"is not text" in done.stderr
