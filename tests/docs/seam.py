@@ -12,7 +12,6 @@ from numapin.cli import run, trace
 from numapin.cli.main import numapin
 from numapin.cli.run import outcome_of
 from numapin.data.stats import Stats
-from numapin.doctor.model import CHECKS
 from numapin.launcher import options
 from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed
 from numapin.observe.model import NcclLibrary

@@ -5,11 +5,13 @@ What each check finds is recorded: tests/recorded/doctor.txt.
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -25,9 +27,6 @@ from tests.unit.doctor.seam import (
     read_module_version,
 )
 from tests.unit.doctor.seam import live as reading
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FILES = {
     "proc/cmdline": "nodes",
@@ -152,22 +151,40 @@ def test_nccl_is_found_without_a_package(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_running_ranks_are_found() -> None:
     """Ranks of any launcher are found by their variables; what a rank starts does not count."""
-    environ = {**os.environ, "MASTER_ADDR": "head", "MASTER_PORT": "4711"}
     child = (
         "import os, subprocess as s, sys; os.environ['NCCL_IB_HCA'] = 'other'; s.run([sys.executable, '-c', 'input()'])"
     )
     ranks = []
     for rank, hca in enumerate(("mlx5_0", "mlx5_1")):
-        environ = {
-            **os.environ,
-            "LOCAL_RANK": str(rank),
-            "MASTER_ADDR": "head",
-            "MASTER_PORT": "4711",
-            "NCCL_IB_HCA": hca,
-        }
-        ranks.append(subprocess.Popen([sys.executable, "-c", child], env=environ, stdin=subprocess.PIPE))
+        of_rank = {"LOCAL_RANK": str(rank), "MASTER_ADDR": "head", "MASTER_PORT": "4711", "NCCL_IB_HCA": hca}
+        ranks.append(subprocess.Popen([sys.executable, "-c", child], env=os.environ | of_rank, stdin=subprocess.PIPE))
     try:
         assert reading.running_jobs()["head:4711"] == {0: {"NCCL_IB_HCA": "mlx5_0"}, 1: {"NCCL_IB_HCA": "mlx5_1"}}
     finally:
         for process in ranks:
             process.communicate(b"\n")
+
+
+# --- the page of all checks -----------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "checks.md"
+_HEAD = """\
+# The checks of numapin doctor
+
+`numapin doctor` makes these checks, in this order, and prints for each fault the command that fixes it. It changes
+nothing. On a capture (`--root DIR`), it leaves out the checks that need the running machine, and says so."""
+
+
+def test_the_page_has_all_checks() -> None:
+    """docs/checks.md has each check with what it finds, what the fault costs, and where it is read."""
+    sections = [_HEAD]
+    for check in CHECKS:
+        finds = (inspect.getdoc(check.run) or "").partition("\n")[0]
+        needs = " Needs the running machine." if check.is_live else ""
+        sections.append(f"## {check.name}")
+        for paragraph in (f"{finds} {check.why}", f"Read from: `{check.where}`.{needs}"):
+            sections.append(textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False))
+    text = "\n\n".join(sections) + "\n"
+    if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
+        PAGE.write_text(text)
+    assert PAGE.read_text() == text
