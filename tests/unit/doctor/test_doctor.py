@@ -181,9 +181,9 @@ def test_the_page_has_all_checks() -> None:
     for check in CHECKS:
         finds = (inspect.getdoc(check.run) or "").partition("\n")[0]
         needs = " Needs the running machine." if check.is_live else ""
-        sections.append(f"## {check.name}")
-        for paragraph in (f"{finds} {check.why}", f"Read from: `{check.where}`.{needs}"):
-            sections.append(textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False))
+        texts = f"{finds} {check.why}", f"Read from: `{check.where}`.{needs}"
+        wrapped = (textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) for text in texts)
+        sections += [f"## {check.name}", *wrapped]
     text = "\n\n".join(sections) + "\n"
     if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
         PAGE.write_text(text)
