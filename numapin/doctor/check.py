@@ -71,10 +71,7 @@ class Live:
 
     environ: Mapping[str, str]  # that ranks would inherit
     refused: Mapping[str, str | None] | None  # each policy call with the kernel's error, if any; None without libnuma
-    seccomp: int | None  # the mode of this process; 2 means filtered
-    capabilities: int | None  # the effective ones of this process, as a bit mask
     nvml: NvmlReadings
-    module_version: str | None  # of NVIDIA's kernel module; the driver's libraries must have the same
     libnuma: str | None  # why libnuma cannot be used; None if it can
     streaming_stores: bool | None  # whether libstores.so is installed; None on machines that it does not support
     torch: str | None  # the version of the installed torch
@@ -86,10 +83,6 @@ class Live:
     shm_free_bytes: int | None
     jobs: Mapping[str, Mapping[int, Mapping[str, str]]] = field(default_factory=dict)
     """The NIC_VARIABLES of each running rank on this host, by its job's address and local rank."""
-
-    def has_capability(self, bit: int) -> bool | None:
-        """Return whether the process has a capability; None if that is unknown."""
-        return None if self.capabilities is None else bool(self.capabilities & bit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +101,11 @@ class Host:
     def word(self, path: str) -> str | None:
         """Return the only word of a file; None if it holds anything else."""
         return self.match(path, r"\A([\w.+~-]{1,64})\Z")
+
+    def has_capability(self, bit: int) -> bool | None:
+        """Return whether this process has a capability; None if that is unknown."""
+        mask = self.match("proc/self/status", r"^CapEff:\s*([0-9a-f]{1,16})$")
+        return None if mask is None else bool(int(mask, 16) & bit)
 
     def absent(self, what: str) -> Result:
         """Return the result for an absent file: all is well on a live kernel, unknown in a capture."""
@@ -144,16 +142,16 @@ def check(
 
 def live_check(
     name: str, *, where: str, why: str
-) -> Callable[[Callable[[Live, Topology], Result]], Callable[[Host], Result]]:
+) -> Callable[[Callable[[Live, Host], Result]], Callable[[Host], Result]]:
     """Add a function that needs the running machine to the checks."""
 
-    def add(function: Callable[[Live, Topology], Result]) -> Callable[[Host], Result]:
+    def add(function: Callable[[Live, Host], Result]) -> Callable[[Host], Result]:
         @check(name, where=where, why=why, is_live=True)
         @wraps(function)
         def run(host: Host) -> Result:
             if host.live is None:
                 return unknown("not checked: needs the running machine, and this is a capture")
-            return function(host.live, host.topology)
+            return function(host.live, host)
 
         return run
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import re
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +21,6 @@ from numapin.errors import LibnumaError, NumapinError
 from numapin.launcher.rehearse import in_child
 from numapin.system import memory, nccl_files, numa
 from numapin.system.proc import all_pids, environment_of
-from numapin.system.tree import Tree
 from numapin.tasks.identify import parse_count
 from numapin.topology.sources.libnuma import load
 from numapin.topology.sources.nvml import read_nvml
@@ -47,7 +45,6 @@ def read_live(topology: Topology, environ: Mapping[str, str]) -> Live:
     else:
         allowed = [node.id for node in topology.cpu_nodes if node.id in topology.allowed.nodes]
         refused = try_policies(min(allowed, default=0))
-    seccomp, capabilities = read_confinement(Tree(""))
     try:
         shm = os.statvfs(_SHM)
     except OSError:
@@ -59,10 +56,7 @@ def read_live(topology: Topology, environ: Mapping[str, str]) -> Live:
     return Live(
         environ=environ,
         refused=refused,
-        seccomp=seccomp,
-        capabilities=capabilities,
         nvml=read_nvml(),
-        module_version=read_module_version(Tree("")),
         libnuma=libnuma,
         streaming_stores=memory.can_pass_caches() if memory.may_pass_caches(os.uname().machine) else None,
         torch=torch,
@@ -74,21 +68,6 @@ def read_live(topology: Topology, environ: Mapping[str, str]) -> Live:
         shm_free_bytes=shm and shm.f_bavail * shm.f_frsize,
         jobs=running_jobs(),
     )
-
-
-def read_module_version(tree: Tree) -> str | None:
-    """Return the version of the loaded NVIDIA kernel module, or None."""
-    text = tree.text("proc/driver/nvidia/version") or ""
-    found = re.search(r"^NVRM version:.*?\s([0-9]{3,4}(?:\.[0-9]{1,4}){1,2})\s", text, re.MULTILINE | re.ASCII)
-    return found[1] if found else None
-
-
-def read_confinement(tree: Tree) -> tuple[int | None, int | None]:
-    """Return the seccomp mode of this process and its effective capabilities as a bit mask; None: unknown."""
-    status = tree.text("proc/self/status") or ""
-    mode = re.search(r"^Seccomp:\s*([0-9])$", status, re.MULTILINE | re.ASCII)
-    mask = re.search(r"^CapEff:\s*([0-9a-f]{1,16})$", status, re.MULTILINE | re.ASCII)
-    return int(mode[1]) if mode else None, int(mask[1], 16) if mask else None
 
 
 # --- memory policies -------------------------------------------------------------------------------------------------

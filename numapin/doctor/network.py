@@ -95,9 +95,9 @@ def package(host: Host) -> Result:
     where="NCCL_IB_HCA, UCX_NET_DEVICES, NVSHMEM_HCA_LIST and NVSHMEM_HCA_PE_MAPPING, here and in running ranks",
     why="A name that no NIC has is ignored, so that traffic goes through fewer NICs, or over TCP.",
 )
-def names(live: Live, topology: Topology) -> Result:
+def names(live: Live, host: Host) -> Result:
     """Find variables that name NICs that this machine does not have."""
-    nics = _verbs_names(topology)
+    nics = _verbs_names(host.topology)
     environments = [live.environ, *(environ for ranks in live.jobs.values() for environ in ranks.values())]
     faults: dict[str, None] = {}  # each once
     for environ in environments:
@@ -107,7 +107,7 @@ def names(live: Live, topology: Topology) -> Result:
             if wrong:
                 faults[f"{variable} names {', '.join(wrong[:_MOST_NAMES])}, which no NIC here has"] = None
     if faults:
-        existing = ", ".join(nics) or (_NO_VERBS if rdma_adapters(topology) else _NO_RDMA)
+        existing = ", ".join(nics) or (_NO_VERBS if rdma_adapters(host.topology) else _NO_RDMA)
         remedy = f"name NICs that exist ({existing}), or unset the variable; see: numapin topo"
         return warning("; ".join(faults), remedy=remedy)
     is_set = any(name in environ for environ in environments for name in NIC_VARIABLES)
@@ -131,7 +131,7 @@ def _named(variable: str, text: str) -> list[str]:
     where="NCCL_IB_HCA in /proc/PID/environ of running ranks (LOCAL_RANK, MASTER_PORT)",
     why="NCCL requires the same value on all ranks of a job; with different ones the job can hang.",
 )
-def same_hca(live: Live, _topology: Topology) -> Result:
+def same_hca(live: Live, _host: Host) -> Result:
     """Find running jobs whose ranks on this host were started with different values of NCCL_IB_HCA."""
     differing = []
     for job, ranks in live.jobs.items():

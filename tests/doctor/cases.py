@@ -43,6 +43,16 @@ _UNKNOWN_NODE = {f"{GPU}/numa_node": "-1", f"{GPU}/local_cpulist": "", f"{GPU}/l
 _LIMITING = "9:cpuset:/jobs/7\n4:memory:/m\nbroken\n0::/unified\n"
 
 
+def _confined(seccomp: int, capabilities: int) -> dict[str, str]:
+    return {
+        "proc/self/status": f"Name:\tpython\nCapEff:\t{capabilities:016x}\nSeccomp:\t{seccomp}\nSeccomp_filters:\t1\n"
+    }
+
+
+def _module(text: str) -> dict[str, str]:
+    return {"proc/driver/nvidia/version": f"NVRM version: NVIDIA UNIX {text}\nGCC version: 12\n"}
+
+
 class Case(NamedTuple):
     """A check on one machine."""
 
@@ -100,7 +110,7 @@ FILES = (
     Case("memlock", "unlimited", {"proc/self/limits": LIMITS.format("unlimited")}),
     Case("memlock", "limited", LOW),
     Case("memlock", "limited, with InfiniBand", LOW, machine="2pkg-8node-smt2-8gpu-pairs"),
-    Case("memlock", "limited, with the capability", LOW, {"capabilities": 1 << 14}, "2pkg-8node-smt2-8gpu-pairs"),
+    Case("memlock", "limited, with the capability", {**LOW, **_confined(0, 1 << 14)}, {}, "2pkg-8node-smt2-8gpu-pairs"),
     Case("memlock", "limited, running", LOW, {}, "2pkg-8node-smt2-8gpu-pairs"),
     Case("memlock", "not shown"),
     Case("swap", "unused", {"proc/meminfo": _SWAP.format(500000)}),
@@ -158,8 +168,9 @@ _NVML = {
     "no driver": _NO_DRIVER,
 }
 _NO_LIBNUMA = {"libnuma": "libnuma could not be loaded: gone", "refused": None}
-_NO_MBIND = {"refused": {**dict.fromkeys(CALLS), "mbind": "EPERM"}, "seccomp": 2}
-_GVISOR = {"refused": {**dict.fromkeys(CALLS), "set_mempolicy": "accepted, but not kept"}, "capabilities": 1 << 23}
+_NO_MBIND = {"refused": {**dict.fromkeys(CALLS), "mbind": "EPERM"}}
+_GVISOR = {"refused": {**dict.fromkeys(CALLS), "set_mempolicy": "accepted, but not kept"}}
+_NO_MOVE_PAGES = {"refused": {**dict.fromkeys(CALLS), "move_pages": "EPERM"}}
 _IGNORING = {"NCCL_IGNORE_CPU_AFFINITY": "1"}
 _JOB = {"host:29500": {rank: {"NCCL_IB_HCA": f"mlx5_{rank // 2}"} for rank in range(4)}}
 _JOBS = {"a:1": {0: {"NCCL_IB_HCA": "mlx5_0"}}, "b:2": {0: {"NCCL_IB_HCA": "mlx5_1"}, 1: {}}}
@@ -175,10 +186,20 @@ LIVE = (
     *(Case("persistence", label, answers={"nvml": nvml}, machine=grid()) for label, nvml in _NVML.items()),
     *(Case("driver", label, answers={"nvml": nvml}, machine=grid()) for label, nvml in _NVML.items()),
     Case("driver", "a GPU without a driver", answers={"nvml": _NO_DRIVER}, machine=grid(gpus=[0])),
-    *_answered("driver", {"module_version": None}, {"module_version": "580.95.05"}),
+    *(
+        Case("driver", text, _module(text), {"nvml": _nvml()}, grid())
+        for text in (
+            "Open Kernel Module for x86_64  580.159.04  Release Build  (x)",
+            *("x86_64 Kernel Module  470.82.01  Wed Oct 27", "x86_64 Kernel Module  550.54  Wed", "garbage 1.2.3"),
+        )
+    ),
     *_answered("libnuma", {}, _NO_LIBNUMA),
-    *_answered("memory-policy", {}, _NO_LIBNUMA, _NO_MBIND, {**_NO_MBIND, "capabilities": 1 << 23}, _GVISOR),
-    *_answered("memory-policy", {"refused": {**dict.fromkeys(CALLS), "move_pages": "EPERM"}}),
+    *_answered("memory-policy", {}, _NO_LIBNUMA, _NO_MBIND, _NO_MOVE_PAGES),
+    Case("memory-policy", "no filter", _confined(0, 0), {}, grid()),
+    Case("memory-policy", "a filter of mbind", _confined(2, 1 << 14), _NO_MBIND, grid()),
+    Case("memory-policy", "a filter in spite of SYS_NICE", _confined(2, 1 << 23), _NO_MBIND, grid()),
+    Case("memory-policy", "gVisor", _confined(0, 1 << 23), _GVISOR, grid()),
+    Case("memory-policy", "a garbled status", {"proc/self/status": "CapEff:\tzz\nSeccomp:\t\n"}, {}, grid()),
     *_answered("memory-policy", {"refused": dict.fromkeys(CALLS, "ENOSYS")}),
     *_answered("shm", {}, {"shm_bytes": 64 << 20, "shm_free_bytes": 64 << 20}, {"shm_free_bytes": 0}),
     *_answered("shm", {"shm_bytes": None, "shm_free_bytes": None}),

@@ -23,10 +23,7 @@ def live(**changes: Any) -> Live:
     sound: dict[str, Any] = {
         "environ": {},
         "refused": dict.fromkeys(CALLS),
-        "seccomp": 0,
-        "capabilities": 0,
         "nvml": NvmlReadings(gpus=(), driver="580.159.04"),
-        "module_version": "580.159.04",
         "libnuma": None,
         "streaming_stores": True,
         "torch": "2.13.0",

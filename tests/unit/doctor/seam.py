@@ -4,6 +4,4 @@ from __future__ import annotations
 
 from numapin.doctor import live
 from numapin.doctor.check import CHECKS, DoctorSeverity
-from numapin.doctor.live import read_confinement, read_module_version
 from numapin.system import nccl_files, numa
-from numapin.system.tree import Tree

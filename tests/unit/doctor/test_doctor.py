@@ -20,11 +20,8 @@ from tests.doctor.given import CALLS, examined, live, machine, put
 from tests.unit.doctor.seam import (
     CHECKS,
     DoctorSeverity,
-    Tree,
     nccl_files,
     numa,
-    read_confinement,
-    read_module_version,
 )
 from tests.unit.doctor.seam import live as reading
 
@@ -68,38 +65,6 @@ def test_live_checks_are_skipped_on_a_capture(tmp_path: Path) -> None:
     assert all(captured[name].severity is None for name in names)
     assert len(captured) == len(asked) == len(CHECKS)
     assert all(asked[name].severity is DoctorSeverity.OK for name in names)
-
-
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (x)\nGCC", "580.159.04"),
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.82.01  Wed Oct 27\n", "470.82.01"),
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54  Wed", "550.54"),
-        ("garbage 1.2.3\n", None),
-        (b"\xff", None),
-        (None, None),
-    ],
-)
-def test_module_version(text: str | bytes | None, version: str | None, tmp_path: Path) -> None:
-    """The open and the closed kernel module write their version differently; anything else is unknown."""
-    put(tmp_path, {"proc/driver/nvidia/version": text})
-    assert read_module_version(Tree(str(tmp_path))) == version
-
-
-@pytest.mark.parametrize(
-    ("text", "confinement"),
-    [
-        ("Name:\tpython\nCapEff:\t0000000000804000\nSeccomp:\t2\nSeccomp_filters:\t1\n", (2, (1 << 23) | (1 << 14))),
-        ("CapEff:\tzz\nSeccomp:\t\n", (None, None)),
-        (b"\x00\xff", (None, None)),
-        (None, (None, None)),
-    ],
-)
-def test_confinement(text: str | bytes | None, confinement: tuple[int | None, int | None], tmp_path: Path) -> None:
-    """Seccomp mode and capabilities of the process; None if unknown."""
-    put(tmp_path, {"proc/self/status": text})
-    assert read_confinement(Tree(str(tmp_path))) == confinement
 
 
 def test_a_call_that_kills_the_child_refuses_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
