@@ -18,7 +18,7 @@ from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, pod_options, scripts
 from numapin.jobs.pod_options import Gang, PodOptions
-from numapin.jobs.request import Form, JobRequest, KubernetesKind, Launch
+from numapin.jobs.request import Form, JobRequest, KubernetesKind
 from numapin.jobs.share import gpus_per_host, require_gpu_per_rank, sized, why_whole_hosts
 from numapin.plan.make import make_plan
 from numapin.rank import hook_env
@@ -328,17 +328,10 @@ def _command(name: str, engine: _Engine) -> click.Command:
         *,
         gpus_per_node: int | None,
         machine: Path | None,
-        module: bool,
-        no_python: bool,
         output: Path | None,
         plan: str | None = None,
         **given: object,
     ) -> None:
-        if module and no_python:
-            raise UsageError("--module and --no-python exclude each other", "use one of them")
-        given["launch"] = Launch.PROGRAM if no_python else Launch.SCRIPT
-        if module:
-            given["launch"] = Launch.MODULE
         request = _request(name, engine, given, gpus_per_node=gpus_per_node, machine=machine, plan=plan)
         text = engine.build(request)
         warn(engine.warnings(request))

@@ -39,21 +39,14 @@ class KubernetesKind(StrEnum):
     LEADERWORKERSET = "leaderworkerset"
 
 
-class Launch(StrEnum):
-    """The kind of program that the command starts, as torchrun distinguishes them."""
-
-    SCRIPT = "script"
-    MODULE = "module"
-    PROGRAM = "program"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
     """The options that were given, and what a machine file adds to them. Raises UsageError if they are invalid."""
 
     command: tuple[str, ...]  # the script, module or program, and its arguments
     gpus_per_node: int  # 0: a job without GPUs
-    launch: Launch = Launch.SCRIPT
+    module: bool = False  # whether the command is a Python module; neither this nor the next: a Python script
+    no_python: bool = False
     form: Form = Form.NODE
     name: str = ""  # "": derived from the script's name
     nodes: int = 1
@@ -121,6 +114,8 @@ class JobRequest:
         if self.container:
             image.require_known(self.container)
 
+        if self.module and self.no_python:
+            raise UsageError("--module and --no-python exclude each other", "use one of them")
         script = self.command[0] if self.command else ""
         if not script:
             raise UsageError(

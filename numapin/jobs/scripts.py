@@ -13,7 +13,7 @@ from numapin.base.formats import quote
 from numapin.errors import UsageError
 from numapin.jobs import duration
 from numapin.jobs.image import for_apptainer, for_pyxis
-from numapin.jobs.request import Form, JobRequest, Launch
+from numapin.jobs.request import Form, JobRequest
 from numapin.topology.vendors import support_of
 
 if TYPE_CHECKING:
@@ -73,14 +73,14 @@ trap : USR1 TERM # the run has ended, and its pid may be reused"""
 
 def run_command(request: JobRequest) -> tuple[str, ...]:
     """Return the end of a `numapin run` line."""
-    flag = {Launch.MODULE: ("--module",), Launch.PROGRAM: ("--no-python",)}
-    return *flag.get(request.launch, ()), *request.command
+    flags = {"--module": request.module, "--no-python": request.no_python}
+    return *(flag for flag, is_given in flags.items() if is_given), *request.command
 
 
 def rank_command(request: JobRequest) -> tuple[str, ...]:
     """Return a rank's command line, as `numapin run` would start it."""
-    python = {Launch.SCRIPT: ("python", "-u"), Launch.MODULE: ("python", "-u", "-m")}
-    return *python.get(request.launch, ()), *request.command
+    python = () if request.no_python else ("python", "-u")
+    return *python, *(["-m"] if request.module else []), *request.command
 
 
 def _script(*parts: str | Iterable[str]) -> str:
