@@ -11,5 +11,6 @@ Each engine has one function for it.
     scripts.py      sbatch, mpirun, qsub, bsub
     kubernetes.py   kubectl apply: checks, and the values of the templates
     pod_options.py  the user's additions to pods: variables, volumes, ...
-    manifest.py     fill the templates in
+    manifest.py     fill the templates of manifests in
+    templates/      manifests, and the parts of shell scripts that are always the same
 """
