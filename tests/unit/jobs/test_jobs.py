@@ -115,37 +115,18 @@ def test_the_value_of_a_variable_arrives_as_it_was_typed(value: str) -> None:
     assert expanded(written) == value
 
 
-_PARTS = {
-    "job": ("Job", ("spec",)),
-    "jobset": ("JobSet", ("spec", "replicatedJobs", 0)),
-    "trainjob": ("TrainJob", ("spec", "trainer")),
-    "leaderworkerset": ("LeaderWorkerSet", ("spec", "leaderWorkerTemplate")),
-}
-
-
-def _part(document: Any, path: tuple[Any, ...]) -> Any:
-    for key in path:
-        document = document[key]
-    return document
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_the_schemas_find_wrong_fields(form: str) -> None:
-    """A misspelled field and a wrong type are found in each kind."""
-    kind, path = _PARTS[form]
-    (good,) = [
-        document
-        for document in _documents(["--form", form, "--nodes", "2", *_POD, "train.py"])
-        if document["kind"] == kind
-    ]
-    misspelled = copy.deepcopy(good)
-    _part(misspelled, path)["numNode"] = 2
-    mistyped = copy.deepcopy(good)
-    name = next(iter(_part(mistyped, path)))
-    _part(mistyped, path)[name] = {"a": 1}
-    for wrong in (misspelled, mistyped, good | {"spec": "a"}):
-        with pytest.raises(jsonschema.ValidationError):
-            schemas.require_valid(wrong)
+    """A misspelled field and a wrong type are found in each kind, also one level below `spec`."""
+    good = _documents(["--form", form, "--nodes", "2", *_POD, "train.py"])[-1]
+    for below in (None, "replicatedJobs", "trainer", "leaderWorkerTemplate"):
+        misspelled, mistyped = copy.deepcopy(good), copy.deepcopy(good)
+        for document, name, value in ((misspelled, "numNode", 2), (mistyped, None, {"a": 1})):
+            part = document["spec"].get(below, document["spec"])
+            part = part[0] if isinstance(part, list) else part
+            part[name or next(iter(part))] = value
+            with pytest.raises(jsonschema.ValidationError):
+                schemas.require_valid(document)
 
 
 @pytest.mark.parametrize("form", FORMS)
