@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -324,15 +324,8 @@ def job() -> None:
 def _command(name: str, engine: _Engine) -> click.Command:
     """Return an engine's command."""
 
-    def write_script(
-        *,
-        gpus_per_node: int | None,
-        machine: Path | None,
-        output: Path | None,
-        plan: str | None = None,
-        **given: object,
-    ) -> None:
-        request = _request(name, engine, given, gpus_per_node=gpus_per_node, machine=machine, plan=plan)
+    def write_script(*, output: Path | None, **given: Any) -> None:  # noqa: ANN401 - values of click
+        request = _request(name, engine, **given)
         text = engine.build(request)
         warn(engine.warnings(request))
         if output is None:
@@ -359,13 +352,13 @@ def _command(name: str, engine: _Engine) -> click.Command:
 
 
 def _request(
-    name: str,
+    engine_name: str,
     engine: _Engine,
-    given: dict[str, object],
     *,
     gpus_per_node: int | None,
     machine: Path | None,
-    plan: str | None,
+    plan: str | None = None,
+    **given: object,
 ) -> JobRequest:
     """Return the request of the options and the machine file. Raises UsageError, and the errors of a plan."""
     binding = record_of(BindingOptions, given)
@@ -392,7 +385,7 @@ def _request(
         pod=record_of(PodOptions, given),
         vendor=next((gpu.vendor for gpu in gpus_of_ranks if gpu.vendor), GpuVendor.NVIDIA),
         tiles_per_gpu=len(tiles) // len(set(tiles)) if tiles else 1,
-        engine=name,
+        engine=engine_name,
     )
     require_gpu_per_rank(binding.gpus, num_ranks=request.num_ranks)
     if topology is None:
