@@ -5,8 +5,9 @@ Nothing is submitted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -17,24 +18,15 @@ from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
 from numapin.jobs import duration, kubernetes, pod_options, scripts
 from numapin.jobs.pod_options import Gang, PodOptions
-from numapin.jobs.request import Form, JobRequest, KubernetesKind, Launch
-from numapin.jobs.share import (
-    gpus_per_host,
-    require_gpu_per_rank,
-    require_present,
-    share_of,
-    tiles_per_gpu,
-    vendor_of_ranks,
-    why_whole_hosts,
-)
+from numapin.jobs.request import Form, JobRequest, KubernetesKind
+from numapin.jobs.share import gpus_per_host, require_gpu_per_rank, sized, why_whole_hosts
 from numapin.plan.make import make_plan
 from numapin.rank import hook_env
+from numapin.topology.vendors import GpuVendor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-
-_MEMORY_PART: Final = 0.9  # of a host's memory; the rest is left to the system
 
 _SHAPE: Final = (
     click.Option(["--nodes"], type=int, default=1, metavar="N", help="Number of hosts (default: 1)."),
@@ -126,21 +118,21 @@ def _repeatable(option: str, metavar: str, parse: Callable[[str], object], text:
     return click.Option(names, multiple=True, type=Parsed(metavar, parse), metavar=metavar, help=f"{text} Repeatable.")
 
 
-_KIND: Final = click.Option(
-    ["--form", "kind"],
-    type=click.Choice([kind.value for kind in KubernetesKind]),
-    callback=lambda _context, _option, value: KubernetesKind(value),
-    default=KubernetesKind.JOB.value,
-    help="job: an Indexed Job with its Service (default). jobset: a JobSet. trainjob: Kubeflow Trainer v2. "
-    "leaderworkerset: servers, which run until deleted.",
-)
-_SYS_NICE: Final = click.Option(
-    ["--sys-nice/--no-sys-nice"], default=True, help="Let pods set memory policies (capability SYS_NICE; default: yes)."
-)
-
 _KUBERNETES: Final = (
-    _KIND,
-    _repeatable("--env", "NAME=VALUE", pod_options.variable, "Variable of the pods, e.g. NCCL_DEBUG=INFO."),
+    click.Option(
+        ["--form", "kind"],
+        type=click.Choice([kind.value for kind in KubernetesKind]),
+        callback=lambda _context, _option, value: KubernetesKind(value),
+        default=KubernetesKind.JOB.value,
+        help="job: an Indexed Job with its Service (default). jobset: a JobSet. trainjob: Kubeflow Trainer v2. "
+        "leaderworkerset: servers, which run until deleted.",
+    ),
+    _repeatable(
+        "--env",
+        "NAME=VALUE",
+        partial(pod_options.pair, form="NAME=VALUE, such as NCCL_DEBUG=INFO"),
+        "Variable of the pods, e.g. NCCL_DEBUG=INFO.",
+    ),
     _repeatable(
         "--env-from",
         "secret/NAME",
@@ -156,7 +148,12 @@ _KUBERNETES: Final = (
         "volumes",
     ),
     _repeatable("--resource", "NAME=N", pod_options.resource, "Another resource per pod, e.g. rdma/ib=1.", "resources"),
-    _repeatable("--node-selector", "LABEL=VALUE", pod_options.node_label, "Label that nodes must have, e.g. pool=gpu."),
+    _repeatable(
+        "--node-selector",
+        "LABEL=VALUE",
+        partial(pod_options.pair, form="LABEL=VALUE, such as node.kubernetes.io/instance-type=p5.48xlarge"),
+        "Label that nodes must have, e.g. pool=gpu.",
+    ),
     _repeatable(
         "--toleration",
         "KEY[=VALUE][:EFFECT]",
@@ -174,7 +171,7 @@ _KUBERNETES: Final = (
     _repeatable(
         "--annotation",
         "NAME=VALUE",
-        pod_options.annotation,
+        partial(pod_options.pair, form="NAME=VALUE, such as k8s.v1.cni.cncf.io/networks=ib0"),
         "Annotation of the job and its pods, e.g. k8s.v1.cni.cncf.io/networks=ib0.",
         "annotations",
     ),
@@ -209,7 +206,11 @@ _KUBERNETES: Final = (
         type=Parsed("TIME", duration.parse, remedy="write 24h or 90m"),
         help="Delete the job this long after its end, e.g. 24h.",
     ),
-    _SYS_NICE,
+    click.Option(
+        ["--sys-nice/--no-sys-nice"],
+        default=True,
+        help="Let pods set memory policies (capability SYS_NICE; default: yes).",
+    ),
     click.Option(
         ["--ipc-lock/--no-ipc-lock"],
         default=False,
@@ -227,29 +228,17 @@ _ARRAY: Final = click.Option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Engine:
-    """A resource manager.
+    """A resource manager."""
 
-    Attributes:
-        about: Its name in help texts.
-        submit: The command that submits a script.
-        options: Its own options.
-        build: The function that writes the script.
-        example: Options for the example in the help text.
-        further: Options for further examples.
-        spare_cores: The number of cores per NUMA node that a machine file's share leaves to the system.
-        memory_by_number: Whether even the memory of a whole host has to be requested in bytes.
-        warnings: The function that returns the parts of a request that the manager cannot do.
-    """
-
-    about: str
-    submit: str
-    options: tuple[click.Option, ...]
+    about: str  # its name in help texts
+    submit: str  # the command that submits a script
+    options: tuple[click.Option, ...]  # its own
     build: Callable[[JobRequest], str]
-    example: str
-    further: tuple[str, ...] = ()
-    spare_cores: int = 0
-    memory_by_number: bool = False
-    warnings: Callable[[JobRequest], Sequence[str]] = lambda _: ()
+    example: str  # options for the example in the help text
+    further: tuple[str, ...] = ()  # options for further examples
+    spare_cores: int = 0  # per NUMA node, which a machine file's share leaves to the system
+    memory_by_number: bool = False  # whether even the memory of a whole host has to be requested in bytes
+    warnings: Callable[[JobRequest], Sequence[str]] = lambda _: ()  # the parts of a request that it cannot do
 
 
 _ENGINES: Final = {
@@ -335,22 +324,8 @@ def job() -> None:
 def _command(name: str, engine: _Engine) -> click.Command:
     """Return an engine's command."""
 
-    def write_script(
-        *,
-        gpus_per_node: int | None,
-        machine: Path | None,
-        module: bool,
-        no_python: bool,
-        output: Path | None,
-        plan: str | None = None,
-        **given: object,
-    ) -> None:
-        if module and no_python:
-            raise UsageError("--module and --no-python exclude each other", "use one of them")
-        given["launch"] = Launch.PROGRAM if no_python else Launch.SCRIPT
-        if module:
-            given["launch"] = Launch.MODULE
-        request = _request(name, engine, given, gpus_per_node=gpus_per_node, machine=machine, plan=plan)
+    def write_script(*, output: Path | None, **given: Any) -> None:  # noqa: ANN401 - values of click
+        request = _request(name, engine, **given)
         text = engine.build(request)
         warn(engine.warnings(request))
         if output is None:
@@ -377,64 +352,53 @@ def _command(name: str, engine: _Engine) -> click.Command:
 
 
 def _request(
-    name: str,
+    engine_name: str,
     engine: _Engine,
-    given: dict[str, object],
     *,
     gpus_per_node: int | None,
     machine: Path | None,
-    plan: str | None,
+    plan: str | None = None,
+    **given: object,
 ) -> JobRequest:
     """Return the request of the options and the machine file. Raises UsageError, and the errors of a plan."""
     binding = record_of(BindingOptions, given)
     binding.request(num_ranks=None)  # raises for invalid binding options
     topology = None if machine is None else topology_from(gpu_nodes=binding.gpu_nodes, machine=machine)
-    has_cpus = given["cpus_per_task"] is not None
-    form = given.get("form", Form.NODE)
     strict = ["--strict"] if binding.strict else []
     options = [*_binding_options(binding), *strict]
     if plan is not None:
-        if form is Form.NODE:
+        if given["form"] is Form.NODE:
             raise UsageError(f"--plan {plan} with --form node: numapin run makes its own plan", "use --form task")
         if options != strict:
             raise UsageError(f"--plan {plan} already decides {options[0]}", "give that option to: numapin plan --json")
         options = [f"--plan={plan}", *strict]
-    gpus = gpus_per_host(gpus_per_node, topology, named=binding.gpus)
+    gpus_of_ranks = topology.vendor_gpus if topology else ()
+    tiles = [gpu.pci for gpu in gpus_of_ranks if gpu.vendor is GpuVendor.INTEL and gpu.partition is not None]
     loader = given.pop("dataloader")
     request = record_of(
         JobRequest,
         given,
-        gpus_per_node=gpus,
-        whole_nodes=topology is None and not has_cpus,
+        gpus_per_node=gpus_per_host(gpus_per_node, topology, named=binding.gpus),
+        whole_nodes=topology is None and given["cpus_per_task"] is None,
         options=tuple(options),
         dataloader=None if loader == "torch" else loader,
         pod=record_of(PodOptions, given),
-        vendor=vendor_of_ranks(topology),
-        tiles_per_gpu=tiles_per_gpu(topology),
-        engine=name,
+        vendor=next((gpu.vendor for gpu in gpus_of_ranks if gpu.vendor), GpuVendor.NVIDIA),
+        tiles_per_gpu=len(tiles) // len(set(tiles)) if tiles else 1,
+        engine=engine_name,
     )
     require_gpu_per_rank(binding.gpus, num_ranks=request.num_ranks)
     if topology is None:
         return request
 
-    # Fill in CPUs and memory from the machine, and check its plan, so that errors come before the queue.
+    # Check the machine's plan and its size, so that errors come before the queue.
     made = make_plan(topology, binding.request(num_ranks=request.num_ranks))
     if binding.strict:
         made.require_exact()
-    require_present(topology, cpus=request.cpus_per_node, memory_bytes=request.memory_bytes)
-    share = share_of(topology, gpus=gpus, smt=request.smt, spare_cores_per_node=engine.spare_cores)
-    if share.is_whole:
+    share = sized(request, topology, spare_cores=engine.spare_cores, memory_by_number=engine.memory_by_number)
+    if request.gpus_per_node in (0, len(gpus_of_ranks)):  # the plan is for the whole host
         warn(made.warnings)
-    memory_bytes = request.memory_bytes
-    is_implied = share.is_whole and not engine.memory_by_number  # the manager gives a whole host's by itself
-    if not memory_bytes and not is_implied and share.memory_bytes is not None:
-        memory_bytes = int(share.memory_bytes * _MEMORY_PART)
-    return replace(
-        request,
-        cpus_per_task=request.cpus_per_task or share.cpus_of(request.tasks_per_node),
-        memory_bytes=memory_bytes,
-        whole_nodes=share.is_whole and not has_cpus,
-    )
+    return share
 
 
 def _binding_options(options: BindingOptions) -> list[str]:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable  # noqa: TC003 - the type of a field that is read
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import wraps
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from numapin.system.tree import Tree
     from numapin.topology.model import Topology
     from numapin.topology.readings import NvmlReadings
+
+NIC_VARIABLES: Final[tuple[str, ...]] = ("NCCL_IB_HCA", "UCX_NET_DEVICES", "NVSHMEM_HCA_LIST", "NVSHMEM_HCA_PE_MAPPING")
 
 
 class DoctorSeverity(StrEnum):
@@ -68,10 +71,7 @@ class Live:
 
     environ: Mapping[str, str]  # that ranks would inherit
     refused: Mapping[str, str | None] | None  # each policy call with the kernel's error, if any; None without libnuma
-    seccomp: int | None  # the mode of this process; 2 means filtered
-    capabilities: int | None  # the effective ones of this process, as a bit mask
     nvml: NvmlReadings
-    module_version: str | None  # of NVIDIA's kernel module; the driver's libraries must have the same
     libnuma: str | None  # why libnuma cannot be used; None if it can
     streaming_stores: bool | None  # whether libstores.so is installed; None on machines that it does not support
     torch: str | None  # the version of the installed torch
@@ -82,11 +82,7 @@ class Live:
     shm_bytes: int | None
     shm_free_bytes: int | None
     jobs: Mapping[str, Mapping[int, Mapping[str, str]]] = field(default_factory=dict)
-    """The variables that choose NICs, of each running rank on this host, by its job's address and local rank."""
-
-    def has_capability(self, bit: int) -> bool | None:
-        """Return whether the process has a capability; None if that is unknown."""
-        return None if self.capabilities is None else bool(self.capabilities & bit)
+    """The NIC_VARIABLES of each running rank on this host, by its job's address and local rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,28 +102,39 @@ class Host:
         """Return the only word of a file; None if it holds anything else."""
         return self.match(path, r"\A([\w.+~-]{1,64})\Z")
 
+    def has_capability(self, bit: int) -> bool | None:
+        """Return whether this process has a capability; None if that is unknown."""
+        mask = self.match("proc/self/status", r"^CapEff:\s*([0-9a-f]{1,16})$")
+        return None if mask is None else bool(int(mask, 16) & bit)
+
     def absent(self, what: str) -> Result:
         """Return the result for an absent file: all is well on a live kernel, unknown in a capture."""
         return unknown("the capture has no such file") if self.live is None else ok(what)
 
 
 class Check(NamedTuple):
-    """A check: its name, the file or call that it reads, what the fault costs a job, and the function."""
+    """A check: its name, the file or call that it reads, what the fault costs a job, and the function.
+
+    The first line of the function's docstring says what it finds. docs/checks.md is made of all this.
+    """
 
     name: str
     where: str
     why: str
     run: Callable[[Host], Result]
+    is_live: bool  # whether it needs the running machine
 
 
 CHECKS: Final[list[Check]] = []
 
 
-def check(name: str, *, where: str, why: str) -> Callable[[Callable[[Host], Result]], Callable[[Host], Result]]:
+def check(
+    name: str, *, where: str, why: str, is_live: bool = False
+) -> Callable[[Callable[[Host], Result]], Callable[[Host], Result]]:
     """Add a function to the checks."""
 
     def add(function: Callable[[Host], Result]) -> Callable[[Host], Result]:
-        CHECKS.append(Check(name, where, why, function))
+        CHECKS.append(Check(name, where, why, function, is_live))
         return function
 
     return add
@@ -135,16 +142,17 @@ def check(name: str, *, where: str, why: str) -> Callable[[Callable[[Host], Resu
 
 def live_check(
     name: str, *, where: str, why: str
-) -> Callable[[Callable[[Live, Topology], Result]], Callable[[Live, Topology], Result]]:
+) -> Callable[[Callable[[Live, Host], Result]], Callable[[Host], Result]]:
     """Add a function that needs the running machine to the checks."""
 
-    def add(function: Callable[[Live, Topology], Result]) -> Callable[[Live, Topology], Result]:
+    def add(function: Callable[[Live, Host], Result]) -> Callable[[Host], Result]:
+        @check(name, where=where, why=why, is_live=True)
+        @wraps(function)
         def run(host: Host) -> Result:
             if host.live is None:
                 return unknown("not checked: needs the running machine, and this is a capture")
-            return function(host.live, host.topology)
+            return function(host.live, host)
 
-        CHECKS.append(Check(name, where, why, run))
-        return function
+        return run
 
     return add

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import re
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -17,97 +16,81 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.text import printable
 from numapin.data import torch_names
-from numapin.doctor.check import Live
-from numapin.doctor.network import NIC_VARIABLES
+from numapin.doctor.check import NIC_VARIABLES, Live
 from numapin.errors import LibnumaError, NumapinError
 from numapin.launcher.rehearse import in_child
 from numapin.system import memory, nccl_files, numa
 from numapin.system.proc import all_pids, environment_of
-from numapin.system.tree import Tree
 from numapin.tasks.identify import parse_count
 from numapin.topology.sources.libnuma import load
 from numapin.topology.sources.nvml import read_nvml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from numapin.topology.model import Topology
 
-NCCL_PACKAGES: Final = ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
-_LIBNUMA: Final = "py-libnuma"
+_NCCL_PACKAGES: Final = ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _SHM: Final = "/dev/shm"  # noqa: S108 - only its size is read
 _MOST_CHARS: Final = 60  # of a job's address
-_FORGOTTEN: Final = "accepted, but not kept"
 
 
 def read_live(topology: Topology, environ: Mapping[str, str]) -> Live:
     """Read the facts of the running machine; memory policies are tried on a node that this process may use."""
-    libnuma = _libnuma_problem()
-    seccomp, capabilities = read_confinement(Tree(""))
-    shm_bytes, shm_free_bytes = _size(_SHM)
-    return Live(
-        environ=environ,
-        refused=_try_policies(_allowed_node(topology)) if libnuma is None else None,
-        seccomp=seccomp,
-        capabilities=capabilities,
-        nvml=read_nvml(),
-        module_version=read_module_version(Tree("")),
-        libnuma=libnuma,
-        streaming_stores=memory.can_pass_caches() if memory.may_pass_caches(os.uname().machine) else None,
-        torch=_version("torch"),
-        torch_off=_torch_off(),
-        strays=_strays(),
-        python=sys.version_info[:3],
-        nccl=_nccl_versions() or _nccl_library(environ),
-        shm_bytes=shm_bytes,
-        shm_free_bytes=shm_free_bytes,
-        jobs=_running_jobs(),
-    )
-
-
-def read_module_version(tree: Tree) -> str | None:
-    """Return the version of the loaded NVIDIA kernel module, or None."""
-    text = tree.text("proc/driver/nvidia/version") or ""
-    found = re.search(r"^NVRM version:.*?\s([0-9]{3,4}(?:\.[0-9]{1,4}){1,2})\s", text, re.MULTILINE | re.ASCII)
-    return found[1] if found else None
-
-
-def read_confinement(tree: Tree) -> tuple[int | None, int | None]:
-    """Return the seccomp mode of this process and its effective capabilities as a bit mask; None: unknown."""
-    status = tree.text("proc/self/status") or ""
-    mode = re.search(r"^Seccomp:\s*([0-9])$", status, re.MULTILINE | re.ASCII)
-    mask = re.search(r"^CapEff:\s*([0-9a-f]{1,16})$", status, re.MULTILINE | re.ASCII)
-    return int(mode[1]) if mode else None, int(mask[1], 16) if mask else None
-
-
-def _allowed_node(topology: Topology) -> int:
-    allowed = topology.allowed.nodes
-    return min((node.id for node in topology.cpu_nodes if node.id in allowed), default=0)
-
-
-def _libnuma_problem() -> str | None:
-    """Return why libnuma cannot be used, or None."""
+    libnuma, refused = None, None
     try:
         load()
     except LibnumaError as error:
-        return error.message
-    return None
+        libnuma = error.message
+    else:
+        allowed = [node.id for node in topology.cpu_nodes if node.id in topology.allowed.nodes]
+        refused = try_policies(min(allowed, default=0))
+    try:
+        shm = os.statvfs(_SHM)
+    except OSError:
+        shm = None
+    torch, torch_off = _version("torch"), ""
+    if torch is not None:  # its data path may be off with this torch, which torch's files show
+        site_packages = Path(str(metadata.distribution("torch").locate_file("")))
+        torch_off = torch_names.explained_in(site_packages, torch_names.TORCH, torch)
+    return Live(
+        environ=environ,
+        refused=refused,
+        nvml=read_nvml(),
+        libnuma=libnuma,
+        streaming_stores=memory.can_pass_caches() if memory.may_pass_caches(os.uname().machine) else None,
+        torch=torch,
+        torch_off=torch_off,
+        strays=_strays(),
+        python=sys.version_info[:3],
+        nccl=nccl_versions(environ),
+        shm_bytes=shm and shm.f_blocks * shm.f_frsize,
+        shm_free_bytes=shm and shm.f_bavail * shm.f_frsize,
+        jobs=running_jobs(),
+    )
 
 
-def _try_policies(node: int) -> Mapping[str, str | None]:
+# --- memory policies -------------------------------------------------------------------------------------------------
+
+
+def try_policies(node: int) -> Mapping[str, str | None]:
     """Make each call once in a child process; if a strict seccomp filter kills it, that is every call's error."""
+
+    def refusals() -> list[list[str]]:
+        found = []
+        for name, call in CALLS.items():
+            try:
+                problem = call(node) or ""
+            except OSError as error:
+                problem = errno.errorcode.get(error.errno or 0, str(error))
+            found.append([name, problem])
+        return found
+
     try:
-        refused = in_child(lambda: [[name, _refusal(call, node)] for name, call in _CALLS.items()])
+        found = in_child(refusals)
     except NumapinError as error:
-        return dict.fromkeys(_CALLS, error.message)
-    return {name: error or None for name, error in refused}
-
-
-def _refusal(call: Callable[[int], str | None], node: int) -> str:
-    try:
-        return call(node) or ""
-    except OSError as error:
-        return errno.errorcode.get(error.errno or 0, str(error))
+        return dict.fromkeys(CALLS, error.message)
+    return {name: problem or None for name, problem in found}
 
 
 def _try_get(_node: int) -> str | None:
@@ -122,7 +105,7 @@ def _try_set(node: int) -> str | None:
         kept = numa.get_memory_policy() == (numa.MPOL_PREFERRED, frozenset({node}))
     except OSError:  # get_mempolicy is refused, which has an entry of its own
         return None
-    return None if kept else _FORGOTTEN
+    return None if kept else "accepted, but not kept"
 
 
 def _try_mbind(node: int) -> str | None:
@@ -138,7 +121,7 @@ def _try_move_pages(_node: int) -> str | None:
     return None if node >= 0 else errno.errorcode.get(-node, str(node))
 
 
-_CALLS: Final[dict[str, Callable[[int], str | None]]] = {
+CALLS: Final[dict[str, Callable[[int], str | None]]] = {
     "get_mempolicy": _try_get,
     "set_mempolicy": _try_set,
     "mbind": _try_mbind,
@@ -146,19 +129,7 @@ _CALLS: Final[dict[str, Callable[[int], str | None]]] = {
 }
 
 
-def _nccl_versions() -> Mapping[str, str]:
-    """Return the NCCL packages installed beside torch, from their own metadata."""
-    versions = {package: _version(package) for package in NCCL_PACKAGES}
-    return {package: version for package, version in versions.items() if version is not None}
-
-
-def _torch_off() -> str:
-    """Return why numapin's data path is off with this torch, from torch's files."""
-    try:
-        torch = metadata.distribution("torch")
-    except metadata.PackageNotFoundError:
-        return ""
-    return torch_names.explained_in(Path(str(torch.locate_file(""))), torch_names.TORCH, torch.version)
+# --- packages, libraries and jobs ------------------------------------------------------------------------------------
 
 
 def _version(package: str) -> str | None:
@@ -172,20 +143,24 @@ def _version(package: str) -> str | None:
 def _strays() -> tuple[str, ...]:
     """Return the folders with Python files that py-libnuma owns, other than `numa`."""
     try:
-        files = metadata.distribution(_LIBNUMA).files or ()
+        files = metadata.distribution("py-libnuma").files or ()
     except metadata.PackageNotFoundError:
         return ()
     owned = [Path(str(file.locate())) for file in files if file.name == "__init__.py" and len(file.parts) == 2]
     return tuple(str(file.parent) for file in owned if file.parent.name != "numa" and file.is_file())
 
 
-def _nccl_library(environ: Mapping[str, str], folders: Sequence[str] = nccl_files.FOLDERS) -> Mapping[str, str]:
-    """Return the library that a program finds without a package, with its version."""
-    found = nccl_files.installed_library((*environ.get("LD_LIBRARY_PATH", "").split(":"), *folders))
-    return {found: nccl_files.library_version(found) or "unknown"} if found else {}
+def nccl_versions(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the NCCL packages installed beside torch, else the library that a program finds, with their versions."""
+    versions = {package: _version(package) for package in _NCCL_PACKAGES}
+    found = {package: version for package, version in versions.items() if version is not None}
+    if found:
+        return found
+    library = nccl_files.installed_library((*environ.get("LD_LIBRARY_PATH", "").split(":"), *nccl_files.FOLDERS))
+    return {library: nccl_files.library_version(library) or "unknown"} if library else {}
 
 
-def _running_jobs() -> Mapping[str, Mapping[int, Mapping[str, str]]]:
+def running_jobs() -> Mapping[str, Mapping[int, Mapping[str, str]]]:
     """Return each rank's variables that choose NICs, as the rank was started with them.
 
     A rank has LOCAL_RANK and its job's MASTER_PORT in its environment, whichever launcher started it. What it starts
@@ -197,18 +172,6 @@ def _running_jobs() -> Mapping[str, Mapping[int, Mapping[str, str]]]:
         rank, port = parse_count(environ.get("LOCAL_RANK", "")), environ.get("MASTER_PORT")
         if rank is not None and port is not None:
             address = printable(f"{environ.get('MASTER_ADDR', '')}:{port}"[:_MOST_CHARS])
-            jobs.setdefault(address, {}).setdefault(rank, _nic_variables(environ))
+            of_nics = {name: environ[name] for name in NIC_VARIABLES if name in environ}
+            jobs.setdefault(address, {}).setdefault(rank, of_nics)
     return jobs
-
-
-def _nic_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: environ[name] for name in NIC_VARIABLES if name in environ}
-
-
-def _size(path: str) -> tuple[int | None, int | None]:
-    """Return the size and the free part of a file system, in bytes; None if there is none at the path."""
-    try:
-        size = os.statvfs(path)
-    except OSError:
-        return None, None
-    return size.f_blocks * size.f_frsize, size.f_bavail * size.f_frsize

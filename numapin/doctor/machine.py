@@ -36,7 +36,7 @@ from numapin.topology.readings import pcie_generation, pcie_width
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from numapin.topology.model import Gpu, Topology
+    from numapin.topology.model import Gpu
 
 _CPU: Final = "sys/devices/system/cpu"
 _PCI: Final = "sys/bus/pci/devices"
@@ -245,7 +245,7 @@ def memlock(host: Host) -> Result:
     if limit == "unlimited":
         return ok("unlimited")
     what = f"limited to {render_size(int(limit))}"
-    if host.live and host.live.has_capability(_CAP_IPC_LOCK):
+    if host.live and host.has_capability(_CAP_IPC_LOCK):
         return ok(f"{what}, but CAP_IPC_LOCK lifts the limit")
     adapters = [nic.name for nic in host.topology.nics if nic.kind is NicKind.INFINIBAND]
     if adapters:
@@ -465,13 +465,13 @@ def kernel(host: Host) -> Result:
     why="Without memory policies, a page is local to its rank only if the rank's own CPUs touch it first. Without "
     "move_pages, numapin cannot ask the kernel for the node of a page.",
 )
-def memory_policy(live: Live, _topology: Topology) -> Result:
+def memory_policy(live: Live, host: Host) -> Result:
     """Find memory-policy calls that seccomp refuses, or that the kernel accepts without effect."""
     if live.refused is None:
         return unknown("not tried: libnuma cannot be used")
     refused = {call: problem for call, problem in live.refused.items() if problem}
-    held = {None: "unknown", True: "held", False: "not held"}[live.has_capability(_CAP_SYS_NICE)]
-    mode = "unknown" if live.seccomp is None else live.seccomp
+    held = {None: "unknown", True: "held", False: "not held"}[host.has_capability(_CAP_SYS_NICE)]
+    mode = host.match("proc/self/status", r"^Seccomp:\s*([0-9])$") or "unknown"  # 2: filtered
     confinement = f"seccomp mode {mode}, CAP_SYS_NICE {held}"
     if not refused:
         return ok(f"{', '.join(live.refused)} work; {confinement}")
@@ -481,7 +481,7 @@ def memory_policy(live: Live, _topology: Topology) -> Result:
     profile = "docker run --security-opt seccomp=PROFILE.json … with a profile that allows these calls"
     if set(refused) == {"move_pages"}:  # Docker's own profile refuses it even with SYS_NICE
         return note(f"{what}; numapin reads /proc/self/numa_maps instead", remedy=profile)
-    return warning(what, remedy=profile if live.has_capability(_CAP_SYS_NICE) else SYS_NICE)
+    return warning(what, remedy=profile if host.has_capability(_CAP_SYS_NICE) else SYS_NICE)
 
 
 @live_check(
@@ -490,7 +490,7 @@ def memory_policy(live: Live, _topology: Topology) -> Result:
     why="Workers of torch's DataLoader pass each batch through /dev/shm and die of SIGBUS when it is full. numapin's "
     "workers do not use it.",
 )
-def shared_memory(live: Live, _topology: Topology) -> Result:
+def shared_memory(live: Live, _host: Host) -> Result:
     """Find a /dev/shm that is too small for torch's loader, or nearly full."""
     size, free = live.shm_bytes, live.shm_free_bytes
     if size is None or free is None:

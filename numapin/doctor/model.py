@@ -63,12 +63,8 @@ def examine(host: Host) -> tuple[DoctorFinding, ...]:
     """Run every check once, and add what could not be read of the machine."""
     findings = []
     for check in CHECKS:
-        severity, what, remedy = check.run(host)
-        findings.append(
-            DoctorFinding(
-                check=check.name, severity=severity, what=what, where=check.where, why=check.why, remedy=remedy
-            )
-        )
+        result = check.run(host)
+        findings.append(DoctorFinding(check=check.name, where=check.where, why=check.why, **result._asdict()))
     nvml = host.live.nvml if host.live else None
     reported = nvml.notes if nvml and nvml.gpus is None else ()  # in the finding about the driver
     findings += [

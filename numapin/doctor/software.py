@@ -11,7 +11,7 @@ from numapin.system.nccl import IGNORE, MENDED, ignores_affinity, narrows
 from numapin.system.openmp import binding_variables
 
 if TYPE_CHECKING:
-    from numapin.topology.model import Gpu, Topology
+    from numapin.doctor.check import Host
 
 
 @live_check(
@@ -19,37 +19,28 @@ if TYPE_CHECKING:
     where="nvmlInit, nvmlSystemGetDriverVersion, /proc/driver/nvidia/version",
     why="CUDA does not start if the driver's libraries or its kernel module are missing, or if their versions differ.",
 )
-def driver(live: Live, topology: Topology) -> Result:
+def driver(live: Live, host: Host) -> Result:
     """Find a driver that is missing, or whose libraries and kernel module differ."""
-    if live.nvml.gpus is None:
-        return _no_nvml(live, topology)
-    libraries, module = live.nvml.driver, live.module_version
-    known = {libraries, module} - {None, ""}
-    if len(known) > 1:
-        return error(
-            f"the driver's libraries are {libraries}, but the kernel module is {module}",
-            remedy="reboot, or unload and reload the nvidia modules (in a container: restart it)",
-        )
-    return ok(f"{libraries or 'version unknown'}, kernel module {module or 'unknown'}")
-
-
-def _no_nvml(live: Live, topology: Topology) -> Result:
+    if live.nvml.gpus is not None:
+        # The open and the closed kernel module write their version differently.
+        version = r"^NVRM version:.*?\s([0-9]{3,4}(?:\.[0-9]{1,4}){1,2})\s"
+        libraries, module = live.nvml.driver, host.match("proc/driver/nvidia/version", version)
+        if len({libraries, module} - {None, ""}) > 1:
+            return error(
+                f"the driver's libraries are {libraries}, but the kernel module is {module}",
+                remedy="reboot, or unload and reload the nvidia modules (in a container: restart it)",
+            )
+        return ok(f"{libraries or 'version unknown'}, kernel module {module or 'unknown'}")
     what, _, remedy = next(iter(live.nvml.notes), "NVML does not answer; nvidia-smi").rpartition("; ")
-    others = [gpu for gpu in topology.gpus if not gpu.is_nvidia]
-    if live.nvml.broken or len(others) < len(topology.gpus):
+    others = [gpu for gpu in host.topology.gpus if not gpu.is_nvidia]
+    if live.nvml.broken or len(others) < len(host.topology.gpus):
         return error(what, remedy=remedy)
-    if others:
-        return _other_driver(others, topology)
-    return note(f"{what}, and no NVIDIA GPU was found", remedy=remedy)
-
-
-def _other_driver(gpus: list[Gpu], topology: Topology) -> Result:
-    """Judge the driver of a machine with GPUs of other vendors than NVIDIA."""
-    vendors = ", ".join(sorted({str(gpu.vendor) for gpu in gpus}))
-    shown = f"{counted(len(topology.visible_gpus), 'GPU')} of {len(gpus)} visible ({vendors})"
-    if topology.visible_gpus:
-        return ok(shown)
-    return error(shown, remedy="see the notes of: numapin topo")
+    if not others:
+        return note(f"{what}, and no NVIDIA GPU was found", remedy=remedy)
+    # All GPUs are of other vendors: what counts is whether ranks can use them.
+    vendors = ", ".join(sorted({str(gpu.vendor) for gpu in others}))
+    shown = f"{counted(len(host.topology.visible_gpus), 'GPU')} of {len(others)} visible ({vendors})"
+    return ok(shown) if host.topology.visible_gpus else error(shown, remedy="see the notes of: numapin topo")
 
 
 @live_check(
@@ -57,7 +48,7 @@ def _other_driver(gpus: list[Gpu], topology: Topology) -> Result:
     where="nvmlDeviceGetPersistenceMode",
     why="Without persistence mode, the driver initializes an idle GPU again for each job, which takes seconds.",
 )
-def persistence(live: Live, _topology: Topology) -> Result:
+def persistence(live: Live, _host: Host) -> Result:
     """Find GPUs that are shut down while idle."""
     modes = {f"gpu{gpu.index}": gpu.persistence for gpu in live.nvml.gpus or ()}
     off = [name for name, mode in modes.items() if mode is False]
@@ -74,7 +65,7 @@ def persistence(live: Live, _topology: Topology) -> Result:
     where="import numa, dlopen libnuma.so.1",
     why="Without libnuma, ranks are bound to CPUs but get no memory policy, and the nodes of pages cannot be checked.",
 )
-def libnuma(live: Live, _topology: Topology) -> Result:
+def libnuma(live: Live, _host: Host) -> Result:
     """Find a missing libnuma."""
     if live.libnuma is None:
         return ok("available")
@@ -87,14 +78,16 @@ def libnuma(live: Live, _topology: Topology) -> Result:
     where="dlopen libstores.so in the numapin package",
     why="With libstores.so, large batches for a GPU bypass the CPU caches, which saves a third of the memory traffic.",
 )
-def streaming_stores(live: Live, _topology: Topology) -> Result:
+def streaming_stores(live: Live, _host: Host) -> Result:
     """Find a numapin that was installed without a C compiler."""
     if live.streaming_stores is None:
         return ok("not available: for x86-64 and aarch64 only")
     if live.streaming_stores:
         return ok("libstores.so is installed")
-    reinstall = "in numapin's source folder: pip install --force-reinstall --no-deps ."
-    remedy = f"sudo apt-get install gcc libc6-dev, then, {reinstall}"
+    remedy = (
+        "sudo apt-get install gcc libc6-dev, then, in numapin's source folder: "
+        "pip install --force-reinstall --no-deps ."
+    )
     return note("libstores.so is missing: torch.stack writes the batches", remedy=remedy)
 
 
@@ -104,7 +97,7 @@ def streaming_stores(live: Live, _topology: Topology) -> Result:
     why=f"Before Python {forks.MENDED}, a forked DataLoader worker can hang at its start if a C++ thread, e.g. one of "
     "gloo, was waiting for the GIL. torch's loader then waits forever; numapin's starts the worker again.",
 )
-def python(live: Live, _topology: Topology) -> Result:
+def python(live: Live, _host: Host) -> Result:
     """Find a Python whose forked children can hang."""
     version = ".".join(map(str, live.python))
     if not forks.may_hang(live.python):
@@ -120,7 +113,7 @@ def python(live: Live, _topology: Topology) -> Result:
     "most of bench, the DataLoader, and `run` on several hosts need it. The DataLoader is built on private names of "
     "torch; if a release lacks one, batches come from torch's own loader.",
 )
-def torch(live: Live, _topology: Topology) -> Result:
+def torch(live: Live, _host: Host) -> Result:
     """Find an environment without torch, or a torch that numapin's DataLoader does not know."""
     if live.torch is None:
         return note("not installed", remedy="pip install 'numapin[torch]', if you need one of these")
@@ -136,7 +129,7 @@ def torch(live: Live, _topology: Topology) -> Result:
     why="py-libnuma 1.2 also installs a package `tests`. `import tests` in a project then finds that one, unless the "
     "project's own folder comes first on sys.path.",
 )
-def strays(live: Live, _topology: Topology) -> Result:
+def strays(live: Live, _host: Host) -> Result:
     """Find packages that py-libnuma has put beside its own."""
     if not live.strays:
         return ok("installs nothing but its own package")
@@ -151,7 +144,7 @@ def strays(live: Live, _topology: Topology) -> Result:
     "there, with all threads that it starts later. Other versions leave a rank that nothing else binds on "
     "all CPUs.",
 )
-def nccl(live: Live, _topology: Topology) -> Result:
+def nccl(live: Live, _host: Host) -> Result:
     """Find an NCCL that does not restore the caller's CPU affinity."""
     if not live.nccl:
         return unknown("no package nvidia-nccl-cu* and no libnccl.so.2 is installed")
@@ -177,7 +170,7 @@ def _narrowing(live: Live) -> list[str]:
     why="With this variable, NCCL's threads use all CPUs of the GPU's node, including those of other ranks. With NCCL "
     "2.29.2 to 2.29.7, so do the rank's main thread and all threads that it starts later.",
 )
-def nccl_affinity(live: Live, _topology: Topology) -> Result:
+def nccl_affinity(live: Live, _host: Host) -> Result:
     """Find the variable that makes NCCL leave the CPUs of its rank."""
     value = live.environ.get(IGNORE)
     if value is None:
@@ -195,7 +188,7 @@ def nccl_affinity(live: Live, _topology: Topology) -> Result:
     why="With these variables, OpenMP binds the main thread to one place when torch is imported. DataLoader workers "
     "inherit that place, and ranks that share a node get the same CPUs.",
 )
-def openmp(live: Live, _topology: Topology) -> Result:
+def openmp(live: Live, _host: Host) -> Result:
     """Find variables that make OpenMP bind threads."""
     binding = binding_variables(live.environ)
     if not binding:
@@ -209,19 +202,15 @@ def openmp(live: Live, _topology: Topology) -> Result:
     where="CUDA_DEVICE_ORDER in the environment, nvmlDeviceGetName",
     why="With GPUs of several models, CUDA numbers the fastest first: cuda:0 need not be GPU 0 of nvidia-smi.",
 )
-def device_order(live: Live, topology: Topology) -> Result:
+def device_order(live: Live, host: Host) -> Result:
     """Find GPUs of several models in CUDA's own order."""
     order = live.environ.get("CUDA_DEVICE_ORDER")
     setting = f"CUDA_DEVICE_ORDER={order}" if order else "CUDA_DEVICE_ORDER not set"
-    nvidia = [gpu for gpu in topology.gpus if gpu.is_nvidia]
+    nvidia = [gpu for gpu in host.topology.gpus if gpu.is_nvidia]
     if not nvidia:
         return ok(f"{setting}; no GPU")
-    models = _models(nvidia)
+    models = sorted({gpu.name for gpu in nvidia if gpu.name})
     what = f"{setting}; GPU models: {', '.join(models) or 'unknown'}"
     if len(models) > 1 and order != "PCI_BUS_ID":
         return warning(what, remedy="export CUDA_DEVICE_ORDER=PCI_BUS_ID")
     return ok(what)
-
-
-def _models(gpus: list[Gpu]) -> list[str]:
-    return sorted({gpu.name for gpu in gpus if gpu.name})

@@ -1,6 +1,7 @@
 """Job scripts that start bound ranks under a resource manager, for `numapin job`.
 
-Each engine has one function for it.
+Each engine has one function for it. The folder templates has manifests, and the parts of shell scripts that are always
+the same.
 
 ::
 
@@ -11,5 +12,5 @@ Each engine has one function for it.
     scripts.py      sbatch, mpirun, qsub, bsub
     kubernetes.py   kubectl apply: checks, and the values of the templates
     pod_options.py  the user's additions to pods: variables, volumes, ...
-    manifest.py     fill the templates in
+    manifest.py     fill the templates of manifests in
 """

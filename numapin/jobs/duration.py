@@ -20,7 +20,9 @@ _DAY_S: Final = 24 * 3600
 
 def parse(text: str) -> int:
     """Return a time in seconds. Raises ValueError if it is malformed, ambiguous or zero."""
-    match = _match(text)
+    match = next(filter(None, (form.fullmatch(text) for form in _FORMS)), None)
+    if match is None:
+        raise ValueError(f"{text!r} is not a time")
     days, hours, minutes, seconds = (int(match[name] or 0) for name in "dhms")
     if match["d"] and match.re is not _UNITS and hours > 23:
         raise ValueError(f"{text!r} has {hours} hours after its days, more than 23")
@@ -28,14 +30,6 @@ def parse(text: str) -> int:
     if time_s == 0:
         raise ValueError(f"{text!r} is zero")
     return time_s
-
-
-def _match(text: str) -> re.Match[str]:
-    for form in _FORMS:
-        match = form.fullmatch(text)
-        if match:
-            return match
-    raise ValueError(f"{text!r} is not a time")
 
 
 def with_days(time_s: int) -> str:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from numapin.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SAMPLE: Final = "an image such as nvcr.io/nvidia/pytorch:25.01-py3, or a file"
 
@@ -35,13 +32,11 @@ def for_pyxis(image: str) -> str | None:
         return image if _is_path(image) else f"./{image}"
     if in_registry(image) is None:
         return None
-    return _for_enroot(image.removeprefix(_DOCKER))
-
-
-def _for_enroot(named: str) -> str:
-    """Return the image with a # after its registry's host. Without one enroot asks Docker Hub."""
+    named = image.removeprefix(_DOCKER)
     host, _, rest = named.partition("/")
-    return f"{host}#{rest}" if rest and _is_host(host) and "#" not in named else named
+    is_host = host == "localhost" or "." in host or ":" in host  # Docker's rule
+    # Without a # after the registry's host, enroot asks Docker Hub.
+    return f"{host}#{rest}" if rest and is_host and "#" not in named else named
 
 
 def in_registry(image: str) -> str | None:
@@ -56,22 +51,12 @@ def require_known(image: str) -> None:
     """Raise UsageError for an unknown URI scheme, and for an image with an empty part, as from an empty $TAG."""
     if "://" in image.removeprefix(_DOCKER) and not image.startswith(_APPTAINERS):
         raise UsageError(f"--container {image!r}: no engine runs such a URI", f"use {SAMPLE}")
-    parts = _parts(image)
+    named = in_registry(image)
+    parts = [image.rpartition("://")[2]] if named is None else named.split("/")
     has_empty_tag = parts[-1].endswith((":", "@")) and not _is_path(image)
     if "" in parts or has_empty_tag:
         raise UsageError(f"--container {image!r} names no image: a part of the name is empty", f"use {SAMPLE}")
 
 
-def _parts(image: str) -> Sequence[str]:
-    """Return the parts of a registry's image, or the only part of another image, without its scheme."""
-    named = in_registry(image)
-    return image.rpartition("://")[2:] if named is None else named.split("/")
-
-
 def _is_path(image: str) -> bool:
     return image.startswith((".", "/"))
-
-
-def _is_host(name: str) -> bool:
-    """Return whether the first part of an image's name is a registry's host, by Docker's rule."""
-    return name == "localhost" or "." in name or ":" in name

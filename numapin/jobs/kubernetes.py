@@ -23,12 +23,12 @@ from numapin.topology.vendors import GpuVendor, support_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numapin.jobs.pod_options import Volume
     from numapin.jobs.request import JobRequest
 
 _RETRIES: Final = 3
 _PORT: Final = 29500
 _CLAIM: Final = "gpus"
+_MAX_DEVICES: Final = 32  # of a ResourceClaim (AllocationResultsMaxSize of resource.k8s.io/v1)
 _WHOLE: Final = re.compile(r"[1-9][0-9]{0,14}")
 # Signs the rendezvous: it is random, the same in all pods of a Job, and new for each Job.
 _JOB_UID: Final = "metadata.labels['batch.kubernetes.io/controller-uid']"
@@ -37,6 +37,13 @@ _DISRUPTED: Final = [{"type": "DisruptionTarget", "status": "True"}]
 _POD_GROUPS: Final = {
     Gang.COSCHEDULING: "scheduling.x-k8s.io/v1alpha1",
     Gang.VOLCANO: "scheduling.volcano.sh/v1beta1",
+}
+_SOURCES: Final = {
+    VolumeKind.PVC: ("persistentVolumeClaim", "claimName"),
+    VolumeKind.SECRET: ("secret", "secretName"),
+    VolumeKind.CONFIGMAP: ("configMap", "name"),
+    VolumeKind.EMPTYDIR: ("emptyDir", "medium"),
+    VolumeKind.HOST: ("hostPath", "path"),
 }
 _WHY: Final = {
     "SYS_NICE": "Without SYS_NICE the default seccomp profile refuses set_mempolicy and mbind. numapin then binds CPUs "
@@ -70,7 +77,7 @@ _OPTION_OF: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """A form."""
+    """The container of a kind of job, and what the kind differs in."""
 
     container: str
     first_pod: str | None = None  # its name, by which other pods find it; None: the operator says it
@@ -116,7 +123,6 @@ def build(request: JobRequest) -> str:
         "labels": {"kueue.x-k8s.io/queue-name": request.queue} if request.queue else None,
         "annotations": dict(options.annotations),
         "ttl_s": options.ttl_s,
-        "retries": retries,
         "backoff_of_pods": retries * request.nodes,
         "max_restarts": _RETRIES,
         "ignore_evictions": {"rules": [{"action": "Ignore", "onPodConditions": _DISRUPTED}]} if retries else None,
@@ -152,7 +158,7 @@ def job_name(request: JobRequest) -> str:
 
 
 def _require_complete(request: JobRequest, form: _Form) -> None:
-    """Raise UsageError for missing sizes, and for options that the form does not take."""
+    """Raise UsageError for missing sizes, options that the form does not take, and too many claimed devices."""
     needs = (
         ("an image", request.container, "--container registry/image:tag (with numapin in it)"),
         ("its CPUs as a number", request.cpus_per_task, "--cpus-per-task N"),
@@ -179,7 +185,15 @@ def _require_complete(request: JobRequest, form: _Form) -> None:
     for option, (why, remedy) in form.refused.items():
         if given[option]:
             raise UsageError(f"{option} with --form {request.kind}: {why}", remedy)
-    request.pod.require_claimable(_num_gpus(request))
+    classes, gpus = request.pod.device_classes, _num_gpus(request)
+    if classes and gpus == 0:
+        raise UsageError(f"--device-class {classes[0]}: the job has no GPUs", "give --gpus-per-node N")
+    if gpus * len(classes) > _MAX_DEVICES:
+        raise UsageError(
+            f"--device-class: {gpus} GPUs, each with a device of every class, are {gpus * len(classes)} devices; a "
+            f"ResourceClaim has at most {_MAX_DEVICES}",
+            "give fewer classes, or write the claims yourself",
+        )
 
 
 def _joined(words: tuple[str, ...]) -> str:
@@ -235,15 +249,22 @@ def _pod_values(request: JobRequest, form: _Form, name: str) -> dict[str, object
             'export PET_RDZV_CONF="is_host=$((LWS_WORKER_INDEX == 0))"',
         ]
     grace = [f"--shutdown-timeout={request.signal_s}"] if request.signal_s else []
-    needs_shm = not request.dataloader and not options.has_shm
+    has_shm = any(volume.path == SHM for volume in options.volumes)
+    needs_shm = not request.dataloader and not has_shm
     volumes: list[dict[str, object]] = []
     mounts: list[dict[str, object]] = []
     if needs_shm:
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
         mounts.append({"name": "shm", "mountPath": SHM})
     for number, volume in enumerate(options.volumes):
-        volumes.append({"name": f"volume-{number}", **_source(volume)})
         read_only = {"readOnly": True} if volume.read_only else {}
+        source, key = _SOURCES[volume.kind]
+        settings: dict[str, object] = {key: volume.name}
+        if volume.kind is VolumeKind.PVC:
+            settings |= read_only
+        if volume.kind is VolumeKind.EMPTYDIR:
+            settings = {key: "Memory"} if volume.path == SHM else {}
+        volumes.append({"name": f"volume-{number}", source: settings})
         mounts.append({"name": f"volume-{number}", "mountPath": volume.path, **read_only})
     capabilities = [*(["SYS_NICE"] if request.sys_nice else []), *(["IPC_LOCK"] if options.ipc_lock else [])]
     amounts = {"cpu": request.cpus_per_task, "memory": f"{(request.memory_bytes or 0) >> 20}Mi"}
@@ -322,21 +343,6 @@ def _environment(request: JobRequest, form: _Form, name: str) -> list[dict[str, 
     for variable, path in of_pod.items():
         entries.append({"name": variable, "valueFrom": {"fieldRef": {"fieldPath": path}}})
     return entries + [{"name": variable, "value": _unexpanded(value)} for variable, value in request.pod.env]
-
-
-def _source(volume: Volume) -> dict[str, object]:
-    match volume.kind:
-        case VolumeKind.PVC:
-            read_only = {"readOnly": True} if volume.read_only else {}
-            return {"persistentVolumeClaim": {"claimName": volume.name, **read_only}}
-        case VolumeKind.SECRET:
-            return {"secret": {"secretName": volume.name}}
-        case VolumeKind.CONFIGMAP:
-            return {"configMap": {"name": volume.name}}
-        case VolumeKind.EMPTYDIR:
-            return {"emptyDir": {"medium": "Memory"} if volume.path == SHM else {}}
-        case VolumeKind.HOST:
-            return {"hostPath": {"path": volume.name}}
 
 
 def _claim_values(request: JobRequest, name: str) -> dict[str, object]:

@@ -39,77 +39,39 @@ class KubernetesKind(StrEnum):
     LEADERWORKERSET = "leaderworkerset"
 
 
-class Launch(StrEnum):
-    """The kind of program that the command starts, as torchrun distinguishes them."""
-
-    SCRIPT = "script"
-    MODULE = "module"
-    PROGRAM = "program"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequest:
-    """The user's request. Raises UsageError if it is invalid.
+    """The options that were given, and what a machine file adds to them. Raises UsageError if they are invalid."""
 
-    Attributes:
-        command: The script, module or program, and its arguments.
-        gpus_per_node: The number of GPUs per host. 0: a job without GPUs.
-        launch: The kind of program that the command starts.
-        form: The tasks that the manager starts.
-        name: The name of the job. Empty: derived from the script's name.
-        nodes: The number of hosts.
-        ranks_per_node: The number of ranks per host. 0: one per GPU, or one without GPUs.
-        cpus_per_task: The number of CPUs per task, as `form` defines tasks. None: the manager decides.
-        memory_bytes: The memory per host. None: the manager decides.
-        whole_nodes: Whether the job shares no host with other jobs.
-        smt: Whether to use all hardware threads of a core, or one.
-        time_s: The time limit.
-        signal_s: The time before the limit at which the ranks get a signal.
-        requeue: Whether the job is restarted after a preemption or the loss of a host.
-        queue: The partition or queue.
-        account: The account or project to charge.
-        container: The container image.
-        hostfile: The host file for mpirun.
-        options: The binding options of numapin run or exec, not yet quoted.
-        dataloader: numapin's data path for the script's DataLoaders, as in `numapin run`. None: torch's.
-        setup: Shell lines that run first.
-        kind: The kind of a Kubernetes job.
-        sys_nice: Whether pods may set memory policies.
-        pod: The user's additions to pods.
-        array: The indices of a Slurm job array. None: no array.
-        vendor: The maker of the GPUs.
-        tiles_per_gpu: The number of Intel's tiles, each a GPU for ranks, that a cluster counts as one GPU.
-        engine: The engine's name on the command line, for hints.
-    """
-
-    command: tuple[str, ...]
-    gpus_per_node: int
-    launch: Launch = Launch.SCRIPT
+    command: tuple[str, ...]  # the script, module or program, and its arguments
+    gpus_per_node: int  # 0: a job without GPUs
+    module: bool = False  # whether the command is a Python module; neither this nor the next: a Python script
+    no_python: bool = False
     form: Form = Form.NODE
-    name: str = ""
+    name: str = ""  # "": derived from the script's name
     nodes: int = 1
-    ranks_per_node: int = 0
-    cpus_per_task: int | None = None
-    memory_bytes: int | None = None
-    whole_nodes: bool = False
-    smt: bool = True
+    ranks_per_node: int = 0  # 0: one per GPU, or one without GPUs
+    cpus_per_task: int | None = None  # as `form` defines tasks; None: the manager decides
+    memory_bytes: int | None = None  # per host; None: the manager decides
+    whole_nodes: bool = False  # whether the job shares no host with other jobs
+    smt: bool = True  # whether to use all hardware threads of a core, or one
     time_s: int | None = None
-    signal_s: int | None = None
-    requeue: bool = False
+    signal_s: int | None = None  # the time before the limit at which the ranks get a signal
+    requeue: bool = False  # whether the job is restarted after a preemption or the loss of a host
     queue: str | None = None
     account: str | None = None
-    container: str | None = None
-    hostfile: str | None = None
-    options: tuple[str, ...] = ()
-    dataloader: str | None = None
-    setup: tuple[str, ...] = ()
+    container: str | None = None  # an image
+    hostfile: str | None = None  # for mpirun
+    options: tuple[str, ...] = ()  # the binding options of numapin run or exec, not yet quoted
+    dataloader: str | None = None  # as in `numapin run`; None: torch's
+    setup: tuple[str, ...] = ()  # shell lines that run first
     kind: KubernetesKind = KubernetesKind.JOB
-    sys_nice: bool = True
+    sys_nice: bool = True  # whether pods may set memory policies
     pod: PodOptions = PodOptions()
-    array: str | None = None
+    array: str | None = None  # the indices of a Slurm job array
     vendor: GpuVendor = GpuVendor.NVIDIA
-    tiles_per_gpu: int = 1
-    engine: str = "slurm"
+    tiles_per_gpu: int = 1  # Intel's tiles, each a GPU for ranks, that a cluster counts as one GPU
+    engine: str = "slurm"  # its name on the command line, for hints
 
     def __post_init__(self) -> None:
         """Check everything that can be checked without a cluster."""
@@ -130,7 +92,15 @@ class JobRequest:
                 f"--ranks-per-node {self.num_ranks} is more than the {counted(self.gpus_per_node, 'GPU')} of a host",
                 f"each rank needs its own GPU: --ranks-per-node {self.gpus_per_node}, or more --gpus-per-node",
             )
-        self._check_signal()
+        if self.signal_s is not None and not 1 <= self.signal_s <= 65535:
+            raise UsageError(f"--signal is {self.signal_s} seconds; it must be 1 to 65535", "for example: --signal 300")
+        if self.signal_s is not None and self.time_s is None:
+            raise UsageError("--signal requires --time", "for example: --time 24:00:00 --signal 300")
+        if self.signal_s and self.time_s and self.signal_s >= self.time_s:
+            raise UsageError(
+                f"--signal {self.signal_s} is not less than --time: {self.time_s} seconds",
+                "give a longer --time, or a shorter --signal",
+            )
 
         characters = "letters, digits and _ . , : @ / + -"
         for option, name, pattern, sample in (
@@ -144,6 +114,8 @@ class JobRequest:
         if self.container:
             image.require_known(self.container)
 
+        if self.module and self.no_python:
+            raise UsageError("--module and --no-python exclude each other", "use one of them")
         script = self.command[0] if self.command else ""
         if not script:
             raise UsageError(
@@ -158,19 +130,6 @@ class JobRequest:
             raise UsageError(
                 f"--dataloader {self.dataloader} with --form task: numapin exec does not change the script's loaders",
                 "use --form node, or numapin.DataLoader in the script",
-            )
-
-    def _check_signal(self) -> None:
-        if self.signal_s is None:
-            return
-        if not 1 <= self.signal_s <= 65535:
-            raise UsageError(f"--signal is {self.signal_s} seconds; it must be 1 to 65535", "for example: --signal 300")
-        if self.time_s is None:
-            raise UsageError("--signal requires --time", "for example: --time 24:00:00 --signal 300")
-        if self.signal_s >= self.time_s:
-            raise UsageError(
-                f"--signal {self.signal_s} is not less than --time: {self.time_s} seconds",
-                "give a longer --time, or a shorter --signal",
             )
 
     @property

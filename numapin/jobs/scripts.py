@@ -7,13 +7,14 @@ MPI 4, OpenPBS and PBS Professional, LSF 10.1.0.9, and later.
 from __future__ import annotations
 
 import re
+from importlib import resources
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.formats import quote
 from numapin.errors import UsageError
 from numapin.jobs import duration
 from numapin.jobs.image import for_apptainer, for_pyxis
-from numapin.jobs.request import Form, JobRequest, Launch
+from numapin.jobs.request import Form, JobRequest
 from numapin.topology.vendors import support_of
 
 if TYPE_CHECKING:
@@ -22,65 +23,27 @@ if TYPE_CHECKING:
 # Every DataLoader worker holds pipes and memory; the usual limit of 1024 files is too low for eight ranks' loaders.
 OPEN_FILES: Final = 'ulimit -S -n 65536 2>/dev/null || ulimit -S -n "$(ulimit -H -n)"'
 
-# With another agent's USE_AGENT_STORE, no rank of a job without agents would serve the store, and all would wait.
-# Variables that users set for their own launcher (TORCHELASTIC_ENABLE_FILE_TIMER) stay. OMP_NUM_THREADS is the user's,
-# unless a launcher has set it.
-_NO_OTHER_RUNS: Final = """\
-# If this job was submitted by a rank of another job, remove that rank's variables.
-if [ -n "${TORCHELASTIC_RUN_ID-}${NUMAPIN_BINDING-}" ]; then
-    unset TORCHELASTIC_{RUN_ID,USE_AGENT_STORE,RESTART_COUNT,MAX_RESTARTS,ERROR_FILE,TIMER_FILE}
-    unset GROUP_{RANK,WORLD_SIZE} ROLE_{NAME,RANK,WORLD_SIZE} OMP_NUM_THREADS
-fi
-[ -z "${NUMAPIN_BINDING-}" ] || unset NUMAPIN_{BINDING,RUN_DIR,DATALOADER,TRACE}
-# shellcheck disable=SC2086 # the names of variables that --nic-env set
-[ -z "${NUMAPIN_NIC_ENV-}" ] || unset ${NUMAPIN_NIC_ENV//:/ } NUMAPIN_NIC_ENV"""
-
+# The random id is in the environment, as PET_RDZV_ID: `ps` would show --rdzv-id to every user of the host.
 _RENDEZVOUS: Final = ("--rdzv-backend=c10d", '--rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"')
-
-# torch reads PET_RDZV_ID as --rdzv-id, which `ps` would show to every user of the host.
-_RENDEZVOUS_ID: Final = """\
-# Launchers trust only messages that are signed with this random id; see docs/security.md.
-PET_RDZV_ID=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n') || PET_RDZV_ID=
-if [ "${#PET_RDZV_ID}" != 32 ]; then
-    echo "numapin job: no random rendezvous id: od -N16 /dev/urandom failed on $HOSTNAME" >&2
-    exit 1
-fi
-export PET_RDZV_ID"""
-
-# The variables that ranks need; mpirun exports only those that it is given.
-_EXPORT_VARIABLES: Final = """\
-forward=()
-for name in $(compgen -e); do
-    case $name in
-        PATH | LD_LIBRARY_PATH | PYTHONPATH | PYTHONHOME | VIRTUAL_ENV | CONDA_PREFIX | HOME | TMPDIR) ;;
-        MASTER_* | PET_* | CUDA_* | NCCL_* | GLOO_* | UCX_* | NVSHMEM_* | OMP_* | TORCH* | PYTORCH_*) ;;
-        NUMAPIN_* | HF_* | WANDB_*) ;;
-        *) continue ;;
-    esac
-    forward+=(-x "$name")
-done"""
-_WAIT: Final = """\
-status=0
-wait "$run" || status=$?
-while [ "$signals" -gt 0 ]; do # a signal interrupts wait, not the run
-    signals=$((signals - 1)) status=0
-    wait "$run" || status=$?
-done
-trap : USR1 TERM # the run has ended, and its pid may be reused"""
 
 # --- what all scripts have -------------------------------------------------------------------------------------------
 
 
 def run_command(request: JobRequest) -> tuple[str, ...]:
     """Return the end of a `numapin run` line."""
-    flag = {Launch.MODULE: ("--module",), Launch.PROGRAM: ("--no-python",)}
-    return *flag.get(request.launch, ()), *request.command
+    flags = {"--module": request.module, "--no-python": request.no_python}
+    return *(flag for flag, is_given in flags.items() if is_given), *request.command
 
 
 def rank_command(request: JobRequest) -> tuple[str, ...]:
     """Return a rank's command line, as `numapin run` would start it."""
-    python = {Launch.SCRIPT: ("python", "-u"), Launch.MODULE: ("python", "-u", "-m")}
-    return *python.get(request.launch, ()), *request.command
+    python = () if request.no_python else ("python", "-u")
+    return *python, *(["-m"] if request.module else []), *request.command
+
+
+def _part(name: str) -> str:
+    """Return a part of scripts that is always the same."""
+    return (resources.files("numapin.jobs") / "templates" / f"{name}.sh").read_text(encoding="ascii").rstrip()
 
 
 def _script(*parts: str | Iterable[str]) -> str:
@@ -98,8 +61,11 @@ def _preparation(request: JobRequest, *, folder: str = "") -> list[str]:
 
     bash's strict mode comes last, because `activate` scripts may fail in it.
     """
+    # With another agent's USE_AGENT_STORE, no rank of a job without agents would serve the store, and all would wait.
+    # Variables that users set for their own launcher (TORCHELASTIC_ENABLE_FILE_TIMER) stay. OMP_NUM_THREADS is the
+    # user's, unless a launcher has set it.
     change_folder = [f"cd {folder} || exit"] if folder else []
-    return [_NO_OTHER_RUNS, *change_folder, *request.setup, "set -euo pipefail"]
+    return [_part("clean_environment"), *change_folder, *request.setup, "set -euo pipefail"]
 
 
 def _directives(mark: str, options: Mapping[str, object]) -> list[str]:
@@ -159,7 +125,7 @@ def _run_to_its_end(
     if timer_s:
         lines += ["(", f"    sleep {timer_s} &", "    trap 'kill \"$!\"; exit' TERM"]
         lines += ['    wait "$!"', "    kill -USR1 $$", ") &", "timer=$!"]
-    lines.append(_WAIT)
+    lines.append(_part("wait"))
     if timer_s:
         lines.append('kill "$timer" 2>/dev/null || true')
     if preempted:
@@ -175,12 +141,6 @@ _INDICES: Final = "[0-9]{1,9}(?:-[0-9]{1,9}(?::[1-9][0-9]{0,8})?)?"
 _ARRAY: Final = re.compile(f"{_INDICES}(?:,{_INDICES})*")
 _LIMIT: Final = re.compile(r"[1-9][0-9]{0,8}")
 _RANGE: Final = re.compile(r"([0-9]+)-([0-9]+)")
-# In the grace time of a preemption Slurm signals the steps but not the batch script, and does not requeue a job that
-# ends in it. Gang scheduling may also set PreemptTime before it suspends a job that continues later; both times stay.
-# SuspendTime is the time of the last suspension or resumption (slurm.h).
-_PREEMPTED: Final = """\
-job=$(SLURM_TIME_FORMAT=standard scontrol show job "$SLURM_JOB_ID") && [[ $job =~ PreemptTime=([0-9][0-9T:-]*) ]] &&
-    preempted=${BASH_REMATCH[1]} && [[ ! $job =~ SuspendTime=([0-9][0-9T:-]*) || $preempted > ${BASH_REMATCH[1]} ]]"""
 
 
 def parse_array(text: str) -> str:
@@ -226,7 +186,7 @@ def slurm(request: JobRequest) -> str:
     address = [port, "export MASTER_ADDR MASTER_PORT"]
     if request.nodes > 1:
         hosts = 'mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")'
-        address = [hosts, "MASTER_ADDR=${hosts[0]}", *address, *([] if is_task else [_RENDEZVOUS_ID])]
+        address = [hosts, "MASTER_ADDR=${hosts[0]}", *address, *([] if is_task else [_part("rendezvous_id")])]
     else:  # numapin run on a single host needs no address
         address = ["MASTER_ADDR=127.0.0.1", *address] if is_task else []
 
@@ -246,7 +206,10 @@ def slurm(request: JobRequest) -> str:
         image,
         *_started(request, ids, meeting, apptainer=not image),
     )
-    requeue = 'scontrol requeue "$SLURM_JOB_ID"' if request.requeue else ""
+    # In the grace time of a preemption Slurm signals the steps but not the batch script, and does not requeue a job
+    # that ends in it. Gang scheduling may also set PreemptTime before it suspends a job that continues later; both
+    # times stay. SuspendTime is the time of the last suspension or resumption (slurm.h).
+    requeue, preempted = ('scontrol requeue "$SLURM_JOB_ID"', _part("preempted")) if request.requeue else ("", "")
     return _script(
         ["#!/bin/bash", *_directives("#SBATCH", options)],
         _preparation(request),
@@ -254,7 +217,7 @@ def slurm(request: JobRequest) -> str:
         [
             "# Slurm binds nothing: numapin binds each rank within the job's CPUs on its host.",
             "# shellcheck disable=SC2016 # expanded by the shell of each task",
-            *_run_to_its_end(request, srun, requeue=requeue, preempted=_PREEMPTED if requeue else ""),
+            *_run_to_its_end(request, srun, requeue=requeue, preempted=preempted),
         ],
     )
 
@@ -277,7 +240,7 @@ def _mpirun(
         # Only mpirun knows its hosts.
         first = "127.0.0.1" if request.nodes == 1 else f"$({' '.join(['mpirun', '-np', '1', *hosts, 'hostname'])})"
         port = "MASTER_PORT=$((10000 + RANDOM % 20000)) # below Linux's range of ephemeral ports"
-        identity = [_RENDEZVOUS_ID] if request.form is Form.NODE else []
+        identity = [_part("rendezvous_id")] if request.form is Form.NODE else []
         address = [f"MASTER_ADDR={first}", port, "export MASTER_ADDR MASTER_PORT", *identity]
     tasks = request.tasks_per_node
     placing = ["-np", str(request.nodes * tasks), "--map-by", f"ppr:{tasks}:node", "--bind-to", "none"]
@@ -289,7 +252,7 @@ def _mpirun(
     start = _statement(["mpirun", *hosts, *placing, '"${forward[@]}"'], *_started(request, ids, meeting))
     return [
         address,
-        _EXPORT_VARIABLES,
+        _part("export_variables"),  # mpirun exports only those that it is given
         [
             "# mpirun binds nothing: numapin binds each rank within its allowed CPUs.",
             "# shellcheck disable=SC2016 # expanded by the shell of each task",

@@ -5,14 +5,13 @@ The --gpus of Slurm, of other launchers and of people is a number of GPUs; ours 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from numapin.base.formats import gib
 from numapin.base.text import counted
 from numapin.errors import UsageError
 from numapin.topology.model import NodeKind
-from numapin.topology.vendors import GpuVendor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,24 +19,7 @@ if TYPE_CHECKING:
     from numapin.jobs.request import JobRequest
     from numapin.topology.model import Topology
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """The part of a host that belongs to some of its GPUs: whole cores, and memory if its size is known."""
-
-    cores: int
-    threads_per_core: int
-    memory_bytes: int | None
-    is_whole: bool
-
-    def cpus_of(self, tasks: int) -> int:
-        """Return the CPUs of each of `tasks` tasks, in whole cores. Raises UsageError if there are too few cores."""
-        if self.cores < tasks:
-            raise UsageError(
-                f"{tasks} tasks per host are more than the {counted(self.cores, 'core')} of their share",
-                "give fewer --ranks-per-node, or the number of CPUs yourself: --cpus-per-task",
-            )
-        return self.cores // tasks * self.threads_per_core
+_MEMORY_PART: Final = 0.9  # of a host's memory; the rest is left to the system
 
 
 def gpus_per_host(given: int | None, topology: Topology | None, *, named: Sequence[str] | None) -> int:
@@ -79,25 +61,52 @@ def _only_number(named: Sequence[str] | None) -> str | None:
     return named[0] if named and len(named) == 1 and named[0].isdecimal() else None
 
 
-def share_of(topology: Topology, *, gpus: int, smt: bool, spare_cores_per_node: int = 0) -> Share:
-    """Return the share of `gpus` GPUs of this machine: the same fraction of its cores and memory as of its GPUs.
+def sized(request: JobRequest, topology: Topology, *, spare_cores: int, memory_by_number: bool) -> JobRequest:
+    """Return the request with the CPUs and the memory that go with its GPUs, unless it has numbers of its own.
 
-    `spare_cores_per_node` are left to the system on every NUMA node with CPUs.
+    They are the same fraction of the host's whole cores and memory as of its GPUs, without `spare_cores` of
+    every NUMA node with CPUs. Without `memory_by_number` the manager gives all memory of a whole host by itself.
+    Raises UsageError for more than the host has.
     """
-    num_gpus = len(topology.vendor_gpus)
-    if gpus > num_gpus:
+    cpus, memory_bytes, num_gpus = request.cpus_per_node, request.memory_bytes, len(topology.vendor_gpus)
+    sizes = [node.memory_bytes for node in topology.nodes if node.kind is not NodeKind.GPU]
+    host_bytes = None if None in sizes else sum(filter(None, sizes))
+    if cpus is not None and cpus > len(topology.cpus):
         raise UsageError(
-            f"--gpus-per-node {gpus}: {topology.source} has {counted(num_gpus, 'GPU')}",
+            f"{cpus} CPUs per host are more than the {len(topology.cpus)} of {topology.source}",
+            "give fewer --cpus-per-task, or a machine file of the job's hosts",
+        )
+    if memory_bytes is not None and host_bytes is not None and memory_bytes > host_bytes:
+        raise UsageError(
+            f"--mem-per-node {gib(memory_bytes)} is more than the {gib(host_bytes)} of {topology.source}",
+            "give less --mem-per-node, or a machine file of the job's hosts",
+        )
+    if request.gpus_per_node > num_gpus:
+        raise UsageError(
+            f"--gpus-per-node {request.gpus_per_node}: {topology.source} has {counted(num_gpus, 'GPU')}",
             "give a machine file of the job's hosts",
         )
-    part, whole = (gpus, num_gpus) if gpus else (1, 1)
-    num_cores = len(topology.cores) - spare_cores_per_node * len(topology.cpu_nodes)
-    memory_bytes = _memory_bytes(topology)
-    return Share(
-        cores=max(num_cores, 1) * part // whole,
-        threads_per_core=min(len(core.cpus) for core in topology.cores) if smt else 1,
-        memory_bytes=memory_bytes and memory_bytes * part // whole,
-        is_whole=part == whole,
+    part, whole = (request.gpus_per_node, num_gpus) if request.gpus_per_node else (1, 1)
+
+    cpus_per_task = request.cpus_per_task
+    if cpus_per_task is None:
+        num_cores = len(topology.cores) - spare_cores * len(topology.cpu_nodes)
+        cores = max(num_cores, 1) * part // whole
+        if cores < request.tasks_per_node:
+            raise UsageError(
+                f"{request.tasks_per_node} tasks per host are more than the {counted(cores, 'core')} of their share",
+                "give fewer --ranks-per-node, or the number of CPUs yourself: --cpus-per-task",
+            )
+        threads_per_core = min(len(core.cpus) for core in topology.cores) if request.smt else 1
+        cpus_per_task = cores // request.tasks_per_node * threads_per_core
+    is_implied = part == whole and not memory_by_number
+    if memory_bytes is None and not is_implied and host_bytes is not None:
+        memory_bytes = int(host_bytes * part // whole * _MEMORY_PART)
+    return replace(
+        request,
+        cpus_per_task=cpus_per_task,
+        memory_bytes=memory_bytes,
+        whole_nodes=part == whole and request.cpus_per_task is None,
     )
 
 
@@ -110,42 +119,3 @@ def why_whole_hosts(request: JobRequest) -> tuple[str, ...]:
         "unknown; to share hosts, give --machine FILE (numapin topo --save FILE), or --cpus-per-task N and "
         "--mem-per-node SIZE",
     )
-
-
-def vendor_of_ranks(topology: Topology | None) -> GpuVendor:
-    """Return the maker of the GPUs that ranks use; NVIDIA without a machine file or without GPUs."""
-    gpus = topology.vendor_gpus if topology else ()
-    return next((gpu.vendor for gpu in gpus if gpu.vendor), GpuVendor.NVIDIA)
-
-
-def tiles_per_gpu(topology: Topology | None) -> int:
-    """Return the number of tiles of each Intel GPU; 1 for others, whose partitions clusters count as GPUs."""
-    gpus = topology.vendor_gpus if topology else ()
-    tiles = [gpu.pci for gpu in gpus if gpu.vendor is GpuVendor.INTEL and gpu.partition is not None]
-    return len(tiles) // len(set(tiles)) if tiles else 1
-
-
-def require_present(topology: Topology, *, cpus: int | None, memory_bytes: int | None) -> None:
-    """Raise UsageError if a job requests more CPUs or memory of a host than this machine has. None: no request."""
-    num_cpus = len(topology.cpus)
-    if cpus is not None and cpus > num_cpus:
-        raise UsageError(
-            f"{cpus} CPUs per host are more than the {num_cpus} of {topology.source}",
-            "give fewer --cpus-per-task, or a machine file of the job's hosts",
-        )
-    _require_memory(topology, memory_bytes)
-
-
-def _require_memory(topology: Topology, memory_bytes: int | None) -> None:
-    size_bytes = _memory_bytes(topology)
-    if memory_bytes is not None and size_bytes is not None and memory_bytes > size_bytes:
-        raise UsageError(
-            f"--mem-per-node {gib(memory_bytes)} is more than the {gib(size_bytes)} of {topology.source}",
-            "give less --mem-per-node, or a machine file of the job's hosts",
-        )
-
-
-def _memory_bytes(topology: Topology) -> int | None:
-    """Return the size of the host's memory, without that of GPUs. None: a node's size is unknown."""
-    sizes = [node.memory_bytes for node in topology.nodes if node.kind is not NodeKind.GPU]
-    return None if None in sizes else sum(filter(None, sizes))

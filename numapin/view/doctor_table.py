@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
@@ -15,13 +14,9 @@ from numapin.base.text import counted
 from numapin.doctor.check import DoctorSeverity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from rich.console import RenderableType
 
-    from numapin.doctor.model import DoctorFinding, DoctorReport
-
-    _Row = tuple[str, RenderableType]  # the name of a check, and the rest
+    from numapin.doctor.model import DoctorReport
 
 _STYLES: Final = {
     DoctorSeverity.ERROR: "bold red",
@@ -37,9 +32,21 @@ _NAME_WIDTH: Final = 18
 
 def doctor_table(report: DoctorReport) -> RenderableType:
     """Return the whole report, at most 100 columns wide; the first line is the summary."""
-    parts = chain.from_iterable(_section(severity, report.findings) for severity in _STYLES)
-    summary = Constrain(Text(summary_line(report), style="bold"), _WIDTH)
-    return Group(summary, Text(), *parts, Text("pinned memory", style="bold"), _table([("", Text(report.pinnable))]))
+    parts: list[RenderableType] = [Constrain(Text(summary_line(report), style="bold"), _WIDTH), Text()]
+    for severity, style in _STYLES.items():
+        findings = [finding for finding in report.findings if finding.severity is severity]
+        if not findings:
+            continue
+        rows: list[tuple[str, RenderableType]] = []
+        for finding in findings:
+            shown = [Text(finding.what)]
+            if severity in _TO_MEND:  # the others take one line each
+                shown += [Text(f"why: {finding.why}", style="dim"), Text(f"seen: {finding.where}", style="dim")]
+            if severity in _TO_MEND and finding.remedy:
+                shown.append(Text(f"fix: {finding.remedy}", style="cyan"))
+            rows.append((finding.check, Group(*shown)))
+        parts += [Text(f"{severity or 'unknown'} ({len(findings)})", style=style), _table(rows), Text()]
+    return Group(*parts, Text("pinned memory", style="bold"), _table([("", Text(report.pinnable))]))
 
 
 def summary_line(report: DoctorReport) -> str:
@@ -50,32 +57,15 @@ def summary_line(report: DoctorReport) -> str:
     if counts[None]:
         found.append(f"{counts[None]} without an answer")
     line = f"{report.host or report.source}: {', '.join(found)}"
-    # The worst first.
-    to_mend = (finding for severity in _TO_MEND for finding in report.findings if finding.severity is severity)
-    first = next(to_mend, None)
+    worst_first = (finding for severity in _TO_MEND for finding in report.findings if finding.severity is severity)
+    first = next(worst_first, None)
     return f"{line}. Start with: {first.check}" if first else line
 
 
-def _section(severity: DoctorSeverity | None, all_findings: Iterable[DoctorFinding]) -> Iterator[RenderableType]:
-    """Yield the findings of one severity; those with nothing to do take one line each."""
-    findings = [finding for finding in all_findings if finding.severity is severity]
-    if findings:
-        row = _full if severity in _TO_MEND else lambda finding: (finding.check, Text(finding.what))
-        yield Text(f"{severity or 'unknown'} ({len(findings)})", style=_STYLES[severity])
-        yield _table(map(row, findings))
-        yield Text()
-
-
-def _table(rows: Iterable[_Row]) -> RenderableType:
+def _table(rows: list[tuple[str, RenderableType]]) -> RenderableType:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True, width=_NAME_WIDTH)
     table.add_column(overflow="fold", ratio=1)
     for name, text in rows:
         table.add_row(f"  {name}", text)
     return Constrain(table, _WIDTH)
-
-
-def _full(finding: DoctorFinding) -> _Row:
-    facts = [Text(f"{label}: {text}", style="dim") for label, text in (("why", finding.why), ("seen", finding.where))]
-    remedy = [Text(f"fix: {finding.remedy}", style="cyan")] if finding.remedy else []
-    return finding.check, Group(Text(finding.what), *facts, *remedy)

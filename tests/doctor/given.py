@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from numapin import Topology
     from tests.doctor.seam import DoctorFinding
 
 CALLS = ("get_mempolicy", "set_mempolicy", "mbind", "move_pages")
@@ -22,10 +23,7 @@ def live(**changes: Any) -> Live:
     sound: dict[str, Any] = {
         "environ": {},
         "refused": dict.fromkeys(CALLS),
-        "seccomp": 0,
-        "capabilities": 0,
         "nvml": NvmlReadings(gpus=(), driver="580.159.04"),
-        "module_version": "580.159.04",
         "libnuma": None,
         "streaming_stores": True,
         "torch": "2.13.0",
@@ -49,10 +47,13 @@ def put(root: Path, files: Mapping[str, str | bytes | None]) -> None:
             at.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def findings(root: Path, *, answers: Live | None = None) -> dict[str, DoctorFinding]:
-    """Examine the machine below a root, and return what each check found."""
-    topology = discover(root=root)
-    return {finding.check: finding for finding in examine(Host(tree=Tree(str(root)), topology=topology, live=answers))}
+def examined(root: Path, *, topology: Topology | None = None, answers: Live | None = None) -> dict[str, DoctorFinding]:
+    """Run all checks on the files below a root, and return what each found; topology None: that of the files."""
+    host = Host(tree=Tree(str(root)), topology=topology or discover(root=root), live=answers)
+    found: dict[str, DoctorFinding] = {}
+    for finding in examine(host):
+        found.setdefault(finding.check, finding)
+    return found
 
 
 def machine(folder: Path, name: str = "2node-interleaved-smt2-2gpu") -> Path:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from numapin.base.cpu_set import CpuSet
 from numapin.doctor.check import Host, Live
 from numapin.doctor.model import examine
 from numapin.system.tree import Tree
-from numapin.topology.readings import NvmlReadings
+from numapin.topology.model import NodeSource
+from numapin.topology.nics import NicKind
+from numapin.topology.readings import NvmlReading, NvmlReadings
+from numapin.topology.vendors import GpuVendor
 
 if TYPE_CHECKING:
     from numapin.doctor.model import DoctorFinding

@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -82,17 +81,6 @@ def test_environment() -> None:
     assert found["nccl-affinity"]["severity"] == "warning"
 
 
-def test_the_summary_comes_first() -> None:
-    """The first line has the host, the numbers, and where to start; the numbers are those of the groups."""
-    done = numapin("doctor", OMP_PROC_BIND="spread")
-    first, _, rest = done.out.partition("\n")
-    assert first.startswith(f"{os.uname().nodename}: ")
-    warnings = next(line for line in rest.splitlines() if line.startswith("warning ("))
-    number = warnings.removeprefix("warning (").removesuffix(")")
-    assert f"{number} warning" in first
-    assert "Start with: " in first
-
-
 class TestDriver:
     """A fake NVML that the real pynvml loads."""
 
@@ -145,18 +133,6 @@ class TestCaptured:
         pairs = ",".join(f"{index}={index // 4}" for index in range(8))
         assert _report("--root", root)[2]["gpu-nodes"]["severity"] == "warning"
         assert _report("--root", root, "--gpu-nodes", pairs)[2]["gpu-nodes"]["severity"] == "ok"
-
-    def test_the_table_fits_80_columns(self, tmp_path: Path) -> None:
-        """Groups come worst first, each with its count; no line is wider than the terminal."""
-        root = str(machine(tmp_path, "4node-cpuset-3gpu"))
-        code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
-        done = call(sys.executable, "-c", code, *NUMAPIN, "doctor", "--root", root, COLUMNS="80", TERM="dumb")
-        lines = done.out.splitlines()
-        assert done.status == 1
-        assert max(map(len, lines)) <= 80
-        heads = [line.split(" (")[0] for line in lines[lines.index("") :] if line[:1].isalpha()]
-        assert heads == ["error", "unknown", "ok", "pinned memory"]
-        assert any("fix: docker run --cpuset-cpus" in line for line in lines)
 
     def test_no_color_in_files(self, tmp_path: Path) -> None:
         """Output that does not go to a terminal has no escape codes and at most 100 columns."""

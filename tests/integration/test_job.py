@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.integration.launching import NUMAPIN, all_ended, environment, forked, numapin, script
+from tests.integration.launching import all_ended, environment, script
 from tests.integration.warm_ranks import client, forked_script
 from tests.jobs import schemas
 from tests.jobs.cases import HOSTILE, write
@@ -181,14 +181,6 @@ def test_every_word_arrives_as_it_was_typed(engine: str, form: str, cluster: Clu
 
 
 @pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
-def test_a_plan_is_handed_to_every_task(engine: str, cluster: Cluster) -> None:
-    """With --plan no task reads the machine: `numapin exec` gets the file's name unchanged, and --strict."""
-    shape = ("--gpus-per-node=4", "--cpus-per-task=3", "--form=task")
-    assert cluster.run([engine, *shape, "--plan", "a plan's.json", "--strict", "train.py"]) == 0
-    assert cluster.calls("numapin") == [["exec", "--plan=a plan's.json", "--strict", "--", "python", "-u", "train.py"]]
-
-
-@pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf"])
 def test_ranks_know_their_place(engine: str, cluster: Cluster) -> None:
     """A task per rank has the variables of env://; a task per host says whether it serves the rendezvous."""
     cluster.run([engine, "--form", "task", *_SHAPE, "train.py"])
@@ -197,22 +189,6 @@ def test_ranks_know_their_place(engine: str, cluster: Cluster) -> None:
     cluster.run([engine, "--form", "node", *_SHAPE, "train.py"])
     assert cluster.environment()["PET_RDZV_CONF"] == "is_host=0"
     assert cluster.environment()["PET_LOCAL_ADDR"] == ("second" if engine == "slurm" else "first")
-
-
-@pytest.mark.parametrize(
-    ("engine", "starter", "options"),
-    [
-        ("slurm", "srun", ["--cpu-bind=none", "--mem-bind=none", "--cpus-per-task=3"]),
-        ("mpi", "mpirun", ["--bind-to", "none", "--map-by", "ppr:4:node", "-np", "8"]),
-        ("pbs", "mpirun", ["--hostfile", "/the/nodes of it", "--bind-to", "none"]),
-        ("lsf", "mpirun", ["--hostfile", "/the/hosts", "--bind-to", "none"]),
-    ],
-)
-def test_the_manager_binds_nothing(engine: str, starter: str, options: list[str], cluster: Cluster) -> None:
-    """The tasks' starter is called with its binding off, on the manager's hosts."""
-    cluster.run([engine, "--form", "task", *_SHAPE, "train.py"])
-    words = cluster.calls(starter)[-1]
-    assert set(options) <= set(words[: words.index("bash")])
 
 
 def test_mpirun_passes_on_what_a_rank_needs(cluster: Cluster) -> None:
@@ -287,15 +263,6 @@ def test_setup_runs_where_the_job_was_submitted(engine: str, cluster: Cluster, t
     assert started.run([engine, *_SHAPE, "--setup", "source ./venv", "train.py"]) == 0
     assert cluster.environment()["VIRTUAL_ENV"] == "activated"
     assert cluster.environment()["PWD"] == str(cluster.work)
-
-
-@pytest.mark.parametrize("engine", ["slurm", "mpi"])
-def test_images_of_apptainer(engine: str, cluster: Cluster) -> None:
-    """Apptainer runs numapin in a .sif file, with the GPUs."""
-    cluster.run([engine, *_SHAPE, "--container", "images/a.sif", *HOSTILE])
-    (words,) = cluster.calls("apptainer")
-    assert words[:5] == ["exec", "--nv", "images/a.sif", "numapin", "run"]
-    assert words[-len(HOSTILE) :] == list(HOSTILE)
 
 
 _TIME, _LATER = "2026-11-21T10:00:00", "2026-11-21T10:00:01"
@@ -396,26 +363,6 @@ def test_pbs_has_a_timer(cluster: Cluster) -> None:
     assert time.monotonic() - start < 20
 
 
-@pytest.mark.parametrize("index", ["0", "1"])
-@pytest.mark.parametrize("form", ["job", "jobset", "leaderworkerset"])
-def test_a_pod_starts_what_was_typed(form: str, index: str, cluster: Cluster) -> None:
-    """The container's command and arguments, as Kubernetes passes them, start numapin with unchanged words."""
-    given = "--nodes 2 --gpus-per-node 4 --cpus-per-task 3 --mem-per-node 8G --container a/b:c --bind exclusive"
-    documents = yaml.safe_load_all(write(["kubernetes", "--form", form, *given.split(), *HOSTILE]))
-    (pod,) = [pod for document in documents for pod in schemas.pods(document)]
-    (container,) = pod["spec"]["containers"]
-    words = [word.replace("$$", "$") for word in (*container["command"], *container["args"])]
-    set_by_controller = {"JOB_COMPLETION_INDEX": index}
-    if form == "leaderworkerset":
-        set_by_controller = {"LWS_WORKER_INDEX": index, "LWS_LEADER_ADDRESS": "train-3.train.default"}
-    own = environment(PATH=cluster.path, NOTED=str(cluster.noted), **set_by_controller)
-    subprocess.run(words, env=own, cwd=cluster.work, check=True)
-    assert cluster.calls("numapin") == [["run", "--bind=exclusive", *HOSTILE]]
-    assert cluster.environment()["PET_RDZV_CONF"] == f"is_host={int(index == '0')}"
-    if form == "leaderworkerset":
-        assert cluster.environment()["PET_RDZV_ENDPOINT"] == "train-3.train.default:29500"
-
-
 @pytest.mark.xdist_group("warm ranks")
 @pytest.mark.parametrize("form", ["trainjob", "jobset", "leaderworkerset"])
 def test_pods_meet(form: str, cluster: Cluster, tmp_path: Path) -> None:
@@ -501,59 +448,3 @@ sys.exit(max(task.wait() for task in tasks))
         (done,) = all_ended(script)
     assert done.status == 0, done.err
     assert done.json_lines() == [{"RANK": str(n), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"} for n in range(2)]
-
-
-@pytest.mark.xdist_group("warm ranks")
-def test_ranks_that_a_rank_submits_meet(cluster: Cluster, tmp_path: Path) -> None:
-    """Under `numapin run`, rank 0 of a job with a task per rank serves the store itself, because it has no agent."""
-    cluster.use_numapin()
-    train = forked_script(
-        tmp_path,
-        "from datetime import timedelta; import torch.distributed as dist\n"
-        "dist.init_process_group('gloo', timeout=timedelta(seconds=10))\nprint('they met')\n",
-    )
-    own = ("--form", "task", "--gpus-per-node", "0", "--no-python")
-    alone = {"RANK": "0", "SIZE": "1", "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}
-    (tmp_path / "job.sh").write_text(write(["mpi", *own, sys.executable, train]))
-    done = numapin(
-        *("run", "--nproc-per-node", "1", "--no-python", "bash", "job.sh"),
-        cwd=tmp_path,
-        PATH=cluster.path,
-        NOTED=str(cluster.noted),
-        **{f"OMPI_COMM_WORLD_{name}": value for name, value in alone.items()},
-    )
-    assert (done.status, done.out) == (0, "they met\n"), done.err
-
-
-class TestCommand:
-    """`numapin job` as users type it."""
-
-    @pytest.mark.parametrize(
-        ("line", "warning"),
-        [
-            ("pbs", "submit it again"),
-            ("kubernetes --container a --mem-per-node 8G", ""),
-            ("kubernetes --container a --mem-per-node 8G --resource rdma/ib=1", "without --ipc-lock"),
-            ("kubernetes --container a --mem-per-node 8G --resource rdma/ib=1 --ipc-lock", ""),
-            ("kubernetes --container a --mem-per-node 8G --form trainjob --gang volcano", ""),
-            ("slurm", ""),
-        ],
-    )
-    def test_what_the_manager_cannot_do_is_said(self, line: str, warning: str) -> None:
-        """A job that saves before its end is requeued, or a warning says what to do then."""
-        asked = "--gpus-per-node 1 --cpus-per-task 4 --time 1h --signal 60 --requeue train.py"
-        done = forked("job", *line.split(), *asked.split())
-        assert done.status == 0, done.err
-        assert warning in done.err
-        assert bool(warning) == bool(done.err)
-
-    def test_words_that_are_no_text_are_refused(self) -> None:
-        """A file name that is not UTF-8 is refused, because scripts are UTF-8."""
-        done = subprocess.run(
-            [*NUMAPIN, "job", "slurm", "--gpus-per-node", "1", b"\xff.py"],
-            capture_output=True,
-            env=environment(),
-            check=False,
-        )
-        assert (done.returncode, done.stdout) == (2, b"")
-        assert b"is not text" in done.stderr

@@ -1,4 +1,4 @@
-"""The command lines of the recorded job scripts. `{dgx}` is a machine file of a DGX A100."""
+"""The command lines of the recorded job scripts, and those that are refused. `{dgx}` is a file of MACHINES."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
 from click.testing import CliRunner
 
 from tests.jobs.seam import job
@@ -14,7 +13,7 @@ from tests.jobs.seam import job
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MACHINES = Path(__file__).resolve().parents[1] / "machines" / "golden"
+_GOLDEN = Path(__file__).resolve().parents[1] / "machines" / "golden"
 
 HOSTILE_SCRIPT = "a b'c\"$(x)\n.py"
 HOSTILE_ARGUMENTS = (
@@ -37,6 +36,8 @@ HOSTILE_ARGUMENTS = (
 )
 HOSTILE = (HOSTILE_SCRIPT, *HOSTILE_ARGUMENTS)
 
+_POD_SIZE = "--cpus-per-task 8 --mem-per-node 8G"
+_POD = f"--gpus-per-node 4 {_POD_SIZE} --container a"
 _QUEUED = "--time 1-12:00:00 --signal 300 --requeue --partition gpu"
 
 CASES: dict[str, str] = {
@@ -77,15 +78,92 @@ CASES: dict[str, str] = {
     "lsf-task": "lsf --form task --nodes 2 --gpus-per-node 6 --cpus-per-task 7 --mem-per-node 300G --no-smt train.py"
     " --lr 0.1",
     "lsf-share": "lsf --nodes 2 --gpus-per-node 2 --machine {dgx} train.py",
+    "slurm-few-ranks": "slurm --form task --gpus-per-node 8 --nproc-per-node 2 --cpus-per-task 3 train.py",
+    "slurm-plan": "slurm --form task --gpus-per-node 4 --cpus-per-task 3 --plan a\\ plan\\'s.json --strict train.py",
+    "slurm-amd": "slurm --machine {amd} --container a.sif train.py",
+    "slurm-intel": "slurm --machine {intel} --container a.sif train.py",
+    "mpi-no-gpu": "mpi --gpus-per-node 0 train.py",
+    "pbs-share": "pbs --gpus-per-node 4 --machine {dgx} train.py",
+    "lsf-program": "lsf --form task --gpus-per-node 0 --no-python ./train.sh",
+    "kubernetes-additions": f"kubernetes --nodes 2 {_POD} --volume pvc/data:/data --volume secret/key:/k/"
+    " --volume configmap/a.b:/c:ro --volume emptydir:/scratch:rw --volume emptydir:/dev/shm --volume '/mnt/nvme 0:/a b'"
+    " --toleration gpu --toleration a.b/gpu:NoExecute --toleration gpu=yes --toleration gpu=:NoSchedule --env A=b=c"
+    " --env-from configmap/site --resource rdma/ib=1 --resource hugepages-2Mi=4Gi --scheduler mine --no-sys-nice"
+    " --gang coscheduling --ttl 2h train.py",
+    "kubernetes-jobset-volcano": f"kubernetes --form jobset --nodes 2 {_POD} --gang volcano --queue team"
+    " --device-class gpu.nvidia.com --match-attribute resource.kubernetes.io/pcieRoot train.py",
+    "kubernetes-jobset-one-node": f"kubernetes --form jobset {_POD} train.py",
+    "kubernetes-trainjob-volcano": f"kubernetes --form trainjob --nodes 2 {_POD} --gang volcano --annotation a.b/c=d"
+    " train.py",
+    "kubernetes-trainjob-one-node": f"kubernetes --form trainjob {_POD} --device-class gpu train.py",
+    "kubernetes-leaderworkerset-volcano": f"kubernetes --form leaderworkerset --nodes 2 {_POD} --gang volcano train.py",
+    "kubernetes-leaderworkerset-one-node": f"kubernetes --form leaderworkerset {_POD} train.py",
+    "kubernetes-amd": "kubernetes --machine {amd} --container a train.py",
+    "kubernetes-intel": "kubernetes --machine {intel} --gpus-per-node 3 --container a train.py",
 }
 
+REFUSED: dict[str, tuple[str, ...]] = {
+    "sge": ("",),
+    "slurm": ("", "--gpus 8", "--gpus-per-node=-2"),
+    "slurm --gpus-per-node 4": (
+        *("--nodes 0", "--nodes=-1", "--nodes many", "--nodes 9999999", "--ranks-per-node 5", "--cpus-per-task 0"),
+        *("--time soon", "--time 4:00", "--time 60", "--time 0:00:00", "--time 1-30:00:00"),
+        *("--time '4:00:00\n#SBATCH --uid=0'", "--signal 60", "--signal 60 --time 1m", "--signal 0 --time 1h"),
+        *("--job-name 'a \"b\"\n#SBATCH'", f"--job-name {'x' * 64}", "--job-name \u0661", "--partition 'gpu; rm'"),
+        *("--partition 'a\n  b: c'", "--account 'a b'", "--mem-per-node lots", "--mem-per-node 1K"),
+        *("--bind none --cpus-per-rank 2", "--gpus 0,,1", "--gpus 0,1", "--gpus 4", "--form task --gpus 0,1"),
+        *("--plan p.json", "--form task --plan p.json --no-smt", "--form task --dataloader numapin", "-m --no-python"),
+        *("--array ''", "--array a", "--array 1-", "--array 1,", "--array 0-9%", "--array 0-9%0", "--array 0-9:0"),
+        *("--array '1 2'", "--array=-1", "--array '1\n#SBATCH'", "--array 9-1", "--env A=1", "--hostfile h"),
+        *("--container 'a b:c'", "--container=--privileged", "--container dockerd://a", "--container docker://"),
+        *("--container docker:///a", "--container 'docker://#a'", "--container 'a#'", "--container 'nvcr.io#'"),
+        *("--container nvcr.io/", "--container 'nvcr.io##a'", "--container 'me@nvcr.io#'", "--container a//b"),
+        *("--container a:", "--container a@", "--container 'nvcr.io#nvidia/a:'", "--container oras://"),
+        *("--container library://", "--container https://"),
+    ),
+    "slurm --machine {dgx}": (
+        *("--gpus-per-node 9", "--gpus 0,8", "--bind exclusive --cpus-per-rank 64 --strict", "--cpus-per-task 257"),
+        *("--form task --gpus-per-node 0 --ranks-per-node 200", "--form task --cpus-per-task 33", "--mem-per-node 90T"),
+    ),
+    "mpi --gpus-per-node 4": ("--nodes 0", "--container /images/a.sqsh", "--time 1h", "--requeue"),
+    "pbs --gpus-per-node 4": ("", "--array 1"),
+    "kubernetes --gpus-per-node 4": (
+        *("", "--gpus 8", "--nodes 0", f"{_POD_SIZE} --container /a.sif", "--mem-per-node 8G --container a"),
+        *("--cpus-per-task 8 --container a", _POD_SIZE, f"{_POD_SIZE} --container a --job-name 'a\nb: c'"),
+    ),
+    f"kubernetes --nodes 2 {_POD}": (
+        *("--account b", "--form mpijob", "--env A", "--env =b", "--env A=1 --env A=2", "--env ROLE_RANK=1"),
+        *("--env TORCHELASTIC_RUN_ID=1", "--env PET_NNODES=3", "--env PET_RDZV_ID=3", "--env NUMAPIN_BINDING=5"),
+        *("--env NUMAPIN_DATALOADER=numapin", "--env LOCAL_RANK=0", "--env-from wandb", "--env-from secret/"),
+        *("--pull-secret a --pull-secret a", "--volume data", "--volume data:/data", "--volume pvc/data:data"),
+        *("--volume pvc/data:/", "--volume pvc/data:/data:rx", "--volume pvc/:/data", "--volume :/data"),
+        *(
+            "--volume pvc/a:/data --volume pvc/b:/data/",
+            "--resource rdma/ib",
+            "--resource rdma/ib=",
+            "--resource cpu=4",
+        ),
+        *("--resource nvidia.com/gpu=4", "--resource a/b=1 --resource a/b=2", "--node-selector pool"),
+        *("--node-selector a=1 --node-selector a=2", "--annotation a", "--annotation a=1 --annotation a=1"),
+        *("--toleration ''", "--toleration gpu:", "--service-account ''", "--queue 'team\n  a: b'", "--gang kueue"),
+        *("--ttl soon", "--match-attribute a.b/c", "--device-class gpu --device-class gpu"),
+        *("--device-class gpu --gpus-per-node 0", "--device-class a --device-class b --gpus-per-node 17"),
+        *("--form trainjob --ttl 1h", "--form leaderworkerset --time 1h", "--form leaderworkerset --ttl 1h"),
+        *("--form leaderworkerset --requeue", "--form leaderworkerset --gang coscheduling"),
+    ),
+}
+"""Options that are refused, by the line that they are added to. The script's name follows, and a file for --output."""
 
-def dgx(folder: Path) -> Path:
-    """Write the machine file of a DGX A100: GPU pairs on nodes 3, 1, 7 and 5 of 8."""
-    golden = json.loads((_MACHINES / "2pkg-8node-smt2-8gpu-pairs.json").read_text())
-    path = folder / "dgx.json"
-    path.write_text(json.dumps(golden["topology"]))
-    return path
+# The machine files that lines name: a DGX A100 (GPU pairs on nodes 3, 1, 7 and 5 of 8; 128 cores, 1 TiB) and others.
+MACHINES = {"dgx": "2pkg-8node-smt2-8gpu-pairs", "amd": "1pkg-4node-smt2-8amd", "intel": "2pkg-2node-2intel-2tile"}
+
+
+def machine_files(folder: Path) -> dict[str, str]:
+    """Write the machine files, and return their paths by name."""
+    for name, golden in MACHINES.items():
+        topology = json.loads((_GOLDEN / f"{golden}.json").read_text())["topology"]
+        (folder / f"{name}.json").write_text(json.dumps(topology))
+    return {name: str(folder / f"{name}.json") for name in MACHINES}
 
 
 def write(arguments: Sequence[str]) -> str:
@@ -94,17 +172,6 @@ def write(arguments: Sequence[str]) -> str:
     if done.exception is not None:
         raise done.exception
     return done.stdout
-
-
-def refusal(arguments: Sequence[str]) -> str:
-    """Return the error message of `numapin job`, with its hint."""
-    try:
-        write(arguments)
-    except click.ClickException as error:
-        return error.format_message()
-    except Exception as error:  # noqa: BLE001 - the test looks at the text, and which class gives it is tested below
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 def expanded(text: str) -> str:

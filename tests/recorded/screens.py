@@ -36,7 +36,7 @@ class Screens:
 
     def __init__(self, folder: Path) -> None:
         """Start the process with few variables, so that nothing depends on those of the test run."""
-        self._folder = folder
+        self.folder = folder
         self._environ = {
             **{name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ},
             "HOME": str(folder),
@@ -54,16 +54,16 @@ class Screens:
 
     def write(self, name: str, content: str | bytes) -> None:
         """Write a file for the commands."""
-        (self._folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        (self.folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
     def files(self) -> set[str]:
         """Return the names of the files that commands may have written."""
-        return {path.name for path in self._folder.iterdir()}
+        return {path.name for path in self.folder.iterdir()}
 
     def run(self, words: Sequence[str]) -> tuple[int, str, str]:
         """Run a command, and return its status, stdout and stderr. Both are terminals."""
         command = CommandLine(
-            module="numapin", arguments=words, environ=self._environ, cwd=str(self._folder), new_session=True
+            module="numapin", arguments=words, environ=self._environ, cwd=str(self.folder), new_session=True
         )
         (out, out_end), (err, err_end) = _terminal(), _terminal()
         process = self._forker.start(command, out=out_end, err=err_end)
@@ -74,7 +74,7 @@ class Screens:
 
     def _settled(self, raw: bytes) -> str:
         """Return output without colors, and without what differs between machines and versions."""
-        text = _STYLE.sub("", raw.decode()).replace(str(self._folder), "/FOLDER")
+        text = _STYLE.sub("", raw.decode()).replace(str(self.folder), "/FOLDER")
         text = text.replace(f"version {__version__}", "version VERSION")
         return text if text.endswith("\n") or not text else f"{text}\n"
 

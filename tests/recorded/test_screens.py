@@ -1,7 +1,8 @@
 """What every command shows is recorded beside this file; NUMAPIN_UPDATE_GOLDEN=1 records it anew.
 
 machines/NAME.txt has the commands that show a machine, help.txt all help pages, errors.txt wrong command lines,
-jobs.txt job scripts, failures.txt how failed jobs end. JSON of a machine is in tests/machines/golden.
+doctor.txt findings, jobs.txt job scripts, jobs-refused.txt wrong ones, failures.txt how failed jobs end. JSON of a
+machine is in tests/machines/golden.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 import click
 import pytest
 
+from tests.doctor.cases import CASES as DOCTOR
+from tests.doctor.cases import finding_of
+from tests.doctor.given import machine
 from tests.jobs.cases import CASES as JOBS
+from tests.jobs.cases import MACHINES as JOB_MACHINES
+from tests.jobs.cases import REFUSED as REFUSED_JOBS
 from tests.machines.compact import compact
 from tests.machines.roots import HERE as MACHINES
 from tests.machines.roots import NAMES
@@ -25,6 +31,7 @@ from tests.recorded.seam import numapin as commands
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 EXAMPLES = ("dgx-a100", "dgx-h100", "gb200", "ndv4", "p4d")
 BINDS = ("node", "socket", "exclusive", "core-complex")
@@ -111,9 +118,32 @@ def test_errors(screens: Screens) -> None:
 
 def test_jobs(screens: Screens) -> None:
     """Job scripts of every form, with their warnings."""
-    screens.write("dgx.json", json.dumps(_golden("2pkg-8node-smt2-8gpu-pairs")["topology"]))
-    lines = [shlex.split(f"job {line.format(dgx='dgx.json')}") for line in JOBS.values()]
+    files = {name: f"{name}.json" for name in JOB_MACHINES}
+    for name, golden in JOB_MACHINES.items():
+        screens.write(files[name], json.dumps(_golden(golden)["topology"]))
+    lines = [shlex.split(f"job {line.format(**files)}") for line in JOBS.values()]
     compare("".join(screens.record(line) for line in lines), "jobs.txt")
+    before = screens.files()
+    wrong = [
+        shlex.split(f"job {line.format(**files)} {options} --output job.out")
+        for line, each in REFUSED_JOBS.items()
+        for options in each
+    ]
+    compare("".join(screens.record([*line, "train.py"]) for line in wrong), "jobs-refused.txt")
+    assert screens.files() == before
+
+
+def test_doctor(screens: Screens, tmp_path: Path) -> None:
+    """The report on a capture, and what each check finds on sound and faulty machines."""
+    machine(screens.folder, "4node-cpuset-3gpu")
+    lines = [screens.record(["doctor", "--root", "root"])]
+    for number, case in enumerate(DOCTOR):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        finding = finding_of(case, folder)
+        remedy = f"  fix: {finding.remedy}\n" if finding.remedy else ""
+        lines.append(f"=== {case.check}: {case.label}\n{finding.severity or 'unknown'}: {finding.what}\n{remedy}")
+    compare("".join(lines), "doctor.txt")
 
 
 def test_failures() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from numapin.cli.job import job
-from numapin.jobs import image, kubernetes, scripts
-from numapin.jobs.pod_options import SHM
-from numapin.jobs.request import Form, JobRequest, KubernetesKind, Launch
-from numapin.jobs.share import share_of
+from numapin.jobs import image
+from numapin.jobs.request import Form, JobRequest, KubernetesKind
+from numapin.jobs.share import sized
 from numapin.topology.vendors import GpuVendor

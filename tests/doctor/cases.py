@@ -1,0 +1,348 @@
+"""The doctor's checks on sound and faulty machines; tests/recorded/doctor.txt has what they find."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from numapin import Link, Nic, Topology
+from tests.doctor.given import CALLS, examined, live, machine, put
+from tests.doctor.seam import CpuSet, GpuVendor, NicKind, NodeSource, NvmlReading, NvmlReadings
+from tests.machines.grids import gpu, grid
+from tests.machines.roots import HERE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from tests.doctor.seam import DoctorFinding
+
+GPU = "sys/bus/pci/devices/0000:10:00.0"
+PORT = f"{GPU}/.."
+NODE1 = "sys/devices/system/node/node1"
+THP = "sys/kernel/mm/transparent_hugepage"
+CPU0 = "sys/devices/system/cpu/cpu0/cpufreq"
+LIMITS = "Limit  Soft Limit  Hard Limit  Units\nMax locked memory  {0}  {0}  bytes\n"
+LOW = {"proc/self/limits": LIMITS.format("65536")}
+_STATUS = "Cpus_allowed_list:\t{}\nMems_allowed_list:\t{}\n"
+_SWAP = "MemTotal: 1000000 kB\nSwapTotal: 500000 kB\nSwapFree: {} kB\n"
+_IOMMU = {"sys/class/iommu/dmar0/name": ""}
+_CGROUP = {
+    "proc/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0",
+    "proc/self/cgroup": "0::/job",
+    "sys/fs/cgroup/job/memory.max": str(64 << 30),
+}
+_NARROW_SLOT = {
+    f"{GPU}/current_link_width": "8",
+    f"{PORT}/max_link_width": "8",
+    f"{PORT}/max_link_speed": "32.0 GT/s PCIe",
+}
+_UNKNOWN_NODE = {f"{GPU}/numa_node": "-1", f"{GPU}/local_cpulist": "", f"{GPU}/local_cpus": "0"}
+_LIMITING = "9:cpuset:/jobs/7\n4:memory:/m\nbroken\n0::/unified\n"
+
+
+def _confined(seccomp: int, capabilities: int) -> dict[str, str]:
+    return {
+        "proc/self/status": f"Name:\tpython\nCapEff:\t{capabilities:016x}\nSeccomp:\t{seccomp}\nSeccomp_filters:\t1\n"
+    }
+
+
+def _module(text: str) -> dict[str, str]:
+    return {"proc/driver/nvidia/version": f"NVRM version: NVIDIA UNIX {text}\nGCC version: 12\n"}
+
+
+class Case(NamedTuple):
+    """A check on one machine."""
+
+    check: str
+    label: str
+    files: Mapping[str, str] = {}
+    answers: Mapping[str, Any] | None = None  # of the running machine, other than those of a sound one; None: a capture
+    machine: str | Topology = "2node-interleaved-smt2-2gpu"  # a root's name; or a topology, with no other files
+
+
+@cache
+def golden(name: str) -> Topology:
+    """Return the topology of a machine of tests/machines."""
+    return Topology.from_json(json.dumps(json.loads((HERE / "golden" / f"{name}.json").read_text())["topology"]))
+
+
+def finding_of(case: Case, folder: Path) -> DoctorFinding:
+    """Run the checks on the case's machine in an empty folder, and return what its check found."""
+    root, topology = folder, None
+    if isinstance(case.machine, str):
+        root = machine(folder, case.machine)
+    else:
+        topology = case.machine
+    put(root, case.files)
+    answers = None if case.answers is None else live(**case.answers)
+    return examined(root, topology=topology, answers=answers)[case.check]
+
+
+FILES = (
+    Case("nodes", "two nodes"),
+    Case("nodes", "numa=off", {"proc/cmdline": "quiet numa=off ro"}),
+    Case("nodes", "xnuma=off", {"proc/cmdline": "quiet xnuma=off"}),
+    Case("nodes", "every node lists all CPUs", machine="2node-every-node-lists-all"),
+    Case("nodes", "a virtual machine with one node", machine="1node-16cpu-1gpu-vm"),
+    Case("gpu-nodes", "known"),
+    Case("gpu-nodes", "unknown", _UNKNOWN_NODE),
+    Case("gpu-nodes", "eight unknown ones", machine="2node-48cpu-8gpu-nosysfs"),
+    Case("cpuset", "all may be used"),
+    Case("cpuset", "no CPU of a node", {"proc/self/status": _STATUS.format("0-15:1/2", "0-1")}),
+    Case("cpuset", "no memory of a node", {"proc/self/status": _STATUS.format("0-15", "1")}),
+    Case("cpuset", "some CPUs", {"proc/self/status": _STATUS.format("0-3", "0-1")}),
+    Case("cpuset", "several cgroups", {"proc/self/cgroup": _LIMITING}, machine="4node-cpuset-3gpu"),
+    Case("host-memory", "not shown"),
+    Case("host-memory", "nodes agree", {"proc/meminfo": "MemTotal: 130023424 kB"}),
+    Case("host-memory", "nodes disagree", {"proc/meminfo": "MemTotal: 1073741824 kB"}),
+    Case("host-memory", "a lower limit", {"proc/meminfo": "MemTotal: 134217728 kB", **_CGROUP}),
+    Case("host-memory", "a container's meminfo", {"proc/meminfo": f"MemTotal: {64 << 20} kB", **_CGROUP}),
+    Case(
+        "host-memory",
+        "a limit beyond the memory",
+        {"proc/meminfo": "MemTotal: 134217728 kB", **_CGROUP, "sys/fs/cgroup/job/memory.max": str(1 << 62)},
+    ),
+    Case("node-memory", "enough"),
+    Case("node-memory", "a full node", {f"{NODE1}/meminfo": "Node 1 MemTotal: 1000000 kB\nNode 1 MemFree: 10000 kB\n"}),
+    Case("memlock", "unlimited", {"proc/self/limits": LIMITS.format("unlimited")}),
+    Case("memlock", "limited", LOW),
+    Case("memlock", "limited, with InfiniBand", LOW, machine="2pkg-8node-smt2-8gpu-pairs"),
+    Case("memlock", "limited, with the capability", {**LOW, **_confined(0, 1 << 14)}, {}, "2pkg-8node-smt2-8gpu-pairs"),
+    Case("memlock", "limited, running", LOW, {}, "2pkg-8node-smt2-8gpu-pairs"),
+    Case("memlock", "not shown"),
+    Case("swap", "unused", {"proc/meminfo": _SWAP.format(500000)}),
+    Case("swap", "a little", {"proc/meminfo": _SWAP.format(499000)}),
+    Case("swap", "much", {"proc/meminfo": _SWAP.format(400000)}),
+    Case("swap", "none", {"proc/meminfo": "MemTotal: 1 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n"}),
+    Case("pcie-link", "full"),
+    Case("pcie-link", "an old generation", {f"{GPU}/current_link_speed": "2.5 GT/s PCIe"}),
+    Case("pcie-link", "half the lanes", {f"{GPU}/current_link_width": "8"}),
+    Case("pcie-link", "a narrow slot", _NARROW_SLOT),
+    Case("pcie-link", "a hypervisor's port, narrower than the link", {f"{PORT}/max_link_width": "1"}),
+    Case("iommu", "translates", {**_IOMMU, f"{GPU}/iommu_group/type": "DMA-FQ"}),
+    Case("iommu", "passes through", {**_IOMMU, f"{GPU}/iommu_group/type": "identity"}),
+    Case("iommu", "passes through by the command line", {**_IOMMU, "proc/cmdline": "iommu=pt"}),
+    Case("iommu", "unknown", {**_IOMMU, "proc/cmdline": "ro"}),
+    Case("iommu", "no file in a capture"),
+    Case("iommu", "no file on a live kernel", answers={}),
+    Case("numa-balancing", "off", {"proc/sys/kernel/numa_balancing": "0"}),
+    Case("numa-balancing", "on", {"proc/sys/kernel/numa_balancing": "1"}),
+    Case("numa-balancing", "on, one node", {"proc/sys/kernel/numa_balancing": "1"}, machine="1node-16cpu-1gpu-vm"),
+    Case("numa-balancing", "no file in a capture"),
+    Case("numa-balancing", "no file on a live kernel", answers={}),
+    Case("huge-pages", "madvise", {f"{THP}/enabled": "always [madvise] never"}),
+    Case("huge-pages", "never", {f"{THP}/enabled": "always madvise [never]"}),
+    Case("shmem-huge-pages", "advise", {f"{THP}/shmem_enabled": "always within_size [advise] never deny force"}),
+    Case("shmem-huge-pages", "deny", {f"{THP}/shmem_enabled": "always within_size advise never [deny] force"}),
+    Case("governor", "performance", {f"{CPU0}/scaling_governor": "performance"}),
+    Case("governor", "powersave", {f"{CPU0}/scaling_governor": "powersave"}),
+    Case("governor", "pstate", {f"{CPU0}/scaling_governor": "powersave", f"{CPU0}/scaling_driver": "intel_pstate"}),
+    Case("governor", "schedutil", {f"{CPU0}/scaling_governor": "schedutil"}),
+    Case("governor", "no file on a live kernel", answers={}),
+    Case("smt", "on", {"sys/devices/system/cpu/smt/control": "on"}),
+    Case("kernel", "5.15", {"proc/sys/kernel/osrelease": "5.15.0-1-generic"}),
+    Case("kernel", "5.14", {"proc/sys/kernel/osrelease": "5.14.0"}),
+    Case("kernel", "4.18", {"proc/sys/kernel/osrelease": "4.18.0-553.el8"}),
+    Case("kernel", "a capture's /proc/version", {"proc/version": "Linux version 6.8.0 (gcc) #1"}),
+)
+
+
+def _nvml(*, persistence: bool | None = True, memory_nodes: CpuSet | None = None) -> NvmlReadings:
+    gpu_reading = NvmlReading(
+        index=0, uuid=None, pci="0000:10:00.0", persistence=persistence, memory_nodes=memory_nodes
+    )
+    return NvmlReadings(gpus=(gpu_reading,), driver="580.159.04")
+
+
+_NO_DRIVER = NvmlReadings(gpus=None, notes=("NVML could not be loaded: no libnvidia-ml.so.1; install it",))
+_NVML = {
+    "a GPU": _nvml(),
+    "a GPU without persistence": _nvml(persistence=False),
+    "a GPU of unknown persistence": _nvml(persistence=None),
+    "a driver that does not match": NvmlReadings(
+        gpus=None, broken=True, notes=("NVML did not start: Driver/library version mismatch; reboot",)
+    ),
+    "no driver": _NO_DRIVER,
+}
+_NO_LIBNUMA = {"libnuma": "libnuma could not be loaded: gone", "refused": None}
+_NO_MBIND = {"refused": {**dict.fromkeys(CALLS), "mbind": "EPERM"}}
+_GVISOR = {"refused": {**dict.fromkeys(CALLS), "set_mempolicy": "accepted, but not kept"}}
+_NO_MOVE_PAGES = {"refused": {**dict.fromkeys(CALLS), "move_pages": "EPERM"}}
+_IGNORING = {"NCCL_IGNORE_CPU_AFFINITY": "1"}
+_JOB = {"host:29500": {rank: {"NCCL_IB_HCA": f"mlx5_{rank // 2}"} for rank in range(4)}}
+_JOBS = {"a:1": {0: {"NCCL_IB_HCA": "mlx5_0"}}, "b:2": {0: {"NCCL_IB_HCA": "mlx5_1"}, 1: {}}}
+_RANKS = {"host:29500": {rank: {"NVSHMEM_HCA_LIST": "mlx5_9:1"} for rank in range(8)}}
+
+
+def _answered(check: str, *answers: Mapping[str, Any], machine: Topology | None = None) -> list[Case]:
+    """Return a case for each of the running machine's answers."""
+    return [Case(check, str(dict(each)), answers=each, machine=machine or grid()) for each in answers]
+
+
+LIVE = (
+    *(Case("persistence", label, answers={"nvml": nvml}, machine=grid()) for label, nvml in _NVML.items()),
+    *(Case("driver", label, answers={"nvml": nvml}, machine=grid()) for label, nvml in _NVML.items()),
+    Case("driver", "a GPU without a driver", answers={"nvml": _NO_DRIVER}, machine=grid(gpus=[0])),
+    *(
+        Case("driver", text, _module(text), {"nvml": _nvml()}, grid())
+        for text in (
+            "Open Kernel Module for x86_64  580.159.04  Release Build  (x)",
+            *("x86_64 Kernel Module  470.82.01  Wed Oct 27", "x86_64 Kernel Module  550.54  Wed", "garbage 1.2.3"),
+        )
+    ),
+    *_answered("libnuma", {}, _NO_LIBNUMA),
+    *_answered("memory-policy", {}, _NO_LIBNUMA, _NO_MBIND, _NO_MOVE_PAGES),
+    Case("memory-policy", "no filter", _confined(0, 0), {}, grid()),
+    Case("memory-policy", "a filter of mbind", _confined(2, 1 << 14), _NO_MBIND, grid()),
+    Case("memory-policy", "a filter in spite of SYS_NICE", _confined(2, 1 << 23), _NO_MBIND, grid()),
+    Case("memory-policy", "gVisor", _confined(0, 1 << 23), _GVISOR, grid()),
+    Case("memory-policy", "a garbled status", {"proc/self/status": "CapEff:\tzz\nSeccomp:\t\n"}, {}, grid()),
+    *_answered("memory-policy", {"refused": dict.fromkeys(CALLS, "ENOSYS")}),
+    *_answered("shm", {}, {"shm_bytes": 64 << 20, "shm_free_bytes": 64 << 20}, {"shm_free_bytes": 0}),
+    *_answered("shm", {"shm_bytes": None, "shm_free_bytes": None}),
+    *_answered("streaming-stores", {}, {"streaming_stores": False}, {"streaming_stores": None}),
+    *_answered("torch", {}, {"torch": None}, {"torch_off": "torch 2.16.0 has no x._y; use 2.15"}),
+    *_answered("py-libnuma", {}, {"strays": ("/site-packages/tests",)}),
+    *_answered("python", {}, {"python": (3, 11, 10)}, {"python": (3, 11, 9)}),
+    *_answered(
+        "nccl", {"nccl": {}}, {"nccl": {"nvidia-nccl-cu12": "2.27.3"}}, {"nccl": {"nvidia-nccl-cu13": "2.29.2"}}
+    ),
+    *_answered("nccl", {"nccl": {"nvidia-nccl-cu12": "2.28.9", "nvidia-nccl-cu13": "2.29.7"}}),
+    *_answered("nccl", {"nccl": {"nvidia-nccl-cu12": "2.30.3.post1"}}, {"nccl": {"nvidia-nccl-cu12": "unknown"}}),
+    *_answered("nccl", {"nccl": {"/usr/lib64/libnccl.so.2.29.7": "2.29.7"}}, {"nccl": {"/libnccl.so.2": "unknown"}}),
+    *_answered("nccl-affinity", {}, {"environ": _IGNORING}, {"environ": {"NCCL_IGNORE_CPU_AFFINITY": "0"}}),
+    *_answered("nccl-affinity", {"environ": _IGNORING, "nccl": {"nvidia-nccl-cu12": "2.29.3"}}),
+    *_answered("nic-names", {}, {"environ": {"NCCL_IB_HCA": "mlx5"}}),
+    *_answered("nccl-ib-hca", {}, {"jobs": {"host:29500": {0: {"NCCL_IB_HCA": "mlx5_0"}}}}, {"jobs": _JOB}),
+    *_answered("nccl-ib-hca", {"jobs": _JOBS}),
+    *_answered(
+        "openmp-affinity",
+        *(
+            {"environ": dict(word.split("=", 1) for word in line.split())}
+            for line in (
+                *("OMP_NUM_THREADS=8", "OMP_PROC_BIND=close OMP_PLACES=cores", "OMP_PROC_BIND=FALSE OMP_PLACES=cores"),
+                *("KMP_AFFINITY=granularity=fine,compact", "KMP_AFFINITY=disabled", "GOMP_CPU_AFFINITY=0-3"),
+                "GOMP_CPU_AFFINITY=",
+            )
+        ),
+    ),
+)
+
+
+def _models(*names: str) -> Topology:
+    return replace(grid(), gpus=tuple(gpu(index, 0, name=name) for index, name in enumerate(names)))
+
+
+def _amd(*, visible: bool) -> Topology:
+    found = replace(gpu(0, 0), vendor=GpuVendor.AMD, visible=visible, cuda_index=0 if visible else None)
+    return replace(grid(), gpus=(found,))
+
+
+def _of_source(source: NodeSource) -> Topology:
+    return replace(grid(), gpus=(replace(gpu(0, 0), node_source=source),))
+
+
+def _numa_node(number: str) -> dict[str, str]:
+    return {f"sys/bus/pci/devices/{gpu(0, 0).pci}/numa_node": number}
+
+
+def _reported(*nodes: int) -> dict[str, Any]:
+    return {"nvml": _nvml(memory_nodes=CpuSet(nodes))}
+
+
+_ONE_NODE = grid(nodes=1)
+_TWO_PACKAGES = replace(_ONE_NODE, packages=(*_ONE_NODE.packages, replace(_ONE_NODE.packages[0], id=1, nodes=CpuSet())))
+_PCI_ORDER = {"environ": {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}}
+MADE = (
+    Case("driver", "an AMD GPU", answers={"nvml": _NO_DRIVER}, machine=_amd(visible=True)),
+    Case("driver", "an AMD GPU that is not visible", answers={"nvml": _NO_DRIVER}, machine=_amd(visible=False)),
+    Case("device-order", "no GPU", answers={}, machine=_models()),
+    Case("device-order", "one model", answers={}, machine=_models("A100", "A100")),
+    Case("device-order", "two models", answers={}, machine=_models("A100", "T400")),
+    Case(
+        "device-order",
+        "two models, fastest first",
+        answers={"environ": {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}},
+        machine=_models("A100", "T400"),
+    ),
+    Case("device-order", "two models in PCI's order", answers=_PCI_ORDER, machine=_models("A100", "T400")),
+    Case("gpu-nodes", "NVML agrees", _numa_node("0"), _reported(0), _of_source(NodeSource.SYSFS)),
+    Case("gpu-nodes", "NVML disagrees", _numa_node("0"), _reported(1), _of_source(NodeSource.SYSFS)),
+    Case("gpu-nodes", "NVML names two", _numa_node("0"), _reported(0, 1), _of_source(NodeSource.SYSFS)),
+    Case("gpu-nodes", "NVML disagrees, the user knows", _numa_node("0"), _reported(1), _of_source(NodeSource.USER)),
+    Case("gpu-nodes", "only NVML knows", _numa_node("-1"), _reported(0), _of_source(NodeSource.NVML_MEMORY)),
+    Case("gpu-nodes", "no file of the kernel", answers={}, machine=replace(grid(), gpus=(gpu(0, None),))),
+    Case("nodes", "two packages, one node", answers={}, machine=_TWO_PACKAGES),
+    Case("nodes", "one node", answers={}, machine=_ONE_NODE),
+    Case(
+        "topology",
+        "a note beside NVML's, which the driver's finding has",
+        answers={"nvml": _NO_DRIVER},
+        machine=replace(grid(), notes=(*_NO_DRIVER.notes, "NCCL_TOPO_FILE was not used: gone")),
+    ),
+)
+
+_FAR = golden("2pkg-2node-4gpu-2nic-far")
+_ONE_FAR = tuple(replace(nic, node=0) if nic.name in ("mlx5_0", "ib0") else nic for nic in _FAR.nics)
+_SLINGSHOT = tuple(Nic(name=f"cxi{number}", node=number, kind=NicKind.SLINGSHOT) for number in range(2))
+_TWO_SOCKETS = replace(grid(packages=2, nodes=1, gpus=[0, 1]), nics=_SLINGSHOT)
+_TWO_NAMES = tuple(Nic(name=name, pci="0000:20:00.0", node=0, kind=NicKind.INFINIBAND) for name in ("mlx5_0", "ib0"))
+_NAMES = {
+    "NCCL_IB_HCA": ("mlx5", "=mlx5_0:1,mlx5_3:1", "=mlx5_1,mlx5_9:1", "=mlx5", "bnxt", "^mlx5_9", "^=mlx5_9"),
+    "UCX_NET_DEVICES": ("all", "mlx5_0:1,eth0", "mlx5_4:1,mlx5_0:1", "^mlx5_9:1", "mlx5_*:1"),
+    "NVSHMEM_HCA_LIST": ("mlx5_0:1,mlx5_7:1",),
+    "NVSHMEM_HCA_PE_MAPPING": ("mlx5_0:1:2,mlx4_0:1:2", ""),
+}
+NICS = (
+    *(
+        Case(check, name, answers={}, machine=golden(name))
+        for check in ("nic-sharing", "nic-package")
+        for name in (
+            *("2pkg-2node-8gpu-16nic", "2pkg-2node-8gpu-4nic", "2pkg-8node-smt2-8gpu-pairs"),
+            *("2pkg-2node-smt2-8gpu-h100", "1pkg-nonode-2cpu", "2pkg-2node-4gpu-2nic-far"),
+        )
+    ),
+    Case("nic-sharing", "no links", answers={}, machine=replace(golden("2pkg-2node-8gpu-16nic"), links=())),
+    Case(
+        "nic-sharing",
+        "an adapter with two names",
+        answers={},
+        machine=replace(
+            grid(gpus=[0, 0]),
+            nics=_TWO_NAMES,
+            links=tuple(Link(a=f"gpu{n}", b=nic.name, kind="PIX") for n in range(2) for nic in _TWO_NAMES),
+        ),
+    ),
+    Case("nic-sharing", "Slingshot", answers={}, machine=_TWO_SOCKETS),
+    Case("nic-package", "Slingshot", answers={}, machine=_TWO_SOCKETS),
+    Case(
+        "nic-package",
+        "Slingshot, one far",
+        answers={},
+        machine=replace(grid(packages=2, nodes=1, gpus=[0]), nics=_SLINGSHOT),
+    ),
+    Case("nic-package", "one far NIC", answers={}, machine=replace(_FAR, nics=_ONE_FAR)),
+    Case(
+        "nic-package",
+        "GPUs of unknown node",
+        answers={},
+        machine=replace(_FAR, gpus=tuple(replace(each, node=None, node_source=None) for each in _FAR.gpus)),
+    ),
+    Case("nic-names", "Slingshot", answers={"environ": {"NCCL_IB_HCA": "=cxi0"}}, machine=_TWO_SOCKETS),
+    Case("nic-names", "eight ranks", answers={"jobs": _RANKS}, machine=golden("2pkg-2node-8gpu-4nic")),
+    *(
+        Case(
+            "nic-names",
+            f"{variable}={value}",
+            answers={"environ": {variable: value}},
+            machine=golden("2pkg-2node-8gpu-4nic"),
+        )
+        for variable, values in _NAMES.items()
+        for value in values
+    ),
+)
+
+CASES = (*FILES, *LIVE, *MADE, *NICS)

@@ -1,0 +1,155 @@
+"""The doctor's checks with broken files, and the calls that read the running machine.
+
+What each check finds is recorded: tests/recorded/doctor.txt.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.doctor.cases import CPU0, GPU, NODE1, PORT, THP
+from tests.doctor.given import CALLS, examined, live, machine, put
+from tests.unit.doctor.seam import (
+    CHECKS,
+    DoctorSeverity,
+    nccl_files,
+    numa,
+)
+from tests.unit.doctor.seam import live as reading
+
+FILES = {
+    "proc/cmdline": "nodes",
+    f"{GPU}/iommu_group/type": "iommu",
+    f"{PORT}/max_link_speed": "pcie-link",
+    "proc/self/limits": "memlock",
+    "proc/meminfo": "swap",
+    f"{NODE1}/meminfo": "node-memory",
+    "proc/sys/kernel/numa_balancing": "numa-balancing",
+    f"{THP}/enabled": "huge-pages",
+    f"{THP}/shmem_enabled": "shmem-huge-pages",
+    f"{CPU0}/scaling_governor": "governor",
+    f"{CPU0}/scaling_driver": "governor",
+    "proc/sys/kernel/osrelease": "kernel",
+    "proc/version": "kernel",
+}
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"\xff\x00[\n", b"-1", b"9" * 5000], ids=["directory", "empty", "binary", "-1", "digits"]
+)
+@pytest.mark.parametrize("path", FILES)
+def test_a_broken_file_is_not_a_fault(path: str, content: bytes | None, tmp_path: Path) -> None:
+    """A file that cannot be read or makes no sense counts as unknown or absent."""
+    root = machine(tmp_path)
+    before = examined(root)[FILES[path]]
+    put(root, {path: content})
+    after = examined(root)[FILES[path]]
+    assert after.severity in (before.severity, None)
+
+
+def test_live_checks_are_skipped_on_a_capture(tmp_path: Path) -> None:
+    """On a capture, each live check says why it was not made; on the running machine all are made."""
+    root = machine(tmp_path)
+    captured, asked = examined(root), examined(root, answers=live())
+    names = {name for name, finding in captured.items() if finding.what.startswith("not checked: ")}
+    assert names == {check.name for check in CHECKS if check.is_live}
+    assert names == {check.name for check in CHECKS if check.is_live}
+    assert all(captured[name].severity is None for name in names)
+    assert len(captured) == len(asked) == len(CHECKS)
+    assert all(asked[name].severity is DoctorSeverity.OK for name in names)
+
+
+def test_a_call_that_kills_the_child_refuses_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a filter kills the child, this process survives, and all calls count as refused."""
+    monkeypatch.setitem(reading.CALLS, "mbind", lambda _node: os.kill(os.getpid(), signal.SIGKILL))
+    refused = reading.try_policies(0)
+    assert set(refused) == set(CALLS)
+    assert all("wait status 9" in (word or "") for word in refused.values())
+
+
+def test_an_impossible_node_is_refused_with_the_errno() -> None:
+    """The refusal has the kernel's error name; calls that take no node still work."""
+    refused = reading.try_policies(63)
+    assert (refused["set_mempolicy"], refused["mbind"], refused["get_mempolicy"]) == ("EINVAL", "EINVAL", None)
+
+
+def test_a_policy_that_is_not_kept_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that accepts a policy and forgets it counts as refusing it."""
+    monkeypatch.setattr(numa, "set_memory_policy", lambda _mode, _nodes: None)
+    assert reading.try_policies(0)["set_mempolicy"] == "accepted, but not kept"
+
+
+def test_nccl_is_found_by_its_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version of each package is found; metadata without one is "unknown"."""
+    for name, text in (("cu12", "Name: nvidia-nccl-cu12\nVersion: 2.29.7\n"), ("cu13", "Name: nvidia-nccl-cu13\n")):
+        folder = tmp_path / f"nvidia_nccl_{name}-2.29.7.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\n{text}")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = reading.nccl_versions({})
+    assert (found["nvidia-nccl-cu12"], found["nvidia-nccl-cu13"]) == ("2.29.7", "unknown")
+
+
+def test_nccl_is_found_without_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library of a distribution or container is found by LD_LIBRARY_PATH, then in the usual folders."""
+    own, usual = tmp_path / "own", tmp_path / "usual"
+    for folder, version in ((own, "2.30.4"), (usual, "2.29.7")):
+        folder.mkdir()
+        (folder / f"libnccl.so.{version}").touch()
+        (folder / "libnccl.so.2").symlink_to(f"libnccl.so.{version}")
+    monkeypatch.setattr(reading, "_NCCL_PACKAGES", ())
+    monkeypatch.setattr(nccl_files, "FOLDERS", [str(usual)])
+    assert reading.nccl_versions({}) == {f"{usual}/libnccl.so.2.29.7": "2.29.7"}
+    found = reading.nccl_versions({"LD_LIBRARY_PATH": f"/none:{own}"})
+    assert found == {f"{own}/libnccl.so.2.30.4": "2.30.4"}
+    monkeypatch.setattr(nccl_files, "FOLDERS", [])
+    assert reading.nccl_versions({}) == {}
+
+
+def test_running_ranks_are_found() -> None:
+    """Ranks of any launcher are found by their variables; what a rank starts does not count."""
+    child = (
+        "import os, subprocess as s, sys; os.environ['NCCL_IB_HCA'] = 'other'; s.run([sys.executable, '-c', 'input()'])"
+    )
+    ranks = []
+    for rank, hca in enumerate(("mlx5_0", "mlx5_1")):
+        of_rank = {"LOCAL_RANK": str(rank), "MASTER_ADDR": "head", "MASTER_PORT": "4711", "NCCL_IB_HCA": hca}
+        ranks.append(subprocess.Popen([sys.executable, "-c", child], env=os.environ | of_rank, stdin=subprocess.PIPE))
+    try:
+        assert reading.running_jobs()["head:4711"] == {0: {"NCCL_IB_HCA": "mlx5_0"}, 1: {"NCCL_IB_HCA": "mlx5_1"}}
+    finally:
+        for process in ranks:
+            process.communicate(b"\n")
+
+
+# --- the page of all checks -----------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "checks.md"
+_HEAD = """\
+# The checks of numapin doctor
+
+`numapin doctor` makes these checks, in this order, and prints for each fault the command that fixes it. It changes
+nothing. On a capture (`--root DIR`), it leaves out the checks that need the running machine, and says so."""
+
+
+def test_the_page_has_all_checks() -> None:
+    """docs/checks.md has each check with what it finds, what the fault costs, and where it is read."""
+    sections = [_HEAD]
+    for check in CHECKS:
+        finds = (inspect.getdoc(check.run) or "").partition("\n")[0]
+        needs = " Needs the running machine." if check.is_live else ""
+        texts = f"{finds} {check.why}", f"Read from: `{check.where}`.{needs}"
+        wrapped = (textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) for text in texts)
+        sections += [f"## {check.name}", *wrapped]
+    text = "\n\n".join(sections) + "\n"
+    if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
+        PAGE.write_text(text)
+    assert PAGE.read_text() == text
