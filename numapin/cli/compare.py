@@ -29,7 +29,6 @@ from numapin.cli.output import (
     write,
 )
 from numapin.cli.torch_import import require_torch
-from numapin.compare.record import MOST_STEPS, StepSettings
 from numapin.compare.variants import (
     DEFAULT,
     KNOWN,
@@ -43,6 +42,7 @@ from numapin.compare.variants import (
 )
 from numapin.errors import NumapinError, PlanError, UsageError
 from numapin.plan.request import Bind, Request
+from numapin.steps.record import MOST_STEPS, StepSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from numapin.base.text import without_none
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from numapin.compare.record import RankSteps
+    from numapin.steps.record import RankSteps
 
 STEP: Final = "step_s"
 """The figure that is compared: the window's length by its steps, of the slowest rank."""

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.stats import Faster, Verdict, faster
-from numapin.compare.record import MOST_STEPS
+from numapin.steps.record import MOST_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

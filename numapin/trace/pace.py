@@ -1,8 +1,7 @@
-"""Which optimizer's steps a trace counts, and when the next step is overdue."""
+"""When the next step of a traced loop is overdue."""
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,44 +11,12 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_MANY: Final = 20  # steps of another optimizer; GANs train a critic five times per step of the generator
 _RECENT: Final = 16
 _SLOW: Final = 10
 _SHORTEST_LIMIT_S: Final = 2.0  # a loop of small operators makes 250 MB of records per second
 _FIRST_LIMIT_S: Final = 60.0  # before any step's time is known; the first steps compile and allocate
 _LONGEST_PAUSE_S: Final = 300.0  # then the loader hangs
 _NAMED_S: Final = 0.5
-
-
-@dataclass(slots=True)
-class FollowedOptimizer:
-    """The optimizer whose steps count: the first one, until it is collected or no longer steps."""
-
-    current: weakref.ref[object] | None = None
-    other: weakref.ref[object] | None = None  # the first that stepped after the current one last did
-    num_other_steps: int = 0
-
-    def counts(self, optimizer: object) -> bool:
-        """Return whether this optimizer's step is one of the loop's."""
-        followed = _target(self.current)
-        if followed is None or followed is optimizer or self._takes_over(optimizer):
-            self.current, self.other = weakref.ref(optimizer), None
-            return True
-        return False
-
-    def _takes_over(self, optimizer: object) -> bool:
-        """Return whether this one stepped so often that the current one no longer does."""
-        other = _target(self.other)
-        if other is None:
-            self.other, self.num_other_steps = weakref.ref(optimizer), 0
-        elif other is not optimizer:
-            return False
-        self.num_other_steps += 1
-        return self.num_other_steps >= _MANY
-
-
-def _target(reference: weakref.ref[object] | None) -> object | None:
-    return reference() if reference else None
 
 
 @dataclass(slots=True)

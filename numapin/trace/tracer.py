@@ -22,8 +22,9 @@ from numapin.base.files import FOLDER, open_file, opened, replace_at
 from numapin.base.stderr import say
 from numapin.base.strict_json import encode
 from numapin.base.text import counted
+from numapin.steps.recorder import FollowedOptimizer
 from numapin.trace.notes import CpuUse, Notes
-from numapin.trace.pace import FollowedOptimizer, Pace
+from numapin.trace.pace import Pace
 from numapin.trace.sampling import StackSampler
 from numapin.trace.watch import PeriodicCall
 

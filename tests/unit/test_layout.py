@@ -58,7 +58,8 @@ PURE = (
     *(f"doctor.{name}" for name in ("check", "network", "software")),
     *(f"trace.{name}" for name in ("intervals", "records", "reading", "analysis", "findings", "report", "settings")),
     *("trace.pace", "trace.noted"),
-    *(f"compare.{name}" for name in ("record", "variants")),
+    *(f"compare.{name}" for name in ("variants",)),
+    "steps.record",
     *(f"compare.{name}" for name in ("figures", "ratio", "results", "notes", "report")),
 )
 IMPURE = {"os", "pathlib", "subprocess", "ctypes", "torch", "pynvml", "numa", "click", "socket", "shutil", "tempfile"}
@@ -74,7 +75,7 @@ ONLY_IN = {
         "pinned",
         "bench.measure",
         "bench.machine",
-        "compare.hook",
+        "steps.recorder",
         "trace.hook",
         "trace.notes",
         "trace.tracer",
@@ -90,6 +91,7 @@ LAYERS = (
     ("topology",),
     ("plan",),
     ("rank",),
+    ("steps",),
     ("launcher",),
     ("launch",),
     ("spawning", "tasks"),

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import wraps
@@ -25,11 +26,10 @@ from numapin.base.files import opened, replace_at
 from numapin.base.records import read_record, to_json
 from numapin.base.stderr import say
 from numapin.base.strict_json import encode
-from numapin.compare.record import FEWEST_STEPS, SCHEMA, Phase, RankSteps, StepSettings, StepUnit
 from numapin.errors import MachineFileError
 from numapin.rank.hook_env import STEPS_VARIABLE
+from numapin.steps.record import FEWEST_STEPS, SCHEMA, Phase, RankSteps, StepSettings, StepUnit
 from numapin.system import proc
-from numapin.trace.pace import FollowedOptimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+_MANY: Final = 20  # steps of another optimizer; GANs train a critic five times per step of the generator
 
 
 # --- torch's side ---------------------------------------------------------------------------------------------------
@@ -208,6 +210,37 @@ def _is_free(path: Path) -> bool:
         has_measured = other.phase is Phase.DONE or (other.unit is StepUnit.OPTIMIZER_STEP and other.has_steps)
         return not has_measured and not proc.is_running(other.pid)
     return False  # it is about to write its first record
+
+
+@dataclass(slots=True)
+class FollowedOptimizer:
+    """The optimizer whose steps count: the first one, until it is collected or no longer steps."""
+
+    current: weakref.ref[object] | None = None
+    other: weakref.ref[object] | None = None  # the first that stepped after the current one last did
+    num_other_steps: int = 0
+
+    def counts(self, optimizer: object) -> bool:
+        """Return whether this optimizer's step is one of the loop's."""
+        followed = _target(self.current)
+        if followed is None or followed is optimizer or self._takes_over(optimizer):
+            self.current, self.other = weakref.ref(optimizer), None
+            return True
+        return False
+
+    def _takes_over(self, optimizer: object) -> bool:
+        """Return whether this one stepped so often that the current one no longer does."""
+        other = _target(self.other)
+        if other is None:
+            self.other, self.num_other_steps = weakref.ref(optimizer), 0
+        elif other is not optimizer:
+            return False
+        self.num_other_steps += 1
+        return self.num_other_steps >= _MANY
+
+
+def _target(reference: weakref.ref[object] | None) -> object | None:
+    return reference() if reference else None
 
 
 @dataclass(slots=True)
