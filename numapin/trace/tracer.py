@@ -305,9 +305,7 @@ def _export(profiler: profile, path: Path, shown: Sequence[_Shown]) -> None:
             if not _is_complete(written):
                 raise OSError(f"{path} was cut off; is the disk full?")
             name_with_rows = f"{path.name}.rows"
-            with suppress(
-                OSError, ValueError
-            ):  # no room for both, or another format: it stays as it is
+            with suppress(OSError, ValueError):  # no room for both, or another format: it stays as it is
                 with written.open("rb") as file, written.with_name(name_with_rows).open("wb") as copy:
                     _copy_with_rows(file, copy, shown)
                 os.replace(name_with_rows, path.name, src_dir_fd=folder, dst_dir_fd=folder)
