@@ -24,9 +24,8 @@ from numapin.base.strict_json import encode
 from numapin.base.text import counted
 from numapin.steps.recorder import FollowedOptimizer
 from numapin.trace.notes import CpuUse, Notes
-from numapin.trace.pace import Pace
+from numapin.trace.overdue import Pace, PeriodicCall
 from numapin.trace.sampling import StackSampler
-from numapin.trace.watch import PeriodicCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from torch.autograd.profiler import record_function
     from torch.profiler import profile
 
-    from numapin.trace.settings import Settings
+    from numapin.steps.record import StepSettings
 
 _LONGEST_REASON: Final = 500  # characters; keeps a record within the disk block of its first version
 
@@ -50,7 +49,7 @@ class Tracer:
     profiles itself.
     """
 
-    settings: Settings
+    settings: StepSettings
     rank: int
     restart: int
     claim: Path

@@ -41,7 +41,6 @@ from numapin.system.proc import state_of, thread_cpus
 from numapin.topology.discover import example_names
 from numapin.topology.nics import NicKind
 from numapin.trace.reading import read_trace
-from numapin.trace.settings import Settings
 
 if TYPE_CHECKING:
     from numapin.data.slots.slot import Slot

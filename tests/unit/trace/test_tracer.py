@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from tests.unit.trace.seam import Settings, Tracer
+from tests.unit.trace.seam import StepSettings, Tracer
 from tests.unit.trace.seam import tracer as module
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _tracer(claim: Path) -> Tracer:
-    settings = Settings(folder=str(claim.parent), steps=1, skip=1)
+    settings = StepSettings(folder=str(claim.parent), steps=1, skip=1)
     return Tracer(settings=settings, rank=0, restart=0, claim=claim, check=lambda: None, require_no_other=lambda: None)
 
 
