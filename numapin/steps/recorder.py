@@ -222,25 +222,19 @@ class FollowedOptimizer:
 
     def counts(self, optimizer: object) -> bool:
         """Return whether this optimizer's step is one of the loop's."""
-        followed = _target(self.current)
-        if followed is None or followed is optimizer or self._takes_over(optimizer):
-            self.current, self.other = weakref.ref(optimizer), None
-            return True
-        return False
-
-    def _takes_over(self, optimizer: object) -> bool:
-        """Return whether this one stepped so often that the current one no longer does."""
-        other = _target(self.other)
-        if other is None:
-            self.other, self.num_other_steps = weakref.ref(optimizer), 0
-        elif other is not optimizer:
-            return False
-        self.num_other_steps += 1
-        return self.num_other_steps >= _MANY
-
-
-def _target(reference: weakref.ref[object] | None) -> object | None:
-    return reference() if reference else None
+        followed = self.current() if self.current else None
+        if followed is not None and followed is not optimizer:
+            # Another one is followed once it has stepped so often that the current one no longer does.
+            other = self.other() if self.other else None
+            if other is None:
+                self.other, self.num_other_steps = weakref.ref(optimizer), 0
+            elif other is not optimizer:
+                return False
+            self.num_other_steps += 1
+            if self.num_other_steps < _MANY:
+                return False
+        self.current, self.other = weakref.ref(optimizer), None
+        return True
 
 
 @dataclass(slots=True)
@@ -330,6 +324,8 @@ class StepMeter:
 
     def write(self, phase: Phase) -> None:
         """Write what was measured so far. At the script's end batches are its steps if its optimizer never stepped."""
+        from torch import cuda
+
         unit = self.unit
         if phase is Phase.ENDED and unit not in self.loops:
             unit = StepUnit.BATCH
@@ -353,7 +349,7 @@ class StepMeter:
                 waited_ns=end.waited_ns - begin.waited_ns,
                 num_batches=num_batches,
                 num_samples=num_samples,
-                gpu_memory_bytes=_gpu_memory(),
+                gpu_memory_bytes=int(cuda.max_memory_allocated()) if cuda.is_initialized() else None,
             )
         with opened(str(self.path.parent)) as folder:
             replace_at(folder, self.path.name, encode({"schema": SCHEMA, **to_json(record)}, indent=None) + "\n")
@@ -378,12 +374,6 @@ def _wait_for_gpu() -> None:
     with warnings.catch_warnings(action="ignore"):
         if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize()
-
-
-def _gpu_memory() -> int | None:
-    import torch
-
-    return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_initialized() else None
 
 
 @dataclass(slots=True, kw_only=True)

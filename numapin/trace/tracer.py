@@ -97,43 +97,34 @@ class Tracer:
 
     def _advance(self, count: int) -> None:
         """Act on the end of step number `count`. Only the loop that is traced counts, not one beside it."""
+        from torch.profiler import profile
+
         if self.thread not in (None, threading.get_ident()):
             return
         if self.step is not None and self.begun >= self.settings.steps:
             self.finish("")
             return
         self.end_if_overdue()
-        if not self.done:
-            self.pace.stepped(time.monotonic())
-            self._record_next(count)
-
-    def _record_next(self, count: int) -> None:
-        """Begin the next step of the recording. The profiler is prepared one step before it records."""
-        if self.profiler is None and count >= self.settings.skip - 1:
-            self._prepare()
+        if self.done:
+            return
+        self.pace.stepped(time.monotonic())
+        if self.profiler is None and count >= self.settings.skip - 1:  # prepared one step before it records
+            self.require_no_other()
+            profiler = profile(record_shapes=True)
+            self.has_profiled = True
+            profiler.prepare_trace()
+            self.profiler = profiler
         if self.step is not None:
             self._next_step()
         elif self.profiler is not None and count >= self.settings.skip:
-            self._start(self.profiler)
-
-    def _prepare(self) -> None:
-        from torch.profiler import profile
-
-        self.require_no_other()
-        profiler = profile(record_shapes=True)
-        self.has_profiled = True
-        profiler.prepare_trace()
-        self.profiler = profiler
-
-    def _start(self, profiler: profile) -> None:
-        self.thread = threading.get_ident()
-        self.cpu_use = CpuUse.read(CpuSet(os.sched_getaffinity(0)))
-        _wait_for_gpu()
-        self.start_ns = time.time_ns()
-        profiler.start_trace()
-        self._next_step()
-        self.sampler = StackSampler.start()
-        self.watch = PeriodicCall.start(self.check)
+            self.thread = threading.get_ident()
+            self.cpu_use = CpuUse.read(CpuSet(os.sched_getaffinity(0)))
+            _wait_for_gpu()
+            self.start_ns = time.time_ns()
+            self.profiler.start_trace()
+            self._next_step()
+            self.sampler = StackSampler.start()
+            self.watch = PeriodicCall.start(self.check)
 
     def _next_step(self) -> None:
         from torch.autograd.profiler import record_function
@@ -173,10 +164,14 @@ class Tracer:
 
     def finish(self, reason: str) -> None:
         """Write the trace, if it has a complete step, and the record."""
+        import torch
+
         num_steps = max(self.begun - bool(reason), 0)  # an early end cuts the last one short
         own = {"rank": self.rank, "restart": self.restart, "step_unit": self.step_unit, "num_steps": num_steps}
         loads = self._loads()
-        metadata = own | {"pins": self.pins, "loads": loads, "noted": self._noted()}
+        noted = self.notes.to_json(num_threads=torch.get_num_threads(), cpu_use=self.cpu_use)
+        samples = self.sampler.stop() if self.sampler else {}
+        metadata = own | {"pins": self.pins, "loads": loads, "noted": noted | samples}
         profiler, name = self._stop(encode(metadata, indent=None)), None
         if profiler is not None and num_steps:
             name = self.claim.stem + ".trace.json"
@@ -189,12 +184,6 @@ class Tracer:
         self.record(trace=name, num_steps=num_steps, reason=reason)
         if name is not None:
             say(f"rank {self.rank}: traced {counted(num_steps, 'step')} into {self.claim.with_name(name)}")
-
-    def _noted(self) -> dict[str, object]:
-        import torch
-
-        samples = self.sampler.stop() if self.sampler else {}
-        return self.notes.to_json(num_threads=torch.get_num_threads(), cpu_use=self.cpu_use) | samples
 
     def give_up(self, reason: str) -> None:
         """Stop tracing for good, and report why."""
@@ -265,15 +254,10 @@ class Tracer:
             with os.scandir(folder) as entries:
                 names = sorted(entry.name for entry in entries if entry.name.startswith(f"{self.claim.stem}."))
             for name in names:
-                rows += _read_loads(open_file(folder, name))
+                with os.fdopen(open_file(folder, name), encoding="ascii", errors="replace") as file:
+                    words = [line.split() for line in file]  # some of which may be cut off
+                rows += [(int(row[0]), int(row[1]), int(row[2])) for row in words if len(row) == 3]
         return rows
-
-
-def _read_loads(descriptor: int) -> list[tuple[int, int, int]]:
-    """Read and close a file of loads; skip lines that were cut off."""
-    with os.fdopen(descriptor, encoding="ascii", errors="replace") as file:
-        words = [line.split() for line in file]
-    return [(int(row[0]), int(row[1]), int(row[2])) for row in words if len(row) == 3]
 
 
 def _write(path: Path, text: str) -> None:
