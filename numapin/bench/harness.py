@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 
 from numapin.bench.model import Run, combine
 from numapin.bench.python import running_module
+from numapin.steps.job import remove_leftovers
 from numapin.system import proc
 
 if TYPE_CHECKING:
@@ -215,10 +216,3 @@ def _session(leader: int) -> list[int]:
             if stat.session == leader and not stat.has_ended:
                 found.append(int(path.name))
     return found
-
-
-def remove_leftovers(pids: Iterable[int]) -> None:
-    """Remove the batch files that torch's workers did not unlink before they ended."""
-    for pid in pids:
-        for path in Path("/dev/shm").glob(f"torch_{pid}_*"):  # noqa: S108 - where torch puts them
-            path.unlink(missing_ok=True)

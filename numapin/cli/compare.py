@@ -29,7 +29,6 @@ from numapin.cli.output import (
     write,
 )
 from numapin.cli.torch_import import require_torch
-from numapin.compare.record import MOST_STEPS, StepSettings
 from numapin.compare.variants import (
     DEFAULT,
     KNOWN,
@@ -43,6 +42,7 @@ from numapin.compare.variants import (
 )
 from numapin.errors import NumapinError, PlanError, UsageError
 from numapin.plan.request import Bind, Request
+from numapin.steps.record import MOST_STEPS, StepSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -278,9 +278,6 @@ def _compare(options: _CompareOptions, variants: list[Variant], topology: Topolo
             is_complete=is_complete,
         )
 
-    def show_progress(progress: RunProgress) -> None:
-        show_status(progress_text(progress))
-
     logs = options.logs and options.logs.absolute()
     if logs is not None:
         try:
@@ -301,7 +298,9 @@ def _compare(options: _CompareOptions, variants: list[Variant], topology: Topolo
                 loads=loads,
                 logs=logs,
             )
-            for made in measure_all(variants, job_options, num_rounds=options.repeats, progress=show_progress):
+            for made in measure_all(
+                variants, job_options, num_rounds=options.repeats, progress=lambda run: show_status(progress_text(run))
+            ):
                 clear_status()
                 say(_run_in_words(made, is_first=not runs or runs[-1].variant != made.variant))
                 runs.append(made)

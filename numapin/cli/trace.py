@@ -28,7 +28,7 @@ from numapin.cli.trace_watch import TraceWatch
 from numapin.errors import NumapinError, UsageError
 from numapin.launcher.program import python
 from numapin.rank.signals import open_mailbox
-from numapin.trace.settings import Settings
+from numapin.steps.record import StepSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -133,7 +133,7 @@ def _run(arguments: tuple[str, ...]) -> None:
     outer = folder
     if job.min_max_nodes[1] > 1:  # hosts may share the folder, join late, and end at different times
         folder /= f"{os.uname().nodename}-{os.getpid()}"
-    settings = Settings(folder=str(folder), steps=options.steps, skip=options.skip)
+    settings = StepSettings(folder=str(folder), steps=options.steps, skip=options.skip)
     if options.dry_run:
         start(job, options, mailbox, trace=settings.to_text())
         return
@@ -157,7 +157,7 @@ def _run(arguments: tuple[str, ...]) -> None:
     _finish(folder, settings, watch, as_json=options.as_json)
 
 
-def _finish(folder: Path, settings: Settings, watch: TraceWatch, *, as_json: bool) -> None:
+def _finish(folder: Path, settings: StepSettings, watch: TraceWatch, *, as_json: bool) -> None:
     """Clean up, and report; not again if nothing was recorded since the report. JSON is printed once in any case."""
     with suppress(OSError), opened(settings.folder) as opened_folder:
         shutil.rmtree(Path(settings.loads).name, ignore_errors=True, dir_fd=opened_folder)
@@ -169,7 +169,7 @@ def _finish(folder: Path, settings: Settings, watch: TraceWatch, *, as_json: boo
         _report(folder, settings, as_json=as_json)
 
 
-def _report(folder: Path, settings: Settings, *, as_json: bool, to: int | None = None) -> None:
+def _report(folder: Path, settings: StepSettings, *, as_json: bool, to: int | None = None) -> None:
     """Read the ranks' traces and records; write and show the report."""
     report = read_report((folder,), settings)
     _write(report, folder)
@@ -179,7 +179,7 @@ def _report(folder: Path, settings: Settings, *, as_json: bool, to: int | None =
 # --- the folder and the report ---------------------------------------------------------------------------------------
 
 
-def _make_folders(outer: Path, folder: Path, settings: Settings) -> None:
+def _make_folders(outer: Path, folder: Path, settings: StepSettings) -> None:
     """Make the folder, which only this user may enter. Raises UsageError if it holds traces of an earlier run.
 
     Raises NumapinError if it, its parent or its contents belong to another user.

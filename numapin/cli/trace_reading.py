@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from numapin.steps.record import StepSettings
     from numapin.trace.analysis import Analysis
     from numapin.trace.report import TraceReport
-    from numapin.trace.settings import Settings
 
 _TRACE: Final = ".trace.json"
 _LARGEST_BYTES: Final = 1 << 30  # reading it takes some 10 GB of memory
@@ -31,7 +31,7 @@ _LEAST_UNPACKED: Final = 16 << 20
 _NAME_ONE: Final = "name a file that torch.profiler wrote, or the output folder of numapin trace"
 
 
-def read_report(paths: Sequence[Path], settings: Settings | None = None) -> TraceReport:
+def read_report(paths: Sequence[Path], settings: StepSettings | None = None) -> TraceReport:
     """Return the report on these files and folders.
 
     Raises UsageError if a file that the user named (`settings` is None) cannot be read or has no trace, and
@@ -52,7 +52,7 @@ def read_report(paths: Sequence[Path], settings: Settings | None = None) -> Trac
     return make_report(analyses, notes)
 
 
-def _no_trace(notes: Sequence[str], settings: Settings | None) -> NumapinError:
+def _no_trace(notes: Sequence[str], settings: StepSettings | None) -> NumapinError:
     found = "; ".join(notes)
     remedy = "use torch.profiler in the script, and read its trace with: numapin trace --read FILE"
     if any("the script ended" in note for note in notes):
@@ -62,7 +62,7 @@ def _no_trace(notes: Sequence[str], settings: Settings | None) -> NumapinError:
     return UsageError(found, remedy) if settings is None else NumapinError(f"nothing was traced: {found}", remedy)
 
 
-def _read_run(path: Path, notes: list[str], settings: Settings | None) -> list[Analysis]:
+def _read_run(path: Path, notes: list[str], settings: StepSettings | None) -> list[Analysis]:
     """Return the analyses of a run's ranks, from the run's folder or its hosts' subfolders; append to `notes`.
 
     Raises UsageError if the hosts' subfolders belong to several runs, or to a job that was requeued.

@@ -11,7 +11,7 @@ from numapin.base.text import without_none
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from numapin.compare.record import RankSteps
+    from numapin.steps.record import RankSteps
 
 STEP: Final = "step_s"
 """The figure that is compared: the window's length by its steps, of the slowest rank."""
@@ -39,68 +39,42 @@ def slowest_of(ranks: Sequence[RankSteps]) -> RankSteps:
 def figures_of(ranks: Sequence[RankSteps], readings: RunReadings) -> dict[str, float]:
     """Return the figures of a run in which each of these ranks has measured steps."""
     slowest = slowest_of(ranks)
+    begin_s, end_s, window_s = slowest.begin_s, slowest.end_ns / 1e9, slowest.window_s
     steps_s = sorted(step / 1e9 for step in slowest.step_ns)
-    found: Mapping[str, float | None] = {
-        STEP: slowest.window_s / len(slowest.step_ns),
+    last_first_step_s = max((rank.first_ns or 0) / 1e9 for rank in ranks)
+    found: dict[str, float | None] = {
+        STEP: window_s / len(steps_s),
         "step_median_s": statistics.median(steps_s),
         "step_p95_s": steps_s[min(int(0.95 * len(steps_s)), len(steps_s) - 1)],
-        "samples_per_s": _samples_per_s(ranks),
-        "wait_share": _wait_share(ranks),
-        "startup_s": _last_first_step_s(ranks) - readings.started_s,
+        "startup_s": last_first_step_s - readings.started_s,
         "memory_bytes": readings.memory_bytes,
         "peak_bytes": readings.peak_bytes,
         "gpu_memory_bytes": max(filter(None, (rank.gpu_memory_bytes for rank in ranks)), default=None),
         "remote_share": readings.remote_share,
-        "gpu_busy_share": _busy_share(slowest, readings),
     }
-    known = without_none({**found, **_cpu(slowest, readings)})
-    return {name: float(value) for name, value in known.items()}
-
-
-def _last_first_step_s(ranks: Sequence[RankSteps]) -> float:
-    """Return the time at which the last rank ended its first step."""
-    return max((rank.first_ns or 0) / 1e9 for rank in ranks)
-
-
-def _samples_per_s(ranks: Sequence[RankSteps]) -> float | None:
     rates = [rank.num_samples / rank.window_s for rank in ranks if rank.num_samples]
-    return sum(rates) if len(rates) == len(ranks) else None
+    if len(rates) == len(ranks):
+        found["samples_per_s"] = sum(rates)
+    if any(rank.num_batches for rank in ranks):  # without a DataLoader of torch the loop may wait elsewhere
+        found["wait_share"] = statistics.fmean(rank.waited_ns / 1e9 / rank.window_s for rank in ranks)
+
+    # A job may use fewer GPUs than the machine has; those that were never busy do not count.
+    within = [shares for at_s, shares in readings.busy if begin_s < at_s <= end_s]
+    if within:
+        means = [statistics.fmean(shares.get(gpu, 0.0) for shares in within) for gpu in within[0]]
+        found["gpu_busy_share"] = statistics.fmean(filter(None, means)) if any(means) else 0.0
+
+    # The CPU time of the job, and of other programs; unknown in a short window, or if a process has ended unseen.
+    own_s = _used_s(readings.cpu_at, begin_s, end_s)
+    if own_s is not None:
+        all_s = _used_s(readings.host_cpu_at, begin_s, end_s)
+        found["cpu_s_per_step"] = own_s / len(steps_s)
+        found["other_cpus"] = None if all_s is None else max(all_s - own_s, 0.0) / window_s
+    return {name: float(value) for name, value in without_none(found).items()}
 
 
-def _wait_share(ranks: Sequence[RankSteps]) -> float | None:
-    """Return the mean over the ranks; None without a DataLoader of torch, because the loop may wait elsewhere."""
-    if not any(rank.num_batches for rank in ranks):
+def _used_s(cpu_at: Callable[[float], float | None], begin_s: float, end_s: float) -> float | None:
+    begin, end = cpu_at(begin_s), cpu_at(end_s)
+    if begin is None or end is None or end_s - begin_s < _SHORTEST_S or end < begin:
         return None
-    return statistics.fmean(rank.waited_ns / 1e9 / rank.window_s for rank in ranks)
-
-
-def _cpu(rank: RankSteps, readings: RunReadings) -> Mapping[str, float | None]:
-    """Return the CPU time of the job, and of other programs, during the window."""
-    own_s, all_s = _used_s(rank, readings.cpu_at), _used_s(rank, readings.host_cpu_at)
-    if own_s is None:
-        return {}
-    others = None if all_s is None else max(all_s - own_s, 0.0) / rank.window_s
-    return {"cpu_s_per_step": own_s / len(rank.step_ns), "other_cpus": others}
-
-
-def _used_s(rank: RankSteps, cpu_at: Callable[[float], float | None]) -> float | None:
-    """Return the CPU time used during the window; None if that is too short, or a process has ended unseen."""
-    begin, end = cpu_at(rank.begin_s), cpu_at(rank.end_ns / 1e9)
-    if begin is None or end is None or rank.window_s < _SHORTEST_S:
-        return None
-    return end - begin if end >= begin else None
-
-
-def _busy_share(rank: RankSteps, readings: RunReadings) -> float | None:
-    """Return the mean over the GPUs that were ever busy; a job may use fewer than the machine has."""
-    within = _busy_within(rank, readings)
-    if not within:
-        return None
-    means = [statistics.fmean(shares.get(gpu, 0.0) for shares in within) for gpu in within[0]]
-    return statistics.fmean(filter(None, means)) if any(means) else 0.0
-
-
-def _busy_within(rank: RankSteps, readings: RunReadings) -> list[Mapping[str, float]]:
-    """Return the readings of the GPUs during the window."""
-    end_s = rank.end_ns / 1e9
-    return [shares for at_s, shares in readings.busy if rank.begin_s < at_s <= end_s]
+    return end - begin

@@ -1,7 +1,6 @@
 """One run: start a variant, watch its ranks, stop it after enough steps.
 
-The job runs in a session of its own, so that Ctrl-C reaches this process only. It is stopped as a user would do it:
-SIGTERM to the launcher's process group, some time to end, then SIGKILL to all that is left.
+The job runs in a session of its own, so that Ctrl-C reaches this process only.
 """
 
 from __future__ import annotations
@@ -10,45 +9,34 @@ import os
 import signal
 import subprocess
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final
 
-from numapin.base.records import read_record
-from numapin.base.redact import without_secrets
-from numapin.base.text import counted, not_none, printable
-from numapin.bench.harness import remove_leftovers
+from numapin.base.text import counted, not_none
 from numapin.compare.figures import RunReadings, figures_of, slowest_of
-from numapin.compare.record import SCHEMA, Phase, RankSteps, StepUnit
-from numapin.compare.usage import JobReadings, between, peak_bytes, remote_share
-from numapin.errors import MachineFileError
 from numapin.launcher.failure import name_of_signal
+from numapin.observe.model import MemoryKind
+from numapin.observe.read import observe
 from numapin.rank.hook_env import STEPS_VARIABLE, steps_environment
+from numapin.steps.job import JobReadings, RankFiles, RunOutput, between, stop
+from numapin.steps.record import Phase
+from numapin.system import proc
 from numapin.system.calls import end_with_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numapin.base.cpu_set import CpuSet
-    from numapin.compare.record import StepSettings
     from numapin.compare.variants import Variant
+    from numapin.steps.record import RankSteps, StepSettings
     from numapin.topology.readings import GpuLoad
 
 _POLL_S: Final = 0.1
 _READ_EVERY_S: Final = 1.0
-_KILL_S: Final = 10.0  # a process in an uninterruptible wait cannot be killed
-_REST_WAIT_S: Final = 30.0  # for ranks that seem not to step, once another one has measured its last step
-_SHOWN_CHARS: Final = 300
-_SHOWN_LINES: Final = 12
-_TAIL_BYTES: Final = 8000
-MOST_BYTES: Final = 32 << 20
-NO_STEP: Final = (
-    "no step: no process took a batch from a torch DataLoader or stepped a torch optimizer, or the command's Python "
-    "lacks numapin or our PYTHONPATH"
-)
+_KINDS: Final = frozenset(MemoryKind) - {MemoryKind.FILE}  # the page cache is where the first reader's CPU was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +143,8 @@ def _result(ranks: Sequence[RankSteps], usage: JobReadings, options: JobOptions,
         host_cpu_at=partial(between, usage.host_cpu_s),
         busy=usage.busy,
         memory_bytes=usage.memory_bytes(),
-        peak_bytes=peak_bytes(ranks),
-        remote_share=remote_share(ranks, options.nodes),
+        peak_bytes=max(not_none(proc.size_bytes(rank.pid, "status", "VmHWM:") for rank in ranks), default=None),
+        remote_share=_remote_share(ranks, options.nodes),
     )
     ended = next((rank for rank in ranks if rank.phase is Phase.ENDED), None)
     short = None
@@ -176,127 +164,18 @@ def _result(ranks: Sequence[RankSteps], usage: JobReadings, options: JobOptions,
     )
 
 
-def stop(process: subprocess.Popen[bytes], left: Callable[[], Collection[int]], *, grace_s: float) -> None:
-    """Send SIGTERM to the launcher's group, and SIGKILL to every process that is left after `grace_s` seconds."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGTERM)
-    deadline_s = time.monotonic() + grace_s
-    seen: set[int] = set()
-    try:
-        seen.update(left())
-        while time.monotonic() < deadline_s and (process.poll() is None or left()):
-            time.sleep(_POLL_S)
-    finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        deadline_s = time.monotonic() + _KILL_S
-        while (pids := left()) and time.monotonic() < deadline_s:  # again: a dying one may start others
-            seen.update(pids)
-            for pid in pids:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(_POLL_S / 5)
-        process.wait()
-        remove_leftovers(seen)
+def _remote_share(ranks: Iterable[RankSteps], nodes: Mapping[int, CpuSet]) -> float | None:
+    """Return the share of the ranks' memory on other nodes than planned; `nodes` are those of each local rank.
 
-
-@dataclass(frozen=True, slots=True)
-class RunOutput:
-    """The output of a run in the file `path`, which stays small.
-
-    A script that prints without end would fill the temporary directory, which may be memory. Cutting the file does not
-    disturb its writers, because they append.
+    None if the machine has one node, where no memory is remote, or if a process's pages cannot be read.
     """
-
-    path: Path
-
-    def open(self) -> IO[bytes]:
-        """Make the file, and open it for the run's processes."""
-        self.path.unlink(missing_ok=True)
-        return self.path.open("ab")
-
-    def bound(self) -> None:
-        """Keep only the last lines of a file that has become too large."""
-        with suppress(OSError):
-            if self.path.stat().st_size > MOST_BYTES:
-                kept = self._last()
-                os.truncate(self.path, 0)
-                with self.path.open("ab") as file:
-                    file.write(b"[numapin: earlier output was dropped]\n" + kept)
-
-    def tail(self) -> str:
-        """Return the last lines without secrets, each indented and on a line of its own."""
-        lines: list[str] = []
-        with suppress(OSError):
-            lines = [line for line in self._last().decode(errors="replace").splitlines() if line.strip()]
-        return "".join(f"\n    {printable(without_secrets([line])[0])}" for line in lines[-_SHOWN_LINES:])
-
-    def _last(self) -> bytes:
-        with self.path.open("rb") as file:
-            file.seek(max(0, self.path.stat().st_size - _TAIL_BYTES))
-            return file.read()
-
-
-@dataclass(slots=True)
-class RankFiles:
-    """The ranks' files in a folder as they were read last, by name.
-
-    `done_s` is the time at which the first rank had measured its last step.
-    """
-
-    folder: Path
-    found: dict[str, RankSteps] = field(default_factory=dict)
-    done_s: float | None = None
-
-    def read(self, now_s: float) -> bool:
-        """Read the files, and return whether one has changed."""
-        before = dict(self.found)
-        for path in sorted(self.folder.glob("rank-*.json")):
-            with suppress(OSError, MachineFileError):  # a file that is still empty
-                text = path.read_text("utf-8")
-                self.found[path.name] = read_record(RankSteps, text, source=path.name, hint="", schema=SCHEMA)
-        if self.done_s is None and any(rank.phase is Phase.DONE for rank in self.found.values()):
-            self.done_s = now_s
-        return self.found != before
-
-    @property
-    def ranks(self) -> list[RankSteps]:
-        """The measurements of each rank; for a restarted one, since its last start."""
-        by_restart = sorted(self.found.values(), key=lambda rank: rank.restart)
-        return list({rank.rank: rank for rank in by_restart}.values())
-
-    @property
-    def measured(self) -> list[RankSteps]:
-        """The ranks that have measured steps, and measure no more."""
-        return [rank for rank in self.ranks if rank.has_steps]
-
-    def is_done(self, now_s: float) -> bool:
-        """Return whether all ranks are done, or all that step. One that is measuring is waited for."""
-        if self.done_s is None:
-            return False
-        phases = [rank.phase for rank in self.ranks]
-        is_all = phases.count(Phase.DONE) >= max(rank.num_ranks for rank in self.ranks)
-        return is_all or (Phase.MEASURING not in phases and now_s - self.done_s > _REST_WAIT_S)
-
-    def failure(self) -> str | None:
-        """Return why a process could not be measured; None if none has failed."""
-        for path in self.folder.glob("failed-*"):
-            with suppress(OSError):
-                text = printable(path.read_text("utf-8", errors="replace")[:_SHOWN_CHARS])
-                return f"its steps cannot be measured: process {path.name.removeprefix('failed-')}: {text}"
+    observed = observe({rank.local_rank: rank.pid for rank in ranks if rank.local_rank in nodes})
+    is_known = all(process.pages is not None for rank in observed.ranks for process in rank.processes)
+    if len(observed.nodes) < 2 or not is_known:
         return None
-
-    def doing(self) -> str:
-        """Return what the job is doing, for the progress."""
-        if any(rank.phase is Phase.MEASURING for rank in self.found.values()):
-            return "measuring"
-        return "first steps" if self.found else "starting"
-
-    def progress(self) -> str:
-        """Return how far the rank is that has stepped least."""
-        rank = min(self.ranks, key=lambda one: one.num_seen, default=None)
-        if rank is None:
-            return NO_STEP
-        if rank.unit is StepUnit.OPTIMIZER_STEP and not rank.num_seen:
-            return f"no optimizer step of rank {rank.rank}, though the script has made an optimizer and taken a batch"
-        return f"{counted(rank.num_seen, rank.unit)} of rank {rank.rank}"
+    total = near = 0
+    for rank in observed.ranks:
+        counts = rank.bytes_by_node(_KINDS)
+        total += counts.total()
+        near += sum(size for node, size in counts.items() if node in nodes[rank.local_rank])
+    return 1 - near / total if total else None

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.redact import without_secrets
 from numapin.compare.job import JobOptions, JobResult, run_job
-from numapin.compare.record import FEWEST_STEPS
+from numapin.steps.record import FEWEST_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from numapin.compare.record import StepSettings
     from numapin.compare.variants import Variant
+    from numapin.steps.record import StepSettings
 
 _PATIENCE: Final = 4  # times the wanted seconds: a variant may be so much slower than the first one
 _SEED: Final = 17  # a comparison can be repeated in the same order

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from numapin.base.redact import HIDDEN, is_secret, without_secrets
@@ -13,9 +12,8 @@ from numapin.compare.figures import STEP
 from numapin.compare.ratio import Arm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
-    from numapin.compare.job import JobResult
     from numapin.compare.measure import ComparedRun
     from numapin.compare.ratio import StepRatio
     from numapin.compare.variants import Variant
@@ -41,7 +39,7 @@ class VariantResult:
     """A variant with its figures over the runs. `ratio` is None for the baseline, and without a common round.
 
     `ratio_to_threads` compares numapin with torchrun and as many threads, if that was measured. `num_ahead` is the most
-    batches that a loader fetches ahead.
+    batches that a loader fetches ahead. `num_ranks` and `step_unit` are the same in all runs; None without a run.
     """
 
     name: str
@@ -59,14 +57,6 @@ class VariantResult:
     runs: tuple[MeasuredRound, ...]
 
     @property
-    def step_s(self) -> float | None:
-        """The median step time over the runs."""
-        return self._median(STEP)
-
-    def _median(self, figure: str) -> float | None:
-        return self.figures[figure].median if figure in self.figures else None
-
-    @property
     def num_steps(self) -> int:
         """The fewest steps that a run has measured."""
         return min((len(run.steps_s) for run in self.runs), default=0)
@@ -74,11 +64,8 @@ class VariantResult:
     @property
     def samples_per_step(self) -> float | None:
         """The median number of samples of all ranks in a step; None: unknown."""
-        if "samples_per_s" not in self.figures:
-            return None
-        return statistics.median(
-            run.figures["samples_per_s"] * run.figures[STEP] for run in self.runs if "samples_per_s" in run.figures
-        )
+        known = [run.figures for run in self.runs if "samples_per_s" in run.figures]
+        return statistics.median(one["samples_per_s"] * one[STEP] for one in known) if known else None
 
     @property
     def arm(self) -> Arm:
@@ -87,77 +74,44 @@ class VariantResult:
             steps_s={run.round: run.steps_s for run in self.runs},
             num_steps=min((run.num_skipped + len(run.steps_s) for run in self.runs), default=0),
             num_ahead=self.num_ahead or 0,
-            wait_share=self._median("wait_share") or 0.0,
+            wait_share=self.figures["wait_share"].median if "wait_share" in self.figures else 0.0,
         )
 
 
 def result_of(variant: Variant, runs: Iterable[ComparedRun]) -> VariantResult:
-    """Return the results of a variant; its ratios are not there yet."""
+    """Return the results of a variant, whose own texts are shown without secrets; its ratios are not there yet."""
     own = [run for run in runs if run.variant == variant.name]
-    counted = list(filter(_counts, own))
+    counted = [run for run in own if run.round is not None and STEP in run.result.figures]
     results = [run.result for run in counted]
-    num_ranks, unit = _ranks_and_unit(results)
+    names = dict.fromkeys(name for result in results for name in result.figures)
+    (shown_name,) = without_secrets([variant.name])
     return VariantResult(
-        name=shown_name(variant),
+        name=shown_name,
         command=tuple(without_secrets(variant.shown)),
-        variables=_shown_variables(variant.variables),
+        variables={
+            name: HIDDEN if is_secret(name) else without_secrets([value])[0]
+            for name, value in variant.variables.items()
+        },
         num_runs=len(counted),
-        num_ranks=num_ranks,
-        step_unit=unit,
+        num_ranks=results[0].num_ranks if results else None,
+        step_unit=results[0].unit if results else None,
         num_ahead=max((result.num_ahead for result in results), default=None),
-        figures=_spreads(results),
+        figures={
+            name: Spread.of([result.figures[name] for result in results if name in result.figures]) for name in names
+        },
         ratio=None,
         ratio_to_threads=None,
-        failure=_failure(own),
-        notes=_different_notes(results),
-        runs=tuple(map(_round_of, counted)),
+        failure=next((run.result.failure for run in own if run.result.failure is not None), None),
+        notes=tuple(dict.fromkeys(note for result in results for note in result.notes)),
+        runs=tuple(
+            MeasuredRound(
+                round=run.round or 0,
+                order=run.order,
+                took_s=run.took_s,
+                figures=dict(run.result.figures),
+                num_skipped=run.result.num_skipped,
+                steps_s=run.result.steps_s,
+            )
+            for run in counted
+        ),
     )
-
-
-def _counts(run: ComparedRun) -> bool:
-    return run.round is not None and STEP in run.result.figures
-
-
-def _ranks_and_unit(results: Sequence[JobResult]) -> tuple[int | None, str | None]:
-    """Return the number of ranks and the unit of steps, which all runs of a variant share; None without a run."""
-    return (results[0].num_ranks, results[0].unit) if results else (None, None)
-
-
-def _different_notes(results: Sequence[JobResult]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(chain.from_iterable(result.notes for result in results)))
-
-
-def _failure(runs: Iterable[ComparedRun]) -> str | None:
-    return next((run.result.failure for run in runs if run.result.failure is not None), None)
-
-
-def _shown_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables; a secret one has no value."""
-    shown = {name: without_secrets([value])[0] for name, value in variables.items()}
-    return shown | dict.fromkeys(filter(is_secret, variables), HIDDEN)
-
-
-def shown_name(variant: Variant) -> str:
-    """Return the name of a variant, which may be a text of the user's, without secrets."""
-    return without_secrets([variant.name])[0]
-
-
-def _round_of(run: ComparedRun) -> MeasuredRound:
-    return MeasuredRound(
-        round=run.round or 0,
-        order=run.order,
-        took_s=run.took_s,
-        figures=dict(run.result.figures),
-        num_skipped=run.result.num_skipped,
-        steps_s=run.result.steps_s,
-    )
-
-
-def _spreads(results: Sequence[JobResult]) -> dict[str, Spread]:
-    """Return every figure over the runs that have it."""
-    names = dict.fromkeys(chain.from_iterable(result.figures for result in results))
-    return {name: _spread(results, name) for name in names}
-
-
-def _spread(results: Sequence[JobResult], name: str) -> Spread:
-    return Spread.of([result.figures[name] for result in results if name in result.figures])

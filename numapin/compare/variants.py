@@ -109,19 +109,13 @@ def _split(text: str, *, option: str) -> tuple[dict[str, str], list[str]]:
     except ValueError:  # "No closing quotation", "No escaped character"
         what = f"{option} {text!r}: a quotation mark is not closed, or nothing follows the last backslash"
         raise UsageError(what, "close the quote; in a shell, write for example: --a 'python train.py'") from None
-    variables = _taken_off(words)
-    if not words:
-        raise UsageError(f"{option} {text!r} names no command", _FORM)
-    return variables, words
-
-
-def _taken_off(words: list[str]) -> dict[str, str]:
-    """Take the assignments in front of a command off its words, and return them."""
     variables = {}
     while words and (found := _ASSIGNMENT.fullmatch(words[0])):
         variables[found["name"]] = found["value"]
         words.pop(0)
-    return variables
+    if not words:
+        raise UsageError(f"{option} {text!r} names no command", _FORM)
+    return variables, words
 
 
 def _launched(name: str, words: Sequence[str], variables: Mapping[str, str], script: Script) -> Variant:

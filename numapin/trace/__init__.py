@@ -2,8 +2,6 @@
 
 ::
 
-    settings.py   which steps the ranks record, and where
-    watch.py      periodic calls in the main thread, to end a trace whose next step does not come
     hook.py       the hook in a rank: batches and steps of an unmodified script
     notes.py      the rank's notes about its script: loaders, epochs, optimizer, CPUs
     sampling.py   stack samples of the loop's thread
@@ -13,7 +11,7 @@
     records.py    its events as data
     intervals.py  unions and overlaps of time intervals
     analysis.py   where the time of each step went
-    pace.py       which steps count, and when the next one is overdue
+    overdue.py    when the next step is overdue, and the calls in the main thread that notice it
     findings.py   what costs time, and what to change, in a rank and between ranks
     report.py     the ranks' analyses and findings as data and JSON
 """

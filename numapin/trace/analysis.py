@@ -14,18 +14,15 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from numapin.trace.intervals import Intervals, Lengths, common, length, union, without
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     from numapin.trace.noted import LoaderUse
     from numapin.trace.records import Copy, Kernel, Span, Trace
-
-    _Busy: TypeAlias = Mapping[int | None, Lengths]  # when kernels ran, by device
-    _Streams: TypeAlias = set[tuple[int | None, int | None]]  # device and stream of each kernel
 
 COMMUNICATION: Final = "communication"
 PARTS: Final = ("compute", COMMUNICATION, "copy", "pin", "epoch", "wait", "other")
@@ -120,91 +117,68 @@ def analyze(trace: Trace) -> Analysis:
     """Attribute the time of the trace's steps to their parts."""
     window = _moments(trace.steps)
     in_window = Lengths(window)
-    starts = _epoch_starts(trace, in_window)
-    borders = _epoch_borders(trace, starts)
-    moments = _gpu_parts(trace, borders) if trace.on_gpu else _cpu_parts(trace, borders)
-    parts = _exclusive(moments)
-    other = without(window, union(chain.from_iterable(moments.values())))
+    waits = _moments(trace.waits)
+
+    # The starts of epochs within the steps; the first wait of one that began earlier is not in the trace. At its end,
+    # workers are ended that would be started again.
+    starts = []
+    for epoch in trace.noted.epochs:
+        first = bisect_left(trace.waits, epoch.end, key=attrgetter("start"))
+        moments = union((epoch.pair, *(wait.pair for wait in trace.waits[first : first + 1])))
+        time_us = in_window.within(moments) if epoch.end >= trace.steps[0].start else 0.0
+        if time_us > 0:
+            starts.append(EpochStart(loader=epoch.row, moments=moments, time_us=time_us))
+    starting = chain.from_iterable(start.moments for start in starts)
+    borders = union((*starting, *(end.pair for end in trace.noted.ends)))
+
+    # The moments of each part, the first to count first. Copies within GPUs count as compute.
+    if trace.on_gpu:
+        computing = (kernel for kernel in trace.kernels if not kernel.communicates)
+        within_gpus = (copy for copy in trace.copies if not copy.crosses)
+        by_part = {
+            "compute": _moments(chain(computing, within_gpus)),
+            "communication": _moments(kernel for kernel in trace.kernels if kernel.communicates),
+            "copy": union(chain.from_iterable(copy.occupied for copy in trace.copies if copy.crosses)),
+            "pin": without(_moments(trace.loop_pins), waits),  # a loader without workers pins in next()
+            "epoch": borders,
+            "wait": waits,
+        }
+    else:
+        by_part = {
+            "epoch": borders,
+            "wait": waits,
+            "pin": _moments(trace.loop_pins),
+            "compute": _moments(trace.operators),
+            "communication": _moments(trace.exchanges),
+        }
+    exclusive: dict[str, Lengths] = {}
+    taken: Intervals = ()
+    for part, intervals in by_part.items():
+        exclusive[part] = Lengths(without(intervals, taken))
+        taken = union((*taken, *intervals))
+    other = without(window, taken)
+
     inside = [wait for wait in trace.waits if in_window.between(*wait.pair)]
     waited = common(_moments(inside), window)
+    on_cpu = trace.noted.updates_on_cpu
+    is_updated_on_cpu = trace.on_gpu and (not trace.updates_launch if on_cpu is None else on_cpu)
     return Analysis(
         trace=trace,
         step_us=length(window) / len(trace.steps),
-        parts_us=_lengths(parts, window),
-        steps_us=tuple(_lengths(parts, (step.pair,)) for step in trace.steps),
+        parts_us=_lengths(exclusive, window),
+        steps_us=tuple(_lengths(exclusive, (step.pair,)) for step in trace.steps),
         num_batches=len(inside),
         waited_us=length(waited),
         waited_within_us=length(without(waited, borders)),
         groups=_groups(trace, in_window),
         other=other,
-        updating=common(_moments(trace.updates), other) if _updates_on_cpu(trace) else (),
-        epoch_starts=starts,
+        updating=common(_moments(trace.updates), other) if is_updated_on_cpu else (),
+        epoch_starts=tuple(starts),
     )
-
-
-def _updates_on_cpu(trace: Trace) -> bool:
-    """Return whether a script that uses a GPU has its optimizer on the CPU."""
-    on_cpu = trace.noted.updates_on_cpu
-    return trace.on_gpu and (not trace.updates_launch if on_cpu is None else on_cpu)
-
-
-def _epoch_starts(trace: Trace, in_window: Lengths) -> tuple[EpochStart, ...]:
-    """Return the starts of epochs within the steps. The first wait of one that began earlier is not in the trace."""
-    first_us = trace.steps[0].start
-    starts = (_epoch_start(trace, epoch, in_window) for epoch in trace.noted.epochs if epoch.end >= first_us)
-    return tuple(start for start in starts if start.time_us > 0)
-
-
-def _epoch_start(trace: Trace, epoch: Span, in_window: Lengths) -> EpochStart:
-    first = bisect_left(trace.waits, epoch.end, key=attrgetter("start"))
-    moments = union((epoch.pair, *(wait.pair for wait in trace.waits[first : first + 1])))
-    return EpochStart(loader=epoch.row, moments=moments, time_us=in_window.within(moments))
-
-
-def _epoch_borders(trace: Trace, starts: Iterable[EpochStart]) -> Intervals:
-    """Return the starts of epochs and their ends, when workers are ended that would be started again."""
-    starting = chain.from_iterable(start.moments for start in starts)
-    return union((*starting, *(end.pair for end in trace.noted.ends)))
 
 
 def _moments(spans: Iterable[Span | Copy]) -> Intervals:
     return union(span.pair for span in spans)
-
-
-def _cpu_parts(trace: Trace, borders: Intervals) -> dict[str, Intervals]:
-    """Return the moments of each part, the first to count first."""
-    return {
-        "epoch": borders,
-        "wait": _moments(trace.waits),
-        "pin": _moments(trace.loop_pins),
-        "compute": _moments(trace.operators),
-        "communication": _moments(trace.exchanges),
-    }
-
-
-def _gpu_parts(trace: Trace, borders: Intervals) -> dict[str, Intervals]:
-    """Return the moments of each part, the first to count first. Copies within GPUs count as compute."""
-    computing = (kernel for kernel in trace.kernels if not kernel.communicates)
-    communicating = (kernel for kernel in trace.kernels if kernel.communicates)
-    within_gpus = (copy for copy in trace.copies if not copy.crosses)
-    return {
-        "compute": _moments(chain(computing, within_gpus)),
-        "communication": _moments(communicating),
-        "copy": union(chain.from_iterable(copy.occupied for copy in trace.copies if copy.crosses)),
-        "pin": without(_moments(trace.loop_pins), _moments(trace.waits)),  # a loader without workers pins in next()
-        "epoch": borders,
-        "wait": _moments(trace.waits),
-    }
-
-
-def _exclusive(parts: Mapping[str, Intervals]) -> dict[str, Lengths]:
-    """Leave each moment to the first part that has it."""
-    exclusive: dict[str, Lengths] = {}
-    taken: Intervals = ()
-    for name, intervals in parts.items():
-        exclusive[name] = Lengths(without(intervals, taken))
-        taken = union((*taken, *intervals))
-    return exclusive
 
 
 def _lengths(parts: Mapping[str, Lengths], window: Intervals) -> dict[str, float]:
@@ -219,53 +193,34 @@ def _groups(trace: Trace, in_window: Lengths) -> tuple[Group, ...]:
     for copy in trace.copies:
         if in_window.between(*copy.pair):
             alike[copy.direction, copy.source, copy.target, copy.operator, copy.shapes].append(copy)
-    busy, streams = _busy(trace.kernels), {(kernel.device, kernel.row) for kernel in trace.kernels}
-    groups = (_group(copies, busy, streams) for copies in alike.values())
-    return tuple(sorted(groups, key=lambda group: -max(group.busy_us, group.blocked_us)))
-
-
-def _busy(kernels: Iterable[Kernel]) -> _Busy:
     by_device: dict[int | None, list[Kernel]] = defaultdict(list)
-    for kernel in kernels:
+    for kernel in trace.kernels:
         by_device[kernel.device].append(kernel)
-    return {device: Lengths(_moments(own)) for device, own in by_device.items()}
-
-
-def _group(copies: Sequence[Copy], busy: _Busy, streams: _Streams) -> Group:
-    first = copies[0]
-    kernels = [busy.get(copy.device, _NEVER) for copy in copies]
-    return Group(
-        direction=first.direction,
-        source=first.source,
-        target=first.target,
-        operator=first.operator,
-        shapes=first.shapes,
-        count=len(copies),
-        num_bytes=_total([copy.num_bytes for copy in copies]),
-        busy_us=sum(copy.duration_us for copy in copies),
-        overlapped_us=sum(map(_overlapped_us, copies, kernels)),
-        exposed_us=sum(map(_exposed_us, copies, kernels)),
-        blocked_us=sum(length(union(copy.blocked)) for copy in copies),
-        num_blocking=_num_blocking(copies),
-        same_stream=any((copy.device, copy.stream) in streams for copy in copies),
-    )
-
-
-def _overlapped_us(copy: Copy, kernels: Lengths) -> float:
-    return kernels.between(*copy.pair)
-
-
-def _exposed_us(copy: Copy, kernels: Lengths) -> float:
-    occupied = union(copy.occupied)
-    return length(occupied) - kernels.within(occupied)
-
-
-def _num_blocking(copies: Iterable[Copy]) -> int | None:
-    known = [copy.blocking for copy in copies if copy.blocking is not None]
-    return sum(known) if known else None
-
-
-def _total(sizes: Sequence[int | None]) -> int | None:
-    """Return the sum, None if a size is unknown."""
-    known = [size for size in sizes if size is not None]
-    return sum(known) if len(known) == len(sizes) else None
+    busy = {device: Lengths(_moments(own)) for device, own in by_device.items()}
+    streams = {(kernel.device, kernel.row) for kernel in trace.kernels}
+    groups = []
+    for (direction, source, target, operator, shapes), copies in alike.items():
+        overlapped_us = exposed_us = 0.0
+        for copy in copies:
+            kernels, occupied = busy.get(copy.device, _NEVER), union(copy.occupied)
+            overlapped_us += kernels.between(*copy.pair)
+            exposed_us += length(occupied) - kernels.within(occupied)
+        sizes = [copy.num_bytes for copy in copies if copy.num_bytes is not None]
+        blocking = [copy.blocking for copy in copies if copy.blocking is not None]
+        group = Group(
+            direction=direction,
+            source=source,
+            target=target,
+            operator=operator,
+            shapes=shapes,
+            count=len(copies),
+            num_bytes=sum(sizes) if len(sizes) == len(copies) else None,
+            busy_us=sum(copy.duration_us for copy in copies),
+            overlapped_us=overlapped_us,
+            exposed_us=exposed_us,
+            blocked_us=sum(length(union(copy.blocked)) for copy in copies),
+            num_blocking=sum(blocking) if blocking else None,
+            same_stream=any((copy.device, copy.stream) in streams for copy in copies),
+        )
+        groups.append(group)
+    return tuple(sorted(groups, key=lambda group: -max(group.busy_us, group.blocked_us)))

@@ -106,28 +106,33 @@ def find(analysis: Analysis) -> tuple[TraceFinding, ...]:
     """Return the findings about a rank's steps; the most costly comes first."""
     uneven = uneven_steps(analysis)
     usual = analysis if uneven is None else uneven.removed_from(analysis)
-    found = [*_copies(usual), *_loading(usual), *_communication(usual), *_host(usual, uneven)]
+    found = [*_copies(usual), *_loading(usual), *_host(usual, uneven)]
+    if usual.share(COMMUNICATION) >= _COMMUNICATING:
+        time = _ms_per_step(usual, usual.parts_us[COMMUNICATION])
+        waiting = TraceFinding(
+            what=_WAITING_FOR_RANKS,
+            costs=usual.share(COMMUNICATION),
+            evidence=f"for {time} per step only collective operations ran{_THEY_WAIT}",
+            remedy=f"make ranks equally fast; {_TRANSFER_LESS}",
+        )
+        found.append(waiting)
     if uneven is not None:  # the slow steps' extra time is theirs; other findings on that part cost what is left of it
         left = usual.share(uneven.part)
         found = [replace(one, costs=min(one.costs, left)) if one.part == uneven.part else one for one in found]
         found = [one for one in found if one.part != uneven.part or one.costs >= FLOOR]
         found.append(_uneven_finding(analysis, uneven))
-    if not found:
-        found = [*_bound_by_compute(analysis)]
-    return tuple(sorted(found, key=attrgetter("costs"), reverse=True))
-
-
-def _bound_by_compute(analysis: Analysis) -> Iterator[TraceFinding]:
-    """Yield that only the computing itself is left, if it is."""
+    # Without findings only the computing itself is left, if it takes most of the time.
     busy = analysis.share("compute") + analysis.share(COMMUNICATION)
-    if busy >= _BUSY and analysis.share("wait") + _epoch_costs(analysis) < WAITING:
+    if not found and busy >= _BUSY and analysis.share("wait") + _epoch_costs(analysis) < WAITING:
         device = "GPU" if analysis.trace.on_gpu else "CPU"
-        yield TraceFinding(
+        bound = TraceFinding(
             what="bound by compute",
             costs=0.0,
             evidence=f"the {device} computed or communicated for {busy:.0%} of the time",
             remedy="nothing in loading or copying: a faster model, or more or faster devices",
         )
+        found.append(bound)
+    return tuple(sorted(found, key=attrgetter("costs"), reverse=True))
 
 
 # --- copies ------------------------------------------------------------------------------------------------------
@@ -138,6 +143,9 @@ def _copies(analysis: Analysis) -> Iterator[TraceFinding]:
     to_gpu = [group for group in analysis.groups if group.direction == HOST_TO_DEVICE]
     pinned = [group for group in to_gpu if group.source == "Pinned"]
     noted = analysis.trace.noted
+    ahead = 'copy one batch ahead on a separate stream, as numapin.DataLoader(…, device="cuda") does'
+    if noted.loader is not None and noted.loader.delivers_on_gpu:
+        ahead = "prefetch the script's own copies by one step, on a separate stream"
     kinds = {
         "pageable copies": [group for group in to_gpu if group.source == "Pageable"],
         "pinned, but blocking": [group for group in pinned if group.num_blocking],
@@ -147,7 +155,7 @@ def _copies(analysis: Analysis) -> Iterator[TraceFinding]:
     remedies = {
         "pageable copies": _pageable_remedy(noted),
         "pinned, but blocking": "use .to(device, non_blocking=True)",
-        "asynchronous, but not overlapped": _ahead_remedy(noted),
+        "asynchronous, but not overlapped": ahead,
         "copies to the host": "copy less often (.item(), .cpu(), logging, checkpoints), or into pinned memory with "
         "non_blocking=True",
     }
@@ -202,12 +210,6 @@ def _pageable_remedy(noted: ScriptNotes) -> str:
         "use DataLoader(…, pin_memory=True) and .to(device, non_blocking=True), or numapin.DataLoader(…, "
         f'device="cuda"){launched}'
     )
-
-
-def _ahead_remedy(noted: ScriptNotes) -> str:
-    if noted.loader is not None and noted.loader.delivers_on_gpu:
-        return "prefetch the script's own copies by one step, on a separate stream"
-    return 'copy one batch ahead on a separate stream, as numapin.DataLoader(…, device="cuda") does'
 
 
 # --- loading -----------------------------------------------------------------------------------------------------
@@ -330,18 +332,6 @@ def _epoch_remedy(analysis: Analysis) -> str:
 
 
 # --- communication and the host -----------------------------------------------------------------------------------
-
-
-def _communication(analysis: Analysis) -> Iterator[TraceFinding]:
-    costs = analysis.share(COMMUNICATION)
-    if costs >= _COMMUNICATING:
-        time = _ms_per_step(analysis, analysis.parts_us[COMMUNICATION])
-        yield TraceFinding(
-            what=_WAITING_FOR_RANKS,
-            costs=costs,
-            evidence=f"for {time} per step only collective operations ran{_THEY_WAIT}",
-            remedy=f"make ranks equally fast; {_TRANSFER_LESS}",
-        )
 
 
 def without_waiting(found: Sequence[TraceFinding], *, is_slowest: bool) -> list[TraceFinding]:

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 from numapin.base.files import FILE, opened, require_own
 from numapin.base.stderr import say
 from numapin.rank.hook_env import TRACE_VARIABLE
+from numapin.steps.record import StepSettings
 from numapin.system import calls
 from numapin.trace.notes import Notes
-from numapin.trace.settings import Settings
 from numapin.trace.tracer import Tracer
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class _Traced:
 
 def attach(module: ModuleType) -> None:
     """Count the optimizer steps or DataLoader batches of this module of torch, or detect the script's own profiler."""
-    settings = Settings.from_text(os.environ.get(TRACE_VARIABLE, ""))
+    settings = StepSettings.from_text(os.environ.get(TRACE_VARIABLE, ""))
     if settings is None:
         return
     if hasattr(module, "register_optimizer_step_post_hook"):
@@ -78,7 +78,7 @@ def _attach_to_profilers(module: ModuleType) -> None:
         _wrap(cls, "__exit__", _resume_after_script)
 
 
-def _attach_to_loaders(module: ModuleType, settings: Settings) -> None:
+def _attach_to_loaders(module: ModuleType, settings: StepSettings) -> None:
     iterators = (module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter)
     fetch, pinning = module._utils.fetch, module._utils.pin_memory  # torch has no hooks there
     fetchers = (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
@@ -203,7 +203,7 @@ def _claim() -> Tracer | None:
     """Return a tracer for this process, unless another process of the same rank is already traced."""
     from torch.utils.data import get_worker_info
 
-    settings = Settings.from_text(os.environ.get(TRACE_VARIABLE, ""))
+    settings = StepSettings.from_text(os.environ.get(TRACE_VARIABLE, ""))
     if settings is None or get_worker_info() is not None:
         return None
     rank = int(os.environ.get("RANK", "0"))
@@ -258,7 +258,7 @@ class _Loads:
     The trace may begin after any number of batches, so the oldest line is overwritten.
     """
 
-    settings: Settings
+    settings: StepSettings
     pid: int = 0
     file: int | None = None
     num_batches: int = 0

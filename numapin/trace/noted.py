@@ -5,7 +5,7 @@ Times are in microseconds on the trace's clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Any, Final
 
@@ -74,19 +74,10 @@ class ScriptNotes:
     optimizer: str = ""
     updates_on_cpu: bool | None = None
 
-    def earlier(self, by_us: float) -> ScriptNotes:
-        """Return the same with earlier times."""
-        return replace(
-            self,
-            epochs=tuple(epoch.earlier(by_us) for epoch in self.epochs),
-            ends=tuple(end.earlier(by_us) for end in self.ends),
-            samples=tuple(replace(sample, at=sample.at - by_us) for sample in self.samples),
-        )
-
     @property
     def loader(self) -> LoaderUse | None:
         """The longest loader, which is usually the one of the training: a stream, else the one with most batches."""
-        return max(self.loaders, key=_length, default=None)
+        return max(self.loaders, key=lambda one: inf if one.num_batches is None else one.num_batches, default=None)
 
     @property
     def uses_numapin(self) -> bool:
@@ -100,85 +91,65 @@ class ScriptNotes:
         return f"CPUs {self.origin.cpus}{nodes}" if self.origin.cpus else ""
 
 
-def _length(loader: LoaderUse) -> float:
-    return inf if loader.num_batches is None else loader.num_batches
-
-
-def read_noted(value: object, base_ns: float) -> ScriptNotes:
-    """Read the metadata; skip what is malformed."""
+def read_noted(value: object, zero_ns: int) -> ScriptNotes:
+    """Read the metadata; skip what is malformed. Times count from `zero_ns`, in ns since 1970."""
     if not isinstance(value, dict):
         return ScriptNotes()
+    stacks = [[_text(name) or _UNKNOWN for name in _list(stack)] for stack in _list(value.get("stacks"))]
+    samples = []
+    for at, number, running in sorted(_rows(value.get("samples"))):
+        if 0 <= number < len(stacks):
+            stack = stacks[number] if len(stacks[number]) == 2 else (_UNKNOWN, _UNKNOWN)
+            is_running = None if running < 0 else bool(running)
+            at_us = (at - zero_ns) / 1000
+            samples.append(StackSample(at=at_us, own=stack[0], innermost=stack[1], is_running=is_running))
     on_cpu = value.get("updates_on_cpu")
     return ScriptNotes(
-        origin=_origin(value),
-        loaders=tuple(map(_loader, _dicts(value.get("loaders")))),
-        epochs=_epochs(value.get("epochs"), base_ns),
-        ends=_epochs(value.get("ends"), base_ns),
-        samples=_samples(value, base_ns),
+        origin=Origin(
+            host=_text(value.get("host")),
+            cpus=_text(value.get("cpus")),
+            nodes=_text(value.get("nodes")),
+            num_cpus=_count(value.get("num_cpus")),
+            num_threads=_count(value.get("num_threads")),
+            traced_ms=_count(value.get("traced_ms")),
+            other_cpu_ms=_count(value.get("other_cpu_ms")),
+        ),
+        loaders=tuple(
+            LoaderUse(
+                is_numapin=loader.get("is_numapin") is True,
+                num_workers=_count(loader.get("num_workers")) or 0,
+                is_persistent=loader.get("is_persistent") is True,
+                delivers_on_gpu=loader.get("delivers_on_gpu") is True,
+                num_batches=_count(loader.get("num_batches")),
+            )
+            for loader in _list(value.get("loaders"))
+            if isinstance(loader, dict)
+        ),
+        epochs=_epochs(value.get("epochs"), zero_ns),
+        ends=_epochs(value.get("ends"), zero_ns),
+        samples=tuple(samples),
         optimizer=_text(value.get("optimizer")),
         updates_on_cpu=on_cpu if isinstance(on_cpu, bool) else None,
     )
 
 
-def _origin(value: dict[str, Any]) -> Origin:
-    texts: dict[str, Any] = {name: _text(value.get(name)) for name in ("host", "cpus", "nodes")}
-    counts: dict[str, Any] = {
-        name: _count(value.get(name)) for name in ("num_cpus", "num_threads", "traced_ms", "other_cpu_ms")
-    }
-    return Origin(**texts, **counts)
-
-
-def _loader(value: dict[str, Any]) -> LoaderUse:
-    return LoaderUse(
-        is_numapin=value.get("is_numapin") is True,
-        num_workers=_count(value.get("num_workers")) or 0,
-        is_persistent=value.get("is_persistent") is True,
-        delivers_on_gpu=value.get("delivers_on_gpu") is True,
-        num_batches=_count(value.get("num_batches")),
-    )
-
-
-def _epochs(value: object, base_ns: float) -> tuple[Span, ...]:
+def _epochs(value: object, zero_ns: int) -> tuple[Span, ...]:
     """Return the spans of [loader, start, end], in the order of their starts."""
-    rows = sorted(_rows(value, 3), key=lambda row: row[1])
+    rows = sorted(_rows(value), key=lambda row: row[1])
     return tuple(
-        Span(start=(start - base_ns) / 1000, end=(max(end, start) - base_ns) / 1000, name="epoch", row=loader)
+        Span(start=(start - zero_ns) / 1000, end=(max(end, start) - zero_ns) / 1000, name="epoch", row=loader)
         for loader, start, end in rows
     )
 
 
-def _samples(value: dict[str, Any], base_ns: float) -> tuple[StackSample, ...]:
-    """Return the samples [time, stack, running], with stacks [own, innermost]."""
-    stacks = [_stack(stack) for stack in _list(value.get("stacks"))]
-    return tuple(
-        StackSample(
-            at=(at - base_ns) / 1000,
-            own=stacks[stack][0],
-            innermost=stacks[stack][1],
-            is_running=None if running < 0 else bool(running),
-        )
-        for at, stack, running in sorted(_rows(value.get("samples"), 3))
-        if 0 <= stack < len(stacks)
-    )
-
-
-def _stack(value: object) -> tuple[str, str]:
-    names = [_text(name) or _UNKNOWN for name in _list(value)]
-    return (names[0], names[1]) if len(names) == 2 else (_UNKNOWN, _UNKNOWN)
-
-
-def _rows(value: object, length: int) -> list[list[int]]:
-    """Return the rows that are lists of this many integers."""
-    rows = (row for row in _list(value) if isinstance(row, list) and len(row) == length)
+def _rows(value: object) -> list[list[int]]:
+    """Return the rows that are lists of three integers."""
+    rows = (row for row in _list(value) if isinstance(row, list) and len(row) == 3)
     return [row for row in rows if all(type(cell) is int and abs(cell) < _LIMIT for cell in row)]
 
 
 def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _dicts(value: object) -> list[dict[str, Any]]:
-    return [one for one in _list(value) if isinstance(one, dict)]
 
 
 def _text(value: object) -> str:

@@ -5,7 +5,7 @@ Times are in microseconds from the start of the first step; what the trace does 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -46,11 +46,6 @@ class Kernel(Span):
     def communicates(self) -> bool:
         """True for a kernel of NCCL or RCCL, which waits for other ranks."""
         return self.name.startswith("nccl")
-
-    def earlier(self, by_us: float) -> Kernel:
-        """Return the kernel at an earlier time."""
-        start, end = self.start - by_us, self.end - by_us
-        return Kernel(start=start, end=end, name=self.name, row=self.row, device=self.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,16 +101,6 @@ class Copy:
     def occupied(self) -> tuple[tuple[float, float], ...]:
         """The times when the copy ran or blocked the host."""
         return self.pair, *self.blocked
-
-    def earlier(self, by_us: float) -> Copy:
-        """Return the copy, its call and its waits at an earlier time."""
-        return replace(
-            self,
-            start=self.start - by_us,
-            end=self.end - by_us,
-            call=self.call.earlier(by_us) if self.call else None,
-            waits=tuple(wait.earlier(by_us) for wait in self.waits),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,20 +58,17 @@ class StackSampler:
 
     def _run(self) -> None:
         with suppress(OSError), closing(_BusyClock(self.thread, self.native)) as clock:  # OSError: the thread has ended
-            self._sample(clock)
-
-    def _sample(self, clock: _BusyClock) -> None:
-        last_s, last_busy_s, every_s = time.monotonic(), clock.now_s(), _EVERY_S
-        while not self.stopped.wait(every_s) and len(self.samples) < _MOST:
-            frame = sys._current_frames().get(self.thread)  # noqa: SLF001 - documented
-            if frame is None:
-                return
-            now_s, busy_s = time.monotonic(), clock.now_s()
-            is_running = busy_s - last_busy_s > _RUNNING * (now_s - last_s)
-            last_s, last_busy_s = now_s, busy_s
-            number = self.stacks.setdefault(_place(frame), len(self.stacks))
-            self.samples.append((time.time_ns(), number, int(is_running)))
-            every_s = _EVERY_S * 2 ** (len(self.samples) // _MANY)
+            last_s, last_busy_s, every_s = time.monotonic(), clock.now_s(), _EVERY_S
+            while not self.stopped.wait(every_s) and len(self.samples) < _MOST:
+                frame = sys._current_frames().get(self.thread)  # noqa: SLF001 - documented
+                if frame is None:
+                    return
+                now_s, busy_s = time.monotonic(), clock.now_s()
+                is_running = busy_s - last_busy_s > _RUNNING * (now_s - last_s)
+                last_s, last_busy_s = now_s, busy_s
+                number = self.stacks.setdefault(_place(frame), len(self.stacks))
+                self.samples.append((time.time_ns(), number, int(is_running)))
+                every_s = _EVERY_S * 2 ** (len(self.samples) // _MANY)
 
 
 class _BusyClock:

@@ -15,28 +15,30 @@ import warnings
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
 
 from numapin.base.cpu_set import CpuSet
 from numapin.base.files import FOLDER, open_file, opened, replace_at
 from numapin.base.stderr import say
 from numapin.base.strict_json import encode
 from numapin.base.text import counted
+from numapin.steps.recorder import FollowedOptimizer
 from numapin.trace.notes import CpuUse, Notes
-from numapin.trace.pace import FollowedOptimizer, Pace
+from numapin.trace.overdue import Pace, PeriodicCall
 from numapin.trace.sampling import StackSampler
-from numapin.trace.watch import PeriodicCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from torch.autograd.profiler import record_function
     from torch.profiler import profile
 
-    from numapin.trace.settings import Settings
+    from numapin.steps.record import StepSettings
 
 _LONGEST_REASON: Final = 500  # characters; keeps a record within the disk block of its first version
+
+_Shown: TypeAlias = tuple[int, str, int, int]  # process, row, start and end in ns since 1970
 
 
 @dataclass(slots=True)
@@ -47,7 +49,7 @@ class Tracer:
     profiles itself.
     """
 
-    settings: Settings
+    settings: StepSettings
     rank: int
     restart: int
     claim: Path
@@ -62,6 +64,7 @@ class Tracer:
     step_unit: str = "batch"
     pace: Pace = field(default_factory=Pace)
     begun: int = 0  # steps, once tracing
+    start_ns: int = 0  # of the recording, since 1970
     thread: int | None = None
     profiler: profile | None = None
     step: record_function | None = None
@@ -94,42 +97,34 @@ class Tracer:
 
     def _advance(self, count: int) -> None:
         """Act on the end of step number `count`. Only the loop that is traced counts, not one beside it."""
+        from torch.profiler import profile
+
         if self.thread not in (None, threading.get_ident()):
             return
         if self.step is not None and self.begun >= self.settings.steps:
             self.finish("")
             return
         self.end_if_overdue()
-        if not self.done:
-            self.pace.stepped(time.monotonic())
-            self._record_next(count)
-
-    def _record_next(self, count: int) -> None:
-        """Begin the next step of the recording. The profiler is prepared one step before it records."""
-        if self.profiler is None and count >= self.settings.skip - 1:
-            self._prepare()
+        if self.done:
+            return
+        self.pace.stepped(time.monotonic())
+        if self.profiler is None and count >= self.settings.skip - 1:  # prepared one step before it records
+            self.require_no_other()
+            profiler = profile(record_shapes=True)
+            self.has_profiled = True
+            profiler.prepare_trace()
+            self.profiler = profiler
         if self.step is not None:
             self._next_step()
         elif self.profiler is not None and count >= self.settings.skip:
-            self._start(self.profiler)
-
-    def _prepare(self) -> None:
-        from torch.profiler import profile
-
-        self.require_no_other()
-        profiler = profile(record_shapes=True)
-        self.has_profiled = True
-        profiler.prepare_trace()
-        self.profiler = profiler
-
-    def _start(self, profiler: profile) -> None:
-        self.thread = threading.get_ident()
-        self.cpu_use = CpuUse.read(CpuSet(os.sched_getaffinity(0)))
-        _wait_for_gpu()
-        profiler.start_trace()
-        self._next_step()
-        self.sampler = StackSampler.start()
-        self.watch = PeriodicCall.start(self.check)
+            self.thread = threading.get_ident()
+            self.cpu_use = CpuUse.read(CpuSet(os.sched_getaffinity(0)))
+            _wait_for_gpu()
+            self.start_ns = time.time_ns()
+            self.profiler.start_trace()
+            self._next_step()
+            self.sampler = StackSampler.start()
+            self.watch = PeriodicCall.start(self.check)
 
     def _next_step(self) -> None:
         from torch.autograd.profiler import record_function
@@ -169,25 +164,26 @@ class Tracer:
 
     def finish(self, reason: str) -> None:
         """Write the trace, if it has a complete step, and the record."""
+        import torch
+
         num_steps = max(self.begun - bool(reason), 0)  # an early end cuts the last one short
         own = {"rank": self.rank, "restart": self.restart, "step_unit": self.step_unit, "num_steps": num_steps}
-        metadata = own | {"pins": self.pins, "loads": self._loads(), "noted": self._noted()}
+        loads = self._loads()
+        noted = self.notes.to_json(num_threads=torch.get_num_threads(), cpu_use=self.cpu_use)
+        samples = self.sampler.stop() if self.sampler else {}
+        metadata = own | {"pins": self.pins, "loads": loads, "noted": noted | samples}
         profiler, name = self._stop(encode(metadata, indent=None)), None
         if profiler is not None and num_steps:
             name = self.claim.stem + ".trace.json"
-            _export(profiler, self.claim.with_name(name))
+            shown = [(pid, "load", start, end) for pid, start, end in loads if end >= self.start_ns]
+            shown += [(self.pid, f"pin {thread}", start, end) for thread, start, end in self.pins]
+            _export(profiler, self.claim.with_name(name), shown)
         usage_log = sys.modules.get("numapin.data.usage_log")  # the record below lets --stop end this process
         if usage_log is not None:
             usage_log.update()
         self.record(trace=name, num_steps=num_steps, reason=reason)
         if name is not None:
             say(f"rank {self.rank}: traced {counted(num_steps, 'step')} into {self.claim.with_name(name)}")
-
-    def _noted(self) -> dict[str, object]:
-        import torch
-
-        samples = self.sampler.stop() if self.sampler else {}
-        return self.notes.to_json(num_threads=torch.get_num_threads(), cpu_use=self.cpu_use) | samples
 
     def give_up(self, reason: str) -> None:
         """Stop tracing for good, and report why."""
@@ -258,15 +254,10 @@ class Tracer:
             with os.scandir(folder) as entries:
                 names = sorted(entry.name for entry in entries if entry.name.startswith(f"{self.claim.stem}."))
             for name in names:
-                rows += _read_loads(open_file(folder, name))
+                with os.fdopen(open_file(folder, name), encoding="ascii", errors="replace") as file:
+                    words = [line.split() for line in file]  # some of which may be cut off
+                rows += [(int(row[0]), int(row[1]), int(row[2])) for row in words if len(row) == 3]
         return rows
-
-
-def _read_loads(descriptor: int) -> list[tuple[int, int, int]]:
-    """Read and close a file of loads; skip lines that were cut off."""
-    with os.fdopen(descriptor, encoding="ascii", errors="replace") as file:
-        words = [line.split() for line in file]
-    return [(int(row[0]), int(row[1]), int(row[2])) for row in words if len(row) == 3]
 
 
 def _write(path: Path, text: str) -> None:
@@ -280,9 +271,10 @@ def _write(path: Path, text: str) -> None:
                 file.truncate()
 
 
-def _export(profiler: profile, path: Path) -> None:
-    """Write the Chrome trace, complete or not at all. Kineto does not report a full disk. Raises OSError.
+def _export(profiler: profile, path: Path, shown: Sequence[_Shown]) -> None:
+    """Write the Chrome trace with the rows `shown` in it, complete or not at all. Raises OSError.
 
+    Kineto does not report a full disk.
     Kineto opens a path and follows links. So it writes into a folder that only this user may enter, with a random name,
     through the folder's descriptor: another user who may write to the trace folder cannot replace it.
     """
@@ -295,10 +287,35 @@ def _export(profiler: profile, path: Path) -> None:
             profiler.export_chrome_trace(str(written))
             if not _is_complete(written):
                 raise OSError(f"{path} was cut off; is the disk full?")
+            name_with_rows = f"{path.name}.rows"
+            with suppress(OSError, ValueError):  # no room for both, or another format: it stays as it is
+                with written.open("rb") as file, written.with_name(name_with_rows).open("wb") as copy:
+                    _copy_with_rows(file, copy, shown)
+                os.replace(name_with_rows, path.name, src_dir_fd=folder, dst_dir_fd=folder)
             os.replace(path.name, path.name, src_dir_fd=folder, dst_dir_fd=parent)
         finally:
             os.close(folder)
             shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
+
+
+def _copy_with_rows(trace: BinaryIO, copy: BinaryIO, shown: Sequence[_Shown]) -> None:
+    """Copy a Chrome trace, and add what the profiler does not see; a trace that begins otherwise stays as it is.
+
+    Our reader takes these times from the metadata, and no event of the category "numapin". They have rows of
+    their own, because their clock may differ from the profiler's by more than an event lasts.
+    """
+    base_ns = 0
+    for line in trace:  # the metadata, of which ours may be long, then the events, the first of which are Kineto's
+        copy.write(line)
+        if line.lstrip().startswith(b'"baseTimeNanoseconds":'):
+            base_ns = int(line.partition(b":")[2].strip(b" ,\n"))
+        if line.strip() == b'"traceEvents": [':
+            for process, row, start_ns, end_ns in shown:
+                event = {"ph": "X", "cat": "numapin", "name": row.partition(" ")[0], "pid": process, "tid": row}
+                times = {"ts": (start_ns - base_ns) / 1000, "dur": (end_ns - start_ns) / 1000}
+                copy.write(encode(event | times, indent=None).encode() + b",\n")
+            break
+    shutil.copyfileobj(trace, copy)
 
 
 def _is_complete(path: Path) -> bool:

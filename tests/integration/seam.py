@@ -16,9 +16,7 @@ from numapin.cli.entry import main
 from numapin.cli.main import _COMMANDS, numapin
 from numapin.cli.run import OPTIONS, _loaders_reported
 from numapin.cli.torchrun_command import TorchrunCommand
-from numapin.compare import hook
-from numapin.compare.job import MOST_BYTES, NO_STEP, JobOptions, JobResult, RankFiles, RunOutput, run_job
-from numapin.compare.record import SCHEMA, Phase, RankSteps, StepSettings, StepUnit
+from numapin.compare.job import JobOptions, JobResult, run_job
 from numapin.compare.variants import own_command
 from numapin.data.forks import ISSUE, may_hang
 from numapin.launcher import hosts, run_folder
@@ -33,6 +31,9 @@ from numapin.rank.shim import CODE
 from numapin.spawning import call as spawn_call
 from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome
 from numapin.spawning.ranks import RankProcess, results_of
+from numapin.steps import recorder as hook
+from numapin.steps.job import MOST_BYTES, NO_STEP, RankFiles, RunOutput
+from numapin.steps.record import SCHEMA, Phase, RankSteps, StepSettings, StepUnit
 from numapin.system import proc
 from numapin.system.cuda import CudaRefused, Driver
 from numapin.system.pages import PINNED
@@ -40,7 +41,6 @@ from numapin.system.proc import state_of, thread_cpus
 from numapin.topology.discover import example_names
 from numapin.topology.nics import NicKind
 from numapin.trace.reading import read_trace
-from numapin.trace.settings import Settings
 
 if TYPE_CHECKING:
     from numapin.data.slots.slot import Slot

@@ -221,7 +221,7 @@ thread.join()
     "is quick": (9000, """
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-from numapin.compare import hook
+from numapin.steps import recorder as hook
 for x in DataLoader(torch.ones(3000, 1), batch_size=1): optimizer.step()
 began = time.process_time()
 for _ in range(1000):

@@ -121,7 +121,7 @@ def test_a_fork_while_a_step_is_counted_does_not_hang() -> None:
     """A child that is forked while another thread counts a step is able to step, and is not measured."""
     program = """
 import os, signal, threading, types
-from numapin.compare import hook
+from numapin.steps import recorder as hook
 class Optimizer: pass
 hook.attach(types.SimpleNamespace(register_optimizer_step_post_hook=lambda _: None, Optimizer=Optimizer))
 hook._Counted.meter = "this process is measured"

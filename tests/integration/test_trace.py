@@ -96,6 +96,9 @@ class TestTracing:
         got = [wait["ts"] + wait["dur"] for wait in waits]
         assert all(made < at for made, at in zip(ended[3:], got, strict=False))
         assert all(end - start > 0.15e9 for _, start, end in loads)
+        shown = [event for event in content["traceEvents"] if event.get("cat") == "numapin"]
+        assert {(event["name"], event["pid"]) for event in shown} == {("load", pid) for pid, _, _ in loads}
+        assert all(event["ts"] + event["dur"] > waits[0]["ts"] - 1e6 for event in shown)
 
     def test_inference_by_batches(self, tmp_path: Path) -> None:
         """Without an optimizer a step is a batch; numapin's loader is counted like torch's."""

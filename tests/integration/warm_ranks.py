@@ -18,7 +18,7 @@ from typing import Final
 
 from tests.integration.forking import Forker
 from tests.integration.launching import environment, script
-from tests.integration.seam import Settings
+from tests.integration.seam import StepSettings
 from tests.integration.seam import environment as hook_environment
 
 _IMPORTED: Final = (
@@ -43,7 +43,7 @@ def _forker() -> Forker:
     folder = tempfile.TemporaryDirectory(prefix="np-ranks-")
     atexit.register(folder.cleanup)
     own = environment()
-    settings = Settings(folder="out", steps=1, skip=1)  # DataLoaders keep this one: use --output out
+    settings = StepSettings(folder="out", steps=1, skip=1)  # DataLoaders keep this one: use --output out
     environ = own | hook_environment("torch", own, trace=settings.to_text())
     forker = Forker(environ, _IMPORTED, str(Path(folder.name, "s")))
     atexit.register(forker.close)

@@ -2,7 +2,7 @@
 
 - NUMAPIN_DATALOADER: the first iterator of a torch DataLoader calls `numapin.data.install.install()` before it is
   created. A program that iterates no DataLoader never imports numapin for that.
-- NUMAPIN_TRACE and NUMAPIN_STEPS: `numapin.trace.hook` and `numapin.compare.hook` count batches and optimizer steps.
+- NUMAPIN_TRACE and NUMAPIN_STEPS: `numapin.trace.hook` and `numapin.steps.recorder` count batches and optimizer steps.
 - NUMAPIN_CHILDREN: the process is bound to its GPU as soon as that is known: now, if its environment names it; when the
   program imports torch, if the environment names it by then, as in a Ray actor; else at its first torch.cuda.set_device
   or CUDA context. A process that never uses a GPU stays as it is.
@@ -32,7 +32,7 @@ _PROFILER = "torch.autograd.profiler"
 _CHILDREN = "NUMAPIN_CHILDREN"
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 _TORCHS = "torch's own DataLoader is used"
-_UNCOUNTED = {"trace": "it is not traced", "compare": "its steps are not measured"}
+_UNCOUNTED = {"trace.hook": "it is not traced", "steps.recorder": "its steps are not measured"}
 _OTHER_VERSION = "use a version of numapin for this Python and this torch"
 _OTHER_TORCH = "use a version of numapin for this torch"
 _reported: list[str] = []
@@ -43,8 +43,8 @@ def start() -> None:
     """Watch for torch; bind this process now if the environment says to what."""
     choices = ("numapin", "numapin-balanced")
     install = [_install_on_use] if os.environ.get("NUMAPIN_DATALOADER") in choices else []
-    trace = [lambda module: _count_steps("trace", module)] if os.environ.get("NUMAPIN_TRACE") else []
-    steps = [lambda module: _count_steps("compare", module)] if os.environ.get("NUMAPIN_STEPS") else []
+    trace = [lambda module: _count_steps("trace.hook", module)] if os.environ.get("NUMAPIN_TRACE") else []
+    steps = [lambda module: _count_steps("steps.recorder", module)] if os.environ.get("NUMAPIN_STEPS") else []
     children = bool(os.environ.get(_CHILDREN))
     by_module = {
         _LOADER: install + trace + steps,
@@ -150,7 +150,7 @@ def _install() -> None:
 def _count_steps(part: str, module: ModuleType) -> None:
     """Let `numapin trace` or `numapin compare` count the steps of this module. If this interpreter cannot, warn."""
     try:
-        attach = __import__(f"numapin.{part}.hook", fromlist=["attach"]).attach
+        attach = __import__(f"numapin.{part}", fromlist=["attach"]).attach
     except (ImportError, SyntaxError, AttributeError) as error:  # AttributeError: another version of numapin
         _warn(f"cannot import numapin ({error})", _UNCOUNTED[part], _remedy(error))
     else:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from numapin.base.stats import Faster, Verdict, faster, student_t
 from numapin.cli.compare import _percent, default_names, progress_text
 from numapin.compare.figures import STEP, RunReadings, figures_of
-from numapin.compare.hook import StepWindow
 from numapin.compare.job import JobResult
 from numapin.compare.measure import ComparedRun, Estimate, RunProgress, duration, turns, with_equal_steps
-from numapin.compare.ratio import Arm, StepRatio, Verdict, compare_arms, step_ratio, student_t
-from numapin.compare.record import Phase, RankSteps, StepSettings, StepUnit
+from numapin.compare.ratio import Arm, StepRatio, compare_arms
 from numapin.compare.report import CompareReport, make_report, verdict_lines
-from numapin.compare.usage import between
 from numapin.compare.variants import (
     DEFAULT,
     KNOWN,
@@ -22,5 +20,8 @@ from numapin.compare.variants import (
     parse_names,
     require_different_names,
 )
+from numapin.steps.job import between
+from numapin.steps.record import Phase, RankSteps, StepSettings, StepUnit
+from numapin.steps.recorder import StepWindow
 from numapin.topology.discover import example_names
 from numapin.view.compare_table import OTHERS, compare_table

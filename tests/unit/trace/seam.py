@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from numapin.base.cpu_set import CpuSet
+from numapin.steps.record import StepSettings
+from numapin.steps.recorder import FollowedOptimizer
 from numapin.trace import hook, tracer
 from numapin.trace.analysis import PARTS, Analysis, analyze
 from numapin.trace.findings import find
 from numapin.trace.intervals import Lengths, common, length, union, without
 from numapin.trace.noted import ScriptNotes, read_noted
 from numapin.trace.notes import CpuUse, Notes
-from numapin.trace.pace import FollowedOptimizer, Pace
+from numapin.trace.overdue import Pace
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report
-from numapin.trace.settings import Settings
 from numapin.trace.tracer import Tracer
 from numapin.view.trace_table import trace_table
 

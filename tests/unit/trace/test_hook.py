@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from tests.unit.trace.seam import CpuSet, CpuUse, Notes, Settings, Tracer, hook
+from tests.unit.trace.seam import CpuSet, CpuUse, Notes, StepSettings, Tracer, hook
 
 if TYPE_CHECKING:
     from torch.autograd.profiler import record_function
@@ -54,7 +54,7 @@ class Loader:
 def new_tracer(folder: Path) -> Tracer:
     """Return the tracer of a rank that has not begun."""
     return Tracer(
-        settings=Settings(folder=str(folder), steps=1, skip=1),
+        settings=StepSettings(folder=str(folder), steps=1, skip=1),
         rank=0,
         restart=0,
         claim=folder / "rank-0.json",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from tests.unit.trace.seam import Settings, Tracer
+from tests.unit.trace.seam import StepSettings, Tracer
 from tests.unit.trace.seam import tracer as module
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _tracer(claim: Path) -> Tracer:
-    settings = Settings(folder=str(claim.parent), steps=1, skip=1)
+    settings = StepSettings(folder=str(claim.parent), steps=1, skip=1)
     return Tracer(settings=settings, rank=0, restart=0, claim=claim, check=lambda: None, require_no_other=lambda: None)
 
 
@@ -78,7 +78,7 @@ def test_planted_links_are_not_followed(tmp_path: Path) -> None:
     for link in planted:
         link.symlink_to(target)
     kineto = _Kineto('{"traceEvents": []}\n')
-    module._export(cast("profile", kineto), path)
+    module._export(cast("profile", kineto), path, [])
     assert (path.is_symlink(), path.read_text()) == (False, kineto.text)
     assert target.read_text() == "before"
     assert kineto.links == []
@@ -90,5 +90,27 @@ def test_a_trace_that_was_cut_off(tmp_path: Path, text: str) -> None:
     """A truncated trace raises an error and is removed; Kineto does not report a full disk."""
     path = tmp_path / "rank-0.trace.json"
     with pytest.raises(OSError, match=r"rank-0\.trace\.json was cut off; is the disk full\?"):
-        module._export(cast("profile", _Kineto(text)), path)
+        module._export(cast("profile", _Kineto(text)), path, [])
     assert not list(tmp_path.iterdir())
+
+
+def test_loads_and_pins_are_events(tmp_path: Path) -> None:
+    """A viewer of Chrome traces shows them among the profiler's events, at their times in its clock."""
+    path = tmp_path / "rank-0.trace.json"
+    head = '{\n    "numapin": {"pins":[]},\n    "baseTimeNanoseconds": 5000,\n    "traceEvents": [\n'
+    kineto = _Kineto(head + '  {"ph": "M", "name": "process_name"}\n]}\n')
+    module._export(cast("profile", kineto), path, [(7, "load", 6000, 9500), (8, "pin 9", 8000, 9000)])
+    load, pin, kinetos = json.loads(path.read_text())["traceEvents"]
+    assert load == {"ph": "X", "cat": "numapin", "name": "load", "pid": 7, "tid": "load", "ts": 1.0, "dur": 3.5}
+    assert (pin["name"], pin["pid"], pin["tid"], pin["ts"], pin["dur"]) == ("pin", 8, "pin 9", 3.0, 1.0)
+    assert kinetos["name"] == "process_name"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_disk_with_room_for_the_trace_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace that cannot be copied stays as the profiler wrote it."""
+    monkeypatch.setattr(module, "_copy_with_rows", _no_room)
+    path = tmp_path / "rank-0.trace.json"
+    module._export(cast("profile", _Kineto('{"traceEvents": []}\n')), path, [(7, "load", 6000, 9500)])
+    assert path.read_text() == '{"traceEvents": []}\n'
+    assert list(tmp_path.iterdir()) == [path]

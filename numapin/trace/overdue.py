@@ -1,8 +1,10 @@
-"""Which optimizer's steps a trace counts, and when the next step is overdue."""
+"""When the next step of a traced loop is overdue, and the calls that notice it while no step comes."""
 
 from __future__ import annotations
 
-import weakref
+import _thread
+import signal
+import threading
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,45 +13,15 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType
 
-_MANY: Final = 20  # steps of another optimizer; GANs train a critic five times per step of the generator
 _RECENT: Final = 16
 _SLOW: Final = 10
 _SHORTEST_LIMIT_S: Final = 2.0  # a loop of small operators makes 250 MB of records per second
 _FIRST_LIMIT_S: Final = 60.0  # before any step's time is known; the first steps compile and allocate
 _LONGEST_PAUSE_S: Final = 300.0  # then the loader hangs
 _NAMED_S: Final = 0.5
-
-
-@dataclass(slots=True)
-class FollowedOptimizer:
-    """The optimizer whose steps count: the first one, until it is collected or no longer steps."""
-
-    current: weakref.ref[object] | None = None
-    other: weakref.ref[object] | None = None  # the first that stepped after the current one last did
-    num_other_steps: int = 0
-
-    def counts(self, optimizer: object) -> bool:
-        """Return whether this optimizer's step is one of the loop's."""
-        followed = _target(self.current)
-        if followed is None or followed is optimizer or self._takes_over(optimizer):
-            self.current, self.other = weakref.ref(optimizer), None
-            return True
-        return False
-
-    def _takes_over(self, optimizer: object) -> bool:
-        """Return whether this one stepped so often that the current one no longer does."""
-        other = _target(self.other)
-        if other is None:
-            self.other, self.num_other_steps = weakref.ref(optimizer), 0
-        elif other is not optimizer:
-            return False
-        self.num_other_steps += 1
-        return self.num_other_steps >= _MANY
-
-
-def _target(reference: weakref.ref[object] | None) -> object | None:
-    return reference() if reference else None
+_CHECK_EVERY_S: Final = 0.5
 
 
 @dataclass(slots=True)
@@ -102,3 +74,43 @@ class Pace:
         in_loader_s = self._not_counted_s(now_s)
         besides = f", besides {in_loader_s:.0f} s in DataLoaders" if in_loader_s >= _NAMED_S else ""
         return f"no {step_unit} for {self.limit_s:.0f} s{besides}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodicCall:
+    """Periodic calls of a function in the main thread, until `stop`, while the script's own code runs there.
+
+    The profiler can be stopped only in the thread that it records, and that thread may never call us again.
+    `interrupt_main` runs Python's handler of a signal there without sending the signal, so no system call is
+    interrupted. SIGURG is ignored by default.
+    """
+
+    handler: Callable[[int, FrameType | None], None]
+    stopped: threading.Event
+
+    @classmethod
+    def start(cls, function: Callable[[], None]) -> PeriodicCall | None:
+        """Begin; return None outside the main thread, or if the script uses the signal itself."""
+        if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGURG):
+            return None
+
+        def handler(_signal: int, _frame: FrameType | None) -> None:
+            function()
+
+        signal.signal(signal.SIGURG, handler)
+        watch = cls(handler=handler, stopped=threading.Event())
+        threading.Thread(target=watch._run, daemon=True, name="numapin trace").start()
+        return watch
+
+    def _run(self) -> None:
+        while not self.stopped.wait(_CHECK_EVERY_S):
+            if signal.getsignal(signal.SIGURG) is not self.handler:
+                return
+            _thread.interrupt_main(signal.SIGURG)
+
+    def stop(self) -> None:
+        """End the calls. Outside the main thread the handler stays, but is no longer called."""
+        self.stopped.set()
+        is_ours = signal.getsignal(signal.SIGURG) is self.handler
+        if is_ours and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGURG, signal.SIG_DFL)

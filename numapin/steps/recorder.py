@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import wraps
@@ -25,11 +26,10 @@ from numapin.base.files import opened, replace_at
 from numapin.base.records import read_record, to_json
 from numapin.base.stderr import say
 from numapin.base.strict_json import encode
-from numapin.compare.record import FEWEST_STEPS, SCHEMA, Phase, RankSteps, StepSettings, StepUnit
 from numapin.errors import MachineFileError
 from numapin.rank.hook_env import STEPS_VARIABLE
+from numapin.steps.record import FEWEST_STEPS, SCHEMA, Phase, RankSteps, StepSettings, StepUnit
 from numapin.system import proc
-from numapin.trace.pace import FollowedOptimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+_MANY: Final = 20  # steps of another optimizer; GANs train a critic five times per step of the generator
 
 
 # --- torch's side ---------------------------------------------------------------------------------------------------
@@ -211,6 +213,31 @@ def _is_free(path: Path) -> bool:
 
 
 @dataclass(slots=True)
+class FollowedOptimizer:
+    """The optimizer whose steps count: the first one, until it is collected or no longer steps."""
+
+    current: weakref.ref[object] | None = None
+    other: weakref.ref[object] | None = None  # the first that stepped after the current one last did
+    num_other_steps: int = 0
+
+    def counts(self, optimizer: object) -> bool:
+        """Return whether this optimizer's step is one of the loop's."""
+        followed = self.current() if self.current else None
+        if followed is not None and followed is not optimizer:
+            # Another one is followed once it has stepped so often that the current one no longer does.
+            other = self.other() if self.other else None
+            if other is None:
+                self.other, self.num_other_steps = weakref.ref(optimizer), 0
+            elif other is not optimizer:
+                return False
+            self.num_other_steps += 1
+            if self.num_other_steps < _MANY:
+                return False
+        self.current, self.other = weakref.ref(optimizer), None
+        return True
+
+
+@dataclass(slots=True)
 class _BatchTotals:
     """The batches that the loops of this process took until now. `num_samples` is None after a loader of no size."""
 
@@ -297,6 +324,8 @@ class StepMeter:
 
     def write(self, phase: Phase) -> None:
         """Write what was measured so far. At the script's end batches are its steps if its optimizer never stepped."""
+        from torch import cuda
+
         unit = self.unit
         if phase is Phase.ENDED and unit not in self.loops:
             unit = StepUnit.BATCH
@@ -320,7 +349,7 @@ class StepMeter:
                 waited_ns=end.waited_ns - begin.waited_ns,
                 num_batches=num_batches,
                 num_samples=num_samples,
-                gpu_memory_bytes=_gpu_memory(),
+                gpu_memory_bytes=int(cuda.max_memory_allocated()) if cuda.is_initialized() else None,
             )
         with opened(str(self.path.parent)) as folder:
             replace_at(folder, self.path.name, encode({"schema": SCHEMA, **to_json(record)}, indent=None) + "\n")
@@ -345,12 +374,6 @@ def _wait_for_gpu() -> None:
     with warnings.catch_warnings(action="ignore"):
         if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
             torch.cuda.synchronize()
-
-
-def _gpu_memory() -> int | None:
-    import torch
-
-    return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_initialized() else None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -20,12 +20,20 @@ FEWEST_STEPS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettings:
-    """Measure up to `steps` steps or `seconds` seconds after the first `skip` steps; write into the folder."""
+    """Record up to `steps` steps after the first `skip` steps; write into the folder.
+
+    `numapin compare` measures fewer if these take more than `seconds` seconds.
+    """
 
     folder: str
     skip: int
     steps: int
-    seconds: float
+    seconds: float = 0.0
+
+    @property
+    def loads(self) -> str:
+        """The folder where workers of a traced rank record when they made batches, until its trace is written."""
+        return f"{self.folder}/.loads"
 
     def to_text(self) -> str:
         """Return the text that `from_text` reads."""

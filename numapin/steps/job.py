@@ -1,0 +1,242 @@
+"""A job whose ranks record their steps: their files, its output, its processes, and its end.
+
+A job is stopped as a user would do it: SIGTERM to the launcher's process group, some time to end, then SIGKILL to all
+that is left. One reading of its CPU time takes a look at all processes of the host: some 20 us each.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final
+
+from numapin.base.records import read_record
+from numapin.base.redact import without_secrets
+from numapin.base.text import counted, not_none, printable, without_none
+from numapin.errors import MachineFileError
+from numapin.rank.hook_env import STEPS_VARIABLE
+from numapin.steps.record import SCHEMA, Phase, RankSteps, StepUnit
+from numapin.system import proc
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from numapin.topology.readings import GpuLoad
+
+_POLL_S: Final = 0.1
+_KILL_S: Final = 10.0  # a process in an uninterruptible wait cannot be killed
+_REST_WAIT_S: Final = 30.0  # for ranks that seem not to step, once another one has measured its last step
+_SHOWN_CHARS: Final = 300
+_SHOWN_LINES: Final = 12
+_TAIL_BYTES: Final = 8000
+MOST_BYTES: Final = 32 << 20
+NO_STEP: Final = (
+    "no step: no process took a batch from a torch DataLoader or stepped a torch optimizer, or the command's Python "
+    "lacks numapin or our PYTHONPATH"
+)
+
+
+def stop(process: subprocess.Popen[bytes], left: Callable[[], Collection[int]], *, grace_s: float) -> None:
+    """Send SIGTERM to the launcher's group, and SIGKILL to every process that is left after `grace_s` seconds."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + grace_s
+    seen: set[int] = set()
+    try:
+        seen.update(left())
+        while time.monotonic() < deadline_s and (process.poll() is None or left()):
+            time.sleep(_POLL_S)
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        deadline_s = time.monotonic() + _KILL_S
+        while (pids := left()) and time.monotonic() < deadline_s:  # again: a dying one may start others
+            seen.update(pids)
+            for pid in pids:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(_POLL_S / 5)
+        process.wait()
+        remove_leftovers(seen)
+
+
+def remove_leftovers(pids: Iterable[int]) -> None:
+    """Remove the batch files that torch's workers did not unlink before they ended."""
+    for pid in pids:
+        for path in Path("/dev/shm").glob(f"torch_{pid}_*"):  # noqa: S108 - where torch puts them
+            path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutput:
+    """The output of a run in the file `path`, which stays small.
+
+    A script that prints without end would fill the temporary directory, which may be memory. Cutting the file does not
+    disturb its writers, because they append.
+    """
+
+    path: Path
+
+    def open(self) -> IO[bytes]:
+        """Make the file, and open it for the run's processes."""
+        self.path.unlink(missing_ok=True)
+        return self.path.open("ab")
+
+    def bound(self) -> None:
+        """Keep only the last lines of a file that has become too large."""
+        with suppress(OSError):
+            if self.path.stat().st_size > MOST_BYTES:
+                kept = self._last()
+                os.truncate(self.path, 0)
+                with self.path.open("ab") as file:
+                    file.write(b"[numapin: earlier output was dropped]\n" + kept)
+
+    def tail(self) -> str:
+        """Return the last lines without secrets, each indented and on a line of its own."""
+        lines: list[str] = []
+        with suppress(OSError):
+            lines = [line for line in self._last().decode(errors="replace").splitlines() if line.strip()]
+        return "".join(f"\n    {printable(without_secrets([line])[0])}" for line in lines[-_SHOWN_LINES:])
+
+    def _last(self) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(max(0, self.path.stat().st_size - _TAIL_BYTES))
+            return file.read()
+
+
+@dataclass(slots=True)
+class RankFiles:
+    """The ranks' files in a folder as they were read last, by name.
+
+    `done_s` is the time at which the first rank had measured its last step.
+    """
+
+    folder: Path
+    found: dict[str, RankSteps] = field(default_factory=dict)
+    done_s: float | None = None
+
+    def read(self, now_s: float) -> bool:
+        """Read the files, and return whether one has changed."""
+        before = dict(self.found)
+        for path in sorted(self.folder.glob("rank-*.json")):
+            with suppress(OSError, MachineFileError):  # a file that is still empty
+                text = path.read_text("utf-8")
+                self.found[path.name] = read_record(RankSteps, text, source=path.name, hint="", schema=SCHEMA)
+        if self.done_s is None and any(rank.phase is Phase.DONE for rank in self.found.values()):
+            self.done_s = now_s
+        return self.found != before
+
+    @property
+    def ranks(self) -> list[RankSteps]:
+        """The measurements of each rank; for a restarted one, since its last start."""
+        by_restart = sorted(self.found.values(), key=lambda rank: rank.restart)
+        return list({rank.rank: rank for rank in by_restart}.values())
+
+    @property
+    def measured(self) -> list[RankSteps]:
+        """The ranks that have measured steps, and measure no more."""
+        return [rank for rank in self.ranks if rank.has_steps]
+
+    def is_done(self, now_s: float) -> bool:
+        """Return whether all ranks are done, or all that step. One that is measuring is waited for."""
+        if self.done_s is None:
+            return False
+        phases = [rank.phase for rank in self.ranks]
+        is_all = phases.count(Phase.DONE) >= max(rank.num_ranks for rank in self.ranks)
+        return is_all or (Phase.MEASURING not in phases and now_s - self.done_s > _REST_WAIT_S)
+
+    def failure(self) -> str | None:
+        """Return why a process could not be measured; None if none has failed."""
+        for path in self.folder.glob("failed-*"):
+            with suppress(OSError):
+                text = printable(path.read_text("utf-8", errors="replace")[:_SHOWN_CHARS])
+                return f"its steps cannot be measured: process {path.name.removeprefix('failed-')}: {text}"
+        return None
+
+    def doing(self) -> str:
+        """Return what the job is doing, for the progress."""
+        if any(rank.phase is Phase.MEASURING for rank in self.found.values()):
+            return "measuring"
+        return "first steps" if self.found else "starting"
+
+    def progress(self) -> str:
+        """Return how far the rank is that has stepped least."""
+        rank = min(self.ranks, key=lambda one: one.num_seen, default=None)
+        if rank is None:
+            return NO_STEP
+        if rank.unit is StepUnit.OPTIMIZER_STEP and not rank.num_seen:
+            return f"no optimizer step of rank {rank.rank}, though the script has made an optimizer and taken a batch"
+        return f"{counted(rank.num_seen, rank.unit)} of rank {rank.rank}"
+
+
+@dataclass(slots=True)
+class JobReadings:
+    """Readings of one job. The lists are of pairs of a time (CLOCK_MONOTONIC) and a value.
+
+    `mark` is the value of NUMAPIN_STEPS that only this job's processes have.
+    """
+
+    leader: int
+    loads: Callable[[], Mapping[str, GpuLoad]]
+    mark: str
+    cpu_s: list[tuple[float, float]] = field(default_factory=list)
+    host_cpu_s: list[tuple[float, float]] = field(default_factory=list)
+    """CPU time of all programs on the host."""
+    busy: list[tuple[float, Mapping[str, float]]] = field(default_factory=list)
+    """The share of the time in which a kernel ran, by GPU."""
+    seen: dict[int, int] = field(default_factory=dict)
+    """Every process of the job so far: process id -> start time."""
+
+    def read(self) -> None:
+        """Take a reading of the CPU time and of the GPUs."""
+        processes = dict(proc.processes())
+        children: dict[int, list[int]] = {}
+        for pid, found in processes.items():
+            children.setdefault(found.parent, []).append(pid)
+        tree = processes.keys() & {self.leader, *proc.descendants(self.leader, children)}
+        self.seen.update((pid, processes[pid].start) for pid in tree)
+        ticks = sum(processes[pid].cpu_ticks for pid in tree)
+        now_s, per_second = time.monotonic(), os.sysconf("SC_CLK_TCK")
+        self.cpu_s.append((now_s, ticks / per_second))
+        self.host_cpu_s.append((now_s, _host_ticks() / per_second))
+        self._read_gpus()
+
+    def _read_gpus(self) -> None:
+        shares = without_none({uuid: load.busy_share for uuid, load in self.loads().items()})
+        if shares:
+            self.busy.append((time.monotonic(), shares))
+
+    def left(self) -> list[int]:
+        """Return the processes of the job that are still running, also those whose parent has ended."""
+        seen = {pid for pid, start in self.seen.items() if proc.is_running(pid, start)}
+        return sorted(seen.union(pid for pid, _ in proc.processes() if self._is_marked(pid)))
+
+    def _is_marked(self, pid: int) -> bool:
+        return (proc.environment_of(pid) or {}).get(STEPS_VARIABLE) == self.mark
+
+    def memory_bytes(self) -> int | None:
+        """Return the memory of the job: each page once, shared ones in parts (PSS). None: a process refuses."""
+        sizes = {pid: proc.size_bytes(pid, "smaps_rollup", "Pss:") for pid in self.left()}
+        if any(size is None and proc.is_running(pid) for pid, size in sizes.items()):
+            return None
+        return sum(not_none(sizes.values())) or None
+
+
+def _host_ticks() -> int:
+    """Return the CPU time of all programs on the host since boot: user, nice, system, irq, softirq (proc_stat(5))."""
+    user, nice, system, _idle, _iowait, irq, softirq = proc.read("/proc/stat").split(maxsplit=8)[1:8]
+    return sum(map(int, (user, nice, system, irq, softirq)))
+
+
+def between(readings: Sequence[tuple[float, float]], at_s: float) -> float | None:
+    """Return the value at a time, between the two readings around it; None outside of them."""
+    for (before_s, before), (after_s, after) in pairwise(readings):
+        if before_s <= at_s <= after_s:
+            return before + (after - before) * (at_s - before_s) / max(after_s - before_s, 1e-9)
+    return None
