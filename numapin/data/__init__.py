@@ -9,7 +9,6 @@
     iterator.py     torch's multi-process iterator over our queues
     local.py        torch's iterator without workers
     balance.py      choose the worker for each task
-    starting.py     start the workers, and restart those whose fork hung
     path.py         the state that a loader keeps for its whole life
     locality.py     find the nodes and CPUs for a rank's memory and threads, and bind these
     notices.py      report what could not be done as requested
@@ -24,7 +23,7 @@
     containers.py   rebuild nested containers
     arguments.py    check shapes and numbers that a user gave
     forks.py        Python versions whose forked children can hang
-    forking.py      keep forked children from destroying CUDA objects that they inherited
+    forking.py      start the workers, safely with CUDA, and restart those whose fork hung
     message.py      what travels between a worker and the rank, and how a batch is rebuilt from it
     queues.py       torch's two queues, over pipes without locks
     worker.py       what a worker runs first: bind it, collate into slots, end it with its rank
