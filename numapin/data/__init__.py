@@ -19,8 +19,7 @@
     torch_names.py  the private names of torch that all this is built on, and whether this torch has them
     stateful.py     the same path for torchdata's StatefulDataLoader
     loop_times.py   a loader's waiting times, published for `numapin top`
-    casting.py      narrow the tensors of batches
-    containers.py   rebuild nested containers
+    casting.py      change the tensors in nested containers, and narrow those of batches
     arguments.py    check shapes and numbers that a user gave
     forks.py        Python versions whose forked children can hang
     forking.py      start the workers, safely with CUDA, and restart those whose fork hung

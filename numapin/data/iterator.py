@@ -11,6 +11,7 @@ import os
 import sys
 import time
 import weakref
+from functools import partial
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -19,7 +20,7 @@ from torch.autograd import profiler
 
 from numapin.data import forking, usage_log
 from numapin.data.balance import Balance
-from numapin.data.casting import CastingCollate
+from numapin.data.casting import collate_and_cast
 from numapin.data.local import Changed, DeviceIterator, profile_name
 from numapin.data.message import Parcel
 from numapin.data.path import path_of
@@ -287,7 +288,8 @@ def with_casts(loader: DataLoader[Any], options: PathOptions) -> DataLoader[Any]
     """Return the loader, for an iterator without slots, with its batches cast as the options say."""
     if not options.casts:
         return loader
-    return cast("DataLoader[Any]", Changed(loader, collate_fn=CastingCollate(loader.collate_fn, options.casts)))
+    collate = partial(collate_and_cast, loader.collate_fn, dict(options.casts))
+    return cast("DataLoader[Any]", Changed(loader, collate_fn=collate))
 
 
 def pins_elsewhere(loader: DataLoader[Any]) -> bool:

@@ -7,7 +7,7 @@ from numapin.base.records import read_record, to_json
 from numapin.base.strict_json import encode as strict_json_encode
 from numapin.data import locality, packing, path, usage_log
 from numapin.data.balance import Balance
-from numapin.data.casting import CastingCollate, cast_tensor, casts_of
+from numapin.data.casting import cast_tensor, casts_of, collate_and_cast
 from numapin.data.forking import keep_in_children
 from numapin.data.locality import Locality, find_locality
 from numapin.data.loop_times import Totals, Waited, find_waited, read_waited, totals_of
