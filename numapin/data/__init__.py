@@ -11,9 +11,8 @@
     balance.py      choose the worker for each task
     path.py         the state that a loader keeps for its whole life
     locality.py     find the nodes and CPUs for a rank's memory and threads, and bind these
-    notices.py      report what could not be done as requested
     budget.py       the amount of memory that a rank may pin
-    stats.py        counts of a loader's work
+    stats.py        counts of a loader's work, and reports of what it could not do as requested
     usage.py        which loaders took this path, and why others did not
     usage_log.py    a process's record of that, for the launcher
     torch_names.py  the private names of torch that all this is built on, and whether this torch has them

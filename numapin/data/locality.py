@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from numapin.data.notices import Notices
+    from numapin.data.stats import Notices
     from numapin.plan.model import RankPlan
 
 _NODE: Final = "sys/devices/system/node"
