@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from numapin.base.records import to_json
 from numapin.base.stderr import say
 from numapin.data.message import Miss
-from numapin.data.usage import SCHEMA, LoaderUsage, OffPath, OutsideSlots
+from numapin.data.usage import SCHEMA, LoaderUsage, Shortfall
 from numapin.errors import NumapinError
 from numapin.rank import handover
 
@@ -48,7 +48,7 @@ class UsageLog:
         self._name = f"{handover.LOADERS}{rank}-{restart}-{os.getpid()}.json"
         self._lock = threading.RLock()  # a signal's handler may iterate, too
         self._counts: dict[int, Counts] = {}  # of all loaders on the path, by id; they stay when a loader is gone
-        self._others: Counter[tuple[str, str]] = Counter()
+        self._others: Counter[str] = Counter()
         self._is_writable = True
         self._save(handover.write_text, "")
 
@@ -68,9 +68,10 @@ class UsageLog:
             with suppress(AttributeError):  # of a class with __slots__: each of its iterators counts as a loader
                 loader._numapin_noted = os.getpid()
             frame = users_frame()
-            where = "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"  # noqa: PTH119
-            self._others[reason, where] += 1
-            if self._others[reason, where] == 1:
+            if frame is not None:
+                reason += f" ({os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno})"  # noqa: PTH119
+            self._others[reason] += 1
+            if self._others[reason] == 1:
                 self.write()
 
     def write(self, *, is_complete: bool = False) -> None:
@@ -86,8 +87,8 @@ class UsageLog:
                 is_complete=is_complete,
                 num_loaders=len(self._counts),
                 num_batches=sum(counts.batches for counts in self._counts.values()),
-                outside=tuple(OutsideSlots(num_batches=number, reason=str(miss)) for miss, number in outside.items()),
-                others=tuple(OffPath(num_loaders=n, reason=why, where=at) for (why, at), n in self._others.items()),
+                outside=tuple(Shortfall(number=number, reason=str(miss)) for miss, number in outside.items()),
+                others=tuple(Shortfall(number=number, reason=reason) for reason, number in self._others.items()),
             )
             self._save(handover.write_json, {"schema": SCHEMA, **to_json(usage)})
 

@@ -44,7 +44,7 @@ from numapin.data.slots.settling import Settling, _Settler
 from numapin.data.slots.sizes import FreeSlots, RecentSizes, align, capacity_for
 from numapin.data.slots.slot import Slot
 from numapin.data.stats import Counts, Stats, share_on
-from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage, OffPath, OutsideSlots
+from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage, Shortfall
 from numapin.data.usage_log import UsageLog
 from numapin.data.worker import Stacker, limit_libraries, num_worker_threads
 from numapin.observe.loaders import read_loaders
