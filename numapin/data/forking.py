@@ -92,17 +92,18 @@ def _begin_fork() -> None:
         if fix is not None:
             fix()
     with _FORKS.lock:
-        if not _FORKS.held:
+        _FORKS.held.append(held)
+        if len(_FORKS.held) == 1:
             _FORKS.was_collecting = torch.cuda.is_initialized() and gc.isenabled()
         if _FORKS.was_collecting:
             gc.disable()
-        _FORKS.held.append(held)
 
 
 def _end_fork() -> None:
     with _FORKS.lock:
         _FORKS.held.pop()
         if not _FORKS.held and _FORKS.was_collecting:
+            _FORKS.was_collecting = False
             gc.enable()
 
 
@@ -117,7 +118,8 @@ def _leave_in_child() -> None:
         gc.freeze()
     if _FORKS.was_collecting:
         gc.enable()
-    _FORKS.lock, _FORKS.held = threading.RLock(), []  # another thread of the parent may have held the lock
+    # Anew, because another thread of the parent may have held the lock.
+    _FORKS.lock, _FORKS.held, _FORKS.was_collecting = threading.RLock(), [], False
 
 
 def is_in_bad_fork() -> bool:
