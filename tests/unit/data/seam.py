@@ -5,7 +5,7 @@ from __future__ import annotations
 from numapin.base.cpu_set import CpuSet
 from numapin.base.records import read_record, to_json
 from numapin.base.strict_json import encode as strict_json_encode
-from numapin.data import locality, packing, path, usage_log
+from numapin.data import packing, path, usage_log
 from numapin.data.balance import Balance
 from numapin.data.casting import cast_tensor, casts_of, collate_and_cast
 from numapin.data.forking import keep_in_children
@@ -55,4 +55,5 @@ from numapin.system import pages as placement
 from numapin.system import thread_limits as threads
 from numapin.system.cuda import CudaRefused, Driver
 from numapin.system.pages import PINNED, Placement
+from numapin.system.tree import Tree
 from numapin.topology import discover
