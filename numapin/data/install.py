@@ -82,8 +82,8 @@ def install(*, only_copies: bool = False, balance: bool = False) -> None:
     for cls, package, iterator_of_it in (torchs, theirs):
         if cls is None or cls in _STATE.hooked:
             continue
-        _STATE.hooked.append(cls)
         off = torch_names.explained(package)
+        _STATE.hooked.append(cls)
         if off:
             _say_once(f"warning: {off}")
             _leave(cls)
