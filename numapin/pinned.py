@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from numapin.base.text import printable
-from numapin.data import containers
 from numapin.data.arguments import sizes_of
 from numapin.data.budget import num_ranks_of, read_room
 from numapin.data.locality import Locality, find_locality
@@ -159,6 +158,8 @@ def pin(obj: T, *, node: int | None = None) -> T:
     """
     import torch
 
+    from numapin.data.casting import rebuild
+
     def pin_one(value: Any) -> object:  # noqa: ANN401 - a tensor, or any object that torch would pin
         is_plain = type(value) is torch.Tensor and value.layout is torch.strided and value.device.type == "cpu"
         if not is_plain or value.is_quantized or value.requires_grad:
@@ -168,7 +169,7 @@ def pin(obj: T, *, node: int | None = None) -> T:
         strides = torch.empty_like(value, device="meta").stride()  # dense and in the same order, as in torch
         return empty(value.numel(), value.dtype, node=node).as_strided(value.shape, strides).copy_(value)
 
-    return cast("T", containers.rebuild(obj, pin_one, is_leaf=lambda value: hasattr(value, "pin_memory")))
+    return cast("T", rebuild(obj, pin_one, is_leaf=lambda value: hasattr(value, "pin_memory")))
 
 
 def where(tensor: torch.Tensor) -> dict[int | None, int]:

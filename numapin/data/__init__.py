@@ -9,22 +9,19 @@
     iterator.py     torch's multi-process iterator over our queues
     local.py        torch's iterator without workers
     balance.py      choose the worker for each task
-    starting.py     start the workers, and restart those whose fork hung
     path.py         the state that a loader keeps for its whole life
     locality.py     find the nodes and CPUs for a rank's memory and threads, and bind these
-    notices.py      report what could not be done as requested
     budget.py       the amount of memory that a rank may pin
-    stats.py        counts of a loader's work
+    stats.py        counts of a loader's work, and reports of what it could not do as requested
     usage.py        which loaders took this path, and why others did not
     usage_log.py    a process's record of that, for the launcher
     torch_names.py  the private names of torch that all this is built on, and whether this torch has them
     stateful.py     the same path for torchdata's StatefulDataLoader
     loop_times.py   a loader's waiting times, published for `numapin top`
-    casting.py      narrow the tensors of batches
-    containers.py   rebuild nested containers
+    casting.py      change the tensors in nested containers, and narrow those of batches
     arguments.py    check shapes and numbers that a user gave
     forks.py        Python versions whose forked children can hang
-    forking.py      keep forked children from destroying CUDA objects that they inherited
+    forking.py      start the workers, safely with CUDA, and restart those whose fork hung
     message.py      what travels between a worker and the rank, and how a batch is rebuilt from it
     queues.py       torch's two queues, over pipes without locks
     worker.py       what a worker runs first: bind it, collate into slots, end it with its rank

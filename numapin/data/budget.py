@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from numapin.base import formats
-from numapin.base.text import not_none
 from numapin.system.cgroup import memory_cgroups
 from numapin.system.tree import Tree
 
@@ -56,10 +55,10 @@ def read_room(root: Path, *, nodes: CpuSet, num_ranks: int) -> LockRoom:
         bounds.append((available, "available on the host (MemAvailable)"))
     # One node: MemAvailable covers it, even in a virtual machine that gets its memory as it uses it.
     has_one_node = tree.text(f"{_NODES}/online") == tree.text(f"{_NODES}/has_memory") == "0"
-    free = [] if has_one_node else [_node_free(tree, node) for node in nodes]
-    known = not_none(free)
-    if known and len(known) == len(free):
-        bounds.append((sum(known), f"free on node {nodes}"))
+    meminfos = [f"{_NODES}/node{node}/meminfo" for node in nodes]
+    if meminfos and not has_one_node and all(tree.text(file) is not None for file in meminfos):
+        keys = ("MemFree", r"Active\(file\)", r"Inactive\(file\)", "SReclaimable")  # the kernel can drop file caches
+        bounds.append((sum(_value(tree, file, key) for file in meminfos for key in keys), f"free on node {nodes}"))
     if not bounds:
         return LockRoom(num_bytes=None, reason="the machine shows neither a memory limit nor its free memory")
     free_bytes, bound = min(bounds)
@@ -72,15 +71,6 @@ def num_ranks_of(environ: Mapping[str, str]) -> int:
     """Return the number of ranks that share this host: LOCAL_WORLD_SIZE, or 1 if that is not set to a number."""
     text = environ.get("LOCAL_WORLD_SIZE", "")
     return max(1, int(text)) if text.isascii() and text.isdecimal() else 1
-
-
-def _node_free(tree: Tree, node: int) -> int | None:
-    """Return the free memory of a node, and the file cache on it that the kernel can drop, in bytes; None: unknown."""
-    path = f"{_NODES}/node{node}/meminfo"
-    if tree.text(path) is None:
-        return None
-    keys = ("MemFree", r"Active\(file\)", r"Inactive\(file\)", "SReclaimable")
-    return sum(_value(tree, path, key) for key in keys)
 
 
 def _value(tree: Tree, path: str, key: str) -> int:

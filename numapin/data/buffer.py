@@ -73,16 +73,13 @@ def batch_buffer(shape: int | Iterable[int], dtype: torch.dtype | None = None) -
     sizes = sizes_of(shape)
     # Untouched, it takes no memory; torch refuses sizes that would fill the machine's.
     ordinary = torch.empty(sizes, dtype=dtype, device="cpu")
-    if get_worker_info() is None:
-        return _pinned(ordinary) if torch.cuda.is_initialized() else ordinary
-    in_slot = None if ordinary.is_quantized else packing.allocate(ordinary.dtype, sizes)
-    return ordinary if in_slot is None else in_slot
-
-
-def _pinned(ordinary: torch.Tensor) -> torch.Tensor:
-    """Return such a tensor in torch's pinned memory, which torch reuses; the ordinary one if it cannot be pinned."""
+    if get_worker_info() is not None:
+        in_slot = None if ordinary.is_quantized else packing.allocate(ordinary.dtype, sizes)
+        return ordinary if in_slot is None else in_slot
+    if not torch.cuda.is_initialized():
+        return ordinary
     try:
-        return torch.empty_like(ordinary, pin_memory=True)
+        return torch.empty_like(ordinary, pin_memory=True)  # torch's own memory, which it reuses
     except RuntimeError as error:
         reason = f"{error}".partition("\n")[0]
         if reason not in _reported:

@@ -1,16 +1,16 @@
-"""Narrow the floating-point tensors of batches, e.g. float32 to bfloat16.
+"""Change the tensors in containers, and narrow those of batches, e.g. float32 to bfloat16.
 
 Values are rounded as `Tensor.to` rounds, to the nearest one and ties to even, which is what autocast does on a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 
-from numapin.data import containers
 from numapin.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,10 +21,11 @@ Casts: TypeAlias = tuple[tuple[torch.dtype, torch.dtype], ...]
 
 _SOURCES: Final = (torch.float64, torch.float32)
 _TARGETS: Final = (torch.float32, torch.bfloat16, torch.float16)
+_FROM, _TO = "torch.float64 and torch.float32", "torch.float32, torch.bfloat16 and torch.float16"
 _HINT: Final = "use e.g. cast=torch.bfloat16, or cast={torch.float32: torch.bfloat16} to leave float64 tensors alone"
 
 
-def casts_of(cast: object) -> Casts:
+def casts_of(cast: Any) -> Casts:  # noqa: ANN401 - a user may pass anything
     """Return the pairs for a user's `cast`: None, a dtype for all wider floating-point tensors, or a mapping.
 
     Raises:
@@ -32,35 +33,18 @@ def casts_of(cast: object) -> Casts:
     """
     if cast is None:
         return ()
-    if isinstance(cast, Mapping):
-        pairs = tuple(cast.items())
-    else:
-        pairs = tuple((source, cast) for source in _SOURCES if _is_narrower(cast, source))
-        if not pairs:
-            raise UsageError(f"cast={cast}: tensors can be cast to {_names(_TARGETS)}", _HINT)
-    for source, target in pairs:
-        _require_sense(source, target)
-    return pairs
-
-
-def _require_sense(source: object, target: object) -> None:
-    if source not in _SOURCES:
-        raise UsageError(f"cast from {source}: only {_names(_SOURCES)} tensors can be cast", _HINT)
-    if target not in _TARGETS:
-        raise UsageError(f"cast to {target}: tensors can be cast to {_names(_TARGETS)}", _HINT)
-    if not _is_narrower(target, source):
-        raise UsageError(f"cast from {source} to {target}: that does not make tensors smaller", _HINT)
-
-
-def _is_narrower(target: object, source: object) -> bool:
-    if not (isinstance(target, torch.dtype) and isinstance(source, torch.dtype)):
-        return False
-    return target in _TARGETS and target.itemsize < source.itemsize
-
-
-def _names(dtypes: tuple[torch.dtype, ...]) -> str:
-    *others, last = map(str, dtypes)
-    return f"{', '.join(others)} and {last}"
+    if not isinstance(cast, Mapping):
+        if cast not in _TARGETS:
+            raise UsageError(f"cast={cast}: tensors can be cast to {_TO}", _HINT)
+        return tuple((source, cast) for source in _SOURCES if cast.itemsize < source.itemsize)
+    for source, target in cast.items():
+        if source not in _SOURCES:
+            raise UsageError(f"cast from {source}: only {_FROM} tensors can be cast", _HINT)
+        if target not in _TARGETS:
+            raise UsageError(f"cast to {target}: tensors can be cast to {_TO}", _HINT)
+        if target.itemsize >= source.itemsize:
+            raise UsageError(f"cast from {source} to {target}: that does not make tensors smaller", _HINT)
+    return tuple(cast.items())
 
 
 def cast_tensor(tensor: torch.Tensor, casts: Mapping[torch.dtype, torch.dtype]) -> torch.Tensor:
@@ -73,21 +57,47 @@ def cast_tensor(tensor: torch.Tensor, casts: Mapping[torch.dtype, torch.dtype]) 
     return tensor.to(target)
 
 
-class CastingCollate:
-    """A collate_fn that casts what another one returns, where batches come from no worker of ours."""
-
-    def __init__(self, collate: Callable[[Any], object], casts: Casts) -> None:
-        self._collate, self._casts = collate, dict(casts)
-
-    def __call__(self, samples: object) -> object:
-        """Return the batch, with the tensors in its containers cast."""
-        return cast_batch(self._collate(samples), self._casts)
-
-
 def cast_batch(data: object, casts: Mapping[torch.dtype, torch.dtype]) -> object:
     """Return a batch with the tensors in its containers cast."""
-    return containers.rebuild(data, lambda tensor: cast_tensor(tensor, casts), is_leaf=_is_tensor)
+    return rebuild(
+        data, lambda tensor: cast_tensor(tensor, casts), is_leaf=lambda value: isinstance(value, torch.Tensor)
+    )
 
 
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
+def collate_and_cast(
+    collate: Callable[[Any], object], casts: Mapping[torch.dtype, torch.dtype], samples: object
+) -> object:
+    """Return what a collate_fn returns, with the tensors in its containers cast."""
+    return cast_batch(collate(samples), casts)
+
+
+def rebuild(obj: object, change: Callable[[Any], object], *, is_leaf: Callable[[object], bool]) -> object:
+    """Return `obj` with every leaf changed, by the rules of torch's `pin_memory`.
+
+    Other objects that are not containers stay as they are; so do strings and bytes. A mutable container is copied and
+    filled, so that it keeps its other attributes; others are built from a mapping or a list. If a type cannot be built
+    that way, the result is a dict or a list. Errors of `change` are passed on.
+    """
+    if is_leaf(obj):
+        return change(obj)
+    if isinstance(obj, str | bytes) or not isinstance(obj, Mapping | Sequence):
+        return obj
+    items: Any
+    if isinstance(obj, Mapping):
+        items = {key: rebuild(value, change, is_leaf=is_leaf) for key, value in obj.items()}
+    else:
+        items = [rebuild(value, change, is_leaf=is_leaf) for value in obj]
+    if isinstance(obj, tuple):
+        return type(obj)(*items) if hasattr(obj, "_fields") else type(obj)(items)
+    try:
+        if not isinstance(obj, MutableMapping | MutableSequence):
+            return type(obj)(items)  # type: ignore[call-arg]
+        clone = copy.copy(obj)
+        if isinstance(clone, MutableMapping):
+            clone.update(items)
+        else:
+            for i, item in enumerate(items):
+                clone[i] = item
+    except TypeError:
+        return items
+    return clone

@@ -1,105 +1,232 @@
-"""Keep forked children from destroying CUDA objects that they inherited.
+"""Start an iterator's workers: fork them safely, and restart those whose fork hung.
+
+A forked child inherits the locks that other threads held, and no thread in it releases them: it can hang before its
+first line of Python. Only the child's parent can notice. Nothing is lost: the tasks of such a worker are still in its
+queue.
 
 CUDA does not work in a forked child: the destructor of torch's CUDAEvent throws there, which aborts the process
 (CUDAEvent.h, CUDAFunctions.cpp). So does torch when it frees memory that several streams use, because it records an
-event for each of them (CUDACachingAllocator.cpp, insert_events). No collection may run between the fork and the child's
-first line either.
+event for each of them (CUDACachingAllocator.cpp, insert_events). So a child must not destroy what it inherited, and no
+collection may run between the fork and the child's first line.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
+import mmap
 import multiprocessing.process
 import os
+import platform
+import signal
 import sys
 import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Final
+from multiprocessing import forkserver
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import ref
 
 import torch
 
+from numapin.data import forks
 from numapin.system import memory
+from numapin.system.proc import state_of, waits_forever
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from multiprocessing.process import BaseProcess
+
+    from numapin.data.queues import ResultQueue, TaskQueue
+
+P = TypeVar("P", bound="BaseProcess")
+
+LOOK_S: Final = 1.0  # between looks at workers that have not started
+_WORKERS_MODULES: Final = (__name__, *(f"numapin.data.{name}" for name in ("worker", "queues", "locality")))
+_MAX_HANGS: Final = 4
+_STOPPED: Final = "T"
+_STOPS_IN_S: Final = 1.0  # it takes microseconds
 
 if "numpy" in sys.modules:
     # Loaded now, and not when torch first seeds it: a worker that another thread forks during the import inherits its
     # lock, and waits for it forever.
     importlib.import_module("numpy.random")
 
+
+@dataclass(slots=True)
+class _Forks:
+    """The forks in progress; threads may fork at once, and a signal's handler in the middle of a fork."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    held: list[list[torch.UntypedStorage]] = field(default_factory=list)
+    was_collecting: bool = False
+
+
+_FORKS: Final = _Forks()
 _on_devices: Final[set[ref[torch.UntypedStorage]]] = set()  # those that are alive
-_at_forks: Final[list[list[torch.UntypedStorage]]] = []  # of the forks in progress; threads may fork at once
 
 
-class _Pause:
-    """Garbage collection is off inside the block, if the process uses CUDA; several threads may be inside."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_inside = 0
-        self._was_enabled = False
-
-    def __enter__(self) -> None:
-        _watch_forks()
-        with self._lock:
-            if not self._num_inside:
-                self._was_enabled = torch.cuda.is_initialized() and gc.isenabled()
-                if self._was_enabled:
-                    gc.disable()
-            self._num_inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._num_inside -= 1
-            if not self._num_inside and self._was_enabled:
-                gc.enable()
-
-    def leave_in_child(self) -> None:
-        """Freeze what a child inherited, and let it collect again if its parent did. Not only workers may come by."""
-        if self._num_inside:
-            if is_in_bad_fork():
-                gc.freeze()
-            if self._was_enabled:
-                gc.enable()
-        self._lock, self._num_inside = threading.Lock(), 0
-
-
-collection_paused: Final = _Pause()
-"""The block in which workers are forked."""
+@cache
+def watch_forks() -> None:
+    """Let children that are forked from now on destroy nothing of CUDA."""
+    os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork, after_in_child=_leave_in_child)
 
 
 def keep_in_children(storage: torch.UntypedStorage) -> None:
     """Let no child that is forked from now on free this device memory, whoever refers to it there."""
-    _watch_forks()
+    watch_forks()
     _on_devices.add(ref(storage, _on_devices.discard))  # all in C: each batch comes here
 
 
-@cache
-def _watch_forks() -> None:
-    os.register_at_fork(before=_hold_memory, after_in_parent=_at_forks.pop, after_in_child=_leave_in_child)
+def _begin_fork() -> None:
+    """Turn garbage collection off if the process uses CUDA, and hold the memory on devices.
 
-
-def _hold_memory() -> None:
-    """Hold the memory during the fork: the child may collect garbage before it comes to `_leave_in_child`."""
+    A handler that runs in the child before `_leave_in_child` may collect garbage all the same.
+    """
     storages = [reference() for reference in _on_devices.copy()]  # `tuple` may collect garbage, which discards some
     held = [storage for storage in storages if storage is not None]
     for storage in held:
         fix = getattr(storage, "_fix_weakref", None)  # older torch: else the object does not keep the memory
         if fix is not None:
             fix()
-    _at_forks.append(held)
+    with _FORKS.lock:
+        _FORKS.held.append(held)
+        if len(_FORKS.held) == 1:
+            _FORKS.was_collecting = torch.cuda.is_initialized() and gc.isenabled()
+        if _FORKS.was_collecting:
+            gc.disable()
+
+
+def _end_fork() -> None:
+    with _FORKS.lock:
+        _FORKS.held.pop()
+        if not _FORKS.held and _FORKS.was_collecting:
+            _FORKS.was_collecting = False
+            gc.enable()
 
 
 def _leave_in_child() -> None:
+    """Freeze what the child inherited, keep its device memory, and let it collect again if its parent did."""
     # As in multiprocessing's own children: at its end, this child would terminate its parent's workers as its own.
     getattr(multiprocessing.process, "_children", set()).clear()
-    for storages in _at_forks:
+    for storages in _FORKS.held:
         for storage in storages:
             memory.keep_forever(storage)
-    _at_forks.clear()
-    collection_paused.leave_in_child()
+    if is_in_bad_fork():
+        gc.freeze()
+    if _FORKS.was_collecting:
+        gc.enable()
+    # Anew, because another thread of the parent may have held the lock.
+    _FORKS.lock, _FORKS.held, _FORKS.was_collecting = threading.RLock(), [], False
 
 
 def is_in_bad_fork() -> bool:
     """Return whether this process was forked from one that uses CUDA."""
     return bool(torch.cuda._is_in_bad_fork())  # torch has no public way to ask
+
+
+def _run_worker(
+    page: mmap.mmap | None, number: int, target: Callable[..., None], arguments: tuple[object, ...]
+) -> None:
+    """Run a worker in its process. A forked one first sets its byte of the shared page."""
+    if page is not None:
+        page[number] = 1
+    target(*arguments)
+
+
+class Context:
+    """A multiprocessing context with our queues, and with workers that can be restarted."""
+
+    def __init__(self, base: Any, queues: Iterable[ResultQueue | TaskQueue], *, num_workers: int) -> None:
+        """Take the context to start processes with, and the queues in the order in which torch's iterator asks."""
+        self._base, self._queues = base, iter(queues)
+        method = base.get_start_method()
+        self._page = mmap.mmap(-1, num_workers) if method == "fork" else None
+        self._arguments: list[tuple[object, ...]] = []
+        self._num_hangs = [0] * num_workers
+        watch_forks()
+        # Let the fork server import what a worker needs, once, instead of every worker of every epoch. The user's own
+        # modules stay in its list, which multiprocessing can only replace as a whole. A server that runs already has
+        # read the list. On a Python that keeps it elsewhere, workers import for themselves, as torch's do.
+        server: Any = getattr(forkserver, "_forkserver", None)
+        modules: object = getattr(server, "_preload_modules", None)
+        if method == "forkserver" and isinstance(modules, list):
+            new = [name for name in _WORKERS_MODULES if name not in modules]
+            server._preload_modules = [*modules, *new]
+
+    def Queue(self) -> ResultQueue | TaskQueue:  # noqa: N802 - multiprocessing's name
+        """Return the next queue."""
+        return next(self._queues)
+
+    def Process(self, *, target: Callable[..., None], args: tuple[object, ...]) -> BaseProcess:  # noqa: N802 - as Queue
+        """Return the next worker's process, not yet started."""
+        arguments = (self._page, len(self._arguments), target, args)
+        self._arguments.append(arguments)
+        return self._base.Process(target=_run_worker, args=arguments)  # type: ignore[no-any-return]
+
+    def __getattr__(self, name: str) -> object:
+        """Return any other attribute of the base context, such as Event."""
+        return getattr(self._base, name)
+
+    def unstarted(self, processes: Sequence[BaseProcess]) -> list[int]:
+        """Return the numbers of workers that have not run any of our code."""
+        return [number for number in range(len(processes)) if not self._has_started(number)]
+
+    def hung(self, processes: Sequence[BaseProcess]) -> list[int]:
+        """Return the numbers of unstarted workers that certainly wait forever, as far as the kernel shows it."""
+        machine = platform.machine()
+        return [number for number in self.unstarted(processes) if waits_forever(processes[number].pid or 0, machine)]
+
+    def start_again(self, processes: list[P], number: int) -> str:
+        """Replace a hung worker by a new one; return the warning to report, or "" if it has started after all.
+
+        Raises RuntimeError for a worker that has hung too often.
+        """
+        if not self.end(processes[number], number):
+            return ""
+        self._num_hangs[number] += 1
+        if self._num_hangs[number] == _MAX_HANGS:
+            raise RuntimeError(
+                f"DataLoader worker {number} hung in its fork {_MAX_HANGS} times: it inherited a lock that is never "
+                'released; use multiprocessing_context="forkserver"'
+            )
+        replacement = self._base.Process(target=_run_worker, args=self._arguments[number], daemon=True)
+        replacement.start()
+        processes[number] = replacement
+        text = f"worker {number} hung in its fork, before it ran anything, and was restarted: it inherited a lock"
+        if forks.may_hang(sys.version_info[:3]):
+            return (
+                f"{text}; Python {platform.python_version()} itself can leave one held ({forks.ISSUE}), and so can "
+                f'libraries; update it to {forks.MENDED} or later, or use multiprocessing_context="forkserver"'
+            )
+        return f'{text} that a library held; use multiprocessing_context="forkserver" to avoid it'
+
+    def end(self, process: BaseProcess, number: int) -> bool:
+        """Kill a worker, unless it has started; return whether it was killed. It holds no lock that others wait for."""
+        pid = process.pid
+        if pid is None:
+            return False
+        try:  # the id of a child that was reaped may be another process's
+            is_running = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        except ChildProcessError:
+            return False
+        if not is_running:
+            return False
+        try:
+            os.kill(pid, signal.SIGSTOP)  # it must not begin between the check of its byte and the kill
+            deadline_s = time.monotonic() + _STOPS_IN_S  # a SIGCONT from elsewhere may keep it from stopping
+            while (state := state_of(pid)) not in {_STOPPED, None} and time.monotonic() < deadline_s:
+                time.sleep(0.0002)
+            if state != _STOPPED or self._has_started(number):
+                return False
+            process.kill()
+        finally:
+            with suppress(ProcessLookupError):  # a handler of SIGCHLD has just reaped it
+                os.kill(pid, signal.SIGCONT)  # even if a handler raised: a stopped process cannot be ended by SIGTERM
+        process.join()
+        return True
+
+    def _has_started(self, number: int) -> bool:
+        return self._page is None or self._page[number] == 1

@@ -11,7 +11,7 @@ import sys
 import warnings
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 import torch.utils.data
 
@@ -40,16 +40,15 @@ class Mark(str):
     __slots__ = ("options",)
     options: PathOptions
 
+    def __new__(cls, text: str, options: PathOptions) -> Self:
+        """Return the text, carrying options."""
+        marked = super().__new__(cls, text)
+        marked.options = options
+        return marked
+
     def __reduce__(self) -> tuple[object, ...]:
         """Keep the options when a loader travels to another process."""
-        return mark, (str(self), self.options)
-
-
-def mark(text: str, options: PathOptions) -> Mark:
-    """Return the text, carrying options."""
-    marked = Mark(text)
-    marked.options = options
-    return marked
+        return Mark, (str(self), self.options)
 
 
 @dataclass(slots=True)
@@ -76,20 +75,20 @@ def install(*, only_copies: bool = False, balance: bool = False) -> None:
     """
     _STATE.everything = _STATE.everything or not only_copies
     _STATE.balance = _STATE.balance or balance
-    torchs, theirs = torch.utils.data.DataLoader, stateful.loader_class()
-    if torchs not in _STATE.hooked:
+    if not _STATE.hooked:
         _watch_iterators()
-        if torch_names.why_off():
-            _leave(torchs)
+    torchs = (torch.utils.data.DataLoader, torch_names.TORCH, iterator_of)
+    theirs = (stateful.loader_class(), torch_names.TORCHDATA, stateful.iterator_of)
+    for cls, package, iterator_of_it in (torchs, theirs):
+        if cls is None or cls in _STATE.hooked:
+            continue
+        off = torch_names.explained(package)
+        _STATE.hooked.append(cls)
+        if off:
+            _say_once(f"warning: {off}")
+            _leave(cls)
         else:
-            _hook(torchs, iterator_of)
-    if theirs is not None and theirs not in _STATE.hooked:
-        if torch_names.why_off():
-            _leave(theirs)
-        elif torch_names.why_off(torch_names.TORCHDATA):
-            _leave(theirs, torch_names.TORCHDATA)
-        else:
-            _hook(theirs, stateful.iterator_of)
+            _hook(cls, iterator_of_it)
 
 
 class _UsersWarnings:
@@ -112,7 +111,6 @@ class _UsersWarnings:
 
 def _hook(cls: type[_Loader], iterator_of_it: Callable[[_Loader, PathOptions], _BaseDataLoaderIter]) -> None:
     """Let loaders of this class with workers make their iterators by this function."""
-    _STATE.hooked.append(cls)
     module = sys.modules.get(cls.__module__)
     if getattr(module, "warnings", None) is warnings:
         module.warnings = _UsersWarnings()  # type: ignore[union-attr] # it has the name
@@ -132,10 +130,8 @@ def _hook(cls: type[_Loader], iterator_of_it: Callable[[_Loader, PathOptions], _
     cls._get_iterator = _get_iterator  # type: ignore[method-assign]
 
 
-def _leave(cls: type[_Loader], package: str = torch_names.TORCH) -> None:
-    """Leave loaders of this class as they are, and say so. Batches of our loaders are still cast and moved."""
-    _STATE.hooked.append(cls)
-    _say_once(f"warning: {torch_names.explained(package)}")
+def _leave(cls: type[_Loader]) -> None:
+    """Leave loaders of this class as they are. Batches of our loaders are still cast and moved."""
     torchs_own = cls.__iter__
 
     def __iter__(self: _Loader) -> Any:  # noqa: N807
@@ -157,7 +153,7 @@ def _watch_iterators() -> None:
     def __init__(self: _BaseDataLoaderIter, loader: _Loader, *rest: Any, **named: Any) -> None:  # noqa: N807
         if _STATE.everything and not isinstance(self, LaneIterator):
             is_theirs = isinstance(loader, stateful.loader_class() or ())
-            off = torch_names.why_off() or (is_theirs and torch_names.why_off(torch_names.TORCHDATA))
+            off = torch_names.why_off(torch_names.TORCHDATA if is_theirs else torch_names.TORCH)
             usage_log.note_other(loader, off or f"{type(loader).__name__} makes its own iterators")
         torchs_own(self, loader, *rest, **named)
 

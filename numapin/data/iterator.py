@@ -11,16 +11,16 @@ import os
 import sys
 import time
 import weakref
+from functools import partial
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch.multiprocessing
 from torch.autograd import profiler
 
-from numapin.data import starting, usage_log
+from numapin.data import forking, usage_log
 from numapin.data.balance import Balance
-from numapin.data.casting import CastingCollate
-from numapin.data.forking import collection_paused
+from numapin.data.casting import collate_and_cast
 from numapin.data.local import Changed, DeviceIterator, profile_name
 from numapin.data.message import Parcel
 from numapin.data.path import path_of
@@ -77,14 +77,14 @@ class LaneIterator(_TorchsIterator):
         if pins:
             self._lane.results.open_in_thread(path.home.bind_this_thread, self._lane.opener.open)
         base = loader.multiprocessing_context or torch.multiprocessing
-        self._context = starting.Context(base, self._lane.queues(), num_workers=loader.num_workers)
+        self._context = forking.Context(base, self._lane.queues(), num_workers=loader.num_workers)
         changed = Changed(
             loader,
             multiprocessing_context=self._context,
             worker_init_fn=path.worker_start(self._lane, loader, pins=pins or moves),
             pin_memory=loader.pin_memory and not moves,
         )
-        with collection_paused, unused_slots_hidden():
+        with unused_slots_hidden():
             super().__init__(changed, *state)
         self._profile_name = profile_name(self.torchs_name)
         util.Finalize(self, _end_at_exit, (weakref.ref(self),), exitpriority=10)
@@ -127,7 +127,7 @@ class LaneIterator(_TorchsIterator):
         """
         left_s = timeout
         while True:
-            wait_s = min(left_s, starting.LOOK_S)
+            wait_s = min(left_s, forking.LOOK_S)
             found: tuple[bool, object] = super()._try_get_data(wait_s)  # type: ignore[no-untyped-call]
             if found[0]:
                 return found
@@ -143,9 +143,9 @@ class LaneIterator(_TorchsIterator):
         self._unwatch()
         for number in hung:
             with unused_slots_hidden():
-                is_replaced = self._context.start_again(self._workers, number)
-            if is_replaced:
-                self._path.notices.warn(self._context.explain(number))
+                warning = self._context.start_again(self._workers, number)
+            if warning:
+                self._path.notices.warn(warning)
         self._watch()
 
     def end_unstarted(self) -> None:
@@ -288,7 +288,8 @@ def with_casts(loader: DataLoader[Any], options: PathOptions) -> DataLoader[Any]
     """Return the loader, for an iterator without slots, with its batches cast as the options say."""
     if not options.casts:
         return loader
-    return cast("DataLoader[Any]", Changed(loader, collate_fn=CastingCollate(loader.collate_fn, options.casts)))
+    collate = partial(collate_and_cast, loader.collate_fn, dict(options.casts))
+    return cast("DataLoader[Any]", Changed(loader, collate_fn=collate))
 
 
 def pins_elsewhere(loader: DataLoader[Any]) -> bool:

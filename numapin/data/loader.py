@@ -10,7 +10,7 @@ import torch.utils.data
 
 from numapin.data import torch_names
 from numapin.data.casting import casts_of
-from numapin.data.install import install, mark
+from numapin.data.install import Mark, install
 from numapin.data.iterator import iterator_of
 from numapin.data.path import DataPath, PathOptions, path_of
 from numapin.errors import BindingRefused, LoaderStateError
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from torch.utils.data import Dataset, Sampler
 
-    from numapin.data.install import Mark
     from numapin.data.stats import Stats
     from numapin.data.torch_names import _BaseDataLoaderIter
 
@@ -56,9 +55,10 @@ class OnPath:
         device = None if device is None else torch.device(device)
         self._numapin_options = PathOptions(device=device, casts=casts_of(cast), **others)
         install(only_copies=True)
-        if self._numapin_options.strict and self._numapin_off():
-            raise BindingRefused(self._numapin_off(), "to run with torch's own loader, remove strict=True")
-        return mark(pin_memory_device, self._numapin_options)
+        off = torch_names.explained(self._numapin_package)
+        if self._numapin_options.strict and off:
+            raise BindingRefused(off, "to run with torch's own loader, remove strict=True")
+        return Mark(pin_memory_device, self._numapin_options)
 
     def stats(self) -> Stats:
         """Return the statistics of this loader so far.
@@ -75,7 +75,7 @@ class OnPath:
                 print(loader.stats().misses)
             ```
         """
-        stats, off = self._numapin_path.stats(), self._numapin_off()
+        stats, off = self._numapin_path.stats(), torch_names.explained(self._numapin_package)
         return replace(stats, notes=(off, *stats.notes)) if off else stats
 
     def close(self) -> None:
@@ -110,10 +110,6 @@ class OnPath:
     @property
     def _numapin_path(self) -> DataPath:
         return path_of(self, self._numapin_options)  # type: ignore[arg-type] # mixed into a loader
-
-    def _numapin_off(self) -> str:
-        """Return why the batches do not take the data path, as a sentence; "": they do."""
-        return torch_names.explained() or torch_names.explained(self._numapin_package)
 
 
 class DataLoader(OnPath, torch.utils.data.DataLoader[T_co]):

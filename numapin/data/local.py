@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from numapin.data import containers
+from numapin.data.casting import rebuild
 from numapin.data.torch_names import _SingleProcessDataLoaderIter
 
 if TYPE_CHECKING:
@@ -53,4 +53,4 @@ def put_on(device: torch.device, data: object) -> object:
     def can_move(value: object) -> bool:
         return hasattr(value, "to") and not isinstance(value, torch.UntypedStorage | torch.TypedStorage)
 
-    return containers.rebuild(data, move, is_leaf=can_move)
+    return rebuild(data, move, is_leaf=can_move)

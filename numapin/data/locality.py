@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from numapin.data.notices import Notices
+    from numapin.data.stats import Notices
     from numapin.plan.model import RankPlan
 
 _NODE: Final = "sys/devices/system/node"
@@ -72,58 +72,17 @@ def find_locality(
     online = tree.numbers(f"{_NODE}/online") or CpuSet({0})  # a kernel without NUMA shows no nodes and has one
     if node is not None:
         return _on_named_node(tree, online, node)
+    nodes, rank, reason = CpuSet(), None, "no node and no device is known; the memory policy decides"
     if environ.get(BINDING):
         rank = read_binding(environ[BINDING])
-        return _of_rank(rank, online, f"planned by numapin run: {rank.reason}")
-    if len(online) == 1:
-        return _unbound(online, f"the machine has one NUMA node, {min(online)}", nodes=online)
-    if device_index is None:
-        return _unbound(online, "no node and no device is known; the memory policy decides")
-    return _of_device(online, device_index, environ, root)
-
-
-def _on_named_node(tree: Tree, online: CpuSet, node: int) -> Locality:
-    """Return the place that the user named. Raises UsageError if the node has no CPUs or does not exist."""
-    cpus = {n: _cpus(tree, n, online) for n in sorted(online)}
-    with_cpus = CpuSet(n for n in cpus if cpus[n])
-    if node not in with_cpus:
-        problem = "has no CPUs, so host memory cannot be placed there" if node in cpus else "does not exist"
-        problem = f"node={node!r}: NUMA node {node!r} {problem}; usable nodes: {with_cpus}"
-        raise UsageError(problem, "see: numapin topo")
-    within = CpuSet()
-    if len(online) > 1:
-        from numapin.topology.sources.gpu_drivers import gpu_memory_nodes  # a machine with one node never needs it
-
-        within = with_cpus if gpu_memory_nodes(tree) else within  # else a full node spills into GPU memory
-    allowed = cpus[node] & _allowed_cpus(tree)
-    warning = "" if allowed else "; this process may use none of its CPUs, so CPUs stay as they are"
-    return Locality(
-        nodes=CpuSet({node}),
-        cpus=allowed,
-        memory=Memory.PREFERRED if len(online) > 1 else None,
-        num_machine_nodes=len(online),
-        reason=f"requested with node={node}{warning}",
-        within=within,
-    )
-
-
-def _cpus(tree: Tree, node: int, online: CpuSet) -> CpuSet:
-    folder = f"{_NODE}/node{node}"
-    cpus = tree.numbers(f"{folder}/cpulist", mask=f"{folder}/cpumap")
-    if cpus is None and len(online) == 1:
-        return _allowed_cpus(tree)
-    return cpus or CpuSet()
-
-
-def _allowed_cpus(tree: Tree) -> CpuSet:
-    """Return the CPUs that this process may use; all CPUs of a captured machine."""
-    if not tree.root:
-        return CpuSet(os.sched_getaffinity(0))
-    return tree.numbers("sys/devices/system/cpu/online") or CpuSet()
-
-
-def _of_rank(rank: RankPlan, online: CpuSet, reason: str) -> Locality:
-    """Adopt a plan. If its policy names no nodes, or is interleave, the policy places the pinned pages."""
+        reason = f"planned by numapin run: {rank.reason}"
+    elif len(online) == 1:
+        nodes, reason = online, f"the machine has one NUMA node, {min(online)}"
+    elif device_index is not None:
+        rank, reason = _planned_for(device_index, environ, root)
+    if rank is None:
+        return Locality(nodes=nodes, cpus=CpuSet(), memory=None, num_machine_nodes=len(online), reason=reason)
+    # If the plan's policy names no nodes, or is interleave, the policy places the pinned pages.
     planned = rank.nodes if rank.memory in _ON_ITS_NODES else CpuSet()
     return Locality(
         nodes=online if len(online) == 1 else planned,
@@ -135,8 +94,38 @@ def _of_rank(rank: RankPlan, online: CpuSet, reason: str) -> Locality:
     )
 
 
-def _of_device(online: CpuSet, device_index: int, environ: Mapping[str, str], root: Path) -> Locality:
-    """Plan one rank on a GPU."""
+def _on_named_node(tree: Tree, online: CpuSet, node: int) -> Locality:
+    """Return the place that the user named. Raises UsageError if the node has no CPUs or does not exist."""
+    # A captured machine may use all of its CPUs.
+    all_cpus = tree.numbers("sys/devices/system/cpu/online") or CpuSet()
+    usable = all_cpus if tree.root else CpuSet(os.sched_getaffinity(0))
+    cpus_of = {n: tree.numbers(f"{_NODE}/node{n}/cpulist", mask=f"{_NODE}/node{n}/cpumap") for n in online}
+    if len(online) == 1 and cpus_of[min(online)] is None:
+        cpus_of = {min(online): usable}
+    with_cpus = CpuSet(n for n in cpus_of if cpus_of[n])
+    if node not in with_cpus:
+        problem = "has no CPUs, so host memory cannot be placed there" if node in online else "does not exist"
+        problem = f"node={node!r}: NUMA node {node!r} {problem}; usable nodes: {with_cpus}"
+        raise UsageError(problem, "see: numapin topo")
+    within = CpuSet()
+    if len(online) > 1:
+        from numapin.topology.sources.gpu_drivers import gpu_memory_nodes  # a machine with one node never needs it
+
+        within = with_cpus if gpu_memory_nodes(tree) else within  # else a full node spills into GPU memory
+    allowed = usable.intersection(cpus_of[node] or ())
+    warning = "" if allowed else "; this process may use none of its CPUs, so CPUs stay as they are"
+    return Locality(
+        nodes=CpuSet({node}),
+        cpus=allowed,
+        memory=Memory.PREFERRED if len(online) > 1 else None,
+        num_machine_nodes=len(online),
+        reason=f"requested with node={node}{warning}",
+        within=within,
+    )
+
+
+def _planned_for(device_index: int, environ: Mapping[str, str], root: Path) -> tuple[RankPlan | None, str]:
+    """Plan one rank on a GPU; None: its node is unknown. The text is the reason."""
     from numapin.topology.discover import discover  # loads NVML and libnuma, which a machine with one node never needs
 
     name = f"cuda:{device_index}"
@@ -146,15 +135,11 @@ def _of_device(online: CpuSet, device_index: int, environ: Mapping[str, str], ro
         gpu = next((gpu for gpu in topology.gpus if gpu.cuda_index == device_index), None)
         if gpu is not None and gpu.node is not None:
             rank = make_plan(topology, Request(rank_gpus=(gpu.index,), num_ranks=1)).ranks[0]
-            return _of_rank(rank, online, f"{name}: {rank.reason}")
+            return rank, f"{name}: {rank.reason}"
     except (MachineError, PlanError) as error:
-        return _unbound(online, f"{unknown}: {error.message}; {error.hint}")
+        return None, f"{unknown}: {error.message}; {error.hint}"
     seen = "no GPU with this CUDA index was found" if gpu is None else "no source reports it"
-    return _unbound(online, f"{unknown}: {seen}; if you know it, set it with node=N; see: numapin topo")
-
-
-def _unbound(online: CpuSet, reason: str, *, nodes: CpuSet | None = None) -> Locality:
-    return Locality(nodes=nodes or CpuSet(), cpus=CpuSet(), memory=None, num_machine_nodes=len(online), reason=reason)
+    return None, f"{unknown}: {seen}; if you know it, set it with node=N; see: numapin topo"
 
 
 class Home:

@@ -22,13 +22,12 @@ from numapin.data.forking import is_in_bad_fork
 from numapin.data.locality import Home
 from numapin.data.loop_times import totals_of
 from numapin.data.message import Parcel
-from numapin.data.notices import Notices
 from numapin.data.opening.device import Mover
 from numapin.data.opening.host import Copier, Lender
 from numapin.data.packing import MOST_KEPT
 from numapin.data.queues import ResultQueue, TaskQueue
 from numapin.data.slots.pool import Pool, PoolSpec
-from numapin.data.stats import Counts, PoolTotals, Stats
+from numapin.data.stats import Counts, Notices, Stats, share_on
 from numapin.data.worker import OwnerProcess, WorkerStart, num_worker_threads
 from numapin.errors import UsageError
 from numapin.system import calls, cuda, memory
@@ -212,7 +211,7 @@ class _Pools:
     def budget_bytes(self) -> int | None:
         """Return how many more bytes may be pinned; None: no bound is known."""
         if self._limit_bytes is not None:
-            return max(0, self._limit_bytes - PoolTotals.of(self).pinned_bytes)
+            return max(0, self._limit_bytes - sum(slot.pinned_bytes for pool in self for slot in pool.slots))
         return read_room(Path("/"), nodes=self._home.locality.nodes, num_ranks=num_ranks_of(os.environ)).num_bytes
 
 
@@ -306,7 +305,7 @@ class DataPath:
     def stats(self) -> Stats:
         """Return the counts so far."""
         counts, locality = self.counts, self.home.locality
-        pools = PoolTotals.of(self._pools)
+        slots = [slot for pool in self._pools for slot in pool.slots]
         return Stats(
             batches=counts.batches,
             bytes=counts.num_bytes,
@@ -315,13 +314,13 @@ class DataPath:
             wait_s_per_batch=counts.wait_s_per_batch,
             wait_share=counts.wait_share,
             transfer_gbps=None if self._mover is None else self._mover.gbps,
-            slots=pools.num_slots,
+            slots=len(slots),
             slots_made=counts.slots_made,
-            slot_bytes=pools.slot_bytes,
-            slots_on_loan=pools.num_on_loan,
-            pinned_bytes=pools.pinned_bytes,
+            slot_bytes=max((slot.num_bytes for slot in slots), default=0),
+            slots_on_loan=sum(slot.lease is not None for slot in slots),
+            pinned_bytes=sum(slot.pinned_bytes for slot in slots),
             nodes=tuple(sorted(locality.nodes)),
-            share_on_node=pools.share_on(locality.nodes),
+            share_on_node=share_on(locality.nodes, slots),
             placement=locality.reason,
             notes=self.notices.texts,
         )

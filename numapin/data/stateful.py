@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from numapin.data.path import Lane, PathOptions
 
 _ITERATOR: Final = "_StatefulMultiProcessingDataLoaderIter"
-_LOCAL_ITERATOR: Final = "_StatefulSingleProcessDataLoaderIter"
 
 
 def loader_class() -> type[DataLoader[Any]] | None:
@@ -44,7 +43,7 @@ def iterator_of(loader: Any, options: PathOptions) -> Any:
     state, theirs = loader.next_iter_state, getattr(sys.modules[STATEFUL], _ITERATOR)
     if not loader.num_workers:
         usage_log.note_other(loader, usage_log.NO_WORKERS)
-        iterator = _local_iterator(loader, options, state)
+        iterator = _local_iterator(with_casts(loader, options), options, state)
     elif pins_elsewhere(loader):
         usage_log.note_other(loader, usage_log.PINS_ELSEWHERE)
         iterator = theirs(with_casts(loader, options), state)
@@ -58,8 +57,7 @@ def iterator_of(loader: Any, options: PathOptions) -> Any:
 
 
 def _local_iterator(loader: Any, options: PathOptions, state: object) -> Any:
-    theirs = getattr(sys.modules[STATEFUL], _LOCAL_ITERATOR)
-    loader = with_casts(loader, options)
+    theirs = sys.modules[STATEFUL]._StatefulSingleProcessDataLoaderIter
     if options.cuda_device is None:
         return theirs(loader, state)
     device = options.cuda_device
@@ -82,7 +80,7 @@ def _iterator_class(theirs: type) -> Callable[..., Any]:
 class _Ending(_IterableDatasetStopIteration):
     """The end of a worker's iterable dataset, which our queue sends as torch's, with the final state."""
 
-    state: bytes | None
+    state: bytes
 
 
 class _StatefulResults(ResultQueue):
@@ -93,14 +91,10 @@ class _StatefulResults(ResultQueue):
         number, data = result
         if isinstance(number, int):
             batch, worker, state = data
-            sealed = None if state is None else pickled(state)
+            sealed = pickled(state)
             is_end = isinstance(batch, _IterableDatasetStopIteration)
             data = _Ending(worker, sealed) if is_end else (batch, sealed)
         super().put((number, data))
-
-
-def _unseal(sealed: bytes | None) -> object:
-    return None if sealed is None else pickle.loads(sealed)  # noqa: S301 - from our own worker
 
 
 class _StatefulLane:
@@ -127,7 +121,8 @@ class _StatefulLane:
             return found, result
         if isinstance(data, _Ending):
             ending = _IterableDatasetStopIteration(data.worker_id)
-            return True, (number, (ending, data.worker_id, _unseal(data.state)))
+            state = pickle.loads(data.state)  # noqa: S301 - from our own worker
+            return True, (number, (ending, data.worker_id, state))
         worker = self._task_info.get(number, (0,))[0]  # of an abandoned epoch, nothing is known, and it is dropped
         return True, (number, (data, worker, None))
 
@@ -141,5 +136,5 @@ class _StatefulLane:
                 data = ExceptionWrapper(where="while a batch was opened")
         if not isinstance(data, ExceptionWrapper):
             data, sealed = data  # a tuple, of which torch's pin thread makes a list
-            state = _unseal(sealed)
+            state = pickle.loads(sealed)  # noqa: S301 - from our own worker
         return super(LaneIterator, self)._process_data(data, worker_id, state)  # type: ignore[misc]

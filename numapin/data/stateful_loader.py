@@ -132,7 +132,7 @@ class StatefulDataLoader(OnPath, _TorchdataLoader[T_co]):
         super().close()
         self.load_state_dict({})  # forgets an iterator that state_dict() has started
 
-    if not (torch_names.why_off() or torch_names.why_off(torch_names.TORCHDATA)):
+    if not torch_names.why_off(torch_names.TORCHDATA):
 
         def _get_iterator(self) -> Any:
             return stateful.iterator_of(self, self._numapin_options)

@@ -1,7 +1,8 @@
-"""Counts of a loader's work, kept while it runs and read with `DataLoader.stats()`."""
+"""Counts of a loader's work and reports of what it could not do, kept while it runs."""
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -9,16 +10,23 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin.base import formats
+from numapin.base.stderr import say
+from numapin.data.message import Miss
+from numapin.errors import BindingRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numapin.base.cpu_set import CpuSet
-    from numapin.data.message import Head, Miss
-    from numapin.data.slots.pool import Pool
+    from numapin.data.message import Head
+    from numapin.data.slots.slot import Slot
 
 _WIDTH: Final = 80
 _INDENT: Final = 12
+_UNSUPPORTED: Final = (
+    "sparse, quantized and nested tensors, tensors that require gradients (.detach() helps), and subclasses that "
+    "pickle themselves travel in torch's shared memory"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,33 +171,52 @@ class Counts:
         return min(1.0, self.wait_in_steps_s / self.total_step_s) if self.total_step_s else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolTotals:
-    """The slots of all pools of a loader; `pages` counts pages by node."""
-
-    num_slots: int
-    slot_bytes: int
-    num_on_loan: int
-    pinned_bytes: int
-    pages: Counter[int | None]
-    is_verified: bool
-
-    @classmethod
-    def of(cls, pools: Iterable[Pool]) -> PoolTotals:
-        """Add the slots of pools up; the size of a slot is the largest."""
-        slots = [slot for pool in pools for slot in pool.slots]
-        return cls(
-            num_slots=len(slots),
-            slot_bytes=max((slot.num_bytes for slot in slots), default=0),
-            num_on_loan=sum(slot.lease is not None for slot in slots),
-            pinned_bytes=sum(slot.pinned_bytes for slot in slots),
-            pages=sum((Counter(slot.pages) for slot in slots if slot.pages), start=Counter()),
-            is_verified=all(slot.pages is not None or not slot.is_settled for slot in slots),
-        )
-
-    def share_on(self, nodes: CpuSet) -> float | None:
-        """Return the share of the pages on these nodes, 0 to 1; None if the kernel has not reported all pages."""
-        num_pages = self.pages.total()
-        if not (num_pages and nodes and self.is_verified):
+def share_on(nodes: CpuSet, slots: Iterable[Slot]) -> float | None:
+    """Return the share of slots' pages on these nodes, 0 to 1; None if the kernel has not reported all pages."""
+    pages: Counter[int | None] = Counter()
+    for slot in slots:
+        if slot.pages is None and slot.is_settled:
             return None
-        return sum(self.pages[node] for node in nodes) / num_pages
+        pages.update(slot.pages or {})
+    num_pages = pages.total()
+    return sum(pages[node] for node in nodes) / num_pages if num_pages and nodes else None
+
+
+class Notices:
+    """Collects a loader's notices and reports each once."""
+
+    def __init__(self, *, is_strict: bool) -> None:
+        """With `is_strict`, a refusal is an error at the next `check` instead of a warning."""
+        self._is_strict = is_strict
+        self._texts: dict[str, None] = {}  # in order
+        self._refusal: str | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Return all notices so far, in order."""
+        return tuple(self._texts)
+
+    def warn(self, text: str) -> None:
+        """Report a notice on stderr, unless it was reported before."""
+        if text not in self._texts:
+            self._texts[text] = None
+            rank = os.environ.get("RANK")
+            say(f"warning: {text}" if rank is None else f"warning: rank {rank}: {text}")
+
+    def report_refusal(self, text: str) -> None:
+        """Report something that the kernel or the driver refused. Under `strict`, keep it for `check` instead."""
+        if not self._is_strict:
+            self.warn(text)
+        elif text not in self._texts:
+            self._texts[text] = None
+            self._refusal = self._refusal or text
+
+    def report_miss(self, miss: Miss) -> None:
+        """Report why a batch did not travel in a slot, if the user can do something about it."""
+        if miss is Miss.UNSUPPORTED:
+            self.warn(f"a batch traveled outside the slots: {miss}; {_UNSUPPORTED}")
+
+    def check(self) -> None:
+        """Raise BindingRefused for the first refusal under `strict`."""
+        if self._refusal is not None:
+            raise BindingRefused(self._refusal, "to run with what the kernel allows, remove strict=True")

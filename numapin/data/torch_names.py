@@ -58,6 +58,12 @@ STATEFUL: Final = "torchdata.stateful_dataloader.stateful_dataloader"
 LAST: Final = {TORCH: "2.15", TORCHDATA: "0.11"}
 """The newest release of each with which the tests of the loader have passed."""
 
+_USED_BY_BOTH: Final = (
+    *("_pin_memory_thread", "_pin_memory_thread_done_event", "_shutdown", "_task_info"),
+    *("_worker_pids_set", "_workers", "_workers_status"),
+)
+"""Attributes of the iterators with workers of both packages."""
+
 NAMES: Final[dict[str, dict[str, str | None]]] = {
     "torch.utils.data.dataloader": {
         "DataLoader._get_iterator": "",
@@ -77,16 +83,10 @@ NAMES: Final[dict[str, dict[str, str | None]]] = {
         "_MultiProcessingDataLoaderIter._shutdown_workers": "",
         "_MultiProcessingDataLoaderIter._try_get_data": "timeout",
         "_MultiProcessingDataLoaderIter._try_put_index": "",
-        "_MultiProcessingDataLoaderIter._dataset_kind": None,
-        "_MultiProcessingDataLoaderIter._pin_memory_thread": None,
-        "_MultiProcessingDataLoaderIter._pin_memory_thread_done_event": None,
-        "_MultiProcessingDataLoaderIter._send_idx": None,
-        "_MultiProcessingDataLoaderIter._shutdown": None,
-        "_MultiProcessingDataLoaderIter._task_info": None,
-        "_MultiProcessingDataLoaderIter._worker_pids_set": None,
-        "_MultiProcessingDataLoaderIter._worker_queue_idx_cycle": None,
-        "_MultiProcessingDataLoaderIter._workers": None,
-        "_MultiProcessingDataLoaderIter._workers_status": None,
+        **dict.fromkeys(
+            f"_MultiProcessingDataLoaderIter.{name}"
+            for name in (*_USED_BY_BOTH, "_dataset_kind", "_send_idx", "_worker_queue_idx_cycle")
+        ),
         "_DatasetKind.create_fetcher": "kind dataset auto_collation collate_fn drop_last",
         "_DatasetKind.Iterable": None,
     },
@@ -123,14 +123,7 @@ NAMES: Final[dict[str, dict[str, str | None]]] = {
         "_StatefulMultiProcessingDataLoaderIter._shutdown_workers": "",
         "_StatefulMultiProcessingDataLoaderIter._try_get_data": "timeout",
         "_StatefulMultiProcessingDataLoaderIter._try_put_index": "",
-        "_StatefulMultiProcessingDataLoaderIter._finished": None,
-        "_StatefulMultiProcessingDataLoaderIter._pin_memory_thread": None,
-        "_StatefulMultiProcessingDataLoaderIter._pin_memory_thread_done_event": None,
-        "_StatefulMultiProcessingDataLoaderIter._shutdown": None,
-        "_StatefulMultiProcessingDataLoaderIter._task_info": None,
-        "_StatefulMultiProcessingDataLoaderIter._worker_pids_set": None,
-        "_StatefulMultiProcessingDataLoaderIter._workers": None,
-        "_StatefulMultiProcessingDataLoaderIter._workers_status": None,
+        **dict.fromkeys(f"_StatefulMultiProcessingDataLoaderIter.{name}" for name in (*_USED_BY_BOTH, "_finished")),
     },
 }
 """Names by module. A function has its parameters, without `self`; None: a value, a class or an attribute."""
@@ -152,12 +145,14 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - of many types
 
 @cache
 def why_off(package: str = TORCH) -> str:
-    """Return why the data path is off for torch's loader, or torchdata's; "": it is on.
+    """Return why the data path is off for torch's loader, or torchdata's, which needs torch's names too; "": it is on.
 
     torch is imported; torchdata must have been.
     """
     import torch
 
+    if package != TORCH and why_off():
+        return why_off()
     problem = _first_problem(package, _in_process)
     if not problem and package == TORCH and torch.version.cuda is not None:
         problem = next((f"has no torch._C.{name}" for name in CUDA_NAMES if not hasattr(torch._C, name)), "")  # noqa: SLF001
@@ -166,7 +161,7 @@ def why_off(package: str = TORCH) -> str:
 
 def explained(package: str = TORCH) -> str:
     """Return `why_off` as a sentence, with the consequence and the remedy; "" if the data path is on."""
-    return _sentence(package, why_off(package))
+    return _sentence(TORCH if why_off() else package, why_off(package))
 
 
 def explained_in(folder: Path, package: str, release: str) -> str:

@@ -2,36 +2,22 @@
 
 # Annotations are needed at run time by base/records.py, so nothing here is imported for types only.
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Final
 
 from numapin.base.records import AtMost
 from numapin.base.text import counted, listed
 
-SCHEMA: Final = "numapin.loaders/1"
+SCHEMA: Final = "numapin.loaders/2"
 _MAX_ENTRIES: Final = 1000
 _SHOWN: Final = 3  # reasons in the line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffPath:
-    """Loaders of one process that did not take numapin's path: how many, why, and the line that iterated them."""
+class Shortfall:
+    """The number of loaders that did not take numapin's path, or of batches outside its slots, for one reason."""
 
-    num_loaders: int
-    reason: str
-    where: str
-
-    def __str__(self) -> str:
-        """Return e.g. "num_workers=0 (train.py:12)"."""
-        return f"{self.reason} ({self.where})" if self.where else self.reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutsideSlots:
-    """Batches that took numapin's path, but not as a whole in its slots: how many, and why."""
-
-    num_batches: int
+    number: int
     reason: str
 
 
@@ -45,8 +31,8 @@ class LoaderUsage:
         is_complete: Whether the process wrote this at its end. Else later loaders and batches are missing.
         num_loaders: Loaders that took numapin's path.
         num_batches: The batches that these yielded.
-        outside: The batches among them that did not travel in slots.
-        others: The loaders that did not take the path.
+        outside: The batches among them that did not travel in slots as a whole.
+        others: The loaders that did not take the path; a reason names the line, e.g. "num_workers=0 (train.py:12)".
     """
 
     rank: int
@@ -54,8 +40,8 @@ class LoaderUsage:
     is_complete: bool
     num_loaders: int
     num_batches: int
-    outside: Annotated[tuple[OutsideSlots, ...], AtMost(_MAX_ENTRIES)]
-    others: Annotated[tuple[OffPath, ...], AtMost(_MAX_ENTRIES)]
+    outside: Annotated[tuple[Shortfall, ...], AtMost(_MAX_ENTRIES)]
+    others: Annotated[tuple[Shortfall, ...], AtMost(_MAX_ENTRIES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +78,12 @@ class JobUsage:
         num_loaders = sum(usage.num_loaders for usage in self.usages)
         num_batches = sum(usage.num_batches for usage in self.usages)
         ranks = {usage.rank for usage in self.usages if usage.num_loaders}
-        others = _sum((str(other), other.num_loaders) for usage in self.usages for other in usage.others)
-        outside = _sum((entry.reason, entry.num_batches) for usage in self.usages for entry in usage.outside)
+        others, outside = Counter[str](), Counter[str]()
+        for usage in self.usages:
+            for entry in usage.others:
+                others[entry.reason] += entry.number
+            for entry in usage.outside:
+                outside[entry.reason] += entry.number
         without = self.ranks - {usage.rank for usage in self.usages}
         ended = {usage.rank for usage in self.usages if not usage.is_complete}
         if num_loaders:
@@ -112,13 +102,6 @@ class JobUsage:
             how = f"{subject} ended without Python's exit handlers (killed, or os._exit)"
             parts.append(f"the last counts of {listed('rank', ended)} are missing: {how}")
         return "; ".join([*parts, *self.unread])
-
-
-def _sum(pairs: Iterable[tuple[str, int]]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for name, number in pairs:
-        total[name] += number
-    return total
 
 
 def _shown(counts: Counter[str]) -> str:

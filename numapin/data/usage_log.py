@@ -12,18 +12,18 @@ import sys
 import threading
 from collections import Counter
 from contextlib import suppress
-from functools import partial
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin.base.records import to_json
 from numapin.base.stderr import say
 from numapin.data.message import Miss
-from numapin.data.usage import SCHEMA, LoaderUsage, OffPath, OutsideSlots
+from numapin.data.usage import SCHEMA, LoaderUsage, Shortfall
 from numapin.errors import NumapinError
 from numapin.rank import handover
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     from numapin.data.path import DataPath
@@ -40,17 +40,17 @@ class UsageLog:
     """The record of one process."""
 
     def __init__(self, folder: str, *, rank: int, restart: int) -> None:
-        """Take the run's folder, and the rank and restart that the process belongs to."""
+        """Make an empty record in the run's folder, for the rank and restart that the process belongs to.
+
+        A full disk still has room for it, and `--strict` refuses a record that stays empty.
+        """
         self._folder, self._rank, self._restart = folder, rank, restart
         self._name = f"{handover.LOADERS}{rank}-{restart}-{os.getpid()}.json"
         self._lock = threading.RLock()  # a signal's handler may iterate, too
         self._counts: dict[int, Counts] = {}  # of all loaders on the path, by id; they stay when a loader is gone
-        self._others: Counter[tuple[str, str]] = Counter()
+        self._others: Counter[str] = Counter()
         self._is_writable = True
-
-    def begin(self) -> None:
-        """Make an empty record, for which a full disk still has room: `--strict` refuses it if it stays empty."""
-        self._attempt(partial(handover.write_text, self._folder, self._name, ""))
+        self._save(handover.write_text, "")
 
     def note_path(self, path: DataPath) -> None:
         """Note an iterator that takes numapin's path, which is the same object for all iterators of a loader."""
@@ -68,9 +68,10 @@ class UsageLog:
             with suppress(AttributeError):  # of a class with __slots__: each of its iterators counts as a loader
                 loader._numapin_noted = os.getpid()
             frame = users_frame()
-            where = "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"  # noqa: PTH119
-            self._others[reason, where] += 1
-            if self._others[reason, where] == 1:
+            if frame is not None:
+                reason += f" ({os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno})"  # noqa: PTH119
+            self._others[reason] += 1
+            if self._others[reason] == 1:
                 self.write()
 
     def write(self, *, is_complete: bool = False) -> None:
@@ -86,18 +87,17 @@ class UsageLog:
                 is_complete=is_complete,
                 num_loaders=len(self._counts),
                 num_batches=sum(counts.batches for counts in self._counts.values()),
-                outside=tuple(OutsideSlots(num_batches=number, reason=str(miss)) for miss, number in outside.items()),
-                others=tuple(OffPath(num_loaders=n, reason=why, where=at) for (why, at), n in self._others.items()),
+                outside=tuple(Shortfall(number=number, reason=str(miss)) for miss, number in outside.items()),
+                others=tuple(Shortfall(number=number, reason=reason) for reason, number in self._others.items()),
             )
-            content = {"schema": SCHEMA, **to_json(usage)}
-            self._attempt(partial(handover.write_json, self._folder, self._name, content))
+            self._save(handover.write_json, {"schema": SCHEMA, **to_json(usage)})
 
-    def _attempt(self, write: partial[None]) -> None:
-        """Write something. A folder that cannot be written is no reason to lose the job; it is reported once."""
+    def _save(self, write: Callable[[str, str, Any], None], content: object) -> None:
+        """Write the record. A folder that cannot be written is no reason to lose the job; it is reported once."""
         if not self._is_writable:
             return
         try:
-            write()
+            write(self._folder, self._name, content)
         except NumapinError as error:
             say(f"rank {self._rank}: no record of its DataLoaders: {error.message}")
             self._is_writable = False
@@ -129,11 +129,9 @@ def _log() -> UsageLog | None:
     folder, rank = environ.get("NUMAPIN_RUN_DIR"), environ.get("RANK", "")
     is_asked_for = environ.get("NUMAPIN_DATALOADER") in ("numapin", "numapin-balanced")
     if not is_asked_for or not folder or not rank.isdecimal():
-        _logs[pid] = None
-        return None
+        return _logs.setdefault(pid, None)
     restart = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     log = _logs[pid] = UsageLog(folder, rank=int(rank), restart=int(restart) if restart.isdecimal() else 0)
-    log.begin()
     # Runs at the end of the interpreter and of multiprocessing's children; atexit does not, in the latter.
     util.Finalize(None, log.write, kwargs={"is_complete": True}, exitpriority=_LAST)
     return log
@@ -141,20 +139,17 @@ def _log() -> UsageLog | None:
 
 def update() -> None:
     """Write the record with the batches until now, before something ends the process by a signal."""
-    log = _logs.get(os.getpid())
-    if log is not None:
+    if log := _logs.get(os.getpid()):
         log.write()
 
 
 def note_path(path: DataPath) -> None:
     """Note an iterator that takes numapin's path."""
-    log = _log()
-    if log is not None:
+    if log := _log():
         log.note_path(path)
 
 
 def note_other(loader: object, reason: str) -> None:
     """Note an iterator that does not take numapin's path, with the reason."""
-    log = _log()
-    if log is not None:
+    if log := _log():
         log.note_other(loader, reason)

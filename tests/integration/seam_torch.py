@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numapin.data import forking, starting
+from numapin.data import forking
 from numapin.data.opening import device
 from numapin.data.slots import quarantine
 from numapin.data.slots.pool import Pool

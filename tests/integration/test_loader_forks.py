@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 import numapin
 from tests.integration.launching import call, script
 from tests.integration.seam import ISSUE, may_hang, state_of
-from tests.integration.seam_torch import starting
+from tests.integration.seam_torch import forking
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _require_good_end(script: Path) -> None:
 @pytest.fixture
 def forks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Forks]:
     """Give control over hanging forks; workers are looked at after 0.1 s instead of 1."""
-    monkeypatch.setattr(starting, "LOOK_S", 0.1)
+    monkeypatch.setattr(forking, "LOOK_S", 0.1)
     yield _FORKS
     _FORKS.num_to_hang, _FORKS.delay_s = 0, 0
     assert not multiprocessing.active_children()
@@ -146,7 +146,7 @@ def test_one_that_may_only_be_slow(
     forks: Forks, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verdict: object
 ) -> None:
     """A worker that does not certainly hang is left alone, so that the user's time-out raises torch's error."""
-    monkeypatch.setattr(starting, "waits_forever", lambda *_: verdict)
+    monkeypatch.setattr(forking, "waits_forever", lambda *_: verdict)
     forks.num_to_hang = 1
     with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0.5 seconds"):
         list(numapin.DataLoader(Numbers(), 4, num_workers=1, timeout=0.5))
@@ -240,13 +240,13 @@ def test_one_that_the_script_reaped_is_left_alone(tmp_path: Path) -> None:
 
 def test_one_that_began_after_all_goes_on(forks: Forks) -> None:
     """A worker that starts after all is kept, because it may have taken a task already."""
-    context = starting.Context(multiprocessing.get_context("fork"), (), num_workers=1)
+    context = forking.Context(multiprocessing.get_context("fork"), (), num_workers=1)
     forks.num_to_hang = 1
     processes = [process := context.Process(target=print, args=())]
     process.start()
     assert wait_until(lambda: context.hung(processes) == [0], limit_s=60)
     context._page[0] = 1  # type: ignore[index] # forked: there is one
-    assert context.start_again(processes, 0) is False
+    assert not context.start_again(processes, 0)
     assert wait_until(lambda: state_of(process.pid or 0) == "S", limit_s=60)  # and is not stopped
     process.kill()
     process.join()
@@ -263,7 +263,7 @@ def test_one_whose_judge_is_interrupted_is_not_left_stopped(forks: Forks, monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as changed:
-        changed.setattr(starting, "state_of", interrupt)
+        changed.setattr(forking, "state_of", interrupt)
         with pytest.raises(KeyboardInterrupt):
             next(loader)
     assert wait_until(lambda: state_of(process.pid) == "S", limit_s=60)
@@ -272,14 +272,14 @@ def test_one_whose_judge_is_interrupted_is_not_left_stopped(forks: Forks, monkey
 
 def test_one_that_does_not_stop_is_looked_at_again(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that somebody resumes at that moment is checked again, without waiting forever."""
-    monkeypatch.setattr(starting, "_STOPS_IN_S", 0.1)
+    monkeypatch.setattr(forking, "_STOPS_IN_S", 0.1)
     forks.num_to_hang = 1
     loader = iter(numapin.DataLoader(Numbers(), 4, num_workers=1))
     context, processes = loader._context, loader._workers  # type: ignore[attr-defined] # torch's
     assert wait_until(lambda: context.hung(processes) == [0], limit_s=60)
     with monkeypatch.context() as changed:
         changed.setattr(signal, "SIGSTOP", signal.SIGCONT)
-        assert context.start_again(processes, 0) is False
+        assert not context.start_again(processes, 0)
     assert len(list(loader)) == ROWS // 4
 
 
@@ -302,11 +302,12 @@ def test_without_descriptors_the_others_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_other_methods_know_of_none(method: str) -> None:
     """Workers of other start methods inherit no locks, so a slow one is left alone."""
-    context = starting.Context(multiprocessing.get_context(method), (), num_workers=1)
+    context = forking.Context(multiprocessing.get_context(method), (), num_workers=1)
     assert context.hung([SimpleNamespace(pid=os.getppid())]) == []  # type: ignore[list-item] # it sleeps
 
 
-# CUDA is simulated. Each fork has garbage to inherit, and its child makes enough objects to start a collection.
+# CUDA is simulated. Each fork has garbage to inherit, and its child makes enough objects to start a collection. The
+# last child is not a worker.
 _GARBAGE = """
 import gc, os, types
 import torch, numapin
@@ -328,10 +329,14 @@ os.register_at_fork(before=Event, after_in_child=lambda: [[] for _ in range(10 *
 iterator = iter(loader)
 assert gc.isenabled()
 print(torch.cat(list(iterator)).all().item())
+if not (child := os.fork()):
+    gc.collect()
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-def test_a_worker_collects_nothing_that_it_inherited(tmp_path: Path) -> None:
-    """A destructor of CUDA would abort it. It collects its own garbage, and so does the rank."""
+def test_a_child_collects_nothing_that_it_inherited(tmp_path: Path) -> None:
+    """A destructor of CUDA would abort it. A worker collects its own garbage, and so does the rank."""
     done = call(sys.executable, script(tmp_path, _GARBAGE))
-    assert (done.status, done.out, done.err) == (0, "True\n", "")
+    assert (done.status, done.out, done.err) == (0, "True\n0\n", "")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from numapin.base.cpu_set import CpuSet
 from numapin.base.records import read_record, to_json
 from numapin.base.strict_json import encode as strict_json_encode
-from numapin.data import locality, packing, path, usage_log
+from numapin.data import packing, path, usage_log
 from numapin.data.balance import Balance
-from numapin.data.casting import CastingCollate, cast_tensor, casts_of
+from numapin.data.casting import cast_tensor, casts_of, collate_and_cast
 from numapin.data.forking import keep_in_children
 from numapin.data.locality import Locality, find_locality
 from numapin.data.loop_times import Totals, Waited, find_waited, read_waited, totals_of
@@ -43,8 +43,8 @@ from numapin.data.slots.reclaim import reclaimer
 from numapin.data.slots.settling import Settling, _Settler
 from numapin.data.slots.sizes import FreeSlots, RecentSizes, align, capacity_for
 from numapin.data.slots.slot import Slot
-from numapin.data.stats import Counts, PoolTotals, Stats
-from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage, OffPath, OutsideSlots
+from numapin.data.stats import Counts, Stats, share_on
+from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage, Shortfall
 from numapin.data.usage_log import UsageLog
 from numapin.data.worker import Stacker, limit_libraries, num_worker_threads
 from numapin.observe.loaders import read_loaders
@@ -55,4 +55,5 @@ from numapin.system import pages as placement
 from numapin.system import thread_limits as threads
 from numapin.system.cuda import CudaRefused, Driver
 from numapin.system.pages import PINNED, Placement
+from numapin.system.tree import Tree
 from numapin.topology import discover

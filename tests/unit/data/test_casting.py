@@ -9,7 +9,7 @@ import torch
 
 from numapin.errors import UsageError
 from tests.data.loopback import lent, loopback
-from tests.unit.data.seam import CastingCollate, Packer, PathOptions, cast_tensor, casts_of
+from tests.unit.data.seam import Packer, PathOptions, cast_tensor, casts_of, collate_and_cast
 
 BF16, FLOAT = torch.bfloat16, torch.float32
 CASTS = casts_of(BF16)
@@ -108,8 +108,11 @@ def test_what_only_torch_sends() -> None:
 
 def test_containers() -> None:
     """Without workers, the tensors in containers are cast after the user's collate_fn."""
-    collate = CastingCollate(lambda samples: {"x": torch.stack(samples), "y": [torch.arange(2), "text"]}, CASTS)
-    batch = collate([torch.ones(2), torch.ones(2)])
+
+    def collate(samples: list[torch.Tensor]) -> object:
+        return {"x": torch.stack(samples), "y": [torch.arange(2), "text"]}
+
+    batch = collate_and_cast(collate, dict(CASTS), [torch.ones(2), torch.ones(2)])
     assert isinstance(batch, dict)
     assert (batch["x"].dtype, batch["y"][0].dtype, batch["y"][1]) == (BF16, torch.int64, "text")
 

@@ -229,7 +229,7 @@ class TestNamed:
     def test_none_of_its_cpus_is_allowed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Workers then keep their CPUs, and the reason says so."""
         monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {9999})
-        monkeypatch.setattr(seam.locality, "_cpus", lambda *_args: frozenset({0}))
+        monkeypatch.setattr(seam.Tree, "numbers", lambda *_paths, **_options: CpuSet({0}))
         locality = find_locality(environ={}, node=0, device_index=None)
         assert (locality.nodes, locality.cpus) == (frozenset({0}), frozenset())
         assert (

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.data.loopback import ANYWHERE, WAIT_S, Loopback, gpu, held_bytes, lent, loopback, make_spec
-from tests.unit.data.seam import CpuSet, Placement, PoolTotals, Settling, Slot, _Settler, memory, placement
+from tests.unit.data.seam import CpuSet, Placement, Settling, Slot, _Settler, memory, placement, share_on
 from tests.unit.data.seam import settling as settling_module
 from tests.waiting import wait_until
 
@@ -74,7 +74,7 @@ class TestPinning:
             for _ in range(5):
                 release(loop)
             assert (fake_cuda.registered_bytes(), fake_cuda.get("registered_ranges")) == (PAGE, 1)
-            assert (placement.PINNED.total, PoolTotals.of([loop.pool]).pinned_bytes) == (before + PAGE, PAGE)
+            assert (placement.PINNED.total, sum(slot.pinned_bytes for slot in loop.pool.slots)) == (before + PAGE, PAGE)
         assert (fake_cuda.registered_bytes(), placement.PINNED.total) == (0, before)
 
     def test_the_batch_stays_as_it_is_meanwhile(self, gate: tuple[Gate, dict[str, Any]]) -> None:
@@ -138,7 +138,7 @@ class TestBudget:
         pools: list[Loopback] = []
 
         def left() -> int:
-            return 3 * PAGE - PoolTotals.of([pools[0].pool]).pinned_bytes
+            return 3 * PAGE - sum(slot.pinned_bytes for slot in pools[0].pool.slots)
 
         with loopback(told=told, budget_bytes=left, **gpu()) as loop:
             pools.append(loop)
@@ -251,8 +251,8 @@ class TestPlacement:
                 release(loop, torch.zeros(4 * PAGE, dtype=torch.uint8))
             assert asked == [{"nodes": CpuSet({1}), "num_machine_nodes": 2}]
             assert told == ["not all of 1"]
-            totals = PoolTotals.of([loop.pool])
-            assert (dict(totals.pages), totals.share_on(CpuSet({1}))) == ({1: 3, None: 1}, 0.75)
+            assert [dict(slot.pages or {}) for slot in loop.pool.slots] == [{1: 3, None: 1}]
+            assert share_on(CpuSet({1}), loop.pool.slots) == 0.75
             kept = [lent(loop, torch.zeros(4 * PAGE, dtype=torch.uint8)) for _ in range(2)]
             del kept
             loop.settle()
@@ -267,11 +267,11 @@ class TestPlacement:
         monkeypatch.setattr(placement, "prefer", lambda *_, **_within: iter(()))
         with loopback(**there) as loop:
             release(loop)
-            assert PoolTotals.of([loop.pool]).share_on(CpuSet({1})) == 1
+            assert share_on(CpuSet({1}), loop.pool.slots) == 1
             kept = [lent(loop, BATCH) for _ in range(2)]
             del kept
             loop.settle()
-            assert PoolTotals.of([loop.pool]).share_on(CpuSet({1})) is None
+            assert share_on(CpuSet({1}), loop.pool.slots) is None
 
 
 class TestClosing:

@@ -18,8 +18,7 @@ from tests.unit.data.seam import (
     JobUsage,
     LoaderUsage,
     Miss,
-    OffPath,
-    OutsideSlots,
+    Shortfall,
     UsageLog,
     read_loaders,
     read_record,
@@ -46,9 +45,9 @@ def usage(rank: int = 0, **fields: Any) -> LoaderUsage:
     return LoaderUsage(rank=rank, **(defaults | fields))
 
 
-def off(num_loaders: int, where: str, reason: str = "num_workers=0") -> OffPath:
+def off(number: int, where: str) -> Shortfall:
     """Return loaders that are off the path."""
-    return OffPath(num_loaders=num_loaders, reason=reason, where=where)
+    return Shortfall(number=number, reason=f"num_workers=0 ({where})")
 
 
 def line(*usages: LoaderUsage, ranks: frozenset[int] | None = None, unread: tuple[str, ...] = ()) -> str:
@@ -87,7 +86,7 @@ class TestLine:
 
     def test_shortfalls(self) -> None:
         """Batches outside the slots, ranks without a loader, killed ranks and unreadable records are named."""
-        outside = (OutsideSlots(num_batches=1, reason="slots are turned off"),)
+        outside = (Shortfall(number=1, reason="slots are turned off"),)
         found = line(
             usage(0, num_loaders=1, num_batches=1, outside=outside, is_complete=False),
             usage(3, num_loaders=1, num_batches=1, is_complete=False),
@@ -106,8 +105,8 @@ class TestLine:
         [
             ({"num_loaders": 1, "num_batches": 0}, True),
             ({}, False),
-            ({"num_loaders": 1, "others": (off(1, ""),)}, False),
-            ({"num_loaders": 1, "outside": (OutsideSlots(num_batches=1, reason="x"),)}, False),
+            ({"num_loaders": 1, "others": (off(1, "train.py:12"),)}, False),
+            ({"num_loaders": 1, "outside": (Shortfall(number=1, reason="x"),)}, False),
             ({"num_loaders": 1, "is_complete": False}, False),
         ],
     )
@@ -173,7 +172,7 @@ class TestLog:
             restart=2,
             num_loaders=2,
             num_batches=7,
-            outside=(OutsideSlots(num_batches=2, reason=str(Miss.UNSUPPORTED)),),
+            outside=(Shortfall(number=2, reason=str(Miss.UNSUPPORTED)),),
         )
 
     def test_other_loaders_count_by_reason_and_place(self, tmp_path: Path, log: UsageLog) -> None:
@@ -182,15 +181,12 @@ class TestLog:
         for loader in (*loaders, *loaders):
             log.note_other(loader, "num_workers=0")
         (other,) = written(tmp_path).others
-        assert (other.num_loaders, other.reason) == (
-            1,
-            "num_workers=0",
-        )  # the second: with the next
+        assert other.number == 1  # the second: with the next
+        assert other.reason.startswith("num_workers=0 (test_usage.py:")
         log.note_other(Odd(), "another reason")
         found = written(tmp_path)
-        assert [entry.num_loaders for entry in found.others] == [2, 1]
+        assert [entry.number for entry in found.others] == [2, 1]
         assert not found.is_complete
-        assert found.others[0].where.startswith("test_usage.py:")
 
     def test_a_loader_without_weak_references(self, tmp_path: Path, log: UsageLog) -> None:
         """A stand-in for a loader whose class has __slots__ is noted, and does not raise."""
@@ -241,7 +237,7 @@ def test_a_process_has_one_log(tmp_path: Path) -> None:
     """It begins with the first iterator, and its rank and restart come from the environment."""
     usage_log.note_other(Odd(), "a")
     usage_log.note_other(Odd(), "b")
-    assert [other.reason for other in written(tmp_path).others] == ["a", "b"]
+    assert [other.reason.partition(" (")[0] for other in written(tmp_path).others] == ["a", "b"]
 
 
 @pytest.mark.parametrize("name", ["NUMAPIN_DATALOADER", "NUMAPIN_RUN_DIR", "RANK"])
@@ -277,7 +273,9 @@ def test_a_forked_child_writes_its_own(tmp_path: Path) -> None:
         usage_log.note_other(Odd(), "in the child")
         os._exit(0)
     os.waitpid(child, 0)
-    names = {path.name: json.loads(path.read_text())["others"][0]["reason"] for path in tmp_path.iterdir()}
+    names = {
+        path.name: json.loads(path.read_text())["others"][0]["reason"].partition(" (")[0] for path in tmp_path.iterdir()
+    }
     assert names == {
         f"loaders-5-2-{pid}.json": f"in the {who}" for pid, who in ((os.getpid(), "parent"), (child, "child"))
     }
@@ -285,6 +283,6 @@ def test_a_forked_child_writes_its_own(tmp_path: Path) -> None:
 
 def test_a_record_is_read_as_it_was_written() -> None:
     """JSON and back."""
-    there = usage(1, others=(off(1, "a.py:1"),), outside=(OutsideSlots(num_batches=2, reason="x"),))
+    there = usage(1, others=(off(1, "a.py:1"),), outside=(Shortfall(number=2, reason="x"),))
     text = encode({"schema": SCHEMA, **to_json(there)})
     assert read_record(LoaderUsage, text, source="", hint="", schema=SCHEMA) == there

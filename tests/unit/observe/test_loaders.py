@@ -19,7 +19,7 @@ def write_start(folder: Path, rank: int, restart: int = 0) -> None:
 
 def write_usage(folder: Path, rank: int, *, num_others: int = 0) -> None:
     """Write what a rank with a loader on the path, and others, records."""
-    other = {"num_loaders": num_others, "reason": "num_workers=0", "where": "train.py:12"}
+    other = {"number": num_others, "reason": "num_workers=0 (train.py:12)"}
     content = {"rank": rank, "restart": 0, "is_complete": True, "num_loaders": 1, "num_batches": 2, "outside": []}
     record = {"schema": SCHEMA, **content, "others": [other] if num_others else []}
     handover.write_json(str(folder), f"loaders-{rank}-0-77.json", record)
