@@ -77,7 +77,7 @@ class LaneIterator(_TorchsIterator):
         if pins:
             self._lane.results.open_in_thread(path.home.bind_this_thread, self._lane.opener.open)
         base = loader.multiprocessing_context or torch.multiprocessing
-        self._context = starting.Context(base, self._lane.queues(), num_workers=loader.num_workers)
+        self._context = starting.Context(base, self._lane.queues(), self._lane.slots_of, num_workers=loader.num_workers)
         changed = Changed(
             loader,
             multiprocessing_context=self._context,

@@ -39,14 +39,13 @@ class Miss(StrEnum):
 class Grant(NamedTuple):
     """The slot that a worker gets with a task."""
 
-    slot: int  # its number; -1: none is free
-    capacity: int  # its size in bytes
-    is_new: bool  # the worker has yet to map it: a descriptor was handed over
+    slot: int  # its number; NO_SLOT: none is free
     expected_bytes: int  # the size of a slot that the worker has to make; 0: unknown
     forgotten: tuple[int, ...]  # slots that the worker will not see again, and unmaps
 
 
-NO_GRANT: Final = Grant(-1, 0, is_new=False, expected_bytes=0, forgotten=())
+NO_SLOT: Final = -1
+NO_GRANT: Final = Grant(NO_SLOT, expected_bytes=0, forgotten=())
 
 
 class PartHead(NamedTuple):
@@ -58,7 +57,7 @@ class PartHead(NamedTuple):
     is_new: bool
 
 
-NOTHING: Final = PartHead(-1, 0, 0, is_new=False)
+NOTHING: Final = PartHead(NO_SLOT, 0, 0, is_new=False)
 """A part of which nothing was sent."""
 
 IN_MESSAGE: Final = -2
@@ -82,16 +81,11 @@ class Head(NamedTuple):
     storages: tuple[tuple[int, int, int], ...]  # (part, offset, length), in bytes
     buffers: tuple[tuple[int, int, tuple[int, ...], tuple[int, ...], int, bool] | int | None, ...]
     refused: tuple[int, ...] = ()  # granted slots that the worker cannot use
-    kept: tuple[int, ...] = ()  # slots that the worker still refers to
+    kept: tuple[int, ...] = ()  # slots, besides the batch's own, that the worker still refers to
     inherited: tuple[int, ...] = ()  # slots that a process may read from now on that the user's code forked there
     notes: tuple[str, ...] = ()  # texts for the rank to report
     body_room: tuple[int, int, int] | None = None  # of the pickle, as in `storages`; None: it is in the message
     small: bytes = b""  # the part that has no slot
-
-    @property
-    def num_kept_before(self) -> int:
-        """The number of slots, besides this batch's own, to which the worker still refers."""
-        return len(self.kept) - len(self.parts)
 
 
 def encode(head: Head, body: bytes) -> bytes:

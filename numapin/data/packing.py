@@ -17,6 +17,7 @@ import re
 import sys
 import threading
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +29,7 @@ from numapin.data.casting import cast_tensor
 from numapin.data.message import (
     DTYPES,
     IN_MESSAGE,
+    NO_SLOT,
     NOTHING,
     Head,
     Miss,
@@ -38,7 +40,7 @@ from numapin.data.message import (
     named_error,
     packed_sequence,
 )
-from numapin.data.slots.mapping import fault_in, map_memfd, ordinary_memory
+from numapin.data.slots.mapping import map_memfd, ordinary_memory
 from numapin.data.slots.sizes import align, capacity_for
 from numapin.data.torch_names import (
     ExceptionWrapper,
@@ -87,6 +89,7 @@ _COPIED: Final = frozenset(dtype for dtype in DTYPES if not re.search(r"\bu?int[
 _QUANTIZED: Final = frozenset((torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4))
 
 own: Packer | None = None  # this worker's
+handed_down: dict[int, torch.Tensor] = {}  # the slots that this worker takes over, by number
 
 
 def allocate(dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor | None:
@@ -111,6 +114,7 @@ class BatchMemory:
     """A slot, or a part of one, that one batch is being written into. Numbers in bytes."""
 
     number: int  # the slot's, or IN_MESSAGE
+    owner: torch.Tensor | None  # the slot's memory; None in the message
     fd: int | None  # of a slot that was made for this batch, until it is sent; None for a granted one
     view: memoryview
     address: int
@@ -140,42 +144,44 @@ class BatchMemory:
 class WorkerSlots:
     """The slots that one worker has: granted ones, and those that it makes."""
 
-    def __init__(self, arrivals: Handover, locality: Locality, *, serial: int, makes_small: bool = True) -> None:
-        """Take a number that is unique among a loader's workers. `makes_small`: make slots for small batches, too."""
+    def __init__(
+        self,
+        arrivals: Handover,
+        locality: Locality,
+        handed_down: dict[int, torch.Tensor],
+        *,
+        serial: int,
+        makes_small: bool = True,
+    ) -> None:
+        """Take over the slots of the worker before this one.
+
+        `serial` is unique among a loader's workers. `makes_small`: make slots for small batches, too.
+        """
         self._arrivals, self._locality, self._makes_small = arrivals, locality, makes_small
         self._next_number = serial << 32
         self._expected_bytes = 0
-        self._mapped: dict[int, torch.Tensor] = {}
-        self._held: list[tuple[int, int]] = []  # granted and not used yet: number, size
+        self._mapped = {number: (memory, memory.nbytes) for number, memory in handed_down.items()}
+        """The slots, by number: their memory, and up to where pages exist for sure."""
+        self._held: list[int] = []  # granted and not used yet
         self._windows: dict[int, weakref.ref[Window]] = {}  # of batches that were made here
         self._inherited: set[int] = set()  # that a child of this worker may read; not written again
         self._new_inherited: list[int] = []  # of these, what the rank has not heard of
         self._refused: list[int] = []
         self._notes: dict[str, bool] = {}  # texts for the rank to report, and whether they were sent
 
-    def accept(self, grant: Grant, descriptors: Handover) -> None:
-        """Take over the grant of a task."""
+    def accept(self, grant: Grant) -> None:
+        """Take over the grant of a task. A slot that cannot be written to is refused."""
         for number in grant.forgotten:
             self._mapped.pop(number, None)
             self._inherited.discard(number)
         self._expected_bytes = grant.expected_bytes
-        if grant.slot < 0:
+        if grant.slot == NO_SLOT:
             return
-        if grant.is_new:
-            try:
-                fd = descriptors.take(grant.slot)
-                try:
-                    mapped = self._mapped[grant.slot] = map_memfd(fd, grant.capacity)
-                finally:
-                    os.close(fd)
-                fault_in(mapped)
-            except OSError:  # no descriptor, no address space or no memory is left
-                self._refused.append(grant.slot)
-                return
-        if self._is_kept(grant.slot):  # a collate_fn or a dataset keeps what was in it
+        # There was no memory to map it, or a collate_fn or a dataset keeps a batch in it.
+        if grant.slot not in self._mapped or self._is_kept(grant.slot):
             self._refused.append(grant.slot)
         else:
-            self._held.append((grant.slot, grant.capacity))
+            self._held.append(grant.slot)
 
     def take(self, num_bytes: int, *, num_bytes_so_far: int = 0) -> BatchMemory | None:
         """Return memory for at least `num_bytes`, a slot's or the message's; None if the kernel refuses it.
@@ -183,18 +189,19 @@ class WorkerSlots:
         A batch that has bytes in other slots already is larger than expected, so a further slot has far more room than
         those before: a batch of many tensors then needs few.
         """
-        for held in reversed(self._held):
-            number, capacity = held
-            if capacity >= num_bytes and not self._is_kept(number):
-                self._held.remove(held)
-                return self._memory(number, None, self._mapped[number], capacity, populated=capacity)
+        for number in reversed(self._held):
+            owner, populated = self._mapped[number]
+            if owner.nbytes >= num_bytes and not self._is_kept(number):
+                self._held.remove(number)
+                return self._memory(number, None, owner, populated)
         if len(self._held) > 1:  # they are of no use to this worker
-            self._refused.append(self._held.pop(0)[0])
+            self._refused.append(self._held.pop(0))
         is_small = not num_bytes_so_far and max(num_bytes, self._expected_bytes) <= _IN_MESSAGE_BYTES
         if is_small and not self._makes_small:
             view = ordinary_memory(_IN_MESSAGE_BYTES)
             return BatchMemory(
                 number=IN_MESSAGE,
+                owner=None,
                 fd=None,
                 is_new=False,
                 view=view,
@@ -209,7 +216,7 @@ class WorkerSlots:
         if made.number == IN_MESSAGE:
             return
         if not made.is_new:
-            self._held.append((made.number, made.capacity))
+            self._held.append(made.number)
         elif made.fd is not None:  # None: it could not be sent, and is closed
             os.close(made.fd)
 
@@ -226,15 +233,21 @@ class WorkerSlots:
                     fcntl.fcntl(files[made.number], fcntl.F_ADD_SEALS, _FIXED_SIZE)
             if files:
                 self._arrivals.send(files)
+            for sent in memories:
+                owner = sent.owner
+                if owner is not None:
+                    with suppress(OSError):  # no address space: the slot is refused when it is granted
+                        if owner.nbytes > sent.capacity:
+                            owner = map_memfd(files[sent.number], sent.capacity)
+                        self._mapped[sent.number] = owner, min(sent.populated, sent.capacity)
         finally:
             for fd in files.values():
                 os.close(fd)
 
-    def report(self) -> dict[str, tuple[Any, ...]]:
-        """Return what the rank is told with the next message: the fields of `Head` with these names."""
-        if len(self._windows) > 1:
-            self._windows = {number: window for number, window in self._windows.items() if window() is not None}
-        told: dict[str, tuple[Any, ...]] = {"kept": tuple(self._windows)}
+    def report(self, own: Sequence[int]) -> dict[str, tuple[Any, ...]]:
+        """Return what the rank is told with a batch in slots `own`: the fields of `Head` with these names."""
+        self._windows = {number: window for number, window in self._windows.items() if window() is not None}
+        told: dict[str, tuple[Any, ...]] = {"kept": tuple([number for number in self._windows if number not in own])}
         if self._refused:
             told["refused"], self._refused = tuple(self._refused), []
         if self._new_inherited:
@@ -273,17 +286,16 @@ class WorkerSlots:
             for refusal in pages.prefer(owner.data_ptr(), capacity, where.nodes, within=where.within):
                 self._notes.setdefault(refusal, False)
         self._next_number += 1
-        return self._memory(self._next_number, fd, owner, capacity, populated=0)
+        return self._memory(self._next_number, fd, owner, 0)
 
-    def _memory(
-        self, number: int, fd: int | None, owner: torch.Tensor, capacity: int, *, populated: int
-    ) -> BatchMemory:
+    def _memory(self, number: int, fd: int | None, owner: torch.Tensor, populated: int) -> BatchMemory:
         """Return a slot's memory, whose window tells whether anything still refers to it."""
-        address = owner.data_ptr()
+        address, capacity = owner.data_ptr(), owner.nbytes
         window = memory.window(address, capacity, owner=owner)
         self._windows[number] = weakref.ref(window)
         return BatchMemory(
             number=number,
+            owner=owner,
             fd=fd,
             is_new=fd is not None,
             view=memory.view_of(window),
@@ -331,10 +343,10 @@ class Packer(ForkingPickler):
         self._are_many_kept = False
         self._miss: Miss | None = None
 
-    def accept(self, grant: Grant, descriptors: Handover) -> None:
+    def accept(self, grant: Grant) -> None:
         """Take over the slot that came with a task."""
         if self._slots is not None:
-            self._slots.accept(grant, descriptors)
+            self._slots.accept(grant)
 
     def note_fork(self) -> None:
         """Write no more to what a process that the user's code has just forked may read."""
@@ -419,7 +431,7 @@ class Packer(ForkingPickler):
                 parts[at] = PartHead(part.number, end, part.capacity, part.is_new)
                 if part.number == IN_MESSAGE:
                     small = bytes(part.view[:end])
-            report = {} if self._slots is None else self._slots.report()
+            report = {} if self._slots is None else self._slots.report([part.slot for part in parts])
             head = Head(
                 number=number,
                 worker=self._worker,
@@ -434,7 +446,7 @@ class Packer(ForkingPickler):
                 small=small,
                 **report,
             )
-            self._are_many_kept = head.num_kept_before > MOST_KEPT
+            self._are_many_kept = len(head.kept) > MOST_KEPT
             is_short = len(body) < _LONG_PICKLE
             return encode(head, body if body_room is None else b"")
         finally:

@@ -27,6 +27,7 @@ from numapin.data.opening.device import Mover
 from numapin.data.opening.host import Copier, Lender
 from numapin.data.packing import MOST_KEPT
 from numapin.data.queues import ResultQueue, TaskQueue
+from numapin.data.slots.handover import HandedDown
 from numapin.data.slots.pool import Pool, PoolSpec
 from numapin.data.stats import Counts, PoolTotals, Stats
 from numapin.data.worker import OwnerProcess, WorkerStart, num_worker_threads
@@ -162,6 +163,10 @@ class Lane:
             self._tasks.append(queue)
             yield queue
 
+    def slots_of(self, worker: int) -> HandedDown:
+        """Return the slots that a new worker takes over."""
+        return HandedDown(list if self.pool is None else partial(self.pool.files_of, worker))
+
     def _accept(self, head: Head, body: bytes) -> Parcel:
         if self.balance is not None:
             self.balance.note_arrival(head.worker)
@@ -260,7 +265,7 @@ class DataPath:
         self.counts.note_arrival(head)
         if head.miss is not None:
             self.notices.report_miss(head.miss)
-        if head.kept and head.num_kept_before > MOST_KEPT:
+        if len(head.kept) > MOST_KEPT:
             self.notices.warn(_MANY_ARE_KEPT)
 
     def note_step(self, *, waited_s: float, stepped_s: float | None, now_s: float) -> None:

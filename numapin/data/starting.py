@@ -17,7 +17,7 @@ from contextlib import suppress
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from numapin.data import forks
+from numapin.data import forks, packing
 from numapin.data.forking import collection_paused
 from numapin.system.proc import state_of, waits_forever
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
     from numapin.data.queues import ResultQueue, TaskQueue
+    from numapin.data.slots.handover import HandedDown
 
 P = TypeVar("P", bound="BaseProcess")
 
@@ -37,11 +38,16 @@ _STOPS_IN_S: Final = 1.0  # it takes microseconds
 
 
 def _run_worker(
-    page: mmap.mmap | None, number: int, target: Callable[..., None], arguments: tuple[object, ...]
+    page: mmap.mmap | None,
+    number: int,
+    slots: HandedDown,
+    target: Callable[..., None],
+    arguments: tuple[object, ...],
 ) -> None:
     """Run a worker in its process. A forked one first sets its byte of the shared page."""
     if page is not None:
         page[number] = 1
+    packing.handed_down = slots.map()
     target(*arguments)
 
 
@@ -61,9 +67,19 @@ def _preload_workers() -> None:
 class Context:
     """A multiprocessing context with our queues, and with workers that can be restarted."""
 
-    def __init__(self, base: Any, queues: Iterable[ResultQueue | TaskQueue], *, num_workers: int) -> None:  # noqa: ANN401 - context or module
-        """Take the context to start processes with, and the queues in the order in which torch's iterator asks."""
-        self._base, self._queues = base, iter(queues)
+    def __init__(
+        self,
+        base: Any,  # noqa: ANN401 - context or module
+        queues: Iterable[ResultQueue | TaskQueue],
+        slots_of: Callable[[int], HandedDown],
+        *,
+        num_workers: int,
+    ) -> None:
+        """Take the context to start processes with, and the queues in the order in which torch's iterator asks.
+
+        `slots_of` returns the slots that a worker of a number takes over.
+        """
+        self._base, self._queues, self._slots_of = base, iter(queues), slots_of
         method = base.get_start_method()
         if method == "forkserver":
             _preload_workers()
@@ -78,7 +94,7 @@ class Context:
     def Process(self, *, target: Callable[..., None], args: tuple[object, ...]) -> BaseProcess:  # noqa: N802 - as Queue
         """Return the next worker's process, not yet started."""
         number = len(self._arguments)
-        arguments = (self._page, number, target, args)
+        arguments = (self._page, number, self._slots_of(number), target, args)
         self._arguments.append(arguments)
         return self._base.Process(target=_run_worker, args=arguments)  # type: ignore[no-any-return]
 

@@ -73,7 +73,10 @@ class WorkerStart:
         slots = None
         if self.arrivals is not None:
             is_for_gpu = self.pins or self.moves
-            slots = WorkerSlots(self.arrivals, where, serial=self.serial + worker, makes_small=is_for_gpu)
+            slots = WorkerSlots(
+                self.arrivals, where, packing.handed_down, serial=self.serial + worker, makes_small=is_for_gpu
+            )
+            packing.handed_down = {}  # else it would keep those mapped that the rank gives up
         packing.own = packer = Packer(slots, worker=worker, pins=self.pins, moves=self.moves, casts=self.casts)
         os.register_at_fork(after_in_child=packer.refuse_in_child, after_in_parent=packer.note_fork)
         if slots is not None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.data.seam import (
     CpuSet,
-    Handover,
+    HandedDown,
     Head,
     Lender,
     Locality,
@@ -71,7 +70,6 @@ class Loopback:
 
     def __init__(self, pool: Pool, *, pins: bool = False, moves: bool = False) -> None:
         self.pool = pool
-        self.tasks = [Handover(child_sends=False) for _ in range(pool.spec.num_workers)]
         self._is_busy = [False] * pool.spec.num_workers
         self._pins, self._moves = pins, moves
         self.start_workers()
@@ -80,9 +78,10 @@ class Loopback:
         """Replace the workers by new ones."""
         serial = self.pool.next_serial()
         num_workers = self.pool.spec.num_workers
-        self.workers = [
-            WorkerSlots(self.pool.arrivals, self.pool.spec.locality, serial=serial + n) for n in range(num_workers)
-        ]
+        self.workers = []
+        for n in range(num_workers):
+            mapped = HandedDown(lambda n=n: [(i, size, os.dup(fd)) for i, size, fd in self.pool.files_of(n)]).map()
+            self.workers.append(WorkerSlots(self.pool.arrivals, self.pool.spec.locality, mapped, serial=serial + n))
         self.packers = [Packer(own, worker=n, pins=self._pins, moves=self._moves) for n, own in enumerate(self.workers)]
 
     def begin(self, worker: int = 0) -> Packer:
@@ -90,8 +89,7 @@ class Loopback:
         if not self._is_busy[worker]:
             self._is_busy[worker] = True
             self.pool.reclaim()
-            grant = self.pool.grant(worker, partial(_offer, self.tasks[worker]))
-            self.packers[worker].accept(grant, self.tasks[worker])
+            self.packers[worker].accept(self.pool.grant(worker))
         return self.packers[worker]
 
     def pack(self, batch: object, worker: int = 0) -> bytes:
@@ -124,7 +122,7 @@ class Loopback:
     def num_free(self) -> int:
         """Return the number of slots that wait for a task."""
         self.pool.reclaim()
-        return sum(1 for _ in self.pool._free)
+        return sum(len(free) for free in self.pool._free)
 
     def num_on_loan(self) -> int:
         """Return the number of slots that the rank refers to, or that a copy may still read."""
@@ -132,15 +130,8 @@ class Loopback:
         return sum(slot.lease is not None for slot in self.pool.slots)
 
     def close(self) -> None:
-        """Close the pool, and the workers' sockets."""
+        """Close the pool."""
         self.pool.close()
-        for end in self.tasks:
-            end.close()
-
-
-def _offer(tasks: Handover, number: int, fd: int) -> bool:
-    tasks.send({number: fd})
-    return True
 
 
 @contextmanager

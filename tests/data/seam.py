@@ -9,9 +9,10 @@ from numapin.data.locality import Locality
 from numapin.data.message import Head, Parcel, decode
 from numapin.data.opening.host import Copier, Lender
 from numapin.data.packing import Packer, WorkerSlots
-from numapin.data.slots.handover import Handover
+from numapin.data.slots.handover import HandedDown
 from numapin.data.slots.pool import Pool, PoolSpec
 from numapin.system import cuda
 
 if TYPE_CHECKING:
     from numapin.data.queues import Channel
+    from numapin.data.slots.handover import Handover

@@ -1,7 +1,4 @@
-"""A socket on which one process hands file descriptors to another.
-
-A descriptor is sent before the message that mentions it, so it is there when the message is read.
-"""
+"""The ways of slots' descriptors: by a socket from workers to the rank, and with a new worker's process."""
 
 from __future__ import annotations
 
@@ -16,8 +13,12 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Final, Protocol
 
+from numapin.data.slots.mapping import fault_in, map_memfd
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+
+    import torch
 
 _TAG: Final = struct.Struct("<q")  # the number
 _AT_ONCE: Final = 253  # descriptors that the kernel takes in one message (SCM_MAX_FD)
@@ -37,11 +38,13 @@ def sent(fd: int) -> SentDescriptor | None:
 
 
 class Handover:
-    """One end reads, the other sends. Travels to child processes, which get the end named by `child_sends`."""
+    """A socket from the workers to the rank. A worker gets the end that sends.
 
-    def __init__(self, *, child_sends: bool, ends: tuple[int, int] | None = None) -> None:
+    A descriptor is sent before the message that mentions it, so it is there when the message is read.
+    """
+
+    def __init__(self, ends: tuple[int, int] | None = None) -> None:
         # Descriptors and not socket objects: those complain when they are collected before they were closed.
-        self._child_sends = child_sends
         self._reader, self._sender = ends or _socket_pair()
         self._early: dict[int, int | None] = {}  # None: lost
         # For an iterator that fails while it starts. A forked child has the same numbers, and may use them.
@@ -50,17 +53,16 @@ class Handover:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Give the child's end to a process that is being started."""
-        fd = self._sender if self._child_sends else self._reader
-        return _attach, (sent(fd), self._child_sends)
+        return _attach, (sent(self._sender),)
 
-    def send(self, files: Mapping[int, int], *, waits: bool = True) -> None:
+    def send(self, files: Mapping[int, int]) -> None:
         """Send descriptors, by slot number, in one message: all or none.
 
         The reader looks only after the batch's message, so a sender that filled the socket with some would hang.
 
-        Raises BlockingIOError if there is no room and `waits` is off, other OSErrors if the reader is gone.
+        Raises OSError if the reader is gone.
         """
-        with self._socket(self._sender, waits=waits) as end:
+        with self._socket(self._sender, waits=True) as end:
             socket.send_fds(end, [_TAG.pack(number) for number in files], list(files.values()))
 
     def take(self, number: int) -> int:
@@ -128,6 +130,36 @@ def _close(pid: int, ends: set[int]) -> None:
             os.close(end)
 
 
-def _attach(fd: SentDescriptor, child_sends: bool) -> Handover:  # noqa: FBT001 - pickle passes by position
+def _attach(fd: SentDescriptor) -> Handover:
     end = fd.detach()
-    return Handover(child_sends=child_sends, ends=(end, end))
+    return Handover((end, end))
+
+
+class HandedDown:
+    """The slots of a worker, on their way to the process that takes its place."""
+
+    def __init__(self, files: Callable[[], list[tuple[int, int, int]]]) -> None:
+        """Take what returns (number, size, descriptor) of each, when the process starts."""
+        self._files = files
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Send the descriptors to a process that is being started. A forked one has them."""
+        return _take_over, ([(number, num_bytes, sent(fd)) for number, num_bytes, fd in self._files()],)
+
+    def map(self) -> dict[int, torch.Tensor]:
+        """Map the slots in the worker, and close their descriptors. One for which there is no memory is left out."""
+        mapped = {}
+        for number, num_bytes, fd in self._files():
+            with suppress(OSError):
+                try:
+                    memory = map_memfd(fd, num_bytes)
+                finally:
+                    os.close(fd)
+                fault_in(memory)
+                mapped[number] = memory
+        return mapped
+
+
+def _take_over(files: list[tuple[int, int, SentDescriptor]]) -> HandedDown:
+    received = [(number, num_bytes, fd.detach()) for number, num_bytes, fd in files]
+    return HandedDown(lambda: received)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -39,11 +39,10 @@ class Slot:
 
     Attributes:
         number: The number, unique in the loader's lifetime.
-        fd: The descriptor with which other workers get the memory. None: the slot is not used again.
+        fd: The descriptor with which the worker's successor gets the memory. None: the slot is not used again.
         num_bytes: The size.
-        worker: The worker that used it last.
-        mapped_by: The workers that keep it mapped.
-        is_clean: Whether that worker has reported that nothing there refers to it any more.
+        worker: The number of the worker that made it. Only this one, or its successor, writes to it.
+        is_unkept: With poison: whether the worker has reported that nothing there refers to it any more.
         is_inherited: Whether a child that the user forked may read what was lent.
         is_settled: Whether the kernel was asked where the pages lie, and the driver to pin them.
         pages: Pages per node as the kernel reports them; None if it does not.
@@ -56,8 +55,7 @@ class Slot:
     address: int
     owner: torch.Tensor
     worker: int
-    mapped_by: set[int] = field(default_factory=set)
-    is_clean: bool = False
+    is_unkept: bool = False
     is_settled: bool = False
     is_inherited: bool = False
     pages: Mapping[int | None, int] | None = None

@@ -35,7 +35,7 @@ from numapin.data.packing import LARGE_BYTES, MOST_KEPT, BatchMemory, Packer, Wo
 from numapin.data.path import DataPath, PathOptions
 from numapin.data.queues import Channel, TaskQueue
 from numapin.data.slots import pool, settling, slot
-from numapin.data.slots.handover import _TAG, Handover
+from numapin.data.slots.handover import _TAG, HandedDown, Handover
 from numapin.data.slots.mapping import map_memfd
 from numapin.data.slots.pool import Pool, unused_slots_hidden
 from numapin.data.slots.quarantine import Quarantine

@@ -167,26 +167,24 @@ class TestWorkers:
         assert all(part.is_new for part in fresh)
         assert not set(numbers) & {slot.number for slot in two.pool.slots}
 
-    def test_another_workers_slot_is_used_once_it_is_clean(self, two: Loopback) -> None:
-        """A worker without a slot gets one of a worker that has several, once that one refers to it no more."""
-        held = [lent(two, BATCH) for _ in range(3)]
-        del held
-        lent(two, BATCH)
-        head = two.send(-BATCH, worker=1).head
-        assert (head.miss, head.parts[0].is_new, len(two.pool.slots)) == (None, False, 3)
-
-    def test_what_a_worker_keeps_goes_to_no_other(self, two: Loopback) -> None:
-        """Another process could not see that something refers to it."""
+    def test_a_slot_goes_to_no_other_worker(self, two: Loopback) -> None:
+        """Another process could not see that something refers to it. A worker without a slot makes one."""
         kept = two.begin().allocate(torch.float32, (1000,))
         assert kept is not None
-        batches = [lent(two, batch) for batch in (kept.copy_(BATCH), BATCH, BATCH)]
-        for number in (1, 0, 2):  # the kept one is not the first that would be given away
-            batches[number] = None
-        batches.append(lent(two, BATCH))  # says what is kept
+        batches = [lent(two, kept.copy_(BATCH)), lent(two, BATCH)]
+        del batches
         assert two.num_free() == 2
-        batches += [lent(two, -BATCH, worker=1) for _ in range(2)]
-        assert [slot.worker for slot in two.pool.slots].count(1) == 2
+        head = two.send(-BATCH, worker=1).head
+        assert (head.miss, head.parts[0].is_new, len(two.pool.slots)) == (None, True, 3)
         assert torch.equal(kept, BATCH)
+
+    def test_an_idle_worker_keeps_one_slot(self, two: Loopback) -> None:
+        """A worker that seldom gets a task does not lose its slot to the count of the others."""
+        lent(two, BATCH, worker=1)
+        for _ in range(300):
+            lent(two, BATCH)
+        assert [slot.worker for slot in two.pool.slots] == [1, 0]
+        assert not two.send(BATCH, worker=1).head.parts[0].is_new
 
     def test_what_a_worker_keeps_is_given_up(self, loop: Loopback) -> None:
         """Its slot was granted to it again: neither it nor another uses it, and no later batch is slower."""
@@ -202,53 +200,39 @@ class TestWorkers:
         assert torch.equal(kept, BATCH)
         assert (len(loop.pool.slots), num_open()) == (1, 1)
 
-    def test_a_descriptor_is_handed_over_once(self, loop: Loopback) -> None:
-        """The worker keeps the slot mapped."""
-        offered: list[int] = []
-
-        def offer(number: int, fd: int) -> bool:
-            offered.append(number)
-            loop.tasks[0].send({number: fd})
-            return True
-
-        for _ in range(3):
-            lent(loop, BATCH)
-        loop.pool.recover()  # new workers, which have nothing mapped
-        loop.start_workers()
-        for _ in range(4):
-            loop.pool.reclaim()
-            loop.packers[0].accept(loop.pool.grant(0, offer), loop.tasks[0])
-            loop._is_busy[0] = True
-            lent(loop, BATCH)
-        assert offered == numbers(loop)
-
-    def test_a_slot_without_a_descriptor_is_not_offered_again(self, loop: Loopback) -> None:
-        """No worker could map it, so it would be chosen for each task."""
-        lent(loop, BATCH)
-        loop.pool.reclaim()
-        loop.pool.recover()
-        loop.pool.slots[0].retire()
-        assert loop.pool.grant(0, lambda *_: True).slot == -1
-        assert loop.num_free() == 0
-
-    def test_a_worker_that_takes_no_descriptor_gets_no_slot(self, two: Loopback) -> None:
-        """Its socket is full, or it is gone: the slot stays free for others."""
-        lent(two, BATCH)
-        two.pool.reclaim()
+    def test_new_workers_take_over_the_slots_of_their_number(self, two: Loopback) -> None:
+        """Those of batches that are in use too: they may end before the workers do."""
+        kept = [lent(two, BATCH, worker) for worker in (0, 1, 1)]
+        before = {slot.number: slot.worker for slot in two.pool.slots}
         two.pool.recover()
-        assert two.pool.grant(0, lambda *_: False).slot == -1
-        assert two.num_free() == 1
+        two.start_workers()
+        kept.clear()
+        for worker in (0, 1, 1):
+            kept.append(two.send(-BATCH, worker))
+            part = kept[-1].head.parts[0]
+            assert (part.is_new, before[part.slot]) == (False, worker)
+        assert {slot.number: slot.worker for slot in two.pool.slots} == before
 
-    def test_a_slot_that_was_refused_goes(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A worker could not take it over: it is not offered again, and its memory is freed."""
+    def test_what_a_new_worker_cannot_map_goes(self, loop: Loopback) -> None:
+        """It refuses the slot, which is not offered again, and its memory is freed."""
         lent(loop, BATCH)
         (number,) = numbers(loop)
-        with monkeypatch.context() as patch:
-            patch.setattr(loop.tasks[0], "take", _too_many_files)
-            assert torch.equal(lent(loop, BATCH), BATCH)
+        loop.workers[0]._mapped.clear()
+        assert torch.equal(lent(loop, BATCH), BATCH)
         assert number not in numbers(loop)
-        loop.tasks[0].discard()
         assert (len(numbers(loop)), num_open()) == (1, 1)
+
+    def test_a_worker_forgets_what_the_rank_could_not_map(
+        self, loop: Loopback, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Otherwise it would hold the memory for its life."""
+        head, _ = loop.post(BATCH)
+        with monkeypatch.context() as patch:
+            patch.setattr(seam.slot, "map_memfd", lambda *_: _too_many_files(0))
+            with pytest.raises(OSError, match="Too many open files"):
+                loop.pool.lend(head)
+        loop.begin()
+        assert loop.workers[0]._mapped == {}
 
     def test_new_workers_have_new_numbers(self, loop: Loopback) -> None:
         """A slot of the last epoch is not mistaken for one of this."""
