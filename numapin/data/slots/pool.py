@@ -273,8 +273,9 @@ class Pool:
     def grant(self, worker: int) -> Grant:
         """Return the grant for a worker's next task: a slot, if one is free, and slots that it will not see again."""
         slot, free = None, self._free[worker]
-        # With more granted, the worker has not used the slots that it got.
-        while free and slot is None and len(self._granted[worker]) <= self.spec.prefetch:
+        # With more granted than there are tasks, all of which `balance` may give it, it does not use the slots it gets.
+        most = self.spec.num_workers * self.spec.prefetch
+        while free and slot is None and len(self._granted[worker]) <= most:
             slot = free.pop()
             if slot.is_inherited or not self.sizes.is_useful(slot.num_bytes):
                 self._give_up(slot)

@@ -186,6 +186,14 @@ class TestWorkers:
         assert [slot.worker for slot in two.pool.slots] == [1, 0]
         assert not two.send(BATCH, worker=1).head.parts[0].is_new
 
+    def test_a_worker_that_has_all_tasks_gets_a_slot_for_each(self, two: Loopback) -> None:
+        """With `balance`, a worker may have more tasks than its own share: it must not make slots beside free ones."""
+        kept = [lent(two, BATCH) for _ in range(4)]
+        kept.clear()
+        two.pool.reclaim()
+        granted = [two.pool.grant(0).slot for _ in range(4)]
+        assert sorted(granted) == sorted(numbers(two))
+
     def test_what_a_worker_keeps_is_given_up(self, loop: Loopback) -> None:
         """Its slot was granted to it again: neither it nor another uses it, and no later batch is slower."""
         kept = loop.begin().allocate(torch.float32, (1000,))
