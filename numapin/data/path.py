@@ -21,7 +21,7 @@ from numapin.data.budget import num_ranks_of, read_room
 from numapin.data.forking import is_in_bad_fork
 from numapin.data.locality import Home
 from numapin.data.loop_times import totals_of
-from numapin.data.message import Parcel
+from numapin.data.message import NO_MEMORY, Parcel
 from numapin.data.notices import Notices
 from numapin.data.opening.device import Mover
 from numapin.data.opening.host import Copier, Lender
@@ -171,8 +171,8 @@ class Lane:
         if self.balance is not None:
             self.balance.note_arrival(head.worker)
         self._path.note_arrival(head)
-        views, is_pinned = ((), False) if self.pool is None else self.pool.lend(head)
-        parcel = Parcel(head, body, views, is_pinned=is_pinned)
+        view, is_pinned = (NO_MEMORY, False) if self.pool is None else self.pool.lend(head)
+        parcel = Parcel(head, body, view, is_pinned=is_pinned)
         self.opener.arrived(parcel)
         return parcel
 

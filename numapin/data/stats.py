@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin.base import formats
+from numapin.data.message import NO_SLOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -135,9 +136,9 @@ class Counts:
         self.num_bytes += head.num_bytes
         if head.miss is not None:
             self.misses[head.miss] += 1
-        elif head.parts:
+        elif head.slot != NO_SLOT:
             self.hits += 1
-        self.slots_made += sum([part.is_new for part in head.parts])
+        self.slots_made += head.made_bytes > 0
 
     def note_step(self, *, waited_s: float, stepped_s: float | None) -> None:
         """Count a batch that was yielded.

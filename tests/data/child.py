@@ -25,7 +25,7 @@ def hand_over(handover: Handover, text: bytes) -> None:
     """Send a memfd with a text as number 7."""
     fd = os.memfd_create("a test")
     os.write(fd, text)
-    handover.send({7: fd})
+    handover.send(7, fd)
     os.close(fd)
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.data.seam import (
+    NO_SLOT,
     CpuSet,
     HandedDown,
     Head,
@@ -61,8 +63,8 @@ def gpu() -> dict[str, Any]:
 
 def make_head(**changes: Any) -> Head:
     """Return the head of a batch that has nothing in memory."""
-    empty = Head(number=0, worker=0, parts=(), num_bytes=0, wanted_bytes=0, miss=None, storages=(), buffers=())
-    return empty._replace(**changes)
+    none = dict.fromkeys(("number", "worker", "slot_bytes", "made_bytes", "num_bytes", "wanted_bytes"), 0)
+    return Head(**{**none, "slot": NO_SLOT, "miss": None, "storages": (), "buffers": (), **changes})
 
 
 class Loopback:
@@ -80,7 +82,8 @@ class Loopback:
         num_workers = self.pool.spec.num_workers
         self.workers = []
         for n in range(num_workers):
-            mapped = HandedDown(lambda n=n: [(i, size, os.dup(fd)) for i, size, fd in self.pool.files_of(n)]).map()
+            files = [(number, num_bytes, os.dup(fd)) for number, num_bytes, fd in self.pool.files_of(n)]
+            mapped = HandedDown(partial(list, files)).map()
             self.workers.append(WorkerSlots(self.pool.arrivals, self.pool.spec.locality, mapped, serial=serial + n))
         self.packers = [Packer(own, worker=n, pins=self._pins, moves=self._moves) for n, own in enumerate(self.workers)]
 
@@ -107,8 +110,8 @@ class Loopback:
     def send(self, batch: object, worker: int = 0) -> Parcel:
         """Return the parcel of a batch, as the rank has it."""
         head, body = self.post(batch, worker)
-        views, is_pinned = self.pool.lend(head)
-        return Parcel(head, body, views, is_pinned=is_pinned)
+        view, is_pinned = self.pool.lend(head)
+        return Parcel(head, body, view, is_pinned=is_pinned)
 
     def settle(self) -> None:
         """Wait until no slot is being checked and pinned."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from numapin.base.cpu_set import CpuSet
 from numapin.data.locality import Locality
-from numapin.data.message import Head, Parcel, decode
+from numapin.data.message import NO_SLOT, Head, Parcel, decode
 from numapin.data.opening.host import Copier, Lender
 from numapin.data.packing import Packer, WorkerSlots
 from numapin.data.slots.handover import HandedDown

@@ -40,23 +40,21 @@ class Copier:
 
     def open(self, parcel: Parcel) -> object:
         """Return the batch. Every tensor has its own storage, as if it had been allocated separately."""
+        view = parcel.view
         lends = self.lends and (parcel.is_pinned or not self._pins)
         if lends and parcel.head.body_room is not None:  # a pickle that is longer than the tensors: they would keep it
-            lends = sum(len(view) for view in parcel.views if view) >= len(parcel.body)
+            lends = len(view) >= len(parcel.body)
 
-        def storage_at(part: int, start: int, size: int) -> tuple[torch.UntypedStorage, int]:
-            view = parcel.view(part)
+        def storage_at(start: int, size: int) -> tuple[torch.UntypedStorage, int]:
             found = torch.frombuffer(view, dtype=torch.uint8, count=size, offset=start)
             if not lends or is_small(size, len(view)):
                 found = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=self._pins).copy_(found)
             return found.untyped_storage(), 0
 
-        def plain_at(part: int, start: int, size: int) -> memoryview:
-            view = parcel.view(part)
+        def plain_at(start: int, size: int) -> memoryview:
             return view[start : start + size] if lends and not is_small(size, len(view)) else copied(view, start, size)
 
-        def whole_at(part: int, start: int, num_bytes: int, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor:
-            view = parcel.view(part)
+        def whole_at(start: int, num_bytes: int, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor:
             if lends and not is_small(num_bytes, len(view)):
                 found = torch.frombuffer(view, dtype=dtype, count=num_bytes // dtype.itemsize, offset=start)
             else:  # copied as bytes: torch 2.9 cannot copy four-bit floats

@@ -8,7 +8,6 @@ import socket
 import struct
 import weakref
 from contextlib import contextmanager, suppress
-from itertools import zip_longest
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Final, Protocol
@@ -16,12 +15,11 @@ from typing import TYPE_CHECKING, Final, Protocol
 from numapin.data.slots.mapping import fault_in, map_memfd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     import torch
 
 _TAG: Final = struct.Struct("<q")  # the number
-_AT_ONCE: Final = 253  # descriptors that the kernel takes in one message (SCM_MAX_FD)
 
 
 class SentDescriptor(Protocol):
@@ -55,15 +53,10 @@ class Handover:
         """Give the child's end to a process that is being started."""
         return _attach, (sent(self._sender),)
 
-    def send(self, files: Mapping[int, int]) -> None:
-        """Send descriptors, by slot number, in one message: all or none.
-
-        The reader looks only after the batch's message, so a sender that filled the socket with some would hang.
-
-        Raises OSError if the reader is gone.
-        """
+    def send(self, number: int, fd: int) -> None:
+        """Send a slot's descriptor. Raises OSError if the reader is gone."""
         with self._socket(self._sender, waits=True) as end:
-            socket.send_fds(end, [_TAG.pack(number) for number in files], list(files.values()))
+            socket.send_fds(end, [_TAG.pack(number)], [fd])
 
     def take(self, number: int) -> int:
         """Return the descriptor with a number that a message has mentioned; the caller closes it.
@@ -97,14 +90,13 @@ class Handover:
 
     def _receive(self) -> None:
         with self._socket(self._reader, waits=False) as end:
-            tags, fds, _flags, _address = socket.recv_fds(end, _AT_ONCE * _TAG.size, _AT_ONCE)
-        if not tags:
+            tag, fds, _flags, _address = socket.recv_fds(end, _TAG.size, 1)
+        if not tag:
             raise BrokenPipeError(errno.EPIPE, "the sender of descriptors is gone")
         for fd in fds:  # Python 3.11 ignores MSG_CMSG_CLOEXEC here; a program that os.system starts would keep the file
             os.set_inheritable(fd, False)
-        # Fewer descriptors than numbers: there are too many open files in this process.
-        for (number,), fd in zip_longest(_TAG.iter_unpack(tags), fds):
-            self._early[number] = fd
+        # No descriptor: there are too many open files in this process.
+        self._early[_TAG.unpack(tag)[0]] = fds[0] if fds else None
 
     @contextmanager
     def _socket(self, fd: int, *, waits: bool) -> Iterator[socket.socket]:

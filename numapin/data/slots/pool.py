@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from numapin.data.message import IN_MESSAGE, NO_SLOT, Grant
+from numapin.data.message import IN_MESSAGE, NO_MEMORY, NO_SLOT, Grant
 from numapin.data.opening.capture import no_capture
 from numapin.data.slots.handover import Handover
 from numapin.data.slots.mapping import hide_from_children, ordinary_memory
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numapin.data.locality import Locality
-    from numapin.data.message import Head, PartHead
+    from numapin.data.message import Head
     from numapin.data.slots.slot import Lease
     from numapin.system.cuda import Driver
 
@@ -106,8 +106,8 @@ class Pool:
 
     # --- batches arrive ----------------------------------------------------------------------------------------------
 
-    def lend(self, head: Head) -> tuple[tuple[memoryview | None, ...], bool]:
-        """Return a view of each of a batch's parts, None for those with nothing in them; and whether all are pinned.
+    def lend(self, head: Head) -> tuple[memoryview, bool]:
+        """Return a view of a batch's memory, and whether it is pinned.
 
         Raises OSError if a descriptor was lost or cannot be mapped.
         """
@@ -120,47 +120,40 @@ class Pool:
         if self.spec.poison:
             for slot in self.slots:
                 slot.is_unkept = slot.is_unkept or (slot.worker == worker and slot.number not in head.kept)
-        views: list[memoryview | None] = []
-        is_pinned, failed = True, None
-        for part in head.parts:
-            if part.slot == IN_MESSAGE:
-                view = ordinary_memory(part.num_bytes)
-                view[:] = head.small
-                views.append(view)
-            elif part.slot < 0:
-                views.append(None)
-            else:
-                try:
-                    slot = self._adopt(part, worker) if part.is_new else self._granted[worker].pop(part.slot)
-                except OSError as error:  # first take the other parts: their descriptors and slots would be lost
-                    failed = failed or error
-                    self._forgotten[worker].append(part.slot)
-                    continue
-                slot.is_unkept = False
-                views.append(slot.lend(part.num_bytes, self._ended.append))
-                if self._is_closed:  # meanwhile, by another thread
-                    slot.retire()
-                    _orphans[slot] = self
-                    self._watch(slot)
-                is_pinned = is_pinned and slot.pinned_on is not None
         if head.inherited:
             for number in self._slots.keys() & head.inherited:
                 self._slots[number].is_inherited = True
-        if failed is not None:
-            raise failed
-        return tuple(views), is_pinned
+        if head.slot == NO_SLOT:
+            return NO_MEMORY, True
+        if head.slot == IN_MESSAGE:
+            view = ordinary_memory(head.slot_bytes)
+            view[:] = head.small
+            return view, True
+        slot = self._adopt(head) if head.made_bytes else self._granted[worker].pop(head.slot)
+        slot.is_unkept = False
+        view = slot.lend(head.slot_bytes, self._ended.append)
+        if self._is_closed:  # meanwhile, by another thread
+            slot.retire()
+            _orphans[slot] = self
+            self._watch(slot)
+        return view, slot.pinned_on is not None
 
-    def _adopt(self, part: PartHead, worker: int) -> Slot:
+    def _adopt(self, head: Head) -> Slot:
         """Take over a slot that a worker has made."""
-        fd = self.arrivals.take(part.slot)
         try:
-            slot = Slot.map(part.slot, fd, part.capacity, worker=worker)
+            fd = self.arrivals.take(head.slot)
+            try:
+                slot = Slot.map(head.slot, fd, head.made_bytes, worker=head.worker)
+            except OSError:
+                os.close(fd)
+                raise
         except OSError:
-            os.close(fd)
+            self._forgotten[head.worker].append(head.slot)  # it has the slot mapped
             raise
         slot.is_settled = not self._settling.is_needed
         if self.spec.pins_at_once and not slot.is_settled:
             self._settling.settle(slot)
+        slot.is_inherited = head.slot in head.inherited
         self._slots[slot.number] = slot
         return slot
 

@@ -14,12 +14,11 @@ from numapin.data.loop_times import Totals, Waited, find_waited, read_waited, to
 from numapin.data.message import (
     DTYPES,
     NO_GRANT,
-    NOTHING,
+    NO_SLOT,
     Grant,
     Head,
     Miss,
     Parcel,
-    PartHead,
     buffer,
     decode,
     encode_plain,

@@ -36,7 +36,7 @@ def send(handover: Handover, number: int, text: bytes) -> None:
     fd = os.memfd_create("a test")
     try:
         os.write(fd, text)
-        handover.send({number: fd})
+        handover.send(number, fd)
     finally:
         os.close(fd)
 
@@ -144,34 +144,6 @@ def test_too_many_open_files_lose_one_descriptor_and_no_other(handover: Handover
         handover.take(1)
 
 
-def test_several_arrive_as_one(handover: Handover) -> None:
-    """A batch in many slots: none is sent alone, so workers cannot fill the socket with parts of batches and wait."""
-    files = {number: os.memfd_create("a test") for number in range(200)}
-    for number, fd in files.items():
-        os.write(fd, b"%d" % number)
-    handover.send(files)
-    for fd in files.values():
-        os.close(fd)
-    assert [received(handover, number) for number in files] == [b"%d" % number for number in files]
-    with pytest.raises(BlockingIOError):
-        handover.take(0)
-
-
-def test_several_of_which_some_are_lost(handover: Handover) -> None:
-    """Those for which the receiver has no numbers are errors, one by one; the others arrive."""
-    before = num_open()
-    handover.send({1: 0, 2: 0})
-    with no_more_files(2):
-        os.close(handover.take(1))
-        os.close(handover.take(2))
-    handover.send({3: 0, 4: 0})
-    with no_more_files(1):
-        os.close(handover.take(3))
-        with pytest.raises(OSError, match="ulimit -n"):
-            handover.take(4)
-    assert num_open() == before
-
-
 def test_a_sender_that_is_gone_is_an_error() -> None:
     """A worker must not wait for a descriptor of a rank that has ended."""
     handover = Handover()
@@ -190,7 +162,7 @@ def test_a_reader_that_is_gone_is_an_error() -> None:
     os.dup2(null, handover._reader)  # the number stays taken
     os.close(null)
     with pytest.raises(BrokenPipeError):
-        handover.send({1: 0})
+        handover.send(1, 0)
     handover.close()
 
 

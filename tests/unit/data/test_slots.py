@@ -117,7 +117,7 @@ class TestMaking:
         assert made.capacity >= 4 << 30
         for num_bytes in (100, 10 * PAGE, 1):
             assert made.reserve(num_bytes) is not None
-        rank.own.send([made])
+        rank.own.send(made)
         assert rank.received(made.number) == (11 * PAGE, 11 * PAGE)
 
     def test_a_batch_that_is_larger_still_fits(self, rank: Rank) -> None:
@@ -130,7 +130,7 @@ class TestMaking:
         made = take(rank.own, 100)
         assert made.capacity == 20 * PAGE
         assert made.reserve(100) == 0
-        rank.own.send([made])
+        rank.own.send(made)
         assert rank.received(made.number) == (20 * PAGE, PAGE)
 
     def test_a_larger_batch_has_a_larger_one(self, rank: Rank) -> None:
@@ -165,7 +165,7 @@ class TestMaking:
         for _ in range(2):
             take(rank.own).reserve(PAGE)
         assert seen == [(SIZE, CpuSet({1}), CpuSet())] * 2
-        assert [rank.own.report(()).get("notes", ()), rank.own.report(()).get("notes", ())] == [
+        assert [rank.own.report(0).get("notes", ()), rank.own.report(0).get("notes", ())] == [
             ("memory on node 1 was refused",),
             (),
         ]
@@ -220,7 +220,7 @@ class TestSeals:
             own = os.memfd_create
             monkeypatch.setattr(os, "memfd_create", lambda name, flags: own(name, _without_noexec(flags)))
         made = take(rank.own)
-        rank.own.send([made])
+        rank.own.send(made)
         fd = rank.arrivals.take(made.number)
         assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SIZE_SEALS == SIZE_SEALS
         child = os.fork()
@@ -279,12 +279,26 @@ class TestRefusals:
         rank.expect(SIZE)
         assert rank.own.take(SIZE) is not None
 
-    def test_no_address_space_for_more_than_is_needed(self, rank: Rank) -> None:
-        """A further slot of a batch is larger than needed only if it can be."""
+    def test_no_address_space_for_more_than_is_needed(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A larger slot for a batch has room for a batch of any size only if it can."""
         rank.expect(SIZE)
-        found = rank.own.take(SIZE, num_bytes_so_far=1 << 49)
+        made = take(rank.own)
+        assert made.reserve(SIZE) == 0
+        monkeypatch.setattr(slots_module, "_UNKNOWN_BYTES", 1 << 49)
+        found = rank.own.grow(made, PAGE)
         assert found is not None
-        assert found.capacity < 2 * SIZE
+        assert (found.start, found.end, found.capacity) == (SIZE, SIZE, capacity_for(SIZE + PAGE))
+        rank.own.put_back(found)
+
+    def test_no_memory_for_a_larger_one(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing is left of it, and the batch stays where it is."""
+        rank.expect(SIZE)
+        made = take(rank.own)
+        before = num_open(), num_mapped()
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "populate", refuse(errno.ENOMEM))
+            assert rank.own.grow(made, SIZE) is None
+        assert (num_open(), num_mapped()) == before
 
     @pytest.mark.parametrize("call", ["send", "ftruncate"])
     def test_it_cannot_be_sent(self, rank: Rank, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
@@ -294,7 +308,7 @@ class TestRefusals:
         with monkeypatch.context() as patch:
             patch.setattr(where, call, refuse(errno.ETOOMANYREFS))
             with pytest.raises(OSError, match="Too many references"):
-                rank.own.send([made])
+                rank.own.send(made)
         assert num_open() == 0
         rank.own.put_back(made)
         assert take(rank.own).is_new
@@ -303,8 +317,8 @@ class TestRefusals:
         """The worker had no memory for it when it started: the rank is told, and the batch gets a new slot."""
         rank.grant(8)
         assert take(rank.own).is_new
-        assert rank.own.report(()).get("refused", ()) == (8,)
-        assert rank.own.report(()).get("refused", ()) == ()
+        assert rank.own.report(0).get("refused", ()) == (8,)
+        assert rank.own.report(0).get("refused", ()) == ()
 
     @pytest.mark.parametrize("code", [errno.ENOMEM, errno.EFAULT])
     def test_a_slot_taken_over_for_which_there_is_no_memory(self, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
@@ -334,7 +348,7 @@ class TestGranted:
         used = take(rank.own)
         assert (used.number, used.capacity, used.is_new, set(bytes(used.view))) == (5, SIZE, False, {5})
         assert used.reserve(SIZE) == 0
-        rank.own.send([used])
+        rank.own.send(used)
         assert (used.number, used.end, used.is_new) == (5, SIZE, False)
         assert num_open() == 0
         with pytest.raises(BlockingIOError):
@@ -347,7 +361,7 @@ class TestGranted:
         made = take(rank.own, SIZE)
         assert made.reserve(PAGE) == 0
         made.view[0] = 9
-        rank.own.send([made])
+        rank.own.send(made)
         number = made.number
         del made
         before = num_mapped()
@@ -376,12 +390,12 @@ class TestGranted:
         rank.grant(5)
         used = take(rank.own)
         rank.own.note_fork()
-        rank.own.send([used])
+        rank.own.send(used)
         del used
-        assert rank.own.report(()).get("inherited", ()) == (5,)
-        assert rank.own.report(()).get("inherited", ()) == ()
+        assert rank.own.report(0).get("inherited", ()) == (5,)
+        assert rank.own.report(0).get("inherited", ()) == ()
         rank.grant(5)
-        assert rank.own.report(()).get("refused", ()) == (5,)
+        assert rank.own.report(0).get("refused", ()) == (5,)
 
     def test_one_that_was_not_used_serves_the_next_batch(self, rank: Rank) -> None:
         """The last one comes first; a batch that needs two gets both."""
@@ -418,7 +432,7 @@ class TestGranted:
             rank.grant(number)
         for refused in ((5,), (6,), ()):
             assert take(rank.own, SIZE + 1).is_new
-            assert rank.own.report(()).get("refused", ()) == refused
+            assert rank.own.report(0).get("refused", ()) == refused
         assert take(rank.own, SIZE).number == 7
 
 
@@ -432,7 +446,7 @@ class TestKept:
         kept = _kept(kind, take(rank.own).view)
         rank.grant(5)
         assert take(rank.own).number != 5
-        report = rank.own.report(())
+        report = rank.own.report(0)
         refused, still_kept = report["refused"], report["kept"]
         assert (refused, 5 in still_kept) == ((5,), True)
         assert set(bytes(kept)) == {5}
@@ -461,13 +475,13 @@ class TestKept:
         """It stays mapped; what the worker keeps of it counts all the same."""
         made = take(rank.own)
         made.reserve(SIZE)
-        rank.own.send([made])
+        rank.own.send(made)
         kept, number = made.view[:10], made.number
         del made
         os.close(rank.arrivals.take(number))
         rank.grant(number)
         assert take(rank.own).number != number
-        assert rank.own.report(()).get("refused", ()) == (number,)
+        assert rank.own.report(0).get("refused", ()) == (number,)
         assert bytes(kept) == bytes(10)
 
     def test_every_batch_is_told_of_what_is_kept(self, rank: Rank) -> None:
@@ -475,11 +489,11 @@ class TestKept:
         rank.grant(5)
         rank.grant(6)
         kept = take(rank.own).view
-        assert set(rank.own.report(())["kept"]) == {6}
+        assert set(rank.own.report(0)["kept"]) == {6}
         other = take(rank.own)
-        assert set(rank.own.report(())["kept"]) == {5, 6}
+        assert set(rank.own.report(0)["kept"]) == {5, 6}
         del kept
-        assert set(rank.own.report(())["kept"]) == {other.number}
+        assert set(rank.own.report(0)["kept"]) == {other.number}
 
 
 def _kept(kind: str, view: memoryview) -> Any:
