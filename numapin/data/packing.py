@@ -338,7 +338,7 @@ class Packer(ForkingPickler):
         self._mark = pickle.PickleBuffer(bytearray(1))  # stands for a tensor among the out-of-band buffers
         self._next: tuple[Any, ...] | None = None  # the tensor that the next mark stands for, as in `Head.buffers`
         self._cast_ones: list[torch.Tensor] = []  # kept, so that no address is used twice in a batch
-        self._ranges = Ranges(self._bring)
+        self._ranges: dict[int, list[tuple[int, int, int]]] = {}  # by torch's storage: first, last byte; its number
         self._storages: list[Room] = []
         self._buffers: list[tuple[Any, ...] | int | None] = []
         self._missing_bytes = 0  # of this batch, without room in a slot
@@ -527,15 +527,37 @@ class Packer(ForkingPickler):
         return cast
 
     def _put(self, tensor: torch.Tensor) -> bool:
-        """Have a plain tensor in the slot, and let the next mark stand for it; return False if it cannot be there."""
+        """Have a plain tensor in the slot, and let the next mark stand for it; return False if it cannot be there.
+
+        The batch needs ranges of storages: tensors that share memory share a range.
+        """
         if not is_plain(tensor):
             return False
-        number, start = self._ranges.find(tensor)
-        if number is None:
-            return False
-        dtype = tensor.dtype
-        is_whole = dtype in _COPIED and tensor.nbytes == self._storages[number][1] and tensor.is_contiguous()
-        self._next = (number, _DTYPE_NUMBERS[dtype], tuple(tensor.shape), tensor.stride(), start, is_whole)
+        storage, dtype, itemsize = tensor.untyped_storage(), tensor.dtype, tensor.itemsize
+        begin, is_contiguous = int(tensor.storage_offset()) * itemsize, tensor.is_contiguous()
+        if is_contiguous:
+            end = begin + tensor.nbytes
+        else:
+            last_element = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+            end = begin + itemsize * (1 + last_element)
+        # Not by address: torch makes each tensor over one array a storage of its own.
+        ranges = self._ranges.setdefault(storage._cdata, [])
+        for known in ranges:
+            first, last, number = known
+            if first <= begin and end <= last:
+                break
+        else:
+            first, last = 0, storage.nbytes()
+            if last > _MAX_STORAGE_RATIO * (end - begin):
+                first, last = begin - begin % _LARGEST_ITEM_BYTES, end  # where an item of any dtype may begin
+            found = self._bring(storage, first, last)
+            if found is None:
+                return False
+            number = found
+            ranges.append((first, last, number))
+        is_whole = is_contiguous and tensor.nbytes == self._storages[number][1] and dtype in _COPIED
+        shape = tuple(tensor.shape)
+        self._next = (number, _DTYPE_NUMBERS[dtype], shape, tensor.stride(), begin - first, is_whole)
         return True
 
     def _reduce_array(self, array: Any) -> Reduced:
@@ -662,38 +684,3 @@ def _is_over_memory(build: object, arguments: tuple[Any, ...]) -> bool:
 def _reduce_by_value(tensor: torch.Tensor) -> tuple[Any, ...]:
     reduced: tuple[Any, ...] = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     return reduced
-
-
-class Ranges:
-    """The ranges of storages that one batch needs. Tensors that share memory share a range."""
-
-    def __init__(self, send: Callable[[torch.UntypedStorage, int, int], int | None]) -> None:
-        """Begin ranges where an item of any dtype may begin.
-
-        `send` is called with a storage and the first and last byte of each new range. A result of None is not kept.
-        """
-        self._send = send
-        self._of_storage: dict[int, list[tuple[int, int, int]]] = {}  # by torch's storage: first, last byte; result
-        self.clear = self._of_storage.clear
-
-    def find(self, tensor: torch.Tensor) -> tuple[int | None, int]:
-        """Return the result of the range that contains a plain tensor, and the tensor's offset in it, in bytes."""
-        storage = tensor.untyped_storage()
-        size, itemsize = storage.nbytes(), tensor.itemsize
-        begin = int(tensor.storage_offset()) * itemsize
-        if tensor.is_contiguous():
-            end = begin + tensor.nbytes
-        else:
-            last_element = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-            end = begin + itemsize * (1 + last_element)
-        # Not by address: torch makes each tensor over one array a storage of its own.
-        ranges = self._of_storage.setdefault(storage._cdata, [])
-        for first, last, known in ranges:
-            if first <= begin and end <= last:
-                return known, begin - first
-        is_whole = size <= _MAX_STORAGE_RATIO * (end - begin)
-        first, last = (0, size) if is_whole else (begin - begin % _LARGEST_ITEM_BYTES, end)
-        result = self._send(storage, first, last)
-        if result is not None:
-            ranges.append((first, last, result))
-        return result, begin - first
