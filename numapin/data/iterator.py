@@ -24,8 +24,8 @@ from numapin.data.forking import collection_paused
 from numapin.data.local import Changed, DeviceIterator, profile_name
 from numapin.data.message import Parcel
 from numapin.data.path import path_of
+from numapin.data.pool import unused_slots_hidden
 from numapin.data.queues import ResultQueue
-from numapin.data.slots.pool import unused_slots_hidden
 from numapin.data.torch_names import (
     MP_STATUS_CHECK_INTERVAL,
     ExceptionWrapper,

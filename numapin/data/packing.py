@@ -39,8 +39,7 @@ from numapin.data.message import (
     named_error,
     packed_sequence,
 )
-from numapin.data.slots.mapping import map_memfd, ordinary_memory
-from numapin.data.slots.sizes import align, capacity_for
+from numapin.data.slots import align, capacity_for, map_memfd, ordinary_memory
 from numapin.data.torch_names import (
     ExceptionWrapper,
     _rebuild_from_type_v2,
@@ -54,9 +53,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numapin.data.casting import Casts
+    from numapin.data.handover import Handover
     from numapin.data.locality import Locality
     from numapin.data.message import Grant
-    from numapin.data.slots.handover import Handover
     from numapin.system.memory import Window
 
     Room = tuple[int, int]  # the offset in the batch's memory, the length, in bytes

@@ -19,16 +19,15 @@ import torch
 from numapin.data.arguments import require_number
 from numapin.data.budget import num_ranks_of, read_room
 from numapin.data.forking import is_in_bad_fork
+from numapin.data.handover import HandedDown
 from numapin.data.locality import Home
 from numapin.data.loop_times import totals_of
 from numapin.data.message import NO_MEMORY, Parcel
 from numapin.data.notices import Notices
-from numapin.data.opening.device import Mover
-from numapin.data.opening.host import Copier, Lender
+from numapin.data.opening import Copier, Lender, Mover
 from numapin.data.packing import MOST_KEPT
+from numapin.data.pool import Pool, PoolSpec
 from numapin.data.queues import ResultQueue, TaskQueue
-from numapin.data.slots.handover import HandedDown
-from numapin.data.slots.pool import Pool, PoolSpec
 from numapin.data.stats import Counts, PoolTotals, Stats
 from numapin.data.worker import OwnerProcess, WorkerStart, num_worker_threads
 from numapin.errors import UsageError

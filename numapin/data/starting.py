@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from multiprocessing.process import BaseProcess
 
+    from numapin.data.handover import HandedDown
     from numapin.data.queues import ResultQueue, TaskQueue
-    from numapin.data.slots.handover import HandedDown
 
 P = TypeVar("P", bound="BaseProcess")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numapin.base.cpu_set import CpuSet
     from numapin.data.message import Head, Miss
-    from numapin.data.slots.pool import Pool
+    from numapin.data.pool import Pool
 
 _WIDTH: Final = 80
 _INDENT: Final = 12

@@ -43,5 +43,5 @@ from numapin.trace.reading import read_trace
 from numapin.trace.settings import Settings
 
 if TYPE_CHECKING:
-    from numapin.data.slots.slot import Slot
+    from numapin.data.slots import Slot
     from numapin.launcher.options import Job, TorchrunOption

@@ -21,21 +21,18 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
+from numapin.data.handover import Handover
 from numapin.data.message import IN_MESSAGE, NO_MEMORY, NO_SLOT, Grant
-from numapin.data.opening.capture import no_capture
-from numapin.data.slots.handover import Handover
-from numapin.data.slots.mapping import hide_from_children, ordinary_memory
-from numapin.data.slots.quarantine import Quarantine
-from numapin.data.slots.settling import Settling
-from numapin.data.slots.sizes import FreeSlots, RecentSizes, num_slots_for
-from numapin.data.slots.slot import Slot
+from numapin.data.pinning import Settling
+from numapin.data.quarantine import Quarantine, no_capture
+from numapin.data.slots import FreeSlots, RecentSizes, Slot, hide_from_children, num_slots_for, ordinary_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numapin.data.locality import Locality
     from numapin.data.message import Head
-    from numapin.data.slots.slot import Lease
+    from numapin.data.slots import Lease
     from numapin.system.cuda import Driver
 
 _SPARE: Final = 4  # the loop's batch, the one before, and two whose copies are under way

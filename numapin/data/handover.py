@@ -12,7 +12,7 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Final, Protocol
 
-from numapin.data.slots.mapping import fault_in, map_memfd
+from numapin.data.slots import fault_in, map_memfd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
