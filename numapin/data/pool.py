@@ -25,7 +25,7 @@ from numapin.data.handover import Handover
 from numapin.data.message import IN_MESSAGE, NO_MEMORY, NO_SLOT, Grant
 from numapin.data.pinning import Settling
 from numapin.data.quarantine import Quarantine, no_capture
-from numapin.data.slots import FreeSlots, RecentSizes, Slot, hide_from_children, num_slots_for, ordinary_memory
+from numapin.data.slots import FreeSlots, RecentSizes, Slot, hide_from_children, ordinary_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -154,12 +154,6 @@ class Pool:
         self._slots[slot.number] = slot
         return slot
 
-    def _max_slots(self) -> int:
-        """Return the number of slots that may have descriptors; more are lent if the loop keeps many batches."""
-        files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        usual = self.spec.num_workers * self.spec.prefetch + _SPARE
-        return sys.maxsize if files == resource.RLIM_INFINITY else num_slots_for(files, usual)
-
     # --- slots come back ---------------------------------------------------------------------------------------------
 
     def reclaim(self) -> None:
@@ -185,8 +179,15 @@ class Pool:
             self._poison_free()
 
     def _limit_slots(self) -> None:
-        """If there are too many slots, give up the oldest that are lent: the loop keeps their batches."""
-        excess = len(self._slots) - self._max_slots()
+        """If there are too many slots with descriptors, give up the oldest that are lent: the loop keeps their batches.
+
+        At most one in four of the process's descriptors belongs to a slot, or one in two if the tasks need them.
+        """
+        num_files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if num_files == resource.RLIM_INFINITY:
+            num_files = sys.maxsize
+        usual = self.spec.num_workers * self.spec.prefetch + _SPARE
+        excess = len(self._slots) - min(max(usual, num_files // 4), num_files // 2)
         if excess <= 0:
             self._num_allowed = len(self._slots)
             return

@@ -188,14 +188,6 @@ def align(num_bytes: int, to: int = ALIGNMENT) -> int:
     return -(-num_bytes // to) * to
 
 
-def num_slots_for(num_files: int, usual: int) -> int:
-    """Return how many slots may have descriptors, in a process that may have `num_files` of them.
-
-    At most one descriptor in four belongs to a slot, or one in two if as many as `usual` need them.
-    """
-    return min(max(usual, num_files // 4), num_files // 2)
-
-
 def capacity_for(num_bytes: int) -> int:
     """Return the size of a slot for a batch of `num_bytes`: at most an eighth larger, in whole pages."""
     step = (1 << max(0, num_bytes - 1).bit_length()) // (2 * _STEPS)
