@@ -20,7 +20,7 @@ from numapin.base.text import printable
 from numapin.data.arguments import sizes_of
 from numapin.data.budget import num_ranks_of, read_room
 from numapin.data.locality import Locality, find_locality
-from numapin.data.slots.reclaim import Locked, reclaimer
+from numapin.data.pinning import Locked, reclaimer
 from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.system.cuda import CudaRefused, driver
 from numapin.system.pages import PINNED, find_pages, place
@@ -84,7 +84,7 @@ def empty(shape: int | Iterable[int], dtype: torch.dtype | None = None, *, node:
     """
     import torch
 
-    from numapin.data.opening.capture import watch_captures
+    from numapin.data.quarantine import watch_captures
 
     sizes = sizes_of(shape)
     dtype = torch.get_default_dtype() if dtype is None else dtype

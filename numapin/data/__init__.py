@@ -26,6 +26,10 @@
     queues.py       torch's two queues, over pipes without locks
     worker.py       what a worker runs first: bind it, collate into slots, end it with its rank
     packing.py      in a worker: put batches into slots
-    slots/          memory for batches: made, lent, taken back
-    opening/        turn a parcel into a batch, on the host or on the device
+    pool.py         in the rank: a loader's slots, lent and taken back
+    slots.py        one slot in the rank, and the sizes of slots
+    handover.py     the ways of slots' descriptors
+    pinning.py      pin slots, and unpin memory, on threads of the process
+    quarantine.py   hold memory back while a GPU may read it
+    opening.py      turn a parcel into a batch, on the host or on the device
 """

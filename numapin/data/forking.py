@@ -31,7 +31,7 @@ from weakref import ref
 
 import torch
 
-from numapin.data import forks
+from numapin.data import forks, packing
 from numapin.system import memory
 from numapin.system.proc import state_of, waits_forever
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from multiprocessing.process import BaseProcess
 
+    from numapin.data.handover import HandedDown
     from numapin.data.queues import ResultQueue, TaskQueue
 
 P = TypeVar("P", bound="BaseProcess")
@@ -128,20 +129,35 @@ def is_in_bad_fork() -> bool:
 
 
 def _run_worker(
-    page: mmap.mmap | None, number: int, target: Callable[..., None], arguments: tuple[object, ...]
+    page: mmap.mmap | None,
+    number: int,
+    slots: HandedDown,
+    target: Callable[..., None],
+    arguments: tuple[object, ...],
 ) -> None:
     """Run a worker in its process. A forked one first sets its byte of the shared page."""
     if page is not None:
         page[number] = 1
+    packing.handed_down = slots.map()
     target(*arguments)
 
 
 class Context:
     """A multiprocessing context with our queues, and with workers that can be restarted."""
 
-    def __init__(self, base: Any, queues: Iterable[ResultQueue | TaskQueue], *, num_workers: int) -> None:
-        """Take the context to start processes with, and the queues in the order in which torch's iterator asks."""
-        self._base, self._queues = base, iter(queues)
+    def __init__(
+        self,
+        base: Any,
+        queues: Iterable[ResultQueue | TaskQueue],
+        slots_of: Callable[[int], HandedDown],
+        *,
+        num_workers: int,
+    ) -> None:
+        """Take the context to start processes with, and the queues in the order in which torch's iterator asks.
+
+        `slots_of` returns the slots that a worker of a number takes over.
+        """
+        self._base, self._queues, self._slots_of = base, iter(queues), slots_of
         method = base.get_start_method()
         self._page = mmap.mmap(-1, num_workers) if method == "fork" else None
         self._arguments: list[tuple[object, ...]] = []
@@ -162,7 +178,8 @@ class Context:
 
     def Process(self, *, target: Callable[..., None], args: tuple[object, ...]) -> BaseProcess:  # noqa: N802 - as Queue
         """Return the next worker's process, not yet started."""
-        arguments = (self._page, len(self._arguments), target, args)
+        number = len(self._arguments)
+        arguments = (self._page, number, self._slots_of(number), target, args)
         self._arguments.append(arguments)
         return self._base.Process(target=_run_worker, args=arguments)  # type: ignore[no-any-return]
 

@@ -24,8 +24,8 @@ from numapin.data.casting import collate_and_cast
 from numapin.data.local import Changed, DeviceIterator, profile_name
 from numapin.data.message import Parcel
 from numapin.data.path import path_of
+from numapin.data.pool import unused_slots_hidden
 from numapin.data.queues import ResultQueue
-from numapin.data.slots.pool import unused_slots_hidden
 from numapin.data.torch_names import (
     MP_STATUS_CHECK_INTERVAL,
     ExceptionWrapper,
@@ -77,7 +77,7 @@ class LaneIterator(_TorchsIterator):
         if pins:
             self._lane.results.open_in_thread(path.home.bind_this_thread, self._lane.opener.open)
         base = loader.multiprocessing_context or torch.multiprocessing
-        self._context = forking.Context(base, self._lane.queues(), num_workers=loader.num_workers)
+        self._context = forking.Context(base, self._lane.queues(), self._lane.slots_of, num_workers=loader.num_workers)
         changed = Changed(
             loader,
             multiprocessing_context=self._context,

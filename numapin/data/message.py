@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _CPU: Final = torch.device("cpu")
+NO_MEMORY: Final = memoryview(b"")
 DTYPES: Final = tuple(sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str))
 """All of torch's; a head has their numbers, the same in the rank and its workers."""
 
@@ -39,30 +40,17 @@ class Miss(StrEnum):
 class Grant(NamedTuple):
     """The slot that a worker gets with a task."""
 
-    slot: int  # its number; -1: none is free
-    capacity: int  # its size in bytes
-    is_new: bool  # the worker has yet to map it: a descriptor was handed over
+    slot: int  # its number; NO_SLOT: none is free
     expected_bytes: int  # the size of a slot that the worker has to make; 0: unknown
     forgotten: tuple[int, ...]  # slots that the worker will not see again, and unmaps
 
 
-NO_GRANT: Final = Grant(-1, 0, is_new=False, expected_bytes=0, forgotten=())
+NO_SLOT: Final = -1
+NO_GRANT: Final = Grant(NO_SLOT, expected_bytes=0, forgotten=())
 
-
-class PartHead(NamedTuple):
-    """A slot that a batch, or a part of it, is in. `is_new`: it was made for this batch."""
-
-    slot: int
-    num_bytes: int
-    capacity: int
-    is_new: bool
-
-
-NOTHING: Final = PartHead(-1, 0, 0, is_new=False)
-"""A part of which nothing was sent."""
 
 IN_MESSAGE: Final = -2
-"""The number of a part that has no slot: its bytes are in the message."""
+"""The number of memory that is no slot: its bytes are in the message."""
 
 
 class Head(NamedTuple):
@@ -75,30 +63,27 @@ class Head(NamedTuple):
 
     number: int  # of the batch
     worker: int  # that sent it
-    parts: tuple[PartHead, ...]  # the slots that it is in, in the order in which they were written; mostly one
-    num_bytes: int  # of its memory: what is used of the slots, and what had no room in one
+    slot: int  # that it is in, from its start; NO_SLOT: none; IN_MESSAGE
+    slot_bytes: int  # of the slot, up to the end of the batch
+    made_bytes: int  # the size of a slot that was made for this batch; 0: the rank knows the slot
+    num_bytes: int  # of its memory: what is used of the slot, and what had no room in one
     wanted_bytes: int  # the size that a slot must have for such a batch
-    miss: Miss | None  # why the batch is not in slots as a whole; None: it is, or has no memory
-    storages: tuple[tuple[int, int, int], ...]  # (part, offset, length), in bytes
+    miss: Miss | None  # why the batch is not in a slot as a whole; None: it is, or has no memory
+    storages: tuple[tuple[int, int], ...]  # (offset, length), in bytes
     buffers: tuple[tuple[int, int, tuple[int, ...], tuple[int, ...], int, bool] | int | None, ...]
     refused: tuple[int, ...] = ()  # granted slots that the worker cannot use
-    kept: tuple[int, ...] = ()  # slots that the worker still refers to
+    kept: tuple[int, ...] = ()  # slots, besides the batch's own, that the worker still refers to
     inherited: tuple[int, ...] = ()  # slots that a process may read from now on that the user's code forked there
     notes: tuple[str, ...] = ()  # texts for the rank to report
-    body_room: tuple[int, int, int] | None = None  # of the pickle, as in `storages`; None: it is in the message
-    small: bytes = b""  # the part that has no slot
-
-    @property
-    def num_kept_before(self) -> int:
-        """The number of slots, besides this batch's own, to which the worker still refers."""
-        return len(self.kept) - len(self.parts)
+    body_room: tuple[int, int] | None = None  # of the pickle, as in `storages`; None: it is in the message
+    small: bytes = b""  # the batch's memory, if it is in the message
 
 
 def encode(head: Head, body: bytes) -> bytes:
-    """Return a batch as bytes. Its parts and rooms must be plain tuples, which is all that marshal writes."""
-    number, worker, parts, num_bytes, wanted_bytes, miss, *others = head
-    plain = (number, worker, tuple(map(tuple, parts)), num_bytes, wanted_bytes, miss and miss.value, *others, body)
-    return marshal.dumps(plain)
+    """Return a batch as bytes. Its rooms must be plain tuples, which is all that marshal writes."""
+    if head.miss is not None:
+        head = head._replace(miss=head.miss.value)  # type: ignore[arg-type]
+    return marshal.dumps((*head, body))
 
 
 def encode_plain(message: object) -> bytes:
@@ -111,9 +96,9 @@ def decode(message: bytes) -> tuple[Head | None, Any]:
     fields = marshal.loads(message)  # noqa: S302 - from our own worker
     if type(fields) is bytes:
         return None, pickle.loads(fields)  # noqa: S301 - the same
-    number, worker, parts, num_bytes, wanted_bytes, miss, *others, body = fields
-    parts = tuple([PartHead(*part) for part in parts])
-    return Head(number, worker, parts, num_bytes, wanted_bytes, miss and Miss(miss), *others), body
+    *others, body = fields
+    head = Head(*others)
+    return head if head.miss is None else head._replace(miss=Miss(head.miss)), body
 
 
 def pickled(message: object) -> bytes:
@@ -127,35 +112,24 @@ def pickled(message: object) -> bytes:
 class Parcel:
     """A batch that has arrived in the rank and is not opened yet."""
 
-    __slots__ = ("begun", "body", "head", "is_pinned", "views")
+    __slots__ = ("begun", "body", "head", "is_pinned", "view")
 
-    def __init__(
-        self, head: Head, body: bytes, views: tuple[memoryview | None, ...] = (), *, is_pinned: bool = False
-    ) -> None:
-        """Take a long pickle from the batch's memory, of which it is the end. A view is None if nothing was written."""
-        self.head, self.views, self.is_pinned = head, views, is_pinned
+    def __init__(self, head: Head, body: bytes, view: memoryview = NO_MEMORY, *, is_pinned: bool = False) -> None:
+        """Take a long pickle from the batch's memory, of which it is the end."""
+        self.head, self.view, self.is_pinned = head, view, is_pinned
         self.body: bytes | memoryview = body
         self.begun: Any = None  # the work that its opener started before the batch was due
         if head.body_room is not None:
-            part, start, num_bytes = head.body_room
-            view = self.view(part)
-            self.body = view[start : start + num_bytes]
-            self.views = (*views[:part], view[:start] or None, *views[part + 1 :])
-
-    def view(self, part: int) -> memoryview:
-        """Return the memory of a part. Raises LookupError if nothing was written to it."""
-        view = self.views[part]
-        if view is None:
-            raise LookupError(f"batch {self.head.number} has nothing in part {part}")
-        return view
+            start, num_bytes = head.body_room
+            self.body, self.view = view[start : start + num_bytes], view[:start]
 
 
 def unpack(
     parcel: Parcel,
-    storage_at: Callable[[int, int, int], tuple[torch.UntypedStorage, int]],
-    plain_at: Callable[[int, int, int], memoryview],
+    storage_at: Callable[[int, int], tuple[torch.UntypedStorage, int]],
+    plain_at: Callable[[int, int], memoryview],
     mover: Callable[[Any], object] | None = None,
-    whole_at: Callable[[int, int, int, torch.dtype, tuple[int, ...]], torch.Tensor] | None = None,
+    whole_at: Callable[[int, int, torch.dtype, tuple[int, ...]], torch.Tensor] | None = None,
     *,
     device: torch.device = _CPU,
 ) -> object:
@@ -163,8 +137,8 @@ def unpack(
 
     Args:
         parcel: The parcel. Its tensors that share a storage share one afterwards.
-        storage_at: Makes memory for a tensor's storage from its part, offset and length in bytes. Returns a storage,
-            and the byte where the memory begins in it.
+        storage_at: Makes memory for a tensor's storage from its offset and length in bytes. Returns a storage, and the
+            byte where the memory begins in it.
         plain_at: Makes plain memory, for numpy, from the same.
         mover: Puts a tensor that torch sent on the batch's device.
         whole_at: Makes a tensor that shares its storage with no other, from the same, its dtype and its size. It takes

@@ -1,9 +1,10 @@
 """Put batches into a worker's slots.
 
-A batch has one slot, taken at its first tensor and filled from its start; a further one if it does not fit. The batch
-is pickled with its memory out of band (PEP 574); tensors that only torch can send stay in the pickle. A new slot's
-pages are faulted in as they are needed, so that no more memory is used than the batch has, and that a lack of memory is
-an error and no SIGBUS.
+A batch has one slot, taken at its first tensor and filled from its start. If it turns out to be too large for the slot,
+it goes on at the same offset in a new one, into which the beginning is copied when the batch is sent. The batch is
+pickled with its memory out of band (PEP 574); tensors that only torch can send stay in the pickle. A new slot's pages
+are faulted in as they are needed, so that no more memory is used than the batch has, and that a lack of memory is an
+error and no SIGBUS.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 import sys
 import threading
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, Final
@@ -28,18 +30,16 @@ from numapin.data.casting import cast_tensor
 from numapin.data.message import (
     DTYPES,
     IN_MESSAGE,
-    NOTHING,
+    NO_SLOT,
     Head,
     Miss,
-    PartHead,
     buffer,
     encode,
     move,
     named_error,
     packed_sequence,
 )
-from numapin.data.slots.mapping import fault_in, map_memfd, ordinary_memory
-from numapin.data.slots.sizes import align, capacity_for
+from numapin.data.slots import align, capacity_for, map_memfd, ordinary_memory
 from numapin.data.torch_names import (
     ExceptionWrapper,
     _rebuild_from_type_v2,
@@ -53,12 +53,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numapin.data.casting import Casts
+    from numapin.data.handover import Handover
     from numapin.data.locality import Locality
     from numapin.data.message import Grant
-    from numapin.data.slots.handover import Handover
     from numapin.system.memory import Window
 
-    Room = tuple[int, int, int]  # the part's number, the offset in it, the length, in bytes
+    Room = tuple[int, int]  # the offset in the batch's memory, the length, in bytes
     Reduced = tuple[Callable[..., object], tuple[object, ...]]  # how pickle rebuilds an object
 
 SLOT_NAME: Final = "numapin-slot"
@@ -72,8 +72,7 @@ _IN_MESSAGE_BYTES: Final = 8 << 10  # a slot costs a loop that keeps many batche
 _SEALABLE: Final = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
 _NEVER_EXECUTED: Final = 0x0008  # MFD_NOEXEC_SEAL, since Linux 6.3; Python has no name for it
 _FIXED_SIZE: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-_GROWTH: Final = 4  # a further slot has room for this many times the batch so far
-_UNKNOWN_BYTES: Final = 4 << 30  # address space, not memory, for a batch of unknown size
+_UNKNOWN_BYTES: Final = 4 << 30  # address space, not memory, for a batch of unknown size, or one that was too large
 _LONG_PICKLE: Final = 16 << 10  # the pickler's table of objects never shrinks, and is cleared as a whole for each batch
 _PIPE_BYTES: Final = 64 << 10  # what a pipe has room for; longer pickles take many calls to get through it
 _LARGEST_ITEM_BYTES: Final = 16  # so that views of any dtype into the same range are aligned
@@ -87,6 +86,7 @@ _COPIED: Final = frozenset(dtype for dtype in DTYPES if not re.search(r"\bu?int[
 _QUANTIZED: Final = frozenset((torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4))
 
 own: Packer | None = None  # this worker's
+handed_down: dict[int, torch.Tensor] = {}  # the slots that this worker takes over, by number
 
 
 def allocate(dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor | None:
@@ -108,16 +108,17 @@ def pack(number: int, batch: object, *, where: str) -> bytes:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class BatchMemory:
-    """A slot, or a part of one, that one batch is being written into. Numbers in bytes."""
+    """A slot that one batch is being written into. Numbers in bytes."""
 
     number: int  # the slot's, or IN_MESSAGE
+    owner: torch.Tensor | None  # the slot's memory; None in the message
     fd: int | None  # of a slot that was made for this batch, until it is sent; None for a granted one
     view: memoryview
     address: int
     capacity: int
     end: int = 0  # where free room begins
     populated: int  # up to where pages exist for sure
-    is_sent: bool = False  # whether something in it was sent
+    start: int = 0  # the batch before this is in another memory
     is_new: bool  # whether it was made for this batch
 
     def reserve(self, num_bytes: int) -> int | None:
@@ -132,69 +133,63 @@ class BatchMemory:
         self.end = align(stop)
         return start
 
-    def tensor(self, start: int, dtype: torch.dtype, count: int) -> torch.Tensor:
-        """Return `count` elements from byte `start` on, as a tensor with a storage of its own."""
-        return torch.frombuffer(self.view, dtype=dtype, count=count, offset=start)
-
 
 class WorkerSlots:
     """The slots that one worker has: granted ones, and those that it makes."""
 
-    def __init__(self, arrivals: Handover, locality: Locality, *, serial: int, makes_small: bool = True) -> None:
-        """Take a number that is unique among a loader's workers. `makes_small`: make slots for small batches, too."""
+    def __init__(
+        self,
+        arrivals: Handover,
+        locality: Locality,
+        handed_down: dict[int, torch.Tensor],
+        *,
+        serial: int,
+        makes_small: bool = True,
+    ) -> None:
+        """Take over the slots of the worker before this one.
+
+        `serial` is unique among a loader's workers. `makes_small`: make slots for small batches, too.
+        """
         self._arrivals, self._locality, self._makes_small = arrivals, locality, makes_small
         self._next_number = serial << 32
         self._expected_bytes = 0
-        self._mapped: dict[int, torch.Tensor] = {}
-        self._held: list[tuple[int, int]] = []  # granted and not used yet: number, size
+        self._mapped = {number: (memory, memory.nbytes) for number, memory in handed_down.items()}
+        """The slots, by number: their memory, and up to where pages exist for sure."""
+        self._held: list[int] = []  # granted and not used yet
         self._windows: dict[int, weakref.ref[Window]] = {}  # of batches that were made here
         self._inherited: set[int] = set()  # that a child of this worker may read; not written again
         self._new_inherited: list[int] = []  # of these, what the rank has not heard of
         self._refused: list[int] = []
         self._notes: dict[str, bool] = {}  # texts for the rank to report, and whether they were sent
 
-    def accept(self, grant: Grant, descriptors: Handover) -> None:
-        """Take over the grant of a task."""
+    def accept(self, grant: Grant) -> None:
+        """Take over the grant of a task. A slot that cannot be written to is refused."""
         for number in grant.forgotten:
             self._mapped.pop(number, None)
             self._inherited.discard(number)
         self._expected_bytes = grant.expected_bytes
-        if grant.slot < 0:
+        if grant.slot == NO_SLOT:
             return
-        if grant.is_new:
-            try:
-                fd = descriptors.take(grant.slot)
-                try:
-                    mapped = self._mapped[grant.slot] = map_memfd(fd, grant.capacity)
-                finally:
-                    os.close(fd)
-                fault_in(mapped)
-            except OSError:  # no descriptor, no address space or no memory is left
-                self._refused.append(grant.slot)
-                return
-        if self._is_kept(grant.slot):  # a collate_fn or a dataset keeps what was in it
+        # There was no memory to map it, or a collate_fn or a dataset keeps a batch in it.
+        if grant.slot not in self._mapped or self._is_kept(grant.slot):
             self._refused.append(grant.slot)
         else:
-            self._held.append((grant.slot, grant.capacity))
+            self._held.append(grant.slot)
 
-    def take(self, num_bytes: int, *, num_bytes_so_far: int = 0) -> BatchMemory | None:
-        """Return memory for at least `num_bytes`, a slot's or the message's; None if the kernel refuses it.
-
-        A batch that has bytes in other slots already is larger than expected, so a further slot has far more room than
-        those before: a batch of many tensors then needs few.
-        """
-        for held in reversed(self._held):
-            number, capacity = held
-            if capacity >= num_bytes and not self._is_kept(number):
-                self._held.remove(held)
-                return self._memory(number, None, self._mapped[number], capacity, populated=capacity)
+    def take(self, num_bytes: int) -> BatchMemory | None:
+        """Return memory for a batch of at least `num_bytes`, a slot's or the message's; None if there is none."""
+        for number in reversed(self._held):
+            owner, populated = self._mapped[number]
+            if owner.nbytes >= num_bytes and not self._is_kept(number):
+                self._held.remove(number)
+                return self._memory(number, None, owner, populated)
         if len(self._held) > 1:  # they are of no use to this worker
-            self._refused.append(self._held.pop(0)[0])
-        is_small = not num_bytes_so_far and max(num_bytes, self._expected_bytes) <= _IN_MESSAGE_BYTES
-        if is_small and not self._makes_small:
+            self._refused.append(self._held.pop(0))
+        if not self._makes_small and max(num_bytes, self._expected_bytes) <= _IN_MESSAGE_BYTES:
             view = ordinary_memory(_IN_MESSAGE_BYTES)
             return BatchMemory(
                 number=IN_MESSAGE,
+                owner=None,
                 fd=None,
                 is_new=False,
                 view=view,
@@ -202,39 +197,57 @@ class WorkerSlots:
                 capacity=_IN_MESSAGE_BYTES,
                 populated=_IN_MESSAGE_BYTES,
             )
-        return self._make(max(num_bytes, _GROWTH * num_bytes_so_far)) or self._make(num_bytes)
+        return self._make(max(num_bytes, self._expected_bytes or _UNKNOWN_BYTES))
+
+    def grow(self, full: BatchMemory, num_bytes: int) -> BatchMemory | None:
+        """Return memory in which a batch goes on that is in `full` so far; None if the kernel refuses it."""
+        needed = full.end + num_bytes
+        larger = self._make(max(needed, _UNKNOWN_BYTES)) or self._make(needed)
+        if larger is not None:
+            try:
+                larger.reserve(needed)  # memory for the beginning, too
+            except OSError:
+                self.put_back(larger)
+                return None
+            larger.start = larger.end = full.end
+        return larger
 
     def put_back(self, made: BatchMemory) -> None:
         """Keep a granted slot that was taken and not sent for the next batch; a new one is dropped."""
         if made.number == IN_MESSAGE:
             return
         if not made.is_new:
-            self._held.append((made.number, made.capacity))
+            self._held.append(made.number)
         elif made.fd is not None:  # None: it could not be sent, and is closed
             os.close(made.fd)
 
-    def send(self, memories: Sequence[BatchMemory]) -> None:
-        """Hand a batch's new slots to the rank, all or none; call it before the message about them. Raises OSError."""
-        files: dict[int, int] = {}
+    def send(self, written: BatchMemory) -> None:
+        """Hand a batch's slot to the rank, if it is new; call it before the message about it. Raises OSError."""
+        owner = written.owner
+        if owner is None:
+            return
+        fd, written.fd = written.fd, None
         try:
-            for made in memories:
-                if made.fd is not None:
-                    files[made.number], made.fd = made.fd, None
-                    made.capacity = min(made.capacity, capacity_for(max(made.end, self._expected_bytes)))
-                    os.ftruncate(files[made.number], made.capacity)
-                    # A process that cuts the file would end all that have it mapped with SIGBUS.
-                    fcntl.fcntl(files[made.number], fcntl.F_ADD_SEALS, _FIXED_SIZE)
-            if files:
-                self._arrivals.send(files)
+            if fd is not None:
+                written.capacity = min(written.capacity, capacity_for(max(written.end, self._expected_bytes)))
+                os.ftruncate(fd, written.capacity)
+                # A process that cuts the file would end all that have it mapped with SIGBUS.
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _FIXED_SIZE)
+                self._arrivals.send(written.number, fd)
+            if fd is not None and owner.nbytes > written.capacity:
+                with suppress(OSError):  # no address space: the slot is refused when it is granted
+                    mapped = map_memfd(fd, written.capacity)
+                    self._mapped[written.number] = mapped, min(written.populated, written.capacity)
+            else:
+                self._mapped[written.number] = owner, written.populated
         finally:
-            for fd in files.values():
+            if fd is not None:
                 os.close(fd)
 
-    def report(self) -> dict[str, tuple[Any, ...]]:
-        """Return what the rank is told with the next message: the fields of `Head` with these names."""
-        if len(self._windows) > 1:
-            self._windows = {number: window for number, window in self._windows.items() if window() is not None}
-        told: dict[str, tuple[Any, ...]] = {"kept": tuple(self._windows)}
+    def report(self, own: int) -> dict[str, tuple[Any, ...]]:
+        """Return what the rank is told with a batch in slot `own`: the fields of `Head` with these names."""
+        self._windows = {number: window for number, window in self._windows.items() if window() is not None}
+        told: dict[str, tuple[Any, ...]] = {"kept": tuple([number for number in self._windows if number != own])}
         if self._refused:
             told["refused"], self._refused = tuple(self._refused), []
         if self._new_inherited:
@@ -257,7 +270,7 @@ class WorkerSlots:
 
     def _make(self, num_bytes: int) -> BatchMemory | None:
         """Make a slot whose pages will be on the rank's node; None if the kernel refuses it."""
-        capacity = capacity_for(max(num_bytes, self._expected_bytes or _UNKNOWN_BYTES))
+        capacity = capacity_for(num_bytes)
         try:
             fd = _memfd()
         except OSError:
@@ -273,17 +286,16 @@ class WorkerSlots:
             for refusal in pages.prefer(owner.data_ptr(), capacity, where.nodes, within=where.within):
                 self._notes.setdefault(refusal, False)
         self._next_number += 1
-        return self._memory(self._next_number, fd, owner, capacity, populated=0)
+        return self._memory(self._next_number, fd, owner, 0)
 
-    def _memory(
-        self, number: int, fd: int | None, owner: torch.Tensor, capacity: int, *, populated: int
-    ) -> BatchMemory:
+    def _memory(self, number: int, fd: int | None, owner: torch.Tensor, populated: int) -> BatchMemory:
         """Return a slot's memory, whose window tells whether anything still refers to it."""
-        address = owner.data_ptr()
+        address, capacity = owner.data_ptr(), owner.nbytes
         window = memory.window(address, capacity, owner=owner)
         self._windows[number] = weakref.ref(window)
         return BatchMemory(
             number=number,
+            owner=owner,
             fd=fd,
             is_new=fd is not None,
             view=memory.view_of(window),
@@ -318,23 +330,24 @@ class Packer(ForkingPickler):
         self.passes_caches = (pins or moves) and memory.can_pass_caches()  # a GPU reads what is written, and no CPU
         self.is_collating = True  # False: a collate_fn that runs now is not the loader's, but one inside a sample
         self._thread = threading.get_ident()
-        self._parts: list[BatchMemory] = []
+        self._written: BatchMemory | None = None  # the memory of this batch
+        self._full: list[BatchMemory] = []  # those that were too small for it, of which each has the next of its bytes
         self._first_refusal = Miss.NO_SLOTS if slots is None else None
         self._refusal: Miss | None = self._first_refusal  # why this batch has no room in a slot
         self._mark = pickle.PickleBuffer(bytearray(1))  # stands for a tensor among the out-of-band buffers
         self._next: tuple[Any, ...] | None = None  # the tensor that the next mark stands for, as in `Head.buffers`
         self._cast_ones: list[torch.Tensor] = []  # kept, so that no address is used twice in a batch
-        self._ranges = Ranges(self._bring)
+        self._ranges: dict[int, list[tuple[int, int, int]]] = {}  # by torch's storage: first, last byte; its number
         self._storages: list[Room] = []
         self._buffers: list[tuple[Any, ...] | int | None] = []
         self._missing_bytes = 0  # of this batch, without room in a slot
         self._are_many_kept = False
         self._miss: Miss | None = None
 
-    def accept(self, grant: Grant, descriptors: Handover) -> None:
+    def accept(self, grant: Grant) -> None:
         """Take over the slot that came with a task."""
         if self._slots is not None:
-            self._slots.accept(grant, descriptors)
+            self._slots.accept(grant)
 
     def note_fork(self) -> None:
         """Write no more to what a process that the user's code has just forked may read."""
@@ -357,46 +370,41 @@ class Packer(ForkingPickler):
         if is_refused or not count or dtype in _QUANTIZED:
             return None
         room = self._reserve(dtype.itemsize * count)
-        return None if room is None else self._parts[room[0]].tensor(room[1], dtype, count).resize_(size)
+        if room is None or self._written is None:
+            return None
+        return torch.frombuffer(self._written.view, dtype=dtype, count=count, offset=room[0]).resize_(size)
 
     def _reserve(self, num_bytes: int) -> Room | None:
         """Return room in this batch's memory. None: it has no room, and `_refusal` says why."""
         if self._slots is None:
             return None
         try:
-            start = self._parts[-1].reserve(num_bytes) if self._parts else None
-            if start is None:
-                part = self._slots.take(num_bytes, num_bytes_so_far=sum([part.end for part in self._parts]))
-                if part is not None:
-                    self._parts.append(part)
-                    start = part.reserve(num_bytes)
+            if self._written is None:
+                self._written = self._slots.take(num_bytes)
+            start = None if self._written is None else self._written.reserve(num_bytes)
+            if self._written is not None and start is None:
+                larger = self._slots.grow(self._written, num_bytes)
+                if larger is not None:
+                    self._full.append(self._written)
+                    self._written = larger
+                    start = larger.reserve(num_bytes)
         except OSError:
             start = None
         if start is None:
             self._refusal = Miss.NO_MEMORY
             return None
-        return len(self._parts) - 1, start, num_bytes
+        return start, num_bytes
 
     def _find(self, address: int, num_bytes: int) -> Room | None:
         """Return the place of an address in this batch's memory; None outside it."""
-        for number, part in enumerate(self._parts):
-            if 0 <= address - part.address < part.end:
-                return number, address - part.address, num_bytes
+        written = self._written
+        if written is None:
+            return None
+        for each in (written, *self._full):
+            start = address - each.address
+            if each.start <= start < each.end:
+                return start, num_bytes
         return None
-
-    def write(self, room: Room, source: memoryview | bytes) -> None:
-        """Copy plain memory into its room."""
-        part, start, num_bytes = room
-        self._parts[part].view[start : start + num_bytes] = source
-
-    def copy(self, room: Room, source: int) -> None:
-        """Copy the bytes at an address into their room."""
-        part, start, num_bytes = room
-        target = self._parts[part].address + start
-        if self.passes_caches and num_bytes >= LARGE_BYTES:
-            memory.stack_past_caches(target, [source], num_bytes)
-        else:
-            memory.copy(target, source, num_bytes)
 
     # --- a batch -----------------------------------------------------------------------------------------------------
 
@@ -406,27 +414,29 @@ class Packer(ForkingPickler):
         try:
             self.dump(batch)
             body = self._file.getvalue()
-            body_room = self._reserve(len(body)) if len(body) >= _PIPE_BYTES else None
-            if body_room is not None:
-                self.write(body_room, body)
-            ends, num_bytes = _used(self._storages if body_room is None else [*self._storages, body_room])
+            body_room = self._write(body) if len(body) >= _PIPE_BYTES else None
+            end, num_bytes = _used(self._storages if body_room is None else [*self._storages, body_room])
+            written, slot, made_bytes, small, wanted_bytes, report = self._written, NO_SLOT, 0, b"", 0, {}
+            if written is not None:
+                wanted_bytes = written.end  # tensors that were collated and then dropped took room, too
             if self._slots is not None:
-                self._slots.send([self._parts[at] for at in ends])
-            parts, small = [NOTHING] * len(self._parts), b""
-            for at, end in ends.items():
-                part = self._parts[at]
-                part.is_sent = True  # only now: if one of them cannot be handed over, nothing is sent
-                parts[at] = PartHead(part.number, end, part.capacity, part.is_new)
-                if part.number == IN_MESSAGE:
-                    small = bytes(part.view[:end])
-            report = {} if self._slots is None else self._slots.report()
+                if written is not None and end:
+                    for full in self._full:
+                        start = full.start
+                        memory.copy(written.address + start, full.address + start, full.end - start)
+                    self._slots.send(written)
+                    self._written, slot = None, written.number  # only now: what could not be sent is put back
+                    made_bytes = written.capacity if written.is_new else 0
+                    small = bytes(written.view[:end]) if slot == IN_MESSAGE else b""
+                report = self._slots.report(slot)
             head = Head(
                 number=number,
                 worker=self._worker,
-                parts=tuple(parts),
+                slot=slot,
+                slot_bytes=end,
+                made_bytes=made_bytes,
                 num_bytes=num_bytes + self._missing_bytes,
-                # Tensors that were collated and then dropped took room, too.
-                wanted_bytes=sum([part.end for part in self._parts]) + self._missing_bytes,
+                wanted_bytes=wanted_bytes + self._missing_bytes,
                 miss=self._miss,
                 storages=tuple(self._storages),
                 buffers=tuple(self._buffers),
@@ -434,7 +444,7 @@ class Packer(ForkingPickler):
                 small=small,
                 **report,
             )
-            self._are_many_kept = head.num_kept_before > MOST_KEPT
+            self._are_many_kept = len(head.kept) > MOST_KEPT
             is_short = len(body) < _LONG_PICKLE
             return encode(head, body if body_room is None else b"")
         finally:
@@ -453,10 +463,12 @@ class Packer(ForkingPickler):
 
     def finish(self) -> None:
         """End a batch, sent or not: keep the memory that was not sent for the next one."""
-        parts, self._parts, self._refusal = self._parts, [], self._first_refusal
-        for part in parts:
-            if not part.is_sent and self._slots is not None:
-                self._slots.put_back(part)
+        self._refusal = self._first_refusal
+        if self._slots is not None and self._written is not None:
+            self._slots.put_back(self._written)
+            self._written = None
+        while self._full and self._slots is not None:
+            self._slots.put_back(self._full.pop())
 
     def reducer_override(self, thing: object) -> Reduced:
         """Reduce a tensor to its place in the slot; leave everything else as it is."""
@@ -514,15 +526,37 @@ class Packer(ForkingPickler):
         return cast
 
     def _put(self, tensor: torch.Tensor) -> bool:
-        """Have a plain tensor in the slot, and let the next mark stand for it; return False if it cannot be there."""
+        """Have a plain tensor in the slot, and let the next mark stand for it; return False if it cannot be there.
+
+        The batch needs ranges of storages: tensors that share memory share a range.
+        """
         if not is_plain(tensor):
             return False
-        number, start = self._ranges.find(tensor)
-        if number is None:
-            return False
-        dtype = tensor.dtype
-        is_whole = dtype in _COPIED and tensor.nbytes == self._storages[number][2] and tensor.is_contiguous()
-        self._next = (number, _DTYPE_NUMBERS[dtype], tuple(tensor.shape), tensor.stride(), start, is_whole)
+        storage, dtype, itemsize = tensor.untyped_storage(), tensor.dtype, tensor.itemsize
+        begin, is_contiguous = int(tensor.storage_offset()) * itemsize, tensor.is_contiguous()
+        if is_contiguous:
+            end = begin + tensor.nbytes
+        else:
+            last_element = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+            end = begin + itemsize * (1 + last_element)
+        # Not by address: torch makes each tensor over one array a storage of its own.
+        ranges = self._ranges.setdefault(storage._cdata, [])
+        for known in ranges:
+            first, last, number = known
+            if first <= begin and end <= last:
+                break
+        else:
+            first, last = 0, storage.nbytes()
+            if last > _MAX_STORAGE_RATIO * (end - begin):
+                first, last = begin - begin % _LARGEST_ITEM_BYTES, end  # where an item of any dtype may begin
+            found = self._bring(storage, first, last)
+            if found is None:
+                return False
+            number = found
+            ranges.append((first, last, number))
+        is_whole = is_contiguous and tensor.nbytes == self._storages[number][1] and dtype in _COPIED
+        shape = tuple(tensor.shape)
+        self._next = (number, _DTYPE_NUMBERS[dtype], shape, tensor.stride(), begin - first, is_whole)
         return True
 
     def _reduce_array(self, array: Any) -> Reduced:
@@ -553,11 +587,15 @@ class Packer(ForkingPickler):
     def _store(self, raw: memoryview) -> int | None:
         """Have plain memory in the slot; return the number of its storage, None if there is no room."""
         room = None if raw.readonly else self._find(memory.address_of(raw), raw.nbytes)
-        if room is None:
-            room = self._reserve(raw.nbytes)
-            if room is not None:
-                self.write(room, raw)
-        return self._add(room, raw.nbytes)
+        return self._add(room or self._write(raw), raw.nbytes)
+
+    def _write(self, source: memoryview | bytes) -> Room | None:
+        """Copy plain memory into the slot; return its place, None if there is no room."""
+        room = self._reserve(len(source))
+        if room is not None and self._written is not None:
+            start, num_bytes = room
+            self._written.view[start : start + num_bytes] = source
+        return room
 
     def _bring(self, storage: torch.UntypedStorage, first: int, last: int) -> int | None:
         """Have bytes `first` to `last` of a storage in the slot; return their number, None if they are not there."""
@@ -571,8 +609,12 @@ class Packer(ForkingPickler):
             return None
         if room is None:
             room = self._reserve(last - first)
-            if room is not None:
-                self.copy(room, address)
+            if room is not None and self._written is not None:
+                target = self._written.address + room[0]
+                if self.passes_caches and last - first >= LARGE_BYTES:
+                    memory.stack_past_caches(target, [address], last - first)
+                else:
+                    memory.copy(target, address, last - first)
         return self._add(room, last - first)
 
     def _add(self, room: Room | None, num_bytes: int) -> int | None:
@@ -585,16 +627,15 @@ class Packer(ForkingPickler):
         return len(self._storages) - 1
 
 
-def _used(rooms: Sequence[Room]) -> tuple[dict[int, int], int]:
-    """Return the end of the used memory in each part, and the bytes used: a tensor and an array may share some."""
-    ends: dict[int, int] = {}
-    num_used = 0
-    for part, start, num_bytes in sorted(rooms):
-        end, stop = ends.get(part, 0), start + num_bytes
+def _used(rooms: Sequence[Room]) -> tuple[int, int]:
+    """Return the end of the used memory, and the bytes used: a tensor and an array may share some."""
+    end = num_used = 0
+    for start, num_bytes in sorted(rooms):
+        stop = start + num_bytes
         if stop > end:
             num_used += stop - max(start, end)
-            ends[part] = stop
-    return ends, num_used
+            end = stop
+    return end, num_used
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -642,38 +683,3 @@ def _is_over_memory(build: object, arguments: tuple[Any, ...]) -> bool:
 def _reduce_by_value(tensor: torch.Tensor) -> tuple[Any, ...]:
     reduced: tuple[Any, ...] = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     return reduced
-
-
-class Ranges:
-    """The ranges of storages that one batch needs. Tensors that share memory share a range."""
-
-    def __init__(self, send: Callable[[torch.UntypedStorage, int, int], int | None]) -> None:
-        """Begin ranges where an item of any dtype may begin.
-
-        `send` is called with a storage and the first and last byte of each new range. A result of None is not kept.
-        """
-        self._send = send
-        self._of_storage: dict[int, list[tuple[int, int, int]]] = {}  # by torch's storage: first, last byte; result
-        self.clear = self._of_storage.clear
-
-    def find(self, tensor: torch.Tensor) -> tuple[int | None, int]:
-        """Return the result of the range that contains a plain tensor, and the tensor's offset in it, in bytes."""
-        storage = tensor.untyped_storage()
-        size, itemsize = storage.nbytes(), tensor.itemsize
-        begin = int(tensor.storage_offset()) * itemsize
-        if tensor.is_contiguous():
-            end = begin + tensor.nbytes
-        else:
-            last_element = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-            end = begin + itemsize * (1 + last_element)
-        # Not by address: torch makes each tensor over one array a storage of its own.
-        ranges = self._of_storage.setdefault(storage._cdata, [])
-        for first, last, known in ranges:
-            if first <= begin and end <= last:
-                return known, begin - first
-        is_whole = size <= _MAX_STORAGE_RATIO * (end - begin)
-        first, last = (0, size) if is_whole else (begin - begin % _LARGEST_ITEM_BYTES, end)
-        result = self._send(storage, first, last)
-        if result is not None:
-            ranges.append((first, last, result))
-        return result, begin - first

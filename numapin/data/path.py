@@ -19,14 +19,14 @@ import torch
 from numapin.data.arguments import require_number
 from numapin.data.budget import num_ranks_of, read_room
 from numapin.data.forking import is_in_bad_fork
+from numapin.data.handover import HandedDown
 from numapin.data.locality import Home
 from numapin.data.loop_times import totals_of
-from numapin.data.message import Parcel
-from numapin.data.opening.device import Mover
-from numapin.data.opening.host import Copier, Lender
+from numapin.data.message import NO_MEMORY, Parcel
+from numapin.data.opening import Copier, Lender, Mover
 from numapin.data.packing import MOST_KEPT
+from numapin.data.pool import Pool, PoolSpec
 from numapin.data.queues import ResultQueue, TaskQueue
-from numapin.data.slots.pool import Pool, PoolSpec
 from numapin.data.stats import Counts, Notices, Stats, share_on
 from numapin.data.worker import OwnerProcess, WorkerStart, num_worker_threads
 from numapin.errors import UsageError
@@ -85,7 +85,11 @@ class PathOptions:
             if not isinstance(value, bool):
                 raise UsageError(f"{name}={value!r} is neither True nor False", f"use {name}=True or {name}=False")
         if self.device is not None:
-            _require_usable(self.device)
+            kind = self.device.type
+            if kind not in ("cuda", "cpu"):
+                raise UsageError(f"device={str(self.device)!r}: batches can be put on cuda or cpu", 'use device="cuda"')
+            if kind == "cuda" and not torch.cuda.is_available():
+                raise UsageError(f"device={str(self.device)!r}: CUDA shows no GPU", "see why with: numapin doctor")
         if self.pinned_budget is not None:  # 8e9 is a number of bytes, too
             hint = "give bytes, such as 8e9; 0 means no slots"
             require_number("pinned_budget", self.pinned_budget, unit="bytes", hint=hint, is_whole=False)
@@ -97,13 +101,6 @@ class PathOptions:
     def cuda_device(self) -> torch.device | None:
         """Return the GPU that batches go to; None if they stay on the host."""
         return self.device if self.device is not None and self.device.type == "cuda" else None
-
-
-def _require_usable(device: torch.device) -> None:
-    if device.type not in ("cuda", "cpu"):
-        raise UsageError(f"device={str(device)!r}: batches can be put on cuda or cpu", 'use device="cuda"')
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device={str(device)!r}: CUDA shows no GPU", "see why with: numapin doctor")
 
 
 _paths: Final[dict[int, DataPath]] = {}  # by id: a subclass may define __eq__, so that its loaders have no hash
@@ -161,12 +158,16 @@ class Lane:
             self._tasks.append(queue)
             yield queue
 
+    def slots_of(self, worker: int) -> HandedDown:
+        """Return the slots that a new worker takes over."""
+        return HandedDown(list if self.pool is None else partial(self.pool.files_of, worker))
+
     def _accept(self, head: Head, body: bytes) -> Parcel:
         if self.balance is not None:
             self.balance.note_arrival(head.worker)
         self._path.note_arrival(head)
-        views, is_pinned = ((), False) if self.pool is None else self.pool.lend(head)
-        parcel = Parcel(head, body, views, is_pinned=is_pinned)
+        view, is_pinned = (NO_MEMORY, False) if self.pool is None else self.pool.lend(head)
+        parcel = Parcel(head, body, view, is_pinned=is_pinned)
         self.opener.arrived(parcel)
         return parcel
 
@@ -259,7 +260,7 @@ class DataPath:
         self.counts.note_arrival(head)
         if head.miss is not None:
             self.notices.report_miss(head.miss)
-        if head.kept and head.num_kept_before > MOST_KEPT:
+        if len(head.kept) > MOST_KEPT:
             self.notices.warn(_MANY_ARE_KEPT)
 
     def note_step(self, *, waited_s: float, stepped_s: float | None, now_s: float) -> None:
@@ -328,24 +329,22 @@ class DataPath:
     def _opener(self, *, pins: bool) -> Copier | Mover:
         device = self.options.cuda_device
         if device is not None:
-            self._mover = self._mover or self._new_mover(device)
+            if self._mover is None:
+                driver, text = cuda.driver(), f"device={str(device)!r}"
+                if driver is None and is_in_bad_fork():
+                    raise UsageError(
+                        f"{text}: this process was forked from one that uses CUDA, so it cannot use CUDA",
+                        'start it with multiprocessing.get_context("spawn")',
+                    )
+                if driver is None:
+                    raise UsageError(f"{text}: libcuda.so.1 cannot be used", "see: numapin topo")
+                self._mover = Mover(torch.device("cuda", self.home.device_index), driver)
             return self._mover
         uses_cuda = pins or torch.cuda.is_initialized()
         if uses_cuda and not _can_record_contexts(cuda.driver()):
             self.notices.report_refusal(_NO_CONTEXT_EVENTS)
             return Copier(pins=pins)
         return Lender(pins=pins)
-
-    def _new_mover(self, device: torch.device) -> Mover:
-        driver = cuda.driver()
-        if driver is None and is_in_bad_fork():
-            raise UsageError(
-                f"device={str(device)!r}: this process was forked from one that uses CUDA, so it cannot use CUDA",
-                'start it with multiprocessing.get_context("spawn")',
-            )
-        if driver is None:
-            raise UsageError(f"device={str(device)!r}: libcuda.so.1 cannot be used", "see: numapin topo")
-        return Mover(torch.device("cuda", self.home.device_index), driver)
 
     def _pool_spec(self, loader: DataLoader[Any], opener: Copier | Mover, *, pins: bool) -> PoolSpec:
         needs_cuda = pins or self.options.cuda_device is not None

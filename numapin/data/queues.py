@@ -20,13 +20,12 @@ from collections import deque
 from multiprocessing import util
 from multiprocessing.connection import Pipe
 from multiprocessing.context import assert_spawning
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from torch.utils.data import get_worker_info
 
 from numapin.data import packing
 from numapin.data.message import NO_GRANT, Grant, Head, Parcel, decode, encode_plain, pickled
-from numapin.data.slots.handover import Handover
 from numapin.data.torch_names import ExceptionWrapper, _IterableDatasetStopIteration
 
 if TYPE_CHECKING:
@@ -227,43 +226,22 @@ class _LateWriter:
 class TaskQueue(Channel):
     """A queue from the rank to one worker: (number, indices) with a slot, and the beginning and end of epochs."""
 
-    def __init__(self, grant: Callable[[Callable[[int, int], bool]], Grant] | None) -> None:
-        """Take what chooses a slot for the next task; it gets a function that hands a descriptor over."""
+    def __init__(self, grant: Callable[[], Grant] | None) -> None:
+        """Take what chooses a slot for the next task. The worker has no such thing."""
         super().__init__()
-        self._grant, self._handover = grant, Handover(child_sends=False)
-
-    def __getstate__(self) -> tuple[Any, ...]:
-        """Give the worker its ends."""
-        return super().__getstate__(), self._handover
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        """Take the worker's ends over."""
-        super().__setstate__(state[0])
-        self._grant, self._handover = None, state[1]
-
-    def close(self) -> None:
-        """Close all ends in this process."""
-        super().close()
-        self._handover.close()
+        self._grant = grant
 
     def put(self, task: object) -> None:
         """Send a task; never waits."""
         body = pickled(task)  # first: a task that cannot be sent must not take a slot with it
-        grant = NO_GRANT if self._grant is None or not isinstance(task, tuple) else self._grant(self._offer)
+        grant = NO_GRANT if self._grant is None or not isinstance(task, tuple) else self._grant()
         self.send(marshal.dumps((*grant, body)))
-
-    def _offer(self, number: int, fd: int) -> bool:
-        try:
-            self._handover.send({number: fd}, waits=False)
-        except OSError:  # no room, or the worker is gone
-            return False
-        return True
 
     def get(self, timeout: float | None = None) -> object:
         """Return the next task; raises queue.Empty after `timeout` seconds."""
         *grant, body = marshal.loads(self.receive(timeout))  # noqa: S302 - from our own rank
         if packing.own is not None:
-            packing.own.accept(Grant(*grant), self._handover)
+            packing.own.accept(Grant(*grant))
         task: object = pickle.loads(body)  # noqa: S301 - the same
         return task
 

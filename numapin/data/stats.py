@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from numapin.base import formats
 from numapin.base.stderr import say
-from numapin.data.message import Miss
+from numapin.data.message import NO_SLOT, Miss
 from numapin.errors import BindingRefused
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numapin.base.cpu_set import CpuSet
     from numapin.data.message import Head
-    from numapin.data.slots.slot import Slot
+    from numapin.data.slots import Slot
 
 _WIDTH: Final = 80
 _INDENT: Final = 12
@@ -143,9 +143,9 @@ class Counts:
         self.num_bytes += head.num_bytes
         if head.miss is not None:
             self.misses[head.miss] += 1
-        elif head.parts:
+        elif head.slot != NO_SLOT:
             self.hits += 1
-        self.slots_made += sum([part.is_new for part in head.parts])
+        self.slots_made += head.made_bytes > 0
 
     def note_step(self, *, waited_s: float, stepped_s: float | None) -> None:
         """Count a batch that was yielded.

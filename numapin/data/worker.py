@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils.data import get_worker_info
 
-from numapin.data import packing
+from numapin.data import handover, packing
 from numapin.data.forking import is_in_bad_fork
 from numapin.data.packing import LARGE_BYTES, SLOT_NAME, Packer, WorkerSlots, is_plain
-from numapin.data.slots import handover
 from numapin.data.torch_names import _DatasetKind, collate, collate_tensor_fn
 from numapin.errors import UsageError
 from numapin.rank import bind
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numapin.data.casting import Casts
+    from numapin.data.handover import Handover, SentDescriptor
     from numapin.data.locality import Locality
-    from numapin.data.slots.handover import Handover, SentDescriptor
 
     CollateMap = dict[type | tuple[type, ...], Callable[..., Any]]
 
@@ -73,7 +72,10 @@ class WorkerStart:
         slots = None
         if self.arrivals is not None:
             is_for_gpu = self.pins or self.moves
-            slots = WorkerSlots(self.arrivals, where, serial=self.serial + worker, makes_small=is_for_gpu)
+            slots = WorkerSlots(
+                self.arrivals, where, packing.handed_down, serial=self.serial + worker, makes_small=is_for_gpu
+            )
+            packing.handed_down = {}  # else it would keep those mapped that the rank gives up
         packing.own = packer = Packer(slots, worker=worker, pins=self.pins, moves=self.moves, casts=self.casts)
         os.register_at_fork(after_in_child=packer.refuse_in_child, after_in_parent=packer.note_fork)
         if slots is not None:

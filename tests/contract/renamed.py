@@ -23,8 +23,8 @@ import torch.utils.data
 from torch.utils.data import Dataset
 
 import numapin.data.locality  # once, instead of in each child; none of these binds a private name
-import numapin.data.opening.device
-import numapin.data.slots.pool
+import numapin.data.opening
+import numapin.data.pool
 import numapin.data.usage_log
 from numapin.data.torch_names import NAMES, STATEFUL, TORCHDATA
 

@@ -199,13 +199,6 @@ def test_memory_that_the_user_shares(loader_class: LoaderClass) -> None:
     assert written[0] == written[1] == 40 * 64 * 64
 
 
-def test_a_slot_that_is_used_again_and_again_is_noted_once(own_class: LoaderClass) -> None:
-    """The rank's notes on slots do not grow with the number of batches, e.g. where one slot serves all of them."""
-    loader = own_class(Rows(400), batch_size=4, num_workers=1, prefetch_factor=1)
-    most = max(sum(map(len, pool._unclean)) for _ in loader for pool in loader._numapin_path._pools)  # type: ignore[attr-defined]
-    assert most <= 4
-
-
 class Cached(torch.utils.data.Dataset[torch.Tensor]):
     """Keeps each sample that it has collated."""
 

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-from numapin.data.opening import device
-from numapin.data.opening.capture import no_capture, watch_captures
+from numapin.data import opening as device
+from numapin.data.quarantine import no_capture, watch_captures

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.data.seam import Channel, Handover
+    from tests.data.seam import Channel, HandedDown, Handover
 
 WAIT_S: Final = 20
 
@@ -24,14 +25,17 @@ def hand_over(handover: Handover, text: bytes) -> None:
     """Send a memfd with a text as number 7."""
     fd = os.memfd_create("a test")
     os.write(fd, text)
-    handover.send({7: fd})
+    handover.send(7, fd)
     os.close(fd)
 
 
-def take_over(handover: Handover, outbox: Channel) -> None:
-    """Take the descriptor with number 7, and send back what it has."""
+def take_over(slots: HandedDown, outbox: Channel) -> None:
+    """Map the slots, and send back which there are, what the first one has, and the number of open slots."""
+    mapped = slots.map()
+    paths = [path for path in Path("/proc/self/fd").iterdir() if path.exists()]
+    num_open = sum("numapin-slot" in str(path.readlink()) for path in paths)
     outbox.number = 7
-    outbox.send(os.pread(handover.take(7), 100, 0))
+    outbox.send(f"{list(mapped)} {bytes(mapped[7].tolist()).decode()}, {num_open} open".encode())
 
 
 def in_forked_child(check: Callable[[], bool]) -> bool:

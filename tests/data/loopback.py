@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.data.seam import (
+    NO_SLOT,
     CpuSet,
-    Handover,
+    HandedDown,
     Head,
     Lender,
     Locality,
@@ -62,8 +63,8 @@ def gpu() -> dict[str, Any]:
 
 def make_head(**changes: Any) -> Head:
     """Return the head of a batch that has nothing in memory."""
-    empty = Head(number=0, worker=0, parts=(), num_bytes=0, wanted_bytes=0, miss=None, storages=(), buffers=())
-    return empty._replace(**changes)
+    none = dict.fromkeys(("number", "worker", "slot_bytes", "made_bytes", "num_bytes", "wanted_bytes"), 0)
+    return Head(**{**none, "slot": NO_SLOT, "miss": None, "storages": (), "buffers": (), **changes})
 
 
 class Loopback:
@@ -71,7 +72,6 @@ class Loopback:
 
     def __init__(self, pool: Pool, *, pins: bool = False, moves: bool = False) -> None:
         self.pool = pool
-        self.tasks = [Handover(child_sends=False) for _ in range(pool.spec.num_workers)]
         self._is_busy = [False] * pool.spec.num_workers
         self._pins, self._moves = pins, moves
         self.start_workers()
@@ -80,9 +80,11 @@ class Loopback:
         """Replace the workers by new ones."""
         serial = self.pool.next_serial()
         num_workers = self.pool.spec.num_workers
-        self.workers = [
-            WorkerSlots(self.pool.arrivals, self.pool.spec.locality, serial=serial + n) for n in range(num_workers)
-        ]
+        self.workers = []
+        for n in range(num_workers):
+            files = [(number, num_bytes, os.dup(fd)) for number, num_bytes, fd in self.pool.files_of(n)]
+            mapped = HandedDown(partial(list, files)).map()
+            self.workers.append(WorkerSlots(self.pool.arrivals, self.pool.spec.locality, mapped, serial=serial + n))
         self.packers = [Packer(own, worker=n, pins=self._pins, moves=self._moves) for n, own in enumerate(self.workers)]
 
     def begin(self, worker: int = 0) -> Packer:
@@ -90,8 +92,7 @@ class Loopback:
         if not self._is_busy[worker]:
             self._is_busy[worker] = True
             self.pool.reclaim()
-            grant = self.pool.grant(worker, partial(_offer, self.tasks[worker]))
-            self.packers[worker].accept(grant, self.tasks[worker])
+            self.packers[worker].accept(self.pool.grant(worker))
         return self.packers[worker]
 
     def pack(self, batch: object, worker: int = 0) -> bytes:
@@ -109,8 +110,8 @@ class Loopback:
     def send(self, batch: object, worker: int = 0) -> Parcel:
         """Return the parcel of a batch, as the rank has it."""
         head, body = self.post(batch, worker)
-        views, is_pinned = self.pool.lend(head)
-        return Parcel(head, body, views, is_pinned=is_pinned)
+        view, is_pinned = self.pool.lend(head)
+        return Parcel(head, body, view, is_pinned=is_pinned)
 
     def settle(self) -> None:
         """Wait until no slot is being checked and pinned."""
@@ -124,7 +125,7 @@ class Loopback:
     def num_free(self) -> int:
         """Return the number of slots that wait for a task."""
         self.pool.reclaim()
-        return sum(1 for _ in self.pool._free)
+        return sum(len(free) for free in self.pool._free)
 
     def num_on_loan(self) -> int:
         """Return the number of slots that the rank refers to, or that a copy may still read."""
@@ -132,15 +133,8 @@ class Loopback:
         return sum(slot.lease is not None for slot in self.pool.slots)
 
     def close(self) -> None:
-        """Close the pool, and the workers' sockets."""
+        """Close the pool."""
         self.pool.close()
-        for end in self.tasks:
-            end.close()
-
-
-def _offer(tasks: Handover, number: int, fd: int) -> bool:
-    tasks.send({number: fd})
-    return True
 
 
 @contextmanager

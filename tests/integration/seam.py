@@ -43,5 +43,5 @@ from numapin.topology.nics import NicKind
 from numapin.trace.reading import read_trace
 
 if TYPE_CHECKING:
-    from numapin.data.slots.slot import Slot
+    from numapin.data.slots import Slot
     from numapin.launcher.options import Job, TorchrunOption

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from numapin.data import forking
-from numapin.data.opening import device
-from numapin.data.slots import quarantine
-from numapin.data.slots.pool import Pool
-from numapin.data.slots.quarantine import Quarantine
+from numapin.data import forking, quarantine
+from numapin.data import opening as device
+from numapin.data.handover import HandedDown
+from numapin.data.pool import Pool
+from numapin.data.quarantine import Quarantine

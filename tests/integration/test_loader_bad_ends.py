@@ -182,16 +182,16 @@ def test_a_worker_that_keeps_all_batches() -> None:
 
 
 def test_workers_do_not_inherit_free_slots() -> None:
-    """Workers forked for a later epoch do not map the rank's free slots, so dropping a slot frees its memory."""
+    """A worker of a later epoch maps the slots of the worker before it, and not those of others."""
     others = slot_maps()  # of batches that other tests keep
-    loader = numapin.DataLoader(Numbers(), BATCH, num_workers=1)
+    loader = numapin.DataLoader(Numbers(), BATCH, num_workers=2)
     assert right(list(loader))  # keeps all, so that each has a slot
     num_free = slot_maps() - others
     assert num_free >= ROWS // BATCH
     iterator: Any = iter(loader)
     next(iterator)
     maps = Path(f"/proc/{iterator._workers[0].pid}/maps").read_text()
-    assert maps.count("/memfd:numapin-slot") - others < num_free // 2
+    assert 0 < maps.count("/memfd:numapin-slot") - others <= num_free // 2 + 2  # the next batches have new ones
 
 
 def test_a_forked_child_keeps_its_batch() -> None:

@@ -21,7 +21,7 @@ import atexit, contextlib, ctypes, os, random, sys, threading
 import numpy
 import torch
 import numapin
-from numapin.data.slots import reclaim as reclaim_module, settling
+from numapin.data import pinning
 
 class Ones(torch.utils.data.Dataset):
     def __len__(self):
@@ -71,24 +71,24 @@ class Memory:
 
 def settle():
     for _ in range(300):
-        settling._settler().submit(Memory)
+        pinning._settler().submit(Memory)
     Memory.is_going.wait(10)
 
 def free_all(reclaimer):
     for _ in range(300):
-        reclaimer.add(reclaim_module.Locked(memory=Memory(), address=0, num_bytes=0, device=0))
+        reclaimer.add(pinning.Locked(memory=Memory(), address=0, num_bytes=0, device=0))
 
 def reclaim():
-    free_all(reclaim_module.reclaimer(Driver()))
+    free_all(pinning.reclaimer(Driver()))
     Memory.is_going.wait(10)
 
 def reclaim_late():
     atexit.register(lambda: free_all(reclaimer))
-    reclaimer = reclaim_module.reclaimer(Driver())
+    reclaimer = pinning.reclaimer(Driver())
 
 def settle_forever():
     is_going = threading.Event()
-    settling._settler().submit(lambda: is_going.set() or threading.Event().wait())
+    pinning._settler().submit(lambda: is_going.set() or threading.Event().wait())
     is_going.wait(10)
 
 for ending in sys.argv[2:]:

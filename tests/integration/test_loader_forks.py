@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 import numapin
 from tests.integration.launching import call, script
 from tests.integration.seam import ISSUE, may_hang, state_of
-from tests.integration.seam_torch import forking
+from tests.integration.seam_torch import HandedDown, forking
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def test_one_that_the_script_reaped_is_left_alone(tmp_path: Path) -> None:
 
 def test_one_that_began_after_all_goes_on(forks: Forks) -> None:
     """A worker that starts after all is kept, because it may have taken a task already."""
-    context = forking.Context(multiprocessing.get_context("fork"), (), num_workers=1)
+    context = forking.Context(multiprocessing.get_context("fork"), (), lambda _: HandedDown(list), num_workers=1)
     forks.num_to_hang = 1
     processes = [process := context.Process(target=print, args=())]
     process.start()
@@ -302,7 +302,7 @@ def test_without_descriptors_the_others_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_other_methods_know_of_none(method: str) -> None:
     """Workers of other start methods inherit no locks, so a slow one is left alone."""
-    context = forking.Context(multiprocessing.get_context(method), (), num_workers=1)
+    context = forking.Context(multiprocessing.get_context(method), (), lambda _: HandedDown(list), num_workers=1)
     assert context.hung([SimpleNamespace(pid=os.getppid())]) == []  # type: ignore[list-item] # it sleeps
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from numapin.data.locality import find_locality
-from numapin.data.slots.mapping import map_memfd
+from numapin.data.slots import map_memfd
 from numapin.errors import MachineError
 from numapin.plan.request import Memory
 from numapin.rank import bind

@@ -5,21 +5,25 @@ from __future__ import annotations
 from numapin.base.cpu_set import CpuSet
 from numapin.base.records import read_record, to_json
 from numapin.base.strict_json import encode as strict_json_encode
-from numapin.data import packing, path, usage_log
+from numapin.data import locality, packing, path, pool, usage_log
+from numapin.data import opening as device
+from numapin.data import pinning as settling
+from numapin.data import quarantine as capture
+from numapin.data import slots as slot
 from numapin.data.balance import Balance
 from numapin.data.casting import cast_tensor, casts_of, collate_and_cast
 from numapin.data.forking import keep_in_children
+from numapin.data.handover import _TAG, HandedDown, Handover
 from numapin.data.locality import Locality, find_locality
 from numapin.data.loop_times import Totals, Waited, find_waited, read_waited, totals_of
 from numapin.data.message import (
     DTYPES,
     NO_GRANT,
-    NOTHING,
+    NO_SLOT,
     Grant,
     Head,
     Miss,
     Parcel,
-    PartHead,
     buffer,
     decode,
     encode_plain,
@@ -27,22 +31,14 @@ from numapin.data.message import (
     unpack,
 )
 from numapin.data.message import encode as message_encode
-from numapin.data.opening import capture, device
-from numapin.data.opening.capture import no_capture, watch_captures
-from numapin.data.opening.device import _Copy, small_runs
-from numapin.data.opening.host import Copier, Lender, copied, is_small
+from numapin.data.opening import Copier, Lender, _Copy, copied, is_small, small_runs
 from numapin.data.packing import LARGE_BYTES, MOST_KEPT, BatchMemory, Packer, WorkerSlots
 from numapin.data.path import DataPath, PathOptions
+from numapin.data.pinning import Settling, _Settler, reclaimer
+from numapin.data.pool import Pool, unused_slots_hidden
+from numapin.data.quarantine import Quarantine, no_capture, watch_captures
 from numapin.data.queues import Channel, TaskQueue
-from numapin.data.slots import pool, settling, slot
-from numapin.data.slots.handover import _TAG, Handover
-from numapin.data.slots.mapping import map_memfd
-from numapin.data.slots.pool import Pool, unused_slots_hidden
-from numapin.data.slots.quarantine import Quarantine
-from numapin.data.slots.reclaim import reclaimer
-from numapin.data.slots.settling import Settling, _Settler
-from numapin.data.slots.sizes import FreeSlots, RecentSizes, align, capacity_for
-from numapin.data.slots.slot import Slot
+from numapin.data.slots import FreeSlots, RecentSizes, Slot, align, capacity_for, map_memfd
 from numapin.data.stats import Counts, Stats, share_on
 from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage, Shortfall
 from numapin.data.usage_log import UsageLog

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.data import child
-from tests.unit.data.seam import _TAG, Channel, Handover
+from tests.unit.data.seam import _TAG, Channel, HandedDown, Handover
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ WAIT_S = 120
 @pytest.fixture
 def handover() -> Iterator[Handover]:
     """Give a socket for descriptors, closed after the test."""
-    made = Handover(child_sends=True)
+    made = Handover()
     yield made
     made.close()
 
@@ -36,7 +36,7 @@ def send(handover: Handover, number: int, text: bytes) -> None:
     fd = os.memfd_create("a test")
     try:
         os.write(fd, text)
-        handover.send({number: fd})
+        handover.send(number, fd)
     finally:
         os.close(fd)
 
@@ -96,7 +96,7 @@ def test_what_was_never_taken_is_closed(handover: Handover) -> None:
 def test_nothing_is_left_of_a_closed_one() -> None:
     """Neither its ends, nor what was received and not taken."""
     before = num_open()
-    handover = Handover(child_sends=True)
+    handover = Handover()
     for number in range(3):
         send(handover, number, b"never")
     os.close(handover.take(1))
@@ -144,53 +144,9 @@ def test_too_many_open_files_lose_one_descriptor_and_no_other(handover: Handover
         handover.take(1)
 
 
-def test_a_full_socket_does_not_block_the_rank(handover: Handover) -> None:
-    """A worker that takes no tasks must not stop the loop; the descriptors already sent arrive."""
-    num_sent = 0
-
-    def fill() -> None:
-        nonlocal num_sent
-        while True:
-            handover.send({num_sent: 0}, waits=False)
-            num_sent += 1
-
-    with pytest.raises(OSError, match=r"temporarily unavailable|Too many references"):  # as root there is no such limit
-        fill()
-    for number in range(num_sent):
-        os.close(handover.take(number))
-
-
-def test_several_arrive_as_one(handover: Handover) -> None:
-    """A batch in many slots: none is sent alone, so workers cannot fill the socket with parts of batches and wait."""
-    files = {number: os.memfd_create("a test") for number in range(200)}
-    for number, fd in files.items():
-        os.write(fd, b"%d" % number)
-    handover.send(files)
-    for fd in files.values():
-        os.close(fd)
-    assert [received(handover, number) for number in files] == [b"%d" % number for number in files]
-    with pytest.raises(BlockingIOError):
-        handover.take(0)
-
-
-def test_several_of_which_some_are_lost(handover: Handover) -> None:
-    """Those for which the receiver has no numbers are errors, one by one; the others arrive."""
-    before = num_open()
-    handover.send({1: 0, 2: 0})
-    with no_more_files(2):
-        os.close(handover.take(1))
-        os.close(handover.take(2))
-    handover.send({3: 0, 4: 0})
-    with no_more_files(1):
-        os.close(handover.take(3))
-        with pytest.raises(OSError, match="ulimit -n"):
-            handover.take(4)
-    assert num_open() == before
-
-
 def test_a_sender_that_is_gone_is_an_error() -> None:
     """A worker must not wait for a descriptor of a rank that has ended."""
-    handover = Handover(child_sends=True)
+    handover = Handover()
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, handover._sender)  # the number stays taken
     os.close(null)
@@ -201,12 +157,12 @@ def test_a_sender_that_is_gone_is_an_error() -> None:
 
 def test_a_reader_that_is_gone_is_an_error() -> None:
     """The rank has ended, or the worker: no signal kills the sender."""
-    handover = Handover(child_sends=True)
+    handover = Handover()
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, handover._reader)  # the number stays taken
     os.close(null)
     with pytest.raises(BrokenPipeError):
-        handover.send({1: 0})
+        handover.send(1, 0)
     handover.close()
 
 
@@ -222,16 +178,19 @@ def test_it_travels_to_a_child_that_sends(handover: Handover, method: str) -> No
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_it_travels_to_a_child_that_reads(method: str) -> None:
-    """The rank hands free slots to its workers."""
-    handover, outbox = Handover(child_sends=False), Channel()
+def test_slots_travel_to_the_process_that_takes_a_workers_place(method: str) -> None:
+    """It has them mapped, and no descriptor is left. One that cannot be mapped is left out."""
+    fd, huge, outbox = os.memfd_create("numapin-slot"), os.memfd_create("numapin-slot"), Channel()
+    os.write(fd, b"from the parent")
+    os.ftruncate(huge, 1 << 49)
+    slots = HandedDown(lambda: [(7, 15, fd), (8, 1 << 49, huge)])
     context: Any = multiprocessing.get_context(method)
-    process = context.Process(target=child.take_over, args=(handover, outbox), daemon=True)
-    send(handover, 7, b"from the parent")
+    process = context.Process(target=child.take_over, args=(slots, outbox), daemon=True)
     process.start()
-    assert outbox.receive(WAIT_S) == b"from the parent"
+    assert outbox.receive(WAIT_S) == b"[7] from the parent, 0 open"
     process.join(WAIT_S)
-    handover.close()
+    os.close(fd)
+    os.close(huge)
     outbox.close()
 
 

@@ -287,6 +287,7 @@ class TestMemory:
         assert loop.num_on_loan() == 1
         assert view.tolist() == [7, 8]
         del view
+        loop.begin()  # the worker hears of it
         loop.pool.reclaim()
         assert (num_mapped(), num_open()) == (before, 1)
 

@@ -9,6 +9,7 @@ import pickle
 import sys
 import threading
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -16,17 +17,18 @@ import pytest
 import torch
 
 from tests.data.batches import Sample, bytes_of, in_slot, ramp, same
-from tests.data.loopback import Loopback, batch_of, loopback, num_mapped, num_open
+from tests.data.loopback import Loopback, batch_of, lent, loopback, num_mapped, num_open
 from tests.unit.data.seam import (
     DTYPES,
     MOST_KEPT,
-    NOTHING,
+    NO_SLOT,
     Copier,
     Lender,
     Miss,
     Packer,
     copied,
     decode,
+    packing,
     placement,
     unpack,
 )
@@ -82,10 +84,10 @@ class TestTorchsWay:
             in_slot = (0, DTYPES.index(torch.float32), (10,), (1,), 0, True)
             assert parcel.head.buffers == ((in_slot, None, 1) if moves else (in_slot, 1))
 
-            def storage_at(part: int, start: int, size: int) -> tuple[torch.UntypedStorage, int]:
-                return torch.frombuffer(copied(parcel.view(part), start, size), dtype=torch.uint8).untyped_storage(), 0
+            def storage_at(start: int, size: int) -> tuple[torch.UntypedStorage, int]:
+                return torch.frombuffer(copied(parcel.view, start, size), dtype=torch.uint8).untyped_storage(), 0
 
-            batch: Any = unpack(parcel, storage_at, lambda part, *at: copied(parcel.view(part), *at), mover)
+            batch: Any = unpack(parcel, storage_at, partial(copied, parcel.view), mover)
             plain, special, array = batch
             assert same((plain, array), (ramp(10), np.arange(300.0)))
             expected = make()
@@ -100,13 +102,13 @@ class TestTorchsWay:
         make = SPECIAL[kind]
         assert loop.send([make()]).head.miss == Miss.UNSUPPORTED
         head = loop.send([ramp(3), make()]).head
-        assert (head.miss, [part.num_bytes for part in head.parts]) == (Miss.UNSUPPORTED, [12])
+        assert (head.miss, head.slot_bytes) == (Miss.UNSUPPORTED, 12)
 
     def test_shared_memory_is_left_to_torch(self, loop: Loopback) -> None:
         """It is sent without a copy: the rank sees later writes of the worker."""
         shared = ramp(300).share_memory_()
         head, body = loop.post(shared)
-        assert (head.miss, head.parts) == (Miss.SHARED, ())
+        assert (head.miss, head.slot) == (Miss.SHARED, NO_SLOT)
         arrived: Any = pickle.loads(body)
         shared[5] = -1
         assert arrived[5] == -1
@@ -120,48 +122,75 @@ class TestTorchsWay:
 class TestSlots:
     """Batches that need more than the slot that came with the task."""
 
-    def test_what_does_not_fit_into_the_rest_of_a_slot_goes_into_further_ones(self, loop: Loopback) -> None:
-        """The batch is in slots as a whole; the head has the size that a slot for all of it must have."""
+    def test_a_batch_that_does_not_fit_goes_on_in_a_new_slot(self, loop: Loopback) -> None:
+        """It is in one slot as a whole, at the offsets that it had, and nothing larger than needed is kept."""
         loop.send(ramp(16 * KIB))
         batch = [ramp(12 * KIB), ramp(8 * KIB), ramp(4 * KIB - 64), np.arange(8.0 * KIB)]
-        parcel = loop.send(batch)
-        assert same(batch_of(Copier(pins=False), parcel), batch)
-        head = parcel.head
-        assert [part for part, _, _ in head.storages] == [0, 1, 1, 1]
-        assert [part.is_new for part in head.parts] == [False, True]
-        assert (head.miss, head.wanted_bytes) == (None, 160 * KIB - 256)
+        head = in_slot(loop, batch)
+        starts = [0, 48 * KIB, 80 * KIB, 96 * KIB - 256]
+        assert [start for start, _ in head.storages] == starts
+        assert (head.made_bytes, head.miss, head.wanted_bytes) == (160 * KIB, None, 160 * KIB - 256)
 
-    def test_many_tensors_need_few_slots(self, loop: Loopback) -> None:
-        """Each slot of a batch takes a descriptor, and as many as there are tensors would fill the workers' socket."""
+    def test_what_was_collated_in_the_old_slot_is_copied_at_the_end(self, loop: Loopback) -> None:
+        """Tensors in both, and views of them, arrive as they are when the batch is sent; views go on sharing."""
+        loop.send(ramp(16 * KIB))
+        first = loop.begin().allocate(torch.float32, (12 * KIB,))
+        second = loop.begin().allocate(torch.float32, (12 * KIB,))
+        third = loop.begin().allocate(torch.float32, (2 << 20,))
+        assert first is not None
+        assert second is not None
+        assert third is not None
+        for number, tensor in enumerate((first, second, third)):
+            tensor.fill_(number)
+        first[7] = 9
+        arrived = lent(loop, (first, second, third[1:], first[5:10], second[:3]))
+        assert [tensor.unique().tolist() for tensor in arrived] == [[0, 9], [1], [2], [0, 9], [1]]
+        arrived[0].fill_(-1)
+        assert arrived[3].tolist() == [-1] * 5
+
+    @pytest.mark.parametrize("limit", [64 * KIB, 256 * KIB, 1 << 20])
+    def test_it_may_go_on_more_than_once(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+        """Where address space is limited, a larger slot has little more room than was asked for."""
         loop.send(ramp(KIB))
-        batch = [ramp(3 * KIB) for _ in range(1000)]
-        parcel = loop.send(batch)
-        assert same(batch_of(Copier(pins=False), parcel), batch)
-        assert len(parcel.head.parts) <= 8
-        assert sum(part.capacity for part in parcel.head.parts) <= 1.25 * parcel.head.wanted_bytes
+        monkeypatch.setattr(packing, "_UNKNOWN_BYTES", limit)
+        in_slot(loop, [ramp(3 * KIB) + number for number in range(100)])
+        assert num_open() == len(loop.pool.slots)
 
-    def test_such_a_batch_has_one_slot_once_its_size_is_known(self, loop: Loopback) -> None:
-        """A batch in pieces is copied to the GPU more slowly; nothing of it is left behind."""
+    def test_its_size_is_known_then(self, loop: Loopback) -> None:
+        """The next of such batches fit into their slots."""
         batch = [ramp(12 * KIB), ramp(8 * KIB)]
         in_slot(loop, ramp(12 * KIB))
-        assert len(loop.send(batch).head.parts) == 2
+        assert in_slot(loop, batch).made_bytes
         for _ in range(40):
             loop.send(batch)
-        in_slot(loop, batch)
+        assert not in_slot(loop, batch).made_bytes
+
+    def test_without_memory_for_a_larger_slot_the_rest_goes_torchs_way(
+        self, loop: Loopback, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """What was in the slot before stays there."""
+        loop.send(ramp(16 * KIB))
+        batch = [ramp(12 * KIB), ramp(8 * KIB), ramp(KIB)]
+        loop.begin()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "memfd_create", _refuse(errno.EMFILE))
+            parcel = loop.send(batch)
+        assert (parcel.head.miss, parcel.head.storages) == (Miss.NO_MEMORY, ((0, 48 * KIB), (48 * KIB, 4 * KIB)))
+        assert same(batch_of(Copier(pins=False), parcel), batch)
 
     def test_a_slot_can_be_filled_to_its_last_byte(self, loop: Loopback) -> None:
         """A single byte too many does not fit: that batch gets a slot of its own."""
         in_slot(loop, ramp(16 * KIB))
-        (part,) = in_slot(loop, ramp(16 * KIB)).parts
-        assert (part.num_bytes, part.capacity, part.is_new) == (64 * KIB, 64 * KIB, False)
-        (other,) = in_slot(loop, torch.zeros(64 * KIB + 1, dtype=torch.uint8)).parts
-        assert other.is_new
-        assert other.slot != part.slot
+        head = in_slot(loop, ramp(16 * KIB))
+        assert (head.slot_bytes, head.made_bytes) == (64 * KIB, 0)
+        other = in_slot(loop, torch.zeros(64 * KIB + 1, dtype=torch.uint8))
+        assert other.made_bytes
+        assert other.slot != head.slot
 
     def test_without_a_free_slot_one_is_made(self, loop: Loopback) -> None:
         """The rank holds all slots; nothing waits and nothing is overwritten."""
         kept = [loop.send(ramp(10) + number) for number in range(8)]
-        assert [parcel.head.parts[0].is_new for parcel in kept] == [True] * 8
+        assert all(parcel.head.made_bytes for parcel in kept)
         opened = [batch_of(Copier(pins=False), one) for one in kept]
         assert [int(tensor[0]) for tensor in opened] == list(range(8))
 
@@ -169,7 +198,7 @@ class TestSlots:
         """The reason is that slots are turned off."""
         head, body = decode(Packer(None, worker=3, pins=False, moves=False).pack(9, (ramp(300), np.arange(300))))
         assert head is not None
-        assert (head.number, head.worker, head.miss, head.parts, head.buffers) == (9, 3, Miss.NO_SLOTS, (), ())
+        assert (head.number, head.worker, head.miss, head.slot, head.buffers) == (9, 3, Miss.NO_SLOTS, NO_SLOT, ())
         assert same(pickle.loads(body), (ramp(300), np.arange(300)))
 
     def test_without_memory_for_a_slot_all_goes_torchs_way(
@@ -180,7 +209,7 @@ class TestSlots:
         with monkeypatch.context() as patch:
             patch.setattr(os, "memfd_create", _refuse(errno.EMFILE))
             head, body = loop.post(batch)
-        assert (head.miss, head.parts, head.wanted_bytes) == (Miss.NO_MEMORY, (), 12 * KIB)
+        assert (head.miss, head.slot, head.wanted_bytes) == (Miss.NO_MEMORY, NO_SLOT, 12 * KIB)
         assert same(pickle.loads(body), batch)
         in_slot(loop, ramp(1000))
 
@@ -236,11 +265,11 @@ class TestAllocate:
         assert (tensor.shape, tensor.dtype, tensor.is_contiguous()) == (size, torch.float64, True)
         tensor.fill_(2.5)
         parcel = loop.send([tensor])
-        assert parcel.head.storages == ((0, 0, tensor.nbytes),)
-        assert [part.num_bytes for part in parcel.head.parts] == [tensor.nbytes]
-        assert bytes(parcel.view(0)[: tensor.nbytes]) == bytes_of(tensor)
+        assert parcel.head.storages == ((0, tensor.nbytes),)
+        assert parcel.head.slot_bytes == tensor.nbytes
+        assert bytes(parcel.view[: tensor.nbytes]) == bytes_of(tensor)
         tensor.zero_()
-        assert not any(parcel.view(0)[: tensor.nbytes])
+        assert not any(parcel.view[: tensor.nbytes])
 
     def test_two_do_not_overlap(self, loop: Loopback) -> None:
         """Each tensor begins at a multiple of 256 bytes."""
@@ -249,14 +278,14 @@ class TestAllocate:
         assert other is not None
         assert other.data_ptr() - one.data_ptr() == 256
         assert one.data_ptr() % 256 == 0
-        assert loop.post((one, other, ramp(3)))[0].storages == ((0, 0, 100), (0, 256, 100), (0, 512, 12))
+        assert loop.post((one, other, ramp(3)))[0].storages == ((0, 100), (256, 100), (512, 12))
 
     def test_a_view_of_it_brings_no_copy(self, loop: Loopback) -> None:
         """A small view of a collated tensor is not copied: it is in the slot already."""
         tensor = loop.begin().allocate(torch.float32, (1000,))
         assert tensor is not None
         head, _ = loop.post(tensor.fill_(1)[100:110])
-        assert (head.storages, head.parts[0].num_bytes, head.num_bytes) == (((0, 400, 40),), 440, 40)
+        assert (head.storages, head.slot_bytes, head.num_bytes) == (((400, 40),), 440, 40)
 
     def test_memory_that_is_dropped_is_not_sent(self, loop: Loopback) -> None:
         """The rank gets, copies and counts what the batch uses; a slot has room for what its worker needs meanwhile."""
@@ -264,7 +293,7 @@ class TestAllocate:
         assert first is not None
         assert used is not None
         head, _ = loop.post(used.fill_(1))
-        assert (head.parts[0].num_bytes, head.num_bytes, head.wanted_bytes) == (4096 + 4000, 4000, 3 * 4096)
+        assert (head.slot_bytes, head.num_bytes, head.wanted_bytes) == (4096 + 4000, 4000, 3 * 4096)
 
     def test_memory_that_is_used_twice_counts_once(self, loop: Loopback) -> None:
         """A tensor, a view of it and its array are the same bytes."""
@@ -313,16 +342,16 @@ class TestEnd:
     @pytest.fixture
     def granted(self, loop: Loopback) -> int:
         """Give the number of a slot of 64 KiB that came with the worker's task."""
-        (part,) = in_slot(loop, ramp(16 * KIB)).parts
+        slot = in_slot(loop, ramp(16 * KIB)).slot
         loop.begin()
-        return part.slot
+        return slot
 
     def test_a_batch_that_cannot_be_pickled_gives_its_slot_back(self, loop: Loopback, granted: int) -> None:
         """The error is pickle's, and the slot serves the batch that is sent instead."""
         for _ in range(10):
             with pytest.raises(ValueError, match="not this one"):
                 loop.packers[0].pack(0, [ramp(100), np.arange(1000), Unpicklable()])
-        assert in_slot(loop, ramp(100)).parts[0][::3] == (granted, False)
+        assert in_slot(loop, ramp(100))[2:5] == (granted, 400, 0)
 
     def test_a_new_slot_of_such_a_batch_is_dropped(self, loop: Loopback) -> None:
         """Neither memory nor a descriptor is left of it."""
@@ -338,7 +367,7 @@ class TestEnd:
     def test_so_does_one_that_cannot_be_sent(
         self, loop: Loopback, granted: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A new slot cannot be handed to the rank, after the whole batch is in memory, part of it in a granted slot."""
+        """A new slot cannot be handed to the rank, after the batch has outgrown the one that it was granted."""
         batch = [ramp(100), ramp(32 * KIB)]
         before = num_open()
         with monkeypatch.context() as patch:
@@ -347,9 +376,8 @@ class TestEnd:
                 with pytest.raises(OSError, match="Too many references"):
                     loop.packers[0].pack(0, batch)
         assert num_open() == before
-        parcel = loop.send(batch)
-        assert parcel.head.parts[0].slot == granted
-        assert same(batch_of(Copier(pins=False), parcel), batch)
+        assert in_slot(loop, ramp(100)).slot == granted
+        in_slot(loop, batch)
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
     def test_so_does_one_that_is_interrupted(self, loop: Loopback, granted: int, error: type[BaseException]) -> None:
@@ -361,21 +389,21 @@ class TestEnd:
 
         with pytest.raises(error):
             loop.packers[0].pack(0, [ramp(100), Interrupted()])
-        assert in_slot(loop, ramp(100)).parts[0].slot == granted
+        assert in_slot(loop, ramp(100)).slot == granted
 
     def test_a_slot_in_which_nothing_is_sent_is_given_back(self, loop: Loopback, granted: int) -> None:
         """The batch was collated, but something else was returned; the slot waits in the worker for the next one."""
         assert loop.begin().allocate(torch.float32, (100,)) is not None
         head = loop.send("something else").head
-        assert (head.parts, head.miss, head.refused) == ((NOTHING,), None, ())
-        assert in_slot(loop, ramp(100)).parts[0].slot == granted
+        assert (head.slot, head.miss, head.refused) == (NO_SLOT, None, ())
+        assert in_slot(loop, ramp(100)).slot == granted
 
     def test_a_batch_collated_and_dropped_is_nothing_to_the_next(self, loop: Loopback, granted: int) -> None:
         """The error that is sent instead also frees the slot."""
         assert loop.begin().allocate(torch.float32, (12 * KIB,)) is not None
         loop.send(ValueError("dataset"))
         head = in_slot(loop, ramp(12 * KIB))
-        assert (head.storages, head.parts[0].slot) == (((0, 0, 48 * KIB),), granted)
+        assert (head.storages, head.slot) == (((0, 48 * KIB),), granted)
 
     def test_nothing_refers_to_the_batch_any_more(self, loop: Loopback) -> None:
         """A packed batch is freed with its last reference, without waiting for the garbage collector."""
@@ -413,7 +441,7 @@ class TestEnd:
         """A pipe would take many calls for it. The slot is for the batch as a whole, and free afterwards."""
         assert len(loop.packers[0].pack(0, batch)) < 500
         parcel = loop.send(batch)
-        assert sum(part.num_bytes for part in parcel.head.parts) <= parcel.head.wanted_bytes
+        assert parcel.head.slot_bytes <= parcel.head.wanted_bytes
         assert same(batch_of(Copier(pins=False), parcel), batch)
         del parcel
         assert loop.num_on_loan() == 0
@@ -427,8 +455,8 @@ class TestEnd:
 
     def test_a_long_pickle_is_not_among_the_memory_for_the_gpu(self, loop: Loopback) -> None:
         """Only what lies before it is copied; nothing if there are no tensors."""
-        assert loop.send(b"abc" * 500_000).views == (None,)
-        assert [len(view) for view in loop.send((ramp(1024), b"abc" * 500_000)).views if view] == [4096]
+        assert not loop.send(b"abc" * 500_000).view
+        assert len(loop.send((ramp(1024), b"abc" * 500_000)).view) == 4096
 
     def test_a_long_pickle_without_a_slot_goes_through_the_pipe(self) -> None:
         """That is no miss: none of it is a tensor."""

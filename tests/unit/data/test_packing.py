@@ -12,7 +12,7 @@ import torch
 
 from tests.data.batches import Sample, in_slot, ramp, same
 from tests.data.loopback import Loopback, lent, loopback
-from tests.unit.data.seam import Copier
+from tests.unit.data.seam import NO_SLOT, Copier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,7 +95,7 @@ class TestBatches:
         """Sizes and strides are kept, and no more memory is sent than there is."""
         tensor = make()
         head = in_slot(loop, [tensor])
-        assert head.storages == ((0, 0, tensor.untyped_storage().nbytes()),)
+        assert head.storages == ((0, tensor.untyped_storage().nbytes()),)
 
     @pytest.mark.parametrize("make", ARRAYS.values(), ids=ARRAYS)
     def test_arrays(self, loop: Loopback, make: Callable[[], Any]) -> None:
@@ -105,15 +105,15 @@ class TestBatches:
 
     def test_small_arrays_stay_in_the_pickle(self, loop: Loopback) -> None:
         """Arrays below 1 KiB stay in the pickle, which is cheaper. Tensors of any size go into the slot."""
-        assert loop.post(np.zeros(127))[0].parts == ()
-        assert in_slot(loop, np.zeros(128)).storages == ((0, 0, 1024),)
-        assert in_slot(loop, torch.zeros(1)).storages == ((0, 0, 4),)
+        assert loop.post(np.zeros(127))[0].slot == NO_SLOT
+        assert in_slot(loop, np.zeros(128)).storages == ((0, 1024),)
+        assert in_slot(loop, torch.zeros(1)).storages == ((0, 4),)
 
     @pytest.mark.parametrize("batch", [None, 7, "text", [], {"x": torch.zeros(0, 5)}, torch.zeros(0)], ids=repr)
     def test_nothing_to_send_needs_no_slot(self, loop: Loopback, batch: Any) -> None:
         """For a batch without memory no slot is made, and it is not a miss."""
         head, body = loop.post(batch)
-        assert (head.miss, head.parts, head.wanted_bytes) == (None, (), 0)
+        assert (head.miss, head.slot, head.wanted_bytes) == (None, NO_SLOT, 0)
         assert not loop.pool.slots
         assert same(pickle.loads(body), batch)
 
@@ -126,7 +126,7 @@ class TestSharing:
         base = ramp(10, 10)
         for batch in ((base, base[3], base.t()), (base[3:8], base, base.t()), (base, base, base.view(-1))):
             head = in_slot(loop, batch)
-            assert head.storages == ((0, 0, 400),)
+            assert head.storages == ((0, 400),)
             assert head.wanted_bytes == 512
             opened = lent(loop, batch)
             opened[0].fill_(-1)
@@ -159,10 +159,10 @@ class TestSharing:
     def test_of_a_huge_storage_only_what_is_seen_is_sent(self, loop: Loopback) -> None:
         """A row of a large table is sent without the table, unless the table is at most four times its size."""
         table = ramp(1000, 1000)
-        assert in_slot(loop, (table[7], table[9, :50])).storages == ((0, 0, 4000), (0, 4096, 200))
-        assert in_slot(loop, table[7]).storages == ((0, 0, 4000),)
-        assert in_slot(loop, ramp(4, 100)[2]).storages == ((0, 0, 1600),)
-        assert in_slot(loop, ramp(5, 100)[2]).storages == ((0, 0, 400),)
+        assert in_slot(loop, (table[7], table[9, :50])).storages == ((0, 4000), (4096, 200))
+        assert in_slot(loop, table[7]).storages == ((0, 4000),)
+        assert in_slot(loop, ramp(4, 100)[2]).storages == ((0, 1600),)
+        assert in_slot(loop, ramp(5, 100)[2]).storages == ((0, 400),)
 
     def test_views_within_what_was_sent_share_it(self, loop: Loopback) -> None:
         """Overlapping views share memory even in a huge storage."""

@@ -11,11 +11,10 @@ import torch
 
 from tests.unit.data.seam import (
     DTYPES,
-    NOTHING,
+    NO_SLOT,
     Head,
     Miss,
     Parcel,
-    PartHead,
     buffer,
     decode,
     encode_plain,
@@ -27,11 +26,13 @@ from tests.unit.data.seam import message_encode as encode
 HEAD: Final = Head(
     number=7,
     worker=3,
-    parts=(PartHead(11, 4096, 8192, is_new=False), NOTHING, PartHead((5 << 32) + 1, 512, 4 << 30, is_new=True)),
+    slot=(5 << 32) + 1,
+    slot_bytes=4096,
+    made_bytes=8192,
     num_bytes=1 << 41,
     wanted_bytes=1 << 40,
     miss=None,
-    storages=((0, 0, 100), (2, 256, 17)),
+    storages=((0, 100), (256, 17)),
     buffers=((0, 5, (4, 25), (25, 1), 0, True), None, 1),
     refused=(8, 9),
     kept=((5 << 32) + 1,),
@@ -46,7 +47,9 @@ class TestMessages:
         "head",
         [
             HEAD,
-            HEAD._replace(parts=(), storages=(), buffers=(), refused=(), kept=(), notes=()),
+            HEAD._replace(
+                slot=NO_SLOT, slot_bytes=0, made_bytes=0, storages=(), buffers=(), refused=(), kept=(), notes=()
+            ),
             *(HEAD._replace(miss=miss) for miss in Miss),
             HEAD._replace(buffers=tuple(range(5000))),
         ],
@@ -86,7 +89,7 @@ def test_a_batch_is_unpacked_over_its_places() -> None:
             return (buffer, (mark,)) if isinstance(thing, torch.Tensor) else NotImplemented
 
     Pickler(file, 5, buffer_callback=lambda _: False).dump({"x": torch.zeros(2), "y": ["text", torch.zeros(3)]})
-    head = HEAD._replace(storages=((0, 0, 32),), buffers=entries)
+    head = HEAD._replace(storages=((0, 32),), buffers=entries)
     batch: Any = unpack(Parcel(head, file.getvalue()), lambda *_: (memory, 8), lambda *_: memoryview(b""))
     assert batch["x"].tolist() == [2, 3]
     assert batch["y"][0] == "text"
@@ -98,7 +101,7 @@ def test_a_tensor_begins_where_it_is_told(dtype: torch.dtype) -> None:
     """`start` in bytes, stride in elements; it shares the memory and is no view of another tensor."""
     memory = torch.arange(64).to(dtype)
     entry = (0, DTYPES.index(dtype), (2, 3), (10, 2), 2 * dtype.itemsize, False)
-    head = HEAD._replace(storages=((0, 0, memory.nbytes),), buffers=(entry,))
+    head = HEAD._replace(storages=((0, memory.nbytes),), buffers=(entry,))
     body, begin = pickle.dumps(pickle.PickleBuffer(bytearray(1)), 5, buffer_callback=lambda _: False), dtype.itemsize
     tensor: Any = unpack(Parcel(head, body), lambda *_: (memory.untyped_storage(), begin), lambda *_: memoryview(b""))
     assert tensor.tolist() == [[3, 5, 7], [13, 15, 17]]

@@ -26,7 +26,7 @@ from tests.data.loopback import (
     num_open,
 )
 from tests.unit.data import seam
-from tests.unit.data.seam import Miss, Pool, Slot, placement, unused_slots_hidden
+from tests.unit.data.seam import NO_SLOT, Miss, Pool, Slot, placement, unused_slots_hidden
 from tests.unit.data.seam import pool as pool_module
 from tests.waiting import wait_until
 
@@ -74,8 +74,8 @@ class TestMaking:
         """It is as large as the batch, and gets no more memory later."""
         for value in range(5):
             parcel = loop.send(pages(10, value))
-            assert (parcel.head.parts[0].is_new, parcel.head.miss) == (value == 0, None)
-            assert set(bytes(parcel.view(0))) == {value}
+            assert (parcel.head.made_bytes > 0, parcel.head.miss) == (value == 0, None)
+            assert set(bytes(parcel.view)) == {value}
             del parcel
         assert (len(loop.pool.slots), held_bytes(loop.pool)) == (1, 10 * PAGE)
 
@@ -92,7 +92,7 @@ class TestMaking:
         kept = [lent(loop, BATCH) for _ in range(10)]
         del kept
         for _ in range(10):
-            assert loop.send("nothing").head.parts == ()
+            assert loop.send("nothing").head.slot == NO_SLOT
         assert loop.num_free() == 10 - 3  # one more than the worker may be asked for at once
         assert len({lent(loop, BATCH).data_ptr() for _ in range(20)}) == 1
 
@@ -130,7 +130,7 @@ class TestSizes:
         for number in range(100):
             size = int(torch.randint(8, 16, (), generator=generator))
             parcel = loop.send(pages(size, number))
-            num_made += sum(part.is_new for part in parcel.head.parts) if number >= 32 else 0
+            num_made += parcel.head.made_bytes > 0 and number >= 32
             del parcel
         assert num_made <= 5
 
@@ -163,30 +163,36 @@ class TestWorkers:
         two.pool.recover()
         del lent_now
         two.start_workers()
-        fresh = [two.send(BATCH, worker).head.parts[0] for worker in (0, 1)]
-        assert all(part.is_new for part in fresh)
+        fresh = [two.send(BATCH, worker).head for worker in (0, 1)]
+        assert all(head.made_bytes for head in fresh)
         assert not set(numbers) & {slot.number for slot in two.pool.slots}
 
-    def test_another_workers_slot_is_used_once_it_is_clean(self, two: Loopback) -> None:
-        """A worker without a slot gets one of a worker that has several, once that one refers to it no more."""
-        held = [lent(two, BATCH) for _ in range(3)]
-        del held
-        lent(two, BATCH)
-        head = two.send(-BATCH, worker=1).head
-        assert (head.miss, head.parts[0].is_new, len(two.pool.slots)) == (None, False, 3)
-
-    def test_what_a_worker_keeps_goes_to_no_other(self, two: Loopback) -> None:
-        """Another process could not see that something refers to it."""
+    def test_a_slot_goes_to_no_other_worker(self, two: Loopback) -> None:
+        """Another process could not see that something refers to it. A worker without a slot makes one."""
         kept = two.begin().allocate(torch.float32, (1000,))
         assert kept is not None
-        batches = [lent(two, batch) for batch in (kept.copy_(BATCH), BATCH, BATCH)]
-        for number in (1, 0, 2):  # the kept one is not the first that would be given away
-            batches[number] = None
-        batches.append(lent(two, BATCH))  # says what is kept
+        batches = [lent(two, kept.copy_(BATCH)), lent(two, BATCH)]
+        del batches
         assert two.num_free() == 2
-        batches += [lent(two, -BATCH, worker=1) for _ in range(2)]
-        assert [slot.worker for slot in two.pool.slots].count(1) == 2
+        head = two.send(-BATCH, worker=1).head
+        assert (head.miss, head.made_bytes, len(two.pool.slots)) == (None, PAGE, 3)
         assert torch.equal(kept, BATCH)
+
+    def test_an_idle_worker_keeps_one_slot(self, two: Loopback) -> None:
+        """A worker that seldom gets a task does not lose its slot to the count of the others."""
+        lent(two, BATCH, worker=1)
+        for _ in range(300):
+            lent(two, BATCH)
+        assert [slot.worker for slot in two.pool.slots] == [1, 0]
+        assert not two.send(BATCH, worker=1).head.made_bytes
+
+    def test_a_worker_that_has_all_tasks_gets_a_slot_for_each(self, two: Loopback) -> None:
+        """With `balance`, a worker may have more tasks than its own share: it must not make slots beside free ones."""
+        kept = [lent(two, BATCH) for _ in range(4)]
+        kept.clear()
+        two.pool.reclaim()
+        granted = [two.pool.grant(0).slot for _ in range(4)]
+        assert sorted(granted) == sorted(numbers(two))
 
     def test_what_a_worker_keeps_is_given_up(self, loop: Loopback) -> None:
         """Its slot was granted to it again: neither it nor another uses it, and no later batch is slower."""
@@ -202,60 +208,46 @@ class TestWorkers:
         assert torch.equal(kept, BATCH)
         assert (len(loop.pool.slots), num_open()) == (1, 1)
 
-    def test_a_descriptor_is_handed_over_once(self, loop: Loopback) -> None:
-        """The worker keeps the slot mapped."""
-        offered: list[int] = []
-
-        def offer(number: int, fd: int) -> bool:
-            offered.append(number)
-            loop.tasks[0].send({number: fd})
-            return True
-
-        for _ in range(3):
-            lent(loop, BATCH)
-        loop.pool.recover()  # new workers, which have nothing mapped
-        loop.start_workers()
-        for _ in range(4):
-            loop.pool.reclaim()
-            loop.packers[0].accept(loop.pool.grant(0, offer), loop.tasks[0])
-            loop._is_busy[0] = True
-            lent(loop, BATCH)
-        assert offered == numbers(loop)
-
-    def test_a_slot_without_a_descriptor_is_not_offered_again(self, loop: Loopback) -> None:
-        """No worker could map it, so it would be chosen for each task."""
-        lent(loop, BATCH)
-        loop.pool.reclaim()
-        loop.pool.recover()
-        loop.pool.slots[0].retire()
-        assert loop.pool.grant(0, lambda *_: True).slot == -1
-        assert loop.num_free() == 0
-
-    def test_a_worker_that_takes_no_descriptor_gets_no_slot(self, two: Loopback) -> None:
-        """Its socket is full, or it is gone: the slot stays free for others."""
-        lent(two, BATCH)
-        two.pool.reclaim()
+    def test_new_workers_take_over_the_slots_of_their_number(self, two: Loopback) -> None:
+        """Those of batches that are in use too: they may end before the workers do."""
+        kept = [lent(two, BATCH, worker) for worker in (0, 1, 1)]
+        before = {slot.number: slot.worker for slot in two.pool.slots}
         two.pool.recover()
-        assert two.pool.grant(0, lambda *_: False).slot == -1
-        assert two.num_free() == 1
+        two.start_workers()
+        kept.clear()
+        for worker in (0, 1, 1):
+            kept.append(two.send(-BATCH, worker))
+            head = kept[-1].head
+            assert (head.made_bytes, before[head.slot]) == (0, worker)
+        assert {slot.number: slot.worker for slot in two.pool.slots} == before
 
-    def test_a_slot_that_was_refused_goes(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A worker could not take it over: it is not offered again, and its memory is freed."""
+    def test_what_a_new_worker_cannot_map_goes(self, loop: Loopback) -> None:
+        """It refuses the slot, which is not offered again, and its memory is freed."""
         lent(loop, BATCH)
         (number,) = numbers(loop)
-        with monkeypatch.context() as patch:
-            patch.setattr(loop.tasks[0], "take", _too_many_files)
-            assert torch.equal(lent(loop, BATCH), BATCH)
+        loop.workers[0]._mapped.clear()
+        assert torch.equal(lent(loop, BATCH), BATCH)
         assert number not in numbers(loop)
-        loop.tasks[0].discard()
         assert (len(numbers(loop)), num_open()) == (1, 1)
+
+    def test_a_worker_forgets_what_the_rank_could_not_map(
+        self, loop: Loopback, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Otherwise it would hold the memory for its life."""
+        head, _ = loop.post(BATCH)
+        with monkeypatch.context() as patch:
+            patch.setattr(seam.slot, "map_memfd", lambda *_: _too_many_files(0))
+            with pytest.raises(OSError, match="Too many open files"):
+                loop.pool.lend(head)
+        loop.begin()
+        assert loop.workers[0]._mapped == {}
 
     def test_new_workers_have_new_numbers(self, loop: Loopback) -> None:
         """A slot of the last epoch is not mistaken for one of this."""
         seen: set[int] = set()
         for _ in range(3):
             kept = [loop.send(BATCH) for _ in range(3)]
-            made = {part.slot for parcel in kept for part in parcel.head.parts if part.is_new}
+            made = {parcel.head.slot for parcel in kept if parcel.head.made_bytes}
             assert not made & seen
             seen |= made
             loop.pool.recover()
@@ -337,7 +329,7 @@ class TestFiles:
             kept = [loop.send(BATCH) for _ in range(50)]
             loop.pool.reclaim()
             assert sum(slot.fd is not None for slot in loop.pool.slots) == 32
-            assert all(parcel.views for parcel in kept)
+            assert all(parcel.view for parcel in kept)
 
     def test_a_loop_may_keep_more_batches_than_files(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
         """Some of the files are slots; the oldest batches keep their memory only."""
@@ -372,31 +364,6 @@ class TestFiles:
         with pytest.raises(OSError, match="Too many open files"):
             loop.pool.lend(head)
         assert (loop.pool.slots, num_open()) == ((), 0)
-
-    def test_a_slot_that_cannot_be_mapped_loses_no_other_of_its_batch(
-        self, loop: Loopback, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The rest of the batch is taken in all the same: its descriptors are closed or free for later batches."""
-        lent(loop, BATCH)
-        head, _ = loop.post([torch.zeros(1 << 22), torch.zeros(1 << 23)])
-        assert len(head.parts) > 1
-        map_one, refused = Slot.map, list[int]()
-
-        def refuse_first(number: int, *rest: Any, **options: Any) -> Slot:
-            if not refused:
-                refused.append(number)
-                _too_many_files(number)
-            return map_one(number, *rest, **options)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Slot, "map", refuse_first)
-            with pytest.raises(OSError, match="Too many open files"):
-                loop.pool.lend(head)
-        assert loop.pool.arrivals._early == {}
-        with pytest.raises(BlockingIOError):
-            loop.pool.arrivals._receive()
-        assert {part.slot for part in head.parts} - set(refused) <= {slot.number for slot in loop.pool.slots}
-        assert torch.equal(lent(loop, -BATCH), -BATCH)
 
     def test_what_a_worker_reports_is_told(self) -> None:
         """Refused memory policies are the worker's to see, and the rank's to report."""

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.unit.data.seam import NO_GRANT, Grant, TaskQueue
 from tests.unit.data.seam import packing as setup
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.unit.data.seam import Handover
-
-GRANT = Grant(7, 4096, is_new=True, expected_bytes=4096, forgotten=(3,))
+GRANT = Grant(7, expected_bytes=4096, forgotten=(3,))
 
 
 class Worker:
@@ -25,11 +19,9 @@ class Worker:
     def __init__(self) -> None:
         self.grants: list[Grant] = []
 
-    def accept(self, grant: Grant, descriptors: Handover) -> None:
-        """Note a grant, and take its descriptor."""
+    def accept(self, grant: Grant) -> None:
+        """Note a grant."""
         self.grants.append(grant)
-        if grant.is_new:
-            os.close(descriptors.take(grant.slot))
 
 
 @pytest.fixture
@@ -41,13 +33,8 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Worker:
 
 
 def test_a_task_brings_a_slot(worker: Worker) -> None:
-    """The descriptor is there when the task is read."""
-
-    def grant(offer: Callable[[int, int], bool]) -> Grant:
-        assert offer(GRANT.slot, 0)
-        return GRANT
-
-    with closing(TaskQueue(grant)) as queue:
+    """The worker accepts it when it reads the task."""
+    with closing(TaskQueue(lambda: GRANT)) as queue:
         queue.put((5, [1, 2, 3]))
         assert queue.get(1) == (5, [1, 2, 3])
     assert worker.grants == [GRANT]
@@ -55,7 +42,7 @@ def test_a_task_brings_a_slot(worker: Worker) -> None:
 
 def test_what_is_no_task_brings_none(worker: Worker) -> None:
     """The beginning and the end of an epoch are messages, too; without a pool there are no slots."""
-    with closing(TaskQueue(lambda _: GRANT)) as queue, closing(TaskQueue(None)) as without:
+    with closing(TaskQueue(lambda: GRANT)) as queue, closing(TaskQueue(None)) as without:
         queue.put(None)
         without.put((1, [2]))
         assert (queue.get(1), without.get(1)) == (None, (1, [2]))
@@ -66,8 +53,8 @@ def test_a_task_that_cannot_be_sent_takes_no_slot() -> None:
     """A sampler may yield anything: the error is pickle's, and the slot stays free for the next task."""
     granted: list[Any] = []
 
-    def grant(offer: Callable[[int, int], bool]) -> Grant:
-        granted.append(offer)
+    def grant() -> Grant:
+        granted.append(NO_GRANT)
         return NO_GRANT
 
     with closing(TaskQueue(grant)) as queue:
@@ -76,18 +63,3 @@ def test_a_task_that_cannot_be_sent_takes_no_slot() -> None:
         assert not granted
         queue.put((5, [1]))
         assert len(granted) == 1
-
-
-def test_a_worker_that_is_gone_takes_no_descriptor() -> None:
-    """Nor does one whose socket is full; the rank does not wait for it."""
-    answers: list[bool] = []
-
-    def grant(offer: Callable[[int, int], bool]) -> Grant:
-        while not answers or answers[-1]:
-            answers.append(offer(len(answers), 0))
-        return NO_GRANT
-
-    with closing(TaskQueue(grant)) as queue:
-        queue.put((5, [1]))
-    assert answers[-1] is False
-    assert answers[0] is True

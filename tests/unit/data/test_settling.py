@@ -343,8 +343,8 @@ class TestThread:
 
     def test_a_forked_child_has_its_own(self) -> None:
         """The parent's thread does not exist there."""
-        assert settling_module._of_process(1) is not settling_module._of_process(2)
-        assert settling_module._settler() is settling_module._of_process(os.getpid())
+        assert settling_module._settler_of(1) is not settling_module._settler_of(2)
+        assert settling_module._settler() is settling_module._settler_of(os.getpid())
 
 
 def wait_until_ended(settler: _Settler) -> bool:

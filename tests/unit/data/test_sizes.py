@@ -110,78 +110,32 @@ class TestRecentSizes:
         assert 10 * sum(size > recent.expected_bytes for size in last) <= len(last)
 
 
-def slot(number: int, worker: int = 0, *, is_clean: bool = True) -> Slot:
+def slot() -> Slot:
     """Return a slot without memory."""
-    return Slot(number=number, fd=None, num_bytes=0, address=0, owner=MEMORY, worker=worker, is_clean=is_clean)
-
-
-def taken(free: FreeSlots, worker: int) -> int | None:
-    """Return the number of the slot that a worker gets."""
-    found = free.take(worker)
-    return None if found is None else found.number
-
-
-def free_slots(num_workers: int, *slots: Slot) -> FreeSlots:
-    """Return a set of free slots."""
-    free = FreeSlots(num_workers)
-    for one in slots:
-        free.add(one)
-    return free
+    return Slot(number=0, fd=None, num_bytes=0, address=0, owner=MEMORY, worker=0)
 
 
 class TestFreeSlots:
-    """The choice of a slot for a worker."""
-
-    def test_the_last_released_comes_first(self) -> None:
-        """Parts of it are most likely in a cache."""
-        free = free_slots(1, slot(1), slot(2), slot(3))
-        assert [taken(free, 0) for _ in range(4)] == [3, 2, 1, None]
-        assert not list(free)
-
-    def test_a_worker_gets_its_own_first(self) -> None:
-        """It has the memory mapped, even if others have more slots; its own need not be clean."""
-        free = free_slots(2, slot(1, is_clean=False), *(slot(n, 1) for n in (2, 3, 4)))
-        assert taken(free, 0) == 1
-
-    def test_a_worker_without_any_gets_one_of_the_worker_with_the_most(self) -> None:
-        """Workers that are fast or late do not make slots while others lie idle."""
-        free = free_slots(3, slot(1, 1), slot(2, 1), slot(3, 2), slot(4, 2), slot(5, 2))
-        assert taken(free, 0) == 5
-        assert sorted(one.number for one in free) == [1, 2, 3, 4]
-
-    def test_the_only_one_of_a_worker_stays(self) -> None:
-        """Two workers with one slot each would otherwise exchange and map them forever."""
-        free = free_slots(3, slot(1, 1), slot(2, 2))
-        assert taken(free, 0) is None
-        assert (taken(free, 1), taken(free, 2)) == (1, 2)
-
-    def test_what_another_worker_may_refer_to_stays(self) -> None:
-        """Another process cannot see whether it does: it gets the last clean one, or none."""
-        free = free_slots(2, slot(1, 1), slot(2, 1), slot(3, 1, is_clean=False))
-        assert taken(free, 0) == 2
-        free = free_slots(2, slot(1, 1, is_clean=False), slot(2, 1, is_clean=False))
-        assert taken(free, 0) is None
+    """Which free slots stay."""
 
     def test_slots_that_were_never_in_use_are_surplus(self) -> None:
         """A loop that kept many batches once does not hold their memory forever, but one spare a worker."""
-        free = free_slots(1, *(slot(number) for number in range(10)))
+        free = FreeSlots(slot() for _ in range(10))
         dropped = 0
         for _ in range(1000):
-            one = free.take(0)
-            assert one is not None
+            one = free.pop()
             if free.is_surplus():
                 dropped += 1
             else:
-                free.add(one)
-        assert (dropped, len(list(free))) == (8, 2)  # one in use, one to spare
+                free.append(one)
+        assert (dropped, len(free)) == (8, 2)  # one in use, one to spare
 
     def test_slots_that_are_used_now_and_then_stay(self) -> None:
         """Every 30 batches the loop keeps nine at once."""
-        free = free_slots(1, *(slot(number) for number in range(10)))
+        free = FreeSlots(slot() for _ in range(10))
         for step in range(1000):
-            used = [free.take(0) for _ in range(9 if step % 30 == 0 else 1)]
+            used = [free.pop() for _ in range(9 if step % 30 == 0 else 1)]
             for one in used:
-                assert one is not None
                 assert not free.is_surplus()
-                free.add(one)
-        assert len(list(free)) == 10
+                free.append(one)
+        assert len(free) == 10

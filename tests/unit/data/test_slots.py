@@ -19,7 +19,7 @@ from tests.unit.data.seam import (
     NO_GRANT,
     BatchMemory,
     CpuSet,
-    Grant,
+    HandedDown,
     Handover,
     WorkerSlots,
     capacity_for,
@@ -43,23 +43,17 @@ class Rank:
     """The other end: it hands slots over, and takes those that the worker made."""
 
     def __init__(self, **locality: Any) -> None:
-        self.tasks, self.arrivals = Handover(child_sends=False), Handover(child_sends=True)
-        self.own = WorkerSlots(self.arrivals, replace(ANYWHERE, **locality), serial=SERIAL)
+        self.arrivals = Handover()
+        handed_down = {number: slot_of(number) for number in (5, 6, 7)}
+        self.own = WorkerSlots(self.arrivals, replace(ANYWHERE, **locality), handed_down, serial=SERIAL)
 
-    def grant(self, number: int, *, capacity: int = SIZE, fill: int = 0, **options: Any) -> None:
-        """Hand a new slot to the worker, filled with a byte."""
-        with open(os.memfd_create("numapin-slot"), "wb", buffering=0) as file:  # noqa: PTH123
-            file.write(bytes([fill]) * capacity)
-            self.tasks.send({number: file.fileno()})
-        self.own.accept(grant(number, capacity=capacity, is_new=True, **options), self.tasks)
-
-    def grant_again(self, number: int, *, capacity: int = SIZE) -> None:
-        """Give a slot back to the worker, which has it mapped."""
-        self.own.accept(grant(number, capacity=capacity), self.tasks)
+    def grant(self, number: int) -> None:
+        """Give a slot to the worker, which has it mapped."""
+        self.own.accept(NO_GRANT._replace(slot=number, expected_bytes=SIZE))
 
     def expect(self, num_bytes: int) -> None:
         """Give the worker a task without a slot."""
-        self.own.accept(NO_GRANT._replace(expected_bytes=num_bytes), self.tasks)
+        self.own.accept(NO_GRANT._replace(expected_bytes=num_bytes))
 
     def received(self, number: int) -> tuple[int, int]:
         """Return the size of a slot that the worker has made, and the memory that it takes."""
@@ -69,14 +63,17 @@ class Rank:
         return found.st_size, found.st_blocks * 512
 
     def close(self) -> None:
-        """Close the sockets."""
-        self.tasks.close()
+        """Close the socket."""
         self.arrivals.close()
 
 
-def grant(number: int, *, capacity: int = SIZE, **options: Any) -> Grant:
-    """Return a grant of a slot that the worker has mapped."""
-    return Grant(number, capacity, is_new=False, expected_bytes=SIZE, forgotten=())._replace(**options)
+def slot_of(fill: int) -> torch.Tensor:
+    """Return the memory of a slot, filled with a byte."""
+    fd = os.memfd_create("numapin-slot")
+    os.ftruncate(fd, SIZE)
+    memory = map_memfd(fd, SIZE).fill_(fill)
+    os.close(fd)
+    return memory
 
 
 @pytest.fixture
@@ -120,7 +117,7 @@ class TestMaking:
         assert made.capacity >= 4 << 30
         for num_bytes in (100, 10 * PAGE, 1):
             assert made.reserve(num_bytes) is not None
-        rank.own.send([made])
+        rank.own.send(made)
         assert rank.received(made.number) == (11 * PAGE, 11 * PAGE)
 
     def test_a_batch_that_is_larger_still_fits(self, rank: Rank) -> None:
@@ -133,7 +130,7 @@ class TestMaking:
         made = take(rank.own, 100)
         assert made.capacity == 20 * PAGE
         assert made.reserve(100) == 0
-        rank.own.send([made])
+        rank.own.send(made)
         assert rank.received(made.number) == (20 * PAGE, PAGE)
 
     def test_a_larger_batch_has_a_larger_one(self, rank: Rank) -> None:
@@ -146,7 +143,7 @@ class TestMaking:
     def test_every_number_is_new(self, rank: Rank) -> None:
         """Numbers of other workers of the loader's lifetime are never used."""
         numbers = [take(rank.own).number for _ in range(3)]
-        other = WorkerSlots(rank.arrivals, ANYWHERE, serial=SERIAL + 1)
+        other = WorkerSlots(rank.arrivals, ANYWHERE, {}, serial=SERIAL + 1)
         others = [take(other).number for _ in range(3)]
         assert len({*numbers, *others}) == 6
         assert take(rank.own).number not in {*numbers, *others}
@@ -168,7 +165,7 @@ class TestMaking:
         for _ in range(2):
             take(rank.own).reserve(PAGE)
         assert seen == [(SIZE, CpuSet({1}), CpuSet())] * 2
-        assert [rank.own.report().get("notes", ()), rank.own.report().get("notes", ())] == [
+        assert [rank.own.report(0).get("notes", ()), rank.own.report(0).get("notes", ())] == [
             ("memory on node 1 was refused",),
             (),
         ]
@@ -223,7 +220,7 @@ class TestSeals:
             own = os.memfd_create
             monkeypatch.setattr(os, "memfd_create", lambda name, flags: own(name, _without_noexec(flags)))
         made = take(rank.own)
-        rank.own.send([made])
+        rank.own.send(made)
         fd = rank.arrivals.take(made.number)
         assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SIZE_SEALS == SIZE_SEALS
         child = os.fork()
@@ -282,12 +279,26 @@ class TestRefusals:
         rank.expect(SIZE)
         assert rank.own.take(SIZE) is not None
 
-    def test_no_address_space_for_more_than_is_needed(self, rank: Rank) -> None:
-        """A further slot of a batch is larger than needed only if it can be."""
+    def test_no_address_space_for_more_than_is_needed(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A larger slot for a batch has room for a batch of any size only if it can."""
         rank.expect(SIZE)
-        found = rank.own.take(SIZE, num_bytes_so_far=1 << 49)
+        made = take(rank.own)
+        assert made.reserve(SIZE) == 0
+        monkeypatch.setattr(slots_module, "_UNKNOWN_BYTES", 1 << 49)
+        found = rank.own.grow(made, PAGE)
         assert found is not None
-        assert found.capacity < 2 * SIZE
+        assert (found.start, found.end, found.capacity) == (SIZE, SIZE, capacity_for(SIZE + PAGE))
+        rank.own.put_back(found)
+
+    def test_no_memory_for_a_larger_one(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing is left of it, and the batch stays where it is."""
+        rank.expect(SIZE)
+        made = take(rank.own)
+        before = num_open(), num_mapped()
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "populate", refuse(errno.ENOMEM))
+            assert rank.own.grow(made, SIZE) is None
+        assert (num_open(), num_mapped()) == before
 
     @pytest.mark.parametrize("call", ["send", "ftruncate"])
     def test_it_cannot_be_sent(self, rank: Rank, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
@@ -297,44 +308,35 @@ class TestRefusals:
         with monkeypatch.context() as patch:
             patch.setattr(where, call, refuse(errno.ETOOMANYREFS))
             with pytest.raises(OSError, match="Too many references"):
-                rank.own.send([made])
+                rank.own.send(made)
         assert num_open() == 0
         rank.own.put_back(made)
         assert take(rank.own).is_new
 
-    def test_a_granted_slot_whose_descriptor_was_lost(self, rank: Rank) -> None:
-        """The worker has too many open files: the rank is told, and the batch gets a new slot."""
-        rank.tasks._early[5] = None
-        rank.own.accept(grant(5, is_new=True), rank.tasks)
+    def test_a_granted_slot_that_could_not_be_mapped(self, rank: Rank) -> None:
+        """The worker had no memory for it when it started: the rank is told, and the batch gets a new slot."""
+        rank.grant(8)
         assert take(rank.own).is_new
-        assert rank.own.report().get("refused", ()) == (5,)
-        assert rank.own.report().get("refused", ()) == ()
+        assert rank.own.report(0).get("refused", ()) == (8,)
+        assert rank.own.report(0).get("refused", ()) == ()
 
     @pytest.mark.parametrize("code", [errno.ENOMEM, errno.EFAULT])
-    def test_a_granted_slot_for_which_there_is_no_memory(
-        self, rank: Rank, monkeypatch: pytest.MonkeyPatch, code: int
-    ) -> None:
-        """Writing to it would end the worker: the rank is told, and nothing is left open."""
+    def test_a_slot_taken_over_for_which_there_is_no_memory(self, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+        """Writing to it would end the worker: it is left out, and nothing is left open."""
+        fd = os.memfd_create("numapin-slot")
+        os.ftruncate(fd, SIZE)
         with monkeypatch.context() as patch:
             patch.setattr(memory, "populate", refuse(code))
-            rank.grant(5)
-        assert rank.own.report().get("refused", ()) == (5,)
+            assert HandedDown(lambda: [(5, SIZE, fd)]).map() == {}
         assert num_open() == 0
-        assert take(rank.own).is_new
 
-    def test_a_granted_slot_on_an_old_kernel(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_slot_taken_over_on_an_old_kernel(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Before Linux 5.14 its pages come with the first write."""
+        fd = os.memfd_create("numapin-slot")
+        os.ftruncate(fd, SIZE)
         with monkeypatch.context() as patch:
             patch.setattr(memory, "populate", refuse(errno.EINVAL))
-            rank.grant(5)
-        assert take(rank.own).number == 5
-
-    def test_a_granted_slot_that_cannot_be_mapped(self, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The rank is told, and nothing is left open."""
-        with monkeypatch.context() as patch:
-            patch.setattr(slots_module, "map_memfd", refuse(errno.ENOMEM))
-            rank.grant(5)
-        assert (rank.own.report().get("refused", ()), num_open()) == ((5,), 0)
+            assert list(HandedDown(lambda: [(5, SIZE, fd)]).map()) == [5]
 
 
 class TestGranted:
@@ -342,48 +344,58 @@ class TestGranted:
 
     def test_the_next_batch_goes_there(self, rank: Rank) -> None:
         """It has all its pages; sending it hands nothing over, and no descriptor is left."""
-        rank.grant(5, fill=7)
+        rank.grant(5)
         used = take(rank.own)
-        assert (used.number, used.capacity, used.is_new, set(bytes(used.view))) == (5, SIZE, False, {7})
+        assert (used.number, used.capacity, used.is_new, set(bytes(used.view))) == (5, SIZE, False, {5})
         assert used.reserve(SIZE) == 0
-        rank.own.send([used])
+        rank.own.send(used)
         assert (used.number, used.end, used.is_new) == (5, SIZE, False)
         assert num_open() == 0
         with pytest.raises(BlockingIOError):
             rank.arrivals.take(5)
 
-    def test_it_is_mapped_once(self, rank: Rank) -> None:
-        """A worker that gets it again has it still."""
-        gc.collect()
+    @pytest.mark.parametrize("expected_bytes", [0, SIZE])
+    def test_what_it_made_stays_mapped(self, rank: Rank, expected_bytes: int) -> None:
+        """In its size, even if that was unknown; its pages are still faulted in before they are written."""
+        rank.expect(expected_bytes)
+        made = take(rank.own, SIZE)
+        assert made.reserve(PAGE) == 0
+        made.view[0] = 9
+        rank.own.send(made)
+        number = made.number
+        del made
         before = num_mapped()
-        rank.grant(5)
         for _ in range(3):
-            assert take(rank.own).number == 5
-            rank.grant_again(5)
-        assert num_mapped() == before + 1
+            rank.grant(number)
+            again = take(rank.own, 1)
+            assert (again.number, again.is_new, again.view[0]) == (number, False, 9)
+            assert again.capacity == len(again.view) == (SIZE if expected_bytes else PAGE)
+            assert again.populated == PAGE
+            del again
+        assert num_mapped() == before
 
     def test_what_the_rank_forgets_is_unmapped(self, rank: Rank) -> None:
         """Its memory goes with the last reference."""
         gc.collect()
         before = num_mapped()
-        rank.grant(5, fill=7)
+        rank.grant(5)
         kept = torch.frombuffer(take(rank.own).view, dtype=torch.uint8)
-        rank.own.accept(NO_GRANT._replace(forgotten=(5, 6)), rank.tasks)
-        assert set(kept.tolist()) == {7}
+        rank.own.accept(NO_GRANT._replace(forgotten=(5, 8)))
+        assert set(kept.tolist()) == {5}
         del kept
-        assert num_mapped() == before
+        assert num_mapped() == before - 1
 
     def test_what_a_forked_child_can_read_goes_to_no_worker(self, rank: Rank) -> None:
         """The child may read it for as long as it lives. The rank is told once, and this worker refuses it."""
         rank.grant(5)
         used = take(rank.own)
         rank.own.note_fork()
-        rank.own.send([used])
+        rank.own.send(used)
         del used
-        assert rank.own.report().get("inherited", ()) == (5,)
-        assert rank.own.report().get("inherited", ()) == ()
-        rank.grant_again(5)
-        assert rank.own.report().get("refused", ()) == (5,)
+        assert rank.own.report(0).get("inherited", ()) == (5,)
+        assert rank.own.report(0).get("inherited", ()) == ()
+        rank.grant(5)
+        assert rank.own.report(0).get("refused", ()) == (5,)
 
     def test_one_that_was_not_used_serves_the_next_batch(self, rank: Rank) -> None:
         """The last one comes first; a batch that needs two gets both."""
@@ -420,7 +432,7 @@ class TestGranted:
             rank.grant(number)
         for refused in ((5,), (6,), ()):
             assert take(rank.own, SIZE + 1).is_new
-            assert rank.own.report().get("refused", ()) == refused
+            assert rank.own.report(0).get("refused", ()) == refused
         assert take(rank.own, SIZE).number == 7
 
 
@@ -430,48 +442,46 @@ class TestKept:
     @pytest.mark.parametrize("kind", ["view", "tensor", "tensor's view", "storage", "array"])
     def test_it_is_not_written_again(self, rank: Rank, kind: str) -> None:
         """The rank is told, and the worker uses another; what it keeps stays as it is."""
-        rank.grant(5, fill=7)
+        rank.grant(5)
         kept = _kept(kind, take(rank.own).view)
-        rank.grant_again(5)
+        rank.grant(5)
         assert take(rank.own).number != 5
-        report = rank.own.report()
+        report = rank.own.report(0)
         refused, still_kept = report["refused"], report["kept"]
         assert (refused, 5 in still_kept) == ((5,), True)
-        assert set(bytes(kept)) == {7}
+        assert set(bytes(kept)) == {5}
 
     def test_it_can_be_used_once_the_reference_is_gone(self, rank: Rank) -> None:
         """A reference that ended between two batches does no harm."""
         rank.grant(5)
         kept = take(rank.own).view
         del kept
-        rank.grant_again(5)
+        rank.grant(5)
         assert take(rank.own).number == 5
 
     def test_a_reference_may_come_back_after_the_grant(self, rank: Rank) -> None:
         """A batch was put back, but the dataset has kept a part of it."""
-        rank.grant(5, fill=7)
+        rank.grant(5)
         used = take(rank.own)
         kept = used.view[:10]
         rank.own.put_back(used)
         del used
         assert take(rank.own).is_new
-        assert set(bytes(kept)) == {7}
+        assert set(bytes(kept)) == {5}
         del kept
         assert take(rank.own).number == 5
 
     def test_one_that_it_made_itself(self, rank: Rank) -> None:
-        """It comes back by a descriptor like any other; what the worker keeps of it counts all the same."""
+        """It stays mapped; what the worker keeps of it counts all the same."""
         made = take(rank.own)
         made.reserve(SIZE)
-        rank.own.send([made])
-        kept, number, capacity = made.view[:10], made.number, made.capacity
+        rank.own.send(made)
+        kept, number = made.view[:10], made.number
         del made
-        fd = rank.arrivals.take(number)
-        rank.tasks.send({number: fd})
-        os.close(fd)
-        rank.own.accept(grant(number, capacity=capacity, is_new=True), rank.tasks)
+        os.close(rank.arrivals.take(number))
+        rank.grant(number)
         assert take(rank.own).number != number
-        assert rank.own.report().get("refused", ()) == (number,)
+        assert rank.own.report(0).get("refused", ()) == (number,)
         assert bytes(kept) == bytes(10)
 
     def test_every_batch_is_told_of_what_is_kept(self, rank: Rank) -> None:
@@ -479,11 +489,11 @@ class TestKept:
         rank.grant(5)
         rank.grant(6)
         kept = take(rank.own).view
-        assert set(rank.own.report()["kept"]) == {6}
+        assert set(rank.own.report(0)["kept"]) == {6}
         other = take(rank.own)
-        assert set(rank.own.report()["kept"]) == {5, 6}
+        assert set(rank.own.report(0)["kept"]) == {5, 6}
         del kept
-        assert set(rank.own.report()["kept"]) == {other.number}
+        assert set(rank.own.report(0)["kept"]) == {other.number}
 
 
 def _kept(kind: str, view: memoryview) -> Any:

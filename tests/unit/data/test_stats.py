@@ -11,14 +11,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.data.loopback import Loopback, lent, make_head
-from tests.unit.data.seam import NOTHING, Counts, Miss, PartHead, Stats
+from tests.unit.data.seam import Counts, Miss, Stats
 
 if TYPE_CHECKING:
     from tests.unit.data.seam import DataPath
 
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
-HEAD: Final = make_head(parts=(PartHead(1, 100, PAGE, is_new=False),), num_bytes=100)
-NEW: Final = make_head(parts=(PartHead(1, 100, PAGE, is_new=True), NOTHING), num_bytes=100)
+HEAD: Final = make_head(slot=1, slot_bytes=100, num_bytes=100)
+NEW: Final = make_head(slot=1, slot_bytes=100, made_bytes=PAGE, num_bytes=100)
 
 
 class TestArrivals:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.loopback import make_head
-from tests.unit.data.seam import NOTHING, PartHead, _Copy, small_runs
+from tests.unit.data.seam import _Copy, small_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,23 +22,19 @@ LARGE_BYTES: Final = 256 << 10  # what is larger is not small
 BYTES: Final = torch.randint(0, 256, (BATCH_BYTES,), dtype=torch.uint8, generator=torch.Generator().manual_seed(7))
 
 
-def part_of(num_bytes: int) -> PartHead:
-    """Return the head of a slot with so many bytes of a batch."""
-    return PartHead(1, num_bytes, num_bytes, is_new=False)
-
-
 def head_of(storages: Sequence[tuple[int, int]], num_bytes: int = BATCH_BYTES) -> Head:
     """Return the head of a batch whose storages are (start, length) in its slot."""
     return make_head(
-        parts=(part_of(num_bytes),),
-        storages=tuple((0, start, size) for start, size in storages),
+        slot=1,
+        slot_bytes=num_bytes,
+        storages=tuple(storages),
         buffers=tuple(range(len(storages))),
     )
 
 
 def check(storages: Sequence[tuple[int, int]]) -> None:
     """Assert that every storage has its own bytes after the copy."""
-    runs = small_runs(head_of(storages), 0)
+    runs = small_runs(head_of(storages))
     small = torch.cat([BYTES[first:last] for first, last in runs]) if runs else None
     event: Any = None
     copy = _Copy(BYTES, BYTES.untyped_storage(), event, small, runs)
@@ -56,24 +52,16 @@ class TestSmallRuns:
         """Runs are multiples of 256 bytes; large tensors are in none."""
         storages = [(0, 3 << 20), (3 << 20, 100), ((3 << 20) + 256, 1000), ((3 << 20) + 4096, 8)]
         first = 3 << 20
-        assert small_runs(head_of(storages), 0) == ((first, first + 1280), (first + 4096, first + 4352))
+        assert small_runs(head_of(storages)) == ((first, first + 1280), (first + 4096, first + 4352))
 
     def test_of_a_small_batch_nothing_is_apart(self) -> None:
         """For batches below 2 MiB one copy is cheaper."""
-        assert small_runs(head_of([(0, 100)], (2 << 20) - 1), 0) == ()
-        assert small_runs(head_of([(0, 100)], 2 << 20), 0) == ((0, 256),)
+        assert small_runs(head_of([(0, 100)], (2 << 20) - 1)) == ()
+        assert small_runs(head_of([(0, 100)], 2 << 20)) == ((0, 256),)
 
-    def test_another_part_has_its_own(self) -> None:
-        """Each part has its own runs."""
-        parts = (part_of(4 << 20), part_of(4 << 20))
-        head = head_of([(0, 100)])._replace(storages=((0, 0, 100), (1, 512, 100)), parts=parts)
-        assert small_runs(head, 0) == ((0, 256),)
-        assert small_runs(head, 1) == ((512, 768),)
-        assert small_runs(head._replace(parts=(parts[0], NOTHING)), 1) == ()
-
-    def test_the_last_run_ends_with_the_part(self) -> None:
-        """A run does not extend past the end of the part."""
-        assert small_runs(head_of([(BATCH_BYTES - 100, 100)]), 0) == ((BATCH_BYTES - 100, BATCH_BYTES),)
+    def test_the_last_run_ends_with_the_batch(self) -> None:
+        """A run does not extend past the end of the batch."""
+        assert small_runs(head_of([(BATCH_BYTES - 100, 100)])) == ((BATCH_BYTES - 100, BATCH_BYTES),)
 
 
 @settings(max_examples=100, deadline=None)

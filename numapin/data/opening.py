@@ -1,4 +1,4 @@
-"""Copy batches to a GPU ahead of time."""
+"""Open parcels in the rank: over the slot itself, over copies in host memory, or on a GPU, copied ahead of time."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import time
 from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from numapin.data.forking import keep_in_children
 from numapin.data.message import unpack
-from numapin.data.opening.capture import no_capture
-from numapin.data.opening.host import copied, is_small
-from numapin.data.slots.sizes import align
+from numapin.data.quarantine import no_capture
+from numapin.data.slots import align
 from numapin.system import memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from numapin.data.message import Head, Parcel
     from numapin.system.cuda import Driver, Event
 
+_SMALL_BYTES: Final = 256 << 10
+_SMALL_RATIO: Final = 8
 _AHEAD: Final = 2  # batches whose copies are started before they are due
 _IN_FLIGHT: Final = 4  # copies; with more, the workers would run out of slots
 _DRAIN_S: Final = 1.0
@@ -33,15 +33,83 @@ _SPLIT_BYTES: Final = 2 << 20  # in batches of at least this size, small tensors
 _FEW_RUNS: Final = 4  # small ranges that are copied from the slot; one kernel gathers more than these
 
 
+class Copier:
+    """Opens batches over copies in torch's own host memory, for drivers on which a slot cannot be lent safely.
+
+    It starts nothing ahead of time, and its copies end before it returns the batch.
+    """
+
+    lends = False
+
+    def __init__(self, *, pins: bool) -> None:
+        """With `pins`, separate memory is pinned."""
+        self._pins = pins
+
+    def arrived(self, parcel: Parcel) -> None:
+        """Do nothing."""
+
+    def restart(self) -> None:
+        """Do nothing."""
+
+    poll = drain = restart
+
+    def open(self, parcel: Parcel) -> object:
+        """Return the batch. Every tensor has its own storage, as if it had been allocated separately."""
+        view = parcel.view
+        lends = self.lends and (parcel.is_pinned or not self._pins)
+        if lends and parcel.head.body_room is not None:  # a pickle that is longer than the tensors: they would keep it
+            lends = len(view) >= len(parcel.body)
+
+        def storage_at(start: int, size: int) -> tuple[torch.UntypedStorage, int]:
+            found = torch.frombuffer(view, dtype=torch.uint8, count=size, offset=start)
+            if not lends or is_small(size, len(view)):
+                found = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=self._pins).copy_(found)
+            return found.untyped_storage(), 0
+
+        def plain_at(start: int, size: int) -> memoryview:
+            return view[start : start + size] if lends and not is_small(size, len(view)) else copied(view, start, size)
+
+        def whole_at(start: int, num_bytes: int, dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor:
+            if lends and not is_small(num_bytes, len(view)):
+                found = torch.frombuffer(view, dtype=dtype, count=num_bytes // dtype.itemsize, offset=start)
+            else:  # copied as bytes: torch 2.9 cannot copy four-bit floats
+                found = torch.frombuffer(view, dtype=torch.uint8, count=num_bytes, offset=start)
+                found = torch.empty_like(found, pin_memory=True).copy_(found) if self._pins else found.clone()
+                found = found.view(dtype)
+            return found.resize_(size)
+
+        return unpack(parcel, storage_at, plain_at, whole_at=whole_at)
+
+
+class Lender(Copier):
+    """Opens batches over the slot itself. Nothing is copied; the slot is free when the last reference is gone.
+
+    Tensors that are small beside their batch, or beside its pickle, are copied: a loop that keeps the labels of all
+    batches must not keep all images with them.
+    """
+
+    lends = True
+
+
+def is_small(num_bytes: int, batch_bytes: int) -> bool:
+    """Return whether a tensor is so small beside its batch that it must not keep the batch's memory alive."""
+    return num_bytes <= _SMALL_BYTES and num_bytes * _SMALL_RATIO < batch_bytes
+
+
+def copied(view: memoryview, start: int, size: int) -> memoryview:
+    """Return plain memory (numpy's) outside the slot."""
+    return memoryview(bytearray(view[start : start + size]))
+
+
 @dataclass(slots=True)
 class _Copy:
-    """A part's bytes on the device.
+    """A batch's bytes on the device.
 
     Attributes:
-        buffer: All bytes of the part, once `event` has passed; `storage` is its own.
+        buffer: All bytes of the batch, once `event` has passed; `storage` is its own.
         event: The end of the copies. It is another copy's once `is_done`.
         small: A separate copy of the small tensors; None without small tensors.
-        runs: The (start, end) of the ranges that `small` holds, in bytes of the part.
+        runs: The (start, end) of the ranges that `small` holds, in bytes of the batch.
         timing: The beginning and the end of the copy to `buffer`, for one in `_TIMED_EVERY`; before `event`.
         is_done: Whether the copy was seen to have ended.
     """
@@ -55,35 +123,28 @@ class _Copy:
     is_done: bool = False
 
     def place(self, start: int, num_bytes: int) -> tuple[torch.UntypedStorage, int]:
-        """Return where the `num_bytes` from `start` of the part are: a storage, and the byte where they begin."""
+        """Return where the `num_bytes` from `start` of the batch are: a storage, and the byte where they begin."""
+        if self.small is None:
+            return self.storage, start
         base = 0
         for first, last in self.runs:
-            if self.small is not None and first <= start and start + num_bytes <= last:
+            if first <= start and start + num_bytes <= last:
                 return self.small.untyped_storage(), base + start - first
             base += last - first
         return self.storage, start
 
 
-def small_runs(head: Head, part: int) -> tuple[tuple[int, int], ...]:
-    """Return the (start, end) of the small tensors in a part, in bytes, neighbors joined; none for small batches."""
-    num_bytes = head.parts[part].num_bytes
+def small_runs(head: Head) -> tuple[tuple[int, int], ...]:
+    """Return the (start, end) of a batch's small tensors, in bytes, neighbors joined; none for small batches."""
+    num_bytes = head.slot_bytes
     if num_bytes < _SPLIT_BYTES:
         return ()
-    storages = sorted((start, size) for where, start, size in head.storages if where == part)
-    small = [(start, start + align(size)) for start, size in storages if is_small(size, num_bytes)]
-    return tuple((start, min(end, num_bytes)) for start, end in _joined(small))
-
-
-def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return sorted ranges, with those that touch joined."""
     runs: list[tuple[int, int]] = []
-    for start, end in ranges:
-        if runs and start <= runs[-1][1]:
-            first, last = runs.pop()
-            runs.append((first, max(last, end)))
-        else:
-            runs.append((start, end))
-    return runs
+    for start, size in sorted(head.storages):
+        if is_small(size, num_bytes):
+            first, last = runs.pop() if runs and start <= runs[-1][1] else (start, start)
+            runs.append((first, max(last, min(start + align(size), num_bytes))))
+    return tuple(runs)
 
 
 class Mover:
@@ -116,7 +177,7 @@ class Mover:
 
     def arrived(self, parcel: Parcel) -> None:
         """Start the copy of a batch that is not due yet, if few enough are under way."""
-        if self._num_ahead < _AHEAD:
+        if parcel.view and self._num_ahead < _AHEAD:
             try:
                 parcel.begun = self._start(parcel)
             except torch.OutOfMemoryError:  # tried again when it is due; then the loop gets the error
@@ -125,35 +186,25 @@ class Mover:
 
     def open(self, parcel: Parcel) -> object:
         """Return the batch on the device, for use by the current stream; never blocks the host."""
-        if parcel.begun is None:
-            copies = self._start(parcel)
-        else:
-            copies = parcel.begun
+        copy: _Copy | None = parcel.begun
+        if copy is not None:
             self._num_ahead -= 1
+        elif parcel.view:
+            copy = self._start(parcel)
         handle = _get_handle(self.device.index)
         stream = self._streams.get(handle)
         if stream is None:
             stream = self._streams[handle] = torch.cuda.current_stream(self.device)
-        late: list[Event] = []
-        for copy in copies.values():
-            if not copy.is_done:
-                late.append(copy.event)
+        storage_at: Any = None  # for a batch without memory
+        if copy is not None:
+            storage_at = copy.place
             copy.buffer.record_stream(stream)
             if copy.small is not None:
                 copy.small.record_stream(stream)
-        if late:
-            with nullcontext() if self._has_context(_get_device()) else self._context:
-                for event in late:
-                    self._driver.let_wait(handle, event)
-
-        def storage_at(part: int, start: int, size: int) -> tuple[torch.UntypedStorage, int]:
-            copy = copies[part]
-            return (copy.storage, start) if copy.small is None else copy.place(start, size)
-
-        def plain_at(part: int, start: int, size: int) -> memoryview:
-            return copied(parcel.view(part), start, size)
-
-        return unpack(parcel, storage_at, plain_at, self.move, device=self.device)
+            if not copy.is_done:
+                with nullcontext() if self._has_context(_get_device()) else self._context:
+                    self._driver.let_wait(handle, copy.event)
+        return unpack(parcel, storage_at, partial(copied, parcel.view), self.move, device=self.device)
 
     def move(self, tensor: Any) -> object:  # noqa: ANN401 - or anything else with `to`
         """Return a tensor that torch sent, on the device."""
@@ -192,8 +243,8 @@ class Mover:
                 self._driver.wait(copy.event)
         return is_quiet
 
-    def _start(self, parcel: Parcel) -> dict[int, _Copy]:
-        """Start the copies of a batch's parts on our stream."""
+    def _start(self, parcel: Parcel) -> _Copy:
+        """Start the copy of a batch on our stream."""
         if len(self._reading) >= _IN_FLIGHT:  # a loop that runs far ahead of the GPU leaves the workers without slots
             self._wait_for(self._reading[-_IN_FLIGHT][0])
         with no_capture() as is_quiet:
@@ -202,28 +253,24 @@ class Mover:
             with self._driver.relaxed_capture():
                 return self._start_in_context(parcel)
 
-    def _start_in_context(self, parcel: Parcel) -> dict[int, _Copy]:
+    def _start_in_context(self, parcel: Parcel) -> _Copy:
         current = _get_device()  # in the block of our context it is our device
         if self._has_context(current):
             return self._start_on_our_stream(parcel, current)
         with self._context:
             return self._start_on_our_stream(parcel, current)
 
-    def _start_on_our_stream(self, parcel: Parcel, current: int) -> dict[int, _Copy]:
+    def _start_on_our_stream(self, parcel: Parcel, current: int) -> _Copy:
         index = self.device.index
         ours = _get_stream(index)
         others = None if current == index else _get_stream(current)
-        copies = {}
         try:
             _set_stream(self._key)  # a tenth of what torch.cuda.stream() costs
-            for part, view in enumerate(parcel.views):
-                if view:
-                    copies[part] = self._begin(parcel.head, part, view)
+            return self._begin(parcel.head, parcel.view)
         finally:
             _set_stream(ours)
             if others is not None:  # this also restores the current device
                 _set_stream(others)
-        return copies
 
     def _has_context(self, current: int) -> bool:
         """Return whether the device's context is the calling thread's, whose current device is `current`.
@@ -238,8 +285,8 @@ class Mover:
             self._threads.have_context = True
         return True
 
-    def _begin(self, head: Head, part: int, view: memoryview) -> _Copy:
-        runs = small_runs(head, part)
+    def _begin(self, head: Head, view: memoryview) -> _Copy:
+        runs = small_runs(head)
         # All memory before the first copy: without memory, the slot is free again, and nothing may read it.
         buffer = self._empty(len(view))
         storage = buffer.untyped_storage()

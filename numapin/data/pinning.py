@@ -1,32 +1,138 @@
-"""Settle slots in the background: check where their pages lie, and pin them.
+"""Pin slots, and unpin page-locked memory once no device can be reading it, each on a thread of the process.
 
-Pinning holds locks of the whole driver: a kernel launch of another thread took up to 16 ms meanwhile, instead of 0.3
-(measured on an H200). So one thread does it for the whole process, and rests after each slot.
+Importing this brings no torch: `numapin.pinned` works without it.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache, partial
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.formats import gib
-from numapin.data.slots.reclaim import ExitLock
 from numapin.errors import NumapinError
+from numapin.system.cuda import CudaRefused, Driver
+from numapin.system.pages import PINNED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from numapin.data.slots.pool import PoolSpec
-    from numapin.data.slots.slot import Slot
+    from numapin.data.pool import PoolSpec
+    from numapin.data.slots import Slot
 
+_LONGEST_PAUSE_S: Final = 1.0
+_ENDS_S: Final = 2.0
 _LONGEST_REST_S: Final = 0.05
 _REST: Final = 0.1  # of the time that a slot took
 _AT_ONCE: Final = 2  # slots of one pool; the workers need the others
+
+
+class ExitLock:
+    """A lock for blocks of background threads: `with lock as may_work:`. When Python ends, it waits for the last one.
+
+    A thread that is in torch when the interpreter ends aborts the process: torch takes the GIL again in destructors,
+    where Python cannot end the thread. A thread that hangs in the driver must not keep a failed rank alive, so the wait
+    is short.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._pid = Lock(), os.getpid()
+        self.is_over = False
+        atexit.register(self._end)
+
+    def __enter__(self) -> bool:
+        """Return whether the block may do anything."""
+        self._lock.acquire()
+        return not self.is_over
+
+    def __exit__(self, *_: object) -> None:
+        """Let the next one in."""
+        self._lock.release()
+
+    def _end(self) -> None:
+        if os.getpid() == self._pid:  # a child that the user forked may have inherited a held lock
+            self.is_over = True
+            if self._lock.acquire(timeout=_ENDS_S):
+                self._lock.release()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Locked:
+    """Memory that is page-locked, registered with the driver for a device, and counted in PINNED.
+
+    `memory` owns it: the last reference unmaps it.
+    """
+
+    memory: object
+    address: int
+    num_bytes: int
+    device: int
+
+
+class Reclaimer:
+    """Releases page-locked memory, from a daemon thread that sleeps while there is none."""
+
+    def __init__(self, driver: Driver) -> None:
+        from numapin.data.quarantine import Quarantine  # brings torch
+
+        self._driver, self._pid = driver, os.getpid()
+        self._dead: SimpleQueue[Locked] = SimpleQueue()  # its put is reentrant, so finalizers may call it
+        self._lock = ExitLock()
+        self._quarantine: Quarantine[Locked] = Quarantine(lambda: driver)
+        self._passed: list[Locked] = []
+        Thread(target=self._run, name="numapin-reclaim", daemon=True).start()
+
+    def add(self, locked: Locked) -> None:
+        """Take memory that nothing refers to any more; for finalizers, in any thread. A no-op in a forked child."""
+        if os.getpid() == self._pid:
+            self._dead.put(locked)
+
+    def release_unused(self) -> bool:
+        """Release memory that no device can be using, and return whether some has to wait. Never raises.
+
+        It never blocks, except on drivers before R555: they have no context events, so it waits for the devices. While
+        torch captures a CUDA graph, the memory waits for its end. When Python ends, nothing is released.
+        """
+        with self._lock as may_work:
+            if not may_work:
+                return False
+            with suppress(Empty):
+                while True:
+                    self._quarantine.admit(self._dead.get_nowait())
+            with suppress(CudaRefused):
+                self._passed += self._quarantine.passed()
+                while self._passed and not self._lock.is_over:
+                    locked = self._passed[-1]
+                    self._driver.unregister(locked.device, locked.address)
+                    PINNED.remove(locked.num_bytes)
+                    self._passed.pop()
+                    del locked  # the last reference, which unmaps: not after the lock is released
+            return bool(self._passed or self._quarantine.is_in_use)
+
+    def _run(self) -> None:
+        pause_s: float | None = None
+        while True:
+            with suppress(Empty):
+                self._dead.put(self._dead.get(timeout=pause_s))  # wait for one, and leave it to release_unused
+            pause_s = min(2 * (pause_s or 0.001), _LONGEST_PAUSE_S) if self.release_unused() else None
+
+
+def reclaimer(driver: Driver) -> Reclaimer:
+    """Return this process's reclaimer."""
+    return _reclaimer_of(driver, os.getpid())
+
+
+@cache
+def _reclaimer_of(driver: Driver, _pid: int) -> Reclaimer:
+    return Reclaimer(driver)
 
 
 class Settling:
@@ -158,9 +264,9 @@ class _Settler:
 
 def _settler() -> _Settler:
     """Return the one of this process."""
-    return _of_process(os.getpid())
+    return _settler_of(os.getpid())
 
 
 @cache
-def _of_process(_pid: int) -> _Settler:
+def _settler_of(_pid: int) -> _Settler:
     return _Settler()

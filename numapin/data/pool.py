@@ -1,8 +1,9 @@
-"""The rank's end of the slots: lend them to batches, take them back, hand them to workers.
+"""The rank's end of the slots: lend them to batches, take them back, offer them to their workers.
 
 A slot is made by the worker that needs one, and arrives with its first batch. When nothing refers to that batch any
-more, and no copy reads it, the slot is kept if recent batches can use it: it is pinned in the background, and handed to
-a worker with its next task. Otherwise its memory goes back to the kernel.
+more, and no copy reads it, the slot is kept if recent batches can use it: it is pinned in the background, and its
+worker gets it with the next task. Otherwise its memory goes back to the kernel. A slot never goes to another worker,
+which could not see whether the first one still refers to it. A new worker gets the slots of the one before it.
 """
 
 from __future__ import annotations
@@ -15,31 +16,29 @@ import threading
 import time
 import weakref
 from collections import deque
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from numapin.data.message import IN_MESSAGE, NO_GRANT, Grant
-from numapin.data.opening.capture import no_capture
-from numapin.data.slots.handover import Handover
-from numapin.data.slots.mapping import hide_from_children, ordinary_memory
-from numapin.data.slots.quarantine import Quarantine
-from numapin.data.slots.settling import Settling
-from numapin.data.slots.sizes import FreeSlots, RecentSizes, num_slots_for
-from numapin.data.slots.slot import Slot
+from numapin.data.handover import Handover
+from numapin.data.message import IN_MESSAGE, NO_MEMORY, NO_SLOT, Grant
+from numapin.data.pinning import Settling
+from numapin.data.quarantine import Quarantine, no_capture
+from numapin.data.slots import FreeSlots, RecentSizes, Slot, hide_from_children, ordinary_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numapin.data.locality import Locality
-    from numapin.data.message import Head, PartHead
-    from numapin.data.slots.slot import Lease
+    from numapin.data.message import Head
+    from numapin.data.slots import Lease
     from numapin.system.cuda import Driver
 
 _SPARE: Final = 4  # the loop's batch, the one before, and two whose copies are under way
 _CATCH_UP_S: Final = 0.05  # the longest wait for the GPU before a worker goes without a slot
 _LOOK_S: Final = 0.0002
+_HANDED_DOWN: Final = 64  # multiprocessing sends a process at most 256 descriptors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +83,12 @@ class Pool:
         self.spec, self.pid = spec, os.getpid()
         self.quarantine: Quarantine[Slot] = Quarantine(spec.reader)
         self.sizes = RecentSizes()
-        self.arrivals = Handover(child_sends=True)
+        self.arrivals = Handover()
         self._slots: dict[int, Slot] = {}  # all that may be used again, the oldest first
-        self._free, self._settling = FreeSlots(spec.num_workers), Settling(spec)
+        self._settling = Settling(spec)
+        self._free = [FreeSlots() for _ in range(spec.num_workers)]
         self._granted: list[dict[int, Slot]] = [{} for _ in range(spec.num_workers)]
-        self._unclean: list[list[Slot]] = [[] for _ in range(spec.num_workers)]
         self._forgotten: list[deque[int]] = [deque() for _ in range(spec.num_workers)]
-        self._cleaned: deque[Slot] = deque()  # to be poisoned if they are free
         self._ended: deque[Lease] = deque()  # appended when a batch is gone, in any thread
         self._serial = self._num_allowed = 0
         self._is_closed = False
@@ -105,8 +103,8 @@ class Pool:
 
     # --- batches arrive ----------------------------------------------------------------------------------------------
 
-    def lend(self, head: Head) -> tuple[tuple[memoryview | None, ...], bool]:
-        """Return a view of each of a batch's parts, None for those with nothing in them; and whether all are pinned.
+    def lend(self, head: Head) -> tuple[memoryview, bool]:
+        """Return a view of a batch's memory, and whether it is pinned.
 
         Raises OSError if a descriptor was lost or cannot be mapped.
         """
@@ -116,73 +114,50 @@ class Pool:
             self.spec.report(note)
         for number in head.refused:
             self._give_up(self._granted[worker].pop(number, None))
-        unclean = self._unclean[worker]
-        if unclean:  # no other worker may write to slots that this one still refers to
-            for slot in unclean:
-                slot.is_clean = slot.number not in head.kept
-                if self.spec.poison and slot.is_clean:
-                    self._cleaned.append(slot)
-            if head.kept:
-                unclean[:] = [slot for slot in unclean if not slot.is_clean]
-            else:
-                unclean.clear()
-        views: list[memoryview | None] = []
-        is_pinned, failed = True, None
-        for part in head.parts:
-            if part.slot == IN_MESSAGE:
-                view = ordinary_memory(part.num_bytes)
-                view[:] = head.small
-                views.append(view)
-            elif part.slot < 0:
-                views.append(None)
-            else:
-                try:
-                    slot = self._adopt(part, worker) if part.is_new else self._granted[worker].pop(part.slot)
-                except OSError as error:  # first take the other parts: their descriptors and slots would be lost
-                    failed = failed or error
-                    continue
-                slot.is_clean = False
-                if slot not in unclean:  # one slot in turn with itself would be added with every batch
-                    unclean.append(slot)
-                views.append(slot.lend(part.num_bytes, self._ended.append))
-                if self._is_closed:  # meanwhile, by another thread
-                    slot.retire()
-                    _orphans[slot] = self
-                    self._watch(slot)
-                is_pinned = is_pinned and slot.pinned_on is not None
+        if self.spec.poison:
+            for slot in self.slots:
+                slot.is_unkept = slot.is_unkept or (slot.worker == worker and slot.number not in head.kept)
         if head.inherited:
             for number in self._slots.keys() & head.inherited:
                 self._slots[number].is_inherited = True
-        if failed is not None:
-            raise failed
-        return tuple(views), is_pinned
+        if head.slot == NO_SLOT:
+            return NO_MEMORY, True
+        if head.slot == IN_MESSAGE:
+            view = ordinary_memory(head.slot_bytes)
+            view[:] = head.small
+            return view, True
+        slot = self._adopt(head) if head.made_bytes else self._granted[worker].pop(head.slot)
+        slot.is_unkept = False
+        view = slot.lend(head.slot_bytes, self._ended.append)
+        if self._is_closed:  # meanwhile, by another thread
+            slot.retire()
+            _orphans[slot] = self
+            self._watch(slot)
+        return view, slot.pinned_on is not None
 
-    def _adopt(self, part: PartHead, worker: int) -> Slot:
+    def _adopt(self, head: Head) -> Slot:
         """Take over a slot that a worker has made."""
-        fd = self.arrivals.take(part.slot)
         try:
-            slot = Slot.map(part.slot, fd, part.capacity, worker=worker)
+            fd = self.arrivals.take(head.slot)
+            try:
+                slot = Slot.map(head.slot, fd, head.made_bytes, worker=head.worker)
+            except OSError:
+                os.close(fd)
+                raise
         except OSError:
-            os.close(fd)
+            self._forgotten[head.worker].append(head.slot)  # it has the slot mapped
             raise
         slot.is_settled = not self._settling.is_needed
         if self.spec.pins_at_once and not slot.is_settled:
             self._settling.settle(slot)
+        slot.is_inherited = head.slot in head.inherited
         self._slots[slot.number] = slot
         return slot
-
-    def _max_slots(self) -> int:
-        """Return the number of slots that may have descriptors; more are lent if the loop keeps many batches."""
-        files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        usual = self.spec.num_workers * self.spec.prefetch + _SPARE
-        return sys.maxsize if files == resource.RLIM_INFINITY else num_slots_for(files, usual)
 
     # --- slots come back ---------------------------------------------------------------------------------------------
 
     def reclaim(self) -> None:
         """Take back the slots that are no longer needed here."""
-        if self._cleaned:
-            self._poison_cleaned()
         if len(self._slots) > self._num_allowed:
             self._limit_slots()
         if self._settling.num_begun:
@@ -200,24 +175,34 @@ class Pool:
             self._take_passed()
             if len(self.quarantine) > _SPARE:
                 self._wait_for_copies()
+        if self.spec.poison:
+            self._poison_free()
 
     def _limit_slots(self) -> None:
-        """If there are too many slots, give up the oldest that are lent: the loop keeps their batches."""
-        excess = len(self._slots) - self._max_slots()
+        """If there are too many slots with descriptors, give up the oldest that are lent: the loop keeps their batches.
+
+        At most one in four of the process's descriptors belongs to a slot, or one in two if the tasks need them.
+        """
+        num_files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if num_files == resource.RLIM_INFINITY:
+            num_files = sys.maxsize
+        usual = self.spec.num_workers * self.spec.prefetch + _SPARE
+        excess = len(self._slots) - min(max(usual, num_files // 4), num_files // 2)
         if excess <= 0:
             self._num_allowed = len(self._slots)
             return
         for slot in [slot for slot in self.slots if slot.lease is not None][:excess]:
             self._give_up(slot)
 
-    def _poison_cleaned(self) -> None:
-        """Poison the slots that were free while their workers may still have referred to them.
+    def _poison_free(self) -> None:
+        """Poison the free slots to which their workers refer no more.
 
-        Not where the batch arrives: that may be torch's pin thread, and the slot may be granted meanwhile.
+        Not where a batch says so: that may be torch's pin thread, and the slot may be granted meanwhile.
         """
-        for slot in [self._cleaned.popleft() for _ in range(len(self._cleaned))]:
-            if slot.is_clean and slot in self._free:
+        for slot in itertools.chain.from_iterable(self._free):
+            if slot.is_unkept:
                 slot.poison()
+                slot.is_unkept = False
 
     def _take_passed(self) -> None:
         for slot in self.quarantine.passed():
@@ -240,7 +225,7 @@ class Pool:
         slot.lease = None
         if slot.fd is None or self._is_closed:
             self._discard(slot)
-        elif slot.is_inherited or not self.sizes.is_useful(slot.num_bytes) or self._free.is_surplus():
+        elif slot.is_inherited or not self.sizes.is_useful(slot.num_bytes) or self._free[slot.worker].is_surplus():
             self._give_up(slot)
         elif slot.is_settled or not self._settling.begin(slot):
             self._set_free(slot)
@@ -249,9 +234,7 @@ class Pool:
         if self._is_closed or slot.fd is None:
             self._discard(slot)
             return
-        if self.spec.poison and slot.is_clean:
-            slot.poison()
-        self._free.add(slot)
+        self._free[slot.worker].append(slot)
 
     def _give_up(self, slot: Slot | None) -> None:
         """Use a slot no more; its memory goes when the last batch over it is gone."""
@@ -260,8 +243,7 @@ class Pool:
         if slot.lease is not None:
             _orphans[slot] = self
         self._slots.pop(slot.number, None)
-        for worker in slot.mapped_by:
-            self._forgotten[worker].append(slot.number)
+        self._forgotten[slot.worker].append(slot.number)
         slot.retire()
         if slot.lease is None:
             self._discard(slot)
@@ -269,8 +251,6 @@ class Pool:
     def _discard(self, slot: Slot) -> None:
         """Unpin a slot that nothing reads; it is unmapped with the last reference."""
         slot.retire()
-        with suppress(ValueError):
-            self._unclean[slot.worker].remove(slot)
         _orphans.pop(slot, None)
         slot.unpin(self.spec.driver)
 
@@ -281,44 +261,44 @@ class Pool:
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
-    def grant(self, worker: int, offer: Callable[[int, int], bool]) -> Grant:
-        """Return the grant for a worker's next task: a slot, if one is free, and the slots that it will not see again.
-
-        `offer` hands (number, descriptor) to the worker, and returns whether it could.
-        """
+    def grant(self, worker: int) -> Grant:
+        """Return the grant for a worker's next task: a slot, if one is free, and slots that it will not see again."""
+        slot, free = None, self._free[worker]
+        # With more granted than there are tasks, all of which `balance` may give it, it does not use the slots it gets.
+        most = self.spec.num_workers * self.spec.prefetch
+        while free and slot is None and len(self._granted[worker]) <= most:
+            slot = free.pop()
+            if slot.is_inherited or not self.sizes.is_useful(slot.num_bytes):
+                self._give_up(slot)
+                slot = None
+        number = NO_SLOT
+        if slot is not None:
+            number = slot.number
+            self._granted[worker][number] = slot
         forgotten: tuple[int, ...] = ()
         waiting = self._forgotten[worker]
         if waiting:  # torch's pin thread may add more meanwhile
             forgotten = tuple([waiting.popleft() for _ in range(len(waiting))])
-        slot = None
-        if len(self._granted[worker]) <= self.spec.prefetch:  # else the worker has not used the slots that it got
-            slot = self._free.take(worker)
-            while slot is not None and (slot.is_inherited or not self.sizes.is_useful(slot.num_bytes)):
-                self._give_up(slot)
-                slot = self._free.take(worker)
-        is_new = slot is not None and worker not in slot.mapped_by
-        if slot is not None and is_new and (slot.fd is None or not offer(slot.number, slot.fd)):
-            self._set_free(slot)
-            slot = None
-        if slot is None:
-            return NO_GRANT._replace(expected_bytes=self.sizes.expected_bytes, forgotten=forgotten)
-        slot.mapped_by.add(worker)
-        slot.worker = worker
-        self._granted[worker][slot.number] = slot
-        return Grant(slot.number, slot.num_bytes, is_new, self.sizes.expected_bytes, forgotten)
+        return Grant(number, self.sizes.expected_bytes, forgotten)
+
+    def files_of(self, worker: int) -> list[tuple[int, int, int]]:
+        """Return (number, size, descriptor) of a worker's slots, for the one that is being started in its place.
+
+        Not more than can travel to a process in one message. The worker refuses the others, and makes new ones.
+        """
+        own = [slot for slot in self.slots if slot.worker == worker]
+        return [(slot.number, slot.num_bytes, slot.fd) for slot in own[-_HANDED_DOWN:] if slot.fd is not None]
 
     def recover(self) -> None:
         """Take back the slots that the workers had. Only when they are all gone."""
         self.arrivals.discard()
-        for worker, granted in enumerate(self._granted):
+        for granted, forgotten in zip(self._granted, self._forgotten, strict=True):
             for slot in granted.values():
                 self._set_free(slot)
             granted.clear()
-            self._forgotten[worker].clear()
-            self._unclean[worker].clear()
+            forgotten.clear()
         for slot in self._slots.values():
-            slot.mapped_by.clear()
-            slot.is_clean = True
+            slot.is_unkept = True
 
     def close(self) -> None:
         """Give all memory back, now or, if batches still refer to it, when the last of them is gone."""
@@ -343,12 +323,11 @@ class Pool:
 
     def _discard_unlent(self) -> None:
         """Discard the slots that are free or with workers. A batch keeps the pool: it must not keep their memory."""
-        for slot in (*self._free.clear(), *(slot for granted in self._granted for slot in granted.values())):
-            self._discard(slot)
-        for granted, unclean in zip(self._granted, self._unclean, strict=True):
+        for free, granted in zip(self._free, self._granted, strict=True):
+            for slot in (*free, *granted.values()):
+                self._discard(slot)
+            free.clear()
             granted.clear()
-            unclean.clear()
-        self._cleaned.clear()
 
     def _watch(self, slot: Slot) -> None:
         """Have a slot released when its batch is gone, now that `reclaim` is no longer called."""

@@ -1,7 +1,4 @@
-"""A socket on which one process hands file descriptors to another.
-
-A descriptor is sent before the message that mentions it, so it is there when the message is read.
-"""
+"""The ways of slots' descriptors: by a socket from workers to the rank, and with a new worker's process."""
 
 from __future__ import annotations
 
@@ -11,16 +8,18 @@ import socket
 import struct
 import weakref
 from contextlib import contextmanager, suppress
-from itertools import zip_longest
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import TYPE_CHECKING, Final, Protocol
 
+from numapin.data.slots import fault_in, map_memfd
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator
+
+    import torch
 
 _TAG: Final = struct.Struct("<q")  # the number
-_AT_ONCE: Final = 253  # descriptors that the kernel takes in one message (SCM_MAX_FD)
 
 
 class SentDescriptor(Protocol):
@@ -37,11 +36,13 @@ def sent(fd: int) -> SentDescriptor | None:
 
 
 class Handover:
-    """One end reads, the other sends. Travels to child processes, which get the end named by `child_sends`."""
+    """A socket from the workers to the rank. A worker gets the end that sends.
 
-    def __init__(self, *, child_sends: bool, ends: tuple[int, int] | None = None) -> None:
+    A descriptor is sent before the message that mentions it, so it is there when the message is read.
+    """
+
+    def __init__(self, ends: tuple[int, int] | None = None) -> None:
         # Descriptors and not socket objects: those complain when they are collected before they were closed.
-        self._child_sends = child_sends
         self._reader, self._sender = ends or _socket_pair()
         self._early: dict[int, int | None] = {}  # None: lost
         # For an iterator that fails while it starts. A forked child has the same numbers, and may use them.
@@ -50,18 +51,12 @@ class Handover:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Give the child's end to a process that is being started."""
-        fd = self._sender if self._child_sends else self._reader
-        return _attach, (sent(fd), self._child_sends)
+        return _attach, (sent(self._sender),)
 
-    def send(self, files: Mapping[int, int], *, waits: bool = True) -> None:
-        """Send descriptors, by slot number, in one message: all or none.
-
-        The reader looks only after the batch's message, so a sender that filled the socket with some would hang.
-
-        Raises BlockingIOError if there is no room and `waits` is off, other OSErrors if the reader is gone.
-        """
-        with self._socket(self._sender, waits=waits) as end:
-            socket.send_fds(end, [_TAG.pack(number) for number in files], list(files.values()))
+    def send(self, number: int, fd: int) -> None:
+        """Send a slot's descriptor. Raises OSError if the reader is gone."""
+        with self._socket(self._sender, waits=True) as end:
+            socket.send_fds(end, [_TAG.pack(number)], [fd])
 
     def take(self, number: int) -> int:
         """Return the descriptor with a number that a message has mentioned; the caller closes it.
@@ -95,14 +90,13 @@ class Handover:
 
     def _receive(self) -> None:
         with self._socket(self._reader, waits=False) as end:
-            tags, fds, _flags, _address = socket.recv_fds(end, _AT_ONCE * _TAG.size, _AT_ONCE)
-        if not tags:
+            tag, fds, _flags, _address = socket.recv_fds(end, _TAG.size, 1)
+        if not tag:
             raise BrokenPipeError(errno.EPIPE, "the sender of descriptors is gone")
         for fd in fds:  # Python 3.11 ignores MSG_CMSG_CLOEXEC here; a program that os.system starts would keep the file
             os.set_inheritable(fd, False)
-        # Fewer descriptors than numbers: there are too many open files in this process.
-        for (number,), fd in zip_longest(_TAG.iter_unpack(tags), fds):
-            self._early[number] = fd
+        # No descriptor: there are too many open files in this process.
+        self._early[_TAG.unpack(tag)[0]] = fds[0] if fds else None
 
     @contextmanager
     def _socket(self, fd: int, *, waits: bool) -> Iterator[socket.socket]:
@@ -128,6 +122,36 @@ def _close(pid: int, ends: set[int]) -> None:
             os.close(end)
 
 
-def _attach(fd: SentDescriptor, child_sends: bool) -> Handover:  # noqa: FBT001 - pickle passes by position
+def _attach(fd: SentDescriptor) -> Handover:
     end = fd.detach()
-    return Handover(child_sends=child_sends, ends=(end, end))
+    return Handover((end, end))
+
+
+class HandedDown:
+    """The slots of a worker, on their way to the process that takes its place."""
+
+    def __init__(self, files: Callable[[], list[tuple[int, int, int]]]) -> None:
+        """Take what returns (number, size, descriptor) of each, when the process starts."""
+        self._files = files
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Send the descriptors to a process that is being started. A forked one has them."""
+        return _take_over, ([(number, num_bytes, sent(fd)) for number, num_bytes, fd in self._files()],)
+
+    def map(self) -> dict[int, torch.Tensor]:
+        """Map the slots in the worker, and close their descriptors. One for which there is no memory is left out."""
+        mapped = {}
+        for number, num_bytes, fd in self._files():
+            with suppress(OSError):
+                try:
+                    memory = map_memfd(fd, num_bytes)
+                finally:
+                    os.close(fd)
+                fault_in(memory)
+                mapped[number] = memory
+        return mapped
+
+
+def _take_over(files: list[tuple[int, int, SentDescriptor]]) -> HandedDown:
+    received = [(number, num_bytes, fd.detach()) for number, num_bytes, fd in files]
+    return HandedDown(lambda: received)
