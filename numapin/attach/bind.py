@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from numapin.attach.pages import described, move, planned_nodes, policy_shortfalls, read_memory
+from numapin.attach.pages import described, memory_of, move, planned_nodes, policy_shortfalls
 from numapin.attach.report import STAYS, Attached, AttachedRank, BoundProcess, undo_commands
 from numapin.attach.targets import is_ours, read_family
 from numapin.base.cpu_set import CpuSet
@@ -116,7 +116,7 @@ def _with_pages(
     pages = None
     try:
         main = ThreadId(pid, pid, proc.stat(proc.folder_of(pid)).start)
-        memory = read_memory(pid, planned_nodes(plan))
+        memory = memory_of(pid, planned_nodes(plan))
         if memory is None:
             shortfalls += [_UNREADABLE] if migrate else []
         elif not is_moving:
