@@ -20,7 +20,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import render_size
 from numapin.base.text import counted
 from numapin.errors import MachineError, UsageError
-from numapin.observe.find_job import LIST_PROCESSES
+from numapin.observe.below import LIST_PROCESSES
 from numapin.system import proc, threads
 from numapin.system.threads import ThreadId
 
@@ -199,7 +199,9 @@ class Binder:
         subject, family = self._target.subject, read_family()
         if family.starts.get(subject.pid) != subject.start:
             return []
-        below = family.below(subject.pid, without=self._how.without) if self._how.children else ()
+        below: list[int] = []
+        if self._how.children:
+            below = proc.descendants(subject.pid, family.children, without=self._how.without)
         found: list[ThreadId] = []
         for pid in (subject.pid, *below):
             try:

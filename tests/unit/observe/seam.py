@@ -10,6 +10,7 @@ from numapin.data.usage import SCHEMA
 from numapin.launcher import run_folder
 from numapin.launcher.run_folder import find_file
 from numapin.observe import during_run, find_job
+from numapin.observe.below import targets_below
 from numapin.observe.find_job import RunningJob
 from numapin.observe.loaders import read_loaders, reporting_loaders
 from numapin.observe.model import MemoryKind, NcclLibrary, Observed, ObservedRank, Pages, Policy, Process, Role, Thread

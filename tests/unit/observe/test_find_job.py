@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from numapin import Topology, discover
 from numapin.errors import MachineError, UsageError
 from tests.unit.observe import seam
 from tests.unit.observe.seam import cpu_set, find_file, find_job, handover, is_running, observe, run_folder, start_time
@@ -228,7 +230,7 @@ def test_a_broken_command_costs_its_title_only(environ: dict[str, str]) -> None:
 
 
 @contextmanager
-def _processes(*environs: dict[str, str]) -> Iterator[list[int]]:
+def _processes(*environs: dict[str, str], launcher: dict[str, str] = ALONE) -> Iterator[list[int]]:
     """Start a launcher with a child of each environment; yield its pid and theirs."""
     code = (
         "import json, os, subprocess, sys\n"
@@ -247,14 +249,14 @@ def _processes(*environs: dict[str, str]) -> Iterator[list[int]]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment | ALONE,
-    ) as launcher:
-        assert launcher.stdout is not None
-        children = [int(pid) for pid in launcher.stdout.readline().split()]
+        env=environment | launcher,
+    ) as process:
+        assert process.stdout is not None
+        children = [int(pid) for pid in process.stdout.readline().split()]
         try:
-            yield [launcher.pid, *children]
+            yield [process.pid, *children]
         finally:
-            launcher.communicate("")
+            process.communicate("")
 
 
 def test_launcher_stands_for_its_ranks() -> None:
@@ -390,6 +392,35 @@ def test_odd_trees_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         children[chain[-1]] = [launcher, rank]
         monkeypatch.setattr(seam.proc, "children_of", lambda: children)
         assert find_job.job_of_processes([launcher]).pids == {0: rank}
+
+
+def _dgx() -> Topology:
+    """Return a machine with eight GPUs whose driver has answered, so that they have UUIDs."""
+    topology = discover(machine="example:dgx-h100")
+    return replace(topology, gpus=tuple(replace(gpu, uuid=f"GPU-{gpu.index}") for gpu in topology.gpus))
+
+
+@pytest.mark.parametrize("has_rank", [True, False])
+def test_a_launcher_that_sees_one_gpu(*, has_rank: bool) -> None:
+    """A process that sees one GPU stands for its rank, if it has started none with a LOCAL_RANK."""
+    seen = {"CUDA_VISIBLE_DEVICES": "2"}
+    ranks = [{"LOCAL_RANK": str(rank)} if has_rank else {} for rank in range(2)]
+    with _processes(*ranks, launcher=seen) as (launcher, *children):
+        found = seam.targets_below([launcher], _dgx(), seam.proc.children_of())
+    indices = [each.known.gpu and each.known.gpu.index for each in found]
+    assert ([each.pid for each in found], indices) == ((children, [2, 2]) if has_rank else ([launcher], [2]))
+
+
+def test_processes_that_are_below_each_other() -> None:
+    """One of the given ones that is below another belongs to it, unless it is another rank; a circle loses none."""
+    topology = _dgx()
+    with _processes({"LOCAL_RANK": "0"}, {"LOCAL_RANK": "0"}, {"LOCAL_RANK": "1"}) as (_, first, same, other):
+        for children, expected in (
+            ({first: [same, other]}, [first, other]),
+            ({first: [same], same: [first]}, [first, same]),
+        ):
+            found = seam.targets_below([first, same, *expected[1:]], topology, children)
+            assert [each.pid for each in found] == expected
 
 
 def test_a_thread_is_no_process() -> None:
