@@ -37,10 +37,9 @@ from numapin.topology.discover import discover
 from numapin.topology.vendors import hiding_variables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numapin.observe.below import Candidate
-    from numapin.plan.model import RankPlan
 
 
 _NAME_PROCESSES: Final = "name the processes of a job instead of a run: --pid PID,..."
@@ -97,109 +96,98 @@ def find_job(named: str | None, pids: Sequence[int] | None, environ: Mapping[str
 
 
 def find_run(named: str | None, environ: Mapping[str, str]) -> RunningJob:
-    """Return the run with this folder or name, or the only active run of this user.
+    """Return the run with this folder or name, see `find_folder`, or the only active run of this user.
 
     Raises UsageError if there is none, or several.
     """
-    return read_run(_only_folder(environ) if named is None else _folder(named, environ))
+    if named is not None and os.path.isdir(named):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
+        return read_run(Path(named).absolute())
+    if named is not None:
+        folder = find_folder(named, environ)
+        if folder is not None:
+            return read_run(Path(folder))
+        active = [Path(live).name for live in run_folder.live_runs(environ)]
+        hint = f"active runs: {', '.join(active)}" if active else _NAME_PROCESSES
+        if named.isdecimal():
+            hint = f"for the job of a process: --pid {named}"
+        raise UsageError(f"no active run is named {formats.quote(named)}", hint)
 
-
-def _only_folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder of the only active run of this user. Raises UsageError if there is none, or several."""
     live = [Path(folder) for folder in run_folder.live_runs(environ)]
     if not live:
         raise UsageError("no numapin run of this user is active on this host", _NAME_PROCESSES)
-    if len(live) > 1:
-        names = "\n".join(f"    {_title(folder)}" for folder in live)
-        raise UsageError(
-            f"{len(live)} runs are active:\n{names}", "add the name of one of them, or @last for the newest"
-        )
-    return live[0]
-
-
-def read_run(folder: Path) -> RunningJob:
-    """Read the files of a run; the latest record of each rank counts.
-
-    Raises UsageError if the run has ended, and MachineError for a file that no run writes.
-    """
-    plan, records, owner = _read_files(folder)
-    if not run_folder.is_live(str(folder)):
-        raise _ended(folder)
-    _require_planned(records, plan)
-    latest = _latest(records.values())
-    return RunningJob(
-        name=folder.name,
-        plan=replace(plan, ranks=tuple(_own_plan(rank, latest.get(rank.local_rank), plan) for rank in plan.ranks)),
-        pids={rank: record.pid for rank, record in latest.items()},
-        applied={rank: record.applied for rank, record in latest.items()},
-        gone=frozenset(rank for rank, record in latest.items() if not record.is_running()),
-        owner=owner,
-        starts={rank: record.start for rank, record in latest.items()},
-        bound=frozenset(record.pid for record in records.values() if record.is_running()),
+    if len(live) == 1:
+        return read_run(live[0])
+    lines = []
+    for path in live:
+        command = ""
+        with suppress(OSError, MachineError):  # a run is listed by its name if its command cannot be read
+            text = handover.read_text(str(path / handover.COMMAND))
+            argv = read_record(_Command, text, source=str(path), hint="").argv
+            command = f"  {formats.quote_all(argv)[:80]}"
+        lines.append(f"\n    {path.name}{command}")
+    raise UsageError(
+        f"{len(live)} runs are active:{''.join(lines)}", "add the name of one of them, or @last for the newest"
     )
 
 
-def _latest(records: Iterable[_Record]) -> dict[int, _Record]:
-    """Return the last record of each rank."""
-    return {record.local_rank: record for record in sorted(records, key=_age)}
+def read_run(folder: Path) -> RunningJob:
+    """Read the files of a run, all from one opened folder; the latest record of each rank counts.
 
-
-def _own_plan(rank: RankPlan, record: _Record | None, plan: Plan) -> RankPlan:
-    """Return the plan of a rank; that of a process with several GPUs has the CPUs and the nodes of all."""
-    if record is None or len(record.gpus) < 2:
-        return rank
-    used = [each for each in plan.ranks if each.gpu is not None and f"GPU {each.gpu.index}" in record.gpus]
-    cpus, nodes = rank.cpus.union(*(each.cpus for each in used)), rank.nodes.union(*(each.nodes for each in used))
-    return replace(rank, cpus=cpus, nodes=nodes)
-
-
-def _age(record: _Record) -> tuple[bool, int, int]:
-    """Order the records of a rank, the last one last. Below `exec --children` several processes may use one GPU."""
-    return record.is_running(), record.restart, record.start or 0
-
-
-def _read_files(folder: Path) -> tuple[Plan, dict[str, _Record], int]:
-    """Read the plan of a run, the ranks' records by their paths, and whose folder it is; all from one opened folder.
-
-    A record that is removed meanwhile is left out: its process has written another one, or the run is ending.
+    Raises UsageError if the run has ended, and MachineError for a file that no run writes.
     """
-    named, records = str(folder / handover.PLAN), dict[str, str]()
+    named, texts = str(folder / handover.PLAN), dict[str, str]()
     try:
         with opened(str(folder)) as descriptor:
             plan = Plan.from_json(handover.read_at(descriptor, handover.PLAN), source=named)
             owner = os.fstat(descriptor).st_uid
             for name in handover.record_names(descriptor):
                 named = str(folder / name)
-                with suppress(FileNotFoundError):
-                    records[named] = handover.read_at(descriptor, name)
+                with suppress(FileNotFoundError):  # its process has written another one, or the run is ending
+                    texts[named] = handover.read_at(descriptor, name)
     except FileNotFoundError:
-        raise _without_plan(folder) from None
+        if not folder.exists():
+            raise _ended(folder) from None
+        if run_folder.is_live(str(folder)):
+            raise UsageError(f"run {folder.name} is starting or ending: it has no plan", "see: numapin top") from None
+        problem = f"{folder} is not an active run: {folder / handover.PLAN} does not exist"
+        raise UsageError(problem, _NAME_PROCESSES) from None
     except OSError as error:
         raise MachineError(f"{named} cannot be read: {error.strerror}", "run this as the job's user") from None
-    return plan, {path: _Record.read(path, text) for path, text in records.items()}, owner
+    records = {path: _Record.read(path, text) for path, text in texts.items()}
+    if not run_folder.is_live(str(folder)):
+        raise _ended(folder)
 
-
-def _without_plan(folder: Path) -> UsageError:
-    """Return the error for a folder that has no plan, or that is gone."""
-    if not folder.exists():
-        return _ended(folder)
-    if run_folder.is_live(str(folder)):
-        return UsageError(f"run {folder.name} is starting or ending: it has no plan", "see: numapin top")
-    return UsageError(f"{folder} is not an active run: {folder / handover.PLAN} does not exist", _NAME_PROCESSES)
+    planned = {rank.local_rank: rank for rank in plan.ranks}
+    for path, record in records.items():
+        if record.local_rank not in planned:
+            raise MachineError(f"{path}: the plan has no rank {record.local_rank}", "start the job again")
+    running = {path for path, record in records.items() if record.is_running()}
+    # Below `exec --children` several processes may use the GPU of a rank: the newest one that is running counts.
+    in_order = sorted(records.items(), key=lambda each: (each[0] in running, each[1].restart, each[1].start or 0))
+    latest = {record.local_rank: (path, record) for path, record in in_order}
+    for number, (_, record) in latest.items():
+        if len(record.gpus) > 1:  # a process with several GPUs may use the CPUs and the nodes of all
+            own = planned[number]
+            used = [each for each in plan.ranks if each.gpu is not None and f"GPU {each.gpu.index}" in record.gpus]
+            cpus = own.cpus.union(*(each.cpus for each in used))
+            nodes = own.nodes.union(*(each.nodes for each in used))
+            planned[number] = replace(own, cpus=cpus, nodes=nodes)
+    return RunningJob(
+        name=folder.name,
+        plan=replace(plan, ranks=tuple(planned[rank.local_rank] for rank in plan.ranks)),
+        pids={number: record.pid for number, (_, record) in latest.items()},
+        applied={number: record.applied for number, (_, record) in latest.items()},
+        gone=frozenset(number for number, (path, _) in latest.items() if path not in running),
+        owner=owner,
+        starts={number: record.start for number, (_, record) in latest.items()},
+        bound=frozenset(records[path].pid for path in running),
+    )
 
 
 def _ended(folder: Path) -> UsageError:
     """Return the error for a run that has ended; the folder of a run that succeeded is removed."""
     where = f"its files are in {folder}; check" if folder.exists() else "its folder was removed; check"
     return UsageError(f"run {folder.name} has ended", f"{where} the active run with: numapin verify")
-
-
-def _require_planned(records: Mapping[str, _Record], plan: Plan) -> None:
-    """Raise MachineError for a record of a rank that the plan does not have."""
-    planned = {rank.local_rank for rank in plan.ranks}
-    for path, record in records.items():
-        if record.local_rank not in planned:
-            raise MachineError(f"{path}: the plan has no rank {record.local_rank}", "start the job again")
 
 
 def job_of_processes(pids: Sequence[int]) -> RunningJob:
@@ -220,7 +208,17 @@ def job_of_processes(pids: Sequence[int]) -> RunningJob:
     found = targets_below(pids, topology, children)
     name, environs = f"pid {','.join(map(str, pids))}", [_environment(each) for each in found]
     ranks = [each.pid for each in found]
-    _require_one_job(name, ranks, environs)
+    jobs: dict[str, list[int]] = {}  # active runs, and the addresses at which other ranks meet
+    for pid, environ in zip(ranks, environs, strict=True):
+        folder, port = environ.get("NUMAPIN_RUN_DIR", ""), environ.get("MASTER_PORT")
+        if run_folder.is_live(folder):
+            jobs.setdefault(f"run {Path(folder).name}", []).append(pid)
+        elif port:
+            jobs.setdefault(f"MASTER_ADDR={environ.get('MASTER_ADDR', '')} MASTER_PORT={port}", []).append(pid)
+    if len(jobs) > 1:
+        listed = "\n".join(f"    {printable(job)}: --pid {','.join(map(str, pids))}" for job, pids in jobs.items())
+        raise UsageError(f"{name} includes ranks of {len(jobs)} jobs:\n{listed}", "name the processes of one of them")
+
     folder, *others = {environ.get("NUMAPIN_RUN_DIR", "") for environ in environs}
     if not others and run_folder.is_live(folder):
         job, wanted = read_run(Path(folder)), set(ranks)
@@ -240,20 +238,6 @@ def job_of_processes(pids: Sequence[int]) -> RunningJob:
         topology, request = discover(environ=environs[0]), Request(num_ranks=num_ranks)
     pids_of = dict(zip(numbers, ranks, strict=True))
     return RunningJob(name=name, plan=make_plan(topology, request), pids=pids_of, applied={})
-
-
-def _require_one_job(name: str, ranks: Sequence[int], environs: Sequence[Mapping[str, str]]) -> None:
-    """Raise UsageError for ranks of different active runs, or that meet at different addresses."""
-    jobs: dict[str, list[int]] = {}
-    for pid, environ in zip(ranks, environs, strict=True):
-        folder, port = environ.get("NUMAPIN_RUN_DIR", ""), environ.get("MASTER_PORT")
-        if run_folder.is_live(folder):
-            jobs.setdefault(f"run {Path(folder).name}", []).append(pid)
-        elif port:
-            jobs.setdefault(f"MASTER_ADDR={environ.get('MASTER_ADDR', '')} MASTER_PORT={port}", []).append(pid)
-    if len(jobs) > 1:
-        listed = "\n".join(f"    {printable(job)}: --pid {','.join(map(str, pids))}" for job, pids in jobs.items())
-        raise UsageError(f"{name} includes ranks of {len(jobs)} jobs:\n{listed}", "name the processes of one of them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,33 +268,6 @@ class _Command:
     """The command line of a run."""
 
     argv: Texts
-
-
-def _folder(named: str, environ: Mapping[str, str]) -> Path:
-    """Return the folder of a run, given its path or a name as in `find_folder`. Raises UsageError."""
-    if os.path.isdir(named):  # noqa: PTH112 - Path.is_dir raises for a name that is too long
-        return Path(named).absolute()
-    folder = find_folder(named, environ)
-    if folder is None:
-        live = [Path(active).name for active in run_folder.live_runs(environ)]
-        hint = f"active runs: {', '.join(live)}" if live else _NAME_PROCESSES
-        if named.isdecimal():
-            hint = f"for the job of a process: --pid {named}"
-        raise UsageError(f"no active run is named {formats.quote(named)}", hint)
-    return Path(folder)
-
-
-def _title(folder: Path) -> str:
-    """Return the name of a run and its command, or only its name if the command cannot be read."""
-    try:
-        argv = read_record(_Command, _text(folder / handover.COMMAND), source=str(folder), hint="").argv
-    except (OSError, MachineError):
-        return folder.name
-    return f"{folder.name}  {formats.quote_all(argv)[:80]}"
-
-
-def _text(path: Path) -> str:
-    return handover.read_text(str(path))
 
 
 def _environment(each: Candidate) -> Mapping[str, str]:
