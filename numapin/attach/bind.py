@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from numapin.attach.pages import described, memory_of, move, planned_nodes, policy_shortfalls
-from numapin.attach.report import STAYS, Attached, AttachedRank, BoundProcess, undo_commands
+from numapin.attach.pages import memory_of, move, planned_nodes, policy_shortfalls
+from numapin.attach.report import STAYS, Attached, AttachedRank, BoundProcess, ProcessPages, undo_commands
 from numapin.attach.targets import is_ours, read_family
 from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import render_size
@@ -120,7 +120,15 @@ def _with_pages(
         if memory is None:
             shortfalls += [_UNREADABLE] if migrate else []
         elif not is_moving:
-            pages, shortfalls = described(memory), [*policy_shortfalls(memory, plan)]
+            shortfalls = [*policy_shortfalls(memory, plan)]
+            pages = ProcessPages(
+                policy=memory.policy_name,
+                before=memory.by_node,
+                after=None,
+                far_bytes=memory.far_bytes,
+                moved_bytes=0,
+                stays={},
+            )
         else:
             pages, interrupted = move(main, plan, memory, partial(progress, pid))
             stays = [f"{render_size(size)} stay on other nodes: {STAYS[word]}" for word, size in pages.stays.items()]

@@ -65,14 +65,14 @@ class ProcessMemory(NamedTuple):
         return None if self.policy is None else str(self.policy)
 
     @property
+    def far_bytes(self) -> int:
+        """The bytes on other nodes than the planned ones."""
+        return self.own_bytes + self.movable_bytes
+
+    @property
     def movable_bytes(self) -> int:
         """The bytes on other nodes than the planned ones that can be moved, as far as the mappings tell."""
         return sum(region.far_bytes for region in self.regions)
-
-    @property
-    def pieces(self) -> Iterator[tuple[Region, range]]:
-        """The pieces of all regions, each with its region."""
-        return ((region, piece) for region in self.regions for piece in region.pieces)
 
 
 def planned_nodes(plan: RankPlan) -> CpuSet:
@@ -88,14 +88,6 @@ def policy_shortfalls(memory: ProcessMemory, plan: RankPlan) -> tuple[str, ...]:
     return (
         f"its memory policy is {policy}, and no other process can change that: new pages go there; start the "
         "job with numapin, or without numactl --membind",
-    )
-
-
-def described(memory: ProcessMemory) -> ProcessPages:
-    """Return the report of memory that is not to be moved."""
-    far_bytes = memory.own_bytes + memory.movable_bytes
-    return ProcessPages(
-        policy=memory.policy_name, before=memory.by_node, after=None, far_bytes=far_bytes, moved_bytes=0, stays={}
     )
 
 
@@ -140,9 +132,10 @@ def move(
     node = plan.node if plan.node in nodes else min(nodes, default=None)
     moved_bytes = 0
     stays: Counter[str] = Counter()
+    pieces = ((region, piece) for region in memory.regions for piece in region.pieces)
     end: str | None = None  # why the rest was not tried, a word of `STAYS`
     try:
-        for region, piece in memory.pieces:
+        for region, piece in pieces:
             if node is None or end is not None:
                 break
             if not is_same(main):
@@ -167,7 +160,7 @@ def move(
         policy=memory.policy_name,
         before=memory.by_node,
         after=after.by_node,
-        far_bytes=memory.own_bytes + total,
+        far_bytes=memory.far_bytes,
         moved_bytes=moved_bytes,
         stays=dict(+stays),
     )

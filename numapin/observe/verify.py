@@ -181,11 +181,11 @@ def _threads(
     outside, squeezed, stacked = off[rank.local_rank]
     main = main_thread(rank)
     if applied is None and any(thread is main for _, thread in outside):
-        cpus = str(CpuSet().union(*(thread.cpus for _, thread in outside)))
+        seen = CpuSet().union(*(thread.cpus for _, thread in outside))
         num_threads = len(list(rank.threads))
         yield VerifyFinding(  # one, instead of one for each thread: numapin did not start the rank
             severity=VerifySeverity.ERROR,
-            what=f"not bound: {len(outside)} of {num_threads} threads may run on CPUs {cpus}; planned: {plan.cpus}",
+            what=f"not bound: {len(outside)} of {num_threads} threads may run on CPUs {seen}; planned: {plan.cpus}",
             where=_where_threads(outside),
             remedy=f"{_RESTART}; to bind the running rank: {again}",
         )

@@ -48,7 +48,7 @@ def test_memory(tmp_path: Path) -> None:
     assert memory.policy_name == "default"
     assert memory.by_node == {0: 12 * 4096 + (2 << 20), 1: 9 * 4096}
     assert memory.regions == (pages.Region(0x10000, 0x20000, 4096, 40960), pages.Region(0x30000, 0x50000, 4096, 8192))
-    assert (memory.own_bytes, pages.described(memory).far_bytes) == (2 << 20, (2 << 20) + 12 * 4096)
+    assert (memory.own_bytes, memory.far_bytes) == (2 << 20, (2 << 20) + 12 * 4096)
 
 
 def test_policy_of_the_process(tmp_path: Path) -> None:
