@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -421,30 +420,3 @@ def test_processes_that_are_below_each_other() -> None:
         ):
             found = seam.targets_below([first, same, *expected[1:]], topology, children)
             assert [each.pid for each in found] == expected
-
-
-def test_a_thread_is_no_process() -> None:
-    """The number of a thread is refused with the id of its process."""
-    ready, end = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        ready.set()
-        end.wait()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    ready.wait()
-    try:
-        with pytest.raises(UsageError, match=f"{thread.native_id} is a thread of process {os.getpid()}"):
-            find_job.job_of_processes([thread.native_id or 0])
-    finally:
-        end.set()
-        thread.join()
-
-
-def test_no_such_process() -> None:
-    """A process that does not exist is an error with status 2 that names it."""
-    with subprocess.Popen(["true"]) as ended:
-        ended.wait()
-    with pytest.raises(UsageError, match=f"there is no process {ended.pid}"):
-        find_job.job_of_processes([ended.pid])
