@@ -15,7 +15,7 @@ from numapin.observe.find_job import RunningJob
 from numapin.observe.loaders import read_loaders, reporting_loaders
 from numapin.observe.model import MemoryKind, NcclLibrary, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
 from numapin.observe.read import observe
-from numapin.observe.report import VerifyFinding, VerifyReport, VerifySeverity
+from numapin.observe.report import VerifyReport
 from numapin.observe.sample import Sampler, read_swapped
 from numapin.observe.top import LoopPace, LoopPaces, Sample, Top, top
 from numapin.observe.verify import verify
