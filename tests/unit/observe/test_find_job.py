@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin import Topology, discover
+from numapin import Request, Topology, discover, make_plan
 from numapin.errors import MachineError, UsageError
 from tests.unit.observe import seam
 from tests.unit.observe.seam import cpu_set, find_file, find_job, handover, is_running, observe, run_folder, start_time
@@ -397,6 +397,22 @@ def _dgx() -> Topology:
     """Return a machine with eight GPUs whose driver has answered, so that they have UUIDs."""
     topology = discover(machine="example:dgx-h100")
     return replace(topology, gpus=tuple(replace(gpu, uuid=f"GPU-{gpu.index}") for gpu in topology.gpus))
+
+
+@pytest.mark.parametrize(
+    ("environs", "rank_gpus"),
+    [(({}, {}), None), (({"CUDA_VISIBLE_DEVICES": "5"}, {"CUDA_VISIBLE_DEVICES": "2"}), (5, 2))],
+    ids=["all see all GPUs", "each sees one GPU"],
+)
+def test_the_plan_on_a_machine_with_gpus(
+    environs: tuple[dict[str, str], ...], rank_gpus: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of torchrun get the plan of `numapin plan`; those of srun, which see other GPUs, a plan for these."""
+    monkeypatch.setattr(find_job, "discover", lambda **_: _dgx())
+    ranks = [{"LOCAL_RANK": str(rank), **environ} for rank, environ in enumerate(environs)]
+    with _processes(*ranks, launcher={}) as (launcher, *_):
+        plan = find_job.job_of_processes([launcher]).plan
+    assert plan == make_plan(_dgx(), Request(num_ranks=2, rank_gpus=rank_gpus))
 
 
 @pytest.mark.parametrize("has_rank", [True, False])
