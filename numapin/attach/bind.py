@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from numapin.attach.pages import described, move, planned_nodes, policy_shortfalls, read_memory
-from numapin.attach.report import STAYS, Attached, AttachedRank, BoundProcess, undo_commands
+from numapin.attach.pages import memory_of, move, planned_nodes, policy_shortfalls
+from numapin.attach.report import STAYS, Attached, AttachedRank, BoundProcess, ProcessPages, undo_commands
 from numapin.attach.targets import is_ours, read_family
 from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import render_size
 from numapin.base.text import counted
 from numapin.errors import MachineError, UsageError
-from numapin.observe.find_job import LIST_PROCESSES
+from numapin.observe.below import LIST_PROCESSES
 from numapin.system import proc, threads
 from numapin.system.threads import ThreadId
 
@@ -116,11 +116,19 @@ def _with_pages(
     pages = None
     try:
         main = ThreadId(pid, pid, proc.stat(proc.folder_of(pid)).start)
-        memory = read_memory(pid, planned_nodes(plan))
+        memory = memory_of(pid, planned_nodes(plan))
         if memory is None:
             shortfalls += [_UNREADABLE] if migrate else []
         elif not is_moving:
-            pages, shortfalls = described(memory), [*policy_shortfalls(memory, plan)]
+            shortfalls = [*policy_shortfalls(memory, plan)]
+            pages = ProcessPages(
+                policy=memory.policy_name,
+                before=memory.by_node,
+                after=None,
+                far_bytes=memory.far_bytes,
+                moved_bytes=0,
+                stays={},
+            )
         else:
             pages, interrupted = move(main, plan, memory, partial(progress, pid))
             stays = [f"{render_size(size)} stay on other nodes: {STAYS[word]}" for word, size in pages.stays.items()]
@@ -199,7 +207,9 @@ class Binder:
         subject, family = self._target.subject, read_family()
         if family.starts.get(subject.pid) != subject.start:
             return []
-        below = family.below(subject.pid, without=self._how.without) if self._how.children else ()
+        below: list[int] = []
+        if self._how.children:
+            below = proc.descendants(subject.pid, family.children, without=self._how.without)
         found: list[ThreadId] = []
         for pid in (subject.pid, *below):
             try:

@@ -14,7 +14,7 @@ from numapin.attach.report import ProcessPages
 from numapin.base.cpu_set import CpuSet
 from numapin.errors import LibnumaError
 from numapin.observe.model import MemoryKind
-from numapin.observe.read import has_gpu_files, kind_of
+from numapin.observe.read import read_memory
 from numapin.system import numa_maps, proc
 from numapin.system.pages import FINAL, Stay, move_pages
 from numapin.system.threads import is_same
@@ -22,7 +22,9 @@ from numapin.system.threads import is_same
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from numapin.observe.model import Policy
     from numapin.plan.model import RankPlan
+    from numapin.system.proc import StrPath
     from numapin.system.threads import ThreadId
 
 _PAGES_PER_CALL: Final = 1 << 13  # 32 MiB of 4 KiB pages: Ctrl-C and the progress wait for no more
@@ -52,21 +54,25 @@ class ProcessMemory(NamedTuple):
     a policy of the mapping, which are not in `regions`.
     """
 
-    policy: str | None
-    policy_nodes: CpuSet
+    policy: Policy | None
     by_node: Mapping[int, int]
     regions: tuple[Region, ...]
     own_bytes: int
 
     @property
+    def policy_name(self) -> str | None:
+        """The policy as numa_maps writes it; None: unknown."""
+        return None if self.policy is None else str(self.policy)
+
+    @property
+    def far_bytes(self) -> int:
+        """The bytes on other nodes than the planned ones."""
+        return self.own_bytes + self.movable_bytes
+
+    @property
     def movable_bytes(self) -> int:
         """The bytes on other nodes than the planned ones that can be moved, as far as the mappings tell."""
         return sum(region.far_bytes for region in self.regions)
-
-    @property
-    def pieces(self) -> Iterator[tuple[Region, range]]:
-        """The pieces of all regions, each with its region."""
-        return ((region, piece) for region in self.regions for piece in region.pieces)
 
 
 def planned_nodes(plan: RankPlan) -> CpuSet:
@@ -76,71 +82,42 @@ def planned_nodes(plan: RankPlan) -> CpuSet:
 
 def policy_shortfalls(memory: ProcessMemory, plan: RankPlan) -> tuple[str, ...]:
     """Return why future pages do not go to the planned nodes, if the policy of the process forbids that."""
-    nodes = planned_nodes(plan)
-    if memory.policy in (None, "default", "local") or not nodes or memory.policy_nodes <= nodes:
+    nodes, policy = planned_nodes(plan), memory.policy
+    if policy is None or policy.mode in ("default", "local") or not nodes or policy.nodes <= nodes:
         return ()
     return (
-        f"its memory policy is {memory.policy}, and no other process can change that: new pages go there; start the "
+        f"its memory policy is {policy}, and no other process can change that: new pages go there; start the "
         "job with numapin, or without numactl --membind",
     )
 
 
-def described(memory: ProcessMemory) -> ProcessPages:
-    """Return the report of memory that is not to be moved."""
-    far_bytes = memory.own_bytes + memory.movable_bytes
-    return ProcessPages(
-        policy=memory.policy, before=memory.by_node, after=None, far_bytes=far_bytes, moved_bytes=0, stays={}
-    )
+def memory_of(pid: int, nodes: CpuSet, *, root: StrPath = proc.LIVE) -> ProcessMemory | None:
+    """Return the memory of a process; `nodes` are the planned ones. None: it is not reported. Raises Gone.
 
-
-def read_memory(pid: int, nodes: CpuSet) -> ProcessMemory | None:
-    """Return the memory of a process; `nodes` are the planned ones. None: it is not reported. Raises Gone."""
-    folder = proc.folder_of(pid)
+    A mapping that has another policy than the process, with nodes, was placed by the program itself. Pages can be moved
+    where the end and the page size of their mapping are known.
+    """
+    folder = proc.folder_of(pid, root)
+    reading = read_memory(folder)
+    if reading.unreadable is not None:
+        return None
     try:
-        text, maps = proc.read(f"{folder}/numa_maps"), proc.read(f"{folder}/maps")
+        ends = numa_maps.ends(proc.read(f"{folder}/maps"))
     except PermissionError:
         return None
-    except proc.Gone:
-        proc.stat(folder)  # raises Gone if the process has ended, too
-        return None  # a kernel without NUMA
-    if not text:
-        raise proc.Gone
-    try:
-        return parsed_memory(text, maps, nodes)
-    except ValueError as error:
-        raise proc.garbled(f"{folder}/numa_maps", str(error)) from None
-
-
-def parsed_memory(numa_maps_text: str, maps_text: str, nodes: CpuSet) -> ProcessMemory:
-    """Return the memory of a process from the texts of its numa_maps and maps files. Raises ValueError.
-
-    The line of the first stack shows the process's policy. A mapping with another one that names nodes was placed by
-    the program itself. Pages can be moved where the end and the page size of their mapping are known.
-    """
-    has_gpu, ends = has_gpu_files(numa_maps_text), numa_maps.ends(maps_text)
-    kinds = [(mapping, kind_of(mapping.words, has_gpu=has_gpu)) for mapping in numa_maps.parse(numa_maps_text)]
-    stack = next((mapping for mapping, kind in kinds if kind is MemoryKind.STACK), None)
-    policy = ("default", "") if stack is None else (stack.mode, stack.nodes)
     by_node: Counter[int] = Counter()
     regions, own_bytes = [], 0
-    for mapping, kind in kinds:
+    for mapping, policy, kind in reading.mappings:
         if kind is MemoryKind.FILE:
             continue
         by_node.update(mapping.bytes_by_node)
         far_bytes = sum(size for node, size in mapping.bytes_by_node.items() if node not in nodes)
         end = ends.get(mapping.start)
-        if mapping.nodes and (mapping.mode, mapping.nodes) != policy:
+        if policy.nodes and policy != reading.policy:
             own_bytes += far_bytes
         elif far_bytes and end is not None and mapping.page_bytes:
             regions.append(Region(mapping.start, end, mapping.page_bytes, far_bytes))
-    policy_nodes = CpuSet.parse(policy[1]) if policy[1] else CpuSet()
-    return ProcessMemory(
-        policy=None if stack is None else f"{stack.mode}:{policy_nodes}".removesuffix(":"),
-        policy_nodes=policy_nodes,
-        by_node=by_node,
-        regions=tuple(regions),
-        own_bytes=own_bytes,
-    )
+    return ProcessMemory(policy=reading.policy, by_node=by_node, regions=tuple(regions), own_bytes=own_bytes)
 
 
 def move(
@@ -155,9 +132,10 @@ def move(
     node = plan.node if plan.node in nodes else min(nodes, default=None)
     moved_bytes = 0
     stays: Counter[str] = Counter()
+    pieces = ((region, piece) for region in memory.regions for piece in region.pieces)
     end: str | None = None  # why the rest was not tried, a word of `STAYS`
     try:
-        for region, piece in memory.pieces:
+        for region, piece in pieces:
             if node is None or end is not None:
                 break
             if not is_same(main):
@@ -175,14 +153,14 @@ def move(
         if error.errno not in (errno.EPERM, errno.ENOSYS):
             raise
         end = Stay.REFUSED
-    after = read_memory(main.pid, nodes) or memory
+    after = memory_of(main.pid, nodes) or memory
     stays[end or "unseen"] += max(0, after.movable_bytes - stays.total())
     stays["policy"] = after.own_bytes
     pages = ProcessPages(
-        policy=memory.policy,
+        policy=memory.policy_name,
         before=memory.by_node,
         after=after.by_node,
-        far_bytes=memory.own_bytes + total,
+        far_bytes=memory.far_bytes,
         moved_bytes=moved_bytes,
         stays=dict(+stays),
     )

@@ -4,6 +4,7 @@
 
     model.py       threads and pages, as data
     read.py        read them from /proc
+    below.py       the ranks at and below given processes, and the GPU of each
     find_job.py    find a running job and its plan
     verify.py      compare what was observed with the plan
     report.py      the result, as data

@@ -117,33 +117,25 @@ class _RunWatch(threading.Thread):
         if self.is_alive():
             self._problem = f"reading its ranks did not end within {_JOIN_S:g} s"
         elif self._last is None:
-            self._note_end()
-        self._tell_last_look()
+            earlier = self._problem
+            self._job()
+            if self._has_tried:
+                self._problem = earlier
+            with suppress(*_PROBLEMS):  # which `_job` has noted
+                job = read_run(self._run_dir)
+                self._unseen = tuple(
+                    unobserved(rank, job.pids.get(rank.local_rank), job.applied.get(rank.local_rank))
+                    for rank in job.plan.ranks
+                )
+        if self._last is None:
+            self._what.warn(f"the run was not verified: {self._problem}")
+        elif self._looks > 1:  # the first look was reported when it was made
+            report, made_s = self._last
+            self._what.tell(report, time.monotonic() - made_s)
         if outcome or self._unseen:
             self._outcome = outcome or {}
             self._write(self._last[0] if self._last else self._empty)
         return self._unwritten
-
-    def _note_end(self) -> None:
-        """Keep what was requested of the ranks, and the reason why they were not looked at."""
-        earlier = self._problem
-        self._job()
-        if self._has_tried:
-            self._problem = earlier
-        with suppress(*_PROBLEMS):  # which `_job` has noted
-            job = read_run(self._run_dir)
-            self._unseen = tuple(
-                unobserved(rank, job.pids.get(rank.local_rank), job.applied.get(rank.local_rank))
-                for rank in job.plan.ranks
-            )
-
-    def _tell_last_look(self) -> None:
-        """Report the last look, unless it was the first, which was reported when it was made."""
-        if self._last is None:
-            self._what.warn(f"the run was not verified: {self._problem}")
-        elif self._looks > 1:
-            report, made_s = self._last
-            self._what.tell(report, time.monotonic() - made_s)
 
     def _job(self) -> RunningJob | None:
         """Return the job, None as long as ranks' records are missing or cannot be read."""
@@ -165,35 +157,28 @@ class _RunWatch(threading.Thread):
 
         Finding out whether ranks are running costs a small file each. Pages are read once a minute at most.
         """
-        job = self._job()
+        job, now_s = self._job(), time.monotonic()
         self._has_tried = True
         if job is None:
             return _AGAIN_S if self._looks else _RETRY_S
-        if not self._is_settled(job):
+        if job.gone != self._gone:
+            self._gone, self._gone_since = job.gone, now_s
+        if len(job.gone) == len(job.pids):
+            self._problem = "its ranks were starting or ending"
+            return _RETRY_S
+        if job.gone and now_s - self._gone_since < _GONE_S:  # a restart or an end takes less
             return _RETRY_S
         try:
-            self._look(job)
+            report = verify(job.plan, observe(job.pids, gone=job.gone), applied=job.applied, run=job.name)
         except _PROBLEMS as error:
             self._problem = str(error)
-        return _AGAIN_S
-
-    def _is_settled(self, job: RunningJob) -> bool:
-        """Return whether all ranks are running, or the same ones are gone for longer than a restart or an end takes."""
-        gone, now = job.gone, time.monotonic()
-        if gone != self._gone:
-            self._gone, self._gone_since = gone, now
-        if len(gone) == len(job.pids):
-            self._problem = "its ranks were starting or ending"
-            return False
-        return not gone or now - self._gone_since >= _GONE_S
-
-    def _look(self, job: RunningJob) -> None:
-        """Verify once. The result is kept and reported before it is written, so a full disk does not lose it."""
-        report = verify(job.plan, observe(job.pids, gone=job.gone), applied=job.applied, run=job.name)
+            return _AGAIN_S
+        # The result is kept and reported before it is written, so that a full disk does not lose it.
         self._last, self._looks = (report, time.monotonic()), self._looks + 1
         if self._looks == 1:
             self._what.tell(report, 0)
         self._write(report)
+        return _AGAIN_S
 
     def _write(self, report: VerifyReport) -> None:
         """Write the report file, if one was requested. A pipe or a device gets reports of ranks only."""
@@ -201,8 +186,10 @@ class _RunWatch(threading.Thread):
         says_something = bool(report.ranks or self._unseen or self._outcome)
         if path is None or (not says_something and is_special(str(path))):
             return
+        ranks = {} if report.ranks else {"ranks": [*self._unseen]}
+        launcher = {"launcher": {**self._what.launcher}} if self._what.launcher else {}
         try:
-            text = encode(self._content(report)) + "\n"
+            text = encode(report.to_json() | ranks | launcher | dict(self._outcome)) + "\n"
             write_text_to(str(path), text, remedy=_REMEDY, patience_s=_PATIENCE_S)
         except NumapinError as error:
             self._unwritten = error
@@ -210,8 +197,3 @@ class _RunWatch(threading.Thread):
             self._unwritten = NumapinError(f"--report: {error}", _REMEDY)
         else:
             self._unwritten = None
-
-    def _content(self, report: VerifyReport) -> dict[str, object]:
-        launcher = {"launcher": {**self._what.launcher}} if self._what.launcher else {}
-        ranks = {} if report.ranks else {"ranks": [*self._unseen]}
-        return report.to_json() | ranks | launcher | dict(self._outcome)

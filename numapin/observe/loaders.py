@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.files import is_writable
 from numapin.base.records import read_record
 from numapin.base.strict_json import decode
-from numapin.base.text import not_none
 from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage
 from numapin.errors import BindingRefused, MachineFileError
 from numapin.rank import handover
@@ -65,19 +64,10 @@ def read_loaders(run_dir: str) -> JobUsage:
             unread.append(f"{Path(path).name} cannot be read: {error}")
     if not is_writable(str(Path(run_dir) / handover.LOADERS)):
         unread.append(f"records are missing: {run_dir} cannot be written")
-    return JobUsage(usages=tuple(usages), ranks=_started_ranks(run_dir), unread=tuple(unread))
-
-
-def _started_ranks(run_dir: str) -> frozenset[int]:
-    started = map(_rank, handover.records(run_dir))
-    return frozenset(not_none(started))
-
-
-def _rank(path: str) -> int | None:
-    """Return the global rank that a record of a start names; None if it cannot be read."""
-    try:
-        record = decode(handover.read_text(path))
-    except (OSError, ValueError):
-        return None
-    rank = record.get("rank") if isinstance(record, dict) else None
-    return rank if isinstance(rank, int) else None
+    ranks = []  # that have started
+    for path in handover.records(run_dir):
+        with suppress(OSError, ValueError):
+            record = decode(handover.read_text(path))
+            rank = record.get("rank") if isinstance(record, dict) else None
+            ranks += [rank] if isinstance(rank, int) else []
+    return JobUsage(usages=tuple(usages), ranks=frozenset(ranks), unread=tuple(unread))

@@ -87,11 +87,14 @@ def _children(root: Path, *, ranks: frozenset[int]) -> dict[int, list[int]]:
     return {pid: [child for child in below if child not in others] for pid, below in proc.children_of(root).items()}
 
 
-class _MemoryReading(NamedTuple):
-    """The memory of a process: the policy of its main thread, and its pages; or the reason why they are unknown."""
+class MemoryReading(NamedTuple):
+    """The mappings of a process with their kinds, and the policy of its main thread; or the reason why not.
 
-    policy: Policy | None
-    pages: tuple[Pages, ...] | None
+    `hides_pinned` is as in `Process`.
+    """
+
+    mappings: tuple[tuple[numa_maps.Mapping, Policy, MemoryKind], ...] = ()
+    policy: Policy | None = None
     unreadable: str | None = None
     hides_pinned: bool = False
 
@@ -115,15 +118,21 @@ class _Reader:
         if stat.has_ended:
             raise proc.Gone
         threads = tuple(self._threads(folder))
-        memory = _memory(folder)
+        memory = read_memory(folder)
+        sizes: dict[tuple[MemoryKind, Policy], Counter[int]] = {}
+        for mapping, policy, kind in memory.mappings:
+            sizes.setdefault((kind, policy), Counter()).update(mapping.bytes_by_node)
+        pages = tuple(
+            Pages(kind=kind, policy=policy, bytes_by_node=found) for (kind, policy), found in sizes.items() if found
+        )
         environ = proc.environment_of(pid, root=self.root) or {}
         return Process(
             pid=pid,
             name=stat.name,
-            role=_role(stat.name, memory.pages or (), is_rank=is_rank),
+            role=_role(stat.name, pages, is_rank=is_rank),
             threads=threads,
             policy=memory.policy,
-            pages=memory.pages,
+            pages=pages if memory.unreadable is None else None,
             unreadable=memory.unreadable,
             openmp=tuple(printable(f"{name}={value}") for name, value in binding_variables(environ).items()),
             nccl=_nccl(folder, environ) if is_rank else None,
@@ -174,49 +183,37 @@ def _allowed_cpus(status: str) -> CpuSet:
         raise proc.garbled(status, f"Cpus_allowed_list: {error}") from None
 
 
-def _memory(process: str) -> _MemoryReading:
-    """Read the policy and the pages of a process from its numa_maps."""
+def read_memory(process: str) -> MemoryReading:
+    """Read the numa_maps of a process by its folder. Raises Gone, and MachineError for text that no kernel writes.
+
+    The line of the first stack shows the thread's policy: programs give that mapping no policy of its own.
+    """
     path = f"{process}/numa_maps"
     try:
         text = proc.read(path)
     except PermissionError:
-        return _MemoryReading(None, None, "its memory cannot be read; run this as the job's user, or as root")
+        return MemoryReading(unreadable="its memory cannot be read; run this as the job's user, or as root")
     except proc.Gone:
         proc.stat(process)  # raises Gone if the process has ended, too
-        return _MemoryReading(None, None, "the kernel has no numa_maps")
+        return MemoryReading(unreadable="the kernel has no numa_maps")
     if not text:
         raise proc.Gone  # it has released its memory already
+    has_gpu = " file=/dev/nvidia" in text
+    mappings = []
     try:
-        return _parsed(text)
+        for mapping in numa_maps.parse(text):
+            policy = Policy(mode=mapping.mode, nodes=CpuSet.parse(mapping.nodes))
+            mappings.append((mapping, policy, _kind(mapping.words, has_gpu=has_gpu)))
     except ValueError as error:
         raise proc.garbled(path, str(error)) from None
+    return MemoryReading(
+        mappings=tuple(mappings),
+        policy=next((policy for _, policy, kind in mappings if kind is MemoryKind.STACK), None),
+        hides_pinned=not has_gpu and any(f" file={device}" in text for device in _OTHER_GPUS),
+    )
 
 
-def _parsed(numa_maps_text: str) -> _MemoryReading:
-    """Return the main thread's policy, and the bytes on each node by kind and policy. Raises ValueError.
-
-    The line of the first stack shows the thread's policy: programs give that mapping no policy of its own.
-    """
-    sizes: dict[tuple[MemoryKind, Policy], Counter[int]] = {}
-    task_policy = None
-    has_gpu = has_gpu_files(numa_maps_text)
-    for mapping in numa_maps.parse(numa_maps_text):
-        policy = Policy(mode=mapping.mode, nodes=CpuSet.parse(mapping.nodes))
-        kind = kind_of(mapping.words, has_gpu=has_gpu)
-        if kind is MemoryKind.STACK:
-            task_policy = policy
-        sizes.setdefault((kind, policy), Counter()).update(mapping.bytes_by_node)
-    pages = (Pages(kind=kind, policy=policy, bytes_by_node=found) for (kind, policy), found in sizes.items() if found)
-    hides_pinned = not has_gpu and any(f" file={device}" in numa_maps_text for device in _OTHER_GPUS)
-    return _MemoryReading(task_policy, tuple(pages), hides_pinned=hides_pinned)
-
-
-def has_gpu_files(numa_maps_text: str) -> bool:
-    """Return whether a process has mapped a GPU's device file, so that it can have pinned memory."""
-    return " file=/dev/nvidia" in numa_maps_text
-
-
-def kind_of(words: str, *, has_gpu: bool) -> MemoryKind:
+def _kind(words: str, *, has_gpu: bool) -> MemoryKind:
     """Return the kind of a mapping. With a GPU, CUDA's driver maps page-locked memory through /dev/zero."""
     file = _FILE.search(words)
     if file is None:

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from numapin.base.cpu_set import CpuSet
     from numapin.observe.find_job import RunningJob
-    from numapin.observe.model import ObservedRank, Process
+    from numapin.observe.model import ObservedRank
     from numapin.topology.readings import GpuLoad
 
 _PAGES_EVERY_S: Final = 10.0
@@ -59,10 +58,17 @@ class Sampler:
             number = rank.local_rank
             # Of a rank that is known to be gone, other processes may have the ids now.
             found = {} if number in self._gone else {pid: activity(pid) for pid in rank.pids}
-            processes = (
-                replace(process, threads=_threads(process, found[process.pid][1] if found else {}))
-                for process in rank.processes
-            )
+            processes = []
+            for process in rank.processes:
+                names = {
+                    thread.tid: thread.name for thread in process.threads
+                }  # a thread that is new has its process's
+                cpus_of = found[process.pid][1] if found else {}
+                threads = (
+                    Thread(tid=tid, name=names.get(tid, process.name), cpus=cpus, last_cpu=None)
+                    for tid, cpus in cpus_of.items()
+                )
+                processes.append(replace(process, threads=tuple(threads)))
             ranks[number] = replace(rank, processes=tuple(processes))
             cpu_s[number] = {pid: stat.own_ticks / ticks_per_s for pid, (stat, _) in found.items() if stat is not None}
             own, own_threads = found.get(rank.pid, (None, {}))
@@ -80,14 +86,6 @@ class Sampler:
             cpu_s=cpu_s,
             up_s=up_s,
         )
-
-
-def _threads(process: Process, cpus_of: Mapping[int, CpuSet]) -> tuple[Thread, ...]:
-    """Return the threads that a process has now; those that started since it was read have its name."""
-    names = {thread.tid: thread.name for thread in process.threads}
-    return tuple(
-        Thread(tid=tid, name=names.get(tid, process.name), cpus=cpus, last_cpu=None) for tid, cpus in cpus_of.items()
-    )
 
 
 def read_swapped(*, root: Path = LIVE) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from numapin.system.refusals import SYS_NICE
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from numapin.observe.model import NcclLibrary, Observed, ObservedRank, Policy, Process, Thread
+    from numapin.observe.model import NcclLibrary, Observed, ObservedRank, Process, Thread
     from numapin.plan.model import Plan, RankPlan
 
     _Found = tuple[Process, Thread]
@@ -77,13 +77,19 @@ def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str,
     for rank in observed.ranks:
         number = rank.local_rank
         own, record = planned[number], applied.get(number)
-        findings: Iterable[VerifyFinding] = [_gone(rank)]
-        if not rank.is_gone:
-            of_nccl = (_nccl(process, process.nccl, plan.bind) for process in rank.processes if process.nccl)
+        if rank.is_gone:
+            gone = VerifyFinding(
+                severity=VerifySeverity.ERROR,
+                what="the process is gone",
+                where=f"pid {rank.pid}",
+                remedy="see the job's own output for the reason; torch ends or restarts the other ranks",
+            )
+            findings: tuple[VerifyFinding, ...] = (gone,)
+        else:
             again = f"numapin attach --pid {rank.pid}" if record is None else f"numapin attach --job {run}"
             findings = (
                 *_threads(own, rank, off, plan.bind, record, again=again),
-                *of_nccl,
+                *(_nccl(process, process.nccl, plan.bind) for process in rank.processes if process.nccl),
                 *_memory(own, rank, observed.nodes, record, again=again),
             )
         reports.append(
@@ -91,20 +97,11 @@ def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str,
                 requested=own,
                 applied=record,
                 observed=rank,
-                findings=tuple(findings),
+                findings=findings,
                 num_off_plan=off[number].num_threads,
             )
         )
     return VerifyReport(run=run, ranks=tuple(reports))
-
-
-def _gone(rank: ObservedRank) -> VerifyFinding:
-    return VerifyFinding(
-        severity=VerifySeverity.ERROR,
-        what="the process is gone",
-        where=f"pid {rank.pid}",
-        remedy="see the job's own output for the reason; torch ends or restarts the other ranks",
-    )
 
 
 class OffPlan(NamedTuple):
@@ -184,9 +181,27 @@ def _threads(
     outside, squeezed, stacked = off[rank.local_rank]
     main = main_thread(rank)
     if applied is None and any(thread is main for _, thread in outside):
-        yield _unbound(plan, rank, outside, again)
+        seen = CpuSet().union(*(thread.cpus for _, thread in outside))
+        num_threads = len(list(rank.threads))
+        yield VerifyFinding(  # one, instead of one for each thread: numapin did not start the rank
+            severity=VerifySeverity.ERROR,
+            what=f"not bound: {len(outside)} of {num_threads} threads may run on CPUs {seen}; planned: {plan.cpus}",
+            where=_where_threads(outside),
+            remedy=f"{_RESTART}; to bind the running rank: {again}",
+        )
     else:
-        yield from (_moved(plan, group, again) for group in _alike(outside))
+        alike: dict[tuple[int, str, CpuSet], list[_Found]] = {}
+        for process, thread in outside:
+            alike.setdefault((process.pid, thread.name, thread.cpus), []).append((process, thread))
+        for group in alike.values():
+            process, thread = group[0]
+            threads = f"{counted(len(group), 'thread')} {thread.name!r}"
+            yield VerifyFinding(
+                severity=VerifySeverity.ERROR,
+                what=f"{threads} of the {process.role} may run on CPUs {thread.cpus}; planned: {plan.cpus}",
+                where=_where_threads(group),
+                remedy=_remedy(process, thread, again),
+            )
 
     # Workers that inherited the main thread's CPUs are in its finding. A worker_init_fn may give each CPUs of its own.
     groups: dict[bool, list[_Found]] = {}
@@ -227,38 +242,6 @@ def _threads(
             where=f"pid {rank.pid}",
             remedy=f"if its launcher did not mean that (taskset, srun --cpu-bind, …): {again} --widen",
         )
-
-
-def _alike(found: list[_Found]) -> Iterable[list[_Found]]:
-    """Return the threads in groups of the same process, name and CPUs."""
-    groups: dict[tuple[int, str, CpuSet], list[_Found]] = {}
-    for process, thread in found:
-        groups.setdefault((process.pid, thread.name, thread.cpus), []).append((process, thread))
-    return groups.values()
-
-
-def _moved(plan: RankPlan, group: list[_Found], again: str) -> VerifyFinding:
-    """Return the finding for threads of one name and process that may run on the same CPUs outside the plan."""
-    process, thread = group[0]
-    threads = f"{counted(len(group), 'thread')} {thread.name!r}"
-    return VerifyFinding(
-        severity=VerifySeverity.ERROR,
-        what=f"{threads} of the {process.role} may run on CPUs {thread.cpus}; planned: {plan.cpus}",
-        where=_where_threads(group),
-        remedy=_remedy(process, thread, again),
-    )
-
-
-def _unbound(plan: RankPlan, rank: ObservedRank, found: list[_Found], again: str) -> VerifyFinding:
-    """Return one finding, instead of one per thread, for a rank that numapin did not start."""
-    num_threads = len(list(rank.threads))
-    cpus = str(CpuSet().union(*(thread.cpus for _, thread in found)))
-    return VerifyFinding(
-        severity=VerifySeverity.ERROR,
-        what=f"not bound: {len(found)} of {num_threads} threads may run on CPUs {cpus}; planned: {plan.cpus}",
-        where=_where_threads(found),
-        remedy=f"{_RESTART}; to bind the running rank: {again}",
-    )
 
 
 def _where_threads(found: list[_Found]) -> str:
@@ -339,101 +322,73 @@ def _memory(
 ) -> Iterator[VerifyFinding]:
     if len(machine_nodes) == 1:
         yield _note("all memory is local: this machine has one NUMA node", rank)
-    elif plan.memory is Memory.NONE or not plan.nodes:
+        return
+    if plan.memory is Memory.NONE or not plan.nodes:
         yield _note("memory was not checked: the plan has no memory policy", rank)
-    else:
-        yield from _policies(plan, rank, applied)
-        for kind in JUDGED:
-            yield from _pages(plan, rank, kind, again)
-        if rank.hides_pinned:
-            yield _note(
-                "page-locked memory was not checked: it is not recognized on AMD and Intel GPUs and counts as file or "
-                "anonymous memory",
-                rank,
-            )
-
-
-def _policies(plan: RankPlan, rank: ObservedRank, applied: Mapping[str, object] | None) -> Iterator[VerifyFinding]:
-    """Return a finding for each process whose memory is unreadable or whose policy is not the planned one."""
+        return
+    memory, nodes = plan.kernel_policy
     for process in rank.processes:
+        policy, where = process.policy, f"pid {process.pid}"
         if process.unreadable is not None:
-            yield _unreadable(process, process.unreadable)
-        elif process.policy is not None and not _fits(process.policy, plan):
-            yield _wrong_policy(plan, process, process.policy, applied)
+            yield VerifyFinding(
+                severity=VerifySeverity.UNVERIFIED,
+                what=f"the memory of the {process.role} could not be read",
+                where=where,
+                remedy=process.unreadable,
+            )
+            continue
+        if policy is None:
+            continue
+        has_nodes = bool(policy.nodes) == (memory is not Memory.LOCAL)
+        if policy.mode in _MODES[memory] and policy.nodes <= nodes and has_nodes:
+            continue  # old kernels can prefer only one of several planned nodes
+        severity = VerifySeverity.ERROR
+        if applied is None:
+            remedy = f"another process's policy cannot be set: {_RESTART}"
+        elif applied.get("memory") != memory.value:  # first touch may do as well then
+            severity, remedy = VerifySeverity.WARNING, f"the kernel refused it when the rank was bound: {SYS_NICE}"
+        else:
+            remedy = (
+                "the program, or a library that it uses, called set_mempolicy (numa_set_membind, …): remove that call"
+            )
+        yield VerifyFinding(
+            severity=severity,
+            what=f"the memory policy of the {process.role} is {policy}; planned: {memory} {nodes}",
+            where=where,
+            remedy=remedy,
+        )
 
-
-def _unreadable(process: Process, remedy: str) -> VerifyFinding:
-    return VerifyFinding(
-        severity=VerifySeverity.UNVERIFIED,
-        what=f"the memory of the {process.role} could not be read",
-        where=f"pid {process.pid}",
-        remedy=remedy,
-    )
+    full = "the node was full when it was touched (numactl -H)"
+    for kind in JUDGED:
+        by_node = rank.bytes_by_node([kind])
+        away, total = elsewhere(plan, by_node), by_node.total()
+        limit_bytes = _LOCKED_SHARE * total if kind in LOCKED else max(_SHARE * total, _MIN_REMOTE_BYTES - 1)
+        if sum(away.values()) <= limit_bytes:
+            continue
+        if kind in LOCKED:
+            remedy = f"{full}, or an unbound thread allocated it; page-locked memory cannot be moved: restart"
+        elif kind in PRIVATE:
+            move = f"move it with: {again} --migrate"
+            remedy = f"it was allocated before the binding, it was migrated, or {full}; {move}"
+        else:
+            remedy = f"another process touched it first, or {full}"
+        holders = [process.pid for process in rank.processes if elsewhere(plan, process.bytes_by_node(kind))]
+        sizes = ", ".join(f"{size / _MIB:.1f} MiB on node {node}" for node, size in away.items())
+        yield VerifyFinding(
+            # Other ranks write to shared memory, too: it may be where it belongs for them.
+            severity=VerifySeverity.WARNING if kind is MemoryKind.SHARED else VerifySeverity.ERROR,
+            what=f"{sum(away.values()) / total:.1%} of the {kind} memory ({total / _MIB:.1f} MiB) is elsewhere: "
+            f"{sizes}; planned: node {plan.nodes}",
+            where=f"pid {cpu_set.render(holders)}",
+            remedy=remedy,
+        )
+    if rank.hides_pinned:
+        yield _note(
+            "page-locked memory was not checked: it is not recognized on AMD and Intel GPUs and counts as file or "
+            "anonymous memory",
+            rank,
+        )
 
 
 def _note(what: str, rank: ObservedRank) -> VerifyFinding:
     return VerifyFinding(severity=VerifySeverity.NOTE, what=what, where=f"pid {rank.pid}", remedy="")
-
-
-def _fits(policy: Policy, plan: RankPlan) -> bool:
-    """Return whether a policy is the planned one. Old kernels can prefer only one of several planned nodes."""
-    memory, nodes = plan.kernel_policy
-    names_nodes = memory is not Memory.LOCAL
-    return policy.mode in _MODES[memory] and policy.nodes <= nodes and bool(policy.nodes) == names_nodes
-
-
-def _wrong_policy(
-    plan: RankPlan, process: Process, policy: Policy, applied: Mapping[str, object] | None
-) -> VerifyFinding:
-    """Return the finding; a warning if the kernel refused the policy at the start: first touch may do as well then."""
-    memory, nodes = plan.kernel_policy
-    severity = VerifySeverity.ERROR
-    if applied is None:
-        remedy = f"another process's policy cannot be set: {_RESTART}"
-    elif applied.get("memory") != memory.value:
-        severity, remedy = VerifySeverity.WARNING, f"the kernel refused it when the rank was bound: {SYS_NICE}"
-    else:
-        remedy = "the program, or a library that it uses, called set_mempolicy (numa_set_membind, …): remove that call"
-    return VerifyFinding(
-        severity=severity,
-        what=f"the memory policy of the {process.role} is {policy}; planned: {memory} {nodes}",
-        where=f"pid {process.pid}",
-        remedy=remedy,
-    )
-
-
-def _pages(plan: RankPlan, rank: ObservedRank, kind: MemoryKind, again: str) -> Iterator[VerifyFinding]:
-    """Return a finding if too many pages of a kind are on nodes outside the plan."""
-    by_node = rank.bytes_by_node([kind])
-    away, total = elsewhere(plan, by_node), by_node.total()
-    if sum(away.values()) > _limit_bytes(kind, total):
-        yield _misplaced(plan, rank, kind, away, total, again)
-
-
-def _misplaced(  # noqa: PLR0917 - what the finding says
-    plan: RankPlan, rank: ObservedRank, kind: MemoryKind, away: Mapping[int, int], total: int, again: str
-) -> VerifyFinding:
-    holders = [process.pid for process in rank.processes if elsewhere(plan, process.bytes_by_node(kind))]
-    nodes = ", ".join(f"{size / _MIB:.1f} MiB on node {node}" for node, size in away.items())
-    return VerifyFinding(
-        # Other ranks write to shared memory, too: it may be where it belongs for them.
-        severity=VerifySeverity.WARNING if kind is MemoryKind.SHARED else VerifySeverity.ERROR,
-        what=f"{sum(away.values()) / total:.1%} of the {kind} memory ({total / _MIB:.1f} MiB) is elsewhere: {nodes}; "
-        f"planned: node {plan.nodes}",
-        where=f"pid {cpu_set.render(holders)}",
-        remedy=_page_remedy(kind, again),
-    )
-
-
-def _limit_bytes(kind: MemoryKind, total: int) -> float:
-    """Return how much of a kind of memory may be on nodes outside the plan."""
-    return _LOCKED_SHARE * total if kind in LOCKED else max(_SHARE * total, _MIN_REMOTE_BYTES - 1)
-
-
-def _page_remedy(kind: MemoryKind, again: str) -> str:
-    full = "the node was full when it was touched (numactl -H)"
-    if kind in LOCKED:
-        return f"{full}, or an unbound thread allocated it; page-locked memory cannot be moved: restart"
-    if kind in PRIVATE:
-        return f"it was allocated before the binding, it was migrated, or {full}; move it with: {again} --migrate"
-    return f"another process touched it first, or {full}"

@@ -44,7 +44,21 @@ def verify_table(report: VerifyReport) -> RenderableType:
         table.add_column(heading, justify="left" if heading == "GPU" else "right", overflow="fold")
     table.add_column("plan", overflow="fold")
     for rank in report.ranks:
-        table.add_row(*_cells(rank), Text(_VERDICT[rank.holds], style="" if rank.holds else "bold red"))
+        plan, observed = rank.requested, rank.observed
+        num_threads = sum(len(process.threads) for process in observed.processes)
+        num_workers = sum(process.role is Role.WORKER for process in observed.processes)
+        is_hidden = any(process.role is Role.RANK and process.pages is None for process in observed.processes)
+        sizes = [_sizes_mib(rank, kinds) for _, kinds in _COLUMNS]
+        cells = (
+            str(plan.local_rank),
+            str(observed.pid),
+            gpu_cell(plan.gpu),
+            known(plan.node, unknown="-"),
+            f"{num_threads - rank.num_off_plan}/{num_threads}",
+            str(num_workers),
+            *("?" if is_hidden else f"{planned:.0f}/{total:.0f}" for planned, total in sizes),
+        )
+        table.add_row(*cells, Text(_VERDICT[rank.holds], style="" if rank.holds else "bold red"))
     return Group(table, Text(_LEGEND, style="dim"), *findings_of(report))
 
 
@@ -77,28 +91,6 @@ def summary(report: VerifyReport) -> str:
         counted(num_threads, "thread"),
     )
     return f"{_SUMMARY[report.holds]}: {', '.join(counts)}, {size_mib:.0f} MiB"
-
-
-def _cells(rank: RankReport) -> tuple[str, ...]:
-    plan, observed = rank.requested, rank.observed
-    num_threads = sum(len(process.threads) for process in observed.processes)
-    num_workers = sum(process.role is Role.WORKER for process in observed.processes)
-    return (
-        str(plan.local_rank),
-        str(observed.pid),
-        gpu_cell(plan.gpu),
-        known(plan.node, unknown="-"),
-        f"{num_threads - rank.num_off_plan}/{num_threads}",
-        str(num_workers),
-        *(_memory_cell(rank, kinds) for _, kinds in _COLUMNS),
-    )
-
-
-def _memory_cell(rank: RankReport, kinds: Iterable[MemoryKind]) -> str:
-    if any(process.role is Role.RANK and process.pages is None for process in rank.observed.processes):
-        return "?"
-    planned, total = _sizes_mib(rank, kinds)
-    return f"{planned:.0f}/{total:.0f}"
 
 
 def _sizes_mib(rank: RankReport, kinds: Iterable[MemoryKind]) -> tuple[float, float]:

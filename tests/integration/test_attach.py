@@ -173,7 +173,7 @@ class TestBind:
         assert rank["processes"][0]["changed"] == 1
 
     def test_gpu_that_the_driver_reports(self, tmp_path: Path, fake_nvml: FakeNvml) -> None:
-        """NVML's processes name the GPU of a process without a rank; --gpu overrules them."""
+        """NVML's processes name the GPU of a process without a rank, for `verify`, too; --gpu overrules them."""
         with _worker() as worker:
             gpus = [
                 FakeGpu(uuid=f"GPU-{i}0000000-0000-0000-0000-000000000000", pci=f"00000000:{i}B:00.0", processes=pids)
@@ -182,9 +182,12 @@ class TestBind:
             environ = fake_nvml.environment(tmp_path, render(gpus))
             line = [*NUMAPIN, "attach", "--pid", str(worker.pid), "--dry-run", "--json"]
             shown = [subprocess.check_output([*line, *more], env=environ) for more in ((), ("--gpu", "0"))]
+            command = [*NUMAPIN, "verify", "--json", "--pid", str(worker.pid)]
+            verified = subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=False)
         found = [json.loads(text)["ranks"][0] for text in shown]
         assert [rank["requested"]["gpu"]["index"] for rank in found] == [1, 0]
         assert [rank["gpu_source"] for rank in found] == ["the driver sees it compute there", "--gpu"]
+        assert json.loads(verified.stdout)["ranks"][0]["requested"]["gpu"]["index"] == 1
 
 
 @pytest.fixture

@@ -113,7 +113,8 @@ class TestRunningJob:
         code = (
             "import ctypes, os, sys\n"
             "from numapin.cli.main import main\n"
-            "import numapin.cli.verify\n"
+            "import numapin, numapin.cli.verify\n"
+            "numapin.discover()  # another user may not be allowed to read the modules\n"
             "if os.geteuid() == 0:\n"
             "    os.setgroups([]); os.setgid(65534); os.setuid(65534)  # root may trace everything\n"
             "ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE\n"
@@ -157,6 +158,7 @@ def _as_nobody(code: str) -> Done:
         "import json, os, sys, numapin.cli.verify\n"
         "from numapin.cli.main import main\n"
         "from numapin.observe.read import observe\n"
+        "numapin.discover()\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
     )
     return call(sys.executable, "-c", start + code, str(os.getpid()))

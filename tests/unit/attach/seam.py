@@ -14,16 +14,14 @@ from numapin.attach.targets import (
     aim_at_run,
     cpus_of_cpuset,
     examine,
-    gpu_of,
-    gpus_of_ranks,
     in_whole_cpuset,
-    local_rank,
     read_family,
     shortfalls_of,
     why_untouchable,
 )
 from numapin.base.cpu_set import CpuSet
 from numapin.launcher import run_folder
+from numapin.observe.below import gpu_of, gpus_of_ranks, local_rank
 from numapin.observe.find_job import RunningJob, find_run
 from numapin.rank import handover
 from numapin.system import numa_maps, proc

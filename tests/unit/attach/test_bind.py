@@ -141,7 +141,7 @@ def test_no_cpu(target: Target) -> None:
 def test_interrupted_move(target: Target) -> None:
     """Ctrl-C between two pieces ends the move; the report has what stays, as the kernel reports it then."""
     (main,) = threads_of(target.subject.pid)
-    seen = ProcessMemory("default", CpuSet(), {0: 8192}, (Region(0x10000, 0x12000, 4096, 8192),), 0)
+    seen = ProcessMemory(None, {0: 8192}, (Region(0x10000, 0x12000, 4096, 8192),), 0)
 
     def interrupt(done: int, total: int) -> None:
         assert (done, total) == (0, 8192)
@@ -158,13 +158,13 @@ def test_interrupted_move(target: Target) -> None:
 def test_refused_move(target: Target, error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
     """If seccomp or the kernel refuses to move pages, all of them stay for this reason."""
     (main,) = threads_of(target.subject.pid)
-    seen = ProcessMemory("default", CpuSet(), {0: 8192}, (Region(0x10000, 0x12000, 4096, 8192),), 0)
+    seen = ProcessMemory(None, {0: 8192}, (Region(0x10000, 0x12000, 4096, 8192),), 0)
 
     def refuse(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(seam.pages, "move_pages", refuse)
-    monkeypatch.setattr(seam.pages, "read_memory", lambda *_: seen)
+    monkeypatch.setattr(seam.pages, "memory_of", lambda *_: seen)
     moved, interrupted = move(main, PLANNED, seen, lambda *_: None)
     assert (moved.moved_bytes, moved.stays, interrupted) == (0, {"refused": 8192}, False)
 

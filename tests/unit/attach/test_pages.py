@@ -13,7 +13,7 @@ from tests.unit.attach.seam import CpuSet, numa_maps, pages
 from tests.unit.planned import PLANNED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from pathlib import Path
 
 NODE_1 = CpuSet({1})
 MAPS = """10000-20000 rw-p 00000000 00:00 0
@@ -31,23 +31,29 @@ LINES = (
 )
 
 
-def _memory(lines: Sequence[str], policy: str = "default") -> pages.ProcessMemory:
-    text = "\n".join(lines).format(policy)
-    return pages.parsed_memory(text, MAPS, NODE_1)
+def _memory(root: Path, policy: str = "default") -> pages.ProcessMemory:
+    """Return the memory of a process that is written below `root`."""
+    folder = root / "proc/10"
+    folder.mkdir(parents=True)
+    (folder / "numa_maps").write_text("\n".join(LINES).format(policy))
+    (folder / "maps").write_text(MAPS)
+    memory = pages.memory_of(10, NODE_1, root=root)
+    assert memory is not None
+    return memory
 
 
-def test_memory() -> None:
+def test_memory(tmp_path: Path) -> None:
     """Pages elsewhere are to be moved, but for files and for what has a policy of its own."""
-    memory = _memory(LINES)
-    assert (memory.policy, memory.policy_nodes) == ("default", CpuSet())
+    memory = _memory(tmp_path)
+    assert memory.policy_name == "default"
     assert memory.by_node == {0: 12 * 4096 + (2 << 20), 1: 9 * 4096}
     assert memory.regions == (pages.Region(0x10000, 0x20000, 4096, 40960), pages.Region(0x30000, 0x50000, 4096, 8192))
-    assert (memory.own_bytes, pages.described(memory).far_bytes) == (2 << 20, (2 << 20) + 12 * 4096)
+    assert (memory.own_bytes, memory.far_bytes) == (2 << 20, (2 << 20) + 12 * 4096)
 
 
-def test_policy_of_the_process() -> None:
+def test_policy_of_the_process(tmp_path: Path) -> None:
     """Memory under the policy of the process itself is to be moved, although the policy names nodes."""
-    memory = _memory(LINES, "bind:0")
+    memory = _memory(tmp_path, "bind:0")
     assert memory.own_bytes == 0
     assert len(memory.regions) == 3
     (shortfall,) = pages.policy_shortfalls(memory, PLANNED)
@@ -55,9 +61,9 @@ def test_policy_of_the_process() -> None:
 
 
 @pytest.mark.parametrize("policy", ["default", "local", "prefer:1", "bind:1"])
-def test_policies_that_agree_with_the_plan(policy: str) -> None:
+def test_policies_that_agree_with_the_plan(tmp_path: Path, policy: str) -> None:
     """With these policies, new pages go to the planned node."""
-    assert pages.policy_shortfalls(_memory(LINES, policy), PLANNED) == ()
+    assert pages.policy_shortfalls(_memory(tmp_path, policy), PLANNED) == ()
 
 
 def test_pieces_cover_the_region() -> None:

@@ -10,11 +10,12 @@ from numapin.data.usage import SCHEMA
 from numapin.launcher import run_folder
 from numapin.launcher.run_folder import find_file
 from numapin.observe import during_run, find_job
+from numapin.observe.below import targets_below
 from numapin.observe.find_job import RunningJob
 from numapin.observe.loaders import read_loaders, reporting_loaders
 from numapin.observe.model import MemoryKind, NcclLibrary, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
 from numapin.observe.read import observe
-from numapin.observe.report import VerifyFinding, VerifyReport, VerifySeverity
+from numapin.observe.report import VerifyReport
 from numapin.observe.sample import Sampler, read_swapped
 from numapin.observe.top import LoopPace, LoopPaces, Sample, Top, top
 from numapin.observe.verify import verify

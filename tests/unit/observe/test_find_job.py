@@ -7,14 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from numapin import Request, Topology, discover, make_plan
 from numapin.errors import MachineError, UsageError
 from tests.unit.observe import seam
 from tests.unit.observe.seam import cpu_set, find_file, find_job, handover, is_running, observe, run_folder, start_time
@@ -228,7 +229,7 @@ def test_a_broken_command_costs_its_title_only(environ: dict[str, str]) -> None:
 
 
 @contextmanager
-def _processes(*environs: dict[str, str]) -> Iterator[list[int]]:
+def _processes(*environs: dict[str, str], launcher: dict[str, str] = ALONE) -> Iterator[list[int]]:
     """Start a launcher with a child of each environment; yield its pid and theirs."""
     code = (
         "import json, os, subprocess, sys\n"
@@ -247,14 +248,14 @@ def _processes(*environs: dict[str, str]) -> Iterator[list[int]]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=environment | ALONE,
-    ) as launcher:
-        assert launcher.stdout is not None
-        children = [int(pid) for pid in launcher.stdout.readline().split()]
+        env=environment | launcher,
+    ) as process:
+        assert process.stdout is not None
+        children = [int(pid) for pid in process.stdout.readline().split()]
         try:
-            yield [launcher.pid, *children]
+            yield [process.pid, *children]
         finally:
-            launcher.communicate("")
+            process.communicate("")
 
 
 def test_launcher_stands_for_its_ranks() -> None:
@@ -392,28 +393,46 @@ def test_odd_trees_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert find_job.job_of_processes([launcher]).pids == {0: rank}
 
 
-def test_a_thread_is_no_process() -> None:
-    """The number of a thread is refused with the id of its process."""
-    ready, end = threading.Event(), threading.Event()
-
-    def wait() -> None:
-        ready.set()
-        end.wait()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    ready.wait()
-    try:
-        with pytest.raises(UsageError, match=f"{thread.native_id} is a thread of process {os.getpid()}"):
-            find_job.job_of_processes([thread.native_id or 0])
-    finally:
-        end.set()
-        thread.join()
+def _dgx() -> Topology:
+    """Return a machine with eight GPUs whose driver has answered, so that they have UUIDs."""
+    topology = discover(machine="example:dgx-h100")
+    return replace(topology, gpus=tuple(replace(gpu, uuid=f"GPU-{gpu.index}") for gpu in topology.gpus))
 
 
-def test_no_such_process() -> None:
-    """A process that does not exist is an error with status 2 that names it."""
-    with subprocess.Popen(["true"]) as ended:
-        ended.wait()
-    with pytest.raises(UsageError, match=f"there is no process {ended.pid}"):
-        find_job.job_of_processes([ended.pid])
+@pytest.mark.parametrize(
+    ("environs", "rank_gpus"),
+    [(({}, {}), None), (({"CUDA_VISIBLE_DEVICES": "5"}, {"CUDA_VISIBLE_DEVICES": "2"}), (5, 2))],
+    ids=["all see all GPUs", "each sees one GPU"],
+)
+def test_the_plan_on_a_machine_with_gpus(
+    environs: tuple[dict[str, str], ...], rank_gpus: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of torchrun get the plan of `numapin plan`; those of srun, which see other GPUs, a plan for these."""
+    monkeypatch.setattr(find_job, "discover", lambda **_: _dgx())
+    ranks = [{"LOCAL_RANK": str(rank), **environ} for rank, environ in enumerate(environs)]
+    with _processes(*ranks, launcher={}) as (launcher, *_):
+        plan = find_job.job_of_processes([launcher]).plan
+    assert plan == make_plan(_dgx(), Request(num_ranks=2, rank_gpus=rank_gpus))
+
+
+@pytest.mark.parametrize("has_rank", [True, False])
+def test_a_launcher_that_sees_one_gpu(*, has_rank: bool) -> None:
+    """A process that sees one GPU stands for its rank, if it has started none with a LOCAL_RANK."""
+    seen = {"CUDA_VISIBLE_DEVICES": "2"}
+    ranks = [{"LOCAL_RANK": str(rank)} if has_rank else {} for rank in range(2)]
+    with _processes(*ranks, launcher=seen) as (launcher, *children):
+        found = seam.targets_below([launcher], _dgx(), seam.proc.children_of())
+    indices = [each.known.gpu and each.known.gpu.index for each in found]
+    assert ([each.pid for each in found], indices) == ((children, [2, 2]) if has_rank else ([launcher], [2]))
+
+
+def test_processes_that_are_below_each_other() -> None:
+    """One of the given ones that is below another belongs to it, unless it is another rank; a circle loses none."""
+    topology = _dgx()
+    with _processes({"LOCAL_RANK": "0"}, {"LOCAL_RANK": "0"}, {"LOCAL_RANK": "1"}) as (_, first, same, other):
+        for children, expected in (
+            ({first: [same, other]}, [first, other]),
+            ({first: [same], same: [first]}, [first, same]),
+        ):
+            found = seam.targets_below([first, same, *expected[1:]], topology, children)
+            assert [each.pid for each in found] == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from rich.console import Console
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.nvml.fake import FakeNvml
+
+
+RECORDED: Final = Path(__file__).parent / "recorded/top.json"
 
 
 def _pages(kind: MemoryKind, *mib: int) -> Pages:
@@ -84,143 +88,114 @@ def _top(now: Sample, *, plan: RankPlan = PLANNED, before: Sample = SAMPLE) -> T
     return top("run-1", Plan(bind=Bind.NODE, memory=plan.memory, ranks=(plan,)), before=before, now=now)
 
 
-def _shown(seen: Top, *, width: int = 80) -> list[str]:
-    console = Console(width=width, color_system=None)
-    with console.capture() as captured:
-        console.print(top_table(seen, {}, width=width))
-    return captured.get().splitlines()
+def _later(seconds: float = 1.0, **more: Any) -> Sample:
+    return replace(SAMPLE, at_s=SAMPLE.at_s + seconds, **more)
 
 
-class TestRows:
-    """The comparison of samples."""
+def _seen(*pages: Pages, **more: Any) -> Sample:
+    """Return a sample of a rank with these pages."""
+    return _later(ranks={0: _rank(*pages, **more)})
 
-    def test_swap_is_a_rate(self) -> None:
-        """Pages in and out are divided by the time between the samples; without counters they are unknown."""
-        now = replace(SAMPLE, at_s=104.0, swapped=(1400, 5000))
-        assert _top(now).swap_per_s == (100.0, 0.0)
-        assert _top(now).interval_s == 4.0
-        assert _top(replace(now, swapped=None)).swap_per_s is None
-        assert _top(now, before=replace(SAMPLE, swapped=None)).swap_per_s is None
 
-    def test_threads_off_the_plan(self) -> None:
-        """A thread that may leave the planned CPUs counts, one that a library pinned to some of them does not."""
-        (rank,) = _top(replace(SAMPLE, ranks={0: _rank(threads=("4-7", "4,8", "0", "5"))})).ranks
-        assert (rank.num_off_plan, rank.num_threads) == (2, 4)
+def _waited(waited_s: float, stepped_s: float) -> dict[str, Any]:
+    return {"waited": {0: Waited(waited_s=waited_s, stepped_s=stepped_s)}}
 
-    def test_squeezed_rank(self) -> None:
-        """A main thread on fewer CPUs than planned counts, unless another launcher gave the rank these CPUs."""
-        narrow = replace(SAMPLE, ranks={0: _rank(threads=("4", "4"))})
-        assert _top(narrow).ranks[0].num_off_plan == 1
-        assert _top(replace(narrow, bound=frozenset())).ranks[0].num_off_plan == 0
 
-    def test_memory(self) -> None:
-        """The remote share leaves files out, and slots and page-locked memory are pinned bytes."""
-        pages = (
+def _red(**facts: object) -> Top:
+    return watched.job(watched.rank(0), watched.rank(1, **facts))
+
+
+HEAP: Final = _pages(MemoryKind.HEAP, 0, 10)
+GONE: Final = _later(gone=frozenset({0}), ranks={0: _rank(threads=())})
+OF_AMD: Final = replace(_rank(HEAP).processes[0], hides_pinned=True)
+WAITED: Final = replace(SAMPLE, **_waited(1.0, 10.0))
+USED: Final = replace(SAMPLE, cpu_s={0: {10: 5.0, 11: 2.0}})
+ON_512_CPUS: Final = replace(PLANNED, local_rank=15, cpus=CpuSet(range(0, 512, 2)))
+BUSY: Final = replace(_rank(_pages(MemoryKind.SLOT, 65536, 65536), threads=("1",) * 4000), local_rank=15)
+
+CASES: Final = {
+    "a row has GPU, node, CPUs, threads off them, remote share, GB/s and percent": _top(_later(swapped=(1010, 5000))),
+    "swap is divided by the time between the samples": _top(_later(4.0, swapped=(1400, 5000))),
+    "swap is unknown without counters now": _top(_later(swapped=None)),
+    "swap is unknown without counters before": _top(_later(), before=replace(SAMPLE, swapped=None)),
+    "at the same moment there is no rate": _top(SAMPLE),
+    "a thread that may leave its CPUs counts, one that a library pinned does not": _top(
+        _seen(HEAP, threads=("4-7", "4,8", "0", "5"))
+    ),
+    "a narrowed main thread counts": _top(_seen(HEAP, threads=("4", "4"))),
+    "unless another launcher gave the rank these CPUs": _top(
+        replace(_seen(HEAP, threads=("4", "4")), bound=frozenset())
+    ),
+    "the remote share leaves files out; slots and page-locked memory are pinned": _top(
+        _seen(
             _pages(MemoryKind.HEAP, 10, 50),
             _pages(MemoryKind.FILE, 900, 0),
             _pages(MemoryKind.SLOT, 0, 30),
             _pages(MemoryKind.PINNED, 10, 0),
         )
-        (rank,) = _top(replace(SAMPLE, ranks={0: _rank(*pages)})).ranks
-        assert rank.remote_share == pytest.approx(0.2)
-        assert rank.pinned_bytes == 40 * MIB
-
-    def test_unknown_memory(self) -> None:
-        """Unreadable memory is unknown, as is pinned memory on AMD; without planned nodes only pinned bytes count."""
-        (hidden,) = _top(replace(SAMPLE, ranks={0: _rank(unreadable="no")})).ranks
-        assert (hidden.remote_share, hidden.pinned_bytes) == (None, None)
-        (seen,) = _rank(_pages(MemoryKind.HEAP, 0, 10)).processes
-        of_amd = ObservedRank(local_rank=0, pid=10, processes=(replace(seen, hides_pinned=True),))
-        assert _top(replace(SAMPLE, ranks={0: of_amd})).ranks[0].pinned_bytes is None
-        slots = replace(SAMPLE, ranks={0: _rank(_pages(MemoryKind.SLOT, 5))})
-        (free,) = _top(slots, plan=replace(PLANNED, nodes=CpuSet(), memory=Memory.NONE)).ranks
-        assert (free.remote_share, free.pinned_bytes) == (None, 5 * MIB)
-
-    @pytest.mark.parametrize("gpu", [None, GpuRef(index=1, uuid=None, pci=None), GpuRef(index=1, uuid="X", pci=None)])
-    def test_gpu_without_an_answer(self, gpu: GpuRef | None) -> None:
-        """A rank without a GPU, and a GPU without a UUID or an answer from NVML, have no load."""
-        (rank,) = _top(SAMPLE, plan=replace(PLANNED, gpu=gpu)).ranks
-        assert rank.load == GpuLoad()
-
-    def test_wait_share(self) -> None:
-        """The share of time in steps that was spent waiting; unknown without a loader or a step."""
-        before = replace(SAMPLE, waited={0: Waited(waited_s=1.0, stepped_s=10.0)})
-        now = replace(SAMPLE, waited={0: Waited(waited_s=1.5, stepped_s=12.0)})
-        assert _top(now, before=before).ranks[0].wait_share == 0.25
-        assert _top(before, before=before).ranks[0].wait_share is None
-        assert _top(now).ranks[0].wait_share is None
-        assert _top(SAMPLE, before=before).ranks[0].wait_share is None
-
-    def test_cpu_share(self) -> None:
-        """CPU time is counted for processes in both samples: a worker that was just noticed has used it before."""
-        before = replace(SAMPLE, cpu_s={0: {10: 5.0, 11: 2.0}})
-        now = replace(SAMPLE, at_s=102.0, cpu_s={0: {10: 7.0, 11: 3.0, 12: 50.0}})
-        assert _top(now, before=before).ranks[0].cpu_share == 1.5
-        assert _top(now).ranks[0].cpu_share is None
-
-    def test_job_that_ended(self) -> None:
-        """A job has ended when all of its ranks are gone."""
-        assert not _top(SAMPLE).has_ended
-        assert _top(replace(SAMPLE, gone=frozenset({0}), ranks={0: _rank(threads=())})).has_ended
+    ),
+    "unreadable memory, unknown loads and swap are dashes, never zeros": _top(
+        _later(loads={}, ranks={0: _rank(unreadable="no")}, swapped=None)
+    ),
+    "pinned memory is unknown on AMD": _top(_later(ranks={0: ObservedRank(local_rank=0, pid=10, processes=(OF_AMD,))})),
+    "without planned nodes only pinned bytes count": _top(
+        _seen(_pages(MemoryKind.SLOT, 5)), plan=replace(PLANNED, nodes=CpuSet(), memory=Memory.NONE)
+    ),
+    "a rank without a GPU has no load": _top(_later(), plan=replace(PLANNED, gpu=None)),
+    "so has a GPU without a UUID": _top(_later(), plan=replace(PLANNED, gpu=GpuRef(index=1, uuid=None, pci=None))),
+    "and one that NVML does not know": _top(_later(), plan=replace(PLANNED, gpu=GpuRef(index=1, uuid="X", pci=None))),
+    "waiting is a share of the time in steps": _top(_later(**_waited(1.5, 12.0)), before=WAITED),
+    "without a step it is unknown": _top(_later(**_waited(1.0, 10.0)), before=WAITED),
+    "without a loader before it is unknown": _top(_later(**_waited(1.5, 12.0))),
+    "without a loader now it is unknown": _top(_later(), before=WAITED),
+    "CPU time counts of processes in both samples: a new worker has used it before": _top(
+        _later(2.0, cpu_s={0: {10: 7.0, 11: 3.0, 12: 50.0}}), before=USED
+    ),
+    "without CPU time before its share is unknown": _top(_later(cpu_s={0: {10: 7.0}})),
+    "a job has ended when all ranks are gone, which have no numbers": _top(GONE),
+    "a rank on every second of 512 CPUs fits into 80 columns": _top(_later(ranks={15: BUSY}), plan=ON_512_CPUS),
+    "the row of a rank on its plan is not red": _red(),
+    "a rank with threads off its plan is red": _red(num_off_plan=1),
+    "a rank far from its memory is red": _red(remote_share=0.06),
+    "a rank that is gone is red, and its numbers are left out": _red(is_gone=True),
+    "the power of a GPU that two ranks share counts once": watched.job(
+        watched.rank(0), watched.rank(1, plan=replace(watched.planned(0), local_rank=1))
+    ),
+}
 
 
-class TestTable:
-    """The table."""
+def _effect(seen: Top) -> dict[str, object]:
+    console = Console(width=80, color_system="standard", force_terminal=True)
+    with console.capture() as captured:
+        console.print(top_table(seen, {}, width=80))
+    return {"json": seen.to_json(), "shown": captured.get().splitlines()[:-2]}  # without the legend
 
-    def test_row(self) -> None:
-        """A row has GPU, node, CPUs, threads off them, remote share, MiB, GB/s and percent."""
-        _, swap, head, row, *_ = _shown(_top(replace(SAMPLE, at_s=101.0, swapped=(1010, 5000))))
-        names = ("rank", "GPU", "node", "CPUs", "off", "remote", "pinned", "steps/s", "wait", "CPU", "H2D", "busy")
-        assert head.split() == list(names)
-        assert row.split() == ["0", "1", "81:00.0", "1", "4-7", "0/2", "0.0%", "0.0", "-", "-", "-", "24.0", "87%"]
-        assert swap.endswith("swap: 10 pages/s in, 0 out (whole machine)")
 
-    def test_unknown_is_a_dash(self) -> None:
-        """What is unknown is a dash, never a zero."""
-        blind = replace(SAMPLE, loads={}, ranks={0: _rank(unreadable="no")}, swapped=None)
-        _, swap, _, row, *_ = _shown(_top(blind))
-        assert row.split()[-7:] == ["-"] * 7
-        assert swap.endswith("swap: unknown")
+@pytest.mark.parametrize("sentence", CASES)
+def test_a_case_is_shown_as_recorded(sentence: str) -> None:
+    """The JSON and the table are the recorded ones; NUMAPIN_UPDATE_GOLDEN=1 records them again."""
+    found = json.loads(json.dumps(_effect(CASES[sentence])))
+    recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
+        recorded = {name: recorded.get(name) for name in CASES} | {sentence: found}
+        RECORDED.write_text(json.dumps(recorded, indent=1, ensure_ascii=False) + "\n")
+    assert found == recorded.get(sentence)
 
-    def test_gone(self) -> None:
-        """A rank that is gone has no numbers."""
-        _, _, _, row, *_ = _shown(_top(replace(SAMPLE, gone=frozenset({0}), ranks={0: _rank(threads=())})))
-        assert row.split()[-1] == "gone"
 
-    def test_width(self) -> None:
-        """A rank on every second of 512 CPUs, three digits of everything else: 80 columns, and no line is broken."""
-        plan = replace(PLANNED, local_rank=15, cpus=CpuSet(range(0, 512, 2)))
-        rank = replace(_rank(_pages(MemoryKind.SLOT, 65536, 65536), threads=("1",) * 4000), local_rank=15)
-        seen = _top(replace(SAMPLE, ranks={15: rank}), plan=plan)
-        lines = _shown(seen)
-        assert len(lines) == 6
-        assert max(map(len, lines)) <= 80
-        assert "…" in lines[3]
-        assert lines[3].endswith("24.0   87%")
+def test_every_record_has_its_case() -> None:
+    """No recorded effect is left behind by a case that was renamed."""
+    assert list(json.loads(RECORDED.read_text())) == list(CASES)
 
-    @pytest.mark.parametrize("width", [1, 20, 40, 80, 120, 200])
-    def test_any_width(self, width: int) -> None:
-        """Less important columns are left out before a line is cut, and the ranks stay."""
-        lines = _shown(replace(_top(SAMPLE), run="x" * 300), width=width)
-        assert len(lines) == 6
-        assert max(map(len, lines)) <= width
 
-    @pytest.mark.parametrize(
-        ("facts", "is_red"),
-        [({}, False), ({"num_off_plan": 1}, True), ({"remote_share": 0.06}, True), ({"is_gone": True}, True)],
-    )
-    def test_what_needs_attention_is_red(self, facts: dict[str, object], is_red: bool) -> None:  # noqa: FBT001 - a parameter
-        """The row of a rank that is gone, off its plan or far from its memory is red; other rows are not."""
-        console = Console(width=200, color_system="standard", force_terminal=True)
-        with console.capture() as captured:
-            console.print(top_table(watched.job(watched.rank(0), watched.rank(1, **facts)), {}, width=200))
-        _, _, _, healthy, other, *_ = captured.get().splitlines()
-        assert ("\x1b[1;31m" in healthy, "\x1b[1;31m" in other) == (False, is_red)
-
-    def test_shared_gpu(self) -> None:
-        """The power of a GPU that two ranks share counts once."""
-        both = watched.rank(0), watched.rank(1, plan=replace(watched.planned(0), local_rank=1))
-        assert "GPU power 612 W" in _shown(watched.job(*both))[1]
+@pytest.mark.parametrize("width", [1, 20, 40, 80, 120, 200])
+def test_any_width(width: int) -> None:
+    """Less important columns are left out before a line is cut, and the ranks stay."""
+    console = Console(width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(top_table(replace(_top(SAMPLE), run="x" * 300), {}, width=width))
+    lines = captured.get().splitlines()
+    assert len(lines) == 6
+    assert max(map(len, lines)) <= width
 
 
 class TestReaders:
