@@ -73,8 +73,8 @@ def linked(gpus: Sequence[int | None], nics: Sequence[Nic], word: str = "PIX") -
     return replace(grid(packages=2, nodes=1, gpus=gpus), nics=tuple(nics), links=links)
 
 
-def without(machine: Topology, **unknown: None) -> Topology:
-    """Return a machine whose GPUs lack these facts."""
+def without(machine: Topology, **unknown: Any) -> Topology:
+    """Return a machine whose GPUs lack these facts, each given as None."""
     return replace(machine, gpus=tuple(replace(one, **unknown) for one in machine.gpus))
 
 
@@ -284,13 +284,14 @@ SPLITS: Final = {
         {"bind": "none"},
     ),
     **{
-        f"a core with a thread that is reserved or not allowed is not exclusive: {allowed}, {options}": Case(
-            machine=limited(grid(nodes=1, gpus=[0]), allowed), options={"bind": "exclusive", **options}
+        f"a core with a thread that is reserved or not allowed is not exclusive: {allowed}, {reserved}, {smt}": Case(
+            machine=limited(grid(nodes=1, gpus=[0]), allowed),
+            options={"bind": "exclusive", "reserve_cpus": reserved, "smt": smt},
         )
-        for allowed, options in (
-            *(("0-7", {"reserve_cpus": reserved}) for reserved in ("4", "4-7", "0,4")),
-            ("0-3,5-7", {}),
-            ("0-7", {"smt": False}),
+        for allowed, reserved, smt in (
+            *(("0-7", reserved, True) for reserved in ("4", "4-7", "0,4")),
+            ("0-3,5-7", "", True),
+            ("0-7", "", False),
         )
     },
     **each("one CPU, one core and one package are singular", grid(nodes=1, cores=1, smt=1, gpus=[0]), *MODES),
