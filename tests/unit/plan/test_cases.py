@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -34,11 +35,18 @@ def test_a_case_has_its_recorded_plan(sentence: str) -> None:
         found = [f"{type(error).__name__}: {error.message}", f"hint: {error.hint}"]
         error.use_hint_for_fixed_ranks()
         found += [] if found[-1] == f"hint: {error.hint}" else [f"hint where the ranks are fixed: {error.hint}"]
-    recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    recorded = _recorded()
     if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
-        recorded = {name: recorded.get(name) for name in CASES} | {sentence: found}
-        RECORDED.write_text(json.dumps(recorded, indent=1, ensure_ascii=False) + "\n")
+        recorded[sentence] = found
+        ordered = {name: recorded.get(name) for name in CASES}
+        RECORDED.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
     assert found == recorded.get(sentence)
+
+
+@cache
+def _recorded() -> dict[str, list[str]]:
+    recorded: dict[str, list[str]] = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    return recorded
 
 
 def test_every_record_has_its_case() -> None:
