@@ -101,6 +101,7 @@ def test_json_reads_back() -> None:
     """A saved topology with every field reads back equal; files of versions that lack newer fields are read too."""
     data = _full().to_json()
     assert data["schema"] == "numapin.topology/1"
+    assert {"nics": None, "nics_reason": None}.items() <= data["gpus"][0].items()  # type: ignore[index] # JSON
     assert Topology.from_json(json.dumps(data)) == _full()
     for added in (
         "notes",
