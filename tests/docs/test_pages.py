@@ -6,7 +6,6 @@ import ast
 import json
 import re
 import shlex
-import tomllib
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -229,32 +228,11 @@ def test_training_figures_are_the_measured_ones() -> None:
             )
 
 
-def test_measured_figures_have_dates() -> None:
-    """Each section of docs/measured.md begins with the date of its figures, and a link to what has changed since."""
-    for section in (DOCS / "measured.md").read_text().split("\n## ")[1:]:
-        first = section.split("\n\n")[1]
-        assert re.search(r"2026-\d\d-\d\d", first), section[:200]
-        assert "(results/README.md#age-of-the-figures)" in first, section[:200]
-
-
 def test_site_has_every_page() -> None:
     """Each page below docs/ is in the navigation."""
     nav = (ROOT / "mkdocs.yml").read_text()
     missing = [page for page in sorted(DOCS.rglob("*.md")) if page.relative_to(DOCS).as_posix() not in nav]
     assert missing == []
-
-
-def test_docs_extra_is_declared() -> None:
-    """The extra for `make docs` names the packages that the build needs."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert any(line.startswith("mkdocstrings[python]") for line in extras["docs"])
-
-
-def test_warnings_fail_the_build() -> None:
-    """`make docs` builds strictly, and not quietly: with --quiet mkdocs ignores warnings."""
-    line = next(line for line in (ROOT / "Makefile").read_text().splitlines() if "mkdocs build" in line)
-    assert "--strict" in line
-    assert "--quiet" not in line
 
 
 class TestSite:
@@ -284,13 +262,6 @@ class TestSite:
         rows = [("--bind [none|node]", "Bind to it [1<=x], or `a|b[0]`.\nNot *now*.")]
         expected = r"| `--bind [none|node]` | Bind to it \[1&lt;=x\], or `a|b[0]`. Not \*now\*. |"
         assert docs_site._table(rows).splitlines()[2:] == [expected]
-
-    def test_search_works_from_files(self) -> None:
-        """The search index is a script, which pages that are files may load, and so is what stands in for a Worker."""
-        site = (ROOT / "mkdocs.yml").read_text()
-        (polyfill,) = re.findall(r"^  polyfills: \[(\S*iframe-worker\S*)\]", site, re.MULTILINE)
-        assert (DOCS / polyfill).is_file()
-        assert "\n  - offline\n" in site
 
     @pytest.mark.parametrize("page", [README, DOCS / "quick-start.md"], ids=name_of)
     def test_first_examples_are_not_cut(self, page: Path) -> None:

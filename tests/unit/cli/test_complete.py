@@ -2,71 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Final
+
 import pytest
 
+from tests.recorded.screens import compare
 from tests.unit.cli.seam import Candidates, _bash_lines, _lines, complete, numapin, split_line
 
-
-def words_for(line: str) -> list[str]:
-    """Return the words that may stand at the end of a command line."""
-    return [word for word, _ in complete(numapin, line.split(" ")[1:]).words]
+RECORDED: Final = Path(__file__).with_name("completions.txt")
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("numapin to", ["topo", "top"]),
-        ("numapin jo", ["job"]),
-        ("numapin --v", ["--version"]),
-        ("numapin run --da", ["--dataloader"]),
-        ("numapin exec --local", ["--local-rank", "--local-size"]),
-        ("numapin run --rdzv-", ["--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"]),
-        ("numapin run --rdzv_c", ["--rdzv_conf"]),
-        ("numapin run --nproc-per-node ", ["auto", "cpu", "gpu", "xpu"]),
-        ("numapin run --standalone --bind=s", ["--bind=socket"]),
-        ("numapin run --bind node --bi", []),
-        ("numapin trace --ste", ["--steps"]),
-        ("numapin trace --numa_binding c", ["core-complex"]),
-        ("numapin plan --memory b", ["bind"]),
-        ("numapin bench transfer --peers slot,pin", ["slot,pinned"]),
-        ("numapin bench transfer --peers slot,slo", []),
-        ("numapin job p", ["pbs"]),
-        ("numapin job slurm --for", ["--form"]),
-        ("numapin job slurm --form ", ["node", "task"]),
-        ("numapin job slurm --machine example:n", ["example:ndv4"]),
-        ("numapin job slurm --nodes 2 --dataloader numapin-", ["numapin-balanced"]),
-        ("numapin topo --format ", ["tree", "matrix", "json", "svg", "html"]),
-        ("numapin completion z", ["zsh"]),
-        ("numapin run train.py --bi", []),
-        ("numapin job slurm train.py --nod", []),
-        ("numapin nonsense --bi", []),
-    ],
-)
-def test_words(line: str, expected: list[str]) -> None:
-    """Commands, options not given yet, their values; nothing of ours after the script."""
-    assert words_for(line) == expected
+def test_candidates_are_the_recorded_ones() -> None:
+    """Commands, options not given yet, their values, files, and other programs' lines; nothing of ours after a script.
 
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("numapin run ", Candidates(files="file")),
-        ("numapin run --log-dir ", Candidates(files="file")),
-        ("numapin run --report=pla", Candidates(files="file", prefix="--report=")),
-        ("numapin run -m mod --out=x", Candidates(files="file", prefix="--out=")),
-        ("numapin run --no-python ", Candidates(command_at=2)),
-        ("numapin run --no-python --standalone env A", Candidates(command_at=3)),
-        ("numapin exec --strict -- python tr", Candidates(command_at=3)),
-        ("numapin exec py", Candidates(command_at=1)),
-        ("numapin job slurm tr", Candidates(files="file")),
-        ("numapin job slurm --machine mine", Candidates(files="file")),
-        ("numapin trace --read a b", Candidates(files="file")),
-        ("numapin doctor x", Candidates()),
-    ],
-)
-def test_what_the_shell_completes(line: str, expected: Candidates) -> None:
-    """Files, and other programs' command lines with the place at which they begin."""
-    assert complete(numapin, line.split(" ")[1:]) == expected
+    A recorded line begins with "$ " and ends with a mark for the cursor; its candidates are below, as zsh gets them,
+    without descriptions. NUMAPIN_UPDATE_GOLDEN=1 writes them anew.
+    """
+    lines = [line[2:].removesuffix("|") for line in RECORDED.read_text().splitlines() if line.startswith("$ ")]
+    assert len(lines) > 30
+    text = ""
+    for line in lines:
+        found = _lines(complete(numapin, line.split(" ")[1:]))
+        text += f"$ {line}|\n" + "".join(f"{' '.join(each.split(chr(9))[:2])}\n" for each in found)
+    compare(text, str(RECORDED))
 
 
 def test_descriptions_are_short() -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from numapin.errors import NumapinError, PlanError, UsageError
+from numapin.errors import PlanError, UsageError
 from tests.unit.cli import seam
 from tests.unit.cli.seam import numapin as commands
 
@@ -25,31 +25,6 @@ def test_a_number_of_gpus_for_children() -> None:
     error = _error("exec", "--children", "--gpus", "900", "--", "true")
     assert "no GPU matches '900'" in error.message
     assert "--nproc-per-node" not in error.hint
-
-
-def _hints(*words: str) -> tuple[str, str]:
-    """Return the hint of this `plan` command, and the one where the number of ranks is fixed."""
-    with pytest.raises(NumapinError) as caught:
-        commands.main(["plan", "--machine", "example:p4d", *words], standalone_mode=False)
-    error, hint = caught.value, caught.value.hint
-    error.use_hint_for_fixed_ranks()
-    return hint, error.hint
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--gpus", "0,0"),
-        ("--gpus", "900"),
-        ("--bind", "exclusive", "--reserve-cpus", "0-23,48-70"),
-    ],
-)
-def test_hints_where_the_number_of_ranks_is_fixed(words: tuple[str, ...]) -> None:
-    """`exec --children` and `attach` take no --nproc-per-node; their hints for the same mistakes do not name it."""
-    hint, hint_for_fixed_ranks = _hints(*words)
-    assert "--nproc-per-node" in hint
-    assert hint_for_fixed_ranks
-    assert "--nproc-per-node" not in hint_for_fixed_ranks
 
 
 @pytest.mark.parametrize(("line", "hint"), [(("--pid", "7"), "pgrep -af"), ((), "the active run")])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
-from numapin.plan.gpus import in_turn, settle_gpus
-from numapin.plan.model import GpuRef
-from numapin.plan.nics import exported, nic_variables, with_users_nics, without_users
-from numapin.plan.request import MemoryChoice, NicLibrary, parse_bind, parse_gpus, parse_memory, parse_nic_env
+from numapin.plan.gpus import settle_gpus
+from numapin.plan.nics import exported, nic_variables, with_users_nics
+from numapin.plan.request import parse_bind, parse_gpus, parse_memory, parse_nic_env
 from numapin.rank import bind
 from numapin.rank.handover import RankSlice, slice_text
 from numapin.system import numa
@@ -15,4 +13,3 @@ from numapin.tasks.identify import Task
 from numapin.tasks.slice import plan_task
 from numapin.topology.model import CpuSpeed, Mig, NodeKind
 from numapin.topology.nics import NicKind
-from numapin.view.plan_table import environment_lines

@@ -5,7 +5,6 @@ The path is that of the program: a sysfs tree, NVML's and NCCL's word -> reading
 
 from __future__ import annotations
 
-import json
 import os
 from functools import cache
 from pathlib import Path
@@ -13,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from numapin import Bind, Memory, Plan, Request, Topology, make_plan
+from numapin import Bind, Memory, Request, Topology, make_plan
 from tests.machines.compact import compact
 from tests.machines.described import describe
 from tests.machines.roots import HERE, NAMES, Machine, load, nccl_xml, nvml_readings, write_root
 from tests.unit.topology.seam import (
     PCI_ORDER,
-    CpuSet,
-    NodeKind,
     NodeSource,
     NvmlReadings,
     build,
@@ -71,18 +68,6 @@ def test_topology_and_plans_are_the_golden_ones(name: str, readings_of: Callable
         golden.write_text(text)
     assert golden.is_file(), f"write {golden.name} with: NUMAPIN_UPDATE_GOLDEN=1 pytest {Path(__file__).name}"
     assert text == golden.read_text()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_golden_files_read_back_as_what_they_were_written_from(
-    name: str, readings_of: Callable[[str], Readings]
-) -> None:
-    """A saved topology and a saved plan are the topology and the plan."""
-    golden = json.loads((HERE / "golden" / f"{name}.json").read_text())
-    topology = build(readings_of(name))
-    assert Topology.from_json(json.dumps(golden["topology"])) == topology
-    for request, saved in zip(_requests(load(name)), golden["plans"], strict=True):
-        assert Plan.from_json(json.dumps(saved["plan"])) == make_plan(topology, request)
 
 
 def test_every_golden_file_belongs_to_a_machine() -> None:
@@ -231,22 +216,6 @@ TRUTH: dict[str, list[tuple[int | None, str]]] = {
     "3node-smt2-speeds-contradict-3gpu": [(0, "0-3,12-15"), (1, "4-7,16-19"), (2, "8-11,20-23")],
 }
 
-# Machine and mode -> the fast and the other CPUs of each rank, from the facts.
-_FAST: dict[tuple[str, Bind], list[tuple[str, str]]] = {
-    ("1pkg-1node-20core-hybrid-1gpu", Bind.EXCLUSIVE): [("5-9,15-19", "0-4,10-14")],
-    ("1pkg-1node-20core-hybrid-1gpu", Bind.CORE_COMPLEX): [("5-9", "0-4")],
-    ("2pkg-2node-smt2-priority-8gpu", Bind.EXCLUSIVE): [
-        ("0-1,32-33", "8-9,40-41"),
-        ("2-3,34-35", "10-11,42-43"),
-        ("4-5,36-37", "12-13,44-45"),
-        ("6-7,38-39", "14-15,46-47"),
-        ("16-17,48-49", "18-19,50-51"),
-        ("20-21,52-53", "22-23,54-55"),
-        ("24-25,56-57", "26-27,58-59"),
-        ("28-29,60-61", "30-31,62-63"),
-    ],
-}
-
 
 def test_every_machine_has_its_truth() -> None:
     """Every machine has hand-written facts; without them it would only be compared with the program's own output."""
@@ -258,51 +227,6 @@ def test_each_rank_is_on_its_gpus_node(name: str, readings_of: Callable[[str], R
     """With the default request, every rank gets all usable CPUs of its GPU's node, as the facts say."""
     plan = make_plan(build(readings_of(name)), Request())
     assert [(rank.node, cpu_set.render(rank.cpus)) for rank in plan.ranks] == TRUTH[name]
-
-
-@pytest.mark.parametrize(("name", "mode"), _FAST)
-def test_fast_cores_are_shared_evenly(name: str, mode: Bind, readings_of: Callable[[str], Readings]) -> None:
-    """Each rank gets its part of the node's fast cores, and the reason says how many."""
-    plan = make_plan(build(readings_of(name)), Request(bind=mode))
-    assert [rank.cpus for rank in plan.ranks] == [
-        CpuSet.parse(fast) | CpuSet.parse(others) for fast, others in _FAST[name, mode]
-    ]
-    assert all(" cores are fast ones (highest_perf " in rank.reason for rank in plan.ranks)
-
-
-def test_ranks_of_a_few_cpus_get_fast_ones(readings_of: Callable[[str], Readings]) -> None:
-    """With --cpus-per-rank, a rank's fast cores come first."""
-    request = Request(bind=Bind.EXCLUSIVE, cpus_per_rank=4)
-    ranks = make_plan(build(readings_of("2pkg-2node-smt2-priority-8gpu")), request).ranks
-    assert [cpu_set.render(rank.cpus) for rank in ranks[:3]] == ["0-1,32-33", "2-3,34-35", "4-5,36-37"]
-    assert "2 of its 2 cores are fast ones (highest_perf 46, others 36)" in ranks[0].reason
-
-
-def test_ratings_that_contradict_each_other_prefer_no_core(readings_of: Callable[[str], Readings]) -> None:
-    """Where one rating contradicts another, or the threads of a core differ, no core is fast, and a note says why."""
-    topology = build(readings_of("3node-smt2-speeds-contradict-3gpu"))
-    assert topology.notes == (
-        "node 0: highest_perf and cpu_capacity disagree on which cores are faster, so none is preferred; see: "
-        "grep . /sys/devices/system/cpu/cpu*/acpi_cppc/highest_perf /sys/devices/system/cpu/cpu*/cpu_capacity",
-        "node 1: highest_perf differs between the threads of a core (CPUs 4,16), so it is ignored; see: "
-        "grep . /sys/devices/system/cpu/cpu*/acpi_cppc/highest_perf",
-    )
-    plan = make_plan(topology, Request(bind=Bind.EXCLUSIVE, cpus_per_rank=2))
-    assert [cpu_set.render(rank.cpus) for rank in plan.ranks] == ["0,12", "4,16", "8,20"]
-    assert ["fast" in rank.reason for rank in plan.ranks] == [False, False, True]
-
-
-def test_nvml_order_is_not_rank_order(readings_of: Callable[[str], Readings]) -> None:
-    """If NVML numbers GPUs in another order than CUDA, a rank still runs on the node of the GPU that CUDA gives it."""
-    topology = build(readings_of("2pkg-8node-snc4-4gpu-unordered"))
-    assert [gpu.node for gpu in topology.gpus] == [3, 1, 7, 5]
-    plan = make_plan(topology, Request())
-    assert [(rank.gpu.index, rank.gpu.pci) for rank in plan.ranks if rank.gpu] == [
-        (1, "0000:4c:00.0"),
-        (0, "0000:5d:00.0"),
-        (3, "0000:cc:00.0"),
-        (2, "0000:dd:00.0"),
-    ]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not load(name).nccl])
@@ -323,128 +247,3 @@ def test_gpus_that_no_source_places_stay_unplaced(readings_of: Callable[[str], R
     }
     assert "--gpu-nodes" in plan.warnings[0]
     assert "NCCL_TOPO_FILE" in plan.warnings[0]
-
-
-@pytest.mark.parametrize(
-    ("name", "source"),
-    [
-        ("2pkg-8node-smt2-8gpu-pairs", NodeSource.SYSFS),
-        ("4node-24cpu-8gpu-nosysfs", NodeSource.NCCL_FILE),
-        ("2pkg-8node-gpumem-smt4-6gpu", NodeSource.LOCAL_CPUS),
-    ],
-)
-def test_node_sources(name: str, source: NodeSource, readings_of: Callable[[str], Readings]) -> None:
-    """A GPU's node comes from the source that knows it on this machine."""
-    assert {gpu.node_source for gpu in build(readings_of(name)).gpus} == {source}
-
-
-@pytest.mark.parametrize(
-    ("name", "gpu", "memory"),
-    [
-        ("2pkg-8node-gpumem-smt4-6gpu", "250-255", ""),
-        ("4pkg-36node-gpumem-4gpu", "4,12,20,28", "5-11,13-19,21-27,29-35"),
-        ("2pkg-34node-gpumem-4gpu", "2,10,18,26", "3-9,11-17,19-25,27-33"),
-        ("4node-memoryless-2gpu", "", ""),
-    ],
-)
-def test_gpu_memory_is_no_host_memory(name: str, gpu: str, memory: str, readings_of: Callable[[str], Readings]) -> None:
-    """GPU memory nodes are recognized, and no plan puts a rank's memory on a node without CPUs."""
-    topology = build(readings_of(name))
-    kinds = {kind: cpu_set.render(n.id for n in topology.nodes if n.kind is kind) for kind in NodeKind}
-    assert (kinds[NodeKind.GPU], kinds[NodeKind.MEMORY]) == (gpu, memory)
-    for bind in MODES:
-        for policy in (Memory.PREFERRED, Memory.INTERLEAVE):
-            plan = make_plan(topology, Request(bind=bind, memory=policy))
-            assert frozenset().union(*(r.nodes for r in plan.ranks)) <= {n.id for n in topology.cpu_nodes}
-
-
-def test_gpus_name_their_own_memory(readings_of: Callable[[str], Readings]) -> None:
-    """Each GPU of a GB200 tray names the node of its memory, by NVML or by the driver's file in a capture."""
-    readings = readings_of("2pkg-34node-gpumem-4gpu")
-    assert [gpu.memory_node for gpu in build(readings).gpus] == [2, 10, 18, 26]
-    assert {gpu.memory_node for gpu in build(readings_of("2pkg-2node-smt2-8gpu-a100")).gpus} == {None}
-    capture = readings._replace(nvml=NvmlReadings(gpus=None))
-    assert {gpu.pci: gpu.memory_node for gpu in build(capture).gpus} == {
-        gpu.pci: gpu.memory_node for gpu in build(readings).gpus
-    }
-
-
-# Machine -> each GPU's nearest NICs, its own first, from the facts and not from the program.
-NICS: dict[str, list[str]] = {
-    "2pkg-2node-8gpu-16nic": [
-        *("mlx5_0 mlx5_1 mlx5_2 mlx5_3", "mlx5_1 mlx5_0 mlx5_2 mlx5_3"),
-        *("mlx5_4 mlx5_5 mlx5_6 mlx5_7", "mlx5_5 mlx5_4 mlx5_6 mlx5_7"),
-        *("mlx5_8 mlx5_9 mlx5_10 mlx5_11", "mlx5_9 mlx5_8 mlx5_10 mlx5_11"),
-        *("mlx5_12 mlx5_13 mlx5_14 mlx5_15", "mlx5_13 mlx5_12 mlx5_14 mlx5_15"),
-    ],
-    "2pkg-2node-8gpu-4nic": [
-        *("mlx5_0 mlx5_1", "mlx5_1 mlx5_0", "mlx5_0 mlx5_1", "mlx5_1 mlx5_0"),
-        *("mlx5_2", "mlx5_2", "mlx5_3", "mlx5_3"),
-    ],
-    "2pkg-2node-4gpu-2nic-far": ["mlx5_0 mlx5_1", "mlx5_1 mlx5_0"] * 2,
-    "2pkg-8node-smt2-8gpu-pairs": [*["mlx5_0"] * 4, *["mlx5_6"] * 4],
-    "2pkg-8node-nps4-8amd": [*["mlx5_0"] * 4, *["mlx5_1"] * 4],
-    "2node-nics-of-all-kinds-2gpu": ["mlx4_0", "mlx4_0"],
-}
-
-
-@pytest.mark.parametrize("name", NICS)
-def test_the_nearest_nics_of_each_gpu(name: str, readings_of: Callable[[str], Readings]) -> None:
-    """Each GPU's nearest NICs are those of the facts, and GPUs with equally near ones start with different ones."""
-    topology = build(readings_of(name))
-    nearest = topology.nearest_nics
-    assert [" ".join(nearest[gpu.index].names) for gpu in topology.gpus] == NICS[name]
-    assert [rank.nics for rank in make_plan(topology, Request()).ranks] == [tuple(n.split()) for n in NICS[name]]
-
-
-@pytest.mark.parametrize("name", sorted(set(NAMES) - set(NICS)))
-def test_machines_without_rdma_have_no_nearest_nics(name: str, readings_of: Callable[[str], Readings]) -> None:
-    """Without a verbs device, the nearest NICs are unknown, in the plan as well."""
-    topology = build(readings_of(name))
-    assert topology.nearest_nics == {}
-    assert {rank.nics for rank in make_plan(topology, Request()).ranks} == {None}
-
-
-@pytest.mark.parametrize("kind", ["hwloc", "nccl"])
-def test_files_of_other_programs_give_the_same_nearest_nics(kind: str) -> None:
-    """Files of hwloc and NCCL have the verbs names and the links of NICs, too."""
-    nearest = _build_file("2pkg-2node-8gpu-4nic", kind).nearest_nics
-    assert [" ".join(nearest[index].names) for index in range(8)] == NICS["2pkg-2node-8gpu-4nic"]
-
-
-def test_dgx_a100_in_other_modes(readings_of: Callable[[str], Readings]) -> None:
-    """Half of a DGX A100 idles in node mode, with a warning; socket mode uses it; pairs split a node by whole cores."""
-    topology = build(readings_of("2pkg-8node-smt2-8gpu-pairs"))
-    node, socket, exclusive, complexes = (make_plan(topology, Request(bind=bind)) for bind in MODES)
-    assert node.warnings == ("128 CPUs of nodes 0,2,4,6, which have no rank, stay idle; --bind socket uses them",)
-    assert [r.num_threads for r in node.ranks] == [8] * 8
-    assert [cpu_set.render(r.cpus) for r in socket.ranks] == [*["0-63,128-191"] * 4, *["64-127,192-255"] * 4]
-    assert [cpu_set.render(r.nodes) for r in socket.ranks] == [*["0-3"] * 4, *["4-7"] * 4]
-    assert [cpu_set.render(r.cpus) for r in exclusive.ranks[:2]] == ["48-55,176-183", "56-63,184-191"]
-    assert [cpu_set.render(r.cpus) for r in complexes.ranks[:2]] == ["48-51,176-179", "52-55,180-183"]
-    assert {link.kind for link in topology.links if link.b.startswith("gpu")} == {"NV12"}
-    assert {(link.a, link.kind) for link in topology.links if link.b == "mlx5_0"} >= {("gpu0", "PIX"), ("gpu2", "SYS")}
-
-
-def test_memory_of_special_machines(readings_of: Callable[[str], Readings]) -> None:
-    """Memory comes from the nearest allowed node that has some; with one node there is nothing to choose."""
-    memory = {
-        name: [
-            (r.memory, cpu_set.render(r.nodes), r.exact) for r in make_plan(build(readings_of(name)), Request()).ranks
-        ]
-        for name in ("4node-memoryless-2gpu", "4node-cpuset-3gpu", "1node-16cpu-1gpu-vm")
-    }
-    preferred = Memory.PREFERRED
-    assert memory["4node-memoryless-2gpu"] == [(preferred, "0", False), (preferred, "2", True)]
-    assert memory["4node-cpuset-3gpu"] == [(preferred, "0", True), (preferred, "3", False), (preferred, "3", True)]
-    assert memory["1node-16cpu-1gpu-vm"] == [(Memory.NONE, "0", True)]
-
-
-def test_firmware_that_lists_cpus_twice_is_reported(readings_of: Callable[[str], Readings]) -> None:
-    """Overlapping nodes are used as the kernel lists them, with a note; exclusive ranks still share no CPU."""
-    topology = build(readings_of("2node-every-node-lists-all"))
-    assert any("list the same CPUs" in note for note in topology.warnings)
-    first, second = make_plan(topology, Request(bind=Bind.EXCLUSIVE)).ranks
-    assert not first.cpus & second.cpus
-    for bind in MODES:
-        assert not any(rank.exact for rank in make_plan(topology, Request(bind=bind)).ranks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -97,65 +97,11 @@ def test_restrict_only_ever_takes_away() -> None:
     assert replace(twice, allowed=topology.allowed) == topology
 
 
-def test_json_keys_are_the_contract() -> None:
-    """The keys of numapin.topology/1 and their spelling; unknown is null, sets are list strings."""
-    data = json.loads(json.dumps(_full().to_json()))
-    assert list(data) == [
-        *("schema", "host", "source", "packages", "nodes", "cores", "allowed", "gpus", "nics", "links", "notes"),
-        *("siblings_known", "doubtful_nodes", "memory_bytes", "speeds", "gpu_order_known", "allowed_known"),
-    ]
-    assert data["schema"] == "numapin.topology/1"
-    assert data["packages"] == [{"id": 0, "nodes": "0-1"}]
-    assert data["nodes"][2] == {
-        "id": 8,
-        "kind": "memory",
-        "cpus": "",
-        "package": None,
-        "memory_bytes": 64 << 30,
-        "free_bytes": None,
-        "distances": {"0": 32, "1": 32, "8": 10, "9": 32},
-    }
-    assert data["cores"][0] == {"id": 0, "cpus": "0,8", "node": 0, "package": 0, "l3": 0}
-    assert data["allowed"] == {"cpus": "0-15", "nodes": "0-1,8-9"}
-    assert data["gpus"][0] == {
-        "index": 0,
-        "cuda_index": 0,
-        "visible": True,
-        "uuid": "GPU-00000000-0000-4000-8000-000000000000",
-        "pci": "0000:10:00.0",
-        "name": "T4",
-        "node": 1,
-        "node_source": "sysfs",
-        "cpus": "2-3",
-        "pcie": {"gen": 5, "width": 16, "max_gen": 5, "max_width": 16},
-        "mig": [{"uuid": "MIG-1", "name": None}],
-        "vendor": None,
-        "partition": None,
-        "memory_node": None,
-        "pci_parents": None,
-        "nics": None,
-        "nics_reason": None,
-    }
-    assert [data["gpus"][1][key] for key in ("cuda_index", "visible", "node", "node_source", "cpus")] == [
-        *(None, False, None, None, None)
-    ]
-    assert data["nics"][0] == {
-        "name": "eth0",
-        "pci": "0000:01:00.0",
-        "node": 0,
-        "kind": "ethernet",
-        "interface": "net",
-        "is_up": True,
-        "rate_gbit_s": 2.5,
-        "pci_parents": ["0000:00:01.0"],
-    }
-    assert {key for key, value in data["nics"][1].items() if value is not None} == {"name", "kind"}
-    assert (data["links"], data["notes"]) == ([{"a": "gpu0", "b": "gpu1", "kind": "NV4"}], ["a note"])
-
-
 def test_json_reads_back() -> None:
-    """A saved topology reads back equal; files of versions that lack newer fields are read too."""
+    """A saved topology with every field reads back equal; files of versions that lack newer fields are read too."""
     data = _full().to_json()
+    assert data["schema"] == "numapin.topology/1"
+    assert {"nics": None, "nics_reason": None}.items() <= data["gpus"][0].items()  # type: ignore[index] # JSON
     assert Topology.from_json(json.dumps(data)) == _full()
     for added in (
         "notes",
@@ -170,13 +116,6 @@ def test_json_reads_back() -> None:
     assert Topology.from_json(json.dumps(data)) == replace(_full(), notes=())
 
 
-@pytest.mark.parametrize("part", [_full(), _full().nodes[0], _full().cores[0], _full().gpus[0], _full().allowed])
-def test_parts_are_frozen(part: Any) -> None:
-    """No stage can change the previous stage's result."""
-    with pytest.raises(FrozenInstanceError):
-        setattr(part, fields(part)[0].name, None)
-
-
 def _edited(edit: Callable[[Any], object]) -> str:
     data = json.loads(json.dumps(_full().to_json()))
     edit(data)
@@ -187,12 +126,6 @@ def _edited(edit: Callable[[Any], object]) -> str:
     ("text", "message"),
     [
         ("", "m.json: not JSON: Expecting value: line 1"),
-        (
-            '{"schema": "numapin.topology/1",',
-            "m.json: not JSON: Expecting property name enclosed in double quotes: line 1",
-        ),
-        ("[" * 100_000, "m.json: not JSON: it is nested too deeply"),
-        ("9" * 5000, "m.json: not JSON: Exceeds the limit"),
         ("[]", "m.json: top level: expected an object, found []"),
         ("{}", "m.json: schema: expected 'numapin.topology/1', found nothing"),
         (_edited(lambda d: d.update(schema="numapin.topology/2")), "found 'numapin.topology/2'"),

@@ -1,19 +1,12 @@
-"""Machines and plans as text, and the words that a request accepts."""
+"""Machines and plans as text."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-import pytest
-
-from numapin import Bind, Memory, Nic, Request, make_plan
-from numapin.errors import UsageError
+from numapin import Nic, Request, make_plan
 from tests.machines.grids import grid
 from tests.pictures import golden_machine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def test_a_machine_as_text() -> None:
@@ -40,32 +33,3 @@ def test_a_plan_as_text() -> None:
 def test_text_is_printable() -> None:
     """Names that contain control characters do not reach the terminal."""
     assert "\x1b" not in str(replace(grid(), host="\x1b[31m"))
-
-
-def test_words_are_accepted() -> None:
-    """Strings stand for the choices, and sets of numbers for CPUs; `replace` keeps working."""
-    request = Request(bind="exclusive", memory="bind", memory_nodes={1}, reserve_cpus={0, 2}, gpus=["0"])
-    assert request == Request(
-        bind=Bind.EXCLUSIVE, memory=Memory.BIND, memory_nodes=frozenset({1}), reserve_cpus=[0, 2], gpus=("0",)
-    )
-    assert request.bind is Bind.EXCLUSIVE
-    assert str(request.reserve_cpus) == "0,2"
-    changed = replace(request, bind="socket", num_ranks=3)  # type: ignore[arg-type]  # mypy knows the attribute's type
-    assert changed.bind is Bind.SOCKET
-    assert hash(request) == hash(replace(request))
-
-
-@pytest.mark.parametrize(
-    ("make", "told"),
-    [
-        (lambda: Request(bind="bogus"), "--bind is 'bogus'; it must be one of none, node, socket, exclusive, core"),
-        (lambda: Request(memory="near"), "--memory is 'near'; it must be one of none, local, preferred, bind, interl"),
-        (lambda: Request(bind=3), "--bind is 3; it must be one of none"),  # type: ignore[arg-type]
-        (lambda: replace(Request(), bind="bogus"), "--bind is 'bogus'"),  # type: ignore[arg-type]
-    ],
-)
-def test_other_words_name_the_choices(make: Callable[[], Request], told: str) -> None:
-    """A word that is none of the choices is an error that lists them."""
-    with pytest.raises(UsageError, match=r"must be one of") as caught:
-        make()
-    assert caught.value.message.startswith(told)

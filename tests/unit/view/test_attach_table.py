@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 
+from tests.recorded.screens import compare
 from tests.unit.planned import PLANNED
 from tests.unit.view.seam import Attached, AttachedRank, BoundProcess, CpuSet, ProcessPages, attach_table
 
@@ -36,38 +38,23 @@ UNDO = "taskset -acp 0 4711"
 DONE = Attached(dry_run=False, migrate=True, interrupted=False, undo=(UNDO,), warnings=(), ranks=(RANK,))
 
 
-def _text(shown: RenderableType) -> str:
-    out = io.StringIO()
-    Console(file=out, width=200).print(shown)
-    return out.getvalue()
+GONE = replace(RANK, processes=(), problem="it ended before")
+REPORTS = {
+    "a row has the threads that changed, the CPUs before and now, the memory elsewhere, and what was moved": DONE,
+    "a dry run changes nothing, so there is nothing to undo": replace(DONE, dry_run=True, undo=()),
+    "after Ctrl-C the table shows what was done": replace(DONE, interrupted=True),
+    "a process that ended was not bound": replace(DONE, ranks=(GONE,), undo=()),
+    "the source of a GPU is reported for ranks with a GPU only": replace(
+        DONE, ranks=(replace(RANK, requested=replace(PLANNED, gpu=None)),)
+    ),
+}
 
 
-def test_row() -> None:
-    """A row has the threads that changed, the CPUs before and now, the memory elsewhere, and what was moved."""
-    heading, row, *lines = _text(attach_table(DONE)).splitlines()
-    assert heading.split()[-2:] == ["elsewhere", "moved"]
-    assert row.split() == [
-        *("0", "4711", "python", "1", "81:00.0", "1", "7/9", "0", "4-7"),
-        *("3.0", "MiB", "/", "4.0", "MiB", "2.0", "MiB"),
-    ]
-    assert "rank 0: process 4711: 1.0 MiB stay" in lines
-    assert "rank 0: 2 threads left on fewer CPUs than planned; --widen binds them to all" in lines
-    assert lines[-2].startswith("undo with (pages stay where they are")
-    assert lines[-1] == f"  {UNDO}"
-
-
-def test_ends() -> None:
-    """A dry run, Ctrl-C, and a process that ended are reported; without a change there is nothing to undo."""
-    assert _text(attach_table(replace(DONE, dry_run=True, undo=()))).endswith("dry run: nothing was changed\n")
-    assert "interrupted: the table shows" in _text(attach_table(replace(DONE, interrupted=True)))
-    gone = replace(RANK, processes=(), problem="it ended before")
-    text = _text(attach_table(replace(DONE, ranks=(gone,), undo=())))
-    assert "rank 0: process 4711 was not bound: it ended before" in text
-    assert "undo" not in text
-
-
-def test_the_source_of_a_gpu() -> None:
-    """It is reported for ranks with a GPU only."""
-    assert "rank 0: GPU known by: --gpu" in _text(attach_table(DONE))
-    without = replace(RANK, requested=replace(PLANNED, gpu=None))
-    assert "GPU known by" not in _text(attach_table(replace(DONE, ranks=(without,))))
+def test_each_report_is_the_recorded_one() -> None:
+    """NUMAPIN_UPDATE_GOLDEN=1 records them anew."""
+    text = ""
+    for sentence, report in REPORTS.items():
+        out = io.StringIO()
+        Console(file=out, width=200).print(attach_table(report))
+        text += "\n".join((f"=== {sentence}", *(line.rstrip() for line in out.getvalue().splitlines()), ""))
+    compare(text, str(Path(__file__).with_name("attached.txt")))

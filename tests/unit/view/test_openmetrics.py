@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
+import pytest
 from prometheus_client import parser as textfile
 from prometheus_client.openmetrics import parser as strict
 
+from tests.recorded.screens import compare
 from tests.terminals import HOSTILE
 from tests.unit.view.seam import GpuLoad, ended, openmetrics
 from tests.unit.watched import job, rank
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
+    from tests.unit.seam import Top
+
+RECORDED: Final = Path(__file__).with_name("metrics.txt")
 Found = dict[str, dict[tuple[str, str], float]]
 
 
@@ -31,76 +37,30 @@ def _read(families: Iterable[Metric]) -> Found:
     return found
 
 
-def test_values() -> None:
-    """Each rank has its figures and each GPU its own, in base units, with totals as counters."""
-    text = openmetrics(job(rank(0), rank(1, num_off_plan=2)))
-    found = _read(strict.text_string_to_metric_families(text))
-    first, second = ("local_rank", "0"), ("local_rank", "1")
-    assert found["numapin_run_active"] == {("", ""): 1}
-    assert found["numapin_rank_up"] == {first: 1, second: 1}
-    assert found["numapin_rank_threads_off_plan"] == {first: 0, second: 2}
-    assert found["numapin_rank_cpu_ratio"][first] == 4.25
-    assert found["numapin_rank_uptime_seconds"][first] == 3723
-    assert found["numapin_rank_steps_total"][first] == 1000
-    assert found["numapin_rank_step_seconds_total"][first] == 100
-    assert found["numapin_rank_wait_seconds_total"][first] == 10
-    assert found["numapin_rank_loaded_bytes_total"][first] == 1000 * 10**6
-    assert found["numapin_rank_pinned_bytes"][first] == 3 << 30
-    assert found["numapin_gpu_memory_used_bytes"] == {("uuid", "GPU-0"): 40 << 30, ("uuid", "GPU-1"): 40 << 30}
-    assert found["numapin_gpu_received_bytes_per_second"][("uuid", "GPU-0")] == 12.4e9
-    assert found["numapin_gpu_power_watts"][("uuid", "GPU-1")] == 612.3
+JOBS: Final = {
+    "two ranks, one with threads off the plan": job(rank(0), rank(1, num_off_plan=2)),
+    "an unknown figure has no sample, never a zero; a rank that is gone has only the sample that it is down": job(
+        rank(0, loop=None, load=GpuLoad(), remote_share=None, pinned_bytes=None, cpu_share=None), rank(1, is_gone=True)
+    ),
+}
 
 
-def test_conventions() -> None:
-    """Types and units are as the names say, each family has a help text, and the end is marked."""
-    text = openmetrics(job(rank()))
-    families = {family.name: family for family in strict.text_string_to_metric_families(text)}
-    assert len(families) == 18
-    for name, family in families.items():
-        assert family.documentation.endswith("."), name
-        assert family.type == ("counter" if f"{name}_total" in text else "gauge"), name
-        assert name.endswith(family.unit), name
-    assert {family.unit for family in families.values()} == {
-        *("", "bytes", "seconds", "ratio", "watts", "bytes_per_second")
-    }
-    assert text.endswith("# EOF\n")
+def test_each_job_has_the_recorded_metrics() -> None:
+    """Figures in base units, totals as counters, and after the end one metric that reports it."""
+    texts = {**{name: openmetrics(made) for name, made in JOBS.items()}, "a run that has ended": ended("run-x")}
+    compare("".join(f"=== {name}\n{text}" for name, text in texts.items()), str(RECORDED))
 
 
-def test_the_textfile_collector_reads_it() -> None:
-    """The older text format, which node_exporter reads from files, has the same samples."""
-    text = openmetrics(job(rank(0), rank(1)))
+@pytest.mark.parametrize("made", JOBS.values(), ids=JOBS)
+def test_both_parsers_read_the_same(made: Top) -> None:
+    """Types and units are as the names say; the older format, which node_exporter reads from files, is the same."""
+    text = openmetrics(made)
+    for family in strict.text_string_to_metric_families(text):
+        assert family.documentation.endswith("."), family
+        assert family.type == ("counter" if f"{family.name}_total" in text else "gauge"), family
+        assert family.name.endswith(family.unit), family
     old = _read(textfile.text_string_to_metric_families(text))
     assert old == _read(strict.text_string_to_metric_families(text))
-
-
-def test_what_binds_a_rank() -> None:
-    """One family joins a rank with its process, its CPUs, its node and its GPU."""
-    (family,) = (
-        family
-        for family in strict.text_string_to_metric_families(openmetrics(job(rank(3))))
-        if family.name == "numapin_rank_info"
-    )
-    (sample,) = family.samples
-    assert sample.labels == {
-        "run": "run-20261123-101500-host-8e8e0dd1",
-        "local_rank": "3",
-        "pid": "40003",
-        "cpus": "24-31",
-        "node": "1",
-        "uuid": "GPU-3",
-    }
-
-
-def test_unknown_is_left_out() -> None:
-    """An unknown figure has no sample, never a zero; a rank that is gone has only the sample that it is down."""
-    bare = rank(0, loop=None, load=GpuLoad(), remote_share=None, pinned_bytes=None, cpu_share=None)
-    found = _read(strict.text_string_to_metric_families(openmetrics(job(bare, rank(1, is_gone=True)))))
-    assert set(found) == {
-        *("numapin_run_active", "numapin_rank_info", "numapin_rank_up", "numapin_rank_uptime_seconds"),
-        *("numapin_rank_threads", "numapin_rank_threads_off_plan"),
-    }
-    assert found["numapin_rank_up"] == {("local_rank", "0"): 1, ("local_rank", "1"): 0}
-    assert found["numapin_rank_threads"] == {("local_rank", "0"): 120}
 
 
 def test_hostile_names() -> None:
@@ -108,8 +68,3 @@ def test_hostile_names() -> None:
     for name in ('a"b\\c\nd', HOSTILE, "\udc80"):
         (family, *_) = strict.text_string_to_metric_families(openmetrics(replace(job(rank()), run=name)))
         assert set(family.samples[0].labels) == {"run"}
-
-
-def test_ended() -> None:
-    """After the end there is one metric, which reports the end."""
-    assert _read(strict.text_string_to_metric_families(ended("run-x"))) == {"numapin_run_active": {("", ""): 0}}

@@ -1,0 +1,110 @@
+"""Text for people: counts, lists, sizes, suggestions, characters that an encoding lacks, and lines on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.base.seam import counted, did_you_mean, formats, listed, not_none, say, without_none
+
+MIB = 1 << 20
+formats.register_stand_ins()
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (counted(0, "rank"), "0 ranks"),
+        (counted(1, "rank"), "1 rank"),
+        (counted(2, "batch"), "2 batches"),
+        (counted(2, "process"), "2 processes"),
+        (listed("rank", {3}), "rank 3"),
+        (listed("rank", [7, 0, 1]), "ranks 0-1,7"),
+        (did_you_mean("--tr", ["--train", "--trace", "--x"]), "; did you mean --train or --trace?"),
+        (did_you_mean("--", ["--train", "--trace", "--x"]), ""),
+        (did_you_mean("--t", [f"--t{n}" for n in range(9)]), "; did you mean --t8?"),
+        (formats.render_size(0), "0 B"),
+        (formats.render_size(1023), "1023 B"),
+        (formats.render_size(1024), "1.0 KiB"),
+        (formats.render_size(64 * MIB), "64.0 MiB"),
+        (formats.render_size(3 << 40), "3.0 TiB"),
+        (formats.render_size(1 << 55), "32768.0 TiB"),
+    ],
+)
+def test_words(shown: str, text: str) -> None:
+    """One is singular; ids are Linux's lists; a beginning suggests few words; a size has the largest unit up to TiB."""
+    assert shown == text
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("1", 1), ("38.5M", 40370176), ("2g", 2 << 30), ("1.5KiB", 1536), (" 7 MB ", 7 * MIB), ("3T", 3 << 40), ("9B", 9)],
+)
+def test_sizes(text: str, num_bytes: int) -> None:
+    """Units are powers of 1024, in any case, with or without B."""
+    assert formats.parse_size(text) == num_bytes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "0.5", "-1M", "M", "1X", "1e9", "1,5M", "٣M", "9" * 40, "nan", "1 2M", "38.5", "38.5B"]
+)
+def test_bad_sizes(text: str) -> None:
+    """Text that is not a size of at least one byte, or a part of a byte, is refused with an example."""
+    with pytest.raises(ValueError, match=r"is not a size such as 38.5M"):
+        formats.parse_size(text)
+
+
+def test_only_none_is_left_out_and_the_order_stays() -> None:
+    """Zero, False and empty text are known values; of entries, only values are looked at."""
+    assert not_none(iter([3, None, 0, None, 1])) == [3, 0, 1]
+    assert not_none([False, "", None]) == [False, ""]
+    assert list(without_none({"b": 0, "x": None, None: "", "a": False}).items()) == [("b", 0), (None, ""), ("a", False)]
+
+
+@given(st.text(st.characters(exclude_categories=())), st.sampled_from(["ascii", "latin-1", "utf-8", "cp1252"]))
+def test_every_text_can_be_encoded(text: str, encoding: str) -> None:
+    """No encoding raises, lone surrogates included, and what it has stays."""
+    written = text.encode(encoding, formats.STAND_INS)
+    if text.isascii():
+        assert written == text.encode("ascii")
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "written"),
+    [
+        ("DataLoader(…) ±3%", "ascii", b"DataLoader(...) +-3%"),
+        ("±3% …", "latin-1", b"\xb13% ..."),
+        ("日本", "latin-1", rb"\u65e5\u672c"),
+        ("😀", "ascii", rb"\U0001f600"),
+        ("a\udcffb", "utf-8", b"a\xffb"),
+        ("\ud800", "utf-8", rb"\ud800"),
+    ],
+)
+def test_stand_ins(text: str, encoding: str, written: bytes) -> None:
+    """Our own punctuation is spelled out, names get escapes, and bytes that were not text are themselves again."""
+    assert text.encode(encoding, formats.STAND_INS) == written
+
+
+def test_a_line_on_stderr_names_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+    """Such lines come from any process of a job."""
+    say("rank 1: text")
+    assert capsys.readouterr().err == "numapin: rank 1: text\n"
+
+
+def test_a_stderr_that_cannot_be_written_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be missing, closed or full."""
+    monkeypatch.setattr(sys, "stderr", None)
+    say("lost")
+    with Path(os.devnull).open("w", encoding="ascii") as file:
+        monkeypatch.setattr(sys, "stderr", file)
+    say("lost")
+    with Path("/dev/full").open("w", encoding="ascii", buffering=1) as file:
+        monkeypatch.setattr(sys, "stderr", file)
+        say("lost")
+        with Path(os.devnull).open("wb") as null:
+            os.dup2(null.fileno(), file.fileno())  # for what the buffer still has

@@ -1,0 +1,176 @@
+"""What a table of plans cannot say: the policy in the kernel, plans of files, parts of tasks, and options as text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from numapin import Bind, Memory, Plan, Request, make_plan
+from numapin.errors import BindingRefused, MachineFileError, UsageError
+from tests.machines.roots import NAMES
+from tests.pictures import golden_machine
+from tests.unit.plan.cases import BOTH, GRACE, TWO, linked, rdma
+from tests.unit.plan.seam import (
+    CpuSet,
+    NodeKind,
+    RankSlice,
+    Task,
+    bind,
+    nic_variables,
+    numa,
+    parse_bind,
+    parse_gpus,
+    parse_memory,
+    parse_nic_env,
+    plan_task,
+    slice_text,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+REQUESTS = [Request(bind=mode, memory=memory) for mode in Bind for memory in (None, *Memory)]
+CANNOT = (Memory.NONE, Memory.INTERLEAVE)
+"""Policies that cannot be kept out of GPU memory."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_policy_allows_gpu_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No policy names GPU memory, and none can spill into it; where a policy cannot avoid it, the plan says so.
+
+    The kernel is a stand-in: `bind` allows its own nodes only; every other policy falls back to any node that the
+    process may use (mm/mempolicy.c: "normal fallback"; `bind`: "no fallback").
+    """
+    told: list[tuple[int, CpuSet]] = []
+
+    def record(mode: int, nodes: Iterable[int]) -> None:
+        told.append((mode, CpuSet(nodes)))
+
+    monkeypatch.setattr(numa, "set_memory_policy", record)
+    monkeypatch.setattr(bind, "_bind_cpus", lambda _cpus: ())
+    topology = golden_machine(name)
+    gpu_memory = CpuSet(node.id for node in topology.nodes if node.kind is NodeKind.GPU)
+    assert bool(gpu_memory) == ("gpumem" in name)
+    for request, rank in ((one, rank) for one in REQUESTS for rank in make_plan(topology, one).ranks):
+        told[:] = []
+        for each in (rank, RankSlice(slice_text(rank))):
+            assert bind.apply(each).shortfalls == ()
+        assert told[: len(told) // 2] == told[len(told) // 2 :], request
+        mode, nodes = told[-1] if told else (numa.MPOL_DEFAULT, CpuSet())
+        assert not nodes & gpu_memory, request
+        may_use = nodes if mode == numa.MPOL_BIND else topology.allowed.nodes
+        spills = bool(may_use & gpu_memory)
+        assert spills == bool(gpu_memory & topology.allowed.nodes and request.policy in CANNOT), request
+        assert spills == ("pages may go to GPU memory (node" in rank.reason), request
+
+
+def test_a_plan_reads_back() -> None:
+    """A plan with every field is written as numapin.plan/1, and read as it was."""
+    plan = make_plan(linked([0, 0], [rdma(0)]), Request(nic_env=BOTH))
+    plan = replace(make_plan(GRACE, Request()), warnings=("w",), ranks=(replace(plan.ranks[1], roles={"main": "0-1"}),))
+    data = plan.to_json()
+    assert data["schema"] == "numapin.plan/1"
+    assert Plan.from_json(json.dumps(data)) == plan
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "plan.json: not JSON: Expecting property name"),
+        (
+            '{"schema": "numapin.topology/1"}',
+            "plan.json: schema: expected 'numapin.plan/1', found 'numapin.topology/1'",
+        ),
+        ('{"schema": "numapin.plan/1", "bind": "core"}', "plan.json: bind: 'core' is not a valid Bind"),
+        (
+            '{"schema": "numapin.plan/1", "bind": "node", "memory": "none", "ranks": [{}], "warnings": []}',
+            "plan.json: ranks[0].local_rank: expected a non-negative integer, found nothing",
+        ),
+    ],
+)
+def test_bad_plan_files_are_named_with_the_element(text: str, message: str) -> None:
+    """A malformed plan says which file and which element, and how to get a good one."""
+    with pytest.raises(MachineFileError) as caught:
+        Plan.from_json(text, source="plan.json")
+    assert caught.value.message.startswith(message)
+    assert caught.value.hint == "write a plan with: numapin plan --json"
+
+
+@pytest.mark.parametrize("name", ["a,b", "a b", "a:1", "a=b", "", "x" * 64, "mlx5_0\n"])
+def test_a_plan_cannot_put_anything_but_a_nics_name_into_the_environment(name: str) -> None:
+    """A name that no device has is an error."""
+    rank = make_plan(linked([0], [rdma(0)]), Request(nic_env=BOTH)).ranks[0]
+    with pytest.raises(UsageError, match="as the NIC of rank 0"):
+        nic_variables(replace(rank, nics=(name,)))
+
+
+def test_tasks_that_see_all_gpus_choose_nics_as_one_plan_does() -> None:
+    """Each task chooses alone, and gets its part of one map."""
+    machine = linked([0] * 4, [rdma(number) for number in range(4)])
+    tasks = [Task(rank=n, size=4, settings=("LOCAL_RANK",)) for n in range(4)]
+    parts = [plan_task(machine, Request(nic_env=BOTH), task, own_cpus=False) for task in tasks]
+    assert [part.rank.nics and part.rank.nics[0] for part in parts] == [f"mlx5_{n}" for n in range(4)]
+    assert all(part.rank.exact for part in parts)
+
+
+@pytest.mark.parametrize(("num_nics", "exact"), [(2, False), (1, True)])
+def test_a_task_that_sees_too_few_gpus_is_not_exact(num_nics: int, *, exact: bool) -> None:
+    """If the driver shows a task its own GPU only, another task may choose the same of several near NICs."""
+    task = Task(rank=1, size=4, settings=("LOCAL_RANK",))
+    machine = linked([0], [rdma(number) for number in range(num_nics)])
+    rank = plan_task(machine, Request(nic_env=BOTH), task, own_cpus=True).rank
+    assert (rank.exact, "this task sees 1 GPU of 4 tasks" in rank.reason) == (exact, not exact)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (parse_bind, "core-complex", Bind.CORE_COMPLEX),
+        (parse_memory, "local", (Memory.LOCAL, None)),
+        (parse_memory, "bind=0,2-3", (Memory.BIND, {0, 2, 3})),
+        (parse_memory, "interleave=", (Memory.INTERLEAVE, set())),
+        (parse_gpus, "1, GPU-12 ,0000:01:00.0", ("1", "GPU-12", "0000:01:00.0")),
+        (parse_nic_env, "nvshmem, ucx,ucx", ("nvshmem", "ucx")),
+    ],
+)
+def test_options_as_text(parse: Callable[[str], object], text: str, value: object) -> None:
+    """The command line and `numapin.spawn` parse words and lists in the same way."""
+    assert parse(text) == value
+    if parse is parse_memory:
+        assert str(parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "told"),
+    [
+        (parse_bind, "nodes", "'nodes' is not one of none, node, socket"),
+        (parse_memory, "", "'' is not one of none, local"),
+        (parse_memory, "bind=x", "'x' is not a number"),
+        (parse_gpus, "0,", "'0,' has an empty entry; write a list such as 0,2"),
+        *((parse_nic_env, text, "not one of ucx, nvshmem") for text in ("", "nccl", "ucx,", "UCX")),
+    ],
+)
+def test_text_that_is_no_option(parse: Callable[[str], object], text: str, told: str) -> None:
+    """The error has the text that was seen and the valid words."""
+    with pytest.raises(ValueError, match=told):
+        parse(text)
+
+
+def test_a_request_can_be_changed_and_compared() -> None:
+    """`replace` checks and converts as the constructor does."""
+    request = Request(bind="exclusive", reserve_cpus={0, 2})
+    changed = replace(request, bind="socket", num_ranks=3)  # type: ignore[arg-type]  # mypy knows the attribute's type
+    assert changed == Request(bind=Bind.SOCKET, reserve_cpus="0,2", num_ranks=3)
+    assert hash(request) == hash(replace(request))
+    with pytest.raises(UsageError, match="--bind is 'bogus'"):
+        replace(request, bind="bogus")  # type: ignore[arg-type]
+
+
+def test_an_exact_plan_is_not_refused() -> None:
+    """`--strict` lets it pass, and names the first rank of another one."""
+    make_plan(TWO, Request()).require_exact()
+    with pytest.raises(BindingRefused, match="--strict: rank 0 cannot be bound exactly"):
+        make_plan(TWO, Request(cpus_per_rank=9)).require_exact()
