@@ -7,6 +7,7 @@
     bounds.py          the largest numbers that are accepted
     formats.py         memory sizes, words for a shell, similar words, stand-ins for characters
     redact.py          hide the values of arguments that look like secrets
+    stats.py           which of two things is faster, from runs in turn, and how certain that is
     strict_json.py     read and write JSON without NaN
     records.py         read dataclasses from JSON, with the path of the element in every error, and write them
     stderr.py          one line on stderr

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.stats import CONFIDENCE, FEWEST_FOR_VERDICT, MOST_ROUNDS, Verdict
 from numapin.compare.notes import notes_on
-from numapin.compare.ratio import CONFIDENCE, FEWEST_FOR_VERDICT, MOST_ROUNDS, StepRatio, Verdict, compare_arms
+from numapin.compare.ratio import StepRatio, compare_arms
 from numapin.compare.results import VariantResult, result_of
 from numapin.compare.variants import KNOWN, THREADS
 

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from numapin.base import formats
+from numapin.base.stats import Verdict
 from numapin.base.text import counted
-from numapin.compare.ratio import Verdict
 from numapin.compare.report import verdict_lines
 from numapin.view.bench_table import machine_in_words
 

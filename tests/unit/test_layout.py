@@ -28,6 +28,7 @@ PURE = (
         "base.formats",
         "base.text",
         "base.records",
+        "base.stats",
     ),
     *("system.openmp", "system.refusals", "system.nccl"),
     *("topology.address", "topology.model", "topology.readings", "topology.build", "topology.fast"),

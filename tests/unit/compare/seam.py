@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from numapin.base.stats import Faster, Verdict, faster, student_t
 from numapin.cli.compare import _percent, default_names, progress_text
 from numapin.compare.figures import STEP, RunReadings, figures_of
 from numapin.compare.hook import StepWindow
 from numapin.compare.job import JobResult
 from numapin.compare.measure import ComparedRun, Estimate, RunProgress, duration, turns, with_equal_steps
-from numapin.compare.ratio import Arm, StepRatio, Verdict, compare_arms, step_ratio, student_t
+from numapin.compare.ratio import Arm, StepRatio, compare_arms
 from numapin.compare.record import Phase, RankSteps, StepSettings, StepUnit
 from numapin.compare.report import CompareReport, make_report, verdict_lines
 from numapin.compare.usage import between

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.compare.made import recorded_noise, recorded_on_cpus, rounds
-from tests.unit.compare.seam import StepRatio, Verdict, step_ratio
+from tests.unit.compare.seam import Faster, Verdict, faster
 
 QUIET, NOISY = recorded_noise(most=0.005), recorded_noise(most=1.0)
 
 
-def compared(base: dict[int, float], own: dict[int, float]) -> StepRatio:
+def compared(base: dict[int, float], own: dict[int, float]) -> Faster:
     """Return the ratio with the default margin."""
-    ratio = step_ratio(base, own, against="base", margin=0.05)
+    ratio = faster(base, own, margin=0.05)
     assert ratio is not None
     return ratio
 
@@ -76,8 +76,8 @@ def test_a_difference_of_a_tenth_is_found(seed: int, factor: float) -> None:
 def test_any_times_give_an_interval_around_the_estimate(pairs: list[tuple[float, float]], margin: float) -> None:
     """The estimate is inside its interval and between the rounds' ratios; a swap turns it around."""
     base, own = {i: a for i, (a, _) in enumerate(pairs)}, {i: b for i, (_, b) in enumerate(pairs)}
-    ratio = step_ratio(base, own, against="base", margin=margin)
-    back = step_ratio(own, base, against="own", margin=margin)
+    ratio = faster(base, own, margin=margin)
+    back = faster(own, base, margin=margin)
     assert ratio is not None
     assert back is not None
     each = [a / b for a, b in pairs]
@@ -132,7 +132,7 @@ def test_few_rounds_tell_nothing() -> None:
     """One or two rounds have no interval, and no round in common has no ratio."""
     assert compared({0: 1.0, 1: 1.0}, {0: 2.0, 1: 2.0}).verdict is Verdict.UNKNOWN
     assert compared({0: 1.0, 1: 1.0}, {0: 2.0, 1: 2.0}).low is None
-    assert step_ratio({0: 1.0}, {1: 1.0}, against="base", margin=0.05) is None
+    assert faster({0: 1.0}, {1: 1.0}, margin=0.05) is None
 
 
 def test_a_certain_but_tiny_difference_is_none() -> None:
