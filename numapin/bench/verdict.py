@@ -53,17 +53,12 @@ def verdict_of(questions: Sequence[Question], cases: Sequence[CaseResult]) -> Be
         found = _contrasts(question, cases)
         if found:
             return answer(question, cases, found)
-    return _not_measured(questions[0]) if questions else None
-
-
-def _not_measured(question: Question) -> BenchVerdict:
-    own, against = question.own[0], question.against
-    text = f"{_subject(question, own)}: {BenchAnswer.UNKNOWN}: {own} and {against} were not both measured"
+    if not questions:
+        return None
+    own, against = questions[0].own[0], questions[0].against
+    subject = questions[0].subject.replace("{own}", own)
+    text = f"{subject}: {BenchAnswer.UNKNOWN}: {own} and {against} were not both measured"
     return BenchVerdict(answer=BenchAnswer.UNKNOWN, text=text)
-
-
-def _subject(question: Question, own: str) -> str:
-    return question.subject.replace("{own}", own)
 
 
 def _contrasts(question: Question, cases: Sequence[CaseResult]) -> dict[str, Contrast]:
@@ -149,7 +144,8 @@ def answer(question: Question, cases: Sequence[CaseResult], found: Mapping[str, 
         short = BenchAnswer.UNKNOWN if Verdict.UNKNOWN in outcomes else BenchAnswer.SAME
     begins_with_answer = not (is_faster or is_slower)  # "no difference", "cannot tell"
     between = "" if begins_with_answer else f"{short}, "
-    return BenchVerdict(answer=short, text=f"{_subject(question, ' or '.join(owns))}: {between}{'; '.join(parts)}")
+    subject = question.subject.replace("{own}", " or ".join(owns))
+    return BenchVerdict(answer=short, text=f"{subject}: {between}{'; '.join(parts)}")
 
 
 def _alike(found: Mapping[str, Contrast]) -> Iterator[list[str]]:
