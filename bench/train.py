@@ -347,7 +347,7 @@ def _options() -> argparse.Namespace:
     own = parser.add_argument
     own("--models", type=_names_of(MODELS), default=[*MODELS], help=f"default: {','.join(MODELS)}")
     own("--loaders", type=_names_of(LOADERS), default=[*LOADERS], help=f"default: {','.join(LOADERS)}")
-    own("--repeats", type=int, default=5, help="windows of each loader and model; a verdict needs 4 (default: 5)")
+    own("--repeats", type=int, default=5, help="windows of each loader and model; a verdict needs 5 (default: 5)")
     own("--workers", type=int, help="workers per rank (default: its share of the CPUs, at most 12)")
     own("--prefetch", type=int, default=2, help="batches that each worker prepares ahead (default: 2)")
     own("--batch-size", type=int, help="samples per batch and rank (default: depends on the model)")

@@ -1,8 +1,7 @@
 """The verdict of a benchmark: the answer to its question, in one line.
 
-Two peers differ if the ranges of their repeats are at least 2 % apart. Of two equal peers with four repeats each, noise
-alone separates the ranges in 2 of C(8, 4) = 70 orders, or 2.9 %; with three repeats it would be 10 %, which is why
-fewer than four are too few to tell. There is no difference if no repeat of one is more than 5 % from any of the other.
+Two peers are compared by `base.stats.faster`, repeat by repeat. Where repeats share processes and memory, they lack the
+variation between these, so a difference below 2 % is none.
 
 The peer that counts is fixed by the question, because the best of several would be the one with the luckiest repeats.
 The verdict names it.
@@ -13,32 +12,29 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from numapin.base.formats import size_label
+from numapin.base.stats import FEWEST_FOR_VERDICT, Verdict, faster
 from numapin.base.text import counted
 from numapin.bench.model import BenchAnswer, BenchVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from numapin.bench.model import CaseResult, Question, Spread
+    from numapin.bench.model import CaseResult, Question
 
-FEWEST_REPEATS: Final = 4
-_NEEDED: Final = f"a verdict needs {FEWEST_REPEATS}"
-_MIN_GAIN: Final = 1.02  # repeats share memory and processes, so their range lacks the variation between these
-_NEGLIGIBLE: Final = 1.05
+_NEEDED: Final = f"a verdict needs {FEWEST_FOR_VERDICT}"
+_MIN_GAIN: Final = 1.02
+_NEGLIGIBLE: Final = 0.05
 _MOST_NAMES: Final = 4
-
-
-class BenchOutcome(StrEnum):
-    """The outcome of one contrast, in the order in which a verdict names them."""
-
-    FASTER = "faster"
-    SLOWER = "slower"
-    SAME = "no difference"
-    UNKNOWN = "cannot tell"
+_OUTCOMES: Final = {
+    Verdict.FASTER: "faster",
+    Verdict.SLOWER: "slower",
+    Verdict.NO_DIFFERENCE: "no difference",
+    Verdict.UNKNOWN: "cannot tell",
+}
+"""The outcomes in the order in which a verdict names them, and their words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +43,7 @@ class Contrast:
 
     own: str
     times: float
-    outcome: BenchOutcome
+    outcome: Verdict
     doubt: str = ""
 
 
@@ -57,17 +53,12 @@ def verdict_of(questions: Sequence[Question], cases: Sequence[CaseResult]) -> Be
         found = _contrasts(question, cases)
         if found:
             return answer(question, cases, found)
-    return _not_measured(questions[0]) if questions else None
-
-
-def _not_measured(question: Question) -> BenchVerdict:
-    own, against = question.own[0], question.against
-    text = f"{_subject(question, own)}: {BenchAnswer.UNKNOWN}: {own} and {against} were not both measured"
+    if not questions:
+        return None
+    own, against = questions[0].own[0], questions[0].against
+    subject = questions[0].subject.replace("{own}", own)
+    text = f"{subject}: {BenchAnswer.UNKNOWN}: {own} and {against} were not both measured"
     return BenchVerdict(answer=BenchAnswer.UNKNOWN, text=text)
-
-
-def _subject(question: Question, own: str) -> str:
-    return question.subject.replace("{own}", own)
 
 
 def _contrasts(question: Question, cases: Sequence[CaseResult]) -> dict[str, Contrast]:
@@ -101,57 +92,39 @@ def _joined(contrasts: Sequence[Contrast]) -> Contrast:
     first = contrasts[0]
     times = statistics.median(contrast.times for contrast in contrasts)
     if len({(contrast.own, contrast.outcome) for contrast in contrasts}) > 1:
-        return Contrast(own=first.own, times=times, outcome=BenchOutcome.UNKNOWN, doubt="GPUs or nodes differ")
+        return Contrast(own=first.own, times=times, outcome=Verdict.UNKNOWN, doubt="GPUs or nodes differ")
     doubts = dict.fromkeys(contrast.doubt for contrast in contrasts)
     return Contrast(own=first.own, times=times, outcome=first.outcome, doubt=", ".join(doubts))
 
 
 def _contrast(question: Question, case: CaseResult) -> Contrast | None:
-    """Compare the first of the question's own peers that was measured; None if one side is missing."""
-    spreads = _comparable(case, question.figure)
-    own = next(filter(spreads.__contains__, question.own), None)
-    if own is None or question.against not in spreads:
+    """Compare the first of the question's own peers that was measured; None if one side is missing or may be zero."""
+    measured = {peer.name: peer for peer in case.peers if question.figure in peer.figures}
+    peers = {name: peer for name, peer in measured.items() if peer.figures[question.figure].low > 0}
+    own = next(filter(peers.__contains__, question.own), None)
+    if own is None or question.against not in peers:
         return None
-    return contrast_of(case, spreads, own=own, against=question.against, less_is_better=question.less_is_better)
-
-
-def contrast_of(
-    case: CaseResult, spreads: Mapping[str, Spread], *, own: str, against: str, less_is_better: bool = False
-) -> Contrast:
-    """Compare two peers of a case by a figure's spreads."""
-    pair = spreads[own], spreads[against]
-    more, less = reversed(pair) if less_is_better else pair
-    outcome, doubt = judge(more, less)
-    doubt = _stopped(case, (own, against)) or doubt
-    return Contrast(own=own, times=more.median / less.median, outcome=outcome, doubt=doubt)
-
-
-def _stopped(case: CaseResult, names: Sequence[str]) -> str:
-    """Return which of these peers stopped too early for a verdict; "" if none did."""
-    ended = [peer for peer in case.peers if peer.name in names and peer.skipped is not None]
-    early = [peer for peer in ended if peer.num_runs < FEWEST_REPEATS]
-    return f"{early[0].name} stopped after {counted(early[0].num_runs, 'repeat')}, {_NEEDED}" if early else ""
-
-
-def _comparable(case: CaseResult, figure: str) -> dict[str, Spread]:
-    """Return a figure of each peer that has it; one that may be zero has no ratio."""
-    spreads = {peer.name: peer.figures[figure] for peer in case.peers if figure in peer.figures}
-    return {name: spread for name, spread in spreads.items() if spread.low > 0}
-
-
-def judge(a: Spread, b: Spread) -> tuple[BenchOutcome, str]:
-    """Return whether `a` is higher than `b`, and why if that is unknown."""
-    num_repeats = min(len(a.values), len(b.values))
-    if num_repeats < FEWEST_REPEATS:
-        verb = "is" if num_repeats == 1 else "are"
-        return BenchOutcome.UNKNOWN, f"{counted(num_repeats, 'repeat')} {verb} too few, {_NEEDED} (--repeats)"
-    if a.low > _MIN_GAIN * b.high:
-        return BenchOutcome.FASTER, ""
-    if b.low > _MIN_GAIN * a.high:
-        return BenchOutcome.SLOWER, ""
-    if max(a.high / b.low, b.high / a.low) <= _NEGLIGIBLE:
-        return BenchOutcome.SAME, ""
-    return BenchOutcome.UNKNOWN, "the ranges of the repeats overlap"
+    pair = peers[question.against], peers[own]
+    # A peer that fails has no later repeat, so that equal positions are the same repeat.
+    against_values, own_values = (dict(enumerate(peer.figures[question.figure].values)) for peer in pair)
+    if question.less_is_better:
+        found = faster(against_values, own_values, margin=_NEGLIGIBLE)
+    else:  # `faster` takes times, and rates are the other way around
+        found = faster(own_values, against_values, margin=_NEGLIGIBLE)
+    if found is None:
+        return None
+    outcome, doubt = found.verdict, ""
+    if outcome in (Verdict.FASTER, Verdict.SLOWER) and 1 / _MIN_GAIN < found.ratio < _MIN_GAIN:
+        outcome = Verdict.NO_DIFFERENCE  # certain, but small: then the interval reaches to less than 5 %
+    stopped = [peer for peer in pair if peer.skipped is not None and peer.num_runs < FEWEST_FOR_VERDICT]
+    if stopped:
+        doubt = f"{stopped[0].name} stopped after {counted(stopped[0].num_runs, 'repeat')}, {_NEEDED}"
+    elif found.num_rounds < FEWEST_FOR_VERDICT:
+        verb = "is" if found.num_rounds == 1 else "are"
+        doubt = f"{counted(found.num_rounds, 'repeat')} {verb} too few, {_NEEDED} (--repeats)"
+    elif outcome is Verdict.UNKNOWN:
+        doubt = "the repeats differ too much"
+    return Contrast(own=own, times=found.ratio, outcome=outcome, doubt=doubt)
 
 
 def answer(question: Question, cases: Sequence[CaseResult], found: Mapping[str, Contrast]) -> BenchVerdict:
@@ -162,41 +135,27 @@ def answer(question: Question, cases: Sequence[CaseResult], found: Mapping[str, 
     where = _sizes_in_words if _first_kind(cases) else _cases_in_words
     parts = [_part(question, names, found, where) for names in _alike(found)]
     outcomes = frozenset(contrast.outcome for contrast in found.values())
-    short = _ANSWERS[outcomes]
-    begins_with_answer = not outcomes & _RATIOS.keys()  # "no difference", "cannot tell"
+    is_faster, is_slower = Verdict.FASTER in outcomes, Verdict.SLOWER in outcomes
+    if is_faster and is_slower:
+        short = BenchAnswer.DEPENDS
+    elif is_faster or is_slower:
+        short = BenchAnswer.YES if is_faster else BenchAnswer.NO
+    else:
+        short = BenchAnswer.UNKNOWN if Verdict.UNKNOWN in outcomes else BenchAnswer.SAME
+    begins_with_answer = not (is_faster or is_slower)  # "no difference", "cannot tell"
     between = "" if begins_with_answer else f"{short}, "
-    return BenchVerdict(answer=short, text=f"{_subject(question, ' or '.join(owns))}: {between}{'; '.join(parts)}")
+    subject = question.subject.replace("{own}", " or ".join(owns))
+    return BenchVerdict(answer=short, text=f"{subject}: {between}{'; '.join(parts)}")
 
 
 def _alike(found: Mapping[str, Contrast]) -> Iterator[list[str]]:
     """Yield the names of the contrasts of each outcome; those without one are apart by their doubts."""
-    for outcome in BenchOutcome:
+    for outcome in _OUTCOMES:
         by_doubt: dict[str, list[str]] = defaultdict(list)
         for name, contrast in found.items():
             if contrast.outcome is outcome:
                 by_doubt[contrast.doubt].append(name)
         yield from by_doubt.values()
-
-
-def _answers() -> dict[frozenset[BenchOutcome], BenchAnswer]:
-    """Return the answer for each set of outcomes."""
-    faster, slower, same, unknown = BenchOutcome
-    rest = [frozenset(outcomes) for outcomes in ((), (same,), (unknown,), (same, unknown))]
-    return {
-        **{others | {faster}: BenchAnswer.YES for others in rest},
-        **{others | {slower}: BenchAnswer.NO for others in rest},
-        **{others | {faster, slower}: BenchAnswer.DEPENDS for others in rest},
-        **{others | {unknown}: BenchAnswer.UNKNOWN for others in rest},
-        frozenset({same}): BenchAnswer.SAME,
-    }
-
-
-_ANSWERS: Final = _answers()
-_RATIOS: Final[dict[BenchOutcome, Callable[[float], float]]] = {
-    BenchOutcome.FASTER: lambda times: times,
-    BenchOutcome.SLOWER: lambda times: 1 / times,
-}
-"""The outcomes that have a ratio, in words."""
 
 
 def _part(
@@ -207,13 +166,15 @@ def _part(
 ) -> str:
     """Return the outcome of these contrasts in words, with their cases or sizes."""
     outcome, doubt = found[names[0]].outcome, found[names[0]].doubt
-    is_ratio, is_everywhere = outcome in _RATIOS, len(names) == len(found)
+    words, is_everywhere = _OUTCOMES[outcome], len(names) == len(found)
+    is_faster = outcome is Verdict.FASTER
+    is_ratio = is_faster or outcome is Verdict.SLOWER
     says_where = len(found) > 1 and (is_ratio or not is_everywhere)
     place = where(names, list(found)) if says_where else ""
     if is_ratio:
-        times = [_RATIOS[outcome](found[name].times) for name in names]
-        return f"{question.things} {_times(times)} {outcome}{place}"
-    return f"{outcome}{place}: {doubt}" if doubt else f"{outcome}{place}"
+        times = [found[name].times for name in names]
+        return f"{question.things} {_times(times if is_faster else [1 / each for each in times])} {words}{place}"
+    return f"{words}{place}: {doubt}" if doubt else f"{words}{place}"
 
 
 def _times(times: Sequence[float]) -> str:

@@ -142,7 +142,7 @@ def bench() -> None:
     loader    Is another DataLoader faster?                         1 to 2 min per case with two peers
 
     Start with `numapin bench transfer --quick` on a machine with a GPU, and with `numapin bench alloc` on others.
-    --quick measures once, which only shows that everything runs. A verdict needs at least four repeats.
+    --quick measures once, which only shows that everything runs. A verdict needs at least five repeats.
 
     The variants (peers) take turns, so that all run under the same conditions. On a terminal, the last line shows the
     progress and the remaining time. Ctrl-C, SIGTERM and SIGHUP end a benchmark early: the results so far are shown and

@@ -368,7 +368,7 @@ class TestCases:
         made = [
             Run(case="38MB", peer=name, repeat=i, figures={"batches_per_s": rate})
             for name, rate in rates.items()
-            for i in range(4)
+            for i in range(5)
         ]
         found = verdict_of(benchmark.questions, summarize(benchmark, made))
         assert found is not None
