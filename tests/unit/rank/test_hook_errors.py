@@ -309,17 +309,6 @@ def test_a_program_that_cannot_be_executed(run: Callable[..., Ended]) -> None:
     assert done.err == "True\n"
 
 
-def test_a_child_of_a_rank_is_not_watched(run: Callable[..., Ended]) -> None:
-    """Neither a process that it starts nor what a fork executes records anything."""
-    done = run(
-        "import os, subprocess, sys\n"
-        "subprocess.run([sys.executable, '-c', '1 / 0'])\n"
-        "os.spawnl(os.P_WAIT, sys.executable, sys.executable, '-c', '1 / 0')\n"
-    )
-    assert done.err.count("ZeroDivisionError") == 2
-    assert done.record is None
-
-
 def test_the_folder_stays_for_other_parts(tmp_path: Path) -> None:
     """Children inherit the variables of other parts, so PYTHONPATH keeps the folder, once, also after exec."""
     (tmp_path / "train.py").write_text(
