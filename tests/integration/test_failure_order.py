@@ -192,14 +192,6 @@ def test_a_signal_while_a_failed_job_ends(tmp_path: Path) -> None:
     assert last == "SIGHUP; all ranks have ended\n"
 
 
-def test_the_same_under_torchrun(tmp_path: Path) -> None:
-    """Torchrun stops, as always, instead of reporting the failure."""
-    status, err = ends_in_grace(tmp_path, module="torch.distributed.run")
-    assert status == 1
-    assert "SignalException" in err
-    assert "ChildFailedError" not in err
-
-
 class Hosts:
     """The launchers of a job on several hosts, which write to files in a folder, named after the host."""
 

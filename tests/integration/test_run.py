@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -186,13 +185,6 @@ class TestBinding:
         assert "rank  GPU  node  CPUs" in numapin("run", "--nproc-per-node", "1", path).err
         assert numapin("run", "--quiet", "--nproc-per-node", "1", path).err == ""
 
-    def test_nothing_is_left_behind(self, tmp_path: Path) -> None:
-        """After a run the temporary directory has neither a run directory nor a log folder of torch."""
-        temporary = tmp_path / "tmp"
-        temporary.mkdir()
-        assert numapin("run", "--nproc-per-node", "2", script(tmp_path, DUMP), TMPDIR=str(temporary)).status == 0
-        assert [path for path in temporary.rglob("*") if path.is_file() or "torchelastic" in path.name] == []
-
 
 class TestMemoryPolicy:
     """Memory policies that the kernel accepts or refuses. Tests with several nodes are in tests/vm."""
@@ -263,42 +255,6 @@ class TestMemoryPolicy:
 
 class TestFaults:
     """Ranks and launchers that die."""
-
-    def test_restarted_rank_has_the_same_binding(self, tmp_path: Path) -> None:
-        """Restarted workers have the same binding as before."""
-        path = script(
-            tmp_path,
-            "import glob, os, sys, time\n"
-            "first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
-            "records = os.environ['NUMAPIN_RUN_DIR'] + '/observed-*-0.json'\n"
-            "while first and len(glob.glob(records)) < 2: time.sleep(0.02)\n"
-            "sys.exit(first)\n",
-        )
-        done = numapin(
-            "run",
-            "--max-restarts",
-            "1",
-            "--nproc-per-node",
-            "2",
-            "--bind",
-            "exclusive" if len(CPUS) > 1 else "node",
-            path,
-            NUMAPIN_RUN_DIR=str(tmp_path / "runs"),
-        )
-        assert done.status == 0, done.err
-        records = observed(tmp_path / "runs")
-        assert [(record["local_rank"], record["restart"]) for record in records] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-        for first, second in (records[:2], records[2:]):
-            assert first["applied"] == second["applied"]
-
-    def test_block_names_a_file_that_is_there(self, tmp_path: Path) -> None:
-        """After a failure the file that the block names can be read, also after the next run."""
-        path = script(tmp_path, "raise KeyError('root cause')\n")
-        done = numapin("run", "--nproc-per-node", "1", path, TMPDIR=str(tmp_path))
-        (named,) = re.findall(r"^  more +(/.*?/failure\.txt)$", done.err.replace("\n          /", "/"), re.MULTILINE)
-        assert "root cause" in Path(named).read_text()
-        assert numapin("run", "--nproc-per-node", "1", script(tmp_path, ""), TMPDIR=str(tmp_path)).status == 0
-        assert "root cause" in Path(named).read_text()
 
     @pytest.mark.parametrize("after_s", [0.0, 0.2, 0.4])
     def test_interrupt_while_starting(self, tmp_path: Path, after_s: float) -> None:
@@ -410,13 +366,6 @@ class TestBadInput:
             assert done.status == 3, done.err
             assert "libnuma could not be loaded" in done.err
             assert "apt-get install libnuma1" in done.err
-
-    @pytest.mark.parametrize("value", ["/proc/nope", "/dev/null"])
-    def test_unusable_temporary_directory(self, tmp_path: Path, value: str) -> None:
-        """A TMPDIR that cannot be written to is skipped, as in torchrun."""
-        done = numapin("run", "--nproc-per-node", "1", script(tmp_path, ""), TMPDIR=value, TEMP=str(tmp_path))
-        assert done.status == 0, done.err
-        assert not list(tmp_path.glob("numapin-*"))
 
 
 @pytest.mark.parametrize("most", [9, 13, 16, 31])

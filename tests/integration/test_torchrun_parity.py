@@ -145,15 +145,6 @@ def _text(job: Job, key: str) -> str:
     return next(text for text in ("1", "spawn", "node") if option.read(text) == job.options[key])
 
 
-def test_our_options_have_no_abbreviations_and_stop_at_the_script() -> None:
-    """Numapin's options must be typed in full, may be given with =, and belong to the script after its name."""
-    assert ours(["--reserve=0", "s.py"]) == "no such option '--reserve'"
-    job = ours(["--bind=socket", "--no-smt", "s.py", "--bind", "mine"])
-    assert not isinstance(job, str)
-    assert job.own == ("--bind", "socket", "--no-smt")
-    assert job.command[-2:] == ("--bind", "mine")
-
-
 DIFFERENT = {
     "MASTER_PORT": "a free port",
     "MASTER_ADDR": "127.0.0.1 instead of the host's name",
