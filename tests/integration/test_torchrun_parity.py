@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from numapin.errors import UsageError
-from tests.integration.launching import NUMAPIN, call, numapin, script, torchrun
+from tests.integration.launching import numapin, script, torchrun
 from tests.integration.seam import OPTIONS, TORCHRUN_OPTIONS, TorchrunCommand, parse
 from tests.needs import TORCH_VERSION
 
@@ -75,23 +75,6 @@ def test_the_table_of_options_is_torchruns() -> None:
     assert {each.key: ([*each.spellings], bool(each.value)) for each in ours} == theirs
     words = {each.key: each.words for each in ours}
     assert [action.dest for action in actions if action.choices and words[action.dest] != tuple(action.choices)] == []
-
-
-@pytest.mark.parametrize("command", ["run", "trace"])
-def test_help_shows_every_option_of_torchrun(command: str) -> None:
-    """--help-all lists torchrun's options, and numapin's first; --help is short and names --help-all."""
-    done = call(*NUMAPIN, command, "--help-all", COLUMNS="100")
-    assert done.status == 0, done.err
-    words = set(done.out.replace(",", " ").split())
-    for option in TORCHRUN_OPTIONS:
-        assert set(option.names) <= words
-    assert {"--bind", "--memory", "--cpus-per-rank", "--no-smt", "--reserve-cpus", "--gpus", "--strict"} <= words
-    parts = ("Usage: ", "Examples:", "Binding:", "torchrun's options", "Help:", "Exit status:")
-    places = [done.out.index(part) for part in parts]
-    assert places == sorted(places)
-    short = call(*NUMAPIN, command, "--nproc-per-node", "2", "--help", "train.py", COLUMNS="100").out
-    assert "--help-all" in short
-    assert len(short.splitlines()) < 80 < len(done.out.splitlines())
 
 
 @pytest.mark.parametrize(

@@ -149,12 +149,6 @@ def test_variables_of_torchrun() -> None:
     assert message(["x"], {"PET_NNODES": "many"}).startswith("--nnodes is many")
 
 
-def test_an_id_in_the_environment_is_not_seen_by_ps() -> None:
-    """Only an id on the command line is visible to other users."""
-    assert not read(["x"], {"PET_RDZV_ID": "secret"}).is_id_typed
-    assert read(["--rdzv-id", "secret", "x"]).is_id_typed
-
-
 def test_the_grace_period_from_the_environment() -> None:
     """The variable of torch counts, and the option before it."""
     environ = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "9"}
