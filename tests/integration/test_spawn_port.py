@@ -110,12 +110,15 @@ def test_the_attack_has_teeth() -> None:
 
 
 def test_the_store_listens_on_the_loopback_only(server: str) -> None:
-    """The ranks meet on MASTER_PORT of 127.0.0.1, where the caller listens; each call has a store of its own."""
-    for _ in range(2):
-        assert numapin.spawn(calls.meet, num_ranks=2, timeout=120) == (({_LOOPBACK}, 2.0),) * 2, server
+    """The ranks meet on MASTER_PORT of 127.0.0.1, where the caller listens."""
+    assert numapin.spawn(calls.meet, num_ranks=2, timeout=120) == (({_LOOPBACK}, 2.0),) * 2, server
 
 
-@pytest.mark.parametrize("way", ["variables", "url", "store"])
+@pytest.mark.parametrize(
+    ("way", "server"),
+    [("variables", "numapin"), ("url", "torch"), ("store", "numapin"), ("store", "torch")],
+    indirect=["server"],
+)
 def test_a_place_of_the_functions_own(way: str, server: str) -> None:
     """What is written for torch.multiprocessing.spawn works: rank 0 serves another port; MASTER_PORT, nobody else."""
     with socket.socket() as free:

@@ -222,9 +222,9 @@ def test_a_very_deep_traceback(run: Callable[..., Ended]) -> None:
     """The last frames are recorded, without minutes of work."""
     again = "for _ in range(100_000):\n    try: raise error\n    except ValueError: pass\n"
     text = f"error = ValueError('end')\n{again}raise error\n"
-    began = time.process_time()
+    began = os.times()
     assert run(text).text.endswith("ValueError: end\n")
-    assert time.process_time() - began < 5
+    assert os.times().children_user - began.children_user < 5
 
 
 UNCHANGED = """
