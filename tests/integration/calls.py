@@ -25,6 +25,22 @@ class Picky(Exception):  # noqa: N818 - stands for a user's exception
         super().__init__(f"{first} and {second}")
 
 
+class Forgetful(Exception):  # noqa: N818 - stands for a user's exception
+    """An exception whose pickle loses a part of its text."""
+
+    def __init__(self, text: str, more: str = "") -> None:
+        super().__init__(text)
+        self.more = more
+
+    def __str__(self) -> str:
+        """Return both parts."""
+        return f"{self.args[0]} {self.more}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Forget the second part."""
+        return Forgetful, self.args
+
+
 class Told:
     """An argument that is unpickled as the CPUs of the unpickling process."""
 
@@ -108,6 +124,12 @@ def raise_picky() -> NoReturn:
     """Raise an exception that cannot be unpickled."""
     first = "this"
     raise Picky(first, "that")
+
+
+def raise_forgetful() -> NoReturn:
+    """Raise an exception that changes in a pickle."""
+    first = "this"
+    raise Forgetful(first, "that")
 
 
 def kill_self() -> None:
