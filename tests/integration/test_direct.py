@@ -90,26 +90,18 @@ def test_the_launcher_stays_small(tmp_path: Path) -> None:
 
 
 def test_automatic_choice(tmp_path: Path) -> None:
-    """--dry-run and --verbose say whether torch's store is used, and why."""
-    path = script(tmp_path, "")
-    for options, told in (
-        ((), "launcher: direct, without torch: one host"),
-        (("--max-restarts", "1"), "launcher: direct, without torch: one host"),
-        (("--nnodes", "1:2"), "launcher: with torch's store: --nnodes 2"),
+    """--dry-run, --verbose and the report say whether torch's store is used, and why."""
+    path, report = script(tmp_path, ""), tmp_path / "report.json"
+    direct = "launcher: direct, without torch: one host"
+    for options, variables, told in (
+        (("--max-restarts", "1"), {"PET_NNODES": "1"}, direct),
+        (("--nnodes", "1:2"), {}, "launcher: with torch's store: --nnodes 2"),
     ):
-        done = numapin("run", "--dry-run", *options, path)
+        done = numapin("run", "--dry-run", *options, path, **variables)
         assert (done.status, f"numapin: {told}\n" in done.err) == (0, True), done.err
-    assert numapin("run", "--verbose", path).err.count("numapin: launcher: direct") == 1
+    assert numapin("run", "--verbose", "--report", str(report), path).err.count(f"numapin: {direct}\n") == 1
+    assert json.loads(report.read_text())["launcher"] == {"name": "direct", "reason": "one host"}
     assert "launcher" not in numapin("run", path).err
-    told = "launcher: direct, without torch: one host"
-    assert told in numapin("run", "--dry-run", path, PET_NNODES="1").err
-
-
-def test_report(tmp_path: Path) -> None:
-    """The report file has what started the ranks, and why."""
-    file = tmp_path / "report.json"
-    assert numapin("run", "--report", str(file), script(tmp_path, "")).status == 0
-    assert json.loads(file.read_text())["launcher"] == {"name": "direct", "reason": "one host"}
 
 
 def test_ranks_meet_in_the_store_of_a_newer_torch(tmp_path: Path) -> None:

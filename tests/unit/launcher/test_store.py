@@ -40,9 +40,7 @@ if TYPE_CHECKING:
 LIMIT = timedelta(seconds=20)
 SERVER = f"""
 import sys
-from numapin.launcher import store as launcher_store
-from numapin.launcher.store_server import listen
-from numapin.launcher.store_server import serving
+from numapin.launcher.store_server import listen, serving
 with listen({LOOPBACK!r}, 0) as listening, serving(listening):
     print(listening.getsockname()[1], flush=True)
     sys.stdin.read()
