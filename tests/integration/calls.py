@@ -25,6 +25,22 @@ class Picky(Exception):  # noqa: N818 - stands for a user's exception
         super().__init__(f"{first} and {second}")
 
 
+class Forgetful(Exception):  # noqa: N818 - stands for a user's exception
+    """An exception whose pickle loses a part of its text."""
+
+    def __init__(self, text: str, more: str = "") -> None:
+        super().__init__(text)
+        self.more = more
+
+    def __str__(self) -> str:
+        """Return both parts."""
+        return f"{self.args[0]} {self.more}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Forget the second part."""
+        return Forgetful, self.args
+
+
 class Told:
     """An argument that is unpickled as the CPUs of the unpickling process."""
 
@@ -108,6 +124,12 @@ def raise_picky() -> NoReturn:
     """Raise an exception that cannot be unpickled."""
     first = "this"
     raise Picky(first, "that")
+
+
+def raise_forgetful() -> NoReturn:
+    """Raise an exception that changes in a pickle."""
+    first = "this"
+    raise Forgetful(first, "that")
 
 
 def kill_self() -> None:
@@ -208,29 +230,29 @@ def meet() -> tuple[set[tuple[str, str]], float]:
     return found, tensor.item()
 
 
-def meet_elsewhere(way: str, port: int) -> float:
-    """Meet on a port of one's own, as functions for torch.multiprocessing.spawn do; return the number of ranks."""
+def meet_elsewhere(*ports: int) -> list[float]:
+    """Meet on two ports of one's own, and in a store that names the caller's; return the number of ranks each time.
+
+    Functions that were written for torch.multiprocessing.spawn do so.
+    """
     import torch
     import torch.distributed as dist
 
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if way == "variables":
-        os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
-        dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
-    elif way == "url":
-        url = f"tcp://127.0.0.1:{port}"
-        dist.init_process_group("gloo", url, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
-    else:  # a store that names the caller's port
-        address, served = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store: Any = dist.TCPStore(  # type: ignore[attr-defined] # public, but not exported
-            address, served, world_size, is_master=rank == 0, timeout=timedelta(seconds=60)
-        )
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-    tensor = torch.ones(1)
-    dist.all_reduce(tensor)
-    dist.barrier()
-    dist.destroy_process_group()
-    return tensor.item()
+    rank, world_size, limit = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timedelta(seconds=60)
+    store: Any = dist.TCPStore(  # type: ignore[attr-defined] # public, but not exported
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world_size, is_master=rank == 0, timeout=limit
+    )
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(ports[0]))
+    places: list[dict[str, Any]] = [{}, {"init_method": f"tcp://127.0.0.1:{ports[1]}"}, {"store": store}]
+    found = []
+    for place in places:
+        dist.init_process_group("gloo", **place, rank=rank, world_size=world_size, timeout=limit)
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        dist.barrier()
+        dist.destroy_process_group()
+        found.append(tensor.item())
+    return found
 
 
 def listeners(port: int) -> set[tuple[str, str]]:

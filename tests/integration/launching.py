@@ -22,7 +22,7 @@ from tests.integration.forking import CommandLine, Forked, Forker
 from tests.integration.seam import proc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 NUMAPIN = (sys.executable, "-m", "numapin")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -109,39 +109,29 @@ def all_ended(*processes: subprocess.Popen[str], limit_s: float = _LIMIT_S) -> l
 
     If they take too long, all of them end, with what they started, and the test fails with the output of each.
     """
-    try:
-        outputs = _read_all(processes, limit_s)
-    except subprocess.TimeoutExpired:
+    outputs = None
+    with ThreadPoolExecutor(len(processes)) as pool:  # all are read at once: one that cannot write may hold up another
+        try:
+            outputs = list(pool.map(lambda process: process.communicate(timeout=limit_s), processes))
+        except subprocess.TimeoutExpired:
+            pass
+        except BaseException:
+            for process in processes:
+                process.kill()
+            raise
+    if outputs is None:
         running = [process for process in processes if process.poll() is None]
-        _abort(running)
+        children = proc.children_of()
+        for process in running:
+            for pid in [*proc.descendants(process.pid, children), process.pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGABRT)
         said = "\n".join(_last_words(process, was_running=process in running) for process in processes)
         pytest.fail(f"this took longer than {limit_s} s\n{said}")
     return [
         Done(status=process.returncode, out=out or "", err=err or "")
         for process, (out, err) in zip(processes, outputs, strict=True)
     ]
-
-
-def _read_all(processes: Sequence[subprocess.Popen[str]], limit_s: float) -> list[tuple[str, str]]:
-    """Return what each process wrote. All are read at once: one that cannot write could make another wait."""
-    with ThreadPoolExecutor(len(processes)) as pool:
-        try:
-            return list(pool.map(lambda process: process.communicate(timeout=limit_s), processes))
-        except subprocess.TimeoutExpired:
-            raise
-        except BaseException:
-            for process in processes:
-                process.kill()
-            raise
-
-
-def _abort(processes: Iterable[subprocess.Popen[str]]) -> None:
-    """End processes and what they started, whatever sessions that is in."""
-    children = proc.children_of()
-    for process in processes:
-        for pid in [*proc.descendants(process.pid, children), process.pid]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGABRT)
 
 
 def _last_words(process: subprocess.Popen[str], *, was_running: bool) -> str:

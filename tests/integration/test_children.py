@@ -435,7 +435,6 @@ class TestRefusals:
         ("options", "status", "problem"),
         [
             (("--local-rank", "0"), 2, "--children and --local-rank cannot be combined"),
-            (("--plan", "plan.json"), 2, "--children and --plan cannot be combined"),
             (("--nic-env", "ucx"), 2, "--children and --nic-env cannot be combined"),
             (("--gpus", "9"), 2, "--gpus"),
             (("--", ""), 2, "the command is empty"),

@@ -90,26 +90,18 @@ def test_the_launcher_stays_small(tmp_path: Path) -> None:
 
 
 def test_automatic_choice(tmp_path: Path) -> None:
-    """--dry-run and --verbose say whether torch's store is used, and why."""
-    path = script(tmp_path, "")
-    for options, told in (
-        ((), "launcher: direct, without torch: one host"),
-        (("--max-restarts", "1"), "launcher: direct, without torch: one host"),
-        (("--nnodes", "1:2"), "launcher: with torch's store: --nnodes 2"),
+    """--dry-run, --verbose and the report say whether torch's store is used, and why."""
+    path, report = script(tmp_path, ""), tmp_path / "report.json"
+    direct = "launcher: direct, without torch: one host"
+    for options, variables, told in (
+        (("--max-restarts", "1"), {"PET_NNODES": "1"}, direct),
+        (("--nnodes", "1:2"), {}, "launcher: with torch's store: --nnodes 2"),
     ):
-        done = numapin("run", "--dry-run", *options, path)
+        done = numapin("run", "--dry-run", *options, path, **variables)
         assert (done.status, f"numapin: {told}\n" in done.err) == (0, True), done.err
-    assert numapin("run", "--verbose", path).err.count("numapin: launcher: direct") == 1
+    assert numapin("run", "--verbose", "--report", str(report), path).err.count(f"numapin: {direct}\n") == 1
+    assert json.loads(report.read_text())["launcher"] == {"name": "direct", "reason": "one host"}
     assert "launcher" not in numapin("run", path).err
-    told = "launcher: direct, without torch: one host"
-    assert told in numapin("run", "--dry-run", path, PET_NNODES="1").err
-
-
-def test_report(tmp_path: Path) -> None:
-    """The report file has what started the ranks, and why."""
-    file = tmp_path / "report.json"
-    assert numapin("run", "--report", str(file), script(tmp_path, "")).status == 0
-    assert json.loads(file.read_text())["launcher"] == {"name": "direct", "reason": "one host"}
 
 
 def test_ranks_meet_in_the_store_of_a_newer_torch(tmp_path: Path) -> None:
@@ -191,41 +183,6 @@ def test_port(tmp_path: Path) -> None:
 class TestEnds:
     """Ranks that fail, and signals to the launcher."""
 
-    def test_a_rank_that_fails(self, tmp_path: Path) -> None:
-        """The other ranks get SIGTERM and time to save; what a failed rank has started ends too."""
-        text = (
-            "if rank == '1':\n"
-            "    if os.fork() == 0: mark('child'); time.sleep(300)\n"
-            "    while not Path(__file__).parent.joinpath('here.0').exists(): time.sleep(0.01)\n"
-            "    while not Path(__file__).parent.joinpath('child.1').exists(): time.sleep(0.01)\n"
-            "    sys.exit(3)\n"
-            "def save(*_): time.sleep(0.3); mark('saved'); sys.exit(0)\n"
-            "signal.signal(signal.SIGTERM, save); mark('here'); time.sleep(300)\n"
-        )
-        with started(tmp_path, text) as process:
-            assert process.wait(timeout=LIMIT_S) == 1
-            (child,) = marked(tmp_path, "child", 1)
-            assert wait_until(lambda: is_gone(child), limit_s=LIMIT_S)
-            assert marked(tmp_path, "saved", 1)
-            assert process.stderr is not None
-            told = process.stderr.read()
-        assert "\n  rank    1, the first to fail: " in told
-        assert "\n  failed  exit status 3\n  others  1 was running and ended by numapin (exit status 0)\n" in told
-
-    def test_a_rank_that_ignores_sigterm(self, tmp_path: Path) -> None:
-        """SIGKILL follows after the grace period."""
-        text = (
-            "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('here')\n"
-            "while len(list(Path(__file__).parent.glob('here.*'))) < 2: time.sleep(0.01)\n"
-            "sys.exit(3) if rank == '1' else time.sleep(300)\n"
-        )
-        with started(tmp_path, text, "--shutdown-timeout", "0") as process:
-            assert process.wait(timeout=LIMIT_S) == 1
-            assert process.stderr is not None
-            told = process.stderr.read()
-        assert "others  1 was running and ended by numapin (SIGKILL)" in told
-        assert all(map(is_gone, marked(tmp_path, "here")))
-
     def test_two_sigterms(self, tmp_path: Path) -> None:
         """A second SIGTERM, which some schedulers send at once, does not cut the grace period short."""
         text = (
@@ -295,20 +252,6 @@ class TestEnds:
             assert process.wait(timeout=LIMIT_S) in (128 + signal.SIGTERM, -signal.SIGTERM)
             pids = [int(path.read_text() or 0) for path in tmp_path.glob("here.*")]
         assert wait_until(lambda: all(map(is_gone, pids)), limit_s=LIMIT_S)
-
-    def test_an_error_file_of_torch(self, tmp_path: Path) -> None:
-        """The traceback that @record writes is in the block, and the file lies in the run's folder."""
-        trace = 'Traceback (most recent call last):\n  File "x.py", line 1, in main\nE: m'
-        error = {"message": {"message": "E: m", "extraInfo": {"py_callstack": trace, "timestamp": "1"}}}
-        path = script(
-            tmp_path,
-            f"import os\nopen(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write({json.dumps(error)!r})\nexit(1)",
-        )
-        done = numapin(*DIRECT, path, TMPDIR=str(tmp_path))
-        assert done.status == 1
-        assert '\n  failed  E: m\n  at      File "x.py", line 1, in main\n' in done.err
-        (file,) = tmp_path.glob("numapin-*/error-0.json")
-        assert json.loads(file.read_text()) == error
 
 
 def test_the_rank_behind_a_virtual_number_has_its_gpu(tmp_path: Path) -> None:

@@ -364,35 +364,6 @@ class TestGpus:
             for visible in ("1", uuid):
                 assert self._gpu(dump, *options, **two_gpus | {"CUDA_VISIBLE_DEVICES": visible})["uuid"] == uuid
 
-    def test_a_plan_of_another_host(self, dump: str, two_gpus: dict[str, str], tmp_path: Path) -> None:
-        """On another host of the same kind UUIDs differ, so the GPU's address selects the rank, without a message."""
-        plan = json.loads(start(*NUMAPIN, "plan", "--json", **two_gpus).out)
-        uuids = [rank["gpu"]["uuid"] for rank in plan["ranks"]]
-        for n, rank in enumerate(plan["ranks"]):
-            rank["gpu"]["uuid"] = f"GPU-{n}"
-        path = tmp_path / "two.json"
-        path.write_text(json.dumps(plan))
-        for visible in ("1", uuids[1], uuids[1].replace("-", "").replace("GPU", "GPU-").upper()):
-            done = enter("--plan", str(path), "--", sys.executable, dump, **two_gpus, CUDA_VISIBLE_DEVICES=visible)
-            gpu = json.loads(done.json_lines()[0]["NUMAPIN_BINDING"])["gpu"]
-            assert (gpu["uuid"], gpu["pci"], done.err) == (uuids[1], plan["ranks"][1]["gpu"]["pci"], "")
-
-    def test_a_plan_of_another_kind_of_host(self, dump: str, two_gpus: dict[str, str], tmp_path: Path) -> None:
-        """If addresses differ too, the rank's number counts: one warning, and --strict refuses it."""
-        plan = json.loads(start(*NUMAPIN, "plan", "--json", **two_gpus).out)
-        uuid = plan["ranks"][1]["gpu"]["uuid"]
-        for rank in plan["ranks"]:
-            rank["gpu"] |= {"uuid": None, "pci": None}
-        path = tmp_path / "two.json"
-        path.write_text(json.dumps(plan))
-        line, here = ("--plan", str(path), "--", sys.executable, dump), two_gpus | {"CUDA_VISIBLE_DEVICES": uuid}
-        done = enter(*line, **here)
-        binding = json.loads(done.json_lines()[0]["NUMAPIN_BINDING"])
-        assert (binding["local_rank"], binding["exact"], binding["gpu"]["uuid"]) == (0, False, uuid)
-        assert done.err.count(f"has no rank on GPU {uuid}") == done.err.count("\n") == 1
-        done = enter("--strict", *line, **here)
-        assert (done.status, done.out, f"has no rank on GPU {uuid}" in done.err) == (5, "", True), done.err
-
     @pytest.mark.parametrize("word", ["-1", "NoDevFiles", " void"])
     def test_a_task_that_sees_no_gpu(
         self, dump: str, two_gpus: dict[str, str], fake_nvml: FakeNvml, tmp_path: Path, word: str

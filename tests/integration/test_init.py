@@ -1,17 +1,21 @@
-"""The launcher as process 1 of a container: it reaps orphans, passes signals on, and keeps its ranks' exit statuses."""
+"""The launcher as process 1 of a container: it reaps orphans, keeps their statuses, and hears a terminal hang up.
+
+Signals from outside, and the status of the container: test_failure_block.py.
+"""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.integration.launching import NUMAPIN, environment, script
-from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 IN_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
@@ -34,14 +38,12 @@ print(os.getppid(), zombies(), flush=True)
 sys.exit(3)
 """
 
-ENDS_BY = """
+HANGS_UP = """
 import os, signal, sys, time
 from numapin.launcher.init import supervise_if_init
 supervise_if_init()
-signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"saved\\n"), sys.exit(7)))
+signal.signal(signal.SIGHUP, lambda *_: (os.write(1, b"saved\\n"), sys.exit(7)))
 print(os.getpid(), flush=True)
-if sys.argv[1:]:
-    os.kill(os.getpid(), int(sys.argv[1]))
 time.sleep(60)
 """
 
@@ -70,24 +72,10 @@ def test_orphans_are_reaped_and_statuses_kept(tmp_path: Path) -> None:
     assert done.returncode == 1
 
 
-def test_signals_reach_the_launcher() -> None:
-    """A signal from outside, such as that of `docker stop`, ends it as it ends any launcher."""
-    command = [*IN_NAMESPACE, sys.executable, "-c", ENDS_BY]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "2\n"
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        assert wait_until(lambda: children.read_text().split(), limit_s=20)
-        subprocess.run(["kill", "-TERM", *children.read_text().split()], check=True)
-        assert process.stdout.read() == "saved\n"
-    assert process.returncode == 7
-
-
 def test_a_terminal_that_hangs_up() -> None:
     """The launcher gets the SIGHUP that the kernel sends to process 1 alone, as the leader of the session."""
     ours, theirs = os.openpty()
-    text = ENDS_BY.replace("SIGTERM", "SIGHUP")
-    command = [*IN_NAMESPACE, sys.executable, "-c", ON_A_TERMINAL, text]
+    command = [*IN_NAMESPACE, sys.executable, "-c", ON_A_TERMINAL, HANGS_UP]
     with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, text=True) as process:
         os.close(theirs)
         assert process.stdout is not None
@@ -98,10 +86,3 @@ def test_a_terminal_that_hangs_up() -> None:
         finally:
             process.kill()
         assert process.stdout.read() == "saved\n"
-
-
-def test_a_launcher_that_dies_of_a_signal() -> None:
-    """The container ends with the status that a shell would show."""
-    command = [*IN_NAMESPACE, sys.executable, "-c", ENDS_BY, str(int(signal.SIGINT))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 128 + signal.SIGINT

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -32,9 +29,6 @@ from tests.integration.launching import (
 from tests.integration.seam import CODE, handover
 from tests.needs import needs_two_cpus
 from tests.waiting import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 CPUS = sorted(os.sched_getaffinity(0))
 DUMP = """
@@ -186,13 +180,6 @@ class TestBinding:
         assert "rank  GPU  node  CPUs" in numapin("run", "--nproc-per-node", "1", path).err
         assert numapin("run", "--quiet", "--nproc-per-node", "1", path).err == ""
 
-    def test_nothing_is_left_behind(self, tmp_path: Path) -> None:
-        """After a run the temporary directory has neither a run directory nor a log folder of torch."""
-        temporary = tmp_path / "tmp"
-        temporary.mkdir()
-        assert numapin("run", "--nproc-per-node", "2", script(tmp_path, DUMP), TMPDIR=str(temporary)).status == 0
-        assert [path for path in temporary.rglob("*") if path.is_file() or "torchelastic" in path.name] == []
-
 
 class TestMemoryPolicy:
     """Memory policies that the kernel accepts or refuses. Tests with several nodes are in tests/vm."""
@@ -264,43 +251,7 @@ class TestMemoryPolicy:
 class TestFaults:
     """Ranks and launchers that die."""
 
-    def test_restarted_rank_has_the_same_binding(self, tmp_path: Path) -> None:
-        """Restarted workers have the same binding as before."""
-        path = script(
-            tmp_path,
-            "import glob, os, sys, time\n"
-            "first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
-            "records = os.environ['NUMAPIN_RUN_DIR'] + '/observed-*-0.json'\n"
-            "while first and len(glob.glob(records)) < 2: time.sleep(0.02)\n"
-            "sys.exit(first)\n",
-        )
-        done = numapin(
-            "run",
-            "--max-restarts",
-            "1",
-            "--nproc-per-node",
-            "2",
-            "--bind",
-            "exclusive" if len(CPUS) > 1 else "node",
-            path,
-            NUMAPIN_RUN_DIR=str(tmp_path / "runs"),
-        )
-        assert done.status == 0, done.err
-        records = observed(tmp_path / "runs")
-        assert [(record["local_rank"], record["restart"]) for record in records] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-        for first, second in (records[:2], records[2:]):
-            assert first["applied"] == second["applied"]
-
-    def test_block_names_a_file_that_is_there(self, tmp_path: Path) -> None:
-        """After a failure the file that the block names can be read, also after the next run."""
-        path = script(tmp_path, "raise KeyError('root cause')\n")
-        done = numapin("run", "--nproc-per-node", "1", path, TMPDIR=str(tmp_path))
-        (named,) = re.findall(r"^  more +(/.*?/failure\.txt)$", done.err.replace("\n          /", "/"), re.MULTILINE)
-        assert "root cause" in Path(named).read_text()
-        assert numapin("run", "--nproc-per-node", "1", script(tmp_path, ""), TMPDIR=str(tmp_path)).status == 0
-        assert "root cause" in Path(named).read_text()
-
-    @pytest.mark.parametrize("after_s", [0.0, 0.2, 0.4])
+    @pytest.mark.parametrize("after_s", [0.0, 0.3])
     def test_interrupt_while_starting(self, tmp_path: Path, after_s: float) -> None:
         """Ctrl-C before the ranks start ends the launcher by SIGINT, as torchrun does, so that a shell's loop ends."""
         with subprocess.Popen(
@@ -314,20 +265,24 @@ class TestFaults:
             _, err = process.communicate(timeout=30)
         assert process.returncode == -signal.SIGINT, err.decode()
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda s: s.name)
-    def test_signal_to_the_launcher(self, tmp_path: Path, number: signal.Signals) -> None:
+    @pytest.mark.parametrize(
+        ("number", "has_torchs_store"),
+        [(signal.SIGTERM, False), (signal.SIGHUP, False), (signal.SIGINT, True)],
+    )
+    def test_signal_to_the_launcher(self, tmp_path: Path, number: signal.Signals, *, has_torchs_store: bool) -> None:
         """A launcher that gets a signal to stop leaves no rank behind, and its status shows the signal."""
-        commands = {"ours": [*NUMAPIN, "run"], "torch": [*NUMAPIN, "run", *torchs_store()]}
-
-        def status_of(name: str) -> int:
-            status, pids = interrupted(tmp_path / name, commands[name], number)
-            assert len(pids) == 2
-            assert wait_until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], limit_s=10)
-            return status
-
-        shown = -number if number == signal.SIGINT else 128 + number
-        with ThreadPoolExecutor() as pool:
-            assert [*pool.map(status_of, commands)] == [shown] * 2
+        path = script(tmp_path, f"import os, time; open(f'{tmp_path}/{{os.getpid()}}.pid', 'w'); time.sleep(100)")
+        options = ("--quiet", "--nproc-per-node", "2", *(torchs_store() if has_torchs_store else ()))
+        with subprocess.Popen(
+            [*NUMAPIN, "run", *options, path], stderr=subprocess.DEVNULL, env=environment()
+        ) as process:
+            wait_until(lambda: len(list(tmp_path.glob("*.pid"))) >= 2, limit_s=60)
+            process.send_signal(number)
+            status = process.wait(timeout=60)
+        assert status == (-number if number == signal.SIGINT else 128 + number)
+        pids = [int(pid.stem) for pid in tmp_path.glob("*.pid")]
+        assert len(pids) == 2
+        assert wait_until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], limit_s=10)
 
     def test_unresolvable_host_name(self, tmp_path: Path) -> None:
         """A host whose name does not resolve starts as fast as any other, because the name is never looked up."""
@@ -350,22 +305,6 @@ class TestFaults:
         assert (done.status, done.out.strip()) == (0, "127.0.0.1"), done.err
 
 
-def interrupted(folder: Path, command: Sequence[str], number: signal.Signals) -> tuple[int, list[int]]:
-    """Start two ranks that sleep, signal their launcher, and return its status and the ranks' process ids."""
-    folder.mkdir()
-    path = script(folder, f"import os, time; open(f'{folder}/{{os.getpid()}}.pid', 'w'); time.sleep(100)")
-    with subprocess.Popen(
-        [*command, "--nproc-per-node", "2", path],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment(),
-    ) as process:
-        wait_until(lambda: len(list(folder.glob("*.pid"))) >= 2, limit_s=60)
-        process.send_signal(number)
-        status = process.wait(timeout=60)
-    return status, [int(pid.stem) for pid in folder.glob("*.pid")]
-
-
 class TestBadInput:
     """Mistakes that depend on the machine, as in tests/recorded/errors.txt; no rank is started."""
 
@@ -374,8 +313,6 @@ class TestBadInput:
         [
             (["--memory", "bind=63", "s.py"], 2, "node 63 has no host memory that this process may use; usable: 0"),
             (["--reserve-cpus", "4000-4001", "s.py"], 2, "CPUs 4000-4001 do not exist; online are 0"),
-            (["--gpus", "77", "s.py"], 2, "--gpus: no GPU matches '77'; available: "),
-            (["--gpu-nodes", "99=0", "s.py"], 2, "--gpu-nodes: no GPU matches '99'"),
             (["--nproc-per-node", "gpu", "s.py"], 2, "--nproc-per-node gpu: CUDA shows no GPU"),
             (["--nproc-per-node", "gpu", "s.py"], 2, "see why with: numapin doctor"),
             (
@@ -383,12 +320,6 @@ class TestBadInput:
                 2,
                 "--virtual-local-rank shows each rank one GPU; there are 2 ranks and 1 GPU\n",
             ),
-            (
-                ["--bind", "exclusive", "--nproc-per-node", "4096", "s.py"],
-                4,
-                "too few exclusive cores for 4,096 ranks",
-            ),
-            (["--reserve-cpus", f"0-{os.cpu_count()}", "s.py"], 2, "do not exist"),
             (["--reserve-cpus", ",".join(map(str, CPUS)), "s.py"], 4, "no CPU is left"),
         ],
     )
@@ -410,13 +341,6 @@ class TestBadInput:
             assert done.status == 3, done.err
             assert "libnuma could not be loaded" in done.err
             assert "apt-get install libnuma1" in done.err
-
-    @pytest.mark.parametrize("value", ["/proc/nope", "/dev/null"])
-    def test_unusable_temporary_directory(self, tmp_path: Path, value: str) -> None:
-        """A TMPDIR that cannot be written to is skipped, as in torchrun."""
-        done = numapin("run", "--nproc-per-node", "1", script(tmp_path, ""), TMPDIR=value, TEMP=str(tmp_path))
-        assert done.status == 0, done.err
-        assert not list(tmp_path.glob("numapin-*"))
 
 
 @pytest.mark.parametrize("most", [9, 13, 16, 31])

@@ -129,6 +129,11 @@ class TestErrors:
         ("fn", "args", "told"),
         [
             (calls.raise_picky, (), r"rank 0 raised an exception that cannot be pickled:(?s:.*)Picky: this and that"),
+            (
+                calls.raise_forgetful,
+                (),
+                r"raised an exception that cannot be pickled:(?s:.*)Forgetful: this that",
+            ),
             (calls.kill_self, (), r"rank 0 \(pid \d+\) was killed by SIGKILL"),
             (calls.die_of_real_time, (), r"rank 0 \(pid \d+\) was killed by signal \d+\n"),
             (calls.leave, (), r"rank 0 \(pid \d+\) exited with status 0 before fn returned"),
@@ -139,6 +144,7 @@ class TestErrors:
         ],
         ids=[
             "unpicklable error",
+            "error that a pickle changes",
             "signal",
             "real-time signal",
             "os._exit",

@@ -110,18 +110,17 @@ def test_the_attack_has_teeth() -> None:
 
 
 def test_the_store_listens_on_the_loopback_only(server: str) -> None:
-    """The ranks meet on MASTER_PORT of 127.0.0.1, where the caller listens; each call has a store of its own."""
-    for _ in range(2):
-        assert numapin.spawn(calls.meet, num_ranks=2, timeout=120) == (({_LOOPBACK}, 2.0),) * 2, server
+    """The ranks meet on MASTER_PORT of 127.0.0.1, where the caller listens."""
+    assert numapin.spawn(calls.meet, num_ranks=2, timeout=120) == (({_LOOPBACK}, 2.0),) * 2, server
 
 
-@pytest.mark.parametrize("way", ["variables", "url", "store"])
-def test_a_place_of_the_functions_own(way: str, server: str) -> None:
-    """What is written for torch.multiprocessing.spawn works: rank 0 serves another port; MASTER_PORT, nobody else."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    assert numapin.spawn(calls.meet_elsewhere, (way, port), num_ranks=2, timeout=120) == (2.0, 2.0), server
+def test_places_of_the_functions_own(server: str) -> None:
+    """What is written for torch.multiprocessing.spawn works: rank 0 serves other ports; MASTER_PORT, nobody else."""
+    with socket.socket() as one, socket.socket() as other:
+        for free in (one, other):
+            free.bind(("127.0.0.1", 0))
+        ports = [free.getsockname()[1] for free in (one, other)]
+    assert numapin.spawn(calls.meet_elsewhere, ports, num_ranks=2, timeout=120) == ([2.0] * 3,) * 2, server
 
 
 @needs_root

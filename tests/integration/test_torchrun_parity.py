@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from numapin.errors import UsageError
-from tests.integration.launching import NUMAPIN, call, numapin, script, torchrun
+from tests.integration.launching import numapin, script, torchrun
 from tests.integration.seam import OPTIONS, TORCHRUN_OPTIONS, TorchrunCommand, parse
 from tests.needs import TORCH_VERSION
 
@@ -77,23 +77,6 @@ def test_the_table_of_options_is_torchruns() -> None:
     assert [action.dest for action in actions if action.choices and words[action.dest] != tuple(action.choices)] == []
 
 
-@pytest.mark.parametrize("command", ["run", "trace"])
-def test_help_shows_every_option_of_torchrun(command: str) -> None:
-    """--help-all lists torchrun's options, and numapin's first; --help is short and names --help-all."""
-    done = call(*NUMAPIN, command, "--help-all", COLUMNS="100")
-    assert done.status == 0, done.err
-    words = set(done.out.replace(",", " ").split())
-    for option in TORCHRUN_OPTIONS:
-        assert set(option.names) <= words
-    assert {"--bind", "--memory", "--cpus-per-rank", "--no-smt", "--reserve-cpus", "--gpus", "--strict"} <= words
-    parts = ("Usage: ", "Examples:", "Binding:", "torchrun's options", "Help:", "Exit status:")
-    places = [done.out.index(part) for part in parts]
-    assert places == sorted(places)
-    short = call(*NUMAPIN, command, "--nproc-per-node", "2", "--help", "train.py", COLUMNS="100").out
-    assert "--help-all" in short
-    assert len(short.splitlines()) < 80 < len(done.out.splitlines())
-
-
 @pytest.mark.parametrize(
     ("words", "is_help"),
     [
@@ -143,15 +126,6 @@ def test_every_abbreviation_means_what_it_means_to_torchrun() -> None:
 def _text(job: Job, key: str) -> str:
     option = next(option for option in TORCHRUN_OPTIONS if option.key == key)
     return next(text for text in ("1", "spawn", "node") if option.read(text) == job.options[key])
-
-
-def test_our_options_have_no_abbreviations_and_stop_at_the_script() -> None:
-    """Numapin's options must be typed in full, may be given with =, and belong to the script after its name."""
-    assert ours(["--reserve=0", "s.py"]) == "no such option '--reserve'"
-    job = ours(["--bind=socket", "--no-smt", "s.py", "--bind", "mine"])
-    assert not isinstance(job, str)
-    assert job.own == ("--bind", "socket", "--no-smt")
-    assert job.command[-2:] == ("--bind", "mine")
 
 
 DIFFERENT = {

@@ -82,10 +82,16 @@ SILENT = (
 )
 
 
-def lost(rank: int, seconds: float, text: str = LOST[0], **changes: Any) -> EndedRank:
+def lost(rank: int, seconds: float, text: str = LOST[0], trace: str = "", **changes: Any) -> EndedRank:
     """Return the end of a rank that lost its connection to another at this time."""
-    error = {"message": {"message": text, "extraInfo": {"py_callstack": text, "time_s": seconds}}}
+    error = {"message": {"message": text, "extraInfo": {"py_callstack": trace or text, "time_s": seconds}}}
     return ended(rank, 1, error=error, **changes)
+
+
+RESET = "RuntimeError: Connection reset by peer"
+IN_TORCH = 'Traceback (most recent call last):\n  File "/v/torch/distributed/{}", line 7, in barrier\n    work.wait()\n'
+IN_SOURCE = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    log("closed by peer")\nKeyError: 1'
+BEFORE = f"Traceback (most recent call last):\n{LOST[0]}\n\nDuring …:\n\nTraceback (most recent call last):\nE: x"
 
 
 @pytest.mark.parametrize("text", [*LOST, *SILENT])
@@ -112,16 +118,6 @@ def test_a_connection_to_something_else(text: str) -> None:
     """Only what torch's collectives say is about another rank."""
     found = failure(lost(0, 98.5, text), ended(1, -11, ended_s=99.0))
     assert (found.first.rank, found.why_first) == (0, "")
-
-
-def test_a_message_of_the_collectives_own_frame() -> None:
-    """A message without the name of gloo or NCCL is theirs if their frame raised it; a checkpoint's frame is not."""
-    frame = '  File "/v/torch/distributed/{}", line 7, in barrier\n    work.wait()\n'
-    for module, first in (("distributed_c10d.py", 1), ("checkpoint/filesystem.py", 0)):
-        text = "RuntimeError: Connection reset by peer"
-        trace = f"Traceback (most recent call last):\n{frame.format(module)}{text}"
-        error = {"message": {"message": text, "extraInfo": {"py_callstack": trace, "time_s": 98.5}}}
-        assert failure(ended(0, 1, error=error), ended(1, -11, ended_s=99.0)).first.rank == first
 
 
 def test_what_a_wrapper_survived() -> None:
@@ -160,11 +156,16 @@ def test_what_follows_our_signal_is_last() -> None:
         ([lost(0, 98.5), ended(1, -9, ended_s=98.5 + 61)], 0),
         ([ended(0, 1, error=at(98.5, "time_s")), ended(1, -11, ended_s=99)], 0),
         ([lost(0, 99), ended(1, -11, ended_s=98.5)], 1),
+        ([lost(0, 98.5, RESET, IN_TORCH.format("distributed_c10d.py") + RESET), ended(1, -11, ended_s=99.0)], 1),
+        ([lost(0, 98.5, RESET, IN_TORCH.format("checkpoint/filesystem.py") + RESET), ended(1, -11, ended_s=99.0)], 0),
+        ([lost(0, 98.5, "KeyError: 1", IN_SOURCE), ended(1, -9, ended_s=99)], 0),
+        ([lost(0, 98.0, "E: x", BEFORE), ended(1, -9)], 1),
     ],
     ids=[
         *("exit status", "an abort may be a consequence", "only an abort", "a crash while it was ended"),
         *("another exception", "an exception while it was ended", "a collective that timed out", "long afterwards"),
-        *("no lost connection", "seen first"),
+        *("no lost connection", "seen first", "a frame of the collectives", "a frame of a checkpoint"),
+        *("a word in the source", "a lost connection before the last exception"),
     ],
 )
 def test_which_is_the_cause(ranks: list[EndedRank], first: int) -> None:
@@ -173,13 +174,6 @@ def test_which_is_the_cause(ranks: list[EndedRank], first: int) -> None:
     assert found.first.rank == first
     by_time = min(ranks, key=lambda rank: (rank.state != "failed", rank.failed_s)).rank
     assert bool(found.why_first) == (found.to_json()["why_first"] is not None) == (by_time != first)
-
-
-def test_a_word_in_the_source_is_no_lost_connection() -> None:
-    """Only messages are searched, not the lines of the program."""
-    trace = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\n    log("closed by peer")\nKeyError: 1'
-    error = {"message": {"message": "KeyError: 1", "extraInfo": {"py_callstack": trace, "time_s": 98.5}}}
-    assert failure(ended(0, 1, error=error), ended(1, -9, ended_s=99)).first.rank == 0
 
 
 @pytest.mark.parametrize(
@@ -209,13 +203,6 @@ def test_an_abort_with_other_hosts() -> None:
     """If the lost peer may be on another host, a rank that aborted may have lost it, too."""
     ranks = (lost(0, 98.5), ended(1, -6, ended_s=99))
     assert (failure(*ranks).first.rank, failure(*ranks, is_only_host=False).first.rank) == (1, 0)
-
-
-def test_a_lost_connection_before_the_last_exception() -> None:
-    """What a script makes of it is a consequence, too."""
-    trace = f"Traceback (most recent call last):\n{LOST[0]}\n\nDuring …:\n\nTraceback (most recent call last):\nE: x"
-    error = {"message": {"message": "E: x", "extraInfo": {"py_callstack": trace, "time_s": 98}}}
-    assert failure(ended(0, 1, error=error), ended(1, -9)).first.rank == 1
 
 
 def test_several_hosts() -> None:
@@ -282,8 +269,20 @@ def test_state(changes: dict[str, Any], state: str) -> None:
     assert ended(0, **changes).state == state
 
 
+BEGIN = "Traceback (most recent call last):\n"
+READS_TENSOR = '  File "torch/multiprocessing/reductions.py", line 538, in rebuild_storage_fd\n'
+READS_BATCH = f'  File "torch/utils/data/dataloader.py", line 1291, in _try_get_data\n{READS_TENSOR}'
+FULL = {"shm_bytes": 64 << 20, "shm_used": 0.95}
+NO_SHM = "RuntimeError: unable to allocate shared memory(shm) for file </torch_48_1_0>: No space left on device (28)"
+NO_FILE = (
+    "RuntimeError: unable to open shared memory object </torch_48_1_0> in read-write mode: Too many open files (24)"
+)
+EXITED = "RuntimeError: DataLoader worker (pid(s) 1, 2) exited unexpectedly"
+WORKER = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {}. "
+
+
 @pytest.mark.parametrize(
-    ("exitcode", "facts", "cause", "advice"),
+    ("end", "facts", "cause", "advice"),
     [
         (-9, {"out_of_memory": "memory", "out_of_memory_advice": "less"}, "memory", "less"),
         (-9, {}, "short of memory", "dmesg"),
@@ -294,31 +293,6 @@ def test_state(changes: dict[str, Any], state: str) -> None:
         (-15, {}, "another process sent it", ""),
         (127, {}, "not found", "PATH"),
         (3, {}, "", ""),
-    ],
-)
-def test_likely_cause(exitcode: int, facts: dict[str, Any], cause: str, advice: str) -> None:
-    """A signal has a likely cause and advice; an exit status of the script's own has none."""
-    found = likely_cause(failure(ended(0, exitcode), **facts))
-    assert cause in found[0]
-    assert advice in found[1]
-    assert bool(found[0]) == bool(cause)
-
-
-BEGIN = "Traceback (most recent call last):\n"
-READS_TENSOR = '  File "torch/multiprocessing/reductions.py", line 538, in rebuild_storage_fd\n'
-READS_BATCH = f'  File "torch/utils/data/dataloader.py", line 1291, in _try_get_data\n{READS_TENSOR}'
-FULL = {"shm_bytes": 64 << 20, "shm_used": 0.95}
-NO_SHM = "RuntimeError: unable to allocate shared memory(shm) for file </torch_48_1_0>: No space left on device (28)"
-NO_FILE = (
-    "RuntimeError: unable to open shared memory object </torch_48_1_0> in read-write mode: Too many open files (24)"
-)
-WITH_CODE = "RuntimeError: DataLoader worker (pid 1) exited unexpectedly with exit code 3."
-WORKER = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {}. "
-
-
-@pytest.mark.parametrize(
-    ("text", "facts", "cause", "advice"),
-    [
         (WORKER.format("Killed"), {"out_of_memory": "memory", "out_of_memory_advice": "less"}, "memory", "less"),
         (WORKER.format("Killed"), {}, "short of memory", "dmesg"),
         (f"{WORKER.format('Bus error')}It is possible that …", FULL, "it has 64 MiB", "--shm-size"),
@@ -335,14 +309,9 @@ WORKER = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {}. "
         (NO_FILE, FULL, "open files", "ulimit -n"),
         (WORKER.format("Segmentation fault"), {}, "invalid memory", "PYTHONFAULTHANDLER=1"),
         (WORKER.format("Unheard of"), {"out_of_memory": "memory"}, "", ""),
-        (
-            "RuntimeError: DataLoader worker (pid(s) 1, 2) exited unexpectedly",
-            {"out_of_memory": "memory"},
-            "memory",
-            "",
-        ),
-        ("RuntimeError: DataLoader worker (pid(s) 1, 2) exited unexpectedly", {}, "or was killed", "dmesg"),
-        ("RuntimeError: DataLoader worker (pid(s) 1, 2) exited unexpectedly", FULL, "is full", "--shm-size"),
+        (EXITED, {"out_of_memory": "memory"}, "memory", ""),
+        (EXITED, {}, "or was killed", "dmesg"),
+        (EXITED, FULL, "is full", "--shm-size"),
         (f"{BEGIN}{READS_BATCH}EOFError", FULL, "full; it has 64 MiB", "--shm-size"),
         (f"{BEGIN}{READS_BATCH}EOFError", {}, "or was killed", ""),
         (f"{BEGIN}{READS_BATCH}ConnectionResetError: x", {"out_of_memory": "memory"}, "memory", ""),
@@ -350,27 +319,25 @@ WORKER = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {}. "
         (f"{BEGIN}{READS_TENSOR}EOFError: of another queue of tensors", {"out_of_memory": "memory"}, "", ""),
         ("EOFError: of the script's own", {"out_of_memory": "memory"}, "", ""),
         ("RuntimeError: DataLoader worker (pid 1) exited unexpectedly with exit code 3.", {}, "", ""),
+        (f"{BEGIN}{WORKER.format('Killed')}\n\n…\n\n{EXITED}", {}, "short of memory", ""),
+        (f"{BEGIN}{EXITED} with exit code 3.\n\n…\n\n{EXITED}", {}, "", ""),
         ("ValueError: Killed", {"out_of_memory": "memory"}, "", ""),
     ],
 )
-def test_likely_cause_of_a_workers_end(text: str, facts: dict[str, Any], cause: str, advice: str) -> None:
-    """The cause of a DataLoader worker's end is looked for as for a rank; other exceptions speak for themselves."""
-    message = text.rpartition("\n")[2] if text.startswith(BEGIN) else text
-    error = {"message": {"message": message, "extraInfo": {"py_callstack": text}}}
-    found = likely_cause(failure(ended(0, 1, error=error), **facts))
+def test_likely_cause(end: int | str, facts: dict[str, Any], cause: str, advice: str) -> None:
+    """A signal has a likely cause and advice, and so has the exception about a DataLoader worker's end.
+
+    An exit status of the script's own, and other exceptions, speak for themselves.
+    """
+    if isinstance(end, int):
+        rank = ended(0, end)
+    else:
+        message = end.rpartition("\n")[2] if end.startswith(BEGIN) else end
+        rank = ended(0, 1, error={"message": {"message": message, "extraInfo": {"py_callstack": end}}})
+    found = likely_cause(failure(rank, **facts))
     assert cause in found[0]
     assert advice in found[1]
     assert bool(found[0]) == bool(cause)
-
-
-@pytest.mark.parametrize(("before", "cause"), [(WORKER.format("Killed"), "short of memory"), (WITH_CODE, "")])
-def test_a_worker_that_exited_unexpectedly(before: str, cause: str) -> None:
-    """The signal, or the exit code, is in the exception before that one."""
-    text = "DataLoader worker (pid(s) 4711) exited unexpectedly"
-    error = {"message": {"message": text, "extraInfo": {"py_callstack": f"{before}\n\n…\n\n{text}"}}}
-    found = likely_cause(failure(ended(0, 1, error=error)))[0]
-    assert cause in found
-    assert bool(found) == bool(cause)
 
 
 @pytest.mark.parametrize("number", [n for n in signal.Signals if n not in (signal.SIGCHLD, signal.SIGCONT)])

@@ -222,9 +222,9 @@ def test_a_very_deep_traceback(run: Callable[..., Ended]) -> None:
     """The last frames are recorded, without minutes of work."""
     again = "for _ in range(100_000):\n    try: raise error\n    except ValueError: pass\n"
     text = f"error = ValueError('end')\n{again}raise error\n"
-    began = time.process_time()
+    began = os.times()
     assert run(text).text.endswith("ValueError: end\n")
-    assert time.process_time() - began < 5
+    assert os.times().children_user - began.children_user < 5
 
 
 UNCHANGED = """
@@ -307,17 +307,6 @@ def test_a_program_that_cannot_be_executed(run: Callable[..., Ended]) -> None:
         "try: os.execlp('/nonexistent', 'x')\nexcept OSError: print(before == dict(os.environ), file=sys.stderr)\n"
     )
     assert done.err == "True\n"
-
-
-def test_a_child_of_a_rank_is_not_watched(run: Callable[..., Ended]) -> None:
-    """Neither a process that it starts nor what a fork executes records anything."""
-    done = run(
-        "import os, subprocess, sys\n"
-        "subprocess.run([sys.executable, '-c', '1 / 0'])\n"
-        "os.spawnl(os.P_WAIT, sys.executable, sys.executable, '-c', '1 / 0')\n"
-    )
-    assert done.err.count("ZeroDivisionError") == 2
-    assert done.record is None
 
 
 def test_the_folder_stays_for_other_parts(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ try:
 except ImportError:
     os.unlink(sys.argv[1])
 """
-IMPORT = f"import {LOADER}"
+IMPORT = f"import {LOADER} as loader; print(loader.has_run)"
 FOUND = "this torch has no DataLoader._get_iterator"
 
 
@@ -35,7 +35,7 @@ def _run(folder: Path, *steps: str) -> tuple[str, str]:
         package.mkdir()
         (package / "__init__.py").touch()
     fails = folder / "fails"
-    text = f"import os\nif os.path.exists({str(fails)!r}): raise ImportError\n"
+    text = f"import os\nif os.path.exists({str(fails)!r}): raise ImportError\nhas_run = 'it has run'\n"
     (package / "dataloader.py").write_text(text)
     own = {name: value for name, value in os.environ.items() if not name.startswith("NUMAPIN_")}
     environ = hook_env.environment("numapin", {**own, "PYTHONPATH": str(folder)})
@@ -54,6 +54,7 @@ def test_the_import_that_succeeds_is_found(before: tuple[str, ...], tmp_path: Pa
     """Programs that only look whether there is a module, and imports that fail, leave the hook in place."""
     out, err = _run(tmp_path, *before, IMPORT)
     assert err.count(FOUND) == 1, err
+    assert out.startswith("it has run\n")
     assert "TorchWatch" in out  # StatefulDataLoader has not been imported
 
 

@@ -79,31 +79,12 @@ def test_a_signal_waits_for_the_handler(
     assert child.wait() == 0
 
 
-def test_a_signal_before_there_are_ranks(mailbox: signals.Mailbox, child: subprocess.Popen[str]) -> None:
-    """A signal that arrives before the ranks exist reaches them."""
-    signal.raise_signal(signal.SIGUSR1)
-    say(child)
-    assert line(child) == "handles"
-    mailbox.address({0: child.pid})
-    mailbox.deliver()
-    assert line(child) == "took"
-
-
 def test_only_children_are_signalled(mailbox: signals.Mailbox) -> None:
     """A process that is not our child, or does not exist, is not signaled, and the signal is kept."""
     mailbox.address({0: os.getppid(), 1: 2**22 + 1})
     signal.raise_signal(signal.SIGUSR1)
     mailbox.deliver()
     assert mailbox._undelivered == {signal.SIGUSR1: {0, 1}}
-
-
-def test_a_restart_gets_what_not_all_had(mailbox: signals.Mailbox, child: subprocess.Popen[str]) -> None:
-    """Restarted ranks get a signal that was not yet delivered to all ranks."""
-    mailbox.address({0: child.pid, 1: child.pid})
-    signal.raise_signal(signal.SIGUSR1)
-    mailbox.address({0: child.pid})
-    mailbox.deliver()
-    assert mailbox._undelivered == {signal.SIGUSR1: {0}}
 
 
 @pytest.mark.parametrize("comes_first", [True, False], ids=["before the end", "after the end"])

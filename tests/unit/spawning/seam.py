@@ -1,5 +1,0 @@
-"""The only place of these tests that imports numapin's internals."""
-
-from __future__ import annotations
-
-from numapin.spawning.child import Outcome, failed
