@@ -5,8 +5,8 @@ from __future__ import annotations
 from numapin.base.cpu_set import CpuSet
 from numapin.base.records import read_record, to_json
 from numapin.base.strict_json import encode as strict_json_encode
-from numapin.data import packing, path, pool, usage_log
 from numapin.data import opening as device
+from numapin.data import packing, path, pool, usage_log
 from numapin.data import pinning as settling
 from numapin.data import quarantine as capture
 from numapin.data import slots as slot
