@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import tempfile
+import time
 import uuid
 import zlib
 from contextlib import suppress
@@ -108,14 +109,20 @@ class Job:
         """Describe what is left when the launcher has ended."""
         pids = {pid for *_, pid in self.marked("*")}
         patience_s = LIMIT_S if self.launcher == "numapin" else 3.0
-        # A process that is calling exec shows no command line and no environment, so one look may miss it.
-        wait_until(lambda: not (self.processes() or self.processes()), limit_s=patience_s)
+        wait_until(self._has_ended, limit_s=patience_s)
         left = self.processes()
         facts = [f"{len(left)} process{'es' if len(left) > 1 else ''} left" if left else "no process left"]
         names = _in_shared_memory() - self.shared_before
         if shared := [name for name in names if pids & set(map(int, re.findall(r"\d+", name)))]:
             facts.append(f"shared memory left: {', '.join(shared)}")
         return "; ".join([*facts, *self._files()])
+
+    def _has_ended(self) -> bool:
+        """Return whether no process is left. One that is calling exec shows no environment, so one look may miss it."""
+        if self.processes():
+            return False
+        time.sleep(0.2)
+        return not self.processes()
 
     def end(self) -> None:
         """End all remaining processes. Their files stay: another host of the job may use the same folder."""
