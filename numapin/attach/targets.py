@@ -89,8 +89,9 @@ def aim_at_processes(pids: Sequence[int], wish: Wish, environ: Mapping[str, str]
     for pid in pids:
         examine(pid, other_users=wish.other_users)
     topology = _machine(wish, environ)
+    family = read_family()
     if wish.gpus is None:
-        found = targets_below(pids, topology, read_family().children)
+        found = targets_below(pids, topology, family.children)
     else:
         given = list(dict.fromkeys(pids))
         gpus = [topology.find_gpu(key, option="--gpu") for key in wish.gpus]
@@ -102,6 +103,9 @@ def aim_at_processes(pids: Sequence[int], wish: Wish, environ: Mapping[str, str]
             for pid, gpu in zip(given, gpus if len(gpus) > 1 else gpus * len(given), strict=True)
         ]
     subjects = [examine(each.pid, other_users=wish.other_users) for each in found]
+    for subject in subjects:
+        if family.starts.get(subject.pid) != subject.start:  # it ended while its GPU was looked up; its id is another's
+            raise UsageError(f"there is no process {subject.pid}", LIST_PROCESSES)
     targets, warnings = _planned(topology, found, subjects, wish.request)
     notes: list[str] = []
     if wish.is_default:

@@ -40,8 +40,8 @@ class Candidate(NamedTuple):
 def targets_below(pids: Sequence[int], topology: Topology, children: Mapping[int, list[int]]) -> list[Candidate]:
     """Return the processes at and below these that stand for ranks, each once.
 
-    A process that computes on a GPU or has a LOCAL_RANK is one, and so is one that sees a single GPU, unless it started
-    a process with a LOCAL_RANK. Its descendants belong to it, unless the driver sees one compute on another GPU. Any
+    A process with a LOCAL_RANK is one. So is one that computes on a GPU or sees a single GPU, unless it started a
+    process with a LOCAL_RANK. Its descendants belong to it, unless the driver sees one compute on another GPU. Any
     other process, such as a launcher, stands for the nearest ones below it, or for itself if there are none.
     `children` are as of `proc.children_of`.
     """
@@ -59,13 +59,13 @@ def targets_below(pids: Sequence[int], topology: Topology, children: Mapping[int
         return Candidate(pid, environ, gpu_of(topology, environ or {}, computing.get(pid, ())))
 
     def is_target(pid: int) -> bool:
-        if pid in computing or rank_of(pid) is not None:
+        if rank_of(pid) is not None:
             return True
+        if any(rank_of(below) is not None for below in proc.descendants(pid, children)):
+            return False  # a launcher, even if it computes: a notebook, or a search for parameters
         environ = environ_of(pid) or {}
         is_limited = any(name in environ for name in hiding_variables())
-        if not is_limited or len(visible_gpus(topology, environ)) != 1:
-            return False
-        return all(rank_of(below) is None for below in proc.descendants(pid, children))
+        return pid in computing or (is_limited and len(visible_gpus(topology, environ)) == 1)
 
     nearest: dict[int, list[int]] = {}  # to each process that was given, in order -> the processes below it
     for given in pids:
@@ -79,7 +79,7 @@ def targets_below(pids: Sequence[int], topology: Topology, children: Mapping[int
 
     found: dict[int, Candidate] = {}
     for pid, below in nearest.items():
-        # Processes were not read at once, so that two may be below each other.
+        # The processes were not read at one moment, so two may each appear below the other.
         above = [other for other, others in nearest.items() if pid in others and other not in below]
         if any(rank_of(pid) in (None, rank_of(other)) for other in above):
             continue  # it belongs to another one that was given, too

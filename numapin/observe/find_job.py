@@ -23,6 +23,7 @@ from numapin.launcher.run_folder import find_folder
 from numapin.observe.below import (
     LIST_PROCESSES,
     gpus_of_ranks,
+    local_rank,
     numbered,
     require_program,
     targets_below,
@@ -34,7 +35,7 @@ from numapin.plan.request import Request
 from numapin.rank import handover
 from numapin.system import proc
 from numapin.topology.discover import discover
-from numapin.topology.vendors import hiding_variables
+from numapin.topology.vendors import first_visible, hiding_variables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -203,12 +204,20 @@ def job_of_processes(pids: Sequence[int]) -> RunningJob:
         require_program(pid)
     children = {pid: [child for child in below if child != os.getpid()] for pid, below in proc.children_of().items()}
     hiding = hiding_variables()
-    inherited = proc.environment_of(pids[0]) or {}  # a launcher's has what names the nodes of GPUs, as its ranks' have
-    topology = discover(environ={name: value for name, value in inherited.items() if name not in hiding})
-    found = targets_below(pids, topology, children)
-    name, environs = f"pid {','.join(map(str, pids))}", [_environment(each) for each in found]
-    ranks = [each.pid for each in found]
-    jobs: dict[str, list[int]] = {}  # active runs, and the addresses at which other ranks meet
+    # Not that of a launcher: `mpirun -x NCCL_TOPO_FILE=...` gives its ranks alone what names the nodes of GPUs.
+    listed = [pid for given in pids for pid in (given, *proc.descendants(given, children))]
+    readable = [found for pid in listed if (found := proc.environment_of(pid)) is not None]
+    shown = next((each for each in readable if local_rank(each) is not None), next(iter(readable), {}))
+    topology = discover(environ={name: value for name, value in shown.items() if name not in hiding})
+
+    targets = targets_below(pids, topology, children)
+    # A child that inherited its rank's LOCAL_RANK is no rank, even if it computes on another GPU by mistake.
+    targets = [each for each in targets if not any(_is_child(each, of=other, children=children) for other in targets)]
+    name, environs = f"pid {','.join(map(str, pids))}", [_environment(each) for each in targets]
+    ranks = [each.pid for each in targets]
+
+    # All must be of one job: an active run, or one address at which its ranks meet.
+    jobs: dict[str, list[int]] = {}
     for pid, environ in zip(ranks, environs, strict=True):
         folder, port = environ.get("NUMAPIN_RUN_DIR", ""), environ.get("MASTER_PORT")
         if run_folder.is_live(folder):
@@ -216,9 +225,10 @@ def job_of_processes(pids: Sequence[int]) -> RunningJob:
         elif port:
             jobs.setdefault(f"MASTER_ADDR={environ.get('MASTER_ADDR', '')} MASTER_PORT={port}", []).append(pid)
     if len(jobs) > 1:
-        listed = "\n".join(f"    {printable(job)}: --pid {','.join(map(str, pids))}" for job, pids in jobs.items())
-        raise UsageError(f"{name} includes ranks of {len(jobs)} jobs:\n{listed}", "name the processes of one of them")
+        lines = "\n".join(f"    {printable(job)}: --pid {','.join(map(str, own))}" for job, own in jobs.items())
+        raise UsageError(f"{name} includes ranks of {len(jobs)} jobs:\n{lines}", "name the processes of one of them")
 
+    # Ranks of a run have its plan.
     folder, *others = {environ.get("NUMAPIN_RUN_DIR", "") for environ in environs}
     if not others and run_folder.is_live(folder):
         job, wanted = read_run(Path(folder)), set(ranks)
@@ -229,8 +239,14 @@ def job_of_processes(pids: Sequence[int]) -> RunningJob:
             raise UsageError(f"{name} belongs to no rank of run {job.name}", f"name the run instead: {job.name}")
         return replace(job, pids=chosen)
 
+    # Others have the plan that numapin would make for the GPUs that they use, or else see.
     numbers, num_ranks = numbered(environs)
-    known = {number: each.known.gpu.index for number, each in zip(numbers, found, strict=True) if each.known.gpu}
+    known = {number: each.known.gpu.index for number, each in zip(numbers, targets, strict=True) if each.known.gpu}
+    if len({tuple(map(environ.get, hiding)) for environ in environs}) > 1:  # as srun with one GPU a task sets them
+        for number, environ in zip(numbers, environs, strict=True):
+            first = first_visible(topology.gpus, environ)
+            if first is not None:
+                known.setdefault(number, first)
     if known:
         visible = [gpu.index for gpu in visible_gpus(topology, environs[0])]
         request = Request(num_ranks=num_ranks, rank_gpus=gpus_of_ranks(visible, known, num_ranks))
@@ -268,6 +284,13 @@ class _Command:
     """The command line of a run."""
 
     argv: Texts
+
+
+def _is_child(each: Candidate, *, of: Candidate, children: Mapping[int, list[int]]) -> bool:
+    """Return whether a process is below another one with the same LOCAL_RANK."""
+    rank = local_rank(each.environ or {})
+    is_below = each.pid in proc.descendants(of.pid, children) and of.pid not in proc.descendants(each.pid, children)
+    return is_below and rank is not None and rank == local_rank(of.environ or {})
 
 
 def _environment(each: Candidate) -> Mapping[str, str]:

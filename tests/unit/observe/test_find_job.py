@@ -436,3 +436,48 @@ def test_processes_that_are_below_each_other() -> None:
         ):
             found = seam.targets_below([first, same, *expected[1:]], topology, children)
             assert [each.pid for each in found] == expected
+
+
+ONE_GPU_EACH = {100: (1, {}), **{200 + n: (100, {"CUDA_VISIBLE_DEVICES": str(n + 2)}) for n in range(2)}}
+TWO_RANKS = {100: (1, {}), **{200 + n: (100, {"LOCAL_RANK": str(n), "LOCAL_WORLD_SIZE": "2"}) for n in range(2)}}
+CHILD = {300: (200, TWO_RANKS[200][1])}
+
+
+@pytest.mark.parametrize(
+    ("processes", "computing", "expected"),
+    [
+        (TWO_RANKS, {100: [3]}, {0: (200, 0), 1: (201, 1)}),
+        (TWO_RANKS | CHILD, {200: [0], 201: [1], 300: [5]}, {0: (200, 0), 1: (201, 1)}),
+        (TWO_RANKS, {200: [1], 201: [0]}, {0: (200, 1), 1: (201, 0)}),
+        (ONE_GPU_EACH, {}, {0: (200, 2), 1: (201, 3)}),
+    ],
+    ids=["its launcher computes", "a child is on another GPU", "ranks chose their GPUs", "no driver, one GPU each"],
+)
+def test_ranks_and_their_gpus(
+    processes: dict[int, tuple[int, dict[str, str]]],
+    computing: dict[int, list[int]],
+    expected: dict[int, tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each rank, and its GPU in the plan: of made processes (pid -> parent, environment), and where they compute."""
+    topology, environs = discover(machine="example:dgx-h100") if not computing else _dgx(), []
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _) in processes.items():
+        children.setdefault(parent, []).append(pid)
+
+    def machine(*, environ: dict[str, str]) -> Topology:
+        environs.append(environ)
+        return topology
+
+    monkeypatch.setattr(find_job, "discover", machine)
+    monkeypatch.setattr(find_job, "require_program", lambda _: None)
+    monkeypatch.setattr(seam.proc, "children_of", lambda: children)
+    monkeypatch.setattr(seam.proc, "environment_of", lambda pid: processes[pid][1] | {"PID": str(pid)})
+    monkeypatch.setattr(seam.proc, "pid_namespace", lambda: 0xEFFFFFFC)
+    driver = {pid: tuple(f"GPU-{index}" for index in gpus) for pid, gpus in computing.items()}
+    monkeypatch.setattr("numapin.observe.below.read_processes", lambda: driver)
+
+    job = find_job.job_of_processes([100] if processes is not ONE_GPU_EACH else [200, 201])
+    gpus = {rank.local_rank: rank.gpu and rank.gpu.index for rank in job.plan.ranks}
+    assert {number: (pid, gpus[number]) for number, pid in job.pids.items()} == expected
+    assert environs[0]["PID"] == "200", "the variables that name nodes of GPUs are those of a rank, not of its launcher"
