@@ -61,7 +61,7 @@ class _Forks:
     """The forks in progress; threads may fork at once, and a signal's handler in the middle of a fork."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
-    held: list[list[torch.UntypedStorage]] = field(default_factory=list)
+    held: dict[int, list[torch.UntypedStorage]] = field(default_factory=dict)  # by the thread that forks
     was_collecting: bool = False
 
 
@@ -93,16 +93,15 @@ def _begin_fork() -> None:
         if fix is not None:
             fix()
     with _FORKS.lock:
-        _FORKS.held.append(held)
-        if len(_FORKS.held) == 1:
-            _FORKS.was_collecting = torch.cuda.is_initialized() and gc.isenabled()
+        _FORKS.held[threading.get_ident()] = held
+        _FORKS.was_collecting = _FORKS.was_collecting or (torch.cuda.is_initialized() and gc.isenabled())
         if _FORKS.was_collecting:
             gc.disable()
 
 
 def _end_fork() -> None:
     with _FORKS.lock:
-        _FORKS.held.pop()
+        _FORKS.held.pop(threading.get_ident(), None)  # a signal's handler may have forked in between
         if not _FORKS.held and _FORKS.was_collecting:
             _FORKS.was_collecting = False
             gc.enable()
@@ -112,7 +111,7 @@ def _leave_in_child() -> None:
     """Freeze what the child inherited, keep its device memory, and let it collect again if its parent did."""
     # As in multiprocessing's own children: at its end, this child would terminate its parent's workers as its own.
     getattr(multiprocessing.process, "_children", set()).clear()
-    for storages in _FORKS.held:
+    for storages in _FORKS.held.values():
         for storage in storages:
             memory.keep_forever(storage)
     if is_in_bad_fork():
@@ -120,7 +119,7 @@ def _leave_in_child() -> None:
     if _FORKS.was_collecting:
         gc.enable()
     # Anew, because another thread of the parent may have held the lock.
-    _FORKS.lock, _FORKS.held, _FORKS.was_collecting = threading.RLock(), [], False
+    _FORKS.lock, _FORKS.held, _FORKS.was_collecting = threading.RLock(), {}, False
 
 
 def is_in_bad_fork() -> bool:

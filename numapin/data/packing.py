@@ -382,7 +382,7 @@ class Packer(ForkingPickler):
             if self._written is None:
                 self._written = self._slots.take(num_bytes)
             start = None if self._written is None else self._written.reserve(num_bytes)
-            if self._written is not None and start is None:
+            if self._written is not None and start is None and self._refusal is not Miss.NO_MEMORY:
                 larger = self._slots.grow(self._written, num_bytes)
                 if larger is not None:
                     self._full.append(self._written)

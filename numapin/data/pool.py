@@ -12,7 +12,6 @@ import itertools
 import os
 import resource
 import sys
-import threading
 import time
 import weakref
 from collections import deque
@@ -72,7 +71,6 @@ class PoolSpec:
 
 
 _pools: Final[weakref.WeakValueDictionary[int, Pool]] = weakref.WeakValueDictionary()  # all of this process, by id
-_starting: Final[list[int]] = []  # the threads that fork our own workers now, which read no batches
 _orphans: dict[Slot, Pool] = {}  # given up while lent: they live until their batch is gone
 
 
@@ -354,10 +352,12 @@ def _watch_forks() -> None:
 
 
 def _note_fork() -> None:
-    """Mark the slots of batches in use: a child that was just forked may read them for as long as it lives."""
-    if threading.get_ident() not in _starting:
-        for slot in _all_slots():
-            slot.is_inherited = slot.is_inherited or slot.is_in_use
+    """Mark the slots of batches in use: a child that was just forked may read them for as long as it lives.
+
+    So may a worker of ours: its dataset can refer to a batch that the loop has kept.
+    """
+    for slot in _all_slots():
+        slot.is_inherited = slot.is_inherited or slot.is_in_use
 
 
 def _all_slots() -> list[Slot]:
@@ -370,15 +370,15 @@ def _all_slots() -> list[Slot]:
 def unused_slots_hidden() -> Iterator[None]:
     """Keep slots out of processes that are forked in the block, but for those of batches that are in use.
 
-    Such a process would hold their memory until it ends, whichever loader it works for.
+    Such a process would hold their memory until it ends, whichever loader it works for. It also has this list, in a
+    frame that it never leaves: without it, a slot of a loader that it collects as garbage would be unmapped there,
+    where the kernel may have put other memory.
     """
     unused = [slot for slot in _all_slots() if not slot.is_in_use]
-    for slot in unused:
-        hide_from_children(slot.owner, hide=True)
-    _starting.append(threading.get_ident())
     try:
+        for slot in unused:
+            hide_from_children(slot.owner, hide=True)
         yield
     finally:
-        _starting.remove(threading.get_ident())
         for slot in unused:
             hide_from_children(slot.owner, hide=False)

@@ -97,7 +97,7 @@ class Slot:
         num_bytes: The size.
         worker: The number of the worker that made it. Only this one, or its successor, writes to it.
         is_unkept: With poison: whether the worker has reported that nothing there refers to it any more.
-        is_inherited: Whether a child that the user forked may read what was lent.
+        is_inherited: Whether a child that was forked may read what was lent.
         is_settled: Whether the kernel was asked where the pages lie, and the driver to pin them.
         pages: Pages per node as the kernel reports them; None if it does not.
         pinned_on: The device on whose behalf it is pinned; None if it is pageable.
@@ -164,9 +164,9 @@ class Slot:
 
     def retire(self) -> None:
         """Close the descriptor: the memory goes when the last batch over it is gone."""
-        if self.fd is not None:
-            os.close(self.fd)
-            self.fd = None
+        fd, self.fd = self.fd, None  # first: a signal or another thread in between must not close it once more
+        if fd is not None:
+            os.close(fd)
 
     def unpin(self, driver: Driver | None) -> None:
         """Unpin at once. Only when no device can be reading."""

@@ -291,3 +291,32 @@ def test_memory_that_is_not_in_the_batch_does_not_count(own_class: LoaderClass) 
     loader = own_class(Rows(16), batch_size=4, num_workers=1, collate_fn=dropping)
     assert len(list(loader)) == 4
     assert loader.stats().bytes == 16 * (row(0).nbytes + 8)  # type: ignore[attr-defined] # with the index
+
+
+class Remembers(torch.utils.data.Dataset[Any]):
+    """A dataset that the loop gives a batch to keep; each sample says whether the worker still has it unchanged."""
+
+    batch: torch.Tensor | None = None
+    copy: torch.Tensor | None = None
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return 32
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, bool]:
+        """Return a sample of 256 KiB, and whether the kept batch is as it was."""
+        is_same = self.batch is None or self.copy is None or torch.equal(self.batch, self.copy)
+        return torch.full((1 << 16,), float(index)), is_same
+
+
+@pytest.mark.parametrize("loader_class", [numapin.DataLoader, TORCH])
+def test_a_batch_that_the_loop_gave_to_the_dataset(loader_class: LoaderClass) -> None:
+    """Workers that are forked later have it, and it stays as it was there when the loop has let go of it."""
+    dataset = Remembers()
+    loader = loader_class(dataset, batch_size=2, num_workers=1, multiprocessing_context="fork")
+    for batch, _ in loader:
+        dataset.batch, dataset.copy = batch, batch.clone()
+    del batch
+    for _, is_same in loader:
+        assert bool(is_same.all())
+        dataset.batch = None
