@@ -62,8 +62,8 @@ def faster(base: Mapping[int, float], own: Mapping[int, float], *, margin: float
     """Compare two sides by round; None if no round has both.
 
     Args:
-        base: Round -> positive time of the base, or anything of which less is better.
-        own: The other side's.
+        base: Round -> what was measured of the base, such as its time: positive, and less is better.
+        own: The same of the side that is compared with it.
         margin: The share, 0.05 for 5 %, up to which an interval around 1 is narrow enough for "no difference".
     """
     logs = [math.log(base[number] / own[number]) for number in sorted(base.keys() & own.keys())]

@@ -372,8 +372,8 @@ def _request(
         if options != strict:
             raise UsageError(f"--plan {plan} already decides {options[0]}", "give that option to: numapin plan --json")
         options = [f"--plan={plan}", *strict]
-    gpus_of_ranks = topology.vendor_gpus if topology else ()
-    tiles = [gpu.pci for gpu in gpus_of_ranks if gpu.vendor is GpuVendor.INTEL and gpu.partition is not None]
+    gpus = topology.vendor_gpus if topology else ()
+    tiles = [gpu.pci for gpu in gpus if gpu.vendor is GpuVendor.INTEL and gpu.partition is not None]
     loader = given.pop("dataloader")
     request = record_of(
         JobRequest,
@@ -383,7 +383,7 @@ def _request(
         options=tuple(options),
         dataloader=None if loader == "torch" else loader,
         pod=record_of(PodOptions, given),
-        vendor=next((gpu.vendor for gpu in gpus_of_ranks if gpu.vendor), GpuVendor.NVIDIA),
+        vendor=next((gpu.vendor for gpu in gpus if gpu.vendor), GpuVendor.NVIDIA),
         tiles_per_gpu=len(tiles) // len(set(tiles)) if tiles else 1,
         engine=engine_name,
     )
@@ -396,7 +396,7 @@ def _request(
     if binding.strict:
         made.require_exact()
     share = sized(request, topology, spare_cores=engine.spare_cores, memory_by_number=engine.memory_by_number)
-    if request.gpus_per_node in (0, len(gpus_of_ranks)):  # the plan is for the whole host
+    if request.gpus_per_node in (0, len(gpus)):  # the plan is for the whole host
         warn(made.warnings)
     return share
 

@@ -64,8 +64,8 @@ def read_live(topology: Topology, environ: Mapping[str, str]) -> Live:
         strays=_strays(),
         python=sys.version_info[:3],
         nccl=nccl_versions(environ),
-        shm_bytes=shm and shm.f_blocks * shm.f_frsize,
-        shm_free_bytes=shm and shm.f_bavail * shm.f_frsize,
+        shm_bytes=None if shm is None else shm.f_blocks * shm.f_frsize,
+        shm_free_bytes=None if shm is None else shm.f_bavail * shm.f_frsize,
         jobs=running_jobs(),
     )
 

@@ -60,9 +60,7 @@ class Sampler:
             found = {} if number in self._gone else {pid: activity(pid) for pid in rank.pids}
             processes = []
             for process in rank.processes:
-                names = {
-                    thread.tid: thread.name for thread in process.threads
-                }  # a thread that is new has its process's
+                names = {thread.tid: thread.name for thread in process.threads}  # a new one gets its process's
                 cpus_of = found[process.pid][1] if found else {}
                 threads = (
                     Thread(tid=tid, name=names.get(tid, process.name), cpus=cpus, last_cpu=None)

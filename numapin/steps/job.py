@@ -205,20 +205,17 @@ class JobReadings:
         now_s, per_second = time.monotonic(), os.sysconf("SC_CLK_TCK")
         self.cpu_s.append((now_s, ticks / per_second))
         self.host_cpu_s.append((now_s, _host_ticks() / per_second))
-        self._read_gpus()
-
-    def _read_gpus(self) -> None:
         shares = without_none({uuid: load.busy_share for uuid, load in self.loads().items()})
         if shares:
             self.busy.append((time.monotonic(), shares))
 
     def left(self) -> list[int]:
         """Return the processes of the job that are still running, also those whose parent has ended."""
-        seen = {pid for pid, start in self.seen.items() if proc.is_running(pid, start)}
-        return sorted(seen.union(pid for pid, _ in proc.processes() if self._is_marked(pid)))
-
-    def _is_marked(self, pid: int) -> bool:
-        return (proc.environment_of(pid) or {}).get(STEPS_VARIABLE) == self.mark
+        left = {pid for pid, start in self.seen.items() if proc.is_running(pid, start)}
+        for pid, _ in proc.processes():
+            if (proc.environment_of(pid) or {}).get(STEPS_VARIABLE) == self.mark:
+                left.add(pid)
+        return sorted(left)
 
     def memory_bytes(self) -> int | None:
         """Return the memory of the job: each page once, shared ones in parts (PSS). None: a process refuses."""

@@ -274,7 +274,8 @@ def _write(path: Path, text: str) -> None:
 def _export(profiler: profile, path: Path, shown: Sequence[_Shown]) -> None:
     """Write the Chrome trace with the rows `shown` in it, complete or not at all. Raises OSError.
 
-    Kineto does not report a full disk.
+    Kineto does not report a full disk, so the end of its file is looked at.
+
     Kineto opens a path and follows links. So it writes into a folder that only this user may enter, with a random name,
     through the folder's descriptor: another user who may write to the trace folder cannot replace it.
     """
