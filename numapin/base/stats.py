@@ -44,7 +44,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faster:
-    """How many times as fast one side is as the base, with the interval from `low` to `high`.
+    """The speed of one side as a multiple of the base's, with an interval from `low` to `high`.
 
     `low` and `high` are None if there are fewer than three rounds. `num_rounds_needed` is a guess of the number of
     rounds after which the verdict would be another one than UNKNOWN; None: it is known, or more than 50.

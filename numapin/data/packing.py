@@ -177,7 +177,7 @@ class WorkerSlots:
             self._held.append(grant.slot)
 
     def take(self, num_bytes: int) -> BatchMemory | None:
-        """Return memory for a batch of at least `num_bytes`, a slot's or the message's; None if there is none."""
+        """Return memory for a batch of at least `num_bytes`, in a slot or the message; None if it is refused."""
         for number in reversed(self._held):
             owner, populated = self._mapped[number]
             if owner.nbytes >= num_bytes and not self._is_kept(number):

@@ -78,7 +78,7 @@ class Locked:
 
 
 class Reclaimer:
-    """Releases page-locked memory, from a daemon thread that sleeps while there is none."""
+    """Releases page-locked memory on a daemon thread, which sleeps while nothing waits to be released."""
 
     def __init__(self, driver: Driver) -> None:
         from numapin.data.quarantine import Quarantine  # brings torch

@@ -144,7 +144,7 @@ def gpus_of_ranks(visible: Sequence[int], given: Mapping[int, int], num_ranks: i
 
 
 def local_rank(environ: Mapping[str, str], name: str = "LOCAL_RANK") -> int | None:
-    """Return the rank that a launcher gave to a process; None if there is none, or text that no launcher writes."""
+    """Return a process's LOCAL_RANK; None if it is unset, or not a number that a launcher would write."""
     number = parse_count(environ.get(name, ""))
     return number if number is not None and number < MAX_RANKS else None
 

@@ -43,7 +43,7 @@ _NUMBER: Final = re.compile(r"\d{1,18}", re.ASCII)
 
 @dataclass(slots=True)
 class _Taken:
-    """What reading a capture has taken so far: CPU seconds, because a file system may be slow, and numbers."""
+    """The resources that reading a capture has used: CPU seconds, because a file system may be slow, and counts."""
 
     seconds: float = 0.0
     num_files: int = 0

@@ -93,3 +93,23 @@ def test_a_worker_forked_during_an_import_of_numpy_random_does_not_hang() -> Non
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "4\n", done.stderr
+
+
+def test_two_threads_that_fork_at_once() -> None:
+    """The end of one thread's fork lets go of its own memory only, and collection goes on after the last."""
+    fork = (
+        "import threading, numapin.data.forking as forking\n"
+        """
+import torch
+torch.cuda.is_initialized = lambda: True  # collection is only stopped where CUDA is used
+forking._begin_fork()
+other = threading.Thread(target=forking._begin_fork); other.start(); other.join()
+kept = set(forking._FORKS.held) - {threading.get_ident()}
+forking._end_fork()
+assert set(forking._FORKS.held) == kept and not gc.isenabled()
+forking._FORKS.held.clear()  # an interrupt kept the other thread from ending its fork
+forking._begin_fork(); forking._end_fork()
+assert gc.isenabled() and not forking._FORKS.held
+"""
+    )
+    subprocess.run([sys.executable, "-c", "import gc\n" + fork], check=True)

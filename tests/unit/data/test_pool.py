@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import mmap
+import os
 import resource
 import threading
 from pathlib import Path
@@ -317,6 +318,26 @@ class TestWorkers:
 
 def _too_many_files(_number: int) -> int:
     raise OSError(24, "Too many open files")
+
+
+def test_a_slots_descriptor_is_closed_once(loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C right after it was closed leaves no number behind, which another file may have by then."""
+    loop.send(BATCH)
+    (slot,) = loop.pool.slots
+    numbers: list[int] = []
+
+    def interrupted(fd: int) -> None:
+        numbers.append(fd)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            slot.retire()
+    slot.retire()
+    assert slot.fd is None
+    os.close(numbers.pop())
+    assert numbers == []
 
 
 class TestFiles:
