@@ -2,6 +2,7 @@
 
     numapin run examples/train_fsdp.py                       one rank per GPU, NCCL, bfloat16
     numapin run --nproc-per-node 2 examples/train_fsdp.py    two ranks; without GPUs on the CPU, gloo, float32
+    numapin run examples/train_fsdp.py --cpu-offload --width 2048    parameters and AdamW in host memory
 
 Expect the share of the parameters that rank 0 holds (half of them with two ranks), then one line per epoch, with a loss
 that falls from about 1.7 to below 0.1. Each sequence counts up from a random start, by ones or by twos, modulo 32; the
@@ -14,12 +15,12 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.utils.data import Dataset, DistributedSampler
 
 import numapin
 
-NUM_TOKENS, LENGTH, WIDTH = 32, 16, 64
+NUM_TOKENS, LENGTH = 32, 16
 
 
 class Counting(Dataset):
@@ -37,14 +38,14 @@ class Counting(Dataset):
 class Transformer(nn.Module):
     """Two blocks of PyTorch's own layers, with causal attention."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.token, self.place = nn.Embedding(NUM_TOKENS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.token, self.place = nn.Embedding(NUM_TOKENS, width), nn.Embedding(LENGTH, width)
         self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+            nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
             for _ in range(2)
         )
-        self.head = nn.Linear(WIDTH, NUM_TOKENS)
+        self.head = nn.Linear(width, NUM_TOKENS)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the logits of the next number at every position."""
@@ -59,6 +60,8 @@ def main() -> None:
     """Shard, train for a few epochs and print the mean loss of each on rank 0."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--width", type=int, default=64, help="of the model: 2048 makes 100 million parameters")
+    parser.add_argument("--cpu-offload", action="store_true", help="keep parameters, gradients and AdamW on the host")
     arguments = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
@@ -67,11 +70,12 @@ def main() -> None:
     dist.init_process_group("nccl" if on_gpu else "gloo")
 
     torch.manual_seed(0)
-    model = Transformer().to(device)
+    model = Transformer(arguments.width).to(device)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if on_gpu else None, reduce_dtype=torch.float32)
+    offload = CPUOffloadPolicy(pin_memory=on_gpu) if arguments.cpu_offload else OffloadPolicy()
     for block in model.blocks:
-        fully_shard(block, mp_policy=policy)  # gathered when it runs, freed afterwards
-    fully_shard(model, mp_policy=policy)
+        fully_shard(block, mp_policy=policy, offload_policy=offload)  # gathered when it runs, freed afterwards
+    fully_shard(model, mp_policy=policy, offload_policy=offload)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)  # after sharding, so that its state is sharded too
     if dist.get_rank() == 0:
         held = sum(parameter.to_local().numel() for parameter in model.parameters())
