@@ -30,7 +30,8 @@ README: Final = ROOT / "README.md"
 COPIES: Final = "repository"
 COMMANDS: Final = "commands"
 HOME: Final = "index.md"
-COPIED_FILES: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "tests/integration/faults.md")
+COPIED_FILES: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE")
+COPIED_RECORDS: Final = ("tests/integration/faults.md", "tests/integration/failure-blocks.md")
 COPIED_FOLDERS: Final = ("examples", "tests/machines")
 _LEFT_OUT: Final = {"__pycache__", "golden"}
 _LINK: Final = re.compile(r"(?:(?<=\]\()|(?<=\]: ))(?P<target>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\)|$)", re.MULTILINE)
@@ -60,7 +61,7 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 def copied_files() -> list[Path]:
     """Return the files outside docs/ that are copied into the site."""
-    files = [ROOT / name for name in COPIED_FILES]
+    files = [ROOT / name for name in (*COPIED_FILES, *COPIED_RECORDS)]
     below = chain.from_iterable(sorted((ROOT / name).rglob("*")) for name in COPIED_FOLDERS)
     return [path for path in chain(files, below) if path.is_file() and not _LEFT_OUT & set(path.parts)]
 

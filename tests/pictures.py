@@ -157,3 +157,16 @@ def keys(box: Box, *kinds: BoxKind) -> list[str]:
 def boxes(box: Box) -> list[Box]:
     """Return the box and all boxes inside, in drawing order."""
     return [part for part, _, _ in box.walk()]
+
+
+def assert_drawn_once(picture: Picture, topology: Topology) -> None:
+    """Assert that each core, CPU, GPU and NIC is exactly one box."""
+    drawn = sorted(part.key for part in boxes(picture.box) if part.kind in ("core", "cpu", "gpu", "nic") and part.key)
+    assert drawn == sorted(
+        (
+            *(f"core{core.id}" for core in topology.cores),
+            *(f"cpu{cpu}" for cpu in topology.cpus),
+            *(gpu.label for gpu in topology.gpus),
+            *(f"nic:{nic.name}" for nic in topology.nic_devices),
+        )
+    )

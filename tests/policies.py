@@ -9,7 +9,7 @@ import base64
 import hashlib
 import re
 
-_POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">\n')
+_POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)"/>\n')
 
 FOREIGN = """<script>window.ran = ["script"];</script>
 <button id="foreign" onclick="(window.ran ||= []).push('handler')" style="outline-color: rgb(1, 2, 3)">x</button>"""

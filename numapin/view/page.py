@@ -24,16 +24,12 @@ from numapin.view.machine import (
 from numapin.view.picture import COLORS, element, lay_out, plan_in_words, style
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from numapin.plan.model import Plan
     from numapin.topology.model import Topology
 
 _LONGEST: Final = 500  # characters of a cell
-_NODE_HEADINGS: Final = (
-    *("node", "kind", "socket", "CPUs", "memory", "free", "devices", "ranks on CPUs", "ranks in memory"),
-)
-_RANK_HEADINGS: Final = ("rank", "GPU", "NIC", "node", "CPUs", "memory", "threads", "as requested", "reason")
 _STYLE: Final = """
 body{{background:{page};color:{ink}}}caption{{color:{dim}}}th,td{{border-bottom:1px solid {line}}}
 """
@@ -55,13 +51,14 @@ def page(topology: Topology, plan: Plan | None = None) -> str:
     # The policy refuses whatever a name in the machine file might inject.
     own_style = base64.b64encode(hashlib.sha256(rules.encode()).digest()).decode()
     title = escape(picture.title)
-    return f"""<!doctype html>
+    warnings = "".join(f"<li>{_text(warning)}</li>" for warning in (plan or topology).warnings)
+    return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
-<meta charset="utf-8">
+<meta charset="utf-8"/>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'sha256-{own_style}'; \
-script-src 'none'; img-src 'none'; base-uri 'none'; form-action 'none'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
+script-src 'none'; img-src 'none'; base-uri 'none'; form-action 'none'"/>
+<meta name="viewport" content="width=device-width, initial-scale=1"/>
 <title>{title}</title>
 <style>{rules}</style>
 </head>
@@ -70,14 +67,15 @@ script-src 'none'; img-src 'none'; base-uri 'none'; form-action 'none'">
 <div class="scroll">
 {element(picture)}
 </div>
-{_nodes_table(topology, plan)}{plan_html(plan) if plan else _list(topology.warnings)}
+{_nodes_table(topology, plan)}{_ranks_table(plan) if plan else ""}{f"<ul>{warnings}</ul>" if warnings else ""}
 </body>
 </html>
 """
 
 
-def plan_html(plan: Plan) -> str:
-    """Return the ranks as a table with the reasons, and the warnings."""
+def _ranks_table(plan: Plan) -> str:
+    """Return a row for each rank with its reasons, below what was requested."""
+    headings = ("rank", "GPU", "NIC", "node", "CPUs", "memory", "threads", "as requested", "reason")
     rows = [
         (
             str(rank.local_rank),
@@ -92,13 +90,18 @@ def plan_html(plan: Plan) -> str:
         )
         for rank in plan.ranks
     ]
-    table = _table("The binding of each rank, and why", _RANK_HEADINGS, rows)
-    return f"<p>{_text(plan_in_words(plan))}</p>\n{table}{_list(plan.warnings)}"
+    return f"<p>{_text(plan_in_words(plan))}</p>\n{_table('The binding of each rank, and why', headings, rows)}"
 
 
 def _nodes_table(topology: Topology, plan: Plan | None) -> str:
     """Return a row for each node, one for all empty nodes, and one for devices of unknown node."""
+    headings = ("node", "kind", "socket", "CPUs", "memory", "free", "devices", "ranks on CPUs", "ranks in memory")
     places, empty = rank_places(topology, plan), empty_nodes(topology)
+
+    def names(node: int | None) -> str:
+        devices = devices_on(topology, node)
+        return ", ".join(device.label if isinstance(device, Gpu) else device.name for device in devices)
+
     rows = [
         (
             str(node.id),
@@ -107,7 +110,7 @@ def _nodes_table(topology: Topology, plan: Plan | None) -> str:
             str(node.cpus),
             size_of(node.memory_bytes),
             size_of(node.free_bytes),
-            _device_names(topology, node.id),
+            names(node.id),
             cpu_set.render(places.on(node.cpus)),
             cpu_set.render(places.memory.get(node.id, ())),
         )
@@ -116,21 +119,12 @@ def _nodes_table(topology: Topology, plan: Plan | None) -> str:
     ]
     if empty:
         rows.append((str(empty), "empty", "", "", size_of(0), "", "", "", ""))
-    if lost := _device_names(topology, None):
+    if lost := names(None):
         rows.append(("unknown", "", "", "", "", "", lost, "", ""))
-    return _table("The parts of each NUMA node", _NODE_HEADINGS, rows)
+    return _table("The parts of each NUMA node", headings, rows)
 
 
-def _device_names(topology: Topology, node: int | None) -> str:
-    return ", ".join(device.label if isinstance(device, Gpu) else device.name for device in devices_on(topology, node))
-
-
-def _list(texts: Iterable[str]) -> str:
-    items = "".join(f"<li>{_text(text)}</li>" for text in texts)
-    return f"<ul>{items}</ul>\n" if items else ""
-
-
-def _table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(caption: str, headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> str:
     head = "".join(f'<th scope="col">{heading}</th>' for heading in headings)
     body = "".join(
         f'<tr><th scope="row">{_text(first)}</th>{"".join(f"<td>{_text(text)}</td>" for text in rest)}</tr>\n'

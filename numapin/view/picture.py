@@ -85,6 +85,9 @@ class BoxKind(StrEnum):
     PLAIN = "plain"
 
 
+_ENDS_WITH_DEVICES: Final = (BoxKind.NODE, BoxKind.MEMORY_NODE, BoxKind.SWITCH)
+
+
 class Ink(StrEnum):
     """The look of a label; in SVG, its class."""
 
@@ -150,11 +153,7 @@ class Label:
 
 @dataclass(slots=True, kw_only=True)
 class Box:
-    """A rectangle in its parent.
-
-    One rank colors it; `off` means that it may not be used, `idle` that no rank has it. If the box becomes higher, the
-    children at `grow` become higher too, and those below move down.
-    """
+    """A rectangle in its parent. One rank colors it; `off`: it may not be used; `idle`: no rank has it."""
 
     kind: BoxKind
     width: float = 0
@@ -168,7 +167,6 @@ class Box:
     ranks: Ranks = ()
     off: bool = False
     idle: bool = False
-    grow: float = math.inf
 
     def walk(self, x: float = 0, y: float = 0) -> Iterator[tuple[Box, float, float]]:
         """Yield the box and all boxes inside, each with its place on the page."""
@@ -178,16 +176,27 @@ class Box:
             yield from child.walk(x, y)
 
     def stretch(self, height: float) -> None:
-        """Make the box this high, if it is lower."""
+        """Make the box this high, if it is lower, so that devices stay at its lower end: a GPU moves there."""
         extra = height - self.height
         if extra <= 0:
             return
+        if self.kind is BoxKind.GPU:
+            self.y += extra
+            return
         self.height = height
+        tops = [child.y for child in self.children]
         for child in self.children:
-            if child.y == self.grow:
+            if self.kind in (BoxKind.SOCKET, BoxKind.CACHE) and child.y == max(tops):
                 child.stretch(child.height + extra)
-            elif child.y > self.grow:
+            elif self.kind in _ENDS_WITH_DEVICES and child.y > min(tops):
                 child.y += extra
+
+    def mirror(self) -> None:
+        """Turn the parts of a socket, node or switch upside down: devices are at the upper end."""
+        if self.kind in (BoxKind.SOCKET, BoxKind.CACHE, *_ENDS_WITH_DEVICES):
+            for child in self.children:
+                child.y = self.height - child.y - child.height
+                child.mirror()
 
 
 def frame(
@@ -196,25 +205,16 @@ def frame(
     *,
     pad: float = PAD,
     gap: float = GAP,
-    grow: int | None = None,
-    spread: int | None = None,
     least: float = 0,
     key: str = "",
     title: str = "",
     off: bool = False,
 ) -> Box:
-    """Return a box around rows of boxes; those of a row become equally high.
-
-    More height goes to row number `grow`, or between row number `spread` and the rows above it.
-    """
+    """Return a box around rows of boxes; those of a row become equally high."""
     box = Box(kind=kind, key=key, title=title, off=off)
     right, y = 0.0, pad
-    for number, row in enumerate(filter(None, rows)):
+    for row in filter(None, rows):
         height = max(child.height for child in row)
-        if number == grow:
-            box.grow = y
-        if number == spread:
-            box.grow = y - 0.5  # below the tops of the rows above, and above this one's
         x = pad
         for child in row:
             child.x, child.y = x, y
@@ -255,13 +255,16 @@ def best_rows(boxes: Sequence[Box], *, goal: float, most: float, gap: float = GA
     return [list(boxes[start : start + columns]) for start in range(0, len(boxes), columns)]
 
 
+def _width(row: Sequence[Box], gap: float = GAP) -> float:
+    return sum(box.width + gap for box in row) - gap
+
+
 def words(*lines: tuple[str, str, float], most: float = _TEXT) -> Box:
     """Return lines of text, each a name in bold, then facts, and a size; what is wider than `most` is cut."""
     box = Box(kind=BoxKind.PLAIN)
     for name, facts, size in lines:
-        x, facts_size = 0.0, min(size, 11)
-        parts = ((name, size, Ink.STRONG), (facts, facts_size, Ink.DIM))
-        for text, text_size, ink in parts:
+        x = 0.0
+        for text, text_size, ink in ((name, size, Ink.STRONG), (facts, min(size, 11), Ink.DIM)):
             if shown := fit(text, most - x, text_size, bold=ink is Ink.STRONG):
                 label = Label(x=x, y=box.height + size, text=shown, size=text_size, ink=ink)
                 box.labels.append(label)
@@ -279,9 +282,9 @@ class CellSize(NamedTuple):
     font: float
 
 
-def cell(kind: BoxKind, text: str, size: CellSize, *, ink: Ink = Ink.PLAIN) -> Box:
+def cell(kind: BoxKind, text: str, size: CellSize, *, ink: Ink = Ink.PLAIN, ranks: Ranks = (), key: str = "") -> Box:
     """Return a box with a short text in its middle; a text that does not fit is left out."""
-    box = Box(kind=kind, width=size.width, height=size.height)
+    box = Box(kind=kind, width=size.width, height=size.height, ranks=ranks, key=key)
     font = size.font
     if font and (shown := fit(text, size.width - 2, font, bold=ink is Ink.STRONG)):
         x, y = size.width / 2, round(size.height / 2 + font * 0.36)
@@ -289,14 +292,14 @@ def cell(kind: BoxKind, text: str, size: CellSize, *, ink: Ink = Ink.PLAIN) -> B
     return box
 
 
-def chip(rank: int, *, exact: bool = True) -> Box:
+def _chip(rank: int, *, exact: bool = True) -> Box:
     """Return a rank's name in its color, with a star if it did not get all that was requested."""
     text = f"rank {rank}" if exact else f"rank {rank} *"
-    box = cell(BoxKind.CHIP, text, CellSize(math.ceil(width_of(text, 10)) + 10, 16, 10), ink=Ink.ON_RANK)
-    return replace(box, ranks=(rank,), key=f"rank{rank}")
+    size = CellSize(math.ceil(width_of(text, 10)) + 10, 16, 10)
+    return cell(BoxKind.CHIP, text, size, ink=Ink.ON_RANK, ranks=(rank,), key=f"rank{rank}")
 
 
-def band(ranks: Ranks, width: float) -> list[Box]:
+def _band(ranks: Ranks, width: float) -> list[Box]:
     """Return a band with the color of each rank that shares the cores below; nothing for fewer than two."""
     if len(ranks) < 2:
         return []
@@ -315,8 +318,8 @@ class _Drawing:
 
     machine: MachineView
     inexact: Collection[int]
-    device_width: float
     cpu: CellSize
+    device_width: float = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,23 +342,18 @@ def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
         if number > _MOST:
             subject = what.format(number)
             raise UsageError(f"{subject} does not fit into a picture, which shows {_MOST} at most", hint)
-    machine, num_cpus = machine_view(topology, plan), len(topology.cpus)
+    machine, num_cpus, num_allowed = machine_view(topology, plan), len(topology.cpus), len(topology.allowed.cpus)
     # The more CPUs, the smaller their cells; beyond 640 there is no space for text.
     few_cpus = CellSize(46, 18, 11) if num_cpus <= 64 else CellSize(32, 14, _SMALL)
     drawing = _Drawing(
         machine=machine,
         inexact={rank.local_rank for rank in ranks if not rank.exact},
-        device_width=0,
         cpu=few_cpus if num_cpus <= 640 else CellSize(14, 6, 0),
     )
     devices: list[Device] = [*topology.gpus, *topology.nic_devices]
     drawing = replace(drawing, device_width=max((_device(drawing, device).width for device in devices), default=0))
-    rows = rows_within(_blocks(drawing), WIDE)
-    mirrored = len(rows) == 2 and bool(buses(topology))
-    if mirrored:
-        rows = rows_within(_blocks(drawing, first_below=len(rows[0])), WIDE)
+
     name, planned = topology.host or topology.source, plan_in_words(plan)
-    num_allowed = len(topology.allowed.cpus)
     size = joined(
         counted(len(topology.packages), "socket") if topology.packages else "",
         counted(len(topology.nodes), "NUMA node"),
@@ -364,18 +362,27 @@ def lay_out(topology: Topology, plan: Plan | None = None) -> Picture:
         counted(num_cpus, "CPU"),
         "" if num_cpus == num_allowed else f"{num_allowed} allowed ({topology.allowed.cpus})",
     )
-    inner = max([560, *map(_width, rows)])
     model = f"{len(topology.gpus)} x {machine.model}" if machine.model else ""
     facts = (size, joined(model, planned, separator=" · "))
-    head = words((name, "", 16), *(("", fact, 11) for fact in facts if fact), most=inner)
-    tail = [
+
+    rows = rows_within(_blocks(drawing), WIDE)
+    inner = max([560, *map(_width, rows)])
+    above, below = rows, list[list[Box]]()
+    sockets = frame(BoxKind.MACHINE, rows)
+    if len(rows) == 2 and buses(topology):  # the bars are between the rows, and the GPUs of both are next to them
+        above, below = rows[:1], rows[1:]
+        for box in rows[1]:
+            box.mirror()
+    rows = [
+        [words((name, "", 16), *(("", fact, 11) for fact in facts if fact), most=inner)],
+        *above,
+        *_bars(topology, sockets, inner),
+        *below,
         *rows_within(_memory_boxes(drawing), inner),
         [words(*(("", text, 10) for text in distances(topology)), most=inner)],
-        *rows_within(_legend(drawing, plan), inner, gap=20),
+        *rows_within(_legend(sockets, plan), inner, gap=20),
     ]
-    bars = _bars(topology, frame(BoxKind.MACHINE, rows), inner)
-    middle = [*rows[:1], *bars, *rows[1:]] if mirrored else [*rows, *bars]
-    box = frame(BoxKind.MACHINE, [[head], *middle, *tail], gap=12, least=inner + 2 * PAD)
+    box = frame(BoxKind.MACHINE, rows, gap=12, least=inner + 2 * PAD)
     return Picture(
         box=box,
         lines=tuple(_lines(topology, box)),
@@ -391,140 +398,78 @@ def plan_in_words(plan: Plan | None) -> str:
     return f"Plan: {counted(len(plan.ranks), 'rank')}, bind {plan.bind.value}, memory {plan.memory.value}"
 
 
-def _device(drawing: _Drawing, device: Device) -> Box:
-    """Return the box of a NIC; or of a GPU, with its ranks and its memory node below its facts."""
-    topology = drawing.machine.topology
-    if isinstance(device, Adapter):
-        facts = joined(short_pci(device.pci or ""), nic_state(device))
-        text = words((device.name, "", 11), ("", device.kind.value, 9.5), ("", facts, 9.5))
-        title = _title(device.name, device.kind.value, device.pci or "", nic_state(device))
-        width = drawing.device_width
-        return frame(BoxKind.NIC, [[text]], pad=6, least=width, key=f"nic:{device.name}", title=title)
-    gpu, nearest = device, drawing.machine.nearest_nics.get(device.index)
-    rate = pcie_rate(gpu.pcie)
-    pcie = joined(pcie_link(gpu), f"{rate:.0f} GB/s" if rate else "")
-    mig = counted(len(gpu.mig), "MIG instance") if gpu.mig else ""
-    model = "" if drawing.machine.model else model_name(gpu)
-    lines = (model, address(gpu, short=True), pcie, own_nic(nearest), mig)
-    text = words((gpu.label, torch_name(gpu), 11), *(("", line, 9.5) for line in lines if line))
-    chips = [chip(rank, exact=rank not in drawing.inexact) for rank in drawing.machine.places.gpus.get(gpu.index, ())]
-    rows = [[text], *rows_within(chips, 150, gap=4)]
-    for node in topology.nodes:
-        if gpu_of_memory(topology, node) is gpu:
-            name, size = f"node {node.id}", memory(node)
-            title, off = _title(f"memory of {gpu.label}", size), node.id not in topology.allowed.nodes
-            inner = [[words((name, size, 10))]]
-            rows.append([frame(BoxKind.MEMORY_NODE, inner, pad=4, key=f"node{node.id}", title=title, off=off)])
-    reason = f"nearest NICs {', '.join(nearest.names)}: {nearest.reason}" if nearest else ""
-    uuid, source = gpu.uuid or "", node_source(gpu)
-    title = _title(gpu.label, torch_name(gpu), model_name(gpu), address(gpu), uuid, pcie, reason, mig, source)
-    width, off = drawing.device_width, not gpu.visible
-    return frame(BoxKind.GPU, rows, pad=6, gap=4, least=width, key=gpu.label, title=title, off=off)
+def _blocks(drawing: _Drawing) -> list[Box]:
+    """Return the sockets, and frames for nodes and parts without one."""
+    topology, sockets = drawing.machine.topology, {package.id for package in drawing.machine.topology.packages}
 
+    def parts(nodes: Iterable[Node], lost_cores: Sequence[Core]) -> list[Box]:
+        """Return a frame per node, one around nodes that share an L3 cache, and one for cores of unknown node."""
+        around: dict[CpuSet, list[Box]] = {}
+        for node in nodes:
+            l3 = drawing.machine.l3_of.get(node.id)
+            around.setdefault(CpuSet({node.id}) if l3 is None else l3.nodes, []).append(_node(drawing, node))
+        found = []
+        for numbers, boxes in around.items():
+            l3 = drawing.machine.l3_of.get(min(numbers))
+            if l3 is None:
+                found += boxes
+                continue
+            name, size = f"L3 of nodes {numbers}", counted(len(l3.cores), "core")
+            rows = [[words((name, size, 12))], *rows_within(boxes, WIDE - 4 * PAD)]
+            found.append(frame(BoxKind.CACHE, rows, key=f"l3 of nodes {numbers}", title=_title(f"one {name}: {size}")))
+        if lost_cores:
+            head = [words(("cores of unknown node", "", 13))]
+            rows = [head, *_core_rows(drawing, lost_cores, spanned=False, wanted=_TEXT)]
+            found.append(frame(BoxKind.NODE, rows))
+        return found
 
-def _blocks(drawing: _Drawing, *, first_below: int | None = None) -> list[Box]:
-    """Return the sockets, and frames for nodes and parts without one; from `first_below` on, devices are at the top."""
-    topology = drawing.machine.topology
-    blocks: list[Box] = []
-
-    def is_below() -> bool:
-        return first_below is not None and len(blocks) >= first_below
-
+    blocks = []
     for package in topology.packages:
-        flip = is_below()
         nodes = [node for node in topology.nodes if node.package == package.id and node.id not in drawing.machine.empty]
-        lost = [core for core in topology.cores if core.node is None and core.package == package.id]
-        boxes = [*_nodes(drawing, nodes, flip=flip), *_lost_cores(drawing, lost)]
-        num_cores = sum(core.package == package.id for core in topology.cores)
-        head = words((f"socket {package.id}", counted(num_cores, "core"), 14))
-        blocks.append(_headed(BoxKind.SOCKET, head, rows_within(boxes, WIDE - 2 * PAD), flip=flip))
-        blocks[-1].key = f"socket {package.id}"
-    packages = {package.id for package in topology.packages}
-    blocks += _nodes(drawing, [n for n in topology.cpu_nodes if n.package not in packages], flip=is_below())
-    blocks += _lost_cores(drawing, [c for c in topology.cores if c.node is None and c.package not in packages])
+        cores = [core for core in topology.cores if core.package == package.id]
+        boxes = parts(nodes, [core for core in cores if core.node is None])
+        head = words((f"socket {package.id}", counted(len(cores), "core"), 14))
+        rows = [[head], *rows_within(boxes, WIDE - 2 * PAD)]
+        blocks.append(frame(BoxKind.SOCKET, rows, key=f"socket {package.id}"))
+    lost_nodes = [node for node in topology.cpu_nodes if node.package not in sockets]
+    blocks += parts(lost_nodes, [core for core in topology.cores if core.node is None and core.package not in sockets])
     if devices := devices_on(topology, None):
-        flip = is_below()
         head = words(("node unknown", "GPUs and network devices", 13))
-        device_rows = _device_rows(drawing, pcie_tree(topology, devices), flip=flip)
-        blocks.append(_headed(BoxKind.MEMORY_NODE, head, device_rows, flip=flip))
+        blocks.append(frame(BoxKind.MEMORY_NODE, [[head], *_device_rows(drawing, pcie_tree(topology, devices))]))
     return blocks
 
 
-def _headed(kind: BoxKind, head: Box, rows: list[list[Box]], *, flip: bool) -> Box:
-    """Return a frame with a heading above the rows, or below them; the row at the far end takes more height."""
-    return frame(kind, [*rows, [head]] if flip else [[head], *rows], grow=0 if flip else len(rows))
-
-
-def _lost_cores(drawing: _Drawing, cores: Sequence[Core]) -> list[Box]:
-    """Return a frame for cores of unknown node."""
-    if not cores:
-        return []
-    head = words(("cores of unknown node", "", 13))
-    return [frame(BoxKind.NODE, [[head], *_core_rows(drawing, cores, spanned=False, wanted=_TEXT)])]
-
-
-def _nodes(drawing: _Drawing, nodes: Iterable[Node], *, flip: bool) -> list[Box]:
-    """Return a frame per node; nodes that share an L3 cache are in a frame for the cache."""
-    around: dict[CpuSet, list[Box]] = {}
-    for node in nodes:
-        l3 = drawing.machine.l3_of.get(node.id)
-        box = _node(drawing, node, flip=flip)
-        around.setdefault(CpuSet({node.id}) if l3 is None else l3.nodes, []).append(box)
-    found = []
-    for numbers, boxes in around.items():
-        l3 = drawing.machine.l3_of.get(min(numbers))
-        if l3 is None:
-            found += boxes
-            continue
-        name, size = f"L3 of nodes {numbers}", counted(len(l3.cores), "core")
-        cache = _headed(BoxKind.CACHE, words((name, size, 12)), rows_within(boxes, WIDE - 4 * PAD), flip=flip)
-        cache.key, cache.title = f"l3 of nodes {numbers}", _title(f"one {name}: {size}")
-        found.append(cache)
-    return found
-
-
-def _node(drawing: _Drawing, node: Node, *, flip: bool) -> Box:
-    """Return a node: its name, memory, ranks and cores, and its devices on the side of the bar."""
+def _node(drawing: _Drawing, node: Node) -> Box:
+    """Return a node: its name, memory, ranks and cores, and below them its devices."""
     topology, places = drawing.machine.topology, drawing.machine.places
     allowed = node.id in topology.allowed.nodes
     on_cores, in_memory = places.on(node.cpus), places.memory.get(node.id, ())
-    devices = _device_rows(drawing, pcie_tree(topology, devices_on(topology, node.id)), flip=flip)
+    devices = _device_rows(drawing, pcie_tree(topology, devices_on(topology, node.id)))
     width = max([_TEXT, *map(_width, devices)])
-    is_spanned = node.id in drawing.machine.l3_of
     own_cores = [core for core in topology.cores if core.node == node.id]
-    cores = _core_rows(drawing, own_cores, spanned=is_spanned, wanted=width)
+    cores = _core_rows(drawing, own_cores, spanned=node.id in drawing.machine.l3_of, wanted=width)
     width = max([width, *map(_width, cores)])
-    kind = kind_of(topology, node)
     cpus = f"CPUs {node.cpus}" if node.cpus else ""
-    facts = joined(kind, cpus, drawing.machine.fast.get(node.id, ""), "" if allowed else "not allowed")
-    size = memory(node) or "size unknown"
+    fast, banned = drawing.machine.fast.get(node.id, ""), "" if allowed else "not allowed"
+    facts, size = joined(kind_of(topology, node), cpus, fast, banned), memory(node) or "size unknown"
     rows = [[words((f"node {node.id}", facts, 13), ("memory", size, 10), most=width)]]
     if node.memory_bytes and node.free_bytes is not None:
         share = min(1.0, max(0.0, 1 - node.free_bytes / node.memory_bytes))
         used = Box(kind=BoxKind.USED, width=share * width, height=8)
         rows.append([Box(kind=BoxKind.MEMORY, width=width, height=8, children=[used])])
-    if on_cores == in_memory:
-        rows += _rank_rows("cores and memory of", on_cores, width)
-    else:
-        rows += [*_rank_rows("cores of", on_cores, width), *_rank_rows("memory of", in_memory, width)]
-    rows += cores
+    held = [("cores of", on_cores), ("memory of", in_memory)]
+    for what, ranks in [("cores and memory of", on_cores)] if on_cores == in_memory else held:
+        if len(ranks) > _MOST_CHIPS:
+            rows.append([words(("", f"{what} {rank_names(ranks)}", 10), most=width)])
+        elif ranks:
+            rows += rows_within([words(("", what, 10)), *map(_chip, ranks)], width)
     return frame(
         BoxKind.NODE if node.kind is NodeKind.CPU else BoxKind.MEMORY_NODE,
-        [*devices, *rows] if flip else [*rows, *devices],
-        spread=len(devices if flip else rows),
+        [[frame(BoxKind.PLAIN, [*rows, *cores], pad=0)], *devices],
         title=_title(f"node {node.id}", facts, size, rank_names(on_cores)),
         key=f"node{node.id}",
         off=not allowed,
     )
-
-
-def _rank_rows(what: str, ranks: Ranks, width: float) -> list[list[Box]]:
-    """Return the chips of these ranks behind a word; many ranks are named in one line."""
-    if not ranks:
-        return []
-    if len(ranks) > _MOST_CHIPS:
-        return [[words(("", f"{what} {rank_names(ranks)}", 10), most=width)]]
-    return rows_within([words(("", what, 10)), *map(chip, ranks)], width)
 
 
 def _core_rows(drawing: _Drawing, cores: Sequence[Core], *, spanned: bool, wanted: float) -> list[list[Box]]:
@@ -536,32 +481,27 @@ def _core_rows(drawing: _Drawing, cores: Sequence[Core], *, spanned: bool, wante
     by_l3: dict[int | None, list[Core]] = {}
     for core in cores:
         by_l3.setdefault(None if spanned else core.l3, []).append(core)
-    unknown = by_l3.pop(None, [])
-    groups = [*(group for _, group in sorted(by_l3.items())), *([unknown] if unknown else [])]
+    groups = sorted(by_l3.items(), key=lambda item: math.inf if item[0] is None else item[0])
+    cpus_of = {l3: CpuSet(chain.from_iterable(core.cpus for core in group)) for l3, group in groups}
     on = drawing.machine.places.on
-    differ = len({on(_cpus(group)) for group in groups}) > 1
+    differ = len(set(map(on, cpus_of.values()))) > 1
     boxes = []
-    for group in groups:
-        ranks, cpus = on(_cpus(group)), str(_cpus(group))
+    for l3, group in groups:
+        ranks, cpus = on(cpus_of[l3]), str(cpus_of[l3])
         is_mixed = any(on(core.cpus) != ranks for core in group)
         cells = [_core(drawing, core, named=is_mixed) for core in group]
         most = wanted - 2 * PAD if len(groups) == 1 and wanted > _TEXT else WIDE - 6 * PAD
         area = sum(cell.width * cell.height for cell in cells)
-        goal = 3.0 if most > wanted else most * most / area
-        inner = best_rows(cells, goal=goal, most=most, gap=4)
+        inner = best_rows(cells, goal=3.0 if most > wanted else most * most / area, most=most, gap=4)
         width = _width(inner[0], 4)
-        named = rank_names(ranks) if differ and not is_mixed else ""
-        name = "cores" if group is unknown else "L3"
-        lines = [(name, cpus, 10.0), *([("", named, 10.0)] if named else [])]
-        head = words(*lines, most=max(width, 130))
-        rows = [[head], *([] if is_mixed else [band(ranks, width)]), *inner]
+        name = "cores" if l3 is None else "L3"
+        lines = [(name, cpus, 10.0)]
+        if ranks and differ and not is_mixed:
+            lines.append(("", rank_names(ranks), 10.0))
+        rows = [[words(*lines, most=max(width, 130))], [] if is_mixed else _band(ranks, width), *inner]
         title = _title(f"{name}: {counted(len(group), 'core')}, CPUs {cpus}", rank_names(ranks))
         boxes.append(frame(BoxKind.L3, rows, gap=4, title=title))
     return best_rows(boxes, goal=1.6, most=WIDE - 4 * PAD)
-
-
-def _cpus(cores: Iterable[Core]) -> CpuSet:
-    return CpuSet(chain.from_iterable(core.cpus for core in cores))
 
 
 def _core(drawing: _Drawing, core: Core, *, named: bool) -> Box:
@@ -576,51 +516,68 @@ def _core(drawing: _Drawing, core: Core, *, named: bool) -> Box:
         own = places.cpus.get(cpu, ())
         is_idle = bool(places.cpus) and not own and cpu not in banned
         ink = Ink.ON_RANK if len(own) == 1 else Ink.DIM if is_idle else Ink.PLAIN
-        box = cell(BoxKind.CPU, str(cpu), size, ink=ink)
-        box.key, box.ranks, box.off, box.idle = f"cpu{cpu}", own, cpu in banned, is_idle
+        box = cell(BoxKind.CPU, str(cpu), size, ink=ink, ranks=own, key=f"cpu{cpu}")
+        box.off, box.idle = cpu in banned, is_idle
         rows.append([box])
     if named:
-        rows.append(band(ranks, size.width))
+        rows.append(_band(ranks, size.width))
     off = f"not allowed: CPUs {banned}" if banned else ""
     title = _title(f"core {core.id}: CPUs {core.cpus}", rank_names(ranks) if named else "", off)
     return frame(BoxKind.CORE, rows, pad=0, gap=0, key=f"core{core.id}", title=title)
 
 
-def _device_rows(drawing: _Drawing, parts: Sequence[PcieGroup | Device], *, flip: bool) -> list[list[Box]]:
+def _device_rows(drawing: _Drawing, parts: Sequence[PcieGroup | Device]) -> list[list[Box]]:
     """Return the devices of a node in their PCIe tree: NICs first, then GPUs, so that nothing is below a GPU."""
     with_gpus: list[Box] = []
     others: list[Box] = []
     for part in parts:
-        if isinstance(part, Adapter):
-            others.append(_device(drawing, part))
-        elif isinstance(part, PcieGroup):
-            inner = _device_rows(drawing, part.parts, flip=flip)
-            name = [words((part.name, "", 10))]
-            rows = [*inner, name] if flip else [name, *inner]
-            box = frame(BoxKind.SWITCH, rows, spread=len(inner) if flip else 1, title=part.name)
+        if isinstance(part, PcieGroup):
+            rows = [[words((part.name, "", 10))], *_device_rows(drawing, part.parts)]
+            box = frame(BoxKind.SWITCH, rows, title=part.name)
             (with_gpus if any(isinstance(device, Gpu) for device in part.devices) else others).append(box)
-        else:  # a GPU beside a group stays at the end of the row
-            box = _device(drawing, part)
-            with_gpus.append(frame(BoxKind.PLAIN, [[box]], pad=0, spread=None if flip else 0))
+        else:
+            (with_gpus if isinstance(part, Gpu) else others).append(_device(drawing, part))
     below = rows_within(with_gpus, WIDE - 4 * PAD)
-    above = rows_within(others, max(map(_width, below), default=3 * _TEXT))
-    return [*below, *above] if flip else [*above, *below]
+    return [*rows_within(others, max(map(_width, below), default=3 * _TEXT)), *below]
 
 
-def _width(row: Sequence[Box], gap: float = GAP) -> float:
-    return sum(box.width + gap for box in row) - gap
+def _device(drawing: _Drawing, device: Device) -> Box:
+    """Return the box of a NIC; or of a GPU, with its ranks and its memory node below its facts."""
+    topology, width = drawing.machine.topology, drawing.device_width
+    if isinstance(device, Adapter):
+        facts = joined(short_pci(device.pci or ""), nic_state(device))
+        text = words((device.name, "", 11), ("", device.kind.value, 9.5), ("", facts, 9.5))
+        title = _title(device.name, device.kind.value, device.pci or "", nic_state(device))
+        return frame(BoxKind.NIC, [[text]], pad=6, least=width, key=f"nic:{device.name}", title=title)
+    gpu, nearest = device, drawing.machine.nearest_nics.get(device.index)
+    rate = pcie_rate(gpu.pcie)
+    pcie = joined(pcie_link(gpu), f"{rate:.0f} GB/s" if rate else "")
+    mig = counted(len(gpu.mig), "MIG instance") if gpu.mig else ""
+    model = "" if drawing.machine.model else model_name(gpu)
+    lines = (model, address(gpu, short=True), pcie, own_nic(nearest), mig)
+    text = words((gpu.label, torch_name(gpu), 11), *(("", line, 9.5) for line in lines if line))
+    chips = [_chip(rank, exact=rank not in drawing.inexact) for rank in drawing.machine.places.gpus.get(gpu.index, ())]
+    rows = [[text], *rows_within(chips, 150, gap=4)]
+    for node in topology.nodes:
+        if gpu_of_memory(topology, node) is gpu:
+            title, off = _title(f"memory of {gpu.label}", memory(node)), node.id not in topology.allowed.nodes
+            inner = [[words((f"node {node.id}", memory(node), 10))]]
+            rows.append([frame(BoxKind.MEMORY_NODE, inner, pad=4, key=f"node{node.id}", title=title, off=off)])
+    reason = f"nearest NICs {', '.join(nearest.names)}: {nearest.reason}" if nearest else ""
+    identity = (gpu.label, torch_name(gpu), model_name(gpu), address(gpu), gpu.uuid or "")
+    title = _title(*identity, pcie, reason, mig, node_source(gpu))
+    return frame(BoxKind.GPU, rows, pad=6, gap=4, least=width, key=gpu.label, title=title, off=not gpu.visible)
 
 
 def _memory_boxes(drawing: _Drawing) -> list[Box]:
     """Return the nodes without CPUs outside of all sockets and GPUs, and one box for all empty nodes."""
     topology, empty = drawing.machine.topology, drawing.machine.empty
     packages = {package.id for package in topology.packages}
-    nodes = [
-        node
+    boxes = [
+        _node(drawing, node)
         for node in topology.nodes
         if not (node.cpus or node.id in empty or node.package in packages or gpu_of_memory(topology, node))
     ]
-    boxes = [_node(drawing, node, flip=False) for node in nodes]
     if empty:
         text = words((counted(len(empty), "empty node"), f"no memory: {empty}", 13), most=WIDE)
         title = _title("nodes without memory and devices", str(empty))
@@ -628,31 +585,23 @@ def _memory_boxes(drawing: _Drawing) -> list[Box]:
     return boxes
 
 
-def _legend(drawing: _Drawing, plan: Plan | None) -> list[Box]:
-    """Return each sign that the picture has, with its meaning."""
-    topology, places = drawing.machine.topology, drawing.machine.places
-    size = CellSize(32, 14, 9)
-    sharers = next((ranks for ranks in places.cpus.values() if len(ranks) > 1), None)
-    idle = (topology.cpus & topology.allowed.cpus) - CpuSet(places.cpus)
+def _legend(sockets: Box, plan: Plan | None) -> list[Box]:
+    """Return each sign that these boxes have, with its meaning."""
+    boxes = [box for box, _, _ in sockets.walk()]
+    cpus, cores = ([box for box in boxes if box.kind is kind] for kind in (BoxKind.CPU, BoxKind.CORE))
+    size, num_idle = CellSize(32, 14, 9), sum(box.idle for box in cpus)
+    sharers = next((box.ranks for box in cpus if len(box.ranks) > 1), ())
     used = Box(kind=BoxKind.MEMORY, width=32, height=8, children=[Box(kind=BoxKind.USED, width=12, height=8)])
-    plain = cell(BoxKind.CPU, "0", size)
-    has_names = any(
-        places.on(core.cpus) != places.on(other.cpus)
-        for core, other in zip(topology.cores, topology.cores[1:], strict=False)
-        if (core.node, core.l3) == (other.node, other.l3)
-    )
+    plain, idle = cell(BoxKind.CPU, "0", size), cell(BoxKind.CPU, "0", size, ink=Ink.DIM)
+    has_names = any(child.kind is BoxKind.PLAIN and child.labels for core in cores for child in core.children)
     signs: tuple[tuple[object, Box, str], ...] = (
         (True, plain, "hardware thread (CPU number) in its core"),
-        (any(node.free_bytes is not None for node in topology.nodes), used, "memory: used and free"),
-        (topology.cpus - topology.allowed.cpus, replace(plain, off=True), "not allowed to this process"),
+        (any(box.kind is BoxKind.MEMORY for box in boxes), used, "memory: used and free"),
+        (any(box.off for box in cpus), replace(plain, off=True), "not allowed to this process"),
         (has_names, cell(BoxKind.PLAIN, "r0", size, ink=Ink.STRONG), "rank 0 has this core"),
         (plan and not plan.exact, words(("*", "", 12)), "not exact: see numapin plan"),
-        (sharers, band(sharers or (0, 1), 32)[0], "shared by the ranks whose colors are in the band"),
-        (
-            places.cpus and idle,
-            replace(cell(BoxKind.CPU, "0", size, ink=Ink.DIM), idle=True),
-            f"idle: no rank may use it ({counted(len(idle), 'CPU')})",
-        ),
+        (sharers, _band(sharers or (0, 1), 32)[0], "shared by the ranks whose colors are in the band"),
+        (num_idle, replace(idle, idle=True), f"idle: no rank may use it ({counted(num_idle, 'CPU')})"),
     )
     return [
         frame(BoxKind.PLAIN, [[sign, words(("", text, 10))]], pad=0, title=_title(text))

@@ -240,7 +240,7 @@ class TestSite:
         ("page", "link", "expected"),
         [
             ("dataloader.md", "../examples/train_ddp.py", "repository/examples/train_ddp.py"),
-            ("engines/mpi.md", "../../examples/mpi", "../repository/examples/mpi/README.md"),
+            ("engines/README.md", "../../examples/mpi", "../repository/examples/mpi/README.md"),
             ("repository/examples/README.md", "../docs/exec.md#what", "../../exec.md#what"),
             ("exec.md", "results/exec-cpu.txt", "results/exec-cpu.txt"),
             ("index.md", "docs/exec.md#what", "exec.md#what"),

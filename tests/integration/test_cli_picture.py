@@ -34,7 +34,7 @@ def test_svg_to_stdout_and_html_to_a_file(dgx: str, tmp_path: Path) -> None:
     written = numapin("topo", "--machine", dgx, "--format", "html", "--output", str(path))
     assert (written.status, written.out) == (0, "")
     text = path.read_text()
-    assert text.startswith("<!doctype html>")
+    assert text.startswith("<!DOCTYPE html>")
     assert text.endswith("</html>\n")
     assert "rank 0" not in text
     assert sorted(p.name for p in tmp_path.iterdir()) == ["dgx.json", "topo.html"]
@@ -102,7 +102,7 @@ def _browser(tmp_path: Path) -> tuple[str, Path]:
     return f"{program} %s", seen
 
 
-@pytest.mark.parametrize(("options", "start"), [([], "<!doctype html>"), (["--format", "svg", "--plan"], "<?xml")])
+@pytest.mark.parametrize(("options", "start"), [([], "<!DOCTYPE html>"), (["--format", "svg", "--plan"], "<?xml")])
 def test_open(options: list[str], start: str, dgx: str, tmp_path: Path) -> None:
     """--open shows the page, or the SVG, in the browser, from a file that only this user can read; stdout names it."""
     browser, seen = _browser(tmp_path)

@@ -1,4 +1,4 @@
-"""The end of a job that fails: one block, the same whatever starts the ranks. These tests write docs/failures.md.
+"""The end of a job that fails: one block, the same whatever starts the ranks. These tests write failure-blocks.md.
 
 `NUMAPIN_UPDATE_GOLDEN=1 pytest tests/integration/test_failure_block.py` records the blocks on that page again.
 """
@@ -25,7 +25,7 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PAGE = Path(__file__).parents[2] / "docs" / "failures.md"
+PAGE = Path(__file__).with_name("failure-blocks.md")
 STATUSES = {"ctrl-c": -signal.SIGINT, "sigterm": 128 + signal.SIGTERM}
 
 
@@ -41,7 +41,7 @@ def cgroup() -> Iterator[Path]:
 def recorded(scenario: Scenario) -> str:
     """Return the block on the page."""
     found = _place(scenario).search(PAGE.read_text())
-    assert found is not None, f"docs/failures.md has no heading: {scenario.about}"
+    assert found is not None, f"failure-blocks.md has no heading: {scenario.about}"
     return found["block"]
 
 
@@ -51,7 +51,7 @@ def record(scenario: Scenario, block: str) -> None:
 
 
 def _place(scenario: Scenario) -> re.Pattern[str]:
-    head = rf"### {re.escape(scenario.about)}\n(?:(?!###).)*?```text\n"
+    head = rf"## {re.escape(scenario.about)}\n(?:(?!##).)*?```text\n"
     return re.compile(rf"(?P<head>{head})(?P<block>.*?)\n```", re.DOTALL)
 
 

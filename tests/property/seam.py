@@ -12,14 +12,14 @@ from numapin.jobs import duration, kubernetes, manifest
 from numapin.jobs.request import JobRequest, name_of
 from numapin.topology.build import build
 from numapin.topology.model import CpuSpeed, Mig, NodeKind, Pcie
-from numapin.topology.nics import LinkKind, NicKind, adapters, nearest_by_link, rdma_adapters
+from numapin.topology.nics import LinkKind, NicKind, nearest_by_link, rdma_adapters
 from numapin.topology.sources import xmlfile
 from numapin.topology.sources.hwloc import read_hwloc
 from numapin.topology.sources.nccl import nccl_nodes, read_nccl
 from numapin.topology.sources.sysfs import read_sysfs
 from numapin.topology.vendors import PCI_ORDER
 from numapin.topology.visible import apply_visibility
-from numapin.view.picture import BoxKind, element, lay_out
+from numapin.view.picture import element, lay_out
 from numapin.view.visible import visible
 
 if TYPE_CHECKING:

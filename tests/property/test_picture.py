@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -12,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numapin import Link, Nic
-from tests.pictures import keys, problems
-from tests.property.seam import BoxKind, adapters, element, lay_out
+from tests.pictures import assert_drawn_once, problems
+from tests.property.seam import element, lay_out
 from tests.property.test_plan import cases
 
 if TYPE_CHECKING:
@@ -48,13 +47,5 @@ def test_everything_is_drawn_once_and_nothing_overlaps(case: Case, data: st.Data
     )
     picture = lay_out(topology, case.plan)
     assert problems(picture) == []
-    drawn = Counter(keys(picture.box, BoxKind.CORE, BoxKind.CPU, BoxKind.GPU, BoxKind.NIC))
-    drawn.pop("", None)  # the boxes of the legend
-    wanted = (
-        *(f"core{core.id}" for core in topology.cores),
-        *(f"cpu{cpu}" for cpu in topology.cpus),
-        *(gpu.label for gpu in topology.gpus),
-        *(f"nic:{nic.name}" for nic in adapters(nics)),
-    )
-    assert drawn == Counter(wanted)
+    assert_drawn_once(picture, topology)
     ET.fromstring(element(picture))  # noqa: S314 - ours

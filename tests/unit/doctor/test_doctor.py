@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -137,19 +136,20 @@ _HEAD = """\
 # The checks of numapin doctor
 
 `numapin doctor` makes these checks, in this order, and prints for each fault the command that fixes it. It changes
-nothing. On a capture (`--root DIR`), it leaves out the checks that need the running machine, and says so."""
+nothing. Checks with a * need the running machine: on a capture (`--root DIR`), it leaves them out, and says so.
+
+| check | what it finds, and what that costs a job | read from |
+|---|---|---|"""
 
 
 def test_the_page_has_all_checks() -> None:
     """docs/checks.md has each check with what it finds, what the fault costs, and where it is read."""
-    sections = [_HEAD]
+    rows = []
     for check in CHECKS:
         finds = (inspect.getdoc(check.run) or "").partition("\n")[0]
-        needs = " Needs the running machine." if check.is_live else ""
-        texts = f"{finds} {check.why}", f"Read from: `{check.where}`.{needs}"
-        wrapped = (textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) for text in texts)
-        sections += [f"## {check.name}", *wrapped]
-    text = "\n\n".join(sections) + "\n"
+        mark = " *" if check.is_live else ""
+        rows.append(f"| {check.name}{mark} | {finds} {check.why} | `{check.where}` |")
+    text = "\n".join([_HEAD, *rows]) + "\n"
     if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
         PAGE.write_text(text)
     assert PAGE.read_text() == text

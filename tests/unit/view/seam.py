@@ -17,18 +17,15 @@ from numapin.view.page import page
 from numapin.view.picture import (
     COLORS,
     RANK_COLORS,
-    WIDE,
     Box,
     BoxKind,
     Ink,
     Label,
     Picture,
-    best_rows,
     element,
     fit,
     frame,
     lay_out,
-    rows_within,
     svg,
     width_of,
 )

@@ -15,19 +15,26 @@ from numapin import Allowed, Bind, Link, Memory, Nic, Plan, Request, Topology, m
 from numapin.errors import UsageError
 from tests.machines.grids import gpu, grid
 from tests.machines.roots import NAMES
-from tests.pictures import HOSTILE, boxes, golden_machine, keys, many_nics, parsed, problems, snc4
+from tests.pictures import (
+    HOSTILE,
+    assert_drawn_once,
+    boxes,
+    golden_machine,
+    keys,
+    many_nics,
+    parsed,
+    problems,
+    snc4,
+)
 from tests.recorded.screens import compare
 from tests.unit.view.seam import (
     RANK_COLORS,
-    WIDE,
     Box,
     BoxKind,
     CpuSet,
     Ink,
     Label,
     Picture,
-    adapters,
-    best_rows,
     element,
     example_names,
     fit,
@@ -35,7 +42,6 @@ from tests.unit.view.seam import (
     lay_out,
     printable,
     read_example,
-    rows_within,
     svg,
     width_of,
 )
@@ -163,208 +169,125 @@ def _core_text(core: Box) -> str:
     return " ".join(f"{kind}{ranks}{' off' * off}{' idle' * idle}{texts}" for kind, ranks, off, idle, texts in parts)
 
 
-@pytest.fixture(scope="module")
-def outlines() -> dict[str, str]:
-    """Return the outline of each case's picture, which has no fault."""
-    found = {}
+def test_every_picture_is_the_recorded_one() -> None:
+    """The boxes of each case, with their text, have no fault; NUMAPIN_UPDATE_GOLDEN=1 records them anew."""
+    text = ""
     for sentence, (topology, request) in CASES.items():
         picture = lay_out(topology, make_plan(topology, request) if isinstance(request, Request) else request)
         assert problems(picture) == []
         size = f"{picture.box.width:.0f} x {picture.box.height:.0f}, {len(picture.lines)} lines"
-        found[sentence] = "\n".join((size, picture.title, picture.description, *_outline(picture.box)))
-    return found
+        lines = (f"=== {sentence}", size, picture.title, picture.description, *_outline(picture.box))
+        text += "".join(f"{line}\n" for line in lines)
+    compare(text, str(RECORDED))
 
 
-def test_every_picture_is_the_recorded_one(outlines: dict[str, str]) -> None:
-    """The boxes of each case, with their text; NUMAPIN_UPDATE_GOLDEN=1 records them anew."""
-    compare("".join(f"=== {sentence}\n{text}\n" for sentence, text in outlines.items()), str(RECORDED))
+def test_the_check_finds_each_kind_of_fault() -> None:
+    """It names boxes, texts and lines that overlap or stick out, and finds no fault in a sound layout."""
+
+    def faults(box: Box, *lines: tuple[float, float, float]) -> list[str]:
+        return problems(Picture(box=box, lines=lines, title="", description=""))
+
+    small = Box(kind=BoxKind.CPU, width=10, height=10, key="small")
+    outer = Box(kind=BoxKind.NODE, width=99, height=20, labels=[Label(x=2, y=12, text="words", size=10)])
+    assert faults(frame(BoxKind.NODE, [[small, replace(small)]])) == []
+    assert faults(replace(outer, labels=[], children=[replace(small, y=15)])) == ["small outside node"]
+    assert faults(replace(outer, labels=[], children=[small, replace(small, x=15)])) == ["small on small"]
+    assert len(faults(replace(outer, labels=[*outer.labels, replace(outer.labels[0], x=20)]))) == 1
+    assert len(faults(replace(outer, children=[replace(small, x=0, y=0)]))) == 1
+    assert faults(outer, (10, 0, 20)) == ["a line on text 'words' of node"]
 
 
-class TestCheck:
-    """The check that the tests below use finds faults, and layouts are exact."""
-
-    def test_finds_each_kind_of_fault(self) -> None:
-        """It names boxes, texts and lines that overlap or stick out, and finds no fault in a sound layout."""
-
-        def faults(box: Box, *lines: tuple[float, float, float]) -> list[str]:
-            return problems(Picture(box=box, lines=lines, title="", description=""))
-
-        small = Box(kind=BoxKind.CPU, width=10, height=10, key="small")
-        text = Label(x=2, y=12, text="words", size=10)
-        assert faults(frame(BoxKind.NODE, [[small, replace(small)]])) == []
-        outside = Box(kind=BoxKind.NODE, width=10, height=10, children=[replace(small, x=5, y=0)])
-        assert faults(outside) == ["small outside node"]
-        overlapping = Box(kind=BoxKind.NODE, width=30, height=20, children=[replace(small), replace(small, x=15)])
-        assert faults(overlapping) == ["small on small"]
-        crossed = Box(kind=BoxKind.NODE, width=99, height=20, labels=[text, replace(text, x=20)])
-        assert len(faults(crossed)) == 1
-        on_child = Box(kind=BoxKind.NODE, width=99, height=20, labels=[text], children=[replace(small, x=0, y=0)])
-        assert len(faults(on_child)) == 1
-        assert faults(Box(kind=BoxKind.NODE, width=99, height=20, labels=[text]), (10, 0, 20)) == [
-            "a line on text 'words' of node"
-        ]
-
-    def test_rows(self) -> None:
-        """Boxes of a row have one height; a row ends where the width does; rows are filled evenly."""
-        one = [Box(kind=BoxKind.CPU, width=40, height=height) for height in (10, 20, 10)]
-        wide = Box(kind=BoxKind.CPU, width=500, height=10)
-        rows = rows_within([*one, wide], 90)
-        assert [[box.width for box in row] for row in rows] == [[40, 40], [40], [500]]
-        outer = frame(BoxKind.NODE, rows, pad=0, gap=10)
-        assert [(box.x, box.y, box.height) for box in outer.children] == [
-            (0, 0, 20),
-            (50, 0, 20),
-            (0, 30, 10),
-            (0, 50, 10),
-        ]
-        cores = [Box(kind=BoxKind.CORE, width=32, height=28) for _ in range(56)]
-        assert [len(row) for row in best_rows(cores, goal=3, most=WIDE)] == [14, 14, 14, 14]
-
-    def test_more_height_goes_to_one_row(self) -> None:
-        """A frame that becomes higher gives the height to its growing row, and moves the rows below down."""
-        top, middle, end = (Box(kind=BoxKind.CPU, width=10, height=10) for _ in range(3))
-        outer = frame(BoxKind.NODE, [[top], [middle], [end]], pad=0, gap=0, grow=1)
-        outer.stretch(50)
-        assert [(box.y, box.height) for box in (top, middle, end)] == [(0, 10), (10, 30), (40, 10)]
+@pytest.mark.parametrize("name", [*NAMES, *example_names()])
+@pytest.mark.parametrize("bind", [None, *Bind])
+def test_everything_is_drawn_once_and_nothing_overlaps(name: str, bind: Bind | None) -> None:
+    """Each socket, core, CPU, GPU, NIC, and node with CPUs or memory is one box; nothing overlaps; it is XML."""
+    is_example = name.startswith("example:")
+    topology = Topology.from_json(read_example(name)) if is_example else golden_machine(name)
+    picture = lay_out(topology, make_plan(topology, Request(bind=bind)) if bind else None)
+    assert problems(picture) == []
+    assert_drawn_once(picture, topology)
+    box = picture.box
+    assert keys(box, BoxKind.SOCKET) == [f"socket {package.id}" for package in topology.packages]
+    nodes = [key for key in keys(box, BoxKind.NODE, BoxKind.MEMORY_NODE) if key.startswith("node")]
+    assert {f"node{n.id}" for n in topology.nodes if n.cpus or n.memory_bytes} <= set(nodes)
+    assert len(nodes) == len(set(nodes))
+    drawn = [rect.get("class", "").split()[0] for rect in parsed(element(picture)).iter(f"{SVG}rect")]
+    assert drawn.count("gpu") == len(topology.gpus)
 
 
-class TestMachines:
-    """Every picture of a machine."""
+@pytest.mark.parametrize(("cores", "smt"), [(1, 1), (8, 8), (64, 2), (513, 1)])
+def test_any_size(cores: int, smt: int) -> None:
+    """From one CPU to thousands, cells shrink, then lose their text, and nothing overlaps."""
+    topology = grid(packages=2, nodes=4, l3=2, cores=cores, smt=smt, gpus=[i % 8 for i in range(16)])
+    picture = lay_out(topology, make_plan(topology, Request()))
+    assert problems(picture) == []
+    assert len(keys(picture.box, BoxKind.CORE)) == 16 * cores
+    (cpu,) = (part for part in boxes(picture.box) if part.key == "cpu0")
+    assert bool(cpu.labels) == (16 * cores * smt <= 640)
 
-    @pytest.mark.parametrize("name", [*NAMES, *example_names()])
-    @pytest.mark.parametrize("bind", [None, *Bind])
-    def test_shows_everything_once_and_nothing_overlaps(self, name: str, bind: Bind | None) -> None:
-        """Each socket, core, CPU, GPU, NIC, and node with CPUs or memory is one box; nothing overlaps; it is XML."""
-        is_example = name.startswith("example:")
-        topology = Topology.from_json(read_example(name)) if is_example else golden_machine(name)
-        plan = None if bind is None else make_plan(topology, Request(bind=bind))
-        picture = lay_out(topology, plan)
-        assert problems(picture) == []
-        box = picture.box
-        assert sorted(keys(box, BoxKind.CORE)) == sorted(f"core{core.id}" for core in topology.cores)
-        drawn_cpus = sorted(key for key in keys(box, BoxKind.CPU) if key)  # the one in the legend has no key
-        assert drawn_cpus == sorted(f"cpu{cpu}" for cpu in topology.cpus)
-        assert sorted(keys(box, BoxKind.GPU)) == sorted(gpu.label for gpu in topology.gpus)
-        assert sorted(keys(box, BoxKind.NIC)) == sorted(f"nic:{nic.name}" for nic in adapters(topology.nics))
-        assert keys(box, BoxKind.SOCKET) == [f"socket {package.id}" for package in topology.packages]
-        nodes = [key for key in keys(box, BoxKind.NODE, BoxKind.MEMORY_NODE) if key.startswith("node")]
-        assert {f"node{n.id}" for n in topology.nodes if n.cpus or n.memory_bytes} <= set(nodes)
-        assert len(nodes) == len(set(nodes))
-        drawn = [rect.get("class", "").split()[0] for rect in parsed(element(picture)).iter(f"{SVG}rect")]
-        assert drawn.count("gpu") == len(topology.gpus)
 
-    @pytest.mark.parametrize(("cores", "smt"), [(1, 1), (8, 8), (64, 2), (513, 1)])
-    def test_any_size(self, cores: int, smt: int) -> None:
-        """From one CPU to thousands, cells shrink, then lose their text, and nothing overlaps."""
-        topology = grid(packages=2, nodes=4, l3=2, cores=cores, smt=smt, gpus=[i % 8 for i in range(16)])
-        picture = lay_out(topology, make_plan(topology, Request()))
-        assert problems(picture) == []
-        box = picture.box
-        assert len(keys(box, BoxKind.CORE)) == 16 * cores
-        numbered = any(
-            label.ink in (Ink.PLAIN, Ink.ON_RANK) for part in boxes(box) if part.key == "cpu0" for label in part.labels
-        )
-        assert numbered == (16 * cores * smt <= 640)
+def test_what_does_not_fit_is_refused() -> None:
+    """More than 256 nodes or ranks are an error that names another view; so is a plan with another GPU's address."""
+    with pytest.raises(UsageError, match="a machine of 300 nodes does not fit into a picture, which shows 256"):
+        lay_out(grid(packages=10, nodes=30, cores=1))
+    small = grid(nodes=1, gpus=[0])
+    with pytest.raises(UsageError, match="a plan of 257 ranks does not fit") as caught:
+        lay_out(small, make_plan(small, Request(num_ranks=257)))
+    assert caught.value.hint == "show it as a tree: numapin topo --plan FILE"
+    other = replace(small, gpus=(replace(small.gpus[0], pci="0000:99:00.0"),))
+    with pytest.raises(UsageError, match=r"another machine: rank 0 has GPU 0 \(0000:10:00.0\)") as caught:
+        lay_out(other, make_plan(small, Request()))
+    assert "--machine FILE" in caught.value.hint
+    with pytest.raises(UsageError, match="rank 0 has CPUs 4-15"):
+        lay_out(grid(nodes=1, cores=2), make_plan(grid(gpus=[0]), Request(bind=Bind.NONE)))
 
-    def test_too_large_machines_and_plans_are_refused(self) -> None:
-        """More than 256 nodes or ranks are an error that names another view."""
-        with pytest.raises(UsageError, match="a machine of 300 nodes does not fit into a picture, which shows 256"):
-            lay_out(grid(packages=10, nodes=30, cores=1))
-        small = grid(nodes=1)
-        with pytest.raises(UsageError, match="a plan of 257 ranks does not fit") as caught:
-            lay_out(small, make_plan(small, Request(num_ranks=257)))
-        assert caught.value.hint == "show it as a tree: numapin topo --plan FILE"
 
-    @pytest.mark.parametrize(
-        ("other", "seen"),
-        [
-            (grid(nodes=1, cores=2), "CPUs 4-7,12-15"),
-            (replace(grid(gpus=[0]), gpus=()), "GPU 0"),
-            (replace(grid(gpus=[0]), gpus=(replace(gpu(0, 0), pci="0000:99:00.0"),)), "GPU 0 (0000:10:00.0)"),
-        ],
+def test_hostile_names_stay_in_their_boxes() -> None:
+    """Names of ten thousand letters, markup or control characters are cut to their boxes, and are only text."""
+    nics = tuple(Nic(name=name, pci=name, node=i % 2) for i, name in enumerate(HOSTILE))
+    topology = replace(
+        grid(),
+        host=HOSTILE[0],
+        gpus=tuple(replace(gpu(i, i % 2), name=name, uuid=name, pci=name) for i, name in enumerate(HOSTILE)),
+        nics=nics,
+        links=tuple(Link(a="gpu0", b=nic.name, kind=nic.name) for nic in nics),
     )
-    def test_of_another_machine_is_refused(self, other: Topology, seen: str) -> None:
-        """A plan whose CPUs or GPU this machine does not have is an error that names them and the remedy."""
-        machine = grid(gpus=[0])
-        plan = make_plan(machine, Request(bind=Bind.NONE if "CPUs" in seen else Bind.NODE))
-        with pytest.raises(UsageError, match="the plan is of another machine") as caught:
-            lay_out(other, plan)
-        assert "--machine FILE" in caught.value.hint
-        assert seen.partition(" ")[0] in caught.value.message
-        lay_out(machine, plan)  # its own
+    plan = make_plan(topology, Request())
+    picture = lay_out(topology, plan)
+    assert problems(picture) == []
+    titles = (line for part in boxes(picture.box) for line in part.title.split("\n"))
+    shown = [*(label.text for part in boxes(picture.box) for label in part.labels), *titles, picture.title]
+    assert all(text.isprintable() and len(text) <= 400 for text in shown)
+    tags = {part.tag.removeprefix(SVG) for part in parsed(svg(topology, plan)).iter()}
+    assert tags == {"svg", "style", "title", "desc", "defs", "pattern", "rect", "path", "g", "text"}
 
 
-class TestText:
-    """Text fits and is printable."""
-
-    def test_hostile_names_stay_in_their_boxes(self) -> None:
-        """Names of ten thousand letters, markup or control characters are cut to their boxes, and are only text."""
-        nics = tuple(Nic(name=name, pci=name, node=i % 2) for i, name in enumerate(HOSTILE))
-        topology = replace(
-            grid(),
-            host=HOSTILE[0],
-            gpus=tuple(replace(gpu(i, i % 2), name=name, uuid=name, pci=name) for i, name in enumerate(HOSTILE)),
-            nics=nics,
-            links=tuple(Link(a="gpu0", b=nic.name, kind=nic.name) for nic in nics),
-        )
-        picture = lay_out(topology, make_plan(topology, Request()))
-        assert problems(picture) == []
-        titles = (line for part in boxes(picture.box) for line in part.title.split("\n"))
-        texts = [label.text for part in boxes(picture.box) for label in part.labels]
-        shown = [*texts, *titles, picture.title]
-        assert all(text.isprintable() and len(text) <= 400 for text in shown)
-        tags = {part.tag.removeprefix(SVG) for part in parsed(svg(topology, make_plan(topology, Request()))).iter()}
-        assert tags == {"svg", "style", "title", "desc", "defs", "pattern", "rect", "path", "g", "text"}
-
-    @pytest.mark.parametrize("text", [*HOSTILE, "NVIDIA H100 80GB HBM3", "0-3,8"])
-    @pytest.mark.parametrize("width", [0, 5, 20, 100, 1000])
-    def test_fit(self, text: str, width: float) -> None:
-        """The result fits the width: the whole text, a part that ends in "…", or nothing."""
-        shown = fit(text, width, 10)
-        assert width_of(shown, 10) <= width
-        assert shown in ("", printable(text)) or (shown.endswith("…") and len(shown) > 2)
-        if width_of(printable(text), 10) <= width:
-            assert shown == printable(text)
+@pytest.mark.parametrize("text", [*HOSTILE, "NVIDIA H100 80GB HBM3", "0-3,8"])
+@pytest.mark.parametrize("width", [0, 5, 20, 100, 1000])
+def test_text_is_cut_to_a_width(text: str, width: float) -> None:
+    """The result fits the width: the whole text, a part that ends in "…", or nothing."""
+    shown, whole = fit(text, width, 10), printable(text)
+    assert width_of(shown, 10) <= width
+    assert shown == whole or (width_of(whole, 10) > width and (not shown or (shown[-1] == "…" and len(shown) > 2)))
 
 
-class TestSvg:
-    """The SVG file."""
+def test_more_ranks_than_colors() -> None:
+    """Colors repeat, but ranks 8 to 15 have another outline."""
+    topology = grid(nodes=1, cores=8, gpus=[0] * 8)
+    looks = re.findall(r'class="chip ([^"]+)"', svg(topology, make_plan(topology, Request(num_ranks=16))))
+    assert len(set(looks)) == 16 == 2 * len(RANK_COLORS)
 
-    def test_more_ranks_than_colors(self) -> None:
-        """Colors repeat, but ranks 8 to 15 have another outline."""
-        topology = grid(nodes=1, cores=8, gpus=[0] * 8)
-        looks = re.findall(r'class="chip ([^"]+)"', svg(topology, make_plan(topology, Request(num_ranks=16))))
-        assert len(set(looks)) == 16 == 2 * len(RANK_COLORS)
 
-    def test_has_a_text_alternative(self) -> None:
-        """It is an image with a title and a description of the machine."""
-        topology = golden_machine("2pkg-2node-smt2-8gpu-a100")
-        root = parsed(svg(topology, make_plan(topology, Request())))
-        assert root.get("role") == "img"
-        assert [part.text for part in root[:2]] == [
-            "Topology of 2pkg-2node-smt2-8gpu-a100",
-            "2 sockets, 2 NUMA nodes, 8 GPUs, 48 cores, 96 CPUs. Plan: 8 ranks, bind node, memory preferred",
-        ]
-
-    def test_needs_neither_variables_nor_media_queries(self) -> None:
-        """The light colors are plain rules, for programs that know no others; dark ones are for screens only."""
-        text = svg(DGX)
-        light, _, dark = text.partition("@media screen and (prefers-color-scheme:dark)")
-        assert "var(" not in text
-        assert ".np .machine{fill:#ffffff;}" in light
-        assert ".np .machine{fill:#12161c;}" in dark
-        assert text == svg(DGX)
-
-    @pytest.mark.parametrize(
-        ("file", "name", "bind"),
-        [("topo", "p4d", "exclusive"), *((name, name, "node") for name in ("dgx-a100", "dgx-h100", "gb200", "ndv4"))],
-    )
-    def test_the_pictures_in_the_documentation_are_current(self, file: str, name: str, bind: str) -> None:
-        """They are what README's and the guide's commands draw today; NUMAPIN_UPDATE_GOLDEN=1 rewrites them."""
-        topology = Topology.from_json(read_example(f"example:{name}"))
-        text = svg(topology, make_plan(topology, Request(bind=Bind(bind))))
-        shown = Path(__file__).resolve().parents[3] / "docs" / f"{file}.svg"
-        if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
-            shown.write_text(text, encoding="utf-8")
-        assert len(text) < 60_000
-        assert text == shown.read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("file", "name", "bind"),
+    [("topo", "p4d", "exclusive"), *((name, name, "node") for name in ("dgx-a100", "dgx-h100", "gb200", "ndv4"))],
+)
+def test_the_pictures_in_the_documentation_are_current(file: str, name: str, bind: str) -> None:
+    """They are what README's and the guide's commands draw today; NUMAPIN_UPDATE_GOLDEN=1 rewrites them."""
+    topology = Topology.from_json(read_example(f"example:{name}"))
+    text = svg(topology, make_plan(topology, Request(bind=Bind(bind))))
+    shown = Path(__file__).resolve().parents[3] / "docs" / f"{file}.svg"
+    if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
+        shown.write_text(text, encoding="utf-8")
+    assert len(text) < 60_000
+    assert text == shown.read_text(encoding="utf-8")
