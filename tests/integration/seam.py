@@ -16,7 +16,7 @@ from numapin.cli.entry import main
 from numapin.cli.main import _COMMANDS, numapin
 from numapin.cli.run import OPTIONS, _loaders_reported
 from numapin.cli.torchrun_command import TorchrunCommand
-from numapin.compare.job import JobOptions, JobResult, run_job
+from numapin.compare.campaign import JobOptions, JobResult, run_job
 from numapin.compare.variants import own_command
 from numapin.data.forks import ISSUE, may_hang
 from numapin.launcher import hosts, run_folder

@@ -59,7 +59,7 @@ PURE = (
     "trace.noted",
     *(f"compare.{name}" for name in ("variants",)),
     "steps.record",
-    *(f"compare.{name}" for name in ("figures", "ratio", "results", "notes", "report")),
+    *(f"compare.{name}" for name in ("ratio", "report")),
 )
 IMPURE = {"os", "pathlib", "subprocess", "ctypes", "torch", "pynvml", "numa", "click", "socket", "shutil", "tempfile"}
 
