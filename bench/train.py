@@ -38,9 +38,9 @@ from numapin.base.files import write_text_to
 from numapin.base.strict_json import encode
 from numapin.base.text import counted
 from numapin.bench.machine import read_machine
-from numapin.bench.model import Benchmark, BenchReport, Case, Comparison, Peer, Question, Run, summarize
+from numapin.bench.model import Benchmark, BenchReport, Case, Column, Comparison, Peer, Question, Run, summarize
 from numapin.bench.verdict import verdict_of
-from numapin.view.bench_table import Column, Layout, bench_table
+from numapin.view.bench_table import bench_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -442,16 +442,13 @@ def report_of(models: dict[str, Model], runs: Sequence[Run], options: argparse.N
     )
 
 
-LAYOUT: Final = Layout(
-    legend="median [lowest, highest]",
-    columns=(
-        Column(figure="samples_per_s", heading="samples/s", form=",.0f"),
-        Column(figure="ratio", heading="x torch", form=".2f", spread=True),
-        Column(figure="of_ceiling", heading="of ceiling", form=".0%", meaning="share of the ceiling's speed"),
-        Column(figure="wait_share", heading="wait", form=".0%", meaning="share of the time in next(), slowest rank"),
-        Column(figure="first_batch_s", heading="first s", form=".2f", meaning="time to the first batch"),
-        Column(figure="misses", heading="misses", form=",.0f", meaning="batches outside of numapin's slots"),
-    ),
+COLUMNS: Final = (
+    Column(figure="samples_per_s", heading="samples/s", form=",.0f"),
+    Column(figure="ratio", heading="x torch", form=".2f", spread=True),
+    Column(figure="of_ceiling", heading="of ceiling", form=".0%", meaning="share of the ceiling's speed"),
+    Column(figure="wait_share", heading="wait", form=".0%", meaning="share of the time in next(), slowest rank"),
+    Column(figure="first_batch_s", heading="first s", form=".2f", meaning="time to the first batch"),
+    Column(figure="misses", heading="misses", form=",.0f", meaning="batches outside of numapin's slots"),
 )
 
 
@@ -478,7 +475,7 @@ def main() -> None:
             if options.output is not None:
                 write_text_to(str(options.output), encode(report.to_json()), remedy="choose another --output")
             if report.is_complete:
-                Console(width=100).print(bench_table(report, LAYOUT))
+                Console(width=100).print(bench_table(report, COLUMNS, "median [lowest, highest]"))
     dist.destroy_process_group()
 
 

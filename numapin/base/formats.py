@@ -1,4 +1,4 @@
-"""Text for people and shells: memory sizes, quoted words, similar words, stand-ins for characters."""
+"""Text for people and shells: memory sizes, durations, quoted words, similar words, stand-ins for characters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-# --- memory sizes ----------------------------------------------------------------------------------------------------
+# --- sizes and durations ----------------------------------------------------------------------------------------------
 
 _UNITS: Final = "KMGT"
 _SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s?(?:([KMGT])(?:i?B)?|B)?", re.ASCII | re.IGNORECASE)
@@ -43,6 +43,14 @@ def size_label(num_bytes: float) -> str:
     """Return a size up to GiB in the largest unit that leaves at least 1, in short: 4 KiB, 1.5 MiB."""
     power = min(3, int(math.log2(max(num_bytes, 1)) // 10))
     return f"{num_bytes / 1024**power:.4g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as people say it: "40 s", "12 min", "1 h 05 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 # --- shells ----------------------------------------------------------------------------------------------------------

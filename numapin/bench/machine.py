@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -45,31 +46,35 @@ class BenchMachine:
 
 def read_machine() -> BenchMachine:
     """Read this host. Takes as long as importing torch, unless torch is built without GPU support."""
-    seen = _query_torch()
+    command = running_module("numapin.bench.machine")
+    seen: dict[str, Any]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_TORCH_S, check=True)
+        seen = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip().splitlines() or ["no message"])[-1]
+        seen = {"no_gpu": f"torch cannot be queried: {last}"}
+    except subprocess.TimeoutExpired:
+        seen = {"no_gpu": f"torch did not answer within {_QUERY_TORCH_S:.0f} s"}
+    versions: dict[str, str | None] = dict.fromkeys(_PACKAGES)
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    cpu_lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    models = (line.partition(":")[2].strip() for line in cpu_lines if line.startswith("model name"))
+    driver = Path("/proc/driver/nvidia/version")  # "NVRM version: … 580.65.06 …"
     return BenchMachine(
-        cpu=_cpu_model(),
+        cpu=next(models, None),
         num_cpus=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         kernel=platform.release(),
         python=platform.python_version(),
-        versions={name: _version(name) for name in _PACKAGES},
+        versions=versions,
         cuda=seen.get("cuda"),
-        driver=_driver(),
+        driver=driver.read_text(encoding="utf-8").splitlines()[0] if driver.exists() else None,
         gpus=tuple(seen.get("gpus", ())),
         no_gpu=seen.get("no_gpu"),
     )
-
-
-def _query_torch() -> dict[str, Any]:
-    command = running_module("numapin.bench.machine")
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_TORCH_S, check=True)
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    except subprocess.CalledProcessError as error:
-        return {"no_gpu": f"torch cannot be queried: {(error.stderr.strip().splitlines() or ['no message'])[-1]}"}
-    except subprocess.TimeoutExpired:
-        return {"no_gpu": f"torch did not answer within {_QUERY_TORCH_S:.0f} s"}
-    return answer
 
 
 def _gpus() -> dict[str, object]:
@@ -90,24 +95,6 @@ def _is_built_without_gpus() -> bool:
         return False
     built_for = run_path(str(path))
     return all(built_for.get(name, "unknown") is None for name in ("cuda", "hip"))
-
-
-def _cpu_model() -> str | None:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
-
-
-def _driver() -> str | None:
-    """Return the driver's version line, such as "NVRM version: … 580.65.06 …"; None without a driver."""
-    path = Path("/proc/driver/nvidia/version")
-    return path.read_text(encoding="utf-8").splitlines()[0] if path.exists() else None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":

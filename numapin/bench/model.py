@@ -6,7 +6,6 @@ import statistics
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -72,11 +71,25 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A figure, the heading above it, its number format, and whether its spread is shown.
+
+    `meaning` explains the heading in the legend; "" if the heading says it all.
+    """
+
+    figure: str
+    heading: str
+    form: str = ".3g"
+    spread: bool = False
+    meaning: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
-    """Cases, the module that measures one peer of a case, and the rules for combining figures.
+    """Cases, the module that measures one peer of a case, the rules for combining figures, and the table.
 
     If several processes measure at once, figures in `summed` are added; of all others, the highest counts. The verdict
-    answers the first of `questions` whose peers were measured.
+    answers the first of `questions` whose peers were measured. `settings` are the options that the report names.
     """
 
     name: str
@@ -85,6 +98,9 @@ class Benchmark:
     comparisons: tuple[Comparison, ...] = ()
     summed: frozenset[str] = frozenset()
     questions: tuple[Question, ...] = ()
+    settings: Mapping[str, object] = field(default_factory=dict)
+    columns: tuple[Column, ...] = ()
+    legend: str = "median [lowest, highest]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,62 +192,46 @@ class BenchReport:
         return {"schema": SCHEMA, **asdict(self)}
 
 
-def combine(figures: Sequence[Mapping[str, float]], *, summed: frozenset[str]) -> dict[str, float]:
-    """Combine the figures of simultaneous processes: the sum for names in `summed`, else the highest."""
-    return {name: (sum if name in summed else max)(values) for name, values in _by_name(figures).items()}
-
-
-def _by_name(figures: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
-    """Return all values of each figure."""
-    by_name: dict[str, list[float]] = defaultdict(list)
-    for name, value in chain.from_iterable(own.items() for own in figures):
-        by_name[name].append(value)
-    return by_name
-
-
 def summarize(benchmark: Benchmark, runs: Iterable[Run]) -> tuple[CaseResult, ...]:
     """Return every case with its peers' medians and spreads, without peers that have no run yet."""
-    made = tuple(runs)
-    return tuple(
-        CaseResult(
-            name=case.name,
-            about=case.about,
-            skipped=case.skipped,
-            group=case.group,
-            num_bytes=case.num_bytes,
-            peers=_peers(case, tuple(run for run in made if run.case == case.name), benchmark.comparisons),
+    runs_of: dict[tuple[str, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        runs_of[run.case, run.peer].append(run)
+    results = []
+    for case in benchmark.cases:
+        peers = []
+        for peer in case.peers:
+            own = runs_of[case.name, peer.name]
+            if not own:
+                continue
+            values: dict[str, list[float]] = defaultdict(list)
+            for run in own:
+                for name, value in run.figures.items():
+                    values[name].append(value)
+            # A ratio is formed within each repeat that has both sides: a slow minute slows both alike.
+            for compared in benchmark.comparisons:
+                others = runs_of[case.name, compared.against]
+                base = {run.repeat: run.figures[compared.figure] for run in others if run.figures.get(compared.figure)}
+                both = (run for run in own if compared.figure in run.figures and run.repeat in base)
+                values[compared.name] = [run.figures[compared.figure] / base[run.repeat] for run in both]
+            reasons = [run.skipped for run in own if run.skipped is not None]
+            peers.append(
+                PeerResult(
+                    name=peer.name,
+                    num_runs=len(own) - len(reasons),
+                    figures={name: Spread.of(found) for name, found in values.items() if found},
+                    details=tuple(detail for run in own for detail in run.details),
+                    skipped=reasons[0] if reasons else None,
+                )
+            )
+        results.append(
+            CaseResult(
+                name=case.name,
+                about=case.about,
+                peers=tuple(peers),
+                skipped=case.skipped,
+                group=case.group,
+                num_bytes=case.num_bytes,
+            )
         )
-        for case in benchmark.cases
-    )
-
-
-def _peers(case: Case, runs: tuple[Run, ...], comparisons: tuple[Comparison, ...]) -> tuple[PeerResult, ...]:
-    by_peer = {peer.name: tuple(run for run in runs if run.peer == peer.name) for peer in case.peers}
-    return tuple(_peer(name, by_peer, comparisons) for name, own in by_peer.items() if own)
-
-
-def _peer(name: str, by_peer: Mapping[str, tuple[Run, ...]], comparisons: tuple[Comparison, ...]) -> PeerResult:
-    own = by_peer[name]
-    reasons = [run.skipped for run in own if run.skipped is not None]
-    return PeerResult(
-        name=name,
-        num_runs=len(own) - len(reasons),
-        figures=_spreads(own, by_peer, comparisons),
-        details=tuple(chain.from_iterable(run.details for run in own)),
-        skipped=reasons[0] if reasons else None,
-    )
-
-
-def _spreads(
-    own: tuple[Run, ...], by_peer: Mapping[str, tuple[Run, ...]], comparisons: tuple[Comparison, ...]
-) -> dict[str, Spread]:
-    values = _by_name(run.figures for run in own)
-    for compared in comparisons:
-        values[compared.name] = _ratios(own, by_peer.get(compared.against, ()), compared.figure)
-    return {name: Spread.of(found) for name, found in values.items() if found}
-
-
-def _ratios(own: tuple[Run, ...], others: tuple[Run, ...], figure: str) -> list[float]:
-    """Return the ratios of the repeats in which both have the figure. A slow minute slows both alike."""
-    base = {run.repeat: run.figures[figure] for run in others if run.figures.get(figure)}
-    return [run.figures[figure] / base[run.repeat] for run in own if figure in run.figures and run.repeat in base]
+    return tuple(results)

@@ -1,65 +1,42 @@
-"""`numapin bench`: measure this machine.
-
-First the options of all benchmarks, then the command of each, then their progress, files and reports.
-"""
+"""`numapin bench`: measure this machine."""
 
 from __future__ import annotations
 
 import sys
 import time
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from numapin.base import formats
 from numapin.base.redact import without_secrets
 from numapin.base.text import counted
-from numapin.bench.cases import alloc as alloc_cases
-from numapin.bench.cases import loader as loader_cases
-from numapin.bench.cases import overlap as overlap_cases
-from numapin.bench.cases import transfer as transfer_cases
+from numapin.bench import alloc as alloc_bench
+from numapin.bench import loader as loader_bench
+from numapin.bench import overlap as overlap_bench
+from numapin.bench import transfer as transfer_bench
 from numapin.bench.machine import read_machine
 from numapin.bench.model import BenchReport, summarize
 from numapin.bench.verdict import verdict_of
 from numapin.cli.early_end import EarlyEnd
-from numapin.cli.options import FilePath, Parsed, record_of, topology_from
+from numapin.cli.options import FilePath, Parsed, topology_from
 from numapin.cli.output import clear_status, emit, json_text, require_writable, say_error, show, show_status, write
 from numapin.cli.torch_import import require_torch
-from numapin.compare.measure import duration
 from numapin.errors import NumapinError
-from numapin.view import bench_layouts as layouts
-from numapin.view.bench_table import bench_table, sweep_table
+from numapin.view.bench_table import bench_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     from numapin.bench.machine import BenchMachine
     from numapin.bench.model import Benchmark, Case, Peer, Run
-    from numapin.view.bench_table import Layout
 
 F = TypeVar("F", bound="Callable[..., None]")
 
 _WRITE_EVERY_S: Final = 5.0
 _MAX_SIZE: Final = 1 << 40
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BenchOptions:
-    """The parsed values of the options that every benchmark has, by click's names."""
-
-    repeats: int
-    timeout: float
-    quick: bool
-    as_json: bool
-    output: Path | None
-
-
-B = TypeVar("B", bound=_BenchOptions)
 
 
 def _names_option(option: str, known: Collection[str], *, about: str) -> Callable[[F], F]:
@@ -94,8 +71,13 @@ def parse_sizes(text: str) -> tuple[int, ...]:
 _SIZES: Final = Parsed("LIST", parse_sizes)
 
 
-def _shared_options(*, timeout_s: int = 120) -> Callable[[F], F]:
-    """Return the decorator that adds the options of `_BenchOptions` to a command."""
+def _shared_options(*, timeout_s: int = 120, **quick: object) -> Callable[[F], F]:
+    """Return the decorator of every benchmark's options. --quick changes defaults: one repeat, and those in `quick`."""
+
+    def set_defaults(ctx: click.Context, _: click.Parameter, is_quick: bool) -> None:  # noqa: FBT001 - click's order
+        if is_quick:
+            ctx.default_map = {"repeats": 1, **quick}
+
     options = (
         click.option(
             "--repeats", type=click.IntRange(1), default=5, help="Number of repeats, alternating between the peers."
@@ -103,7 +85,14 @@ def _shared_options(*, timeout_s: int = 120) -> Callable[[F], F]:
         click.option(
             "--timeout", type=click.FloatRange(1), default=timeout_s, help="Time limit of one measurement in seconds."
         ),
-        click.option("--quick", is_flag=True, help="Smoke test: one short repeat."),
+        click.option(
+            "--quick",
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=set_defaults,
+            help="Smoke test: one short repeat.",
+        ),
         click.option("--json", "as_json", is_flag=True, help="Print the report as JSON."),
         click.option("--output", type=FilePath(), metavar="FILE", help="Also write the report to a file."),
     )
@@ -114,20 +103,6 @@ def _shared_options(*, timeout_s: int = 120) -> Callable[[F], F]:
         return command
 
     return add
-
-
-def _with_quick(options: B, **quick: object) -> B:
-    """Return the options; --quick replaces those that were not given by one repeat and the values in `quick`."""
-    if not options.quick:
-        return options
-    source = click.get_current_context().get_parameter_source
-    values: dict[str, Any] = {"repeats": 1, **quick}
-    return replace(
-        options, **{name: value for name, value in values.items() if source(name) is ParameterSource.DEFAULT}
-    )
-
-
-# --- the benchmarks ---------------------------------------------------------------------------------------------------
 
 
 @click.group(context_settings={"show_default": True})
@@ -157,33 +132,30 @@ def bench() -> None:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BenchTransferOptions(_BenchOptions):
-    """The parsed values of the options of `transfer`, by click's names."""
-
-    sizes: tuple[int, ...]
-    peers: tuple[str, ...]
-    directions: tuple[str, ...]
-    gpus: str
-    seconds: float
-
-
 @bench.command(short_help="Copies between host and GPU.")
 @click.option(
     "--sizes",
     type=_SIZES,
-    default=transfer_cases.SIZES,
+    default=transfer_bench.SIZES,
     show_default="4K to 1G",
     help="Sizes of the copies, e.g. 4K,64M,1G.",
 )
-@_names_option("--peers", transfer_cases.MEMORIES, about="Kinds of memory")
-@_names_option("--directions", list(transfer_cases.Direction), about="To the GPU (h2d), back (d2h), or both at once")
+@_names_option("--peers", transfer_bench.PEERS, about="Kinds of memory")
+@_names_option("--directions", list(transfer_bench.Direction), about="To the GPU (h2d), back (d2h), or both at once")
 @click.option("--gpus", type=click.Choice(["one", "all"]), default="all", help="all: also all GPUs at once.")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=0.1, help="Length of a measuring window in seconds."
 )
-@_shared_options()
-def transfer(**values: object) -> None:
+@_shared_options(seconds=0.02, sizes=transfer_bench.QUICK_SIZES)
+def transfer(
+    *,
+    sizes: tuple[int, ...],
+    peers: tuple[str, ...],
+    directions: tuple[str, ...],
+    gpus: str,
+    seconds: float,
+    **shared: Any,  # noqa: ANN401 - as _measure takes them
+) -> None:
     """Measure copies between host and GPU: each kind of memory, from each NUMA node to each GPU.
 
     Duration: with the defaults at least 36 s (360 windows of 0.1 s) per pair of GPU and NUMA node; --quick: 1 s.
@@ -194,37 +166,34 @@ def transfer(**values: object) -> None:
       numapin bench transfer --output transfer.json    all sizes, and all figures in a file
       numapin bench transfer --sizes 64M --directions h2d --repeats 9
     """
-    options = record_of(_BenchTransferOptions, values)
     require_torch("numapin bench transfer")
-    options = _with_quick(options, seconds=0.02, sizes=transfer_cases.QUICK_SIZES)
     machine, topology = read_machine(), topology_from(gpu_nodes=None)
-    chosen = transfer_cases.TransferBenchOptions(
-        sizes=options.sizes, memories=options.peers, directions=options.directions, seconds=options.seconds
-    )
-    nodes = sorted({node.id for node in topology.cpu_nodes} & topology.allowed.nodes)
-    num_gpus = len(machine.gpus) if options.gpus == "all" else min(1, len(machine.gpus))
+    num_gpus = len(machine.gpus) if gpus == "all" else min(1, len(machine.gpus))
     node_of = {gpu.cuda_index: gpu.node for gpu in topology.gpus}
-    gpu_nodes = [node_of.get(index) for index in range(num_gpus)]  # in torch's order
-    benchmark = transfer_cases.transfer_benchmark(chosen, gpu_nodes=gpu_nodes, nodes=nodes, no_gpu=machine.no_gpu)
-    settings = {**asdict(chosen), "peers_are": transfer_cases.MEMORIES, "nodes": nodes, "gpu_nodes": gpu_nodes}
-    _measure(benchmark, machine, settings, options=options, layout=layouts.TRANSFER)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BenchAllocOptions(_BenchOptions):
-    """The parsed values of the options of `alloc`, by click's names."""
-
-    sizes: tuple[int, ...]
-    peers: tuple[str, ...]
-    samples: int
+    benchmark = transfer_bench.transfer_benchmark(
+        sizes=sizes,
+        peers=peers,
+        directions=directions,
+        seconds=seconds,
+        gpu_nodes=[node_of.get(index) for index in range(num_gpus)],  # in torch's order
+        nodes=sorted({node.id for node in topology.cpu_nodes} & topology.allowed.nodes),
+        no_gpu=machine.no_gpu,
+    )
+    _measure(benchmark, machine, **shared)
 
 
 @bench.command(short_help="Allocation, writes and copies of memory.")
-@click.option("--sizes", type=_SIZES, default=alloc_cases.SIZES, show_default="4K to 128M", help="Sizes, e.g. 4K,64M.")
-@_names_option("--peers", alloc_cases.PEERS, about="Ways to allocate")
+@click.option("--sizes", type=_SIZES, default=alloc_bench.SIZES, show_default="4K to 128M", help="Sizes, e.g. 4K,64M.")
+@_names_option("--peers", alloc_bench.PEERS, about="Ways to allocate")
 @click.option("--samples", type=click.IntRange(1), default=7, help="Allocations per repeat; the median is reported.")
-@_shared_options()
-def alloc(**values: object) -> None:
+@_shared_options(samples=3, sizes=alloc_bench.QUICK_SIZES)
+def alloc(
+    *,
+    sizes: tuple[int, ...],
+    peers: tuple[str, ...],
+    samples: int,
+    **shared: Any,  # noqa: ANN401 - as _measure takes them
+) -> None:
     """Measure the cost of memory: allocation, first write, second write, copy to the GPU.
 
     Duration: 10 s without a GPU, --quick 3 s (two CPUs). Without a GPU, only ordinary memory is measured.
@@ -235,33 +204,26 @@ def alloc(**values: object) -> None:
       numapin bench alloc --peers pin-cold,pin-pool    the time of one pin_memory() call
       numapin bench alloc --sizes 1M --repeats 21 --json
     """
-    options = record_of(_BenchAllocOptions, values)
     require_torch("numapin bench alloc")
-    options, machine = _with_quick(options, samples=3, sizes=alloc_cases.QUICK_SIZES), read_machine()
-    benchmark = alloc_cases.alloc_benchmark(
-        options.sizes, options.peers, num_samples=options.samples, no_gpu=machine.no_gpu
-    )
-    settings = {"sizes": options.sizes, "num_samples": options.samples, "peers_are": alloc_cases.PEERS}
-    _measure(benchmark, machine, settings, options=options, layout=layouts.ALLOC)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BenchOverlapOptions(_BenchOptions):
-    """The parsed values of the options of `overlap`, by click's names."""
-
-    cases: tuple[str, ...]
-    peers: tuple[str, ...]
-    seconds: float
+    machine = read_machine()
+    benchmark = alloc_bench.alloc_benchmark(sizes=sizes, peers=peers, num_samples=samples, no_gpu=machine.no_gpu)
+    _measure(benchmark, machine, **shared)
 
 
 @bench.command(short_help="Loops that load, copy and compute.")
-@_names_option("--cases", overlap_cases.STEPS, about="Kinds of steps")
-@_names_option("--peers", overlap_cases.PEERS, about="Ways to copy")
+@_names_option("--cases", overlap_bench.STEPS, about="Kinds of steps")
+@_names_option("--peers", overlap_bench.PEERS, about="Ways to copy")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=0.7, help="Length of a measuring window in seconds."
 )
-@_shared_options()
-def overlap(**values: object) -> None:
+@_shared_options(seconds=0.1)
+def overlap(
+    *,
+    cases: tuple[str, ...],
+    peers: tuple[str, ...],
+    seconds: float,
+    **shared: Any,  # noqa: ANN401 - as _measure takes them
+) -> None:
     """Measure a loop that loads, copies and computes: does pinning help, and is the copy hidden?
 
     Duration: with the defaults at least 98 s (140 windows of 0.7 s); --quick: 3 s. Needs a GPU.
@@ -272,33 +234,15 @@ def overlap(**values: object) -> None:
       numapin bench overlap --cases transfer-bound,compute-bound
       numapin bench overlap --output overlap.json
     """
-    options = record_of(_BenchOverlapOptions, values)
     require_torch("numapin bench overlap")
-    options, machine = _with_quick(options, seconds=0.1), read_machine()
-    benchmark = overlap_cases.overlap_benchmark(
-        options.cases, options.peers, seconds=options.seconds, no_gpu=machine.no_gpu
-    )
-    settings = {"seconds": options.seconds, "peers_are": overlap_cases.PEERS}
-    _measure(benchmark, machine, settings, options=options, layout=layouts.OVERLAP)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _BenchLoaderOptions(_BenchOptions):
-    """The parsed values of the options of `loader`, by click's names."""
-
-    cases: tuple[str, ...]
-    peers: tuple[str, ...]
-    seconds: float
-    warm_up: float
-    batches: int
-    workers: int | None
-    prefetch: int
-    gpus: str
+    machine = read_machine()
+    benchmark = overlap_bench.overlap_benchmark(steps=cases, peers=peers, seconds=seconds, no_gpu=machine.no_gpu)
+    _measure(benchmark, machine, **shared)
 
 
 @bench.command(short_help="Batches per second of DataLoaders.")
-@_names_option("--cases", loader_cases.CASES, about="Kinds of batches; those with transport need no GPU")
-@_names_option("--peers", loader_cases.PEERS, about="Loaders to compare")
+@_names_option("--cases", loader_bench.CASES, about="Kinds of batches; those with transport need no GPU")
+@_names_option("--peers", loader_bench.PEERS, about="Loaders to compare")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=3.0, help="Length of a measuring window in seconds."
 )
@@ -308,11 +252,22 @@ class _BenchLoaderOptions(_BenchOptions):
 @click.option("--batches", type=click.IntRange(1), default=10, help="Minimum number of batches per window.")
 @click.option("--workers", type=click.IntRange(1), help="Workers per loader (default: depends on the case).")
 @click.option(
-    "--prefetch", type=click.IntRange(1), default=loader_cases.PREFETCH, help="Batches that each worker prepares ahead."
+    "--prefetch", type=click.IntRange(1), default=loader_bench.PREFETCH, help="Batches that each worker prepares ahead."
 )
 @click.option("--gpus", type=click.Choice(["one", "all"]), default="one", help="all: one process per GPU, all at once.")
-@_shared_options(timeout_s=180)
-def loader(**values: object) -> None:
+@_shared_options(timeout_s=180, seconds=0.5, warm_up=0.5)
+def loader(
+    *,
+    cases: tuple[str, ...],
+    peers: tuple[str, ...],
+    seconds: float,
+    warm_up: float,
+    batches: int,
+    workers: int | None,
+    prefetch: int,
+    gpus: str,
+    **shared: Any,  # noqa: ANN401 - as _measure takes them
+) -> None:
     """Measure batches per second of numapin.DataLoader and torch's, each in fresh processes.
 
     Duration: at least 5 s (warm-up and window) for each case, peer and repeat, and the start of its workers. One case
@@ -326,34 +281,31 @@ def loader(**values: object) -> None:
       numapin bench loader --gpus all --cases 38MB    one process per GPU, all at once
       numapin bench loader --output loader.json       all figures, for later
     """
-    options = record_of(_BenchLoaderOptions, values)
     require_torch("numapin bench loader")
-    options, machine = _with_quick(options, seconds=0.5, warm_up=0.5), read_machine()
-    chosen = loader_cases.LoaderBenchOptions(
-        cases=options.cases,
-        peers=options.peers,
-        num_workers=options.workers,
-        prefetch=options.prefetch,
-        seconds=options.seconds,
-        warm_up_s=options.warm_up,
-        num_batches=options.batches,
-        all_gpus=options.gpus == "all",
+    machine = read_machine()
+    benchmark = loader_bench.loader_benchmark(
+        cases=cases,
+        peers=peers,
+        num_workers=workers,
+        prefetch=prefetch,
+        seconds=seconds,
+        warm_up_s=warm_up,
+        num_batches=batches,
+        all_gpus=gpus == "all",
+        num_gpus=len(machine.gpus),
+        no_gpu=machine.no_gpu,
     )
-    benchmark = loader_cases.loader_benchmark(chosen, num_gpus=len(machine.gpus), no_gpu=machine.no_gpu)
-    settings = {**asdict(chosen), "peers_are": loader_cases.PEERS}
-    _measure(benchmark, machine, settings, options=options, layout=layouts.LOADER)
-
-
-# --- their runs -------------------------------------------------------------------------------------------------------
+    _measure(benchmark, machine, **shared)
 
 
 def _measure(
     benchmark: Benchmark,
     machine: BenchMachine,
-    settings: Mapping[str, object],
     *,
-    options: _BenchOptions,
-    layout: Layout,
+    repeats: int,
+    timeout: float,
+    as_json: bool,
+    output: Path | None,
 ) -> None:
     """Measure, show the report and write the file.
 
@@ -361,12 +313,11 @@ def _measure(
         NumapinError: Nothing was measured, or the file cannot be written.
         Stopped: A signal ended the measurement. What was measured is shown and written, marked as partial.
     """
-    from numapin.bench import harness
+    from numapin.bench import process
 
-    settings = {**settings, "repeats": options.repeats, "timeout_s": options.timeout}
-    require_writable(options.output, option="--output")
+    require_writable(output, option="--output")
     runs: list[Run] = []
-    num_started, num_planned = 0, options.repeats * sum(len(case.peers) for case in benchmark.cases)
+    num_started, num_planned = 0, repeats * sum(len(case.peers) for case in benchmark.cases)
     began_s = written_s = time.monotonic()
 
     def report_now(*, is_complete: bool) -> BenchReport:
@@ -375,11 +326,21 @@ def _measure(
             benchmark=benchmark.name,
             command=("numapin", *without_secrets(sys.argv[1:])),
             machine=machine.to_json(),
-            settings=settings,
+            settings={**benchmark.settings, "repeats": repeats, "timeout_s": timeout},
             cases=cases,
             is_complete=is_complete,
             verdict=verdict_of(benchmark.questions, cases),
         )
+
+    def show_report(report: BenchReport) -> None:
+        if as_json:
+            emit(json_text(report.to_json()))
+        else:
+            show(bench_table(report, benchmark.columns, benchmark.legend))
+
+    def write_report(report: BenchReport) -> None:
+        if output is not None:
+            write(json_text(report.to_json()), output, option="--output")
 
     def show_start(case: Case, peer: Peer, repeat: int) -> None:
         nonlocal num_started
@@ -388,16 +349,16 @@ def _measure(
         show_status(f"{num_started}/{num_planned}  {case.name}  {peer.name}  repeat {repeat + 1}" + left.rstrip())
 
     with EarlyEnd() as end:
-        made = harness.measure(benchmark, repeats=options.repeats, timeout_s=options.timeout, starts=show_start)
+        made = process.measure(benchmark, repeats=repeats, timeout_s=timeout, starts=show_start)
         with closing(made):  # at once, also if a signal ends this: it ends the measuring processes
             for one in made:
                 runs.append(one)
                 if one.skipped is not None:  # then the peer has no later repeats in this case
-                    num_planned -= options.repeats - one.repeat - 1
+                    num_planned -= repeats - one.repeat - 1
                 # The file is written every few seconds, so that even a killed run leaves what it measured.
-                if options.output is not None and time.monotonic() - written_s >= _WRITE_EVERY_S:
+                if time.monotonic() - written_s >= _WRITE_EVERY_S:
                     with suppress(NumapinError):  # the last write reports it
-                        _write(report_now(is_complete=False), options)
+                        write_report(report_now(is_complete=False))
                     written_s = time.monotonic()
     clear_status()
 
@@ -406,46 +367,30 @@ def _measure(
     if end.came:
         if has_figures:  # the terminal may be gone, so the file comes first; the signal decides the status
             try:
-                _write(report, options)
+                write_report(report)
             except NumapinError as error:
                 say_error(error.message, error.hint)
             with suppress(OSError):
-                _show(report, layout, as_json=options.as_json)
+                show_report(report)
         num_measured = sum(run.skipped is None for run in runs)
         covered = f"the report covers the first {counted(num_measured, 'measurement')}, and the workers have ended"
         end.leave(covered if num_measured else "nothing was measured")
-    _show(report, layout, as_json=options.as_json)
-    _write(report, options)  # shown first, because writing may fail
-    if not has_figures:
-        of_peers = (peer.skipped for case in report.cases for peer in case.peers)
-        reasons = filter(None, chain(of_peers, (case.skipped for case in report.cases)))
-        reason = next(reasons, "none of these peers fits these cases")
-        raise NumapinError(f"nothing was measured: {reason}", _remedy(reason, report.benchmark))
-
-
-def _write(report: BenchReport, options: _BenchOptions) -> None:
-    if options.output is not None:
-        write(json_text(report.to_json()), options.output, option="--output")
-
-
-def _show(report: BenchReport, layout: Layout, *, as_json: bool) -> None:
-    if as_json:
-        emit(json_text(report.to_json()))
+    show_report(report)
+    write_report(report)  # shown first, because writing may fail
+    if has_figures:
         return
-    is_sweep = any(case.group is not None for case in report.cases)
-    show(sweep_table(report, layout) if is_sweep else bench_table(report, layout))
+    reasons = [peer.skipped for case in report.cases for peer in case.peers] + [case.skipped for case in report.cases]
+    reason = next(filter(None, reasons), "none of these peers fits these cases")
+    is_about_gpus = not reason.startswith("failed") and ("GPU" in reason or "CUDA" in reason)
+    if is_about_gpus:
+        remedy = "these run without a GPU: numapin bench alloc, bench loader --cases transport"
+    else:
+        remedy = f"measure something else with --cases and --peers: numapin bench {benchmark.name} --help lists them"
+    raise NumapinError(f"nothing was measured: {reason}", remedy)
 
 
 def left_in_words(num_done: int, num_planned: int, elapsed_s: float) -> str:
     """Return the time that is left if the other runs take as long on average; "" before the first has ended."""
     if not num_done:
         return ""
-    return f"about {duration(elapsed_s / num_done * (num_planned - num_done))} left"
-
-
-def _remedy(reason: str, benchmark: str) -> str:
-    """Return what to do if nothing was measured for this reason."""
-    is_about_gpus = not reason.startswith("failed") and any(word in reason for word in ("GPU", "CUDA"))
-    if is_about_gpus:
-        return "these run without a GPU: numapin bench alloc, bench loader --cases transport"
-    return f"measure something else with --cases and --peers: numapin bench {benchmark} --help lists them"
+    return f"about {formats.duration(elapsed_s / num_done * (num_planned - num_done))} left"

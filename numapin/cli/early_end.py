@@ -22,7 +22,8 @@ class EarlyEnd:
     """Ends its block at the first Ctrl-C, SIGTERM or SIGHUP, so that the caller can report the results so far.
 
     The block cleans up as for any exception. From the first signal to `leave`, later ones are ignored: the block cleans
-    up, and the caller writes its report. Without a signal, the former handlers are back at the end of the block.
+    up, and the caller writes its report. A block that `hurries` is interrupted again by later signals, to clean up at
+    once. Without a signal, the former handlers are back at the end of the block.
 
     Example:
         >>> runs = []
@@ -33,7 +34,8 @@ class EarlyEnd:
         >>> end.leave("the report covers the runs until then")
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, hurries: bool = False) -> None:
+        self._hurries = hurries
         self._number: signal.Signals | None = None
         self._former: dict[signal.Signals, signal._HANDLER] = {}
 
@@ -61,14 +63,17 @@ class EarlyEnd:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
         """End the block for good if a signal did."""
+        self._hurries = False
         if not self.came:
             self._restore()
         return isinstance(error, _Signaled)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        """End the block at the first signal. Ignore the later ones, which would interrupt the clean-up."""
-        if self._number is None:
+        """End the block at the first signal; a later one would interrupt its clean-up."""
+        is_first = self._number is None
+        if is_first:
             self._number = signal.Signals(number)
+        if is_first or self._hurries:
             raise _Signaled
 
     def _restore(self) -> None:

@@ -3,11 +3,7 @@
 ::
 
     variants.py  variants and their command lines
-    figures.py   the figures of one run
-    job.py       one run: start, watch, stop
-    measure.py   all runs, in turn, and the time that is left
+    campaign.py  all runs in turn: start, watch, stop, and the time that is left
     ratio.py     the ratio of two variants, and doubts about it
-    results.py   the results of one variant over its runs
-    notes.py     what a reader of the ratios has to know
-    report.py    the report as data, JSON and sentences
+    report.py    figures and notes as data, JSON and sentences
 """

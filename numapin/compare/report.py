@@ -1,23 +1,203 @@
-"""The report of `numapin compare` as data and JSON."""
+"""The report of `numapin compare` as data, JSON and sentences: the figures of a run, of a variant, and the ratios."""
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from numapin.base.redact import HIDDEN, is_secret, without_secrets
 from numapin.base.stats import CONFIDENCE, FEWEST_FOR_VERDICT, MOST_ROUNDS, Verdict
-from numapin.compare.notes import notes_on
-from numapin.compare.ratio import StepRatio, compare_arms
-from numapin.compare.results import VariantResult, result_of
+from numapin.base.text import without_none
+from numapin.bench.model import Spread
+from numapin.compare.ratio import Arm, StepRatio, compare_arms
 from numapin.compare.variants import KNOWN, THREADS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from numapin.compare.measure import ComparedRun
+    from numapin.compare.campaign import ComparedRun
     from numapin.compare.variants import Variant
+    from numapin.steps.record import RankSteps
 
 SCHEMA: Final = "numapin.compare/1"
+STEP: Final = "step_s"
+"""The figure that is compared: the window's length by its steps, of the slowest rank."""
+_SHORTEST_S: Final = 1.0  # CPU time is read every second, and counted in hundredths of one
+_UNEVEN: Final = 1.5
+_HIDDEN: Final = 0.1
+_SAME_SAMPLES: Final = 1.02
+_BUSY: Final = 0.05  # of the CPUs
+_SHORT: Final = 0.25  # of --seconds
+
+
+# --- the figures of one run -------------------------------------------------------------------------------------------
+
+
+def slowest_of(ranks: Sequence[RankSteps]) -> RankSteps:
+    """Return the rank with the longest steps."""
+    return max(ranks, key=lambda rank: rank.window_s / len(rank.step_ns))
+
+
+def figures_of(
+    ranks: Sequence[RankSteps],
+    *,
+    started_s: float,
+    cpu_at: Callable[[float], float | None],
+    host_cpu_at: Callable[[float], float | None],
+    busy: Sequence[tuple[float, Mapping[str, float]]],
+    memory_bytes: int | None,
+    peak_bytes: int | None,
+    remote_share: float | None,
+) -> dict[str, float]:
+    """Return the figures of a run in which each of these ranks has measured steps; unknown ones are left out.
+
+    Times are of CLOCK_MONOTONIC. `busy` has the share of each GPU, with the time of the reading.
+    """
+    slowest = slowest_of(ranks)
+    begin_s, end_s, window_s = slowest.begin_s, slowest.end_ns / 1e9, slowest.window_s
+    steps_s = sorted(step / 1e9 for step in slowest.step_ns)
+    last_first_step_s = max((rank.first_ns or 0) / 1e9 for rank in ranks)
+    found: dict[str, float | None] = {
+        STEP: window_s / len(steps_s),
+        "step_median_s": statistics.median(steps_s),
+        "step_p95_s": steps_s[min(int(0.95 * len(steps_s)), len(steps_s) - 1)],
+        "startup_s": last_first_step_s - started_s,
+        "memory_bytes": memory_bytes,
+        "peak_bytes": peak_bytes,
+        "gpu_memory_bytes": max(filter(None, (rank.gpu_memory_bytes for rank in ranks)), default=None),
+        "remote_share": remote_share,
+    }
+    rates = [rank.num_samples / rank.window_s for rank in ranks if rank.num_samples]
+    if len(rates) == len(ranks):
+        found["samples_per_s"] = sum(rates)
+    if any(rank.num_batches for rank in ranks):  # without a DataLoader of torch the loop may wait elsewhere
+        found["wait_share"] = statistics.fmean(rank.waited_ns / 1e9 / rank.window_s for rank in ranks)
+
+    # A job may use fewer GPUs than the machine has; those that were never busy do not count.
+    within = [shares for at_s, shares in busy if begin_s < at_s <= end_s]
+    if within:
+        means = [statistics.fmean(shares.get(gpu, 0.0) for shares in within) for gpu in within[0]]
+        found["gpu_busy_share"] = statistics.fmean(filter(None, means)) if any(means) else 0.0
+
+    # The CPU time of the job, and of other programs; unknown in a short window, or if a process has ended unseen.
+    own_s = _used_s(cpu_at, begin_s, end_s)
+    if own_s is not None:
+        all_s = _used_s(host_cpu_at, begin_s, end_s)
+        found["cpu_s_per_step"] = own_s / len(steps_s)
+        found["other_cpus"] = None if all_s is None else max(all_s - own_s, 0.0) / window_s
+    return {name: float(value) for name, value in without_none(found).items()}
+
+
+def _used_s(cpu_at: Callable[[float], float | None], begin_s: float, end_s: float) -> float | None:
+    begin, end = cpu_at(begin_s), cpu_at(end_s)
+    if begin is None or end is None or end_s - begin_s < _SHORTEST_S or end < begin:
+        return None
+    return end - begin
+
+
+# --- the results of one variant ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRound:
+    """One run: its figures, and the time of each measured step of the slowest rank, after `num_skipped` others.
+
+    `order` is the place of the run among all runs.
+    """
+
+    round: int
+    order: int
+    took_s: float
+    figures: Mapping[str, float]
+    num_skipped: int
+    steps_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantResult:
+    """A variant with its figures over the runs. `ratio` is None for the baseline, and without a common round.
+
+    `ratio_to_threads` compares numapin with torchrun and as many threads, if that was measured. `num_ahead` is the most
+    batches that a loader fetches ahead. `num_ranks` and `step_unit` are the same in all runs; None without a run.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    variables: Mapping[str, str]
+    num_runs: int
+    num_ranks: int | None
+    step_unit: str | None
+    num_ahead: int | None
+    figures: Mapping[str, Spread]
+    ratio: StepRatio | None
+    ratio_to_threads: StepRatio | None
+    failure: str | None
+    notes: tuple[str, ...]
+    runs: tuple[MeasuredRound, ...]
+
+    @property
+    def num_steps(self) -> int:
+        """The fewest steps that a run has measured."""
+        return min((len(run.steps_s) for run in self.runs), default=0)
+
+    @property
+    def samples_per_step(self) -> float | None:
+        """The median number of samples of all ranks in a step; None: unknown."""
+        known = [run.figures for run in self.runs if "samples_per_s" in run.figures]
+        return statistics.median(one["samples_per_s"] * one[STEP] for one in known) if known else None
+
+    @property
+    def arm(self) -> Arm:
+        """Its runs, to be compared with another variant's."""
+        return Arm(
+            steps_s={run.round: run.steps_s for run in self.runs},
+            num_steps=min((run.num_skipped + len(run.steps_s) for run in self.runs), default=0),
+            num_ahead=self.num_ahead or 0,
+            wait_share=self.figures["wait_share"].median if "wait_share" in self.figures else 0.0,
+        )
+
+
+def result_of(variant: Variant, runs: Iterable[ComparedRun]) -> VariantResult:
+    """Return the results of a variant, whose own texts are shown without secrets; its ratios are not there yet."""
+    own = [run for run in runs if run.variant == variant.name]
+    counted = [run for run in own if run.round is not None and STEP in run.result.figures]
+    results = [run.result for run in counted]
+    names = dict.fromkeys(name for result in results for name in result.figures)
+    (shown_name,) = without_secrets([variant.name])
+    return VariantResult(
+        name=shown_name,
+        command=tuple(without_secrets(variant.shown)),
+        variables={
+            name: HIDDEN if is_secret(name) else without_secrets([value])[0]
+            for name, value in variant.variables.items()
+        },
+        num_runs=len(counted),
+        num_ranks=results[0].num_ranks if results else None,
+        step_unit=results[0].unit if results else None,
+        num_ahead=max((result.num_ahead for result in results), default=None),
+        figures={
+            name: Spread.of([result.figures[name] for result in results if name in result.figures]) for name in names
+        },
+        ratio=None,
+        ratio_to_threads=None,
+        failure=next((run.result.failure for run in own if run.result.failure is not None), None),
+        notes=tuple(dict.fromkeys(note for result in results for note in result.notes)),
+        runs=tuple(
+            MeasuredRound(
+                round=run.round or 0,
+                order=run.order,
+                took_s=run.took_s,
+                figures=dict(run.result.figures),
+                num_skipped=run.result.num_skipped,
+                steps_s=run.result.steps_s,
+            )
+            for run in counted
+        ),
+    )
+
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +278,7 @@ def make_report(
         to_threads = ratio_to(threads, result) if is_numapins else None
         compared.append(replace(result, ratio=ratio_to(baseline, result), ratio_to_threads=to_threads))
     name, num_cpus = baseline.name if baseline else None, machine.get("num_cpus")
-    notes = notes_on(
+    notes = _notes_on(
         compared, baseline=name, num_cpus=num_cpus if isinstance(num_cpus, int) else None, settings=settings
     )
     return CompareReport(
@@ -114,13 +294,72 @@ def make_report(
     )
 
 
+def _notes_on(
+    results: Sequence[VariantResult], *, baseline: str | None, num_cpus: int | None, settings: Mapping[str, object]
+) -> Iterator[str]:
+    """Yield the notes on these results, the first of which was to be the baseline."""
+    measured = [result for result in results if result.num_runs]
+    if baseline not in (None, results[0].name) and len(measured) > 1:
+        yield f"{results[0].name} was not measured, so the others are compared with {baseline}"
+
+    # Differences between the variants' work.
+    work = "the variants do not do the same work, because their {} differ ({})"
+    samples = {result.name: size for result in measured if (size := result.samples_per_step) is not None}
+    if samples and max(samples.values()) <= min(samples.values()) * _SAME_SAMPLES:
+        samples = {}  # by a batch here and there only
+    differing = {
+        work.format("ranks", "{}"): {result.name: str(result.num_ranks) for result in measured},
+        work.format("steps", "{}"): {result.name: str(result.step_unit) for result in measured},
+        work.format("samples per step", "{}"): {name: f"{size:.0f}" for name, size in samples.items()},
+        "the numbers of steps differ ({}); each ratio uses the same number of steps from both": {
+            result.name: str(result.num_steps) for result in measured
+        },
+    }
+    for sentence, values in differing.items():
+        if len(set(values.values())) > 1:
+            yield sentence.format(", ".join(f"{name}: {value}" for name, value in values.items()))
+
+    # Steps whose mean is far above their median, and loaders that may be too slow without a wait in these steps.
+    uneven = [
+        result.name
+        for result in measured
+        if statistics.median(run.figures[STEP] / run.figures["step_median_s"] for run in result.runs) > _UNEVEN
+    ]
+    if uneven:
+        yield f"steps are uneven in {', '.join(uneven)}: a few take most of the time; choose --steps to span an epoch"
+    for result in measured:
+        arm = result.arm
+        if arm.hidden_share > _HIDDEN:
+            yield (
+                f"{result.name} fetches {arm.num_ahead} batches ahead, so {arm.num_steps} steps do not show a loader "
+                f"that is up to {arm.hidden_share:.0%} too slow; measure more (--steps, --seconds)"
+            )
+
+    shares = [result.figures["other_cpus"].median for result in measured if "other_cpus" in result.figures]
+    if shares and num_cpus and max(shares) > _BUSY * num_cpus:
+        yield f"other programs used up to {max(shares):.1f} of {num_cpus} CPUs during the measured steps"
+
+    # All runs measured few steps in little time, because the steps of the first run took longer.
+    steps, seconds = settings.get("steps"), settings.get("seconds")
+    runs = [run for result in measured for run in result.runs]
+    is_explained = any(result.notes for result in measured)
+    if is_explained or not runs or not isinstance(steps, int) or not isinstance(seconds, float):
+        return
+    longest_s, most = max(sum(run.steps_s) for run in runs), max(len(run.steps_s) for run in runs)
+    if most < steps and longest_s < _SHORT * seconds:
+        yield (
+            f"the runs measured only {most} of {steps} steps, in {longest_s:.2g} s or less of --seconds {seconds:g}, "
+            "because no more fitted in the run before, whose steps took longer; choose a larger --seconds or --skip"
+        )
+
+
 def verdict_lines(result: VariantResult) -> list[str]:
     """Return the outcome for one variant in words: against the baseline, and at equal numbers of threads."""
     if result.ratio is None:
         return [f"{result.name}: {'nothing to compare with' if result.num_runs else 'not measured'}"]
-    to_threads = result.ratio_to_threads
-    is_another = to_threads is not None and to_threads.against != result.ratio.against
-    ratios = [result.ratio, to_threads] if to_threads is not None and is_another else [result.ratio]
+    ratios, to_threads = [result.ratio], result.ratio_to_threads
+    if to_threads is not None and to_threads.against != result.ratio.against:
+        ratios.append(to_threads)
     return [_verdict_line(result.name, ratio) for ratio in ratios]
 
 

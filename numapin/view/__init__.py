@@ -14,7 +14,6 @@
     trace_table.py    the time of a step by activity, and two traced runs by part
     compare_table.py  variants of a script, compared
     bench_table.py    the figures of a benchmark
-    bench_layouts.py  the columns and legends of each benchmark
     machine.py        PCIe tree, GPU links, shared caches, the places of ranks, and facts as short texts
     visible.py        visible characters only, for terminals
     picture.py        a machine as SVG

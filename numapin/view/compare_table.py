@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from numapin.compare.report import CompareReport
-    from numapin.compare.results import VariantResult
+    from numapin.compare.report import CompareReport, VariantResult
 
 # Figure -> heading, factor and format.
 OTHERS: Final = {

@@ -22,4 +22,4 @@ from numapin.trace.report import make_report
 
 if TYPE_CHECKING:
     from numapin.compare.ratio import StepRatio
-    from numapin.compare.results import VariantResult
+    from numapin.compare.report import VariantResult

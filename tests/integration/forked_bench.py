@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, NoReturn
 
 from tests.integration.forking import CommandLine
-from tests.integration.seam import harness, main
+from tests.integration.seam import main, process
 
 _MOST_DESCRIPTORS: Final = 4096
 
@@ -47,5 +47,5 @@ class _Subprocess:
 
 
 if __name__ == "__main__":
-    vars(harness).update(subprocess=_Subprocess, running_module=str)
+    vars(process).update(subprocess=_Subprocess, running_module=str)
     main()

@@ -29,7 +29,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 _WITH_TORCH = ("run", "trace")  # the commands that import it
 _COMMANDS = ("numapin.cli.main", "numapin.cli.entry", "numapin.cli.job", "numapin.cli.compare")
 _MEASURING = (  # for benchmarks whose measuring processes may be forks
-    *("torch.utils.data", "numapin.cli.bench", "numapin.bench.measure.alloc", "numapin.bench.measure.loader"),
+    *("torch.utils.data", "numapin.cli.bench", "numapin.bench.buffers", "numapin.bench.loader"),
 )
 _LIMIT_S = 120
 _DEATH_S = 10

@@ -9,14 +9,14 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.files import write_text_to
 from numapin.base.records import read_record, to_json
 from numapin.base.text import printable
-from numapin.bench import harness
-from numapin.bench.cases.loader import CASES, PEERS
+from numapin.bench import process
+from numapin.bench.loader import CASES, PEERS
 from numapin.cli import verify
 from numapin.cli.entry import main
 from numapin.cli.main import _COMMANDS, numapin
 from numapin.cli.run import OPTIONS, _loaders_reported
 from numapin.cli.torchrun_command import TorchrunCommand
-from numapin.compare.job import JobOptions, JobResult, run_job
+from numapin.compare.campaign import JobOptions, JobResult, run_job
 from numapin.compare.variants import own_command
 from numapin.data.forks import ISSUE, may_hang
 from numapin.launcher import hosts, run_folder

@@ -42,28 +42,12 @@ def test_transport(tmp_path: Path) -> None:
     assert ours["details"][0]["stats"]["hits"] > 0
 
 
-def test_samples_under_the_gil() -> None:
-    """Without a GPU, too, the table shows the share of the rate of as many processes that only make samples."""
-    peers = ("samples", "numapin-transport", "numapin-balanced")
-    options = ("--repeats", "1", *SHORT[2:], "--workers", "2", "--json")
-    done = forked_bench("loader", "--cases", "gil-transport", "--peers", ",".join(peers), *options)
-    assert done.status == 0, done.err
-    (case,) = json.loads(done.out)["cases"]
-    bound, *loaders = case["peers"]
-    assert bound["figures"]["share_of_samples"]["median"] == 1
-    assert bound["figures"]["batches_per_s"]["median"] <= 2 / (32 * 100e-6)
-    assert [peer["name"] for peer in case["peers"]] == list(peers)
-    for peer in loaders:
-        assert peer["figures"]["share_of_samples"]["median"] > 0
-
-
 def test_table_and_what_was_skipped() -> None:
     """Without a GPU the table shows the case that runs; the reason why the other does not and the verdict come last."""
     done = forked_bench("loader", "--cases", "38MB,transport", "--peers", "torch", "--quick", CUDA_VISIBLE_DEVICES="")
     assert done.status == 0, done.err
     lines = done.out.splitlines()
     assert [line.split()[0] for line in lines if line][2:5] == ["transport", "peer", "torch"]
-    assert "of samples" not in lines[1]  # no such column
     assert lines[-3].startswith("skipped: 38MB (")
     assert ": torch " in lines[-3]
     assert lines[-1].endswith("cannot tell: numapin-device and torch were not both measured")

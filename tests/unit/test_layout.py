@@ -49,7 +49,6 @@ PURE = (
         "jobs",
         "bench.model",
         "bench.verdict",
-        "bench.cases",
         "bench.python",
         "base.redact",
         "base.bounds",
@@ -60,7 +59,7 @@ PURE = (
     "trace.noted",
     *(f"compare.{name}" for name in ("variants",)),
     "steps.record",
-    *(f"compare.{name}" for name in ("figures", "ratio", "results", "notes", "report")),
+    *(f"compare.{name}" for name in ("ratio", "report")),
 )
 IMPURE = {"os", "pathlib", "subprocess", "ctypes", "torch", "pynvml", "numa", "click", "socket", "shutil", "tempfile"}
 
@@ -73,8 +72,7 @@ ONLY_IN = {
         "launcher",
         "data",
         "pinned",
-        "bench.measure",
-        "bench.machine",
+        "bench",
         "steps.recorder",
         "trace.hook",
         "trace.notes",

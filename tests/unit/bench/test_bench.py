@@ -12,56 +12,40 @@ from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from rich.console import Console
 from torch.utils.data import default_collate
 
-from tests.unit.bench import seam_torch
 from tests.unit.bench.seam import (
     CASES,
-    LOADER,
-    PEAK,
-    PEERS,
-    SAMPLES,
     Benchmark,
     BenchReport,
     Case,
     Column,
     Comparison,
-    LoaderBenchOptions,
+    InMemory,
     Peer,
     Run,
-    Work,
+    _warm_up,
+    _window,
     bench_table,
-    combine,
-    harness,
-    head,
+    loader,
     loader_benchmark,
-    memory,
+    process,
+    require_intact,
     spin,
     summarize,
     verdict_of,
-)
-from tests.unit.bench.seam_torch import (
-    BUILDERS,
-    InMemory,
-    Setup,
-    _warm_up,
-    _window,
-    collate_of,
-    num_bytes,
-    require_intact,
-    tensors,
 )
 from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.unit.bench.seam import Batch, LoaderCase
+    from tests.unit.bench.seam import LoaderCase
 
 OURS_AND_TORCH = Benchmark(
     name="loader",
@@ -69,14 +53,14 @@ OURS_AND_TORCH = Benchmark(
     cases=(Case(name="a", about="a case", peers=(Peer(name="torch", specs=()), Peer(name="ours", specs=()))),),
     comparisons=(Comparison(name="ratio", figure="rate", against="torch"),),
 )
-OPTIONS = LoaderBenchOptions(seconds=1.0, warm_up_s=0.0, num_batches=1)
+OPTIONS: dict[str, Any] = {"seconds": 1.0, "warm_up_s": 0.0, "num_batches": 1}
 
 # A measuring process that does what its spec says.
 FAKE_CHILD = """
 import os, subprocess, sys, time
 from io import StringIO
 from pathlib import Path
-from numapin.bench.child import serve
+from numapin.bench.process import serve
 
 def measure(spec, harness):
     do = spec.get("do")
@@ -123,7 +107,7 @@ def measured(*peers: Peer, repeats: int = 1, timeout_s: float = 30, order: list[
     )
     starts = [] if order is None else order
     return list(
-        harness.measure(
+        process.measure(
             benchmark,
             repeats=repeats,
             timeout_s=timeout_s,
@@ -172,11 +156,6 @@ class TestArithmetic:
         (case,) = summarize(OURS_AND_TORCH, runs("ours", 30))
         assert [peer.name for peer in case.peers] == ["ours"]
         assert "ratio" not in case.peers[0].figures
-
-    def test_processes_at_once(self) -> None:
-        """Rates of several processes are added; of times the longest counts; a figure of only one process is kept."""
-        both = combine([{"rate": 2.0, "wait": 5.0}, {"rate": 3.0, "wait": 4.0, "x": 1.0}], summed=frozenset({"rate"}))
-        assert both == {"rate": 5.0, "wait": 5.0, "x": 1.0}
 
     def test_json(self) -> None:
         """The report names its schema, survives JSON, and keeps every value."""
@@ -245,7 +224,7 @@ def in_sessions(*sessions: tuple[str | None, Peer], repeats: int = 1) -> list[Ru
         Case(name=f"{i}", about="", session=session, peers=(peer,)) for i, (session, peer) in enumerate(sessions)
     )
     benchmark = Benchmark(name="fake", module="fake_child", cases=cases, summed=frozenset({"rate"}))
-    return list(harness.measure(benchmark, repeats=repeats, timeout_s=30, starts=lambda *_: None))
+    return list(process.measure(benchmark, repeats=repeats, timeout_s=30, starts=lambda *_: None))
 
 
 def pids(found: list[Run]) -> list[object]:
@@ -291,80 +270,50 @@ class TestCases:
     """The cases of `bench loader`."""
 
     def test_sizes_are_those_of_the_table(self) -> None:
-        """154, 38.5 and 1 MB; 200 tensors of 4 KiB."""
+        """154, 38.5 and 1 MB."""
         megabytes = {name: round(case.batch_bytes / 1e6, 1) for name, case in CASES.items()}
         assert megabytes == {
             "154MB": 154.1,
             "38MB": 38.5,
             "1MB": 1.0,
-            "dict200": 0.8,
-            "ragged": 1.6,
-            "decode": 9.6,
-            "transport": 38.5,
-            "gil-transport": 1.0,
-            "gil-154MB": 154.1,
             "gil-38MB": 38.5,
-            "gil-1MB": 1.0,
+            "gil-transport": 1.0,
+            "transport": 38.5,
         }
-        assert CASES["dict200"].batch_bytes == 200 * 4096
-
-    def test_every_peer_can_be_built(self) -> None:
-        """The command and the measuring process know the same names."""
-        assert PEERS.keys() == BUILDERS.keys() | {PEAK, SAMPLES}
 
     def test_without_a_gpu(self) -> None:
         """Cases that need a GPU are skipped with a reason; the others run the peers that need no GPU."""
-        benchmark = loader_benchmark(OPTIONS, num_gpus=0, no_gpu="torch is built without CUDA")
+        benchmark = loader_benchmark(**OPTIONS, num_gpus=0, no_gpu="torch is built without CUDA")
         skipped = {case.name: case.skipped for case in benchmark.cases}
         assert [skipped.pop("transport"), skipped.pop("gil-transport")] == [None, None]
         assert set(skipped.values()) == {"torch is built without CUDA"}
         names = {peer.name for peer in benchmark.cases[-1].peers}
-        assert {"torch", "numapin-transport", "numapin-balanced"} <= names
-        assert names.isdisjoint({PEAK, "numapin-device", "numapin-host"})
-
-    def test_the_bound_of_samples_is_measured_where_they_take_work(self) -> None:
-        """Only such a case has processes that make samples, as many as the loaders have workers."""
-        chosen = replace(OPTIONS, cases=("gil-1MB", "1MB", "decode", "gil-transport"), num_workers=3)
-        cases = loader_benchmark(chosen, num_gpus=1, no_gpu=None).cases
-        bounds = {case.name: [peer for peer in case.peers if peer.name == SAMPLES] for case in cases}
-        assert {name for name, found in bounds.items() if found} == {"gil-1MB", "decode", "gil-transport"}
-        (spec,) = bounds["gil-1MB"][0].specs
-        assert (spec["gil_ns"], spec["case"]["num_workers"]) == (100_000, 3)  # type: ignore[index]
+        assert names == {"torch", "numapin-transport", "numapin-balanced"}
 
     def test_one_gpu(self) -> None:
         """There is one process, on GPU 0, with the case's own workers; pure transport is not a peer."""
-        (case,) = loader_benchmark(replace(OPTIONS, cases=("38MB",)), num_gpus=4, no_gpu=None).cases
+        (case,) = loader_benchmark(**OPTIONS, cases=("38MB",), num_gpus=4, no_gpu=None).cases
         assert {len(peer.specs) for peer in case.peers} == {1}
-        assert {"numapin-device", PEAK} <= {peer.name for peer in case.peers}
+        assert {"numapin-device", "pinned-peak"} <= {peer.name for peer in case.peers}
         assert "numapin-transport" not in {peer.name for peer in case.peers}
         assert "8 workers" in case.about
 
     def test_peers_that_cannot_run_a_case(self) -> None:
-        """Only float32 is cast; a dataset that writes whole batches makes neither dicts nor decoded images.
-
-        Processes that only make samples do not pad them.
-        """
-        names = ("154MB", "38MB", "dict200", "decode")
-        cases = loader_benchmark(replace(OPTIONS, cases=names), num_gpus=1, no_gpu=None).cases
-        own = ("numapin-bf16", "numapin-buffer", "numapin-buffer-nt")
-        found = [tuple(peer.name for peer in case.peers if peer.name in own) for case in cases]
-        assert found == [own, own[1:], own[:1], ()]
-        (case,) = loader_benchmark(replace(OPTIONS, cases=("ragged",)), num_gpus=1, no_gpu=None).cases
-        found_names = {peer.name for peer in case.peers}
-        assert {"torch", "numapin-device"} <= found_names
-        assert found_names.isdisjoint({*own, SAMPLES})
+        """Only float32 is cast."""
+        cases = loader_benchmark(**OPTIONS, cases=("154MB", "38MB"), num_gpus=1, no_gpu=None).cases
+        assert ["numapin-bf16" in {peer.name for peer in case.peers} for case in cases] == [True, False]
 
     @pytest.mark.parametrize(
         ("own", "text"),
         [
-            ({"numapin-device": 3.0, "numapin-buffer": 9.0}, "numapin-device {}: yes, batches are 3.0x faster"),
-            ({"numapin-buffer": 9.0}, "numapin-buffer {}: yes, batches are 9.0x faster"),
+            ({"numapin-device": 3.0, "numapin-balanced": 9.0}, "numapin-device {}: yes, batches are 3.0x faster"),
+            ({"numapin-balanced": 9.0}, "numapin-balanced {}: yes, batches are 9.0x faster"),
         ],
     )
     def test_the_verdict_is_about_a_fixed_loader(self, own: dict[str, float], text: str) -> None:
         """It is about numapin-device, even if a faster one of numapin's loaders ran, too; else about that one."""
         rates = {"torch": 1.0, **own}
-        benchmark = loader_benchmark(replace(OPTIONS, cases=("38MB",)), num_gpus=1, no_gpu=None)
+        benchmark = loader_benchmark(**OPTIONS, cases=("38MB",), num_gpus=1, no_gpu=None)
         made = [
             Run(case="38MB", peer=name, repeat=i, figures={"batches_per_s": rate})
             for name, rate in rates.items()
@@ -376,18 +325,15 @@ class TestCases:
 
     def test_all_gpus(self) -> None:
         """There is one process per GPU, with 12 workers each by default."""
-        everywhere = replace(OPTIONS, cases=("38MB",), peers=("torch",), all_gpus=True)
-        (case,) = loader_benchmark(everywhere, num_gpus=4, no_gpu=None).cases
+        everywhere: dict[str, Any] = {**OPTIONS, "cases": ("38MB",), "peers": ("torch",), "all_gpus": True}
+        (case,) = loader_benchmark(**everywhere, num_gpus=4, no_gpu=None).cases
         assert [spec["gpu"] for spec in case.peers[0].specs] == [0, 1, 2, 3]
         assert "12 workers" in case.about
-        (case,) = loader_benchmark(replace(everywhere, num_workers=3), num_gpus=4, no_gpu=None).cases
+        (case,) = loader_benchmark(**everywhere, num_workers=3, num_gpus=4, no_gpu=None).cases
         assert "3 workers" in case.about
 
     def test_work_under_the_gil(self) -> None:
-        """The work takes 0.1 ms of CPU time for all peers; other cases have none."""
-        chosen = replace(OPTIONS, cases=("gil-1MB", "1MB"), peers=("torch", "numapin-device"))
-        with_work, without = loader_benchmark(chosen, num_gpus=1, no_gpu=None).cases
-        assert {peer.specs[0]["gil_ns"] for peer in with_work.peers} == {100_000}
+        """The work takes 0.1 ms of CPU time."""
         found_s = []
         for _ in range(5):  # the least: a host takes CPU time away from a virtual machine, which counts as the thread's
             start_s = time.thread_time()
@@ -395,75 +341,45 @@ class TestCases:
                 spin(100_000)
             found_s.append(time.thread_time() - start_s)
         assert 0.01 <= min(found_s) < 0.02
-        assert {peer.specs[0]["gil_ns"] for peer in without.peers} == {0}
 
 
-def batch_of(case: LoaderCase, *indices: int) -> Batch:
+def batch_of(case: LoaderCase, *indices: int) -> list[torch.Tensor]:
     """Return the batch that a worker makes of these samples."""
-    dataset, collate = InMemory(case, 0), collate_of(case) or default_collate
-    batch: Batch = collate([dataset[index] for index in indices])
+    dataset = InMemory(case)
+    batch: list[torch.Tensor] = default_collate([dataset[index] for index in indices])
     return batch
 
 
-@pytest.mark.parametrize("name", ["1MB", "38MB", "dict200", "decode", "ragged"])
+@pytest.mark.parametrize("name", ["1MB", "38MB"])
 class TestData:
     """The dataset that peers read."""
 
     def test_an_intact_batch(self, name: str) -> None:
-        """A batch of the dataset passes the check and has the case's size (a padded one at least 90 % of it).
+        """A batch of the dataset passes the check and has the case's size.
 
         The samples repeat after 512.
         """
         case = replace(CASES[name], batch_size=3)
         batch = batch_of(case, 5, 510, 515)
         require_intact(batch, case)
-        labels = 0 if case.num_tensors else 3 * 8
-        least = 0.9 if case.work is Work.PAD else 1.0
-        assert least * case.batch_bytes <= num_bytes(batch) - labels <= case.batch_bytes
+        assert batch[0].nbytes == case.batch_bytes
 
     def test_a_wrong_sample_is_detected(self, name: str) -> None:
         """A row that begins or ends with another sample's code is an error."""
         case = replace(CASES[name], batch_size=3)
         for row in (0, -1):
             batch = batch_of(case, 1, 2, 3)
-            last = list(tensors(batch))[-1 if case.num_tensors else 0]
-            last[1].view(-1)[row] += 1
+            batch[0][1].view(-1)[row] += 1
             with pytest.raises(ValueError, match="a batch differs from the dataset"):
                 require_intact(batch, case)
 
     def test_pickles_small(self, name: str) -> None:
         """The pickle has only the arguments; a spawned worker makes its own samples."""
-        dataset = InMemory(replace(CASES[name], batch_size=2), 0)
+        dataset = InMemory(replace(CASES[name], batch_size=2))
         pickled = pickle.dumps(dataset)
         assert len(pickled) < 1000
         again = pickle.loads(pickled)  # noqa: S301 - our own
-        pairs = zip(tensors(default_collate([dataset[7]])), tensors(default_collate([again[7]])), strict=True)
-        assert all(torch.equal(one, other) for one, other in pairs)
-
-
-@pytest.mark.parametrize("name", ["numapin-buffer", "numapin-buffer-nt"])
-def test_written_batches(name: str) -> None:
-    """The peers whose dataset writes whole batches deliver what the check expects, of any case that they run."""
-    if name.endswith("-nt") and not memory.can_pass_caches():
-        pytest.skip("no C compiler when numapin was installed")
-    case = replace(CASES["gil-1MB"], num_workers=1, on_device=False)
-    source = BUILDERS[name](Setup(case=case, dataset=InMemory(case, 1000), device=None))
-    batches = iter(source.batches)
-    for _ in range(6):
-        require_intact(next(batches), case)
-    source.close()
-
-
-def test_a_decoded_sample_takes_milliseconds() -> None:
-    """The decode case is bound by the CPU: 1 to 30 ms per sample on any machine."""
-    dataset = InMemory(CASES["decode"], 0)
-    assert CASES["decode"].work is Work.DECODE
-    times_s = []
-    for index in range(5):
-        start = time.thread_time()
-        dataset[index]
-        times_s.append(time.thread_time() - start)
-    assert 1e-3 < min(times_s) < 30e-3
+        assert torch.equal(dataset[7][0], again[7][0])
 
 
 @dataclass
@@ -496,7 +412,7 @@ class TestWindow:
             nonlocal taken
             taken += 1
 
-        _warm_up(take, lambda: stats(taken), seconds=0, num_outstanding=4)
+        _warm_up(take, lambda: stats(taken), seconds=0, num_outstanding=4)  # type: ignore[arg-type, return-value]
         assert taken == 16
 
     def test_warm_up_of_a_peer_without_stats(self) -> None:
@@ -514,7 +430,7 @@ class TestWindow:
             now_s += seconds
 
         clock = SimpleNamespace(perf_counter=lambda: now_s, thread_time=lambda: now_s / 4)
-        monkeypatch.setattr(seam_torch.loader, "time", clock)
+        monkeypatch.setattr(loader, "time", clock)
         window = _window(lambda: last(0.125), seconds=0, num_batches=7, end=lambda: last(2))
         assert (window.num_batches, window.wall_s, window.cpu_s) == (7, 2.875, 2.875 / 4)
         window = _window(lambda: last(0.125), seconds=1, num_batches=1)
@@ -532,12 +448,18 @@ def report(made: list[Run], *, skipped: str | None = None) -> BenchReport:
     return BenchReport(benchmark="loader", command=("numapin",), machine=machine, settings={}, cases=cases)
 
 
-def rendered(shown: BenchReport) -> list[str]:
+COLUMNS = (
+    Column(figure="rate", heading="batches/s", form=",.1f", spread=True),
+    Column(figure="ratio", heading="x torch", form=".2f", spread=True),
+    Column(figure="main_cpu_ms", heading="CPU ms", form=".3f", meaning="of the loop's thread per batch"),
+)
+
+
+def rendered(shown: BenchReport, columns: tuple[Column, ...] = COLUMNS) -> list[str]:
     """Return the table's lines on a terminal of 120 columns."""
     console = Console(width=120, highlight=False, emoji=False, markup=False, file=StringIO())
     with console.capture() as text:
-        columns = (replace(LOADER.columns[0], figure="rate"), *LOADER.columns[2:])
-        console.print(bench_table(shown, replace(LOADER, columns=columns, legend="legend")))
+        console.print(bench_table(shown, columns, "legend"))
     return text.get().splitlines()
 
 
@@ -560,12 +482,10 @@ class TestTable:
             Column(figure="rate", heading="rate", meaning="per second"),
             Column(figure="share", heading="of peak", meaning="share of the peak"),
         )
-        layout = replace(LOADER, columns=columns, legend="median")
-        assert [str(line) for line in head(shown, layout)][1] == "median; rate: per second"
+        assert rendered(shown, columns)[1] == "legend; rate: per second"
         (case,) = summarize(OURS_AND_TORCH, [Run(case="a", peer="ours", repeat=0, figures={"share": 0.5})])
         shown = replace(shown, cases=(*shown.cases, case))
-        expected = "median; rate: per second; of peak: share of the peak"
-        assert [str(line) for line in head(shown, layout)][1] == expected
+        assert rendered(shown, columns)[1] == "legend; rate: per second; of peak: share of the peak"
 
     def test_one_repeat_has_no_spread(self) -> None:
         """With one repeat there is only the value."""
@@ -596,6 +516,6 @@ def test_process_names_that_are_not_utf8(tmp_path: Path) -> None:
     program.symlink_to(shutil.which("sleep") or "")
     with subprocess.Popen([program, "600"], start_new_session=True) as odd:
         try:
-            assert harness._session(odd.pid) == [odd.pid]
+            assert process._session(odd.pid) == [odd.pid]
         finally:
             odd.kill()

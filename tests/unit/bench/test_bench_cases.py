@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -10,23 +9,26 @@ import pytest
 from rich.console import Console
 
 from tests.unit.bench.seam import (
-    ALLOC,
     Benchmark,
     BenchReport,
     Case,
     Peer,
     Run,
-    TransferBenchOptions,
     alloc,
+    bench_table,
     overlap,
     parse_sizes,
     share_within,
     summarize,
-    sweep_table,
     transfer_benchmark,
 )
 
-OPTIONS = TransferBenchOptions(sizes=(4096, 1 << 20), seconds=0.1)
+OPTIONS: dict[str, Any] = {
+    "sizes": (4096, 1 << 20),
+    "peers": ("pageable", "pinned", "registered", "slot"),
+    "directions": ("h2d", "d2h", "both"),
+    "seconds": 0.1,
+}
 
 
 class TestTransfer:
@@ -34,7 +36,7 @@ class TestTransfer:
 
     def test_one_gpu_on_one_node(self) -> None:
         """There is a case per direction and size, with four kinds of memory, all in the same processes."""
-        benchmark = transfer_benchmark(OPTIONS, gpu_nodes=[0], nodes=[0], no_gpu=None)
+        benchmark = transfer_benchmark(**OPTIONS, gpu_nodes=[0], nodes=[0], no_gpu=None)
         assert [case.group for case in benchmark.cases][::2] == ["h2d gpu0 node0", "d2h gpu0 node0", "both gpu0 node0"]
         assert [case.num_bytes for case in benchmark.cases[:2]] == [4096, 1 << 20]
         assert {len(case.peers) for case in benchmark.cases} == {4}
@@ -43,8 +45,8 @@ class TestTransfer:
 
     def test_each_gpu_from_each_node_and_all_at_once(self) -> None:
         """Every pair has its own sweep and processes; when all run at once, each GPU uses its own node."""
-        one_size = replace(OPTIONS, sizes=(4096,), directions=("h2d",), memories=("pinned",))
-        benchmark = transfer_benchmark(one_size, gpu_nodes=[1, None], nodes=[0, 1], no_gpu=None)
+        one_size = OPTIONS | {"sizes": (4096,), "directions": ("h2d",), "peers": ("pinned",)}
+        benchmark = transfer_benchmark(**one_size, gpu_nodes=[1, None], nodes=[0, 1], no_gpu=None)
         alone = ["h2d gpu0 node0", "h2d gpu0 node1", "h2d gpu1 node0", "h2d gpu1 node1"]
         assert [case.group for case in benchmark.cases] == [*alone, "h2d 2 GPUs at once"]
         assert len({case.session for case in benchmark.cases}) == 5
@@ -54,7 +56,7 @@ class TestTransfer:
 
     def test_without_a_gpu(self) -> None:
         """There is one case, skipped with the reason."""
-        (case,) = transfer_benchmark(OPTIONS, gpu_nodes=[], nodes=[0, 1], no_gpu="no driver").cases
+        (case,) = transfer_benchmark(**OPTIONS, gpu_nodes=[], nodes=[0, 1], no_gpu="no driver").cases
         assert (case.skipped, case.peers) == ("no driver", ())
 
 
@@ -63,19 +65,21 @@ class TestAlloc:
 
     def test_without_a_gpu(self) -> None:
         """Ordinary memory is measured; one skipped case names the other kinds."""
-        first, last = alloc.alloc_benchmark((4096,), tuple(alloc.PEERS), num_samples=1, no_gpu="none").cases
+        first, last = alloc.alloc_benchmark(sizes=(4096,), peers=tuple(alloc.PEERS), num_samples=1, no_gpu="none").cases
         assert [peer.name for peer in first.peers] == ["pageable", "fresh"]
         assert (last.skipped, last.peers) == ("none", ())
         assert "pinned-cold" in last.about
 
     def test_only_what_needs_a_gpu_without_one(self) -> None:
         """Without peers that can run, there is only the skipped case."""
-        (case,) = alloc.alloc_benchmark((4096,), ("numapin",), num_samples=1, no_gpu="torch sees no GPU").cases
+        (case,) = alloc.alloc_benchmark(
+            sizes=(4096,), peers=("numapin",), num_samples=1, no_gpu="torch sees no GPU"
+        ).cases
         assert case.skipped == "torch sees no GPU"
 
     def test_with_a_gpu(self) -> None:
         """Every peer is measured at each size."""
-        cases = alloc.alloc_benchmark((4096, 8192), tuple(alloc.PEERS), num_samples=5, no_gpu=None).cases
+        cases = alloc.alloc_benchmark(sizes=(4096, 8192), peers=tuple(alloc.PEERS), num_samples=5, no_gpu=None).cases
         assert [[peer.name for peer in case.peers] for case in cases] == [list(alloc.PEERS)] * 2
         assert {spec["gpu"] for case in cases for peer in case.peers for spec in peer.specs} == {0}
 
@@ -86,9 +90,9 @@ class TestOverlap:
     def test_cases(self) -> None:
         """Every kind of step has each way to copy; without a GPU each is skipped with the reason."""
         kinds = tuple(overlap.STEPS)
-        there = overlap.overlap_benchmark(kinds, tuple(overlap.PEERS), seconds=1, no_gpu=None)
+        there = overlap.overlap_benchmark(steps=kinds, peers=tuple(overlap.PEERS), seconds=1, no_gpu=None)
         assert {len(case.peers) for case in there.cases} == {4}
-        absent = overlap.overlap_benchmark(kinds, tuple(overlap.PEERS), seconds=1, no_gpu="none")
+        absent = overlap.overlap_benchmark(steps=kinds, peers=tuple(overlap.PEERS), seconds=1, no_gpu="none")
         assert {case.skipped for case in absent.cases} == {"none"}
         assert [case.name for case in there.cases] == [case.name for case in absent.cases] == list(kinds)
 
@@ -164,7 +168,8 @@ class TestSweepTable:
         )
         console = Console(width=100, file=StringIO())
         with console.capture() as text:
-            console.print(sweep_table(report, ALLOC))
+            benchmark = alloc.alloc_benchmark(sizes=(), peers=(), num_samples=1, no_gpu=None)
+            console.print(bench_table(report, benchmark.columns, benchmark.legend))
         lines = [line.split() for line in text.get().splitlines()[3:]]
         assert lines[:4] == [
             ["a"],

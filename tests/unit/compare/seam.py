@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from numapin.base.formats import duration
 from numapin.base.stats import Faster, Verdict, faster, student_t
-from numapin.cli.compare import _percent, default_names, progress_text
-from numapin.compare.figures import STEP, RunReadings, figures_of
-from numapin.compare.job import JobResult
-from numapin.compare.measure import ComparedRun, Estimate, RunProgress, duration, turns, with_equal_steps
+from numapin.cli.compare import _percent, default_names
+from numapin.compare import campaign
+from numapin.compare.campaign import (
+    ComparedRun,
+    JobOptions,
+    JobResult,
+    _Campaign,
+    measure_all,
+    turns,
+    with_equal_steps,
+)
 from numapin.compare.ratio import Arm, StepRatio, compare_arms
-from numapin.compare.report import CompareReport, make_report, verdict_lines
+from numapin.compare.report import STEP, CompareReport, figures_of, make_report, verdict_lines
 from numapin.compare.variants import (
     DEFAULT,
     KNOWN,

@@ -8,7 +8,7 @@ import shlex
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
@@ -22,13 +22,11 @@ from tests.unit.compare.seam import (
     OTHERS,
     STEP,
     CompareReport,
-    Estimate,
     Phase,
     RankSteps,
-    RunProgress,
-    RunReadings,
     StepUnit,
     Verdict,
+    _Campaign,
     _percent,
     between,
     compare_table,
@@ -40,7 +38,6 @@ from tests.unit.compare.seam import (
     own_command,
     own_variant,
     parse_names,
-    progress_text,
     turns,
     verdict_lines,
 )
@@ -77,18 +74,18 @@ def rank(number: int, *, step_ms: float = 10, **changes: object) -> RankSteps:
     return replace(one, **changes)  # type: ignore[arg-type]
 
 
-def readings(**changes: object) -> RunReadings:
+def readings(**changes: object) -> dict[str, Any]:
     """Return readings of a job that uses two CPUs all the time."""
-    none = RunReadings(
-        started_s=2.0,
-        cpu_at=lambda at_s: 2 * at_s,
-        host_cpu_at=lambda _: None,
-        busy=(),
-        memory_bytes=None,
-        peak_bytes=None,
-        remote_share=None,
-    )
-    return replace(none, **changes)  # type: ignore[arg-type]
+    none = {
+        "started_s": 2.0,
+        "cpu_at": lambda at_s: 2 * at_s,
+        "host_cpu_at": lambda _: None,
+        "busy": (),
+        "memory_bytes": None,
+        "peak_bytes": None,
+        "remote_share": None,
+    }
+    return none | changes
 
 
 def report(**figures: float) -> CompareReport:
@@ -119,7 +116,7 @@ class TestFigures:
     def test_the_slowest_rank_counts(self) -> None:
         """The step time is the slowest rank's, samples are those of all ranks, and the wait is their mean."""
         used = readings(host_cpu_at=lambda at_s: 3 * at_s)
-        found = figures_of([rank(0, step_ms=100), rank(1, step_ms=200, waited_ns=0)], used)
+        found = figures_of([rank(0, step_ms=100), rank(1, step_ms=200, waited_ns=0)], **used)
         assert found[STEP] == pytest.approx(0.200)
         assert found["samples_per_s"] == pytest.approx(640 + 320)
         assert found["wait_share"] == pytest.approx(0.125)
@@ -131,7 +128,7 @@ class TestFigures:
     def test_what_is_unknown_is_left_out(self) -> None:
         """Without a loader of torch, a GPU or readings, only times are there."""
         bare = rank(0, num_batches=0, num_samples=None, gpu_memory_bytes=None)
-        found = figures_of([bare], readings(cpu_at=lambda _: None))
+        found = figures_of([bare], **readings(cpu_at=lambda _: None))
         assert found.keys() == {STEP, "step_median_s", "step_p95_s", "startup_s"}
 
     @pytest.mark.parametrize(
@@ -141,19 +138,19 @@ class TestFigures:
         self, step_ms: float, cpu_at: Callable[[float], float | None]
     ) -> None:
         """Half a second is too short, less CPU time than before means that a process ended, and none is unknown."""
-        found = figures_of([rank(0, step_ms=step_ms)], readings(cpu_at=cpu_at, host_cpu_at=lambda at_s: at_s))
+        found = figures_of([rank(0, step_ms=step_ms)], **readings(cpu_at=cpu_at, host_cpu_at=lambda at_s: at_s))
         assert found.keys().isdisjoint({"cpu_s_per_step", "other_cpus"})
 
     def test_the_mean_counts_not_the_median(self) -> None:
         """A loop that waits in every fourth step is as slow as its mean says."""
-        found = figures_of([rank(0, step_ns=(10 * MS, 10 * MS, 10 * MS, 50 * MS))], readings())
+        found = figures_of([rank(0, step_ns=(10 * MS, 10 * MS, 10 * MS, 50 * MS))], **readings())
         assert found[STEP] == pytest.approx(0.020)
         assert found["step_median_s"] == pytest.approx(0.010)
 
     def test_gpus_count_within_the_window_only(self) -> None:
         """Readings before the first and after the last measured step are left out, and so are GPUs that stay idle."""
         busy = [(at_s, {"a": share, "idle": 0.0}) for at_s, share in ((5.9, 0.0), (6.05, 0.8), (6.08, 0.6), (6.2, 0.0))]
-        assert figures_of([rank(0)], readings(busy=busy))["gpu_busy_share"] == pytest.approx(0.7)
+        assert figures_of([rank(0)], **readings(busy=busy))["gpu_busy_share"] == pytest.approx(0.7)
 
     def test_cpu_time_is_read_between_two_readings(self) -> None:
         """CPU time between readings is in proportion; outside of them it is unknown."""
@@ -240,21 +237,11 @@ class TestSchedule:
 
     def test_the_time_left_is_what_earlier_runs_took(self) -> None:
         """A variant takes as long as before; one without a run, as long as the others."""
-        estimate = Estimate()
-        assert estimate.left_s(["a"]) is None
-        for name, took_s in (("a", 10), ("a", 12), ("b", 30)):
-            estimate.note(name, took_s)
-        assert estimate.left_s(["a", "b", "c"]) == 11 + 30 + 12
+        campaign = _Campaign({}, (), print)
+        assert campaign.left_s(["a"]) is None
+        campaign.durations_s.update(a=[10, 12], b=[30])
+        assert campaign.left_s(["a", "b", "c"]) == 11 + 30 + 12
         assert [duration(s) for s in (40, 600, 3900)] == ["40 s", "10 min", "1 h 05 min"]
-
-    def test_progress_says_what_runs_and_how_long_it_takes(self) -> None:
-        """The line has the run's number, the variant, what it does, and the time left once that is known."""
-        one = RunProgress(
-            number=3, total=28, variant="numapin", round=0, doing="measuring", elapsed_s=7.2, left_s=431.0
-        )
-        assert progress_text(one) == "run 3/28: numapin, measuring, 7 s; 7 min left"
-        first = replace(one, round=None, left_s=None)
-        assert progress_text(first) == "first run, not counted: numapin, measuring, 7 s"
 
 
 class TestReport:

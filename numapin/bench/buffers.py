@@ -1,14 +1,11 @@
-"""Host memory of every kind, on a chosen node.
-
-Buffers live as long as the process.
-"""
+"""Host memory of every kind, on a chosen node. Buffers live as long as the process."""
 
 from __future__ import annotations
 
 import mmap
 import os
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,8 +18,6 @@ from numapin.system import pages
 from numapin.system.cuda import Driver, driver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numapin.data.locality import Locality
 
 
@@ -45,8 +40,18 @@ def buffer(memory: str, num_bytes: int, *, gpu: int, node: int | None, number: i
     """
     del number  # part of the cache's key
     home = bind_to_node(node)
-    num_pages = -(-num_bytes // mmap.PAGESIZE)
-    tensor = _MAKERS[memory](num_pages * mmap.PAGESIZE, gpu)
+    num_mapped = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    if memory == "pinned":
+        tensor = torch_pinned(num_mapped)
+    elif memory == "slot":
+        with os.fdopen(os.memfd_create("numapin-bench"), "r+b", buffering=0) as file:
+            os.ftruncate(file.fileno(), num_mapped)
+            tensor = map_memfd(file.fileno(), num_mapped)
+    else:
+        tensor = pageable(num_mapped)
+    if memory in ("slot", "registered"):
+        tensor.fill_(0)  # registering faults pages in under locks of the whole driver
+        working_driver().register(gpu, tensor.data_ptr(), tensor.nbytes)
     tensor.fill_(1)
     found = pages.find_pages(tensor.data_ptr(), tensor.nbytes)
     # The kernel may not know the node of pages that the driver allocated.
@@ -63,35 +68,11 @@ def working_driver() -> Driver:
     return found
 
 
-def pageable(num_bytes: int, _gpu: int = 0) -> torch.Tensor:
+def pageable(num_bytes: int) -> torch.Tensor:
     """Return pageable memory that was never touched."""
     return torch.frombuffer(mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
 
 
-def torch_pinned(num_bytes: int, _gpu: int = 0) -> torch.Tensor:
+def torch_pinned(num_bytes: int) -> torch.Tensor:
     """Return memory that torch pins."""
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-
-
-def _registered(num_bytes: int, gpu: int) -> torch.Tensor:
-    return _locked(pageable(num_bytes, gpu), gpu)
-
-
-def _slot(num_bytes: int, gpu: int) -> torch.Tensor:
-    with os.fdopen(os.memfd_create("numapin-bench"), "r+b", buffering=0) as file:
-        os.ftruncate(file.fileno(), num_bytes)
-        return _locked(map_memfd(file.fileno(), num_bytes), gpu)
-
-
-def _locked(tensor: torch.Tensor, gpu: int) -> torch.Tensor:
-    tensor.fill_(0)  # registering faults pages in under locks of the whole driver
-    working_driver().register(gpu, tensor.data_ptr(), tensor.nbytes)
-    return tensor
-
-
-_MAKERS: Final[dict[str, Callable[[int, int], torch.Tensor]]] = {
-    "pageable": pageable,
-    "pinned": torch_pinned,
-    "registered": _registered,
-    "slot": _slot,
-}
