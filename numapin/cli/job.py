@@ -361,6 +361,8 @@ def _request(
     **given: object,
 ) -> JobRequest:
     """Return the request of the options and the machine file. Raises UsageError, and the errors of a plan."""
+    if given["module"] and given["no_python"]:
+        raise UsageError("--module and --no-python exclude each other", "use one of them")
     binding = record_of(BindingOptions, given)
     binding.request(num_ranks=None)  # raises for invalid binding options
     topology = None if machine is None else topology_from(gpu_nodes=binding.gpu_nodes, machine=machine)

@@ -114,8 +114,6 @@ class JobRequest:
         if self.container:
             image.require_known(self.container)
 
-        if self.module and self.no_python:
-            raise UsageError("--module and --no-python exclude each other", "use one of them")
         script = self.command[0] if self.command else ""
         if not script:
             raise UsageError(
