@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -133,6 +134,11 @@ def test_running_ranks_are_found() -> None:
 # --- the page of all checks -----------------------------------------------------------------------------------------
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "checks.md"
+_CODE = re.compile(
+    r"(?<=: )numapin .+|[\w-]*[/_*][\w/.*{},-]*\w[*]?|\w+\.\w[\w.]*|\b[A-Z]?[a-z]+[A-Z]\w*[*]?|"
+    r"nvidia-\w+-\w+\*|py-libnuma|mbind|statvfs|dlopen"
+)
+"""Paths, variables, calls and commands in what a check reads."""
 _HEAD = """\
 # The checks of numapin doctor
 
@@ -146,7 +152,8 @@ def test_the_page_has_all_checks() -> None:
     for check in CHECKS:
         finds = (inspect.getdoc(check.run) or "").partition("\n")[0]
         needs = " Needs the running machine." if check.is_live else ""
-        texts = f"{finds} {check.why}", f"Read from: `{check.where}`.{needs}"
+        where = _CODE.sub(lambda word: f"`{word[0]}`", check.where)
+        texts = f"{finds} {check.why}", f"Read from: {where}.{needs}"
         wrapped = (textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) for text in texts)
         sections += [f"## {check.name}", *wrapped]
     text = "\n\n".join(sections) + "\n"
