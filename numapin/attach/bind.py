@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.attach.pages import memory_of, move, planned_nodes, policy_shortfalls
 from numapin.attach.report import STAYS, Attached, AttachedRank, BoundProcess, ProcessPages, undo_commands
-from numapin.attach.targets import is_ours, read_family
+from numapin.attach.targets import is_ours, other_processes
 from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import render_size
 from numapin.base.text import counted
@@ -204,16 +204,16 @@ class Binder:
 
     def _new_threads(self) -> list[ThreadId]:
         """Return the threads that exist now and were not seen before; none once the target has ended."""
-        subject, family = self._target.subject, read_family()
-        if family.starts.get(subject.pid) != subject.start:
+        subject, processes = self._target.subject, other_processes()
+        if subject.pid not in processes or processes[subject.pid].start != subject.start:
             return []
         below: list[int] = []
         if self._how.children:
-            below = proc.descendants(subject.pid, family.children, without=self._how.without)
+            below = proc.descendants(subject.pid, proc.children_of(processes), without=self._how.without)
         found: list[ThreadId] = []
         for pid in (subject.pid, *below):
             try:
-                if not is_ours(pid, family.starts[pid], other_users=self._how.other_users):
+                if not is_ours(pid, processes[pid].start, other_users=self._how.other_users):
                     note = f"child process {pid} belongs to another user and was left as it is"
                     self._notes += [] if note in self._notes else [note]
                     continue

@@ -89,9 +89,9 @@ def aim_at_processes(pids: Sequence[int], wish: Wish, environ: Mapping[str, str]
     for pid in pids:
         examine(pid, other_users=wish.other_users)
     topology = _machine(wish, environ)
-    family = read_family()
+    processes = other_processes()
     if wish.gpus is None:
-        found = targets_below(pids, topology, family.children)
+        found = targets_below(pids, topology, proc.children_of(processes))
     else:
         given = list(dict.fromkeys(pids))
         gpus = [topology.find_gpu(key, option="--gpu") for key in wish.gpus]
@@ -104,7 +104,8 @@ def aim_at_processes(pids: Sequence[int], wish: Wish, environ: Mapping[str, str]
         ]
     subjects = [examine(each.pid, other_users=wish.other_users) for each in found]
     for subject in subjects:
-        if family.starts.get(subject.pid) != subject.start:  # it ended while its GPU was looked up; its id is another's
+        seen = processes.get(subject.pid)
+        if seen is None or seen.start != subject.start:  # it ended while its GPU was looked up; its id is another's
             raise UsageError(f"there is no process {subject.pid}", LIST_PROCESSES)
     targets, warnings = _planned(topology, found, subjects, wish.request)
     notes: list[str] = []
@@ -205,22 +206,9 @@ def _of_another_user(what: str, whose: str) -> MachineError:
     return MachineError(f"{what} belongs to {whose}", hint)
 
 
-class Family(NamedTuple):
-    """All processes at one moment: the start time of each, and the children of each."""
-
-    starts: Mapping[int, int]
-    children: Mapping[int, list[int]]
-
-
-def read_family() -> Family:
-    """Look at all processes. This one is left out: it may have been started by a process that is to be bound."""
-    starts: dict[int, int] = {}
-    children: dict[int, list[int]] = {}
-    for pid, found in proc.processes():
-        if pid != os.getpid():
-            starts[pid] = found.start
-            children.setdefault(found.parent, []).append(pid)
-    return Family(starts, children)
+def other_processes() -> dict[int, proc.Stat]:
+    """Look at all processes but this one, which may have been started by a process that is to be bound."""
+    return dict(proc.processes(without={os.getpid()}))
 
 
 # --- their plans -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from numapin.attach.targets import (
     cpus_of_cpuset,
     examine,
     in_whole_cpuset,
-    read_family,
+    other_processes,
     shortfalls_of,
     why_untouchable,
 )
