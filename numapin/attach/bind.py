@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.attach.pages import memory_of, move, planned_nodes, policy_shortfalls
 from numapin.attach.report import STAYS, Attached, AttachedRank, BoundProcess, ProcessPages, undo_commands
-from numapin.attach.targets import is_ours, read_family
+from numapin.attach.targets import is_ours, other_processes
 from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import render_size
 from numapin.base.text import counted
@@ -27,7 +27,7 @@ from numapin.system.threads import ThreadId
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numapin.attach.targets import Aim, Target
+    from numapin.attach.targets import Aim, AttachOptions, Target
     from numapin.plan.model import RankPlan
 
 _MOST_LOOKS: Final = 100
@@ -35,18 +35,7 @@ _RESTLESS: Final = "it starts processes or threads faster than they can be bound
 _UNREADABLE: Final = "its memory cannot be read, so no page was moved; run this as the job's user, or as root"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class How:
-    """The options of binding."""
-
-    children: bool  # whether descendants follow
-    widen: bool  # whether threads on fewer CPUs than planned get all of these
-    other_users: bool  # whether root may change other users' processes
-    dry_run: bool
-    without: frozenset[int] = frozenset()  # processes that are left out, with their descendants
-
-
-def attach(aim: Aim, how: How, *, migrate: bool, progress: Callable[[int, int, int], None]) -> Attached:
+def attach(aim: Aim, options: AttachOptions, *, progress: Callable[[int, int, int], None]) -> Attached:
     """Bind all targets, and move their pages if requested.
 
     `progress` is called with a process id, the bytes of its memory that were done, and their total. Raises UsageError
@@ -62,7 +51,7 @@ def attach(aim: Aim, how: How, *, migrate: bool, progress: Callable[[int, int, i
         problem = "interrupted"
         processes: tuple[BoundProcess, ...] = ()
         if not interrupted:
-            binder = Binder(target, replace(how, without=(aim.apart | all_pids) - {pid}))
+            binder = Binder(target, options, without=(aim.apart | all_pids) - {pid})
             processes = binder.run()
             interrupted, problem = binder.interrupted, "it ended before"
             former |= binder.former
@@ -89,23 +78,21 @@ def attach(aim: Aim, how: How, *, migrate: bool, progress: Callable[[int, int, i
             if interrupted:
                 looked_at.append(process)
                 continue
-            with_pages, interrupted = _with_pages(
-                process, rank.requested, is_moving=migrate and not how.dry_run, migrate=migrate, progress=progress
-            )
+            with_pages, interrupted = _with_pages(process, rank.requested, options, progress)
             looked_at.append(with_pages)
         ranks[number] = replace(rank, processes=tuple(looked_at))
     return Attached(
-        dry_run=how.dry_run,
-        migrate=migrate,
+        dry_run=options.dry_run,
+        migrate=options.migrate,
         interrupted=interrupted,
-        undo=() if how.dry_run else undo_commands(former, changed),
+        undo=() if options.dry_run else undo_commands(former, changed),
         warnings=aim.warnings,
         ranks=tuple(ranks),
     )
 
 
 def _with_pages(
-    process: BoundProcess, plan: RankPlan, *, is_moving: bool, migrate: bool, progress: Callable[[int, int, int], None]
+    process: BoundProcess, plan: RankPlan, options: AttachOptions, progress: Callable[[int, int, int], None]
 ) -> tuple[BoundProcess, bool]:
     """Return a process with its memory, which is moved if requested, and whether Ctrl-C ended that.
 
@@ -118,8 +105,8 @@ def _with_pages(
         main = ThreadId(pid, pid, proc.stat(proc.folder_of(pid)).start)
         memory = memory_of(pid, planned_nodes(plan))
         if memory is None:
-            shortfalls += [_UNREADABLE] if migrate else []
-        elif not is_moving:
+            shortfalls += [_UNREADABLE] if options.migrate else []
+        elif options.dry_run or not options.migrate:
             shortfalls = [*policy_shortfalls(memory, plan)]
             pages = ProcessPages(
                 policy=memory.policy_name,
@@ -160,12 +147,12 @@ class _Tally:
 class Binder:
     """Binds one target. `interrupted` is set if Ctrl-C ended it early; what was done by then is in the results.
 
-    `former` has the CPUs of all threads before, except for those that started meanwhile and had inherited the planned
-    ones. `changed` are the threads that got other CPUs.
+    The processes in `without` and those below them are left out. `former` has the CPUs of all threads before, except
+    for those that started meanwhile and had inherited the planned ones. `changed` are the threads that got other CPUs.
     """
 
-    def __init__(self, target: Target, how: How) -> None:
-        self._target, self._how = target, how
+    def __init__(self, target: Target, options: AttachOptions, *, without: frozenset[int] = frozenset()) -> None:
+        self._target, self._options, self._without = target, options, without
         self.former: dict[ThreadId, CpuSet] = {}
         self.changed: list[ThreadId] = []
         self._seen: set[ThreadId] = set()
@@ -177,7 +164,7 @@ class Binder:
         """Bind; return the processes, the target first. Empty if it ended before."""
         try:
             for _ in range(_MOST_LOOKS):
-                if not self._bind_new_threads() or self._how.dry_run:
+                if not self._bind_new_threads() or self._options.dry_run:
                     break
             else:
                 self._notes.append(_RESTLESS)
@@ -204,16 +191,16 @@ class Binder:
 
     def _new_threads(self) -> list[ThreadId]:
         """Return the threads that exist now and were not seen before; none once the target has ended."""
-        subject, family = self._target.subject, read_family()
-        if family.starts.get(subject.pid) != subject.start:
+        subject, processes = self._target.subject, other_processes()
+        if subject.pid not in processes or processes[subject.pid].start != subject.start:
             return []
         below: list[int] = []
-        if self._how.children:
-            below = proc.descendants(subject.pid, family.children, without=self._how.without)
+        if self._options.children:
+            below = proc.descendants(subject.pid, proc.children_of(processes), without=self._without)
         found: list[ThreadId] = []
         for pid in (subject.pid, *below):
             try:
-                if not is_ours(pid, family.starts[pid], other_users=self._how.other_users):
+                if not is_ours(pid, processes[pid].start, other_users=self._options.other_users):
                     note = f"child process {pid} belongs to another user and was left as it is"
                     self._notes += [] if note in self._notes else [note]
                     continue
@@ -240,7 +227,7 @@ class Binder:
 
         new: dict[ThreadId, CpuSet] = {}
         for thread, cpus in before.items():
-            is_narrower = cpus < plan.cpus and not self._how.widen
+            is_narrower = cpus < plan.cpus and not self._options.widen
             if is_first_look or cpus != plan.cpus:
                 self.former[thread] = cpus
             if cpus != plan.cpus and not is_narrower:
@@ -261,7 +248,7 @@ class Binder:
         """Bind a thread and count the result."""
         tally, see = self._tallies[thread.pid], f"see: cat /proc/{thread.pid}/cgroup"
         try:
-            found = planned if self._how.dry_run else threads.set_cpus(thread, planned)
+            found = planned if self._options.dry_run else threads.set_cpus(thread, planned)
         except proc.Gone:
             tally.ended += 1
             return

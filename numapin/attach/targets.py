@@ -26,7 +26,7 @@ from numapin.observe.below import (
 )
 from numapin.observe.find_job import find_run
 from numapin.plan.make import plan_and_rank_warnings
-from numapin.plan.request import Bind
+from numapin.plan.request import Bind, Memory, Request
 from numapin.system import proc
 from numapin.system.cgroup import cpuset_of
 from numapin.system.tree import Tree
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numapin.plan.model import RankPlan
-    from numapin.plan.request import Request
     from numapin.topology.model import Topology
 
 _START: Final = "start each rank with LOCAL_RANK set, or with: numapin exec -- COMMAND"
@@ -74,27 +73,45 @@ class Aim(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """The options: what to plan, for which GPUs. `is_default`: no option was given that decides the CPUs."""
+class AttachOptions:
+    """The options of `numapin attach`, by click's names. None: the option was not given."""
 
-    request: Request
-    is_default: bool
-    gpus: tuple[str, ...] | None
-    gpu_nodes: tuple[tuple[str, int], ...]
-    other_users: bool
+    bind: str | None = None
+    cpus_per_rank: int | None = None
+    smt: bool = True
+    reserve_cpus: CpuSet | None = None
+    gpus: tuple[str, ...] | None = None
+    gpu_nodes: tuple[tuple[str, int], ...] | None = None
+    children: bool = True  # whether descendants follow
+    widen: bool = False  # whether threads on fewer CPUs than planned get all of these
+    migrate: bool = False
+    other_users: bool = False  # whether root may change other users' processes
+    dry_run: bool = False
+
+    @property
+    def decides(self) -> bool:
+        """Whether an option was given that decides the CPUs."""
+        given = (self.bind, self.cpus_per_rank, self.reserve_cpus, self.gpu_nodes)
+        return not self.smt or any(value is not None for value in given)
 
 
-def aim_at_processes(pids: Sequence[int], wish: Wish, environ: Mapping[str, str]) -> Aim:
+def aim_at_processes(pids: Sequence[int], options: AttachOptions, environ: Mapping[str, str]) -> Aim:
     """Return the targets at and below these processes. Raises UsageError, MachineError and PlanError."""
     for pid in pids:
-        examine(pid, other_users=wish.other_users)
-    topology = _machine(wish, environ)
-    family = read_family()
-    if wish.gpus is None:
-        found = targets_below(pids, topology, family.children)
+        examine(pid, other_users=options.other_users)
+    # All GPUs and all CPUs of this cpuset: other processes may not be limited as this one.
+    hiding = hiding_variables()
+    with in_whole_cpuset():
+        topology = discover(
+            environ={name: value for name, value in environ.items() if name not in hiding},
+            gpu_nodes=options.gpu_nodes or (),
+        )
+    processes = other_processes()
+    if options.gpus is None:
+        found = targets_below(pids, topology, proc.children_of(processes))
     else:
         given = list(dict.fromkeys(pids))
-        gpus = [topology.find_gpu(key, option="--gpu") for key in wish.gpus]
+        gpus = [topology.find_gpu(key, option="--gpu") for key in options.gpus]
         if len(gpus) not in (1, len(given)):
             problem = f"--gpu names {len(gpus)} GPUs for {counted(len(given), 'process')}"
             raise UsageError(problem, "name one GPU, or one for each process")
@@ -102,13 +119,21 @@ def aim_at_processes(pids: Sequence[int], wish: Wish, environ: Mapping[str, str]
             Candidate(pid, proc.environment_of(pid), KnownGpu(gpu, "--gpu"))
             for pid, gpu in zip(given, gpus if len(gpus) > 1 else gpus * len(given), strict=True)
         ]
-    subjects = [examine(each.pid, other_users=wish.other_users) for each in found]
+    subjects = [examine(each.pid, other_users=options.other_users) for each in found]
     for subject in subjects:
-        if family.starts.get(subject.pid) != subject.start:  # it ended while its GPU was looked up; its id is another's
+        seen = processes.get(subject.pid)
+        if seen is None or seen.start != subject.start:  # it ended while its GPU was looked up; its id is another's
             raise UsageError(f"there is no process {subject.pid}", LIST_PROCESSES)
-    targets, warnings = _planned(topology, found, subjects, wish.request)
+    request = Request(
+        bind=Bind(options.bind or Bind.NODE),
+        memory=Memory.PREFERRED,
+        cpus_per_rank=options.cpus_per_rank,
+        smt=options.smt,
+        reserve_cpus=options.reserve_cpus or CpuSet(),
+    )
+    targets, warnings = _planned(topology, found, subjects, request)
     notes: list[str] = []
-    if wish.is_default:
+    if not options.decides:
         folders = {(each.environ or {}).get("NUMAPIN_RUN_DIR", "") for each in found} - {""}
         runs = sorted(Path(folder).name for folder in folders if run_folder.is_live(folder))
         notes = [f"{run} is a run of numapin; to apply its own plan: numapin attach --job {run}" for run in runs]
@@ -205,33 +230,12 @@ def _of_another_user(what: str, whose: str) -> MachineError:
     return MachineError(f"{what} belongs to {whose}", hint)
 
 
-class Family(NamedTuple):
-    """All processes at one moment: the start time of each, and the children of each."""
-
-    starts: Mapping[int, int]
-    children: Mapping[int, list[int]]
-
-
-def read_family() -> Family:
-    """Look at all processes. This one is left out: it may have been started by a process that is to be bound."""
-    starts: dict[int, int] = {}
-    children: dict[int, list[int]] = {}
-    for pid, found in proc.processes():
-        if pid != os.getpid():
-            starts[pid] = found.start
-            children.setdefault(found.parent, []).append(pid)
-    return Family(starts, children)
+def other_processes() -> dict[int, proc.Stat]:
+    """Look at all processes but this one, which may have been started by a process that is to be bound."""
+    return dict(proc.processes(without={os.getpid()}))
 
 
 # --- their plans -----------------------------------------------------------------------------------------------------
-
-
-def _machine(wish: Wish, environ: Mapping[str, str]) -> Topology:
-    """Read the machine with all of its GPUs and all CPUs of this cpuset: other processes may not be limited as this."""
-    hiding = hiding_variables()
-    shown = {name: value for name, value in environ.items() if name not in hiding}
-    with in_whole_cpuset():
-        return discover(environ=shown, gpu_nodes=wish.gpu_nodes)
 
 
 @contextmanager

@@ -16,10 +16,18 @@ from numapin.base.formats import did_you_mean
 from numapin.cli.options import BINDING, BindingOptions, FilePath, MachinePath, Parsed, record_of, topology_from
 from numapin.cli.output import emit, warn, write
 from numapin.errors import UsageError
-from numapin.jobs import duration, kubernetes, pod_options, scripts
+from numapin.jobs import kubernetes, pod_options, scripts
+from numapin.jobs.notation import parse_time
 from numapin.jobs.pod_options import Gang, PodOptions
-from numapin.jobs.request import Form, JobRequest, KubernetesKind
-from numapin.jobs.share import gpus_per_host, require_gpu_per_rank, sized, why_whole_hosts
+from numapin.jobs.request import (
+    Form,
+    JobRequest,
+    KubernetesKind,
+    gpus_per_host,
+    require_gpu_per_rank,
+    sized,
+    why_whole_hosts,
+)
 from numapin.plan.make import make_plan
 from numapin.rank import hook_env
 from numapin.topology.vendors import GpuVendor
@@ -88,7 +96,7 @@ _IMAGE: Final = click.Option(
 _HOSTFILE: Final = click.Option(["--hostfile"], metavar="FILE", help="Host file for mpirun.")
 _TIME: Final = click.Option(
     ["--time", "time_s"],
-    type=Parsed("TIME", duration.parse, remedy="write 4:00:00, 1-12:00:00, 4h or 90m"),
+    type=Parsed("TIME", parse_time, remedy="write 4:00:00, 1-12:00:00, 4h or 90m"),
     help="Time limit, e.g. 4:00:00, 1-12:00:00, 4h or 90m.",
 )
 _QUEUE: Final = click.Option(["--partition", "--queue", "queue"], metavar="NAME", help="Partition or queue.")
@@ -203,7 +211,7 @@ _KUBERNETES: Final = (
     ),
     click.Option(
         ["--ttl", "ttl_s"],
-        type=Parsed("TIME", duration.parse, remedy="write 24h or 90m"),
+        type=Parsed("TIME", parse_time, remedy="write 24h or 90m"),
         help="Delete the job this long after its end, e.g. 24h.",
     ),
     click.Option(
@@ -361,6 +369,8 @@ def _request(
     **given: object,
 ) -> JobRequest:
     """Return the request of the options and the machine file. Raises UsageError, and the errors of a plan."""
+    if given["module"] and given["no_python"]:
+        raise UsageError("--module and --no-python exclude each other", "use one of them")
     binding = record_of(BindingOptions, given)
     binding.request(num_ranks=None)  # raises for invalid binding options
     topology = None if machine is None else topology_from(gpu_nodes=binding.gpu_nodes, machine=machine)

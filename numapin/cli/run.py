@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from numapin.launcher.failure import JobFailure
     from numapin.launcher.options import Job
     from numapin.observe.during_run import Watching
-    from numapin.observe.report import VerifyReport
+    from numapin.observe.verify import VerifyReport
     from numapin.plan.model import Plan
     from numapin.plan.request import Request
     from numapin.rank.signals import Mailbox
@@ -410,7 +410,7 @@ def _print_report(report: VerifyReport, age_s: float) -> None:
 
 def _loaders_reported(run_dir: str, job: Job, options: RunOptions) -> AbstractContextManager[None]:
     """Report at the end which loaders took numapin's path. Each host has its launcher, and so its line."""
-    from numapin.observe.loaders import reporting_loaders
+    from numapin.observe.during_run import reporting_loaders
 
     title = "dataloader" if job.is_single_host else f"dataloader on {os.uname().nodename}"
     return reporting_loaders(run_dir, strict=options.strict, report=lambda text: say(f"{title}: {text}"))

@@ -19,9 +19,9 @@ from numapin.data import torch_names
 from numapin.doctor.check import NIC_VARIABLES, Live
 from numapin.errors import LibnumaError, NumapinError
 from numapin.launcher.rehearse import in_child
+from numapin.observe.below import local_rank
 from numapin.system import memory, nccl_files, numa
 from numapin.system.proc import all_pids, environment_of
-from numapin.tasks.identify import parse_count
 from numapin.topology.sources.libnuma import load
 from numapin.topology.sources.nvml import read_nvml
 
@@ -169,7 +169,7 @@ def running_jobs() -> Mapping[str, Mapping[int, Mapping[str, str]]]:
     jobs: dict[str, dict[int, Mapping[str, str]]] = {}
     for pid in all_pids():
         environ = environment_of(pid) or {}
-        rank, port = parse_count(environ.get("LOCAL_RANK", "")), environ.get("MASTER_PORT")
+        rank, port = local_rank(environ), environ.get("MASTER_PORT")
         if rank is not None and port is not None:
             address = printable(f"{environ.get('MASTER_ADDR', '')}:{port}"[:_MOST_CHARS])
             of_nics = {name: environ[name] for name in NIC_VARIABLES if name in environ}

@@ -5,10 +5,8 @@ the same.
 
 ::
 
-    request.py      the user's request, checked
-    duration.py     times as users type them and as each engine takes them
-    image.py        container images as each engine names them
-    share.py        a job's share of a machine: GPUs, CPUs, memory
+    request.py      the user's request, checked, and its share of a machine
+    notation.py     times and container images, as users type them and as each engine takes them
     scripts.py      sbatch, mpirun, qsub, bsub
     kubernetes.py   kubectl apply: checks, and the values of the templates
     pod_options.py  the user's additions to pods: variables, volumes, ...

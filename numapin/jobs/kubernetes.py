@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 from numapin.base.text import without_none
 from numapin.errors import UsageError
 from numapin.jobs import scripts
-from numapin.jobs.image import in_registry
 from numapin.jobs.manifest import Lines, fill
+from numapin.jobs.notation import in_registry
 from numapin.jobs.pod_options import SHM, Gang, VolumeKind
 from numapin.jobs.request import KubernetesKind
 from numapin.topology.vendors import GpuVendor, support_of

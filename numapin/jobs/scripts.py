@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from numapin.base.formats import quote
 from numapin.errors import UsageError
-from numapin.jobs import duration
-from numapin.jobs.image import for_apptainer, for_pyxis
+from numapin.jobs import notation
+from numapin.jobs.notation import for_apptainer, for_pyxis
 from numapin.jobs.request import Form, JobRequest
 from numapin.topology.vendors import support_of
 
@@ -172,7 +172,7 @@ def slurm(request: JobRequest) -> str:
         "--cpus-per-task=": request.cpus_per_task,
         "--hint=": "multithread" if request.smt else "nomultithread",
         "--mem=": f"{request.memory_bytes >> 20}M" if request.memory_bytes else memory,
-        "--time=": request.time_s and duration.with_days(request.time_s),
+        "--time=": request.time_s and notation.with_days(request.time_s),
         "--partition=": request.queue,
         "--account=": request.account,
         "--signal=B:USR1@": request.signal_s,
@@ -281,7 +281,7 @@ def pbs(request: JobRequest) -> str:
         "-N ": request.name or request.job_name[:15].rstrip("-"),  # some PBS take 15 letters
         "-l select=": ":".join([str(request.nodes), *given]),
         "-l place=scatter": ":excl" if request.whole_nodes else True,
-        "-l walltime=": request.time_s and duration.clock(request.time_s),
+        "-l walltime=": request.time_s and notation.clock(request.time_s),
         "-q ": request.queue,
         "-A ": request.account,
         "-r ": request.requeue and "y",
@@ -321,10 +321,10 @@ def lsf(request: JobRequest) -> str:
         "-R ": f'"{" ".join(resources)}"',
         "-gpu ": gpus and f'"num={gpus}/host:mode=shared:j_exclusive=yes"',
         "-x": request.whole_nodes,
-        "-W ": request.time_s and duration.hours_and_minutes(request.time_s),
+        "-W ": request.time_s and notation.hours_and_minutes(request.time_s),
         "-q ": request.queue,
         "-P ": request.account,
-        "-wa USR1 -wt ": request.signal_s and duration.minutes_begun(request.signal_s),
+        "-wa USR1 -wt ": request.signal_s and notation.minutes_begun(request.signal_s),
         "-r": request.requeue,
         "-Q ": request.requeue and request.signal_s and requeue_status,
         "-o ": f"{request.job_name}-%J.out",

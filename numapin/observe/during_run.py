@@ -1,4 +1,4 @@
-"""Verification of a run while it is active: `numapin run --verify`, `--report`.
+"""Reports on a run: its verification while it is active (--verify, --report), and which loaders took our path.
 
 A thread of the launcher reads /proc at a low rate. The ranks never wait for it.
 """
@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.files import is_special, write_text_to
-from numapin.base.strict_json import encode
-from numapin.errors import NumapinError
+from numapin.base.files import is_special, is_writable, write_text_to
+from numapin.base.records import read_record
+from numapin.base.strict_json import decode, encode
+from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage
+from numapin.errors import BindingRefused, MachineFileError, NumapinError
 from numapin.observe.find_job import read_run
 from numapin.observe.read import observe
-from numapin.observe.report import VerifyReport, unobserved
-from numapin.observe.verify import verify
+from numapin.observe.verify import VerifyReport, unobserved, verify
+from numapin.rank import handover
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 _AGAIN_S: Final = 60.0  # between later looks: each walks the page tables of all ranks
 _RETRY_S: Final = 0.5
 _GONE_S: Final = 5.0  # ranks end one after the other; a rank that is gone for longer than this is reported
-_REMEDY: Final = "choose another file with --report FILE"
+_ANOTHER_FILE: Final = "choose another file with --report FILE"
+_ACCEPT: Final = "to accept torch's own data path, run without --strict"
 _PROBLEMS: Final = (NumapinError, OSError, ValueError, MemoryError)  # none of these may end the job
 _PATIENCE_S: Final = 5.0  # how long a look waits for the reader of a pipe: the job's end may not wait for longer
 _JOIN_S: Final = 2.0  # how long the job's end waits for a look that has not finished
@@ -190,10 +193,66 @@ class _RunWatch(threading.Thread):
         launcher = {"launcher": {**self._what.launcher}} if self._what.launcher else {}
         try:
             text = encode(report.to_json() | ranks | launcher | dict(self._outcome)) + "\n"
-            write_text_to(str(path), text, remedy=_REMEDY, patience_s=_PATIENCE_S)
+            write_text_to(str(path), text, remedy=_ANOTHER_FILE, patience_s=_PATIENCE_S)
         except NumapinError as error:
             self._unwritten = error
         except _PROBLEMS as error:
-            self._unwritten = NumapinError(f"--report: {error}", _REMEDY)
+            self._unwritten = NumapinError(f"--report: {error}", _ANOTHER_FILE)
         else:
             self._unwritten = None
+
+
+# --- loaders ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def reporting_loaders(run_dir: str, *, strict: bool, report: Callable[[str], None]) -> Iterator[None]:
+    """Report the loaders of a run when the body, which runs it, has ended in any way.
+
+    Nothing is reported if no rank has started, or if the body raised before any loader was recorded.
+
+    Raises BindingRefused under `strict` if the body succeeded and a loader did not take numapin's path, or if that is
+    unknown.
+    """
+    try:
+        yield
+    except BaseException:
+        _report(run_dir, report, succeeded=False)
+        raise
+    shortfall = _report(run_dir, report, succeeded=True)
+    if strict and shortfall:
+        raise BindingRefused(f"--strict: {shortfall}", _ACCEPT)
+
+
+def _report(run_dir: str, report: Callable[[str], None], *, succeeded: bool) -> str:
+    """Report the loaders of a run; return what `--strict` does not accept, or an empty text."""
+    try:
+        usage = read_loaders(run_dir)
+    except OSError as error:
+        unknown = f"which loaders used numapin's data path is unknown: {run_dir}: {error.strerror}"
+        report(unknown)
+        return unknown
+    if not usage.ranks or not (succeeded or usage.usages or usage.unread):
+        return ""
+    report(usage.line())
+    return "" if usage.all_took_it else f"--dataloader numapin did not reach every batch: {usage.line()}"
+
+
+def read_loaders(run_dir: str) -> JobUsage:
+    """Read the records of a run. Raises OSError if its folder cannot be read."""
+    usages, unread = [], []
+    for path in sorted(handover.records(run_dir, handover.LOADERS)):
+        try:
+            text = handover.read_text(path)
+            usages.append(read_record(LoaderUsage, text, source=path, hint="", schema=SCHEMA))
+        except (OSError, MachineFileError) as error:
+            unread.append(f"{Path(path).name} cannot be read: {error}")
+    if not is_writable(str(Path(run_dir) / handover.LOADERS)):
+        unread.append(f"records are missing: {run_dir} cannot be written")
+    ranks = []  # that have started
+    for path in handover.records(run_dir):
+        with suppress(OSError, ValueError):
+            record = decode(handover.read_text(path))
+            rank = record.get("rank") if isinstance(record, dict) else None
+            ranks += [rank] if isinstance(rank, int) else []
+    return JobUsage(usages=tuple(usages), ranks=frozenset(ranks), unread=tuple(unread))

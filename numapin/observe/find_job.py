@@ -202,19 +202,36 @@ def job_of_processes(pids: Sequence[int]) -> RunningJob:
     """
     for pid in pids:
         require_program(pid)
-    children = {pid: [child for child in below if child != os.getpid()] for pid, below in proc.children_of().items()}
-    hiding = hiding_variables()
-    # Not that of a launcher: `mpirun -x NCCL_TOPO_FILE=...` gives its ranks alone what names the nodes of GPUs.
+    children = proc.children_of(dict(proc.processes(without={os.getpid()})))
+    name = f"pid {','.join(map(str, pids))}"
     listed = [pid for given in pids for pid in (given, *proc.descendants(given, children))]
-    readable = [found for pid in listed if (found := proc.environment_of(pid)) is not None]
+    environments = {pid: found for pid in listed if (found := proc.environment_of(pid)) is not None}
+
+    # Ranks of an active run have its plan. What is below one of them belongs to it, whatever that has started.
+    run_of = {pid: environ.get("NUMAPIN_RUN_DIR", "") for pid, environ in environments.items()}
+    live = {folder for folder in set(run_of.values()) if run_folder.is_live(folder)}
+    members = [pid for pid, environ in environments.items() if run_of[pid] in live or local_rank(environ) is not None]
+    below = {pid: set(proc.descendants(pid, children)) for pid in members}
+    wanted = {pid for pid in members if not any(pid in below[other] and other not in below[pid] for other in members)}
+    folder, *others = {run_of[pid] for pid in wanted} or {""}
+    if folder in live and not others:
+        job = read_run(Path(folder))
+        chosen = {
+            rank: pid for rank, pid in job.pids.items() if wanted.intersection((pid, *proc.descendants(pid, children)))
+        }
+        if not chosen:
+            raise UsageError(f"{name} belongs to no rank of run {job.name}", f"name the run instead: {job.name}")
+        return replace(job, pids=chosen)
+
+    # Not the environment of a launcher: `mpirun -x NCCL_TOPO_FILE=...` gives its ranks alone what names nodes of GPUs.
+    hiding, readable = hiding_variables(), environments.values()
     shown = next((each for each in readable if local_rank(each) is not None), next(iter(readable), {}))
     topology = discover(environ={name: value for name, value in shown.items() if name not in hiding})
 
     targets = targets_below(pids, topology, children)
     # A child that inherited its rank's LOCAL_RANK is no rank, even if it computes on another GPU by mistake.
     targets = [each for each in targets if not any(_is_child(each, of=other, children=children) for other in targets)]
-    name, environs = f"pid {','.join(map(str, pids))}", [_environment(each) for each in targets]
-    ranks = [each.pid for each in targets]
+    ranks, environs = [each.pid for each in targets], [_environment(each) for each in targets]
 
     # All must be of one job: an active run, or one address at which its ranks meet.
     jobs: dict[str, list[int]] = {}
@@ -228,18 +245,7 @@ def job_of_processes(pids: Sequence[int]) -> RunningJob:
         lines = "\n".join(f"    {printable(job)}: --pid {','.join(map(str, own))}" for job, own in jobs.items())
         raise UsageError(f"{name} includes ranks of {len(jobs)} jobs:\n{lines}", "name the processes of one of them")
 
-    # Ranks of a run have its plan.
-    folder, *others = {environ.get("NUMAPIN_RUN_DIR", "") for environ in environs}
-    if not others and run_folder.is_live(folder):
-        job, wanted = read_run(Path(folder)), set(ranks)
-        chosen = {
-            rank: pid for rank, pid in job.pids.items() if wanted.intersection((pid, *proc.descendants(pid, children)))
-        }
-        if not chosen:
-            raise UsageError(f"{name} belongs to no rank of run {job.name}", f"name the run instead: {job.name}")
-        return replace(job, pids=chosen)
-
-    # Others have the plan that numapin would make for the GPUs that they use, or else see.
+    # Ranks of no run have the plan that numapin would make for the GPUs that they use, or else see.
     numbers, num_ranks = numbered(environs)
     known = {number: each.known.gpu.index for number, each in zip(numbers, targets, strict=True) if each.known.gpu}
     if len({tuple(map(environ.get, hiding)) for environ in environs}) > 1:  # as srun with one GPU a task sets them

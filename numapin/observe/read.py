@@ -67,7 +67,9 @@ def observe(pids: Mapping[int, int], *, gone: frozenset[int] = frozenset(), root
     system = Tree(str(root).rstrip("/"))
     nodes = system.numbers(_NODES_ONLINE) or CpuSet({0})  # a kernel without NUMA shows no nodes and has one
     reader = _Reader(root=root, online=system.numbers(_CPUS_ONLINE))
-    children = _children(root, ranks=frozenset(pids.values()))
+    # A rank that starts another one does not contain it. A rank may have started this process, too.
+    others = {*pids.values(), os.getpid()} if root == LIVE else {*pids.values()}
+    children = proc.children_of(dict(proc.processes(root, without=others)))
     trees = {rank: () if rank in gone else tuple(reader.tree(pid, children)) for rank, pid in sorted(pids.items())}
     ranks = (
         ObservedRank(
@@ -76,15 +78,6 @@ def observe(pids: Mapping[int, int], *, gone: frozenset[int] = frozenset(), root
         for rank, tree in trees.items()
     )
     return Observed(nodes=nodes, ranks=tuple(ranks))
-
-
-def _children(root: Path, *, ranks: frozenset[int]) -> dict[int, list[int]]:
-    """Return each process's children. Ranks are left out: one that starts another does not contain it.
-
-    So is this process, which a rank may have started.
-    """
-    others = ranks | {os.getpid()} if root == LIVE else ranks
-    return {pid: [child for child in below if child not in others] for pid, below in proc.children_of(root).items()}
 
 
 class MemoryReading(NamedTuple):

@@ -1,14 +1,16 @@
-"""Stage 5: compare what was observed with the plan."""
+"""Compare what was observed with the plan: the checks, and their findings as data."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
+from numapin.base.records import to_json
 from numapin.base.text import counted, listed, not_none
 from numapin.observe.model import PRIVATE, MemoryKind, Role
-from numapin.observe.report import RankReport, VerifyFinding, VerifyReport, VerifySeverity
 from numapin.plan.request import Bind, Memory
 from numapin.system.nccl import IGNORE, MENDED
 from numapin.system.refusals import SYS_NICE
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from numapin.plan.model import Plan, RankPlan
 
     _Found = tuple[Process, Thread]
+
+SCHEMA: Final = "numapin.report/1"
 
 JUDGED: Final = tuple(kind for kind in MemoryKind if kind is not MemoryKind.FILE)
 """Kinds of memory that are checked. Files are not: their pages are in the page cache, on the first reader's node."""
@@ -49,6 +53,98 @@ _RESTART: Final = "start it with numapin run, which binds before the program sta
 _MOST_MASKS: Final = 4  # in a finding
 _OF_NCCL: Final = ("NCCL", "pt_nccl")
 """How the names of NCCL's own threads begin: it gives them the CPUs of the GPU's node, as far as the rank has them."""
+
+
+class VerifySeverity(StrEnum):
+    """The weight of a finding."""
+
+    ERROR = "error"
+    """The plan does not hold."""
+    UNVERIFIED = "unverified"
+    """It is unknown whether the plan holds."""
+    WARNING = "warning"
+    NOTE = "note"
+
+
+_HOLDS: Final = {VerifySeverity.ERROR: False, VerifySeverity.UNVERIFIED: None}
+"""Whether the plan holds, for the findings that decide it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyFinding:
+    """One difference from the plan: what it is, where it was seen, and the remedy."""
+
+    severity: VerifySeverity
+    what: str
+    where: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """One rank: the request, the record of what was applied (None if missing), and what was observed."""
+
+    requested: RankPlan
+    applied: Mapping[str, object] | None
+    observed: ObservedRank
+    findings: tuple[VerifyFinding, ...]
+    num_off_plan: int  # threads
+
+    @property
+    def holds(self) -> bool | None:
+        """Return whether this rank is as planned; None if that could not be verified."""
+        return _all_hold(_HOLDS.get(finding.severity, True) for finding in self.findings)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form."""
+        return {
+            **unobserved(self.requested, self.observed.pid, self.applied),
+            "observed": {"processes": [process.to_json() for process in self.observed.processes]},
+            "findings": [to_json(finding) for finding in self.findings],
+        }
+
+
+def unobserved(requested: RankPlan, pid: int | None, applied: Mapping[str, object] | None) -> dict[str, object]:
+    """Return the JSON form of a rank that has not been observed; `pid` is None if it did not start."""
+    return {
+        "local_rank": requested.local_rank,
+        "pid": pid,
+        "requested": requested.to_json(),
+        "applied": applied,
+        "observed": {"processes": []},
+        "findings": [],
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """The findings of `verify` on one run on this host."""
+
+    run: str
+    ranks: tuple[RankReport, ...]
+
+    @property
+    def holds(self) -> bool | None:
+        """Return whether the plan holds; None if nothing contradicts it but something could not be verified.
+
+        In a report without ranks, nothing was verified.
+        """
+        return _all_hold(rank.holds for rank in self.ranks) if self.ranks else None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form (schema numapin.report/1)."""
+        return {
+            "schema": SCHEMA,
+            "run": self.run,
+            "ranks": [rank.to_json() for rank in self.ranks],
+            "holds": self.holds,
+        }
+
+
+def _all_hold(verdicts: Iterable[bool | None]) -> bool | None:
+    """Return False if a verdict is False, else None if one is None, else True."""
+    found = set(verdicts)
+    return next((worst for worst in (False, None) if worst in found), True)
 
 
 def verify(plan: Plan, observed: Observed, *, applied: Mapping[int, Mapping[str, object]], run: str) -> VerifyReport:

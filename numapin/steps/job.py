@@ -196,10 +196,7 @@ class JobReadings:
     def read(self) -> None:
         """Take a reading of the CPU time and of the GPUs."""
         processes = dict(proc.processes())
-        children: dict[int, list[int]] = {}
-        for pid, found in processes.items():
-            children.setdefault(found.parent, []).append(pid)
-        tree = processes.keys() & {self.leader, *proc.descendants(self.leader, children)}
+        tree = processes.keys() & {self.leader, *proc.descendants(self.leader, proc.children_of(processes))}
         self.seen.update((pid, processes[pid].start) for pid in tree)
         ticks = sum(processes[pid].cpu_ticks for pid in tree)
         now_s, per_second = time.monotonic(), os.sysconf("SC_CLK_TCK")

@@ -133,17 +133,19 @@ def all_pids(root: StrPath = LIVE) -> list[int]:
     return sorted(map(int, filter(str.isdecimal, os.listdir(os.path.dirname(folder_of(0, root))))))
 
 
-def children_of(root: StrPath = LIVE) -> dict[int, list[int]]:
-    """Return each parent's children, from a look at all processes: not every kernel lists children itself."""
+def children_of(found: Mapping[int, Stat] | None = None) -> dict[int, list[int]]:
+    """Return each parent's children among these processes, by default all: not every kernel lists children itself."""
     children: dict[int, list[int]] = {}
-    for pid, found in processes(root):
-        children.setdefault(found.parent, []).append(pid)
+    for pid, each in (dict(processes()) if found is None else found).items():
+        children.setdefault(each.parent, []).append(pid)
     return children
 
 
-def processes(root: StrPath = LIVE) -> Iterator[tuple[int, Stat]]:
-    """Yield the processes that have not ended and that may be read, in the order of their ids."""
+def processes(root: StrPath = LIVE, *, without: Container[int] = ()) -> Iterator[tuple[int, Stat]]:
+    """Yield the processes that have not ended and that may be read, but not these, in the order of their ids."""
     for pid in all_pids(root):
+        if pid in without:
+            continue
         try:
             found = stat(folder_of(pid, root))
         except (Gone, PermissionError):  # with hidepid=1, other users' folders are listed, but their files are refused

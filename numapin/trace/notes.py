@@ -94,13 +94,10 @@ class CpuUse:
         The job is the launcher, this process's parent, with all processes below it that may use one of the CPUs. The
         time of a process includes that of its children which have ended.
         """
-        children: dict[int, list[int]] = {}
         job_ticks, launcher = 0, os.getppid()
         try:
             processes = dict(proc.processes())
-            for pid, found in processes.items():
-                children.setdefault(found.parent, []).append(pid)
-            for pid in processes.keys() & {launcher, *proc.descendants(launcher, children)}:
+            for pid in processes.keys() & {launcher, *proc.descendants(launcher, proc.children_of(processes))}:
                 with suppress(ProcessLookupError):
                     job_ticks += processes[pid].cpu_ticks if cpus & os.sched_getaffinity(pid) else 0
             names = {f"cpu{cpu}" for cpu in cpus}

@@ -11,8 +11,7 @@ from rich.text import Text
 
 from numapin.base.text import counted
 from numapin.observe.model import PRIVATE, Role
-from numapin.observe.report import VerifySeverity
-from numapin.observe.verify import JUDGED, LOCKED, elsewhere
+from numapin.observe.verify import JUDGED, LOCKED, VerifySeverity, elsewhere
 from numapin.view.machine import known, rank_names
 from numapin.view.plan_table import gpu_cell
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from numapin.observe.model import MemoryKind
-    from numapin.observe.report import RankReport, VerifyFinding, VerifyReport
+    from numapin.observe.verify import RankReport, VerifyFinding, VerifyReport
 
 _SHARED: Final = tuple(kind for kind in JUDGED if kind not in PRIVATE | LOCKED)
 _COLUMNS: Final = (("private", PRIVATE), ("shared", _SHARED), ("pinned", LOCKED))

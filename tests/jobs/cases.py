@@ -104,7 +104,7 @@ CASES: dict[str, str] = {
 
 REFUSED: dict[str, tuple[str, ...]] = {
     "sge": ("",),
-    "slurm": ("", "--gpus 8", "--gpus-per-node=-2"),
+    "slurm": ("", "--gpus 8", "--gpus-per-node=-2", "-m --no-python"),
     "slurm --gpus-per-node 4": (
         *("--nodes 0", "--nodes=-1", "--nodes many", "--nodes 9999999", "--ranks-per-node 5", "--cpus-per-task 0"),
         *("--time soon", "--time 4:00", "--time 60", "--time 0:00:00", "--time 1-30:00:00"),
@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
         *("--job-name 'a \"b\"\n#SBATCH'", f"--job-name {'x' * 64}", "--job-name \u0661", "--partition 'gpu; rm'"),
         *("--partition 'a\n  b: c'", "--account 'a b'", "--mem-per-node lots", "--mem-per-node 1K"),
         *("--bind none --cpus-per-rank 2", "--gpus 0,,1", "--gpus 0,1", "--gpus 4", "--form task --gpus 0,1"),
-        *("--plan p.json", "--form task --plan p.json --no-smt", "--form task --dataloader numapin", "-m --no-python"),
+        *("--plan p.json", "--form task --plan p.json --no-smt", "--form task --dataloader numapin"),
         *("--array ''", "--array a", "--array 1-", "--array 1,", "--array 0-9%", "--array 0-9%0", "--array 0-9:0"),
         *("--array '1 2'", "--array=-1", "--array '1\n#SBATCH'", "--array 9-1", "--env A=1", "--hostfile h"),
         *("--container 'a b:c'", "--container=--privileged", "--container dockerd://a", "--container docker://"),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numapin.errors import UsageError
-from tests.property.seam import JobRequest, duration, kubernetes, manifest, name_of
+from tests.property.seam import JobRequest, kubernetes, manifest, name_of, notation
 
 SECONDS = st.integers(1, 400 * 24 * 3600)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -29,12 +29,12 @@ VALUES = st.recursive(
 @given(SECONDS)
 def test_times_are_read_as_they_are_written(time_s: int) -> None:
     """Each engine's notation is the same time, to the second or rounded up to the minute."""
-    assert duration.parse(duration.with_days(time_s)) == time_s
-    assert duration.parse(f"{time_s}s") == time_s
-    assert duration.parse(f"{time_s // 3600}h{time_s // 60 % 60}m{time_s % 60}s") == time_s
-    hours, minutes = map(int, duration.hours_and_minutes(time_s).split(":"))
+    assert notation.parse_time(notation.with_days(time_s)) == time_s
+    assert notation.parse_time(f"{time_s}s") == time_s
+    assert notation.parse_time(f"{time_s // 3600}h{time_s // 60 % 60}m{time_s % 60}s") == time_s
+    hours, minutes = map(int, notation.hours_and_minutes(time_s).split(":"))
     assert time_s <= (hours * 60 + minutes) * 60 < time_s + 60
-    hours, minutes, seconds = map(int, duration.clock(time_s).split(":"))
+    hours, minutes, seconds = map(int, notation.clock(time_s).split(":"))
     assert hours * 3600 + minutes * 60 + seconds == time_s
 
 
@@ -42,7 +42,7 @@ def test_times_are_read_as_they_are_written(time_s: int) -> None:
 def test_a_time_is_a_time_or_an_error(text: str) -> None:
     """Any text is a positive time or a ValueError."""
     try:
-        time_s = duration.parse(text)
+        time_s = notation.parse_time(text)
     except ValueError:
         time_s = None
     assert time_s is None or time_s > 0
@@ -54,7 +54,7 @@ def test_a_time_is_a_time_or_an_error(text: str) -> None:
 )
 def test_known_times(text: str, time_s: int) -> None:
     """Each notation is read correctly."""
-    assert duration.parse(text) == time_s
+    assert notation.parse_time(text) == time_s
 
 
 @given(TEXT.filter(lambda text: text != ""))

@@ -39,7 +39,6 @@ PURE = (
     *(f"launcher.{name}" for name in ("options", "store", "failure")),
     *(
         "observe.model",
-        "observe.report",
         "observe.verify",
         "observe.top",
         "attach.report",

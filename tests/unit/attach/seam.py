@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from numapin.attach import pages, targets
-from numapin.attach.bind import Binder, How, attach
+from numapin.attach.bind import Binder, attach
 from numapin.attach.pages import ProcessMemory, Region, move
 from numapin.attach.report import undo_commands
 from numapin.attach.targets import (
     Aim,
+    AttachOptions,
     Target,
-    Wish,
     aim_at_processes,
     aim_at_run,
     cpus_of_cpuset,
     examine,
     in_whole_cpuset,
-    read_family,
+    other_processes,
     shortfalls_of,
     why_untouchable,
 )

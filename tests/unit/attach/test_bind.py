@@ -16,10 +16,10 @@ from tests.needs import needs_two_cpus
 from tests.unit.attach import seam
 from tests.unit.attach.seam import (
     Aim,
+    AttachOptions,
     Binder,
     CpuSet,
     Gone,
-    How,
     ProcessMemory,
     Region,
     Target,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ALL = CpuSet(os.sched_getaffinity(0))
-HOW = How(children=True, widen=False, other_users=False, dry_run=False)
+OPTIONS = AttachOptions()
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_interrupted(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(seam.affinity, "set_cpus", interrupt)
-    binder = Binder(target, HOW)
+    binder = Binder(target, OPTIONS)
     (process,) = binder.run()
     assert (binder.interrupted, process.threads, process.changed, _cpus(target)) == (True, 1, 0, [ALL])
 
@@ -76,7 +76,7 @@ def test_kernel_that_refuses(target: Target, monkeypatch: pytest.MonkeyPatch) ->
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(seam.affinity, "set_cpus", refuse)
-    (process,) = Binder(target, HOW).run()
+    (process,) = Binder(target, OPTIONS).run()
     (shortfall,) = process.shortfalls
     assert (process.threads, process.changed, process.cpus) == (1, 0, ALL)
     assert shortfall.startswith(f"1 thread did not get CPUs {max(ALL)} (Operation not permitted)")
@@ -87,7 +87,7 @@ def test_planned_cpus_that_the_kernel_does_not_give(target: Target) -> None:
     """They are a shortfall."""
     lacking = max(ALL) + 1000
     wide = replace(target, plan=replace(target.plan, cpus=CpuSet({max(ALL), lacking})))
-    (process,) = Binder(wide, HOW).run()
+    (process,) = Binder(wide, OPTIONS).run()
     (shortfall,) = process.shortfalls
     assert (process.changed, process.cpus, _cpus(target)) == (1, CpuSet({max(ALL)}), [CpuSet({max(ALL)})])
     assert shortfall.startswith(f"1 thread did not get CPUs {lacking}, which the cpuset excludes")
@@ -105,9 +105,9 @@ def test_targets_that_all_ended(number: int, words: str) -> None:
             subject = examine(process.pid, other_users=False)
             targets.append(Target(subject=subject, plan=PLANNED, gpu_source=""))
             process.kill()
-    how = replace(HOW, dry_run=True)
+    options = AttachOptions(dry_run=True)
     with pytest.raises(UsageError) as error:
-        attach(Aim(tuple(targets), ()), how, migrate=False, progress=lambda *_: None)
+        attach(Aim(tuple(targets), ()), options, progress=lambda *_: None)
     pids = ", ".join(str(target.subject.pid) for target in targets)
     assert error.value.message == f"{words.format(pids)}; nothing was changed"
     assert "pgrep" in error.value.hint, "a process that was given by its id need not be one of a run"
@@ -115,7 +115,7 @@ def test_targets_that_all_ended(number: int, words: str) -> None:
 
 def test_plan_that_lacks_cpus(target: Target) -> None:
     """What the plan lacks is reported with the target, so that it does not count as exact."""
-    binder = Binder(replace(target, shortfalls=("the plan leaves out CPUs 9",)), HOW)
+    binder = Binder(replace(target, shortfalls=("the plan leaves out CPUs 9",)), OPTIONS)
     (process,) = binder.run()
     assert process.shortfalls == ("the plan leaves out CPUs 9",)
 
@@ -124,7 +124,7 @@ def test_plan_that_lacks_cpus(target: Target) -> None:
 def test_another_process_with_the_same_id(target: Target) -> None:
     """A process that started at another time is not touched, and neither is its thread."""
     other = replace(target, subject=target.subject._replace(start=target.subject.start + 1))
-    assert Binder(other, HOW).run() == ()
+    assert Binder(other, OPTIONS).run() == ()
     (thread,) = threads_of(target.subject.pid)
     with pytest.raises(Gone):
         set_cpus(thread._replace(start=thread.start + 1), CpuSet({max(ALL)}))
@@ -181,8 +181,7 @@ def test_a_descendant_that_has_bound_itself() -> None:
         target = Target(subject=examine(process.pid, other_users=False), plan=plan, gpu_source="")
         attach(
             Aim((target,), (), frozenset({process.pid, child})),
-            HOW,
-            migrate=False,
+            OPTIONS,
             progress=lambda *_: None,
         )
         found = [cpus_of(thread) for pid in (process.pid, child) for thread in threads_of(pid)]

@@ -7,14 +7,14 @@ import os
 import pytest
 
 from numapin.errors import UsageError
-from tests.unit.attach.seam import examine, read_family, why_untouchable
+from tests.unit.attach.seam import examine, other_processes, why_untouchable
 
 
 def test_own_process() -> None:
-    """This process itself is refused, and is not in the family: it is about to end."""
+    """This process itself is refused, and is not among the others: it is about to end."""
     with pytest.raises(UsageError, match="is numapin itself"):
         examine(os.getpid(), other_users=True)
-    assert os.getpid() not in read_family().starts
+    assert os.getpid() not in other_processes()
 
 
 @pytest.mark.parametrize(

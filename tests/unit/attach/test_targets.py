@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from numapin import Bind, Plan, Request
+from numapin import Bind, Plan
 from numapin.errors import MachineError, UsageError
 from tests.needs import needs_root
 from tests.unit.attach.seam import (
+    AttachOptions,
     CpuSet,
     RunningJob,
-    Wish,
     aim_at_processes,
     aim_at_run,
     find_run,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-WISH = Wish(request=Request(), is_default=True, gpus=None, gpu_nodes=(), other_users=False)
 NOBODY = 65534
 PARENT = os.getppid()
 
@@ -116,10 +115,10 @@ def test_a_rank_that_ends_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_more_gpus_than_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """--gpu names one GPU for all processes, or one for each."""
-    monkeypatch.setattr(targets, "_machine", lambda *_: machine(2))
+    monkeypatch.setattr(targets, "discover", lambda **_: machine(2))
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
         with pytest.raises(UsageError, match=r"^--gpu names 2 GPUs for 1 process\n") as caught:
-            aim_at_processes([process.pid], replace(WISH, gpus=("0", "1")), {})
+            aim_at_processes([process.pid], AttachOptions(gpus=("0", "1")), {})
         process.communicate()
     assert caught.value.hint == "name one GPU, or one for each process"
 
@@ -127,13 +126,13 @@ def test_more_gpus_than_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("num_gpus", [0, 2])
 def test_a_process_whose_gpu_is_unknown(num_gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hint names --gpu only where there are GPUs, and how ranks are to be started; a rank needs no GPU then."""
-    monkeypatch.setattr(targets, "_machine", lambda *_: machine(num_gpus))
+    monkeypatch.setattr(targets, "discover", lambda **_: machine(num_gpus))
     echo = "echo there; exec sleep 600"
     with subprocess.Popen(["sh", "-c", echo], env={"PATH": os.environ["PATH"]}, stdout=subprocess.PIPE) as process:
         assert process.stdout
         process.stdout.readline()  # /proc shows an environment a little after exec
         with pytest.raises(UsageError, match=rf"the GPU of process {process.pid} \(.+\) is unknown") as caught:
-            aim_at_processes([process.pid], WISH, {})
+            aim_at_processes([process.pid], AttachOptions(), {})
         process.kill()
     assert (f"numapin attach --pid {process.pid} --gpu N" in caught.value.hint) == bool(num_gpus)
     assert "LOCAL_RANK" in caught.value.hint

@@ -14,8 +14,8 @@ import pytest
 from tests.needs import needs_two_cpus
 from tests.unit.attach.seam import (
     Aim,
+    AttachOptions,
     CpuSet,
-    How,
     Target,
     ThreadId,
     attach,
@@ -73,8 +73,7 @@ def _start_thread(process: subprocess.Popen[str]) -> None:
 def _attach(pid: int, cpus: CpuSet = LAST) -> tuple[str, ...]:
     """Bind a process, and return the commands that undo it."""
     target = Target(subject=examine(pid, other_users=False), plan=replace(PLANNED, cpus=cpus), gpu_source="")
-    how = How(children=True, widen=False, other_users=False, dry_run=False)
-    return attach(Aim((target,), ()), how, migrate=False, progress=lambda *_: None).undo
+    return attach(Aim((target,), ()), AttachOptions(), progress=lambda *_: None).undo
 
 
 def _run(commands: tuple[str, ...]) -> None:

@@ -43,7 +43,7 @@ from numapin.data.stats import Counts, Stats, share_on
 from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage, Shortfall
 from numapin.data.usage_log import UsageLog
 from numapin.data.worker import Stacker, limit_libraries, num_worker_threads
-from numapin.observe.loaders import read_loaders
+from numapin.observe.during_run import read_loaders
 from numapin.rank import handover
 from numapin.rank.become import BINDING
 from numapin.system import calls, cuda, memory

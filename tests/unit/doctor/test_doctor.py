@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -132,6 +133,11 @@ def test_running_ranks_are_found() -> None:
 # --- the page of all checks -----------------------------------------------------------------------------------------
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "checks.md"
+_CODE = re.compile(
+    r"(?<=: )numapin .+|[\w-]*[/_*][\w/.*{},-]*\w[*]?|\w+\.\w[\w.]*|\b[A-Z]?[a-z]+[A-Z]\w*[*]?|"
+    r"nvidia-\w+-\w+\*|py-libnuma|mbind|statvfs|dlopen"
+)
+"""Paths, variables, calls and commands in what a check reads."""
 _HEAD = """\
 # The checks of numapin doctor
 
@@ -148,7 +154,8 @@ def test_the_page_has_all_checks() -> None:
     for check in CHECKS:
         finds = (inspect.getdoc(check.run) or "").partition("\n")[0]
         mark = " *" if check.is_live else ""
-        rows.append(f"| {check.name}{mark} | {finds} {check.why} | `{check.where}` |")
+        where = _CODE.sub(lambda word: f"`{word[0]}`", check.where)
+        rows.append(f"| {check.name}{mark} | {finds} {check.why} | {where} |")
     text = "\n".join([_HEAD, *rows]) + "\n"
     if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
         PAGE.write_text(text)

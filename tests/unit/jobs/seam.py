@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from numapin.jobs import image
-from numapin.jobs.request import Form, JobRequest, KubernetesKind
-from numapin.jobs.share import sized
+from numapin.jobs import notation
+from numapin.jobs.request import Form, JobRequest, KubernetesKind, sized
 from numapin.topology.vendors import GpuVendor

@@ -23,7 +23,7 @@ from numapin.errors import UsageError
 from tests.jobs import schemas
 from tests.jobs.cases import CASES, HOSTILE, expanded, machine_files, write
 from tests.machines.grids import grid
-from tests.unit.jobs.seam import Form, GpuVendor, JobRequest, KubernetesKind, image, sized
+from tests.unit.jobs.seam import Form, GpuVendor, JobRequest, KubernetesKind, notation, sized
 
 SHELL_CASES = [name for name in CASES if not name.startswith("kubernetes")]
 POD_CASES = [name for name in CASES if name.startswith("kubernetes")]
@@ -251,6 +251,6 @@ def test_images_are_named_as_each_program_takes_them(
     typed: str, pyxis: str | None, apptainer: str, registry: str | None
 ) -> None:
     """Enroot needs a # after the registry, Apptainer a scheme; files and other schemes stay as they are."""
-    assert (image.for_pyxis(typed), image.in_registry(typed)) == (pyxis, registry)
+    assert (notation.for_pyxis(typed), notation.in_registry(typed)) == (pyxis, registry)
     if apptainer:
-        assert image.for_apptainer(typed) == apptainer
+        assert notation.for_apptainer(typed) == apptainer

@@ -11,14 +11,13 @@ from numapin.launcher import run_folder
 from numapin.launcher.run_folder import find_file
 from numapin.observe import during_run, find_job
 from numapin.observe.below import targets_below
+from numapin.observe.during_run import read_loaders, reporting_loaders
 from numapin.observe.find_job import RunningJob
-from numapin.observe.loaders import read_loaders, reporting_loaders
 from numapin.observe.model import MemoryKind, NcclLibrary, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
 from numapin.observe.read import observe
-from numapin.observe.report import VerifyReport
 from numapin.observe.sample import Sampler, read_swapped
 from numapin.observe.top import LoopPace, LoopPaces, Sample, Top, top
-from numapin.observe.verify import verify
+from numapin.observe.verify import VerifyReport, verify
 from numapin.plan.model import GpuRef
 from numapin.rank import handover
 from numapin.system import proc

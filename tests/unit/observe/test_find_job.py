@@ -346,8 +346,9 @@ def test_ranks_that_see_other_gpus() -> None:
         assert find_job.job_of_processes([launcher]).pids == {0: first, 1: second}
 
 
-def test_ranks_of_a_run_have_its_plan(environ: dict[str, str]) -> None:
-    """Processes with the folder of an active run in their environment get its plan and its records."""
+def test_ranks_of_a_run_have_its_plan(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes with the folder of an active run in their environment get its plan; no machine is read."""
+    monkeypatch.setattr(find_job, "discover", lambda **_: pytest.fail("the plan is there: no machine need be read"))
     with _run(environ) as folder:
         ranks = [{"LOCAL_RANK": str(rank), "NUMAPIN_RUN_DIR": folder} for rank in range(2)]
         with _processes(*ranks) as (launcher, first, second):
@@ -386,10 +387,10 @@ def test_ranks_of_several_jobs(environ: dict[str, str]) -> None:
 def test_odd_trees_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks are found below a long chain of processes, and if parents form a circle because ids were used again."""
     with _processes({"LOCAL_RANK": "0"}) as (launcher, rank):
-        chain = [launcher, *range(4194305, 4194305 + 3000)]  # ids above the largest, which no process has
+        chain = [launcher, *range(4194305, 4194305 + 1100)]  # ids above the largest, which no process has
         children = {parent: [child] for parent, child in pairwise(chain)}
         children[chain[-1]] = [launcher, rank]
-        monkeypatch.setattr(seam.proc, "children_of", lambda: children)
+        monkeypatch.setattr(seam.proc, "children_of", lambda *_: children)
         assert find_job.job_of_processes([launcher]).pids == {0: rank}
 
 
@@ -471,7 +472,7 @@ def test_ranks_and_their_gpus(
 
     monkeypatch.setattr(find_job, "discover", machine)
     monkeypatch.setattr(find_job, "require_program", lambda _: None)
-    monkeypatch.setattr(seam.proc, "children_of", lambda: children)
+    monkeypatch.setattr(seam.proc, "children_of", lambda *_: children)
     monkeypatch.setattr(seam.proc, "environment_of", lambda pid: processes[pid][1] | {"PID": str(pid)})
     monkeypatch.setattr(seam.proc, "pid_namespace", lambda: 0xEFFFFFFC)
     driver = {pid: tuple(f"GPU-{index}" for index in gpus) for pid, gpus in computing.items()}

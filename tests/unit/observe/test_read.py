@@ -293,13 +293,13 @@ def test_processes_that_may_not_be_read_have_no_children(root: Path, monkeypatch
         return read(path)
 
     monkeypatch.setattr(proc, "read", refuse)
-    assert children_of(root) == {1: [10]}
+    assert children_of(dict(proc.processes(root))) == {1: [10]}
 
 
 def test_parents(root: Path) -> None:
     """A process has the parent that the kernel reports, whatever its name; a missing process has none."""
     _add(root, 10, name="sh) 7 (", parent=5)
-    assert children_of(root) == {5: [10]}
+    assert children_of(dict(proc.processes(root))) == {5: [10]}
     assert (parent_of(os.getpid()), parent_of(1 << 22)) == (os.getppid(), 0)  # one more than the largest process id
 
 
