@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import time
-import uuid
 from contextlib import ExitStack, closing, suppress
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +17,7 @@ from numapin.base.stderr import say
 from numapin.base.text import counted
 from numapin.errors import NumapinError, Stopped, UsageError
 from numapin.launcher import ranks as rank_processes
-from numapin.launcher.hosts import NotMet, OneHost, SeveralHosts, public_id
+from numapin.launcher.hosts import NotMet, hosts_of
 from numapin.launcher.logs import Logs
 from numapin.launcher.ranks import START_HINT, Alarm, StartedRank, ended_on_error, guarded, notes_of
 from numapin.launcher.run_folder import run_directory
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numapin.launcher.failure import RanksFailed
-    from numapin.launcher.hosts import HostPlace
+    from numapin.launcher.hosts import HostPlace, OneHost, SeveralHosts
     from numapin.launcher.logs import RankOutput
     from numapin.launcher.options import Job
     from numapin.launcher.survivors import LastLook
@@ -58,17 +57,13 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
     When RanksFailed (a rank failed, and no restart is left) or Stopped (by a signal) is raised, all ranks have ended.
     Other errors say why a rank did not start, why hosts did not meet, or which address or port cannot be used.
     """
-    run_id = job.run_id or str(uuid.uuid4())
-    logs, num_ranks, restarts = Logs(job, run_id), len(plan.ranks), 0
+    num_ranks, restarts = len(plan.ranks), 0
     failure: RanksFailed | None = None
     with ExitStack() as opened:
         alarm = opened.enter_context(Alarm(job.signals))
-        hosts: OneHost | SeveralHosts
-        if job.is_single_host:
-            hosts = OneHost(num_ranks, job.local_addr, job.master_port, uses_torch=bool(job.why_torch))
-        else:
-            hosts = SeveralHosts(job, num_ranks, alarm)
+        hosts = hosts_of(job, num_ranks, alarm)
         opened.enter_context(hosts)
+        logs = Logs(job)
         handover.hand_over(plan, run_dir, os.environ)
         identity = handover.identity(run_dir)
         while True:
@@ -77,18 +72,17 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
             kills_before, ranks = cgroup.read_kills(), list[StartedRank]()
             try:
                 place = hosts.join(alarm)
-                files = logs.begin(restarts, num_ranks, run_dir, place.first_rank)
-                shared = _shared_variables(job, place, num_ranks=num_ranks, run_id=run_id, restarts=restarts)
+                files = logs.begin(restarts, place, run_dir)
+                shared = place.shared_variables(
+                    os.environ, role=job.role, restarts=restarts, max_restarts=job.max_restarts
+                )
                 grace_s = job.shutdown_timeout_s
-                with (
-                    closing(logs),
-                    guarded(run_dir),
-                    ended_on_error(ranks, run_dir, grace_s, alarm.is_urgent, alarm.further),
-                ):
-                    for local_rank in range(num_ranks):
+                ended = ended_on_error(ranks, run_dir, grace_s, alarm.is_urgent, alarm.further)
+                with closing(logs), guarded(run_dir), ended:
+                    for local_rank, own_files in enumerate(files):
                         alarm.ring()
-                        own = _own_variables(job, local_rank, place, files[local_rank])
-                        ranks.append(start_rank(job, local_rank, {**shared, **own}, files[local_rank]))
+                        variables = {**shared, **_own_variables(job, local_rank, place, own_files)}
+                        ranks.append(start_rank(job, local_rank, variables, own_files))
                     _watch(ranks, job, hosts, mailbox, alarm)
                 hosts.succeeded(alarm)  # takes up to minutes; all ranks have been reaped
                 return  # noqa: TRY300 - `else` would be far from here
@@ -179,7 +173,7 @@ def account(
     from numapin.base.strict_json import decode  # a job that succeeds needs neither
     from numapin.launcher.failure import EndedRank, JobFailure, RanksFailed, in_order
 
-    ended = []
+    ended = list[EndedRank]()
     for rank, own, planned in zip(ranks, files, plan.ranks, strict=True):
         error: object = None
         recorded_s: float | None = None
@@ -221,9 +215,9 @@ def account(
 
 
 def _folder_again(plan: Plan, lost: str, opened: ExitStack) -> tuple[str, tuple[int, int] | None]:
-    """Make another folder for a run whose folder a cleaner of temporary files has removed; return it, and its identity.
+    """Make another folder for a run whose folder was removed, or replaced by another user's; return its identity, too.
 
-    Where it was, there may now be a folder in which another user replaces files with links. Raises NumapinError.
+    Raises NumapinError.
     """
     environ = {name: value for name, value in os.environ.items() if name != "NUMAPIN_RUN_DIR"}  # set by hand_over
     run_dir = opened.enter_context(run_directory(environ))
@@ -249,20 +243,6 @@ def _tell_outer_launcher(failure: RanksFailed) -> None:
         file.write(encode({**first.error, "message": message}))
 
 
-def _shared_variables(job: Job, place: HostPlace, *, num_ranks: int, run_id: str, restarts: int) -> dict[str, str]:
-    """Return this environment with torchrun's variables that all ranks of this host share."""
-    is_signed = not job.is_single_host and job.rdzv_backend == "c10d"
-    of_place = place.shared_variables(
-        num_ranks,
-        run_id=public_id(run_id) if is_signed else run_id,
-        environ=os.environ,
-        role=job.role,
-        restarts=restarts,
-        max_restarts=job.max_restarts,
-    )
-    return {**os.environ, **of_place, "TORCHELASTIC_SIGNALS_TO_HANDLE": job.signals_to_handle}
-
-
 def _own_variables(job: Job, local_rank: int, place: HostPlace, files: RankOutput) -> dict[str, str]:
     """Return torchrun's variables of one rank. Raises UsageError if --virtual-local-rank has no GPU for it."""
     own = {
@@ -270,6 +250,7 @@ def _own_variables(job: Job, local_rank: int, place: HostPlace, files: RankOutpu
         "LOCAL_RANK": str(local_rank),
         "ROLE_RANK": str(place.first_role_rank + local_rank),
         "TORCHELASTIC_ERROR_FILE": files.error,
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": job.signals_to_handle,
     }
     if not job.virtual_local_rank:
         return own

@@ -35,7 +35,7 @@ else
         tests/contract/test_cast.py tests/unit/data tests/unit/test_public_api.py tests/unit/launcher/test_direct.py
         tests/unit/launcher/test_hosts.py tests/unit/launcher/test_installed_torch.py
         tests/unit/launcher/test_options.py tests/unit/launcher/test_store.py
-        tests/integration/test_torchrun_parity.py"
+        tests/integration/test_every_option.py"
     python -c 'import torch; print("torch", torch.__version__)'
 fi
 cd "$folder/source"

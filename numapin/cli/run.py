@@ -23,9 +23,8 @@ from numapin.cli.torch_import import importing_torch, require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import NumapinError, RankError, Stopped, UsageError
 from numapin.launcher import options as torchruns
-from numapin.launcher.lost_gpus import require_gpus
 from numapin.launcher.program import keep_script, python, require_program
-from numapin.launcher.rehearse import rehearse
+from numapin.launcher.rehearse import rehearse, require_gpus
 from numapin.launcher.run_folder import run_directory
 from numapin.launcher.store_server import torch_folder, why_not_served
 from numapin.plan.gpus import settle_gpus

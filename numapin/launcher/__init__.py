@@ -15,5 +15,4 @@
     survivors.py        where the other ranks of a failed job are before they are ended
     run_folder.py       make and find the folders of runs, and remove those of ended runs
     init.py             process 1 of a container, and others that wait for one child
-    lost_gpus.py        GPUs of the plan that the machine no longer shows
 """

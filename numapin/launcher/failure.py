@@ -1,7 +1,6 @@
 """The account of a job whose ranks failed: how each ended, which was the first, and what probably ended it.
 
-It states only what is established. A rank's error file has the format of torch's @record, and maybe facts of our own
-hook (`rank/hook`); a text may have been written by any version of Python and torch.
+A rank's error file has the format of torch's @record, written by any version of Python and torch, or by our own hook.
 """
 
 from __future__ import annotations
@@ -20,20 +19,16 @@ from numapin.errors import RankError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_SHELLS_SIGNAL: Final = 128
-"""A shell, and thus a wrapper script, adds this to the number of the signal that ended its program."""
+_SHELLS_SIGNAL: Final = 128  # what a shell, and thus a wrapper script, adds to the number of its program's signal
 _SUMMARY_CHARS: Final = 400
 STACK_SIGNAL: Final = signal.SIGRTMAX - 1
 """Makes a rank write its stack (`survivors`); ends a Python that is just ending."""
 _ENDINGS: Final = {0, *(end for number in (1, 2, 3, 9, 15, STACK_SIGNAL) for end in (-number, _SHELLS_SIGNAL + number))}
 """The ends of ranks, and of wrappers around them, that the launcher ends after a failure: by SIGTERM, then SIGKILL, or
 by the signal that the launcher gets meanwhile: SIGHUP, SIGINT or SIGQUIT."""
-_SOON_S: Final = 60.0
-"""A cause is seen at most this long after its consequences."""
-_RECORD_S: Final = 2.0
-"""torch's @record notes a whole second and writes it at once; a file written much later has been written again."""
-_TICK_S: Final = 0.02
-"""The kernel takes a file's time from the last tick of its clock."""
+_SOON_S: Final = 60.0  # a cause is seen at most this long after its consequences
+_RECORD_S: Final = 2.0  # @record notes a whole second and writes at once; a file written later was written again
+_TICK_S: Final = 0.02  # the kernel takes a file's time from the last tick of its clock
 # What gloo, NCCL and torch's store say of another rank: "[…/gloo/transport/tcp/pair.cc:537] Read error [::1]:41217:
 # Connection reset by peer", "Connection was likely closed", "ncclRemoteError: … a remote process exiting prematurely".
 _LOST_PEER: Final = re.compile(
@@ -49,8 +44,7 @@ _IN_COLLECTIVES: Final = re.compile(r'  File ".*/torch/distributed/(distributed_
 
 # --- what a rank recorded --------------------------------------------------------------------------------------------
 
-_MOST_CHARS: Final = 1 << 17
-"""Of a longer text, half as many characters of its beginning and of its end are read."""
+_MOST_CHARS: Final = 1 << 17  # of a longer text, half as many of its beginning and of its end are read
 _BEGIN: Final = "Traceback (most recent call last):"
 _DIRECT_CAUSE: Final = "The above exception was the direct cause of the following exception:"
 _LINKS: Final = (_DIRECT_CAUSE, "During handling of the above exception, another exception occurred:")
@@ -64,19 +58,12 @@ _LIBRARY: Final = re.compile(r"/(site|dist)-packages/|/lib(64)?/python\d\.\d+t?/
 
 
 class RaisedException(NamedTuple):
-    """An exception in the text of a traceback.
-
-    Attributes:
-        frames: The lines of its frames.
-        message: Its type and its text, maybe several lines.
-        members: The first lines of the exceptions in a group, and of those in groups in it.
-        is_direct_cause: Whether the next exception was raised from it.
-    """
+    """An exception in the text of a traceback."""
 
     frames: list[str]
-    message: str
-    members: list[str]
-    is_direct_cause: bool
+    message: str  # its type and its text, maybe several lines
+    members: list[str]  # the first lines of the exceptions in a group, and of those in groups in it
+    is_direct_cause: bool  # the next exception was raised from it
 
 
 def chain_of(traceback: str) -> list[RaisedException]:
@@ -128,41 +115,23 @@ def _members(lines: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedRank:
-    """The end of a rank.
-
-    Attributes:
-        local_rank: Its number on this host.
-        rank: Its number in the job.
-        pid: Its process.
-        exitcode: The exit status, or the negated signal number.
-        ended_s: The time (since the epoch) when the launcher saw it.
-        was_ended: Whether it was running when another rank failed, so that the launcher ended it.
-        asked_s: The time (since the epoch) when the launcher sent it the first signal to end. None: unknown.
-        is_left: Whether it is still there, although the launcher has killed it. `exitcode` is then that of the kill.
-        error_file: The file in which the rank may have recorded its error.
-        error: The JSON in that file, None if there is none.
-        recorded_s: The time (since the epoch) when that file was written. None: unknown.
-        logs: The files with its output, if that was redirected.
-        stack: Where it was when another rank had failed, as Python's faulthandler writes it; "" if unknown.
-        gpu: The index of its GPU, None without one.
-        node: The node of its GPU, or the one that it was given. None: unknown.
-    """
+    """The end of a rank. Times are seconds since the epoch, None if unknown."""
 
     local_rank: int
     rank: int
     pid: int
-    exitcode: int
-    ended_s: float
-    was_ended: bool
+    exitcode: int  # or the negated signal number
+    ended_s: float  # when the launcher saw it
+    was_ended: bool  # it was running when another rank failed, so the launcher ended it
     error_file: str
-    error: object
-    recorded_s: float | None = None
-    asked_s: float | None = None
-    is_left: bool = False
-    logs: tuple[str, ...] = ()
-    stack: str = ""
+    error: object  # the JSON in that file, None if there is none
+    recorded_s: float | None = None  # when that file was written
+    asked_s: float | None = None  # when the launcher sent it the first signal to end
+    is_left: bool = False  # still there after SIGKILL; `exitcode` is then that of the kill
+    logs: tuple[str, ...] = ()  # the files with its output, if that was redirected
+    stack: str = ""  # where it was when another rank had failed, as faulthandler writes it
     gpu: int | None = None
-    node: int | None = None
+    node: int | None = None  # of its GPU, or the one that it was given
 
     @property
     def _recorded(self) -> object:
@@ -186,10 +155,7 @@ class EndedRank:
 
     @property
     def exception(self) -> str:
-        """The last part of a traceback, such as "KeyError: 'x'"; "" if the rank recorded none.
-
-        If torch has raised an exception of another process or thread again, this is the original one.
-        """
+        """The last part of a traceback, such as "KeyError: 'x'", before torch raised it again; "" if there is none."""
         return (self.raised_in and self.chain[-1].message) or self._message
 
     @property
@@ -216,10 +182,7 @@ class EndedRank:
 
     @property
     def was_in(self) -> str:
-        """Where it was when another rank had failed: "barrier, train.py:8"; "" if unknown.
-
-        The innermost function, and the innermost line of the user's: not of Python's library, nor of a package.
-        """
+        """Its innermost function, and the user's innermost line, at the failure: "barrier, train.py:8"; else ""."""
         frames = [found for line in self.stack.split("\n") if (found := _DUMPED_FRAME.fullmatch(line))]
         if not frames:
             return ""
@@ -255,7 +218,6 @@ class EndedRank:
         return self.ended_s if whole is None else min(self.ended_s, max(0, int(whole)) + 1)
 
     def _time(self, name: str) -> float | None:
-        """Return a time that the rank recorded, None if there is none."""
         is_torchs = isinstance(_field(self._recorded, "message"), Mapping)
         found = _field(self._recorded, "message", "extraInfo", name) if is_torchs else _field(self._recorded, name)
         try:
@@ -299,10 +261,7 @@ class EndedRank:
 
     @property
     def state(self) -> str:
-        """One of "finished", "failed", "ended" and "left".
-
-        It succeeded, or failed by itself, maybe while the launcher ended it; or the launcher ended it, or tried to.
-        """
+        """One of "finished", "failed" (by itself, maybe while it was ended), "ended" by the launcher, and "left"."""
         if self.is_left:
             return "left"
         if not self.was_ended:
@@ -312,12 +271,10 @@ class EndedRank:
 
     @property
     def blames_peer(self) -> str:
-        """What its exception, or one before it, says of another rank: "lost its connection to"; "" if nothing.
-
-        Only torch's collectives are about ranks: a file server, a database or a pipe may break a connection, too.
-        """
+        """What its exception, or one before it, says of another rank: "lost its connection to"; "" if nothing."""
         for raised in reversed(self.chain):
             where = next((line for line in reversed(raised.frames) if line.startswith('  File "')), "")
+            # Others are not about ranks: a file server, a database or a pipe may break a connection, too.
             if _OF_COLLECTIVES.search(raised.message) or _IN_COLLECTIVES.match(where):
                 if _LOST_PEER.search(raised.message):
                     return "lost its connection to"
@@ -350,28 +307,16 @@ class EndedRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFailure:
-    """The failure of a job, as this host saw it.
+    """The failure of a job, as this host saw it."""
 
-    Attributes:
-        program: The script, as the user typed it.
-        host: The name of this host.
-        ranks: The ranks of this host, in the order in which they failed; those that did not fail follow.
-        why_first: Why the first is not the one whose failure has the earliest time; "" if it is.
-        is_only_host: Whether the job has no ranks on other hosts.
-        out_of_memory: What the kernel's out-of-memory killer did, None if it did nothing.
-        out_of_memory_advice: What to do about it.
-        shm_bytes: The size of /dev/shm, None if it is unknown.
-        shm_used: The used share of it when the failure was seen, from 0 to 1. None: unknown.
-    """
-
-    program: str
+    program: str  # as the user typed it
     host: str
-    ranks: tuple[EndedRank, ...]
-    why_first: str = ""
+    ranks: tuple[EndedRank, ...]  # of this host, in the order in which they failed; the others follow
+    why_first: str = ""  # why the first is not the one whose failure has the earliest time
     is_only_host: bool = True
-    out_of_memory: str | None = None
+    out_of_memory: str | None = None  # what the kernel's out-of-memory killer did
     out_of_memory_advice: str = ""
-    shm_bytes: int | None = None
+    shm_bytes: int | None = None  # the size of /dev/shm, and its used share when the failure was seen; None: unknown
     shm_used: float | None = None
 
     @property
@@ -380,15 +325,15 @@ class JobFailure:
         return self.ranks[0]
 
     @property
+    def where(self) -> str:
+        """The words that say among which ranks the first was the first; "" if among all."""
+        return "" if self.is_only_host else " on this host"
+
+    @property
     def summary(self) -> str:
         """The first failure in one line."""
         reason = self.first.exception.partition("\n")[0][:_SUMMARY_CHARS] or self.first.end
         return f"rank {self.first.rank} failed first{self.where}: {reason}"
-
-    @property
-    def where(self) -> str:
-        """The words that say among which ranks the first was the first; "" if among all."""
-        return "" if self.is_only_host else " on this host"
 
     def to_json(self) -> dict[str, object]:
         """Return the account as the report file has it."""

@@ -1,8 +1,7 @@
 """The guardian: a small process that ends what ranks started if the launcher is killed.
 
-When a launcher ends, the kernel ends its ranks, but not what they started. A launcher that gets SIGKILL cannot do that
-itself. So it has started a guardian, which sleeps until the launcher has ended, and then kills what is left of the
-ranks. In all other cases the launcher ends it.
+When a launcher ends, the kernel ends its ranks, but not what they started. The guardian sleeps until the launcher has
+ended, and then kills what is left of the ranks. If the launcher can end them itself, it also ends the guardian.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from typing import Final
 
-LOOK_S: Final = 0.05
-"""Seconds between two looks at running processes. pidfds would need Linux 5.3."""
+LOOK_S: Final = 0.05  # between two looks at running processes; pidfds would need Linux 5.3
 DEATH_S: Final = 30
 """Seconds to wait for killed processes before others replace them: giving back GPU memory takes seconds, and the new
 ranks need it. A process that still exists after this time may never end."""
@@ -38,14 +36,11 @@ _OF_RANKS: Final = ("LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT")  # a launcher ha
 def main() -> None:
     """Kill the ranks of a launcher that is ending, and what they started.
 
-    The arguments are the launcher's process id, the folder of its run, and the descriptor of the folder's lock, if it
-    has one. All signals are blocked: the launcher ends its guardian by SIGKILL, so that Ctrl-C, or a scheduler that
-    signals all processes of a job, does not end it first.
-
-    This process has inherited the lock. So no other launcher sweeps the folder, or a nested run's in it, before this
-    has ended.
+    All signals are blocked, so that Ctrl-C, or a scheduler that signals all processes of a job, does not end it first.
     """
-    launcher, folder, locks = int(sys.argv[1]), sys.argv[2], [*map(int, sys.argv[3:])]
+    launcher, folder = int(sys.argv[1]), sys.argv[2]
+    # The folder's lock is inherited, if there is one: until this has ended, no other launcher sweeps the folder.
+    locks = [*map(int, sys.argv[3:])]
     while os.getppid() == launcher:  # a caller of spawn may have closed all files that it did not open
         time.sleep(LOOK_S)
     for lock in locks:  # a run whose launcher has ended does not count as active
@@ -72,22 +67,20 @@ def main() -> None:
 def of_ranks(sessions: Collection[int], folder: str) -> list[int]:
     """Return the processes in these sessions of ranks, and those that ranks of the run with this folder have detached.
 
-    These have left the session; the environment that they inherited identifies them. Environments of processes that
-    wait in the kernel are not read: the read could wait as long. Returns none if /proc cannot be read.
+    These have left the session; the environment that they inherited identifies them.
     """
-    try:
-        found = [*proc.processes()]
-    except (OSError, MachineError):
-        return []
-    return [pid for pid, stat in found if stat.session in sessions or (stat.state != "D" and _is_marked(pid, folder))]
-
-
-def _is_marked(pid: int, folder: str) -> bool:
-    try:
-        environ = proc.environment_of(pid) or {}
-    except OSError:
-        return False
-    return environ.get("NUMAPIN_RUN_DIR") == folder and all(name in environ for name in _OF_RANKS)
+    found = []
+    with suppress(OSError, MachineError):  # /proc cannot be read
+        for pid, stat in proc.processes():
+            environ = None
+            # A process that waits in the kernel could let the read wait as long.
+            if stat.session not in sessions and stat.state != "D":
+                with suppress(OSError):
+                    environ = proc.environment_of(pid)
+            is_marked = environ and environ.get("NUMAPIN_RUN_DIR") == folder and environ.keys() >= {*_OF_RANKS}
+            if stat.session in sessions or is_marked:
+                found.append(pid)
+    return found
 
 
 def ask(pids: Iterable[int], number: int) -> None:

@@ -1,9 +1,8 @@
-"""Where the launchers of a job meet before its ranks start: in torch's rendezvous, if there are several.
+"""How the hosts of a job find each other before its ranks start; `hosts_of` is the one place that decides it.
 
 - A job on one host has no rendezvous. The launcher serves the ranks' store on one address, by default the loopback.
-- Several hosts meet in torch's c10d store, whose state torch unpickles. Anyone who reaches the port can write there, so
-  the state is signed with the rendezvous id, which never enters the store. Nothing is unpickled without a valid
-  signature.
+- Several hosts meet in torch's rendezvous. The state of its c10d store is a pickle, which anyone who reaches the port
+  can replace. So it is signed with the rendezvous id, which never enters the store, and read only if it is valid.
 
 Of torch this uses the public interface of its rendezvous only. The keys that hosts exchange are those of torch's agent,
 so that a host under torchrun can take part in a static rendezvous.
@@ -14,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import uuid
 from collections import Counter
 from contextlib import ExitStack, suppress
 from datetime import timedelta
@@ -67,27 +67,24 @@ class HostPlace(NamedTuple):
 
     group_rank: int
     num_hosts: int
+    num_ranks: int  # of this host
     first_rank: int
     world_size: int
     first_role_rank: int
     role_size: int
     address: str
     port: int
+    run_id: str  # as the ranks see it
 
     def shared_variables(
-        self,
-        num_ranks: int,
-        *,
-        run_id: str,
-        environ: Mapping[str, str],
-        role: str = "default",
-        restarts: int = 0,
-        max_restarts: int = 0,
+        self, environ: Mapping[str, str], *, role: str = "default", restarts: int = 0, max_restarts: int = 0
     ) -> dict[str, str]:
-        """Return torchrun's variables that all ranks of this host have; a launcher serves the store."""
+        """Return the environment with torchrun's variables that all ranks of this host have."""
         return {
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+            **environ,
             "WORLD_SIZE": str(self.world_size),
-            "LOCAL_WORLD_SIZE": str(num_ranks),
+            "LOCAL_WORLD_SIZE": str(self.num_ranks),
             "ROLE_WORLD_SIZE": str(self.role_size),
             "GROUP_RANK": str(self.group_rank),
             "GROUP_WORLD_SIZE": str(self.num_hosts),
@@ -96,10 +93,17 @@ class HostPlace(NamedTuple):
             "MASTER_PORT": str(self.port),
             "TORCHELASTIC_RESTART_COUNT": str(restarts),
             "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
-            "TORCHELASTIC_RUN_ID": run_id,
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+            "TORCHELASTIC_RUN_ID": self.run_id,
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # a launcher serves it
         }
+
+
+def hosts_of(job: Job, num_ranks: int, alarm: Alarm) -> OneHost | SeveralHosts:
+    """Return how the hosts of a job meet. Raises NotMet, UsageError, and StopSignal if a signal comes meanwhile."""
+    if not job.is_single_host:
+        return SeveralHosts(job, num_ranks, alarm)
+    uses_torch = bool(job.why_torch)
+    return OneHost(num_ranks, job.local_addr, job.master_port, run_id=job.run_id, uses_torch=uses_torch)
 
 
 class OneHost:
@@ -108,9 +112,16 @@ class OneHost:
     stays_open = False
 
     def __init__(
-        self, num_ranks: int, address: str | None = None, port: int | None = None, *, uses_torch: bool
+        self,
+        num_ranks: int,
+        address: str | None = None,
+        port: int | None = None,
+        *,
+        run_id: str | None = None,
+        uses_torch: bool,
     ) -> None:
         self._address, self._port = address or LOOPBACK, port or 0
+        self.run_id = run_id or str(uuid.uuid4())
         self._num_ranks, self._open = num_ranks, ExitStack()
         self._uses_torch = uses_torch
         self._torchs_store: Any = None
@@ -138,16 +149,7 @@ class OneHost:
             )
         else:
             self._open.enter_context(serving(listening))
-        return HostPlace(
-            group_rank=0,
-            num_hosts=1,
-            first_rank=0,
-            world_size=size,
-            first_role_rank=0,
-            role_size=size,
-            address=self._address,
-            port=port,
-        )
+        return HostPlace(0, 1, size, 0, size, 0, size, self._address, port, self.run_id)
 
     def num_waiting(self) -> int:
         """Return 0: no host can join."""
@@ -174,8 +176,9 @@ class SeveralHosts:
         self._ranks_store: Any = None
         self.place: HostPlace | None = None
         backend, run_id = job.rdzv_backend, job.rdzv_id
+        self.run_id = job.run_id or str(uuid.uuid4())
         if backend == "c10d":
-            backend = _SIGNED_C10D
+            backend, self.run_id = _SIGNED_C10D, public_id(self.run_id)
             with suppress(ValueError):  # registered before
                 rendezvous_handler_registry.register(_SIGNED_C10D, _meet_signed)
             problem = why_known(run_id, is_typed=job.is_id_typed)
@@ -260,11 +263,11 @@ class SeveralHosts:
             first, first_of_role = 0, Counter[str]()
             for host_number, host in enumerate(hosts):
                 role, size = host["role"], host["local_world_size"]
-                numbers = [first, sum(of_role.values()), first_of_role[role], of_role[role]]
-                store.set(f"torchelastic/assigned_ranks/{host_number}", json.dumps(numbers))
+                told = [first, sum(of_role.values()), first_of_role[role], of_role[role]]
+                store.set(f"torchelastic/assigned_ranks/{host_number}", json.dumps(told))
                 first, first_of_role[role] = first + size, first_of_role[role] + size
-        ours = json.loads(store.get(f"torchelastic/assigned_ranks/{number}"))
-        first_rank, world_size, first_role_rank, role_size = ours
+        assigned: list[int] = json.loads(store.get(f"torchelastic/assigned_ranks/{number}"))
+        first_rank, world_size, first_role_rank, role_size = assigned
 
         address, port = self._master
         if self._job.rdzv_backend != "static":
@@ -273,8 +276,8 @@ class SeveralHosts:
                 self._ranks_store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
                 store.set("numapin/ranks-store", str(self._ranks_store.port))
             port = int(store.get("numapin/ranks-store"))
-        place = HostPlace(number, num_hosts, first_rank, world_size, first_role_rank, role_size, address, port)
-        return store, place
+        numbers = (first_rank, world_size, first_role_rank, role_size)
+        return store, HostPlace(number, num_hosts, self._num_ranks, *numbers, address, port, self.run_id)
 
     def num_waiting(self) -> int:
         """Return the number of hosts that wait for the next round. Raises NotMet if the rendezvous is gone."""

@@ -1,9 +1,7 @@
 """Process 1 of a container, and others that wait for one child: reap what it leaves behind, and pass signals on to it.
 
-The launcher then waits for its own children only, and nothing takes their exit statuses away from it.
-
-Without that, each orphan stays a zombie until the container ends, because nothing else adopts it, and the kernel drops
-every signal that the launcher does not handle yet.
+Without that, orphans stay zombies until the container ends, and the kernel drops every signal that the launcher does
+not handle yet. The launcher itself waits for its own children only: nothing takes their exit statuses away from it.
 """
 
 from __future__ import annotations

@@ -13,18 +13,13 @@ from string import Template
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from typing import TextIO
 
+    from numapin.launcher.hosts import HostPlace
     from numapin.launcher.options import Job
 
 _LOOK_S: Final = 0.1
 _STREAMS: Final = (("stdout", 1), ("stderr", 2))
-
-
-def _of(streams: Mapping[int | None, int], local_rank: int) -> int:
-    """Return a rank's streams of --tee or --redirects."""
-    return streams.get(None, streams.get(local_rank, 0))
 
 
 class RankOutput(NamedTuple):
@@ -43,35 +38,36 @@ class RankOutput(NamedTuple):
 class Logs:
     """The logs of a job, a folder for each attempt, and the thread that shows the lines of --tee."""
 
-    def __init__(self, job: Job, run_id: str) -> None:
-        self._job, self._run_id = job, run_id
+    def __init__(self, job: Job) -> None:
+        self._job = job
         self._folder = ""
         self._ended = threading.Event()
         self._tail: threading.Thread | None = None
 
-    def begin(self, attempt: int, num_ranks: int, run_dir: str, first_rank: int) -> list[RankOutput]:
-        """Make the folders of an attempt, and begin to show the lines of --tee. This host has rank `first_rank`."""
+    def begin(self, attempt: int, place: HostPlace, run_dir: str) -> list[RankOutput]:
+        """Make the folders of an attempt, and begin to show the lines of --tee; return the files of each rank."""
         job = self._job
         if not job.keeps_logs:
             again = f"-{attempt}" if attempt else ""
-            return [RankOutput(os.path.join(run_dir, f"error-{n}{again}.json")) for n in range(num_ranks)]
+            return [RankOutput(os.path.join(run_dir, f"error-{n}{again}.json")) for n in range(place.num_ranks)]
         base = job.log_dir or os.path.join(run_dir, "logs")
         if os.path.dirname(self._folder) != base:  # at first, and if the run goes on in another folder
             import tempfile
 
             os.makedirs(base, exist_ok=True)
-            self._folder = tempfile.mkdtemp(prefix=f"{self._run_id}_", dir=base)
+            self._folder = tempfile.mkdtemp(prefix=f"{job.run_id or place.run_id}_", dir=base)
         folder = os.path.join(self._folder, f"attempt_{attempt}")
         shutil.rmtree(folder, ignore_errors=True)
         files, shown = [], []
-        for local_rank in range(num_ranks):
+        for local_rank in range(place.num_ranks):
             own = os.path.join(folder, str(local_rank))
             os.makedirs(own)
             is_shown = not job.local_ranks_filter or local_rank in job.local_ranks_filter
+            teed, redirected = (of.get(None, of.get(local_rank, 0)) for of in (job.tee, job.redirects))
             paths = {}
             for stream, bit in _STREAMS:
-                is_teed = bool(_of(job.tee, local_rank) & bit)
-                if is_teed or _of(job.redirects, local_rank) & bit:
+                is_teed = bool(teed & bit)
+                if is_teed or redirected & bit:
                     paths[stream] = os.path.join(own, f"{stream}.log")
                     if is_teed and is_shown:
                         shown.append((local_rank, stream, paths[stream]))
@@ -81,7 +77,7 @@ class Logs:
         self._ended = threading.Event()
         if shown:
             self._tail = threading.Thread(
-                target=self._show, args=(shown, folder, first_rank), name="numapin-tee", daemon=True
+                target=self._show, args=(shown, folder, place.first_rank), name="numapin-tee", daemon=True
             )
             self._tail.start()
         return files

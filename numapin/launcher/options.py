@@ -95,7 +95,7 @@ def _texts(text: str) -> tuple[str, ...]:
 
 
 class OptionGroup(StrEnum):
-    """What an option of torchrun is about; the values are headings of the help page."""
+    """The subject of an option of torchrun; the values are headings of the help page."""
 
     RANKS = "torchrun's options: ranks and program"
     HOSTS = "torchrun's options: several hosts"
@@ -105,33 +105,19 @@ class OptionGroup(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TorchrunOption:
-    """An option of torchrun.
+    """An option of torchrun."""
 
-    Attributes:
-        names: Its spellings with hyphens; the long one may also have underscores.
-        group: What it is about.
-        value: The name of its value in help texts. "": it takes none.
-        help: What it does, in a sentence.
-        words: Values that completion offers.
-        choices: Whether these are all values.
-        read: Returns the value of its text. Raises ValueError that says what it must be.
-        default: Its value if it is not given.
-        is_file: Whether its value is a file or folder.
-        is_usual: Whether the short help page shows it.
-        since: The first torch that has it.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # with hyphens; the long one may also have underscores
     group: OptionGroup
-    value: str
+    value: str  # its name in help texts; "": it takes none
     help: str
-    words: tuple[str, ...] = ()
-    choices: bool = False
-    read: Callable[[str], Any] = str
+    words: tuple[str, ...] = ()  # values that completion offers
+    choices: bool = False  # these are all values
+    read: Callable[[str], Any] = str  # raises ValueError that says what the text must be
     default: Any = None
     is_file: bool = False
-    is_usual: bool = False
-    since: tuple[int, int] = (2, 9)
+    is_usual: bool = False  # on the short help page
+    since: tuple[int, int] = (2, 9)  # the first torch that has it
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -215,27 +201,16 @@ _BY_SPELLING: Final = {spelling: option for option in TORCHRUN_OPTIONS for spell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A parsed command line.
+    """A parsed command line; torchrun's options are attributes, by their keys."""
 
-    Attributes:
-        own: The arguments that are numapin's own options, as typed.
-        command: The command that each rank becomes, "${local_rank}" not yet replaced.
-        program: The script, module or program, as typed.
-        options: torchrun's options by their keys; None without a value or a default.
-        typed: The keys of those on the command line or in PET_* variables.
-        is_id_typed: Whether --rdzv-id is on the command line, where ps shows it.
-        shutdown_timeout_s: Seconds from SIGTERM to SIGKILL.
-        why_torch: Why torch serves the ranks' store; "": the launcher does.
-    """
-
-    own: tuple[str, ...]
-    command: tuple[str, ...]
-    program: str
-    options: Mapping[str, Any]
-    typed: frozenset[str]
-    is_id_typed: bool
+    own: tuple[str, ...]  # numapin's own options, as typed
+    command: tuple[str, ...]  # the command that each rank becomes, "${local_rank}" not yet replaced
+    program: str  # the script, module or program, as typed
+    options: Mapping[str, Any]  # torchrun's, by their keys; None without a value or a default
+    typed: frozenset[str]  # the keys of those on the command line or in PET_* variables
+    is_id_typed: bool  # --rdzv-id is on the command line, where ps shows it
     shutdown_timeout_s: int
-    why_torch: str = ""
+    why_torch: str = ""  # why torch serves the ranks' store; "": the launcher does
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the table says what each value is
         """Return the value of an option of torchrun."""
@@ -283,17 +258,14 @@ def parse(
 ) -> Job:
     """Parse a command line as torchrun would. Raises UsageError.
 
-    Args:
-        arguments: The arguments of `numapin run`.
-        own: The spellings of numapin's own options, and whether each takes a value.
-        environ: The launcher's environment.
-        python: The interpreter that runs scripts.
-        prog: The command, for messages.
+    `own` are the spellings of numapin's own options, and whether each takes a value; `python` runs scripts.
     """
-    given = {option.key: environ[f"PET_{option.key.upper()}"] for option in TORCHRUN_OPTIONS
-             if f"PET_{option.key.upper()}" in environ}  # fmt: skip
-    flags = {option.key for option in TORCHRUN_OPTIONS if not option.value}
-    given = {key: text for key, text in given.items() if key not in flags or text not in ("", "0")}
+    given: dict[str, str] = {}
+    for option in TORCHRUN_OPTIONS:
+        text = environ.get(f"PET_{option.key.upper()}")
+        is_off = not option.value and text in ("", "0")
+        if text is not None and not is_off:
+            given[option.key] = text
     typed: list[str] = []
     words, on_line = list(arguments), set()
     while words and words[0].startswith("-") and words[0] != "-":
@@ -303,19 +275,20 @@ def parse(
         name, equals, value = word.partition("=")
         if name not in own and not name.startswith("--") and name[:2] in _BY_SPELLING and len(name) > 2:  # -t3
             name, equals, value = word[:2], "=", word[2:]
-        option = None if name in own else _meant(name, prog)
-        if own[name] if option is None else option.value:
+        torchruns = None if name in own else _meant(name, prog)
+        takes_value = own[name] if torchruns is None else torchruns.value
+        if takes_value:
             if not equals:
                 if not words or (words[0].startswith("-") and words[0] != "-"):
                     raise UsageError(f"option {name} needs a value", f"{prog} --help")
                 value = words.pop(0)
         elif equals:
             raise UsageError(f"option {name} takes no value", f"{prog} --help")
-        if option is None:
+        if torchruns is None:
             typed += [name, value] if own[name] else [name]
         else:
-            given[option.key] = value
-            on_line.add(option.key)
+            given[torchruns.key] = value
+            on_line.add(torchruns.key)
     if "print_completion" in given:
         raise UsageError("--print-completion is for torchrun's command lines", "numapin completion SHELL")
     if not words:

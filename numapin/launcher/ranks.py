@@ -39,22 +39,14 @@ START_HINT: Final = "see the limits of this process with: ulimit -a"
 
 
 class StartedRank:
-    """A rank's process, which leads a session of its own.
-
-    Attributes:
-        local_rank: The number of the rank.
-        process: The process.
-        status: The exit status, the negated signal number, or None while the process is running.
-        ended_s: The time (since the epoch) when the end was seen.
-        asked_s: The time (since the epoch) of the first signal to end. None: there was none.
-    """
+    """A rank's process, which leads a session of its own. Times are seconds since the epoch."""
 
     def __init__(self, local_rank: int, process: subprocess.Popen[bytes]) -> None:
         self.local_rank = local_rank
         self.process = process
-        self.status: int | None = None
-        self.ended_s: float | None = None
-        self.asked_s: float | None = None
+        self.status: int | None = None  # the exit status, the negated signal number; None while it is running
+        self.ended_s: float | None = None  # when the end was seen
+        self.asked_s: float | None = None  # when it got the first signal to end
 
     def look(self) -> None:
         """Update the status. The process is not reaped, so its number, and its group's, go to no other process."""

@@ -43,9 +43,7 @@ def run_directory(environ: Mapping[str, str], report: Callable[[str], None] | No
 
     In the default place, the folder is removed when the run succeeds. Otherwise the next run removes it, unless it is
     one of the last ten with a report of failed ranks. In a folder that the user named with NUMAPIN_RUN_DIR, everything
-    stays. If given, `report` is called with the directories that were skipped, and why.
-
-    Raises NumapinError if the folder cannot be made or another user controls it.
+    stays. `report` is told which directories were skipped. Raises NumapinError if no folder can be made.
     """
     named = environ.get("NUMAPIN_RUN_DIR")
     with ExitStack() as held:
@@ -58,10 +56,7 @@ def run_directory(environ: Mapping[str, str], report: Callable[[str], None] | No
 
 
 def lock_of(folder: str) -> list[int]:
-    """Return the descriptor of the lock that this process holds on a run's folder, if it holds one.
-
-    A process that inherits it holds the lock, too, until it ends.
-    """
+    """Return the descriptor of this process's lock on a run's folder, if it has one; who inherits it holds the lock."""
     return [_locks[folder]] if folder in _locks else []
 
 
@@ -79,10 +74,7 @@ def temporary_directories(environ: Mapping[str, str]) -> list[str]:
 
 
 def _begin_in(path: str, held: ExitStack) -> str:
-    """Make a run's folder in the folder that the user named, and that folder, too, if it does not exist.
-
-    Returns its path. Raises NumapinError, also if other users may replace what is in the folder.
-    """
+    """Make a run's folder in the folder that the user named, and that folder, too; return its path."""
     try:
         make_folders(path)
         with opened(path) as base:
@@ -106,10 +98,7 @@ def _begin_by_default(
     which other users could replace our folder, and one without file locks, unless there is no other: a run starts
     wherever torchrun, which looks for neither, would start it. Then a warning says so.
 
-    Nothing is removed in a directory where other users may give our folders other names.
-
-    Returns the path of the folder, and the descriptors of the directory and the folder. Raises NumapinError if no
-    directory is usable.
+    Returns the path of the folder, and the descriptors of the directory and the folder.
     """
     problems: list[str] = []
     for is_stable, needs_lock in ((True, True), (True, False), (False, True), (False, False)):
@@ -146,9 +135,7 @@ def _host_name() -> str:
 
 
 def _make(place: str, base: int, prefix: str, held: ExitStack, *, needs_lock: bool) -> tuple[str, int]:
-    """Make a run's folder in a folder, opened as `base`, and lock it for as long as `held` lasts.
-
-    Returns its path and descriptor.
+    """Make a run's folder in a folder, opened as `base`, and lock it while `held` lasts; return path and descriptor.
 
     A failure leaves nothing behind. Raises OSError, also if the file system has no locks and `needs_lock` is set:
     without a lock, another run's sweep would take this run for one that has ended.
@@ -190,10 +177,9 @@ def _make(place: str, base: int, prefix: str, held: ExitStack, *, needs_lock: bo
 
 
 def _sweep(place: int) -> None:
-    """Remove the folders of this host's runs that have ended: the ones whose lock no launcher holds.
+    """Remove the folders of this host's runs that have ended, except the last ten with a report of failed ranks.
 
-    The last ten with a report of failed ranks stay. So do other hosts' folders: if locks are local to a host, as on
-    Lustre with localflock, theirs look free here.
+    If locks are local to a host, as on Lustre with localflock, those of other hosts' runs look free here.
     """
     own = re.compile(f"{_own_prefix()}[0-9]{{8}}-[0-9]{{6}}-{re.escape(_host_name())}-[0-9a-f]{{8}}")
     try:
@@ -210,10 +196,7 @@ def _sweep(place: int) -> None:
 
 
 def _sweep_one(place: int, name: str, *, keep_report: bool) -> bool:
-    """Remove a folder of ours if no launcher holds its lock; return whether it has a report and was kept.
-
-    Raises OSError if a launcher holds the lock, or if the folder or the lock is another user's.
-    """
+    """Remove a folder of ours if no launcher holds its lock, else raise OSError; return whether its report was kept."""
     with ExitStack() as opened_here:
         folder = lock = os.open(name, FOLDER, dir_fd=place)
         opened_here.callback(os.close, folder)
@@ -234,10 +217,10 @@ def _sweep_one(place: int, name: str, *, keep_report: bool) -> bool:
 
 
 def _remove(base: int, name: str, folder: int) -> None:
-    """Remove what is in an opened folder of a run, without following links, then the folder; its lock goes last.
+    """Remove what is in an opened folder of a run, without following links, then the folder.
 
-    So what is left by a process that dies here can still be swept. What cannot be removed stays. So does another folder
-    that has its name in `base` by now.
+    The lock goes last, so that what is left by a process that dies here can still be swept. Another folder that has its
+    name in `base` by now stays.
     """
     with suppress(OSError):
         for entry in os.listdir(folder):
@@ -264,8 +247,8 @@ def _remove_empty(base: int, name: str) -> None:
 def live_runs(environ: Mapping[str, str]) -> list[str]:
     """Return the folders of this user's active runs, oldest first.
 
-    They are in NUMAPIN_RUN_DIR if that is set, which in a rank is its own run's folder; else in all default places.
-    Root also gets other users' runs from a folder that NUMAPIN_RUN_DIR names.
+    They are in NUMAPIN_RUN_DIR, which in a rank is its own run's folder; else in all default places. Root also gets
+    other users' runs from a folder that NUMAPIN_RUN_DIR names.
     """
     named = environ.get("NUMAPIN_RUN_DIR")
     if named and is_live(os.path.abspath(named)):
@@ -293,10 +276,9 @@ def all_runs(environ: Mapping[str, str], *, of_all_users: bool = False) -> list[
 def is_live(folder: str) -> bool:  # noqa: PLR0911 - one return per case
     """Return whether a run's launcher holds the lock of its folder. A lock that cannot be read counts as held.
 
-    On a file system without locks, the process that the lock names must be running. Relative paths are refused: the
-    process that set one may have had another current directory.
+    On a file system without locks, the process that the lock names must be running.
     """
-    if not os.path.isabs(folder):
+    if not os.path.isabs(folder):  # the process that set it may have had another current directory
         return False
     try:
         with opened(folder) as descriptor:
@@ -324,12 +306,10 @@ def is_live(folder: str) -> bool:  # noqa: PLR0911 - one return per case
 
 
 def find_folder(named: str, environ: Mapping[str, str]) -> str | None:
-    """Return the folder of the run with this name; None if there is none.
+    """Return the folder of the run with this name; None if there is none. Raises UsageError if the name is ambiguous.
 
     `@last` is the newest active run, or else the newest one whose folder is left. Other names are that of a folder
     (numapin-1000-20261122-101112-host-0a1b2c3d), or an end of it that begins after a dash, such as 0a1b2c3d.
-
-    Raises UsageError if several runs have this name, if no run is the last, and for other names that begin with @.
     """
     if named == LAST:
         runs = live_runs(environ) or all_runs(environ)

@@ -59,8 +59,7 @@ class _Incomplete(Exception):  # noqa: N818 - not an error: the rest of the requ
 class StoreClient:
     """A connection: what arrived and is not yet understood, and the answers that are not yet sent.
 
-    Its methods read the parts of a request. They raise _Incomplete where it ends early, and StoreRefusal above torch's
-    bounds.
+    Its methods read the parts of a request. They raise _Incomplete where it ends early, StoreRefusal above the bounds.
     """
 
     def __init__(self) -> None:
@@ -342,7 +341,6 @@ def _string(content: bytes) -> bytes:
 
 
 def _signed(number: int) -> bytes:
-    """Return a number as torch answers it. Raises StoreRefusal if it does not fit."""
     try:
         return struct.pack("=q", number)
     except struct.error:
@@ -350,7 +348,6 @@ def _signed(number: int) -> bytes:
 
 
 def _size(content: bytes) -> int:
-    """Return the memory that a key or a value takes."""
     return len(content) + _ENTRY_BYTES
 
 

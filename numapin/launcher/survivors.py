@@ -1,8 +1,7 @@
 """A last look at a failed job before its ranks are ended: where each one is, and how full /dev/shm is.
 
 Each Python below the launcher has a file in memory into which a signal makes it write its stack; see
-`rank/hook/numapin_hook_errors.py`. A rank that does not answer in time, or that blocks the signal, has no stack in
-the report.
+`rank/hook/numapin_hook_errors.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.launcher.failure import STACK_SIGNAL
+from numapin.rank.signals import masks_of
 from numapin.system import proc
 
 if TYPE_CHECKING:
@@ -25,17 +25,11 @@ _LOOK_S: Final = 0.002
 
 
 class LastLook(NamedTuple):
-    """The state of a job when the failure was seen.
+    """The state of a job when the failure was seen."""
 
-    Attributes:
-        stacks: The stacks of ranks that answered, by the process of the rank.
-        shm_bytes: The size of /dev/shm. None: unknown.
-        shm_used: The used share of it, from 0 to 1. None: unknown.
-    """
-
-    stacks: dict[int, str]
-    shm_bytes: int | None
-    shm_used: float | None
+    stacks: dict[int, str]  # of ranks that answered, by the process of the rank
+    shm_bytes: int | None  # the size of /dev/shm, None if unknown
+    shm_used: float | None  # the used share of it, from 0 to 1
 
 
 def look(pids: Iterable[int]) -> LastLook:
@@ -48,7 +42,9 @@ def look(pids: Iterable[int]) -> LastLook:
     asked = {}
     for pid in pids:
         python, file = _python_of(pid)
-        if file and _answers(python):
+        masks = masks_of(python) if file else None
+        # A process that does not handle the signal would die of it; one that blocks it does not answer.
+        if file and masks and (masks.caught & ~masks.blocked) >> (STACK_SIGNAL - 1) & 1:
             with suppress(OSError):
                 os.kill(python, STACK_SIGNAL)
                 asked[pid] = file
@@ -78,12 +74,3 @@ def _python_of(pid: int) -> tuple[int, Path | None]:
                     return candidate, file
         below += proc.children_in(candidate)
     return pid, None
-
-
-def _answers(pid: int) -> bool:
-    """Return whether a process handles the signal, of which it would die otherwise, and does not block it."""
-    try:
-        caught, blocked = (int(proc.status_field(proc.folder_of(pid), name), 16) for name in ("SigCgt", "SigBlk"))
-    except (proc.Gone, OSError):
-        return False
-    return bool((caught & ~blocked) >> (STACK_SIGNAL - 1) & 1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.text import listed, printable
 from numapin.rank import become
@@ -23,15 +23,32 @@ if TYPE_CHECKING:
 FORWARDED: Final = tuple(map(signal.Signals, become.FORWARDED))
 
 
-class Mailbox:
-    """The received signals, and the ranks that have not got them yet. One per process, in its main thread.
+class SignalMasks(NamedTuple):
+    """The signals that a process catches and blocks, as bits, and its parent; see proc_pid_status(5)."""
 
-    Attributes:
-        wrapper: The ranks' program if it is not Python and may start the program that handles signals, such as a shell.
-    """
+    caught: int
+    blocked: int
+    parent: int
+
+
+def masks_of(pid: int) -> SignalMasks | None:
+    """Return a process's masks, None if it has ended."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    except OSError:
+        return None
+    if status["State"].startswith(("Z", "X")):
+        return None
+    return SignalMasks(int(status["SigCgt"], 16), int(status["SigBlk"], 16), int(status["PPid"]))
+
+
+class Mailbox:
+    """The received signals, and the ranks that have not got them yet. One per process, in its main thread."""
 
     def __init__(self) -> None:
         self.wrapper: str | None = None
+        """The ranks' program, such as a shell, if it is not Python and may start the program that handles signals."""
         self._pids: dict[int, int] = {}
         self._received: list[signal.Signals] = []
         self._undelivered: dict[signal.Signals, set[int]] = {}
@@ -98,21 +115,12 @@ class Mailbox:
 
 
 def _can_handle(pid: int, parent: int, number: signal.Signals) -> bool:
-    """Return whether a child of `parent` catches or blocks a signal; not if it has ended, or is still a shim.
-
-    See proc_pid_status(5): SigCgt has a handler; SigBlk is blocked, e.g. for sigwait. The id of a reaped child may
-    belong to another process, which is not a child of this parent.
-    """
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            status = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
-    except OSError:
+    """Return whether a child of `parent` catches a signal, or blocks it, e.g. for sigwait; a shim cannot handle any."""
+    masks = masks_of(pid)
+    if masks is None or masks.parent != parent:  # the id of a reaped child may belong to another process
         return False
-    if int(status["PPid"]) != parent or status["State"].startswith(("Z", "X")):
-        return False
-    caught, blocked = int(status["SigCgt"], 16), int(status["SigBlk"], 16)
-    is_shim = bool(blocked >> (become.SHIM - 1) & 1)
-    return not is_shim and bool((caught | blocked) >> (number - 1) & 1)
+    is_shim = bool(masks.blocked >> (become.SHIM - 1) & 1)
+    return not is_shim and bool((masks.caught | masks.blocked) >> (number - 1) & 1)
 
 
 def open_mailbox() -> Mailbox:

@@ -10,7 +10,6 @@ import io
 import os
 import socket
 import subprocess
-import uuid
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -154,9 +153,8 @@ def spawn(
     num_ranks, ranks = len(plan.ranks), list[RankProcess]()
     host = OneHost(num_ranks, uses_torch=why_not_served(torch_folder()) is not None)
     with run_directory(os.environ) as run_dir, guarded(run_dir), host:
-        shared = host.join().shared_variables(num_ranks, run_id=str(uuid.uuid4()), environ=os.environ)
-        shared["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # of ports other than MASTER_PORT; see child.ask_the_caller
-        variables = {**os.environ, **environment, **shared}
+        variables = host.join().shared_variables({**os.environ, **environment})
+        variables["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # of ports other than MASTER_PORT; see child.ask_the_caller
         handover.hand_over(plan, run_dir, variables)
         with ended_on_error(ranks, run_dir, shutdown_timeout):
             _start(num_ranks, ranks, variables, call, descriptors)

@@ -158,15 +158,13 @@ def die_in_front_of_peer(folder: str) -> None:
             raise ConnectionError
 
 
-def leave_child(folder: str, how: str) -> None:
+def leave_child(folder: str) -> None:
     """Fail, and leave a child that ignores SIGTERM."""
     code = (
         "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); open(sys.argv[1] + str(os.getpid()), 'w')"
     )
     subprocess.Popen([sys.executable, "-c", f"import os; {code}; signal.pause()", f"{folder}/"])
     _wait_for(Path(folder), 1)
-    if how == "raise":
-        raise LookupError
     os._exit(1)
 
 
@@ -203,18 +201,6 @@ def wait_in(folder: str) -> None:
     path = Path(folder) / str(os.getpid())
     path.touch()
     time.sleep(300)
-
-
-def all_reduce() -> float:
-    """Sum the ranks over gloo."""
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    tensor = torch.ones(1) * (dist.get_rank() + 1)
-    dist.all_reduce(tensor)
-    dist.destroy_process_group()
-    return tensor.item()
 
 
 def meet() -> tuple[set[tuple[str, str]], float]:

@@ -14,13 +14,12 @@ from numapin.bench.loader import CASES, PEERS
 from numapin.cli import verify
 from numapin.cli.entry import main
 from numapin.cli.main import _COMMANDS, numapin
-from numapin.cli.run import OPTIONS, _loaders_reported
-from numapin.cli.torchrun_command import TorchrunCommand
+from numapin.cli.run import _loaders_reported
 from numapin.compare.campaign import JobOptions, JobResult, run_job
 from numapin.compare.variants import own_command
 from numapin.data.forks import ISSUE, may_hang
 from numapin.launcher import hosts, run_folder
-from numapin.launcher.options import TORCHRUN_OPTIONS, parse
+from numapin.launcher.options import TORCHRUN_OPTIONS
 from numapin.launcher.ranks import ended_on_error, guarded
 from numapin.launcher.run_folder import run_directory
 from numapin.launcher.store_server import listen
@@ -44,4 +43,3 @@ from numapin.trace.reading import read_trace
 
 if TYPE_CHECKING:
     from numapin.data.slots import Slot
-    from numapin.launcher.options import Job, TorchrunOption

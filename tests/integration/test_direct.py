@@ -118,24 +118,9 @@ def test_ranks_meet_in_the_store_of_a_newer_torch(tmp_path: Path) -> None:
     assert json.loads(report.read_text())["launcher"] == {"name": "agent", "reason": reason}
 
 
-def test_a_newer_torch(tmp_path: Path) -> None:
-    """Torch is imported by the launcher only if numapin does not know its store."""
-    torch = tmp_path / "path" / "torch"
-    torch.mkdir(parents=True)
-    (torch / "__init__.py").write_text("raise SystemExit('torch is imported')")
-    (torch / "version.py").write_text("__version__ = '99.0'")
-    path = script(tmp_path, "print('ran')")
-    done = call(*NUMAPIN, "run", "--quiet", path, PYTHONPATH=str(torch.parent))
-    assert (done.status, done.out, "torch is imported" in done.err) == (1, "", True)
-    (torch / "version.py").write_text("__version__ = '2.13'")
-    done = call(*NUMAPIN, "run", "--quiet", path, PYTHONPATH=str(torch.parent))
-    assert (done.status, done.out) == (0, "ran\n")
-
-
-@pytest.mark.parametrize("again", ["", "1"], ids=["script", "as another process"])
-def test_ranks_meet(tmp_path: Path, again: str) -> None:
+def test_ranks_meet(tmp_path: Path) -> None:
     """Ranks make process groups over the launcher's store, also after they became another, isolated Python."""
-    done = numapin(*DIRECT, *TWO, script(tmp_path, MEETS), AGAIN=again)
+    done = numapin(*DIRECT, *TWO, script(tmp_path, MEETS), AGAIN="1")
     assert (done.status, done.out) == (0, "[0, 1]\n" * 2), done.err
 
 
@@ -241,7 +226,7 @@ class TestEnds:
             assert process.wait(timeout=LIMIT_S) == -signal.SIGINT
             assert all(map(is_gone, pids))
 
-    @pytest.mark.parametrize("after_s", [0.05, 0.1, 0.15, 0.2])
+    @pytest.mark.parametrize("after_s", [0.05, 0.15])
     def test_a_signal_at_any_time(self, tmp_path: Path, after_s: float) -> None:
         """A launcher that gets SIGTERM while it starts leaves no rank behind."""
         with started(tmp_path, "mark('here'); time.sleep(300)\n") as process:

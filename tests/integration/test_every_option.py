@@ -1,4 +1,4 @@
-"""Every option of torchrun, alone and in pairs, under torchrun and numapin."""
+"""Every option of torchrun, alone and in pairs, under torchrun and numapin: what the ranks see, and log files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from tests.integration.launching import numapin, script, torchrun
-from tests.integration.test_torchrun_parity import DIFFERENT, options_of_the_installed_torch, torch_parser
+from tests.integration.seam import TORCHRUN_OPTIONS
+from tests.needs import TORCH_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -56,7 +58,7 @@ ALONE: Final[Mapping[str, Sequence[str]]] = {
     "log_line_prefix_template": ("--tee", "3", "--log-line-prefix-template", "${{local_rank}}> "),
 }
 ELSEWHERE: Final = {
-    "help": "test_torchrun_parity.py",
+    "help": "tests/unit/launcher/test_options.py",
     "print_completion": "starts nothing",
     "numa_binding": "torchrun needs the numactl program for it; tests/unit/cli compares what numapin makes of it",
 }
@@ -85,6 +87,22 @@ FAILING: Final = ((), ("nproc_per_node",), ("max_restarts",), ("tee",), ("run_pa
 C10D: Final = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0")
 WITH_C10D: Final = ((), ("nproc_per_node",), ("rdzv_id",), ("rdzv_conf",), ("local_addr",))
 LAST: Final = ("module", "no_python", "run_path")  # before the script
+
+DIFFERENT = {
+    "MASTER_PORT": "a free port",
+    "MASTER_ADDR": "127.0.0.1 instead of the host's name",
+    "TORCHELASTIC_RUN_ID": "random",
+    "TORCHELASTIC_ERROR_FILE": "a temporary folder",
+    "OMP_NUM_THREADS": "the rank's thread count instead of 1",
+    "NUMAPIN_BINDING": "ours",
+    "NUMAPIN_RUN_DIR": "ours",
+    **(
+        {"TORCHELASTIC_SIGNALS_TO_HANDLE": "new in 2.10; numapin handles them with 2.9, too"}
+        if TORCH_VERSION < (2, 10)
+        else {}
+    ),
+}
+"""The variables that differ, and how."""
 
 DUMP = """
 import os, sys, time
@@ -133,7 +151,7 @@ def outcome(folder: Path, launcher: str, options: Sequence[str], status: int) ->
 
 def lines() -> list[tuple[tuple[str, ...], int]]:
     """Return all command lines, without the script, and the status of their ranks."""
-    alone = [(option.key,) for option in options_of_the_installed_torch() if option.key in ALONE]
+    alone = [(option.key,) for option in TORCHRUN_OPTIONS if option.since <= TORCH_VERSION and option.key in ALONE]
     given = [((*names,), 0) for names in ((), *alone, *PAIRS)] + [(names, 3) for names in FAILING]
     told = [(tuple(word for name in in_order(names) for word in ALONE[name]), status) for names, status in given]
     return told + [(C10D + tuple(word for name in names for word in ALONE[name]), 0) for names in WITH_C10D]
@@ -146,7 +164,7 @@ def in_order(names: Sequence[str]) -> list[str]:
 
 def test_the_table_is_complete() -> None:
     """Each option of the installed torchrun is in the table, or named with the test that has it."""
-    options = {action.dest for action in torch_parser()._actions if action.option_strings}
+    options = {action.dest for action in get_args_parser()._actions if action.option_strings}
     assert options <= ALONE.keys() | ELSEWHERE.keys()
     assert {name for pair in PAIRS for name in pair} <= ALONE.keys()
 
@@ -159,7 +177,7 @@ def test_the_differences_are_documented() -> None:
 @pytest.mark.parametrize("part", range(4))
 def test_exit_status_and_environment(tmp_path: Path, part: int) -> None:
     """Each line ends with torchrun's status, and gives its ranks torchrun's variables."""
-    options_of_torch = {name for action in torch_parser()._actions for name in action.option_strings}
+    options_of_torch = {name for action in get_args_parser()._actions for name in action.option_strings}
     torchrun("--help")  # starts the process that is forked
     with ThreadPoolExecutor(3) as pool:
         started = [
@@ -194,3 +212,20 @@ def differences(options: Sequence[str], status: int, ended: Mapping[str, Future[
 def same(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that must be the same."""
     return {name: value for name, value in environment.items() if name not in DIFFERENT}
+
+
+def test_redirects_and_tee(tmp_path: Path) -> None:
+    """--redirects and --tee write the same files below --log-dir as torchrun does."""
+    said = script(tmp_path, "import sys; print('to out', flush=True); print('to err', file=sys.stderr, flush=True)")
+    options = ["--nproc-per-node", "2", "--rdzv-id", "x", "--redirects", "3", "--tee", "1"]
+    texts = {}
+    for name, launcher in (("ours", numapin), ("theirs", torchrun)):
+        folder = tmp_path / name
+        arguments = [*options, "--log-dir", str(folder), said]
+        done = launcher("run", *arguments) if launcher is numapin else launcher(*arguments)
+        assert done.status == 0, done.err
+        assert done.out.count("to out") == 2
+        files = set(folder.rglob("*.log"))
+        texts[name] = sorted((path.relative_to(folder).parts[1:], path.read_text()) for path in files)
+    assert texts["ours"] == texts["theirs"]
+    assert len(texts["ours"]) == 4

@@ -65,24 +65,6 @@ def exits(folder: Path, launcher: str) -> str:
     return facts_of(restarts(job), status_of(status), job.leftovers())
 
 
-def exits_once(folder: Path, launcher: str) -> str:
-    """A rank exits with 1; no restart."""
-    text = "mark('here'); wait_for('here.*', 2); sys.exit(1) if rank == '1' else time.sleep(300)"
-    job = Job(folder, launcher, TWO, text)
-    status = job.wait()
-    return facts_of(restarts(job), status_of(status), job.leftovers())
-
-
-def killed(folder: Path, launcher: str) -> str:
-    """A rank gets SIGKILL; one restart is allowed."""
-    text = "mark('here'); wait_for(f'here.*.{restart}.*', 2); restart or time.sleep(300)"
-    job = Job(folder, launcher, [*TWO, "--max-restarts", "1"], text)
-    job.await_marks("here", 2)
-    os.kill(job.marked("here")[0][2], signal.SIGKILL)
-    status = job.wait()
-    return facts_of(restarts(job), status_of(status), job.leftovers())
-
-
 def shim_killed(folder: Path, launcher: str) -> str:
     """A shim gets SIGKILL before it becomes the script; one restart is allowed."""
     if launcher == "torchrun":
@@ -226,18 +208,6 @@ RESTARTED = (
 )
 
 
-def signalled_before_restart(folder: Path, launcher: str) -> str:
-    """The launcher gets SIGUSR1 while no rank handles it; then the ranks fail; one restart is allowed."""
-    job = Job(folder, launcher, [*TWO, "--max-restarts", "1"], RESTARTED)
-    job.await_marks("here", 2)
-    job.process.send_signal(signal.SIGUSR1)
-    if launcher == "torchrun":
-        return facts_of(status_of(job.wait()), job.leftovers())
-    assert wait_until(lambda: "SIGUSR1 is kept for ranks 0-1" in job.err, limit_s=LIMIT_S), job.err
-    job.marks.joinpath("sent").touch()
-    return facts_of(restarts_with_signal(job, 2), status_of(job.wait()), job.leftovers())
-
-
 def signalled_at_restart(folder: Path, launcher: str) -> str:
     """The launcher gets SIGUSR1 between the end of its rank and the restart (`--nnodes 1:2`)."""
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"]
@@ -294,8 +264,8 @@ def gpu_lost_elsewhere(folder: Path, launcher: str) -> str:
 
 
 FAULTS: tuple[Callable[[Path, str], str], ...] = (
-    *(exits, exits_once, killed, shim_killed, launcher_killed, host_killed, hangs, terminated, signalled, gpu_lost),
-    *(gpu_lost_elsewhere, signalled_before_restart, signalled_at_restart, dying),
+    *(exits, shim_killed, launcher_killed, host_killed, hangs, terminated, signalled, gpu_lost),
+    *(gpu_lost_elsewhere, signalled_at_restart, dying),
 )
 
 

@@ -72,26 +72,6 @@ def test_children_of_ranks_are_gone_before_a_restart(tmp_path: Path) -> None:
         _kill(*json.loads(left["0"]).values(), *json.loads(left["1"]).values(), int(left["stays"]))
 
 
-STARTS_TWO = """
-import os, subprocess, sys
-quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-print(*(subprocess.Popen(["sleep", "300"], start_new_session=new, **quiet).pid for new in (False, True)), flush=True)
-sys.exit(1)
-"""
-
-
-def test_children_of_a_rank_whose_job_fails(tmp_path: Path) -> None:
-    """They have ended before the job ends, also those that have left the rank's session."""
-    done = numapin("run", "--quiet", "--shutdown-timeout", "1", script(tmp_path, STARTS_TWO))
-    pids = [*map(int, done.out.split())]
-    try:
-        assert done.status == 1
-        assert len(pids) == 2
-        assert all(map(gone, pids))
-    finally:
-        _kill(*pids)
-
-
 # Starts processes that nothing but numapin could end, writes their ids to the file argv[-1], and waits.
 STARTS_ALL_KINDS = """
 import ctypes, multiprocessing, os, subprocess, sys, time
@@ -132,8 +112,10 @@ def _all_kinds(folder: Path, *command: str) -> tuple[subprocess.Popen[bytes], li
     return process, [*map(int, written.read_text().split())]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-@pytest.mark.parametrize("shell", [False, True], ids=["python", "below a shell"])
+@pytest.mark.parametrize(
+    ("number", "shell"),
+    [(signal.SIGKILL, False), (signal.SIGKILL, True), (signal.SIGTERM, True), (signal.SIGINT, False)],
+)
 def test_a_launcher_that_a_signal_ends(tmp_path: Path, number: signal.Signals, *, shell: bool) -> None:
     """Nothing that its ranks started is left, whatever session it is in, even if the launcher cannot end it."""
     below_shell = ("--no-python", "bash", "-c", f'{sys.executable} "$@"; exit', "bash")

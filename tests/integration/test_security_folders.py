@@ -49,10 +49,9 @@ folder, error_file = os.environ["NUMAPIN_RUN_DIR"], os.environ["TORCHELASTIC_ERR
 print(folder, error_file, sorted(os.listdir(folder)), flush=True)
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     shutil.rmtree(folder)
-    if sys.argv[1] == "taken over":
-        os.mkdir(folder)
-        os.chown(folder, {ATTACKER}, {ATTACKER})
-        os.chmod(folder, 0o777)
+    os.mkdir(folder)
+    os.chown(folder, {ATTACKER}, {ATTACKER})
+    os.chmod(folder, 0o777)
     sys.exit(1)
 """
 NUM_TRIES: Final = 300
@@ -356,32 +355,11 @@ class TestFiles:
 class TestCommand:
     """`numapin run` as a whole."""
 
-    def test_roots_run(self, place: Path, tmp_path: Path) -> None:
-        """A folder made in advance is not changed, and another user's $XDG_RUNTIME_DIR, as after su, is not used."""
-
-        def plant() -> None:
-            _plant_run(place / f"numapin-0-{OVER}")
-            _make_open(place / "runtime")
-
-        as_user(ATTACKER, plant)
-        theirs = (place / "runtime", place / f"numapin-0-{OVER}")
-        before = [_tree(folder) for folder in theirs]
-        path = script(tmp_path, SHOW)
-        done = numapin("run", "--nproc-per-node", "1", path, TMPDIR=str(place), XDG_RUNTIME_DIR=str(theirs[0]))
-        assert done.status == 0, done.err
-        folder, owner, mode, names = done.out.split(maxsplit=3)
-        assert (owner, mode, Path(folder).parent) == ("0", "0o700", place)
-        assert "observed-0-0.json" in names
-        assert "plan.json" in names
-        assert [_tree(folder) for folder in theirs] == before
-        assert not Path(folder).exists()
-
-    @pytest.mark.parametrize("what", ["removed", "taken over"])
-    def test_a_restart_without_the_runs_folder(self, place: Path, tmp_path: Path, what: str) -> None:
-        """After a cleaner removed the run's folder, restarted ranks get a new one, and the old path is not used."""
+    def test_a_restart_without_the_runs_folder(self, place: Path, tmp_path: Path) -> None:
+        """If another user replaced the run's folder, restarted ranks get a new one, and the old path is not used."""
         path = script(tmp_path, _TAKEN_OVER)
         options = ("--nproc-per-node", "1", "--max-restarts", "1")
-        done = numapin("run", *options, path, what, TMPDIR=str(place))
+        done = numapin("run", *options, path, TMPDIR=str(place))
         assert done.status == 0, done.err
         old, new = (line.split(maxsplit=2) for line in done.out.splitlines())
         assert f"warning: the folder of this run, {old[0]}, was removed or replaced" in done.err
@@ -390,7 +368,7 @@ class TestCommand:
         assert new[1].startswith(f"{new[0]}/error-")
         for name in ("plan.json", "lock", "observed-0-1.json"):
             assert name in new[2]
-        assert [str(left) for left in place.glob("numapin-*")] == ([old[0]] if what == "taken over" else [])
+        assert [str(left) for left in place.glob("numapin-*")] == [old[0]]
 
     def test_a_users_run(self, place: Path, home: Path) -> None:
         """A user who is not root is protected too, with a link in place of the folder."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import multiprocessing
 import pickle
@@ -73,10 +72,6 @@ class TestResults:
         assert {queue.get(), queue.get()} == {"0", "1"}
         queue.close()
 
-    def test_a_process_group_meets(self) -> None:
-        """init_process_group finds the other ranks through the variables alone."""
-        assert numapin.spawn(calls.all_reduce, num_ranks=2, timeout=120) == (3.0, 3.0)
-
     def test_functions_of_the_script_itself(self, tmp_path: Path) -> None:
         """A script can pass its own functions and classes, with the usual guard."""
         path = script(
@@ -101,14 +96,6 @@ class TestResults:
         numapin.spawn(calls.echo, num_ranks=2)
         assert len(list(Path("/proc/self/fd").iterdir())) == before
         assert not [path for path in (tmp_path / "tmp").rglob("*") if path.is_file()]
-
-    def test_the_rank_records_its_binding(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A run of spawn has a run directory like any other, so `numapin verify` and `top` find it."""
-        monkeypatch.setenv("NUMAPIN_RUN_DIR", str(tmp_path / "runs"))
-        numapin.spawn(calls.echo, num_ranks=2)
-        (folder,) = (tmp_path / "runs").iterdir()
-        records = [json.loads((folder / f"observed-{n}-0.json").read_text()) for n in range(2)]
-        assert all(record["applied"]["cpus"] == record["requested"]["cpus"] for record in records)
 
 
 class TestErrors:
@@ -172,11 +159,10 @@ class TestErrors:
             numapin.spawn(calls.end_while_unpickled, (str(tmp_path / "pids"), how), num_ranks=2)
         assert "in rank 1:" in str(caught.value.__cause__)
 
-    @pytest.mark.parametrize("how", ["raise", "exit"])
-    def test_what_a_failed_rank_started_is_ended(self, tmp_path: Path, how: str) -> None:
+    def test_what_a_failed_rank_started_is_ended(self, tmp_path: Path) -> None:
         """A child of a failed rank is killed even if it ignores SIGTERM."""
-        with pytest.raises((numapin.RankError, LookupError)):
-            numapin.spawn(calls.leave_child, (str(tmp_path / "pids"), how), shutdown_timeout=1)
+        with pytest.raises(numapin.RankError):
+            numapin.spawn(calls.leave_child, (str(tmp_path / "pids"),), shutdown_timeout=1)
         (pid,) = [int(path.name) for path in (tmp_path / "pids").iterdir()]
         assert wait_until(lambda: gone(pid), limit_s=60)
 
@@ -240,10 +226,6 @@ class TestErrors:
         with pytest.raises(error, match=told):
             numapin.spawn(calls.kill_self, **options)  # type: ignore[arg-type]
 
-    def test_times_without_an_end(self) -> None:
-        """An infinite time-out is allowed."""
-        assert numapin.spawn(calls.echo, timeout=math.inf, shutdown_timeout=math.inf) == ((),)
-
     def test_what_cannot_be_pickled(self) -> None:
         """A lambda is refused at once, with the remedy."""
         with pytest.raises(numapin.UsageError, match=r"cannot be pickled(?s:.*)put it into a module"):
@@ -285,7 +267,7 @@ def left():
 if __name__ == "__main__":
     signal.signal(signal.SIGALRM, interrupt)
     spawning._start = start
-    for _ in range(20):
+    for _ in range(10):
         try:
             numapin.spawn(calls.wait_in, (sys.argv[1],), num_ranks=4, shutdown_timeout=0)
         except KeyboardInterrupt:
@@ -364,9 +346,8 @@ def test_a_wrapper_that_does_not_exec(tmp_path: Path) -> None:
     assert "the launcher has ended, or the Python for ranks is a wrapper script, which must exec Python" in done.err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda s: s.name)
-def test_ranks_end_with_their_parent(tmp_path: Path, number: signal.Signals) -> None:
-    """Ctrl-C in the parent, or its death, ends all ranks."""
+def test_ranks_end_with_ctrl_c(tmp_path: Path) -> None:
+    """Ctrl-C in the parent ends all ranks; other signals: test_leftovers.py."""
     folder = tmp_path / "pids"
     path = script(
         tmp_path,
@@ -377,8 +358,8 @@ def test_ranks_end_with_their_parent(tmp_path: Path, number: signal.Signals) -> 
     command = [sys.executable, path, str(folder)]
     with subprocess.Popen(command, env=environment(PYTHONPATH=ROOT), stderr=subprocess.PIPE, text=True) as process:
         assert wait_until(lambda: len(list(folder.iterdir())) == 2, limit_s=60)
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
-    assert process.returncode == -number, err
+    assert process.returncode == -signal.SIGINT, err
     pids = [int(path.name) for path in folder.iterdir()]
     assert wait_until(lambda: all(gone(pid) for pid in pids), limit_s=60)

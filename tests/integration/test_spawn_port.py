@@ -109,11 +109,6 @@ def test_the_attack_has_teeth() -> None:
     assert ["127.0.0.1", [socket.SO_REUSEADDR]] in reports[0]["won"]
 
 
-def test_the_store_listens_on_the_loopback_only(server: str) -> None:
-    """The ranks meet on MASTER_PORT of 127.0.0.1, where the caller listens."""
-    assert numapin.spawn(calls.meet, num_ranks=2, timeout=120) == (({_LOOPBACK}, 2.0),) * 2, server
-
-
 def test_places_of_the_functions_own(server: str) -> None:
     """What is written for torch.multiprocessing.spawn works: rank 0 serves other ports; MASTER_PORT, nobody else."""
     with socket.socket() as one, socket.socket() as other:

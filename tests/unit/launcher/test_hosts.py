@@ -50,8 +50,8 @@ def host(store: Any = None, *, num_hosts: int = 2, backend: str = "c10d") -> tup
     )
     made._job = SimpleNamespace(rdzv_backend=backend)
     made._store = HashStore() if store is None else store
-    made.stays_open = False
-    made.place = HostPlace(0, num_hosts, 0, num_hosts, 0, num_hosts, "head", 1)
+    made.stays_open, made.run_id, made._num_ranks = False, "job", 1
+    made.place = HostPlace(0, num_hosts, 1, 0, num_hosts, 0, num_hosts, "head", 1, "job")
     return made, done
 
 

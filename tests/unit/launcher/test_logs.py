@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from tests.unit.launcher.seam import Logs, parse
+from tests.unit.launcher.seam import HostPlace, Logs, parse
 
 HOST = os.uname().nodename
 
@@ -26,9 +26,10 @@ def test_how_lines_begin(
 ) -> None:
     """As torch's template says: the option first, then the variable; this host's ranks begin at 4 here."""
     words = ["--tee", "1:1", "--role", "trainer", "--log-dir", str(tmp_path / "logs"), *options, "train.py"]
-    logs = Logs(parse(words, {}, {}, python="python3", prog="numapin run"), "job")
+    logs = Logs(parse(words, {}, {}, python="python3", prog="numapin run"))
+    place = HostPlace(1, 2, 2, 4, 6, 4, 6, "127.0.0.1", 1, "job")
     with mock.patch.dict(os.environ, TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=variable):
-        files = logs.begin(0, 2, str(tmp_path), first_rank=4)
+        files = logs.begin(0, place, str(tmp_path))
         Path(files[1].stdout).write_text("a step\nanother\n")
         logs.close()
     assert capsys.readouterr().out == f"{begins}a step\n{begins}another\n"

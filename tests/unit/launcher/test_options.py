@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 from torch.distributed.run import get_args_parser
 
 from numapin.errors import UsageError
 from tests.needs import TORCH_VERSION
-from tests.unit.launcher.seam import OPTIONS, TORCHRUN_OPTIONS, Job, parse
+from tests.unit.launcher.seam import OPTIONS, TORCHRUN_OPTIONS, Job, TorchrunCommand, parse
 
 if TYPE_CHECKING:
     import argparse
@@ -95,6 +98,60 @@ def test_as_torch_reads_it(torchs: argparse.ArgumentParser) -> None:
     assert len(lines) > 500
 
 
+def test_the_table_is_torchruns(torchs: argparse.ArgumentParser) -> None:
+    """Help and completion know the installed torch's options: spellings, whether they take a value, and choices."""
+    actions = [action for action in torchs._actions if action.option_strings and action.dest != "help"]
+    theirs = {action.dest: (action.option_strings, action.nargs != 0) for action in actions}
+    assert {each.key: ([*each.spellings], bool(each.value)) for each in TABLE} == theirs
+    words = {each.key: each.words for each in TABLE}
+    assert [action.dest for action in actions if action.choices and words[action.dest] != tuple(action.choices)] == []
+
+
+def ours(arguments: list[str]) -> Job | str:
+    """Return what `numapin run` makes of arguments, or its error."""
+    try:
+        return read(arguments)
+    except UsageError as error:
+        return error.message
+
+
+def theirs(parser: argparse.ArgumentParser, arguments: list[str]) -> dict[str, object] | str:
+    """Return what torchrun makes of arguments, or its error."""
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err):
+        try:
+            return vars(parser.parse_args(arguments))
+        except SystemExit:
+            return err.getvalue().rpartition("error: ")[2].rstrip("\n")
+
+
+def test_every_abbreviation_means_what_it_means_to_torchrun(torchs: argparse.ArgumentParser) -> None:
+    """Each prefix of each long option of torch's that torchrun accepts has the same meaning and value."""
+    names = [name for action in torchs._actions for name in action.option_strings if name.startswith("--")]
+    tried = {name[:length] for name in names for length in range(3, len(name) + 1)} - {"--h", "--he", "--hel", "--help"}
+    num_same = 0
+    for beginning, value in itertools.product(sorted(tried), ["1", "spawn", "node"]):
+        for arguments in ([f"{beginning}={value}", "s.py"], [beginning, value, "s.py", "--bind", "x"]):
+            their, our = theirs(torchs, arguments), ours(arguments)
+            if isinstance(their, str) or (isinstance(our, str) and "; it must be" in our):  # we say so earlier
+                assert isinstance(our, str) or "ambiguous" in their or "invalid choice" not in their, (arguments, our)
+                continue
+            assert not isinstance(our, str), (arguments, our)
+            (key,) = our.typed
+            text = "" if their[key] is True else _text(our, key)
+            same = our.options[key] is True if their[key] is True else str(their[key]) in (text, f"['{text}']", "1.0")
+            assert same, (arguments, our.options[key], their[key])
+            rest = (their["training_script"], *their["training_script_args"])  # type: ignore[misc]
+            assert our.command[-len(rest) :] == rest
+            num_same += 1
+    assert num_same > 200
+
+
+def _text(job: Job, key: str) -> str:
+    option = next(option for option in TORCHRUN_OPTIONS if option.key == key)
+    return next(text for text in ("1", "spawn", "node") if option.read(text) == job.options[key])
+
+
 @pytest.mark.parametrize("own", [["--bind", "exclusive"], ["--no-smt", "--memory=bind"], ["--quiet", "--report", "r"]])
 def test_own_options_are_told_apart(own: list[str]) -> None:
     """Our options may stand anywhere before the script; those after it are the script's."""
@@ -176,3 +233,27 @@ def test_which_jobs_need_no_rendezvous(line: str, *, is_single: bool) -> None:
 def test_no_spelling_is_ours_and_torchs() -> None:
     """Each name means one thing."""
     assert not {name for option in TORCHRUN_OPTIONS for name in option.spellings} & set(OWN)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_help"),
+    [
+        (["--help"], True),
+        (["-h"], True),
+        (["--standalone", "--nproc_per", "2", "--hel"], True),
+        (["--bind=node", "--help-all", "train.py"], True),
+        (["train.py", "--help"], False),
+        (["--role", "--help", "train.py"], False),
+        (["--", "--help"], False),
+    ],
+)
+def test_help_of_the_script_is_the_scripts(words: list[str], *, is_help: bool) -> None:
+    """--help is numapin's only where torchrun would take it for its own."""
+    given: list[tuple[str, ...]] = []
+
+    def take(arguments: tuple[str, ...]) -> None:
+        given.append(arguments)
+
+    command = TorchrunCommand("run", take, about="", examples="", short_help="", sections={})
+    done = CliRunner().invoke(command, words)
+    assert (done.exit_code, "Exit status" in done.output, given) == (0, is_help, [] if is_help else [tuple(words)])

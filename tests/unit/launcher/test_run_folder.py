@@ -12,11 +12,9 @@ import shutil
 import signal
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from threading import Barrier
 
 import pytest
 
@@ -45,42 +43,39 @@ def test_the_named_folder_comes_first(tmp_path: Path) -> None:
     assert not list(runtime.iterdir())
 
 
-@pytest.mark.parametrize("what", ["nothing", "a file", "a folder open to all"])
+@pytest.mark.parametrize("what", ["nothing", "a file", "a folder open to all", "an empty folder"])
 def test_a_temporary_directory_that_does_not_serve_is_passed_over(tmp_path: Path, what: str) -> None:
-    """A TMPDIR that does not exist, or in which others could replace our folder, stops no job."""
-    useless, place = tmp_path / "useless", tmp_path / "place"
+    """A TMPDIR that does not exist, or in which others could replace our folder, stops no job; all places are read."""
+    first, place = tmp_path / "first", tmp_path / "place"
     place.mkdir()
     if what == "a file":
-        useless.touch()
+        first.touch()
     elif what != "nothing":
-        useless.mkdir()
-        useless.chmod(0o777)
-    environ = {"TMPDIR": str(useless), "TEMP": str(place)}
-    with run_folder.run_directory(environ) as path:
+        first.mkdir(mode=0o700)
+        first.chmod(0o777 if what == "a folder open to all" else 0o700)
+    environ = {"TMPDIR": str(first), "TEMP": str(place)}
+    with run_folder.run_directory({"TEMP": str(place)} if what == "an empty folder" else environ) as path:
         assert Path(path).parent == place
-        assert run_folder.live_runs({"TEMP": str(place)}) == [path]
+        assert run_folder.live_runs(environ) == [path]
 
 
-@pytest.mark.parametrize("mode", [0o755, 0o1777])
-def test_the_named_folder_may_be_read_by_others(tmp_path: Path, mode: int) -> None:
-    """The run's own folder in it is private, and other users cannot replace it."""
+@pytest.mark.parametrize("mode", [0o755, 0o1777, 0o775, 0o757])
+def test_who_may_write_to_the_named_folder(tmp_path: Path, mode: int) -> None:
+    """Others who may could replace the run's folder. The error has the command that fixes the mode."""
     tmp_path.chmod(mode)
-    with run_folder.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path)}) as path:
+    is_refused = mode in (0o775, 0o757)
+    with (
+        pytest.raises(NumapinError) if is_refused else nullcontext() as caught,
+        run_folder.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path)}) as path,
+    ):
         assert Path(path).stat().st_mode & 0o777 == 0o700
-
-
-@pytest.mark.parametrize("mode", [0o775, 0o757])
-def test_the_named_folder_must_not_be_written_by_others(tmp_path: Path, mode: int) -> None:
-    """They could replace the run's folder. The error has the command that fixes the mode."""
-    tmp_path.chmod(mode)
-    with pytest.raises(NumapinError) as caught, run_folder.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path)}):
-        pass
-    assert caught.value.message.endswith(f"{tmp_path}: others may write to it (mode {mode:04o})")
-    assert caught.value.hint == f"chmod go-w {tmp_path}, or name another with NUMAPIN_RUN_DIR=DIR"
+    if caught is not None:
+        assert caught.value.message.endswith(f"{tmp_path}: others may write to it (mode {mode:04o})")
+        assert caught.value.hint == f"chmod go-w {tmp_path}, or name another with NUMAPIN_RUN_DIR=DIR"
 
 
 def test_a_link_of_ones_own_is_followed(tmp_path: Path) -> None:
-    """NUMAPIN_RUN_DIR and TMPDIR may be links of the user, e.g. to a scratch disk."""
+    """NUMAPIN_RUN_DIR and TMPDIR may be links of the user, e.g. to a scratch disk; a run counts once."""
     (tmp_path / "scratch").mkdir()
     (tmp_path / "link").symlink_to("scratch")
     for variable in ("NUMAPIN_RUN_DIR", "TMPDIR"):
@@ -88,21 +83,10 @@ def test_a_link_of_ones_own_is_followed(tmp_path: Path) -> None:
             assert (tmp_path / "scratch") in Path(path).resolve().parents
             handover.write_json(path, handover.PLAN, {})
             assert run_folder.live_runs({variable: str(tmp_path / "link")}) == [path]
-
-
-def test_launchers_that_start_at_once(tmp_path: Path) -> None:
-    """Several launchers that all make the missing folder of runs all get one."""
-    for attempt in range(50):
-        environ, barrier = {"TMPDIR": str(tmp_path / str(attempt))}, Barrier(4)
-        (tmp_path / str(attempt)).mkdir()
-
-        def begin(_: int, environ: dict[str, str] = environ, barrier: Barrier = barrier) -> bool:
-            barrier.wait()
-            with run_folder.run_directory(environ) as folder:
-                return Path(folder).is_dir()
-
-        with ThreadPoolExecutor(4) as pool:
-            assert all(pool.map(begin, range(4)))
+    both = {"TMPDIR": str(tmp_path / "scratch"), "TEMP": str(tmp_path / "link")}
+    with run_folder.run_directory(both) as path:
+        assert run_folder.live_runs(both) == [path] == run_folder.all_runs(both)[-1:]
+        assert run_folder.find_folder(Path(path).name, both) == path
 
 
 HOST = os.uname().nodename
@@ -212,26 +196,6 @@ def _die_after(num_removed: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     vars(os)["unlink"] = and_die
-
-
-def test_a_run_in_the_second_place_is_found(tmp_path: Path) -> None:
-    """If the first place was full when a run began, its folder is in the next one."""
-    first, second = tmp_path / "first", tmp_path / "second"
-    first.mkdir()
-    second.mkdir()
-    with run_folder.run_directory({"TMPDIR": str(second)}) as path:
-        assert run_folder.live_runs({"TMPDIR": str(first), "TEMP": str(second)}) == [path]
-
-
-def test_one_place_under_two_paths(tmp_path: Path) -> None:
-    """A run counts once, although a link leads to the directory of its folder, too."""
-    place, link = tmp_path / "place", tmp_path / "link"
-    place.mkdir()
-    link.symlink_to(place)
-    environ = {"TMPDIR": str(place), "TEMP": str(link)}
-    with run_folder.run_directory(environ) as path:
-        assert run_folder.live_runs(environ) == run_folder.all_runs(environ) == [path]
-        assert run_folder.find_folder(Path(path).name, environ) == path
 
 
 def test_a_folder_that_cannot_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,37 +351,34 @@ def test_nothing_is_removed_where_others_may_rename(tmp_path: Path) -> None:
         assert (Path(path) / "thesis").read_text() == "years"
 
 
-@pytest.mark.parametrize("mode", [None, 0o777, 0o700])
-def test_a_rank_makes_no_folder(tmp_path: Path, mode: int | None) -> None:
-    """If a run's folder is gone, nothing is made by its path: another user may have made the folder around it."""
-    base = tmp_path / "numapin-0"
-    if mode is not None:
+@pytest.mark.parametrize("what", ["nothing", "open folder", "own folder", "link", "writable", "file"])
+def test_where_a_rank_writes_nothing(tmp_path: Path, what: str) -> None:
+    """A run's folder that is gone is not made again, because another user may have made the folder around it.
+
+    Nor is one used that others can change, or what took its place.
+    """
+    base, home = tmp_path / "base", tmp_path / "home"
+    run = base / "run-1"
+    home.mkdir()
+    if what != "nothing":
         base.mkdir()
-        base.chmod(mode)
-    with pytest.raises(NumapinError, match=r"observed-0-1\.json cannot be written"):
-        handover.write_json(str(base / "run-1"), "observed-0-1.json", {"n": 1})
-    assert not list(tmp_path.rglob("run-1"))
-
-
-def test_a_rank_writes_nothing_where_others_may_write(tmp_path: Path) -> None:
-    """A run's folder to which others may write is not used any more."""
-    folder = tmp_path / "run-1"
-    folder.mkdir()
-    handover.write_json(str(folder), "a.json", {})
-    folder.chmod(0o777)
-    with pytest.raises(NumapinError, match=r"b\.json cannot be written: others may write to it \(mode 0777\)"):
-        handover.write_json(str(folder), "b.json", {})
-    assert handover.identity(str(folder)) is None
-    assert handover.records(str(folder)) == []
-
-
-def test_a_link_in_place_of_a_runs_folder_is_not_followed(tmp_path: Path) -> None:
-    """The last part of the path is the run's own folder, not a link."""
-    (tmp_path / "home").mkdir()
-    (tmp_path / "run-1").symlink_to("home")
-    with pytest.raises(NumapinError, match=r"a\.json cannot be written"):
-        handover.write_json(str(tmp_path / "run-1"), "a.json", {})
-    assert not list((tmp_path / "home").iterdir())
+    if what == "open folder":
+        base.chmod(0o777)
+    elif what == "link":
+        run.symlink_to(home)
+    elif what == "file":
+        run.touch()
+    elif what == "writable":
+        run.mkdir()
+        handover.write_json(str(run), "a.json", {})
+        run.chmod(0o777)
+    why = {"writable": r"others may write to it \(mode 0777\)", "file": "Not a directory"}.get(what, "")
+    with pytest.raises(NumapinError, match=rf"run-1/b\.json cannot be written: .*{why}") as caught:
+        handover.write_json(str(run), "b.json", {"n": 1})
+    assert caught.value.hint == "name another with NUMAPIN_RUN_DIR=DIR"
+    assert handover.identity(str(run)) is None
+    assert not list(tmp_path.rglob("b.json"))
+    assert (what in ("link", "writable", "file")) == os.path.lexists(run)
 
 
 def test_systemd_tmpfiles_leaves_an_active_run(tmp_path: Path) -> None:
@@ -444,57 +405,19 @@ def test_systemd_tmpfiles_leaves_an_active_run(tmp_path: Path) -> None:
     assert not ended.exists()
 
 
-def test_a_run_without_a_report_leaves_its_folder_until_the_next(tmp_path: Path) -> None:
-    """Its files can be read until the next run removes them."""
-    environ = {"TMPDIR": str(tmp_path)}
-    with pytest.raises(KeyError), run_folder.run_directory(environ) as failed:
-        raise KeyError
-    assert Path(failed).is_dir()
-    with run_folder.run_directory(environ):
-        assert not Path(failed).exists()
-
-
 def test_the_last_ten_reports_stay(tmp_path: Path) -> None:
-    """A run does not remove what the ones before report about failed ranks, unless there are ten newer reports."""
+    """A failed run leaves its folder until the next; a report of failed ranks stays until there are ten newer ones."""
     environ = {"TMPDIR": str(tmp_path)}
     folders = []
-    for number in range(12):
+    for number in range(13):
         with suppress(KeyError), run_folder.run_directory(environ) as folder:
-            Path(folder, handover.REPORT).touch()
+            if number < 12:
+                Path(folder, handover.REPORT).touch()
             raise KeyError
         # Runs that start in the same second have names in no order.
         folders.append(Path(folder).rename(re.sub("-[0-9]{6}-", f"-{number:06}-", folder)))
     with run_folder.run_directory(environ):
-        assert [folder.exists() for folder in folders] == [False] * 2 + [True] * 10
-
-
-def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
-    """An object that is not JSON leaves the existing file unchanged."""
-    handover.write_json(str(tmp_path), "a.json", {"n": 1})
-    with pytest.raises(TypeError):
-        handover.write_json(str(tmp_path), "a.json", {"n": {1, 2}})
-    assert json.loads((tmp_path / "a.json").read_text()) == {"n": 1}
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    """A path through a file is an error with a remedy, not a traceback."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(NumapinError, match=r"file/run/a\.json cannot be written: Not a directory"):
-        handover.write_json(str(tmp_path / "file" / "run"), "a.json", {})
-    with (
-        pytest.raises(NumapinError, match="no run directory can be made") as caught,
-        run_folder.run_directory({"NUMAPIN_RUN_DIR": str(tmp_path / "file")}),
-    ):
-        pass
-    assert caught.value.hint == "name another with NUMAPIN_RUN_DIR=DIR"
-
-
-def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
-    """A file that cannot be renamed into place is removed again."""
-    (tmp_path / "a.json" / "b").mkdir(parents=True)
-    with pytest.raises(NumapinError, match=r"a\.json cannot be written"):
-        handover.write_json(str(tmp_path), "a.json", {})
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+        assert [folder.exists() for folder in folders] == [False] * 2 + [True] * 10 + [False]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,6 @@ with listen({LOOPBACK!r}, 0) as listening, serving(listening):
     print(listening.getsockname()[1], flush=True)
     sys.stdin.read()
 """
-SOON = timedelta(milliseconds=50)
 
 
 @pytest.fixture(params=["ours", "torch's"])
@@ -83,66 +82,14 @@ def test_large_values(connect: Callable[[], Any]) -> None:
     assert got == [True] * 4
 
 
-def test_a_wait_that_takes_too_long(connect: Callable[[], Any]) -> None:
-    """A wait that is given up leaves a client that can be used, and a key that comes later disturbs nobody."""
-    waiting, setting = connect(), connect()
-    for _ in range(2):
-        with pytest.raises(Exception, match="wait timeout"):
-            waiting.wait(["late"], SOON)
-    setting.set("late", b"now")
-    assert waiting.get("late") == b"now"
-    assert waiting.add("sum", 1) == 1
-
-
 def test_a_waiting_client_that_goes(connect: Callable[[], Any]) -> None:
     """A client that disconnects while it waits is forgotten."""
     gone, stays = connect(), connect()
     with pytest.raises(Exception, match="wait timeout"):
-        gone.wait(["key"], SOON)
+        gone.wait(["key"], timedelta(milliseconds=50))
     del gone
     stays.set("key", b"value")
     assert stays.get("key") == b"value"
-
-
-def test_queues(connect: Callable[[], Any]) -> None:
-    """Queues keep their order; a client that waits for a value gets one."""
-    one, other = connect(), connect()
-    assert one.queue_len("queue") == 0
-    one.queue_push("queue", b"first")
-    one.queue_push("queue", b"second")
-    assert other.check(["queue"])
-    assert (other.queue_len("queue"), other.queue_pop("queue"), one.queue_pop("queue")) == (2, b"first", b"second")
-    got: list[bytes] = []
-    thread = threading.Thread(target=lambda: got.append(other.queue_pop("queue")))
-    thread.start()
-    one.queue_push("queue", b"third")
-    thread.join()
-    assert got == [b"third"]
-    with pytest.raises(Exception, match="queue is empty"):
-        one.queue_pop("queue", block=False)
-
-
-def test_barrier(connect: Callable[[], Any]) -> None:
-    """A barrier lets all clients continue when the last one arrives, and may be given up."""
-    clients = [connect() for _ in range(3)]
-    if not hasattr(clients[0], "barrier"):
-        pytest.skip("this torch's store has no barrier")
-    passed: list[int] = []
-
-    def arrive(number: int) -> None:
-        clients[number].barrier("all here", 3, LIMIT)
-        passed.append(number)
-
-    threads = [threading.Thread(target=arrive, args=(number,)) for number in (0, 1)]
-    for thread in threads:
-        thread.start()
-    arrive(2)
-    for thread in threads:
-        thread.join()
-    assert sorted(passed) == [0, 1, 2]
-    with pytest.raises(Exception, match="barrier timeout"):
-        clients[0].barrier("never", 2, SOON)
-    assert clients[0].add("sum", 1) == 1
 
 
 @pytest.mark.parametrize(
