@@ -15,8 +15,7 @@ from numapin.cli.output import emit, json_text, show
 from numapin.errors import MachineError, UsageError
 from numapin.observe.below import LIST_PROCESSES
 from numapin.observe.find_job import find_job
-from numapin.observe.read import observe
-from numapin.observe.verify import verify as verify_job
+from numapin.observe.read import verify_running
 
 _STATUS: Final = {True: 0, False: 1, None: 3}
 
@@ -39,11 +38,10 @@ def verify(ctx: click.Context, run: str | None, pids: tuple[int, ...] | None, *,
     """
     try:
         job = find_job(run, pids, os.environ, again="numapin verify")
-        observed = observe(job.pids, gone=job.gone)
-        if all(rank.is_gone for rank in observed.ranks):
+        report = verify_running(job)
+        if all(rank.observed.is_gone for rank in report.ranks):
             hint = LIST_PROCESSES if pids is not None else "check the active run with: numapin verify"
             raise UsageError(f"{job.name}: the job ended while it was read", hint)
-        report = verify_job(job.plan, observed, applied=job.applied, run=job.name)
     except (OSError, ValueError, MemoryError) as error:  # other programs' files can hold anything
         seen = str(error) or type(error).__name__
         raise MachineError(

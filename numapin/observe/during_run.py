@@ -18,8 +18,8 @@ from numapin.base.strict_json import decode, encode
 from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage
 from numapin.errors import BindingRefused, MachineFileError, NumapinError
 from numapin.observe.find_job import read_run
-from numapin.observe.read import observe
-from numapin.observe.verify import VerifyReport, unobserved, verify
+from numapin.observe.read import verify_running
+from numapin.observe.verify import VerifyReport, unobserved
 from numapin.rank import handover
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class _RunWatch(threading.Thread):
         if job.gone and now_s - self._gone_since < _GONE_S:  # a restart or an end takes less
             return _RETRY_S
         try:
-            report = verify(job.plan, observe(job.pids, gone=job.gone), applied=job.applied, run=job.name)
+            report = verify_running(job)
         except _PROBLEMS as error:
             self._problem = str(error)
             return _AGAIN_S

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import printable
 from numapin.observe.model import MemoryKind, NcclLibrary, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
+from numapin.observe.verify import VerifyReport, verify
 from numapin.system import numa_maps, proc
 from numapin.system.cgroup import cpuset_of
 from numapin.system.nccl import ignores_affinity, mapped_library
@@ -27,8 +29,11 @@ from numapin.system.tree import Tree
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from numapin.observe.find_job import RunningJob
+
 LIVE: Final = Path(proc.LIVE)
 
+_MOMENT_S: Final = 0.2
 _WORKER_NAME: Final = "pt_data_worker"  # torch's name for DataLoader workers since 2.6
 _NODES_ONLINE: Final = "sys/devices/system/node/online"
 _CPUS_ONLINE: Final = "sys/devices/system/cpu/online"
@@ -48,6 +53,18 @@ _KINDS: Final = (
 )
 _OTHER_GPUS: Final = ("/dev/kfd", "/dev/dri/render")  # AMD's compute driver; AMD's and Intel's GPUs
 _UNNAMED_KINDS: Final = {"heap": MemoryKind.HEAP, "stack": MemoryKind.STACK}
+
+
+def verify_running(job: RunningJob) -> VerifyReport:
+    """Observe a job and compare it with its plan; threads that are on other CPUs than planned are read once more.
+
+    CUDA and NCCL put a rank's main thread on one CPU for a moment while they start.
+    """
+    report = verify(job.plan, observe(job.pids, gone=job.gone), applied=job.applied, run=job.name)
+    if any(rank.num_off_plan for rank in report.ranks):
+        time.sleep(_MOMENT_S)
+        report = verify(job.plan, observe(job.pids, gone=job.gone), applied=job.applied, run=job.name)
+    return report
 
 
 def observe(pids: Mapping[int, int], *, gone: frozenset[int] = frozenset(), root: Path = LIVE) -> Observed:

@@ -9,7 +9,7 @@ from numapin.data.loop_times import Waited
 from numapin.data.usage import SCHEMA
 from numapin.launcher import run_folder
 from numapin.launcher.run_folder import find_file
-from numapin.observe import during_run, find_job
+from numapin.observe import during_run, find_job, read
 from numapin.observe.below import targets_below
 from numapin.observe.during_run import read_loaders, reporting_loaders
 from numapin.observe.find_job import RunningJob

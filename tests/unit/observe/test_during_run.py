@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from numapin.errors import NumapinError
-from tests.unit.observe.seam import during_run, handover, observe, run_folder
+from tests.unit.observe.seam import during_run, handover, observe, read, run_folder
 from tests.unit.observe.test_find_job import _plan, _record
 from tests.waiting import wait_until
 
@@ -142,7 +143,7 @@ def test_a_look_that_blocks_does_not_hold_the_end(tmp_path: Path, monkeypatch: p
         release.wait(30)
         raise NumapinError("released")
 
-    monkeypatch.setattr(during_run, "observe", block)
+    monkeypatch.setattr(read, "observe", block)
     monkeypatch.setattr(during_run, "_JOIN_S", 0.2, raising=False)
     told = Told()
     with _run(tmp_path) as (folder, pid):
@@ -157,6 +158,29 @@ def test_a_look_that_blocks_does_not_hold_the_end(tmp_path: Path, monkeypatch: p
     assert "did not end within 0.2 s" in warning
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU here: it cannot be narrowed")
+@pytest.mark.parametrize("for_good", [False, True])
+def test_a_moment_on_one_cpu_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, for_good: bool) -> None:
+    """CUDA and NCCL narrow a main thread while they start: it is read once more before it is reported."""
+    allowed = os.sched_getaffinity(0)
+
+    def look(pids: Mapping[int, int], *, gone: frozenset[int]) -> Observed:
+        observed = observe(pids, gone=gone)
+        if not for_good:
+            os.sched_setaffinity(pids[0], allowed)
+        return observed
+
+    monkeypatch.setattr(read, "observe", look)
+    told = Told()
+    with _run(tmp_path) as (folder, pid):
+        os.sched_setaffinity(pid, {min(allowed)})
+        with during_run.watching(folder, 1, told.what()):
+            _record(folder, 0, pid)
+            _wait(told)
+    ((report, _),) = told.reports
+    assert report.holds is not for_good
+
+
 def test_a_rank_that_ends_early_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that is gone is in the report, and the other ranks' pages are read only once."""
     looks: list[frozenset[int]] = []
@@ -165,7 +189,7 @@ def test_a_rank_that_ends_early_is_told(tmp_path: Path, monkeypatch: pytest.Monk
         looks.append(gone)
         return observe(pids, gone=gone)
 
-    monkeypatch.setattr(during_run, "observe", look)
+    monkeypatch.setattr(read, "observe", look)
     monkeypatch.setattr(during_run, "_GONE_S", 0.1, raising=False)
     told, path = Told(), tmp_path / "report.json"
     with _run(tmp_path) as (folder, pid), during_run.watching(folder, 2, told.what(report=path)):
