@@ -7,7 +7,6 @@ with --strict, something could not be done exactly.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Final
 
 import click
@@ -17,39 +16,12 @@ from numapin.attach.bind import attach as attach_to
 from numapin.attach.targets import Wish, aim_at_processes, aim_at_run
 from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import render_size
-from numapin.cli.options import GPU_NODES, PIDS, Parsed, live_run_names, record_of
+from numapin.cli.options import GPU_NODES, PIDS, Parsed, live_run_names
 from numapin.cli.output import clear_status, emit, json_text, show, show_status, warn
 from numapin.errors import BindingRefused, NumapinError, UsageError
 from numapin.plan.request import Bind, Memory, Request, parse_gpus
 
 _MODES: Final = [mode.value for mode in Bind if mode is not Bind.NONE]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _AttachOptions:
-    """The parsed values of this command's options, by click's names."""
-
-    pids: tuple[int, ...] | None
-    job: str | None
-    gpus: tuple[str, ...] | None
-    bind: str | None
-    cpus_per_rank: int | None
-    smt: bool
-    reserve_cpus: CpuSet | None
-    gpu_nodes: tuple[tuple[str, int], ...] | None
-    children: bool
-    widen: bool
-    migrate: bool
-    other_users: bool
-    dry_run: bool
-    strict: bool
-    as_json: bool
-
-    @property
-    def decides(self) -> bool:
-        """Whether an option was given that decides the CPUs."""
-        given = (self.bind, self.cpus_per_rank, self.reserve_cpus, self.gpu_nodes)
-        return not self.smt or any(value is not None for value in given)
 
 
 @click.command(params=[PIDS, GPU_NODES])
@@ -100,7 +72,24 @@ class _AttachOptions:
 @click.option("--dry-run", is_flag=True, help="Show what would change, without changing anything.")
 @click.option("--strict", is_flag=True, help="Exit with status 5 if something could not be done exactly.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (schema numapin.attach/1).")
-def attach(**values: object) -> None:
+def attach(
+    *,
+    pids: tuple[int, ...] | None,
+    job: str | None,
+    gpus: tuple[str, ...] | None,
+    bind: str | None,
+    cpus_per_rank: int | None,
+    smt: bool,
+    reserve_cpus: CpuSet | None,
+    gpu_nodes: tuple[tuple[str, int], ...] | None,
+    children: bool,
+    widen: bool,
+    migrate: bool,
+    other_users: bool,
+    dry_run: bool,
+    strict: bool,
+    as_json: bool,
+) -> None:
     """Bind running processes to the CPUs of their GPU's node.
 
     All threads are bound, and threads that start later inherit the binding. numapin asks the driver on which GPU a
@@ -120,34 +109,34 @@ def attach(**values: object) -> None:
 
     The report ends with the commands that undo it.
     """
-    options = record_of(_AttachOptions, values)
-    if options.pids is not None and options.job is not None:
+    decides = not smt or any(value is not None for value in (bind, cpus_per_rank, reserve_cpus, gpu_nodes))
+    if pids is not None and job is not None:
         raise UsageError("--pid and --job both name a job", "give one of them")
     request = Request(
-        bind=Bind(options.bind or Bind.NODE),
+        bind=Bind(bind or Bind.NODE),
         memory=Memory.PREFERRED,
-        cpus_per_rank=options.cpus_per_rank,
-        smt=options.smt,
-        reserve_cpus=options.reserve_cpus or CpuSet(),
+        cpus_per_rank=cpus_per_rank,
+        smt=smt,
+        reserve_cpus=reserve_cpus or CpuSet(),
     )
     wish = Wish(
         request=request,
-        is_default=not options.decides,
-        gpus=options.gpus,
-        gpu_nodes=options.gpu_nodes or (),
-        other_users=options.other_users,
+        is_default=not decides,
+        gpus=gpus,
+        gpu_nodes=gpu_nodes or (),
+        other_users=other_users,
     )
-    if options.job is not None and options.gpus is not None:
+    if job is not None and gpus is not None:
         raise UsageError("--gpu works only with --pid; a run has a plan of its GPUs", "leave out --gpu")
-    if options.job is not None and options.decides:
+    if job is not None and decides:
         raise UsageError(
-            "binding options work only with --pid; a run has a plan of its own", f"numapin attach --job {options.job}"
+            "binding options work only with --pid; a run has a plan of its own", f"numapin attach --job {job}"
         )
     try:
-        if options.job is not None:
-            aim = aim_at_run(options.job, os.environ, other_users=options.other_users)
-        elif options.pids is not None:
-            aim = aim_at_processes(options.pids, wish, os.environ)
+        if job is not None:
+            aim = aim_at_run(job, os.environ, other_users=other_users)
+        elif pids is not None:
+            aim = aim_at_processes(pids, wish, os.environ)
         else:
             raise UsageError(
                 "neither --pid nor --job is given",
@@ -160,11 +149,11 @@ def attach(**values: object) -> None:
     def show_progress(pid: int, done: int, total: int) -> None:
         show_status(f"process {pid}: {render_size(done)} of {render_size(total)} on other nodes done")
 
-    how = How(children=options.children, widen=options.widen, other_users=options.other_users, dry_run=options.dry_run)
-    done = attach_to(aim, how, migrate=options.migrate, progress=show_progress)
-    if options.migrate:
+    how = How(children=children, widen=widen, other_users=other_users, dry_run=dry_run)
+    done = attach_to(aim, how, migrate=migrate, progress=show_progress)
+    if migrate:
         clear_status()
-    if options.as_json:
+    if as_json:
         emit(json_text(done.to_json()))
     else:
         from numapin.view.attach_table import attach_table
@@ -173,7 +162,7 @@ def attach(**values: object) -> None:
         show(attach_table(done))
     if done.interrupted:
         raise click.Abort
-    if options.strict and not done.exact:
+    if strict and not done.exact:
         raise BindingRefused(
             "--strict: not everything could be done exactly",
             "the report lists the differences; without --strict, the status is 0",
