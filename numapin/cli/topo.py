@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.base.text import counted
-from numapin.cli.options import GPU_NODES, MACHINE, FilePath, all_run_names, one_format, topology_from
+from numapin.cli.options import GPU_NODES, MACHINE, FilePath, all_run_names, format_options, one_format, topology_from
 from numapin.cli.output import emit, is_terminal, json_text, show, warn, width_of_stdout, write
 from numapin.errors import NumapinError, UsageError
 
@@ -28,8 +28,7 @@ _PLANNED: Final = ("tree", *_DRAWN)
 
 
 @click.command(params=[*MACHINE, GPU_NODES])
-@click.option("--format", "form", type=click.Choice([*_SHOWN, *_DRAWN]), help="Output format (default: tree).")
-@click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
+@format_options(*_SHOWN, *_DRAWN)
 @click.option(
     "--plan",
     "plan_file",
