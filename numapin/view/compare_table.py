@@ -56,7 +56,9 @@ def compare_table(report: CompareReport) -> RenderableType:
     """Return the machine, the tables, and a line per variant."""
     parts: list[RenderableType] = [Text(machine_in_words(report.machine))]
     for variant in report.variants:
-        command = formats.quote_all(variant.command)
+        # A quoted assignment would be a command's name to a shell.
+        assignments = [f"{name}={formats.quote(value)}" for name, value in variant.variables.items()]
+        command = " ".join([*assignments, formats.quote_all(variant.command[len(assignments) :])])
         parts.append(Text(f"{variant.name}: ", style="bold").append(command, style="not bold"))
     if report.measured:
         shown = [name for name in OTHERS if any(name in variant.figures for variant in report.measured)]

@@ -193,10 +193,11 @@ def test_no_secret_is_in_a_report() -> None:
     secret = replace(SCRIPT, words=("train.py", "--api-key", "sesame1"))
     variants = [
         known_variant("torchrun", secret),
-        own_variant("HF_TOKEN=sesame2 numapin", secret),
+        own_variant("HF_TOKEN=sesame2 NOTE='b c' numapin", secret),
         own_command("WANDB_API_KEY=sesame3 python x.py --password sesame4", option="--a"),
     ]
     made = report_on([run(variant.name, i, 0.1) for variant in variants for i in range(3)], variants)
     for text in (json.dumps(made.to_json()), rendered(made)):
         assert "sesame" not in text
         assert "***" in text
+    assert "HF_TOKEN='***' NOTE='b c' numapin run" in rendered(made), "a shell reads it as it was meant"
