@@ -37,7 +37,7 @@ STRINGS = {
     "recorded": "screens",
     "topology": "test_beyond_files",
     "unit/base": "test_files",
-    "unit/bench": "test_bench test_machine",
+    "unit/bench": "test_machine test_process",
     "unit/children": "test_command test_own",
     "unit/data": "test_forking test_loop_times",
     "unit/launcher": "test_store",
