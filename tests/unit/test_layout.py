@@ -75,7 +75,7 @@ ONLY_IN = {
         "pinned",
         "bench.measure",
         "bench.machine",
-        "steps.recorder",
+        "steps.meter",
         "trace.hook",
         "trace.notes",
         "trace.tracer",

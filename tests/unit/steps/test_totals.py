@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import numapin
-from tests.unit.data.seam import Totals, Waited, find_waited, read_waited, totals_of
+from tests.unit.steps.seam import Totals, Waited, find_waited, read_waited, totals_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LOOP = """
 import os, sys
-from numapin.data.loop_times import totals_of
+from numapin.steps.totals import totals_of
 if sys.argv[1:] == ["forked"]:
     totals_of(os.getpid()).add(waited_s=7, stepped_s=7)
     if pid := os.fork():
