@@ -147,8 +147,8 @@ run = TorchrunCommand(
 )
 
 
-def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -> None:
-    """Read the machine, make the plan, and run the job to its end; `trace` configures the tracing hook in the ranks."""
+def start(job: Job, options: RunOptions, mailbox: Mailbox) -> None:
+    """Read the machine, make the plan, and run the job to its end."""
     try:
         # What the command line and the environment say.
         task = repeated_task(os.environ) if job.is_single_host else None
@@ -163,7 +163,7 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -
         # The machine, then the plan, which is tried before any rank exists.
         topology = topology_from(gpu_nodes=options.gpu_nodes)
         request, gpu_variables = _request(job, options, topology)
-        environment = {**gpu_variables, **_hook_environment(job.command, options, trace)}
+        environment = {**gpu_variables, **_hook_environment(job.command, options)}
         plan = rehearse(with_users_nics(make_plan(topology, request), os.environ), strict=options.strict)
 
         # What is shown before the ranks start.
@@ -327,21 +327,19 @@ def _num_ranks(job: Job, topology: Topology) -> int | None:
         raise UsageError(f"--nproc-per-node {wanted}: {error}", "give a number, or gpu, cpu or auto") from None
 
 
-def _hook_environment(command: Sequence[str], options: RunOptions, trace: str) -> dict[str, str]:
-    """Return the variables that give the ranks the chosen data path and the tracing hook.
+def _hook_environment(command: Sequence[str], options: RunOptions) -> dict[str, str]:
+    """Return the variables that give the ranks the chosen data path.
 
-    If no hook can run in this command, raises UsageError with `trace`; else warns, or raises BindingRefused if strict.
+    If no hook can run in this command, warns, or raises BindingRefused if strict.
     """
-    if trace or options.dataloader != "torch":
-        feature = "numapin trace" if trace else "--dataloader numapin"
+    if options.dataloader != "torch":
         reason = hook_env.refusal(command)
-        if reason and trace:
-            raise UsageError(f"{feature} cannot work: {reason}", hook_env.TRACE_REMEDY)
         if reason:
-            warn_or_refuse(f"{feature} cannot work: {reason}", hook_env.REMEDY, strict=options.strict)
+            problem = f"--dataloader numapin cannot work: {reason}"
+            warn_or_refuse(problem, hook_env.REMEDY, strict=options.strict)
         elif not hook_env.is_python(command):
-            say(f"{feature} applies to the Python processes that {command[0]} starts, if any")
-    return hook_env.environment(options.dataloader, os.environ, trace=trace)
+            say(f"--dataloader numapin applies to the Python processes that {command[0]} starts, if any")
+    return hook_env.environment(options.dataloader, os.environ)
 
 
 # --- what is said ----------------------------------------------------------------------------------------------------

@@ -76,7 +76,8 @@ def top(
 ) -> None:
     """Show the steps, CPUs, memory and GPU of each rank live; Ctrl-C quits.
 
-    Steps and waiting need numapin.DataLoader or run --dataloader=numapin. Red marks values that are off plan.
+    Steps and waiting are those of loops over a DataLoader: any one in jobs that numapin started, else numapin's.
+    Red marks values that are off plan.
 
     RUN is a run's folder, its name, the end of its name, or @last (the newest run); by default it is this user's only
     active run. Threads and GPUs are read every interval. New processes are found and pages counted every 10 seconds,
@@ -123,7 +124,7 @@ def top(
             else:
                 from numapin.view.top_table import top_table
 
-                show(top_table(now, {}, width=width_of_stdout()))
+                show(top_table(now, LoopPaces().add(now), width=width_of_stdout()))
             if now.has_ended:
                 say(f"{now.run}: the job ended")
 

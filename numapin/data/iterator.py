@@ -65,6 +65,9 @@ class LaneIterator(_TorchsIterator):
     torchs_name = _MultiProcessingDataLoaderIter.__name__
     """The name of torch's class, which profilers show."""
 
+    publishes_steps = True
+    """The data path publishes them, with the bytes that its loader moves."""
+
     result_queue = ResultQueue
 
     def __init__(self, loader: DataLoader[Any], path: DataPath, *state: object) -> None:

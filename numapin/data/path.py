@@ -21,7 +21,6 @@ from numapin.data.budget import num_ranks_of, read_room
 from numapin.data.forking import is_in_bad_fork
 from numapin.data.handover import HandedDown
 from numapin.data.locality import Home
-from numapin.data.loop_times import totals_of
 from numapin.data.message import NO_MEMORY, Parcel
 from numapin.data.opening import Copier, Lender, Mover
 from numapin.data.packing import MOST_KEPT
@@ -30,6 +29,7 @@ from numapin.data.queues import ResultQueue, TaskQueue
 from numapin.data.stats import Counts, Notices, Stats, share_on
 from numapin.data.worker import OwnerProcess, WorkerStart, num_worker_threads
 from numapin.errors import UsageError
+from numapin.steps.totals import totals_of
 from numapin.system import calls, cuda, memory
 
 if TYPE_CHECKING:

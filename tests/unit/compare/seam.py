@@ -27,7 +27,7 @@ from numapin.compare.variants import (
     own_variant,
 )
 from numapin.steps.job import between
+from numapin.steps.meter import StepWindow
 from numapin.steps.record import Phase, RankSteps, StepSettings, StepUnit
-from numapin.steps.recorder import StepWindow
 from numapin.topology.discover import example_names
 from numapin.view.compare_table import OTHERS, compare_table

@@ -15,7 +15,6 @@ from numapin.data.casting import cast_tensor, casts_of, collate_and_cast
 from numapin.data.forking import keep_in_children
 from numapin.data.handover import _TAG, HandedDown, Handover
 from numapin.data.locality import Locality, find_locality
-from numapin.data.loop_times import Totals, Waited, find_waited, read_waited, totals_of
 from numapin.data.message import (
     DTYPES,
     NO_GRANT,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.cli.top import _follow
-from numapin.data.loop_times import Waited
 from numapin.data.usage import SCHEMA
 from numapin.launcher import run_folder
 from numapin.launcher.run_folder import find_file
@@ -20,6 +19,7 @@ from numapin.observe.top import LoopPace, LoopPaces, Sample, Top, top
 from numapin.observe.verify import VerifyReport, verify
 from numapin.plan.model import GpuRef
 from numapin.rank import handover
+from numapin.steps.totals import Waited
 from numapin.system import proc
 from numapin.system.proc import children_of, environment_of, is_running, parent_of, start_time, thread_cpus
 from numapin.topology.readings import GpuLoad

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 import timeit
@@ -13,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import numapin
-from tests.unit.data.seam import Totals, Waited, find_waited, read_waited, totals_of
+from tests.unit.steps.seam import Totals, Waited, find_waited, read_waited, totals_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LOOP = """
 import os, sys
-from numapin.data.loop_times import totals_of
+from numapin.steps.totals import totals_of
 if sys.argv[1:] == ["forked"]:
     totals_of(os.getpid()).add(waited_s=7, stepped_s=7)
     if pid := os.fork():
@@ -60,14 +61,16 @@ def test_process_without_loader() -> None:
     assert read_waited(process.pid, 3) is None
 
 
-def test_without_descriptors() -> None:
-    """Without a free descriptor, steps are not published, and nothing fails."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+@pytest.mark.parametrize("limit", [resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE])
+def test_without_descriptors_or_files(limit: int) -> None:
+    """Without a free descriptor, or where no file may grow, steps are not published, and nothing fails."""
+    limits, former = resource.getrlimit(limit), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(limit, (0, limits[1]))
     try:
         totals = Totals()
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(limit, limits)
+        signal.signal(signal.SIGXFSZ, former)
     totals.add(waited_s=1, stepped_s=1)
     totals.close()
 

@@ -10,6 +10,7 @@ import mmap
 import os
 import struct
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -46,12 +47,13 @@ class Totals:
         self._waited_s = self._stepped_s = 0.0
         self._num_steps = self._num_bytes = 0
         self._page: mmap.mmap | None = None
-        try:
+        with suppress(OSError):  # no descriptor is left, or no file may be as large: the loops run unobserved
             self._descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
-        except OSError:  # no descriptor is left: the loops run without being observed
-            return
-        os.ftruncate(self._descriptor, mmap.PAGESIZE)
-        self._page = mmap.mmap(self._descriptor, mmap.PAGESIZE)
+            try:
+                os.ftruncate(self._descriptor, mmap.PAGESIZE)
+                self._page = mmap.mmap(self._descriptor, mmap.PAGESIZE)
+            except OSError:
+                os.close(self._descriptor)
 
     def close(self) -> None:
         """Withdraw the totals."""
