@@ -52,8 +52,11 @@ def _by_pci(gpus: tuple[Gpu, ...], text: str | None) -> dict[str | None, int | N
 
 
 @given(_machines(), _LISTS, _ORDERS)
-def test_cuda_indices_have_no_gaps(gpus: tuple[Gpu, ...], text: str | None, order: str | None) -> None:
-    """The visible GPUs are numbered 0 to k-1; if the order is unknown, a note says so and no GPU has a number."""
+def test_any_list(gpus: tuple[Gpu, ...], text: str | None, order: str | None) -> None:
+    """The visible GPUs are numbered 0 to k-1, or no GPU is if the order is unknown; nothing else of a GPU changes.
+
+    A note says if the order is unknown, and why GPUs are hidden without a list or all of them by one.
+    """
     result, notes = apply_visibility(gpus, visible_devices=text, device_order=order)
     visible = [gpu.cuda_index for gpu in result if gpu.visible]
     numbers = [number for number in visible if number is not None]
@@ -62,19 +65,7 @@ def test_cuda_indices_have_no_gaps(gpus: tuple[Gpu, ...], text: str | None, orde
     else:
         assert (numbers, len(visible)) == ([], len(gpus))
         assert any("unknown" in note for note in notes)
-
-
-@given(_machines(), _LISTS, _ORDERS)
-def test_nothing_else_changes(gpus: tuple[Gpu, ...], text: str | None, order: str | None) -> None:
-    """The GPUs come back in the same order, and only `visible` and `cuda_index` are set."""
-    result, _ = apply_visibility(gpus, visible_devices=text, device_order=order)
     assert tuple(replace(gpu, visible=True, cuda_index=None) for gpu in result) == gpus
-
-
-@given(_machines(), _LISTS, _ORDERS)
-def test_what_is_hidden_is_explained(gpus: tuple[Gpu, ...], text: str | None, order: str | None) -> None:
-    """Without a list, GPUs are hidden only with a note; a list that shows no GPU always has a note."""
-    result, notes = apply_visibility(gpus, visible_devices=text, device_order=order)
     hidden = [gpu for gpu in result if not gpu.visible]
     if hidden and (text is None or len(hidden) == len(gpus)):
         assert notes
