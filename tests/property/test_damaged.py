@@ -54,7 +54,7 @@ VARIABLES: Final = st.dictionaries(
     max_size=3,
 )
 FUZZ: Final = settings(
-    max_examples=int(os.environ.get("NUMAPIN_FUZZ_EXAMPLES", "200")),
+    max_examples=int(os.environ.get("NUMAPIN_FUZZ_EXAMPLES", "120")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
