@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from numapin.base.stderr import say
 from numapin.errors import NumapinError, Stopped, UsageError
 from numapin.launcher.ranks import StopSignal
-from numapin.launcher.store_server import LOOPBACK, listen, serving
+from numapin.launcher.store_server import LOOPBACK, STORE_HINT, listen, serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -119,9 +119,10 @@ class OneHost:
         *,
         run_id: str | None = None,
         uses_torch: bool,
+        store_hint: str = STORE_HINT,
     ) -> None:
         self._address, self._port = address or LOOPBACK, port or 0
-        self.run_id = run_id or str(uuid.uuid4())
+        self.run_id, self._store_hint = run_id or str(uuid.uuid4()), store_hint
         self._num_ranks, self._open = num_ranks, ExitStack()
         self._uses_torch = uses_torch
         self._torchs_store: Any = None
@@ -148,7 +149,7 @@ class OneHost:
                 self._address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
             )
         else:
-            self._open.enter_context(serving(listening))
+            self._open.enter_context(serving(listening, hint=self._store_hint))
         return HostPlace(0, 1, size, 0, size, 0, size, self._address, port, self.run_id)
 
     def num_waiting(self) -> int:

@@ -120,9 +120,12 @@ def test_places_of_the_functions_own(server: str) -> None:
 
 @needs_root
 @pytest.mark.parametrize(("user", "told"), [(0, "open"), (_NOBODY, "closed")])
-def test_the_store_is_closed_to_other_users(user: int, told: str) -> None:
-    """Another user's connection is closed at once, as in `numapin run`."""
+def test_the_store_is_closed_to_other_users(user: int, told: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Another user's connection is closed at once, as in `numapin run`; the hint is what a caller of spawn can do."""
     assert numapin.spawn(calls.knock, (user,)) == (told,)
+    err = capfd.readouterr().err
+    assert ("hint: give its process group a port of its own" in err) == (told == "closed")
+    assert "numapin run" not in err
 
 
 def test_the_store_ends_with_the_call(server: str) -> None:
