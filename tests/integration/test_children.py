@@ -418,7 +418,7 @@ class TestRefusals:
     def test_options(self, gpus: dict[str, Any], options: tuple[str, ...], status: int, problem: str) -> None:
         """One error, and the command does not start."""
         hidden = {} if options else {"CUDA_VISIBLE_DEVICES": ""}
-        done = start("echo", "started", options=options, **gpus, **hidden)
+        done = start("echo", "started", options=options, **{**gpus, **hidden})
         assert (done.status, done.out) == (status, "")
         assert problem in done.err
 

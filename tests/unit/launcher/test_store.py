@@ -53,7 +53,7 @@ def test_large_values() -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         port = int(process.stdout.readline())
-        clients = [TCPStore(LOOPBACK, port, is_master=False, timeout=LIMIT) for _ in range(5)]
+        clients: list[Any] = [TCPStore(LOOPBACK, port, is_master=False, timeout=LIMIT) for _ in range(5)]
         with pytest.raises(Exception, match="wait timeout"):
             clients.pop().wait(["large"], timedelta(milliseconds=50))
         value = bytes(range(256)) * (8 << 12)
