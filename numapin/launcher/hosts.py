@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from numapin.base.stderr import say
 from numapin.errors import NumapinError, Stopped, UsageError
 from numapin.launcher.ranks import StopSignal
-from numapin.launcher.store_server import LOOPBACK, STORE_HINT, listen, serving
+from numapin.launcher.store_server import LOOPBACK, STORE_HINT, listen, serving, torch_folder, why_not_served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -96,6 +96,20 @@ class HostPlace(NamedTuple):
             "TORCHELASTIC_RUN_ID": self.run_id,
             "TORCHELASTIC_USE_AGENT_STORE": "True",  # a launcher serves it
         }
+
+
+def why_torch(job: Job) -> str:
+    """Return why the hosts of a job need torch to meet, or its ranks torch's own store; "" if they need neither."""
+    if not job.is_single_host:
+        return f"--nnodes {job.min_max_nodes[1]}"
+    return why_not_served(torch_folder()) or ""
+
+
+def meeting_of(job: Job) -> str:
+    """Return in words how the hosts of a job meet."""
+    if job.is_single_host:
+        return "without a rendezvous, because the job has one host"
+    return f"through the rendezvous of several hosts: {job.rdzv_backend} at {job.rdzv_endpoint}"
 
 
 def hosts_of(job: Job, num_ranks: int, alarm: Alarm) -> OneHost | SeveralHosts:
