@@ -312,12 +312,12 @@ def compare(file: str, name: str, found: object) -> None:
     assert found == recorded.get(name), f"{name} is not as in {path}"
 
 
-def publish(name: str, content: str | dict[str, object]) -> None:
+def publish(name: str, content: str | Mapping[str, object]) -> None:
     """Write a file for docs/results if NUMAPIN_RESULTS names a folder; JSON gets the versions that were used."""
     folder = os.environ.get("NUMAPIN_RESULTS")
     if folder is None:
         return
-    if isinstance(content, dict):
+    if not isinstance(content, str):
         made = json.loads((cache() / "ready.json").read_text())
         versions = {"torch": version("torch"), "kernel": made["kernel"], "qemu": made["qemu"]}
         content = json.dumps({"versions": versions, **content}, indent=1) + "\n"

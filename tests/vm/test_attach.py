@@ -28,8 +28,8 @@ def jobs(machine: str, nvml: Path) -> list[Job]:
     """Return the job for the two-node machine."""
     if machine != "two-nodes-again":
         return []
-    argv = [sys.executable, HERE / "attach_probe.py"]
-    return [Job(name="attach", argv=argv, env=gpus.shown(machine, nvml), timeout_s=900)]
+    probe = HERE / "attach_probe.py"
+    return [Job(name="attach", argv=[sys.executable, probe], env=gpus.shown(machine, nvml), timeout_s=900)]
 
 
 def _look(result: VmResult, name: str) -> dict[str, Any]:

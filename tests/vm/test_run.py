@@ -97,7 +97,7 @@ def test_every_rank_is_where_the_plan_has_it(request: pytest.FixtureRequest, mac
     node_of = {gpu.address: gpu.node for gpu in result.machine.gpus}
     ranks = []
     for rank, found in _ranks(result.jobs[job]):
-        nodes = CpuSet.parse(rank["nodes"])
+        nodes: frozenset[int] = CpuSet.parse(rank["nodes"])
         assert len(found["threads"]) >= 2
         assert {thread["cpus"] for thread in found["threads"]} == {rank["cpus"]}, rank["reason"]
         assert found["env"]["OMP_NUM_THREADS"] == str(rank["num_threads"])
