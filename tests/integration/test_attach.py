@@ -134,12 +134,14 @@ class TestBind:
             assert (wide.status, worker.cpus()) == (0, {ALL}), wide.err
 
     def test_launcher(self) -> None:
-        """The process id of a launcher stands for the ranks below it."""
+        """The process id of a launcher stands for the ranks below it; the whole command does not import torch."""
         code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WORK!r}], env={{'LOCAL_RANK': '1'}})"
         with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
             assert launcher.stdout
             child = int(launcher.stdout.readline())
-            done = _attach("--pid", str(launcher.pid), *EXCLUSIVE, "--json")
+            options = ["attach", "--pid", str(launcher.pid), *EXCLUSIVE, "--migrate", "--json"]
+            run = f"import sys; from numapin.cli.main import numapin; numapin({options!r}, standalone_mode=False)"
+            done = call(sys.executable, "-c", f"{run}; sys.exit('torch' in sys.modules)")
             rank = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])
             assert done.status == 0, done.err
             assert [each["pid"] for each in json.loads(done.out)["ranks"]] == [rank]

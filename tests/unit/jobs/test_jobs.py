@@ -147,13 +147,10 @@ def test_the_schemas_find_wrong_fields(form: str) -> None:
 def test_the_schemas_find_wrong_claims_and_groups() -> None:
     """The same holds for what stands beside the job."""
     options = "--nodes 2 --gang volcano --device-class gpu.nvidia.com --match-attribute a.b/c"
-    found = _documents([*options.split(), *_POD, "train.py"])
-    claims, _, group, _ = found
-    claims["spec"]["spec"]["devices"]["constraints"][0]["matchAttributes"] = "a"
-    group["spec"]["minMembers"] = 2
-    for wrong in (claims, group):
+    claims, _, group, _ = _documents([*options.split(), *_POD, "train.py"])
+    for document, path in ((claims, "spec spec devices constraints matchAttributes"), (group, "spec minMembers")):
         with pytest.raises(jsonschema.ValidationError):
-            schemas.require_valid(wrong)
+            schemas.require_valid(_spoil(document, path, 2))
 
 
 # --- requests --------------------------------------------------------------------------------------------------------

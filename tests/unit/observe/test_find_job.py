@@ -425,7 +425,7 @@ def test_ranks_and_their_gpus(
     monkeypatch.setattr(seam.proc, "environment_of", lambda pid: processes[pid][1] | {"PID": str(pid)})
     monkeypatch.setattr(seam.proc, "pid_namespace", lambda: 0xEFFFFFFC)
     driver = {pid: tuple(f"GPU-{index}" for index in gpus) for pid, gpus in computing.items()}
-    monkeypatch.setattr("numapin.observe.below.read_processes", lambda: driver)
+    monkeypatch.setattr("numapin.observe.find.read_processes", lambda: driver)
 
     job = find_job.job_of_processes([100] if processes is not ONE_GPU_EACH else [200, 201])
     gpus = {rank.local_rank: rank.gpu and rank.gpu.index for rank in job.plan.ranks}

@@ -257,9 +257,18 @@ def test_garbled_files_are_named(root: Path, file: str, text: str) -> None:
     assert str(root / "proc" / "10" / file) in caught.value.message
 
 
-def test_parents(root: Path) -> None:
-    """A process has the parent that the kernel reports, whatever its name; a missing process has none."""
+def test_parents(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process has the parent that the kernel reports, whatever its name; what hidepid=1 hides is skipped."""
     _add(root, 10, name="sh) 7 (", parent=5)
+    _add(root, 11)
+    read = proc.read
+
+    def refuse(path: str) -> str:
+        if "/11/" in path:
+            raise PermissionError(1, "Operation not permitted", path)
+        return read(path)
+
+    monkeypatch.setattr(proc, "read", refuse)
     assert children_of(dict(proc.processes(root))) == {5: [10]}
     assert (parent_of(os.getpid()), parent_of(1 << 22)) == (os.getppid(), 0)  # one more than the largest process id
 
