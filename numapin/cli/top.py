@@ -22,7 +22,7 @@ from numapin.cli.options import JOB
 from numapin.cli.output import emit, json_text, require_writable, show, width_of_stdout, write
 from numapin.errors import NumapinError, Stopped, UsageError
 from numapin.launcher.run_folder import LAST
-from numapin.observe.find_job import find_job
+from numapin.observe.find import find_job
 from numapin.observe.sample import Sampler
 from numapin.observe.top import LoopPaces
 from numapin.observe.top import top as compare
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from numapin.observe.find_job import RunningJob
+    from numapin.observe.find import RunningJob
     from numapin.observe.top import Top
     from numapin.topology.readings import GpuLoad
 

@@ -13,8 +13,7 @@ import click
 from numapin.cli.options import JOB, json_option
 from numapin.cli.output import emit, json_text, show
 from numapin.errors import MachineError, UsageError
-from numapin.observe.below import LIST_PROCESSES
-from numapin.observe.find_job import find_job
+from numapin.observe.find import LIST_PROCESSES, find_job
 from numapin.observe.read import verify_running
 
 _STATUS: Final = {True: 0, False: 1, None: 3}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from numapin.observe.find_job import RunningJob
+    from numapin.observe.find import RunningJob
     from numapin.observe.model import ObservedRank
     from numapin.topology.readings import GpuLoad
 
