@@ -16,6 +16,7 @@ from numapin.data.forking import keep_in_children
 from numapin.data.message import unpack
 from numapin.data.quarantine import no_capture
 from numapin.data.slots import align
+from numapin.data.torch_names import ExceptionWrapper, pin_memory
 from numapin.system import memory
 
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ class Copier:
     def open(self, parcel: Parcel) -> object:
         """Return the batch. Every tensor has its own storage, as if it had been allocated separately."""
         view = parcel.view
-        lends = self.lends and (parcel.is_pinned or not self._pins)
+        lends = self.lends
+        if lends and self._pins:
+            lends = parcel.slot is not None and parcel.slot.wait_until_settled()
         if lends and parcel.head.body_room is not None:  # a pickle that is longer than the tensors: they would keep it
             lends = len(view) >= len(parcel.body)
 
@@ -89,6 +92,28 @@ class Lender(Copier):
     """
 
     lends = True
+
+
+class Pinner(Lender):
+    """Opens batches over pinned slots in the loop's thread, and pins there what is not in them.
+
+    torch hands every batch to a thread for that, which then waits for the loop's thread to release the GIL. Once slots
+    are pinned, there is nothing to hand over: a batch is tensors over pinned memory. Another thread pins a new slot
+    when it arrives, and the loop waits for that. If a slot cannot be pinned, its batches are copied.
+    """
+
+    def __init__(self, driver: Driver, device_index: int) -> None:
+        """Take the current device's index, which torch's text for an error names."""
+        super().__init__(pins=True)
+        self._driver, self._where = driver, f"in pin memory thread for device {device_index}"
+
+    def open(self, parcel: Parcel) -> object:
+        """Return the batch as torch's pin thread does, or the error of a user's type."""
+        try:
+            with self._driver.relaxed_capture():  # as on that thread: allocating pinned memory may query events
+                return pin_memory(super().open(parcel))
+        except Exception:  # noqa: BLE001 - a user's type may raise anything
+            return ExceptionWrapper(where=self._where)
 
 
 def is_small(num_bytes: int, batch_bytes: int) -> bool:
