@@ -14,7 +14,7 @@ import torch
 
 from numapin.data.forking import keep_in_children
 from numapin.data.message import unpack
-from numapin.data.quarantine import no_capture
+from numapin.data.quarantine import capture_lock, is_capturing
 from numapin.data.slots import align
 from numapin.data.torch_names import ExceptionWrapper, pin_memory
 from numapin.system import memory
@@ -251,8 +251,8 @@ class Mover:
         """Release the slots whose copies have ended; none during the capture of a CUDA graph, which forbids queries."""
         if not self._reading:
             return
-        with no_capture() as is_quiet:
-            while is_quiet and self._reading and self._driver.has_passed(self._reading[0][0].event):
+        with capture_lock:
+            while not is_capturing() and self._reading and self._driver.has_passed(self._reading[0][0].event):
                 copy, view = self._reading.popleft()
                 copy.is_done = True
                 self._driver.recycle(copy.event)
@@ -263,17 +263,18 @@ class Mover:
 
     def _wait_for(self, copy: _Copy) -> bool:
         """Wait on the host until a copy has ended; return False during a capture, which forbids that."""
-        with no_capture() as is_quiet:
-            if is_quiet:
-                self._driver.wait(copy.event)
-        return is_quiet
+        with capture_lock:
+            if is_capturing():
+                return False
+            self._driver.wait(copy.event)
+        return True
 
     def _start(self, parcel: Parcel) -> _Copy:
         """Start the copy of a batch on our stream."""
         if len(self._reading) >= _IN_FLIGHT:  # a loop that runs far ahead of the GPU leaves the workers without slots
             self._wait_for(self._reading[-_IN_FLIGHT][0])
-        with no_capture() as is_quiet:
-            if is_quiet:
+        with capture_lock:
+            if not is_capturing():
                 return self._start_in_context(parcel)
             with self._driver.relaxed_capture():
                 return self._start_in_context(parcel)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.data.handover import Handover
 from numapin.data.message import IN_MESSAGE, NO_MEMORY, NO_SLOT, Grant
 from numapin.data.pinning import Settling
-from numapin.data.quarantine import Quarantine, no_capture
+from numapin.data.quarantine import Quarantine, capture_lock, is_capturing
 from numapin.data.slots import FreeSlots, RecentSizes, Slot, hide_from_children, ordinary_memory
 
 if TYPE_CHECKING:
@@ -211,8 +211,8 @@ class Pool:
 
         Not for long: what the GPU does may depend on what this thread does next.
         """
-        with no_capture() as is_quiet:
-            if not is_quiet:
+        with capture_lock:
+            if is_capturing():
                 return  # nothing can pass
         until_s = time.monotonic() + _CATCH_UP_S
         while len(self.quarantine) > _SPARE and time.monotonic() < until_s:
