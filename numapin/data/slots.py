@@ -60,16 +60,18 @@ def ordinary_memory(num_bytes: int) -> memoryview:
     return memory.view_of(memory.window(owner.data_ptr(), num_bytes, owner=owner))
 
 
-def fault_in(tensor: torch.Tensor) -> None:
+def fault_in(tensor: torch.Tensor) -> bool:
     """Fault in every page of a mapping without changing its contents. Raises OSError if the kernel has no memory.
 
-    Before Linux 5.14 it does nothing: pinning faults pages in, too, and so does the first write.
+    Before Linux 5.14 it does nothing and returns False: pinning faults pages in, too, and so does the first write.
     """
     try:
         memory.populate(tensor.data_ptr(), tensor.nbytes)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
+        return False
+    return True
 
 
 def hide_from_children(tensor: torch.Tensor, *, hide: bool) -> None:
