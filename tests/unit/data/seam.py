@@ -35,7 +35,7 @@ from numapin.data.packing import LARGE_BYTES, MOST_KEPT, BatchMemory, Packer, Wo
 from numapin.data.path import DataPath, PathOptions
 from numapin.data.pinning import Settling, _Settler, reclaimer
 from numapin.data.pool import Pool, unused_slots_hidden
-from numapin.data.quarantine import Quarantine, no_capture, watch_captures
+from numapin.data.quarantine import Quarantine, capture_lock, is_capturing, watch_captures
 from numapin.data.queues import Channel, TaskQueue
 from numapin.data.slots import FreeSlots, RecentSizes, Slot, align, capacity_for, map_memfd
 from numapin.data.stats import Counts, Stats, share_on
