@@ -33,31 +33,22 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {
-    **dict.fromkeys(
-        (
-            "BindingRefused",
-            "LibnumaError",
-            "MachineError",
-            "MachineFileError",
-            "NumapinError",
-            "PlanError",
-            "RankError",
-            "UsageError",
-        ),
-        "numapin.errors",
+_HOME = {  # module -> its public names
+    "numapin.topology.discover": ("discover",),
+    "numapin.topology.model": ("Topology", "Package", "Node", "Core", "Gpu", "Allowed"),
+    "numapin.topology.nics": ("Nic", "Link"),
+    "numapin.plan.make": ("make_plan",),
+    "numapin.plan.request": ("Request", "Bind", "Memory"),
+    "numapin.plan.model": ("Plan", "RankPlan"),
+    "numapin.spawning.call": ("spawn",),
+    "numapin.children.call": ("bind_this_process", "ProcessBinding"),
+    "numapin.data.loader": ("DataLoader",),
+    "numapin.data.stateful_loader": ("StatefulDataLoader",),
+    "numapin.data.buffer": ("batch_buffer",),
+    "numapin.errors": (
+        *("NumapinError", "UsageError", "MachineError", "MachineFileError", "LibnumaError", "PlanError"),
+        *("BindingRefused", "RankError"),
     ),
-    **dict.fromkeys(("Allowed", "Core", "Gpu", "Node", "Package", "Topology"), "numapin.topology.model"),
-    **dict.fromkeys(("Link", "Nic"), "numapin.topology.nics"),
-    **dict.fromkeys(("Plan", "RankPlan"), "numapin.plan.model"),
-    "make_plan": "numapin.plan.make",
-    **dict.fromkeys(("Bind", "Memory", "Request"), "numapin.plan.request"),
-    "discover": "numapin.topology.discover",
-    "spawn": "numapin.spawning.call",
-    **dict.fromkeys(("bind_this_process", "ProcessBinding"), "numapin.children.call"),
-    "DataLoader": "numapin.data.loader",
-    "StatefulDataLoader": "numapin.data.stateful_loader",
-    "batch_buffer": "numapin.data.buffer",
 }
 _MODULES = ("pinned",)
 
@@ -106,11 +97,12 @@ def __getattr__(name: str) -> object:
         if "torch" not in sys.modules and find_spec("torch") is None:
             raise _needs_torch(name)
         return import_module(f"numapin.{name}")
-    if name not in _HOME:
+    home = next((module for module, names in _HOME.items() if name in names), None)
+    if home is None:
         msg = f"module 'numapin' has no attribute {name!r}"
         raise AttributeError(msg)
     try:
-        return getattr(import_module(_HOME[name]), name)
+        return getattr(import_module(home), name)
     except ModuleNotFoundError as error:
         if name == "StatefulDataLoader" and (error.name or "").partition(".")[0] == "torchdata":
             message = "numapin.StatefulDataLoader needs torchdata: pip install 'torchdata>=0.11'"

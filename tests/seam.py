@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from numapin.cli.main import numapin
 from numapin.launcher import run_folder
-from numapin.observe.find_job import _Record
+from numapin.observe.find import _Record
 from numapin.tasks.enter import _own_binding, find_slice
 from numapin.tasks.identify import find_task
 from numapin.topology.discover import read_example

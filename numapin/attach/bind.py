@@ -20,7 +20,7 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import render_size
 from numapin.base.text import counted
 from numapin.errors import MachineError, UsageError
-from numapin.observe.below import LIST_PROCESSES
+from numapin.observe.find import LIST_PROCESSES
 from numapin.system import proc, threads
 from numapin.system.threads import ThreadId
 

@@ -13,10 +13,11 @@ from numapin.base.cpu_set import CpuSet
 from numapin.base.text import counted
 from numapin.errors import MachineError, NumapinError, UsageError
 from numapin.launcher import run_folder
-from numapin.observe.below import (
+from numapin.observe.find import (
     LIST_PROCESSES,
     Candidate,
     KnownGpu,
+    find_run,
     gpus_of_ranks,
     local_rank,
     numbered,
@@ -24,7 +25,6 @@ from numapin.observe.below import (
     targets_below,
     visible_gpus,
 )
-from numapin.observe.find_job import find_run
 from numapin.plan.make import plan_and_rank_warnings
 from numapin.plan.request import Bind, Memory, Request
 from numapin.system import proc

@@ -77,20 +77,17 @@ _SHAPED: Final = (_IN_URL, _USER_OF_URL, _SCHEME, _FORMS)
 def without_secrets(words: Sequence[str]) -> list[str]:
     """Return the words of a command line with values that look secret replaced by "***"."""
     shown, is_value = [], False  # of a secret option, the word before
-    for word in words:
+    for given in words:
+        word = given
         is_option = word.startswith("-") and word != "-"
         is_hidden = is_value and not is_option and word.lower() not in _NOT_SECRET
-        shown.append(HIDDEN if is_hidden else _hidden_within(word))
         is_value = is_option and "=" not in word and is_secret(word)
+        for pattern in _SHAPED:
+            word = pattern.sub(rf"\g<before>{HIDDEN}", word)
+        for pattern in _NAMED:
+            word = pattern.sub(_replacement, word)
+        shown.append(HIDDEN if is_hidden else word)
     return shown
-
-
-def _hidden_within(word: str) -> str:
-    for pattern in _SHAPED:
-        word = pattern.sub(rf"\g<before>{HIDDEN}", word)
-    for pattern in _NAMED:
-        word = pattern.sub(_replacement, word)
-    return word
 
 
 def _replacement(found: re.Match[str]) -> str:
@@ -106,13 +103,9 @@ def is_secret(name: str) -> bool:
     if not _SECRET_GROUPS.isdisjoint(group.strip("-+").lower() for group in groups):
         return True
     words = [word.lower() for word in _WORDS.findall(own)]
-    return "".join(words).endswith(_ENDINGS) or (bool(words) and _is_secret_word(words[-1], words[:-1]))
-
-
-def _is_secret_word(last: str, others: list[str]) -> bool:
-    """Return whether the last word of a name makes it secret, beside the other words."""
-    if last in _ALWAYS:
+    if "".join(words).endswith(_ENDINGS) or (words and words[-1] in _ALWAYS):
         return True
+    *others, last = words or [""]
     if not others:
         return last in _ALONE
     if last == "token":

@@ -48,22 +48,8 @@ def run_with_children(
 ) -> int:
     """Run the command; every Python process below it that uses a GPU binds itself as planned for that GPU.
 
-    Args:
-        topology: The machine.
-        request: The user's options, with settled GPUs.
-        command: The command.
-        environ: This process's environment, which already shows the GPUs of --gpus.
-        strict: End a process that cannot be bound as planned.
-        verbose: Report every binding.
-
-    Returns:
-        The command's exit status, -n after signal n; 5 with `strict` if no process was bound, or one not as planned,
-        and the command succeeded.
-
-    Raises:
-        PlanError: No GPU is visible, or there is no plan for them.
-        BindingRefused: `strict`, and the kernel refuses a binding of the plan.
-        NumapinError: The run's folder cannot be made.
+    Returns the command's exit status, -n after signal n. With `strict`, a process that cannot be bound as planned ends;
+    the status is 5 if the command succeeds all the same, or if no process was bound.
     """
     if not command[0]:
         raise UsageError("the command is empty", "numapin exec --children -- COMMAND…")

@@ -40,19 +40,16 @@ if TYPE_CHECKING:
 
 
 class TakenGpus:
-    """The GPUs that this process uses, with their slices of the plan; `had` are the CPUs that it was bound to so far.
-
-    `is_guess`: only its environment says so. `is_asked`: the program called `bind_this_process`.
-    """
+    """The GPUs that this process uses, with their slices of the plan."""
 
     def __init__(self, *, inherited: int | None) -> None:
         self.pid = os.getpid()
-        self.had = {frozenset(os.sched_getaffinity(0))}
+        self.had = {frozenset(os.sched_getaffinity(0))}  # the CPUs that it was bound to so far
         self.slices: dict[int, RankSlice] = {}
         self.names: dict[int, str] = {}
         self.inherited = inherited
-        self.is_guess = False
-        self.is_asked = False
+        self.is_guess = False  # only its environment says so
+        self.is_asked = False  # the program called `bind_this_process`
         self.allocated: dict[int, int] | None = None
         self.applied: Applied | None = None
         self.surprises: list[str] = []

@@ -41,9 +41,10 @@ def record(plan: ChildTable, taken: TakenGpus, how: str) -> None:
     number = next(iter(taken.slices))
     name = f"{handover.OBSERVED}{number}-{taken.pid}.json"
     former = os.path.basename(running(plan.run, handover.OBSERVED).get(taken.pid, (name, {}))[0])
-    if former != name:  # of a guess that was wrong
-        _remove(plan.run, former)
-    _remove(plan.run, f"{UNBOUND}{taken.pid}.json")  # it has found its GPU, or its name, since
+    outdated = {former, f"{UNBOUND}{taken.pid}.json"} - {name}  # of a guess that was wrong, or of an unknown GPU
+    for other in outdated:
+        with suppress(OSError), handover.opened_to_write(plan.run) as descriptor:
+            os.unlink(other, dir_fd=descriptor)
     content = {
         "schema": "numapin.observed/1",
         "local_rank": number,
@@ -126,12 +127,6 @@ def _write(folder: str, name: str, content: Mapping[str, object]) -> None:
         if folder not in _unwritable:
             _unwritable.add(folder)
             _say_once(folder, f"warning: no record of the binding: {error.message}")
-
-
-def _remove(folder: str, name: str) -> None:
-    """Remove a record that does not hold any more."""
-    with suppress(OSError), handover.opened_to_write(folder) as descriptor:
-        os.unlink(name, dir_fd=descriptor)
 
 
 def _say_once(folder: str, text: str, *, once_for: str | None = None) -> None:

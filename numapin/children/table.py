@@ -37,19 +37,15 @@ class UnknownDevice(Exception):  # noqa: N818 - names what is unknown
 
 
 class DeviceEntry:
-    """A GPU of the plan: its names, and the slice of the plan for processes that use it.
-
-    `number` is its number among the devices that the command sees, which is also its rank in the plan. `bare` is its
-    number if nothing hid devices, which is what an index in CUDA_VISIBLE_DEVICES means; None: unknown.
-    """
+    """A GPU of the plan: its names, and the slice of the plan for processes that use it."""
 
     __slots__ = ("bare", "index", "mig", "number", "pci", "slice", "uuid")
 
     def __init__(
         self,
         *,
-        number: int,
-        bare: int | None,
+        number: int,  # among the devices that the command sees, which is also its rank in the plan
+        bare: int | None,  # if nothing hid devices, which is what an index in CUDA_VISIBLE_DEVICES means
         index: int,
         uuid: str | None,
         pci: str | None,
@@ -80,12 +76,7 @@ class DeviceEntry:
 
 
 class ChildTable:
-    """The contents of NUMAPIN_CHILDREN.
-
-    `allowed_cpus` are the CPUs that the command may use, as a list. `lists` are the variables that list a process's
-    devices, by name: a process does not import the table of vendors. `saw` has their values and those of the other
-    variables that may name a device.
-    """
+    """The contents of NUMAPIN_CHILDREN."""
 
     __slots__ = ("allowed_cpus", "devices", "lists", "run", "saw", "strict", "verbose")
 
@@ -93,12 +84,12 @@ class ChildTable:
         self,
         *,
         devices: Sequence[DeviceEntry],
-        allowed_cpus: str,
+        allowed_cpus: str,  # those that the command may use, as a list
         run: str,
         strict: bool,
         verbose: bool,
-        lists: Sequence[str],
-        saw: Mapping[str, str | None],
+        lists: Sequence[str],  # the variables that list devices: a process does not import the table of vendors
+        saw: Mapping[str, str | None],  # the command's values of these, and of other variables that may name a device
     ) -> None:
         self.devices, self.allowed_cpus, self.run = tuple(devices), allowed_cpus, run
         self.strict, self.verbose, self.lists, self.saw = strict, verbose, tuple(lists), dict(saw)

@@ -17,7 +17,6 @@
     top.py               numapin top
     trace.py             numapin trace
     trace_reading.py     trace files and folders
-    trace_watch.py       report, or end the job, as soon as the steps are recorded
     compare.py           numapin compare
     bench.py             numapin bench
     early_end.py         Ctrl-C during a measurement keeps what was measured

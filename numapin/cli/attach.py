@@ -15,7 +15,7 @@ from numapin.attach.bind import attach as attach_to
 from numapin.attach.targets import AttachOptions, aim_at_processes, aim_at_run
 from numapin.base.cpu_set import CpuSet
 from numapin.base.formats import render_size
-from numapin.cli.options import GPU_NODES, PIDS, Parsed, live_run_names, record_of
+from numapin.cli.options import GPU_NODES, PIDS, Parsed, json_option, live_run_names, record_of
 from numapin.cli.output import clear_status, emit, json_text, show, show_status, warn
 from numapin.errors import BindingRefused, NumapinError, UsageError
 from numapin.plan.request import Bind, parse_gpus
@@ -70,7 +70,7 @@ _MODES: Final = [mode.value for mode in Bind if mode is not Bind.NONE]
 @click.option("--other-users", is_flag=True, help="As root, also change processes of other users.")
 @click.option("--dry-run", is_flag=True, help="Show what would change, without changing anything.")
 @click.option("--strict", is_flag=True, help="Exit with status 5 if something could not be done exactly.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON (schema numapin.attach/1).")
+@json_option("numapin.attach/1")
 def attach(*, pids: tuple[int, ...] | None, job: str | None, strict: bool, as_json: bool, **values: object) -> None:
     """Bind running processes to the CPUs of their GPU's node.
 

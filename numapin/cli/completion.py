@@ -87,7 +87,9 @@ def _bash_lines(line: str, breaks: str, typed: Sequence[str]) -> Iterator[str]:
     found = complete(numapin, words[1:])
     if found.command_at is not None:
         yield f"command\t{_position(words, found.command_at + 1, typed)}"
-    kept = 0 if typed[-1][:1] in _QUOTES else _length_kept(words[-1], breaks)
+    # What bash has completed already: "--bind=" of "--bind=ex".
+    ends = [words[-1].rfind(char) + 1 for char in breaks if char not in _QUOTES]
+    kept = 0 if typed[-1][:1] in _QUOTES else max(ends, default=0)
     for word, _ in found.words:
         yield f"word\t{_UNSAFE.sub(_ESCAPED, printable(word[kept:]))}"
     if found.files == "file" and not found.words:
@@ -106,11 +108,6 @@ def split_line(line: str) -> list[str]:
     except ValueError:  # an open quote: the word so far is here
         return [*words, lexer.token]
     return [*words, ""] if line[-1:].isspace() else words
-
-
-def _length_kept(word: str, breaks: str) -> int:
-    """Return the length of the part of a word that bash has completed already: "--bind=" of "--bind=ex"."""
-    return max((word.rfind(char) + 1 for char in breaks if char not in _QUOTES), default=0)
 
 
 def _position(words: Sequence[str], begin: int, typed: Sequence[str]) -> int:

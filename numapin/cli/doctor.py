@@ -12,7 +12,7 @@ from typing import Final
 import click
 
 from numapin.base.cpu_set import CpuSet
-from numapin.cli.options import GPU_NODES, MACHINE, topology_from
+from numapin.cli.options import GPU_NODES, MACHINE, json_option, topology_from
 from numapin.cli.output import emit, json_text, show
 from numapin.data.budget import read_room
 from numapin.doctor.check import Host
@@ -36,7 +36,7 @@ _NO_MACHINE: Final = click.Option(["--machine"], hidden=True, expose_value=False
 
 
 @click.command(params=[MACHINE[0], GPU_NODES, _NO_MACHINE])
-@click.option("--json", "as_json", is_flag=True, help="Print JSON (schema numapin.doctor/1).")
+@json_option("numapin.doctor/1")
 def doctor(root: Path | None, gpu_nodes: tuple[tuple[str, int], ...] | None, *, as_json: bool) -> None:
     """Find what makes jobs slow or unsafe on this machine, and the command that fixes it. Changes nothing.
 

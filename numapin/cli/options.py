@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from numapin.topology.model import Topology
 
 T = TypeVar("T")
+C = TypeVar("C", bound="Callable[..., Any]")
 
 
 def record_of(record: type[T], values: Mapping[str, object], **more: object) -> T:
@@ -231,6 +232,18 @@ MACHINE: tuple[click.Option, ...] = (
         "machine, e.g. example:dgx-a100 (topo --machine example: lists them).",
     ),
 )
+
+
+def json_option(schema: str) -> Callable[[C], C]:
+    """Return --json, as `as_json`, for a command that prints a table otherwise."""
+    return click.option("--json", "as_json", is_flag=True, help=f"Print JSON (schema {schema}).")
+
+
+def format_options(*forms: str) -> Callable[[C], C]:
+    """Return --format, as `form`, whose default is the first form, and --json, as `as_json`, for `one_format`."""
+    form = click.option("--format", "form", type=click.Choice(forms), help=f"Output format (default: {forms[0]}).")
+    as_json = click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
+    return lambda command: form(as_json(command))
 
 
 def one_format(form: str | None, *, as_json: bool, default: str) -> str:

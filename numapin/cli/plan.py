@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from numapin.base.bounds import MAX_RANKS
-from numapin.cli.options import BINDING, MACHINE, BindingOptions, one_format, record_of, topology_from
+from numapin.cli.options import BINDING, MACHINE, BindingOptions, format_options, one_format, record_of, topology_from
 from numapin.cli.output import emit, json_text, show, warn
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_RANKS: Final = f"Number of ranks, at most {MAX_RANKS} (default: one per visible GPU)."
+_RANKS: Final = click.Option(
+    ["--nproc-per-node"],
+    type=click.IntRange(1, MAX_RANKS),
+    metavar="N",
+    help=f"Number of ranks, at most {MAX_RANKS} (default: one per visible GPU).",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +43,8 @@ class _PlanOptions(BindingOptions):
         return self.root is None and self.machine is None
 
 
-@click.command(params=[*BINDING, *MACHINE])
-@click.option("--nproc-per-node", type=click.IntRange(1, MAX_RANKS), metavar="N", help=_RANKS)
-@click.option("--format", "form", type=click.Choice(["table", "json", "env"]), help="Output format (default: table).")
-@click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
+@click.command(params=[*BINDING, *MACHINE, _RANKS])
+@format_options("table", "json", "env")
 def plan(**values: object) -> None:
     """Show which CPUs and which memory each rank would get, and why. Starts nothing.
 

@@ -22,11 +22,11 @@ from numapin.cli.output import emit, require_writable, show, show_frames, warn, 
 from numapin.cli.torch_import import importing_torch, require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.errors import NumapinError, RankError, Stopped, UsageError
+from numapin.launcher import hosts
 from numapin.launcher import options as torchruns
 from numapin.launcher.program import keep_script, python, require_program
 from numapin.launcher.rehearse import rehearse, require_gpus
 from numapin.launcher.run_folder import run_directory
-from numapin.launcher.store_server import torch_folder, why_not_served
 from numapin.plan.gpus import settle_gpus
 from numapin.plan.make import default_num_ranks, make_plan
 from numapin.plan.nics import nic_variables, with_users_nics
@@ -70,6 +70,7 @@ _OF_LAUNCHERS: Final = frozenset(
 )
 """Options that few scripts have, unlike --gpus, --verbose or --log-dir."""
 _SHOWN_CHARS: Final = 60  # of a variable's value in a message
+_DIRECT: Final = "launcher: direct, without torch: one host"
 OPTIONS = (
     *BINDING,
     click.Option(
@@ -147,8 +148,8 @@ run = TorchrunCommand(
 )
 
 
-def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -> None:
-    """Read the machine, make the plan, and run the job to its end; `trace` configures the tracing hook in the ranks."""
+def start(job: Job, options: RunOptions, mailbox: Mailbox) -> None:
+    """Read the machine, make the plan, and run the job to its end."""
     try:
         # What the command line and the environment say.
         task = repeated_task(os.environ) if job.is_single_host else None
@@ -158,12 +159,13 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -
         _warn_of_options_after(job)
         watch = None
         if options.verify or options.verify_after is not None or options.report is not None:
-            watch = watching_of(options, _launcher_of(job))
+            name, reason = ("agent", job.why_torch) if job.why_torch else ("direct", "one host")
+            watch = watching_of(options, {"name": name, "reason": reason})
 
         # The machine, then the plan, which is tried before any rank exists.
         topology = topology_from(gpu_nodes=options.gpu_nodes)
         request, gpu_variables = _request(job, options, topology)
-        environment = {**gpu_variables, **_hook_environment(job.command, options, trace)}
+        environment = {**gpu_variables, **_hook_environment(job.command, options)}
         plan = rehearse(with_users_nics(make_plan(topology, request), os.environ), strict=options.strict)
 
         # What is shown before the ranks start.
@@ -175,11 +177,16 @@ def start(job: Job, options: RunOptions, mailbox: Mailbox, *, trace: str = "") -
                 say("this machine has one NUMA node: all memory is local, with or without binding")
         warn(plan.warnings)
         if options.dry_run or options.verbose:
-            launcher = _launcher_of(job)
-            name = {"direct": "direct, without torch", "agent": "with torch's store"}[launcher["name"]]
-            say(f"launcher: {name}: {launcher['reason']}")
-        if options.verbose:
-            _say_decisions(job, plan)
+            say(f"launcher: with torch's store: {job.why_torch}" if job.why_torch else _DIRECT)
+        if options.verbose:  # each decision that is not about a rank's CPUs and memory: those are in the plan
+            why = "one per visible GPU" if any(rank.gpu for rank in plan.ranks) else "no GPU is visible"
+            if job.nproc_per_node is not None:
+                why = f"--nproc-per-node {job.nproc_per_node}"
+            say(f"{counted(len(plan.ranks), 'rank')} on this host: {why}")
+            say(f"ranks meet {hosts.meeting_of(job)}")
+            threads = os.environ.get("OMP_NUM_THREADS")
+            share = "its share of the cores for each rank"
+            say(f"OMP_NUM_THREADS: {share if threads is None else f'{threads} was set'}")
 
         if options.dry_run:
             _print_commands(plan, job, environment)
@@ -206,11 +213,9 @@ def _launch(
     from numapin.launch import launch
 
     if job.why_torch:
-        from numapin.launcher.hosts import import_torch
-
         affinity = os.sched_getaffinity(0)
         with importing_torch():
-            import_torch()
+            hosts.import_torch()
         # Importing torch starts OpenMP, which rebinds this thread if OMP_PROC_BIND or GOMP_CPU_AFFINITY is set.
         os.sched_setaffinity(0, affinity)
     keep_script(job.command)
@@ -249,10 +254,10 @@ def parse(
     job = torchruns.parse(arguments, own, os.environ, python=python(), prog=prog)
     values = kind(**click.Command("run", params=[*all_own]).make_context(prog, list(job.own)).params)
     require_program(job.program, module=job.module, no_python=job.no_python, run_path=job.run_path)
-    problem = why_not_served(torch_folder()) if job.is_single_host else f"--nnodes {job.min_max_nodes[1]}"
+    problem = hosts.why_torch(job)
     if problem:
         require_torch(f"{prog} with torch's store ({problem})")
-    return replace(job, why_torch=problem or ""), values
+    return replace(job, why_torch=problem), values
 
 
 def _require_unbound_threads(*, strict: bool) -> None:
@@ -318,55 +323,29 @@ def _num_ranks(job: Job, topology: Topology) -> int | None:
     if wanted.isascii() and wanted.isdecimal():
         return int(wanted)
     require_torch(f"--nproc-per-node {wanted}")
-    from numapin.launcher.hosts import count_devices
-
     try:
         with importing_torch():  # it knows other devices, and counts CPUs
-            return count_devices(wanted)
+            return hosts.count_devices(wanted)
     except ValueError as error:
         raise UsageError(f"--nproc-per-node {wanted}: {error}", "give a number, or gpu, cpu or auto") from None
 
 
-def _hook_environment(command: Sequence[str], options: RunOptions, trace: str) -> dict[str, str]:
-    """Return the variables that give the ranks the chosen data path and the tracing hook.
+def _hook_environment(command: Sequence[str], options: RunOptions) -> dict[str, str]:
+    """Return the variables that give the ranks the chosen data path.
 
-    If no hook can run in this command, raises UsageError with `trace`; else warns, or raises BindingRefused if strict.
+    If no hook can run in this command, warns, or raises BindingRefused if strict.
     """
-    if trace or options.dataloader != "torch":
-        feature = "numapin trace" if trace else "--dataloader numapin"
+    if options.dataloader != "torch":
         reason = hook_env.refusal(command)
-        if reason and trace:
-            raise UsageError(f"{feature} cannot work: {reason}", hook_env.TRACE_REMEDY)
         if reason:
-            warn_or_refuse(f"{feature} cannot work: {reason}", hook_env.REMEDY, strict=options.strict)
+            problem = f"--dataloader numapin cannot work: {reason}"
+            warn_or_refuse(problem, hook_env.REMEDY, strict=options.strict)
         elif not hook_env.is_python(command):
-            say(f"{feature} applies to the Python processes that {command[0]} starts, if any")
-    return hook_env.environment(options.dataloader, os.environ, trace=trace)
+            say(f"--dataloader numapin applies to the Python processes that {command[0]} starts, if any")
+    return hook_env.environment(options.dataloader, os.environ)
 
 
 # --- what is said ----------------------------------------------------------------------------------------------------
-
-
-def _launcher_of(job: Job) -> dict[str, str]:
-    """Return what starts the ranks, and why, as the report file has it."""
-    if not job.why_torch:
-        return {"name": "direct", "reason": "one host"}
-    return {"name": "agent", "reason": job.why_torch}
-
-
-def _say_decisions(job: Job, plan: Plan) -> None:
-    """Say a line for each decision that is not about a rank's CPUs and memory: those are in the plan."""
-    reason = "one per visible GPU" if any(rank.gpu for rank in plan.ranks) else "no GPU is visible"
-    if job.nproc_per_node is not None:
-        reason = f"--nproc-per-node {job.nproc_per_node}"
-    say(f"{counted(len(plan.ranks), 'rank')} on this host: {reason}")
-    if job.is_single_host:
-        say("ranks meet without a rendezvous, because the job has one host")
-    else:
-        say(f"ranks meet through the rendezvous of several hosts: {job.rdzv_backend} at {job.rdzv_endpoint}")
-    threads = os.environ.get("OMP_NUM_THREADS")
-    share = "its share of the cores for each rank"
-    say(f"OMP_NUM_THREADS: {share if threads is None else f'{threads} was set'}")
 
 
 def _print_commands(plan: Plan, job: Job, environment: dict[str, str]) -> None:

@@ -22,7 +22,7 @@ from numapin.cli.options import JOB
 from numapin.cli.output import emit, json_text, require_writable, show, width_of_stdout, write
 from numapin.errors import NumapinError, Stopped, UsageError
 from numapin.launcher.run_folder import LAST
-from numapin.observe.find_job import find_job
+from numapin.observe.find import find_job
 from numapin.observe.sample import Sampler
 from numapin.observe.top import LoopPaces
 from numapin.observe.top import top as compare
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from numapin.observe.find_job import RunningJob
+    from numapin.observe.find import RunningJob
     from numapin.observe.top import Top
     from numapin.topology.readings import GpuLoad
 
@@ -76,7 +76,8 @@ def top(
 ) -> None:
     """Show the steps, CPUs, memory and GPU of each rank live; Ctrl-C quits.
 
-    Steps and waiting need numapin.DataLoader or run --dataloader=numapin. Red marks values that are off plan.
+    Steps and waiting are those of loops over a DataLoader: any one in jobs that numapin started, else numapin's.
+    Red marks values that are off plan.
 
     RUN is a run's folder, its name, the end of its name, or @last (the newest run); by default it is this user's only
     active run. Threads and GPUs are read every interval. New processes are found and pages counted every 10 seconds,
@@ -123,7 +124,7 @@ def top(
             else:
                 from numapin.view.top_table import top_table
 
-                show(top_table(now, {}, width=width_of_stdout()))
+                show(top_table(now, LoopPaces().add(now), width=width_of_stdout()))
             if now.has_ended:
                 say(f"{now.run}: the job ended")
 

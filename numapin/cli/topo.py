@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from numapin.base.text import counted
-from numapin.cli.options import GPU_NODES, MACHINE, FilePath, all_run_names, one_format, record_of, topology_from
+from numapin.cli.options import GPU_NODES, MACHINE, FilePath, all_run_names, format_options, one_format, topology_from
 from numapin.cli.output import emit, is_terminal, json_text, show, warn, width_of_stdout, write
 from numapin.errors import NumapinError, UsageError
 
@@ -28,24 +27,8 @@ _DRAWN: Final = ("svg", "html")
 _PLANNED: Final = ("tree", *_DRAWN)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TopoOptions:
-    """The parsed values of this command's options, by click's names."""
-
-    root: Path | None
-    machine: Path | None
-    gpu_nodes: tuple[tuple[str, int], ...] | None
-    form: str | None
-    as_json: bool
-    plan_file: str | None
-    output: Path | None
-    in_browser: bool
-    save: Path | None
-
-
 @click.command(params=[*MACHINE, GPU_NODES])
-@click.option("--format", "form", type=click.Choice([*_SHOWN, *_DRAWN]), help="Output format (default: tree).")
-@click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
+@format_options(*_SHOWN, *_DRAWN)
 @click.option(
     "--plan",
     "plan_file",
@@ -59,7 +42,18 @@ class _TopoOptions:
 @click.option("--output", type=FilePath(), metavar="FILE", help="Write the svg or html here (default: stdout).")
 @click.option("--open", "in_browser", is_flag=True, help="Open the picture in the browser (default format: html).")
 @click.option("--save", type=FilePath(), metavar="FILE", help="Write a machine file instead of showing the machine.")
-def topo(**values: object) -> None:
+def topo(
+    *,
+    root: Path | None,
+    machine: Path | None,
+    gpu_nodes: tuple[tuple[str, int], ...] | None,
+    form: str | None,
+    as_json: bool,
+    plan_file: str | None,
+    output: Path | None,
+    in_browser: bool,
+    save: Path | None,
+) -> None:
     """Show sockets, NUMA nodes, PCIe switches, GPUs and NICs of this or another machine.
 
     \b
@@ -74,9 +68,24 @@ def topo(**values: object) -> None:
       numapin topo --machine example:     list the built-in machines
       numapin topo --machine example:dgx-a100
     """
-    options = record_of(_TopoOptions, values)
-    form = _form(options)
-    if str(options.machine) == _LIST:
+    if save and (form or as_json or plan_file is not None or output or in_browser):
+        raise UsageError(
+            "--save writes a machine file only, so --format, --json, --output, --plan and --open have no effect",
+            "run numapin topo once with --save, and once without",
+        )
+    form = one_format(form, as_json=as_json, default="html" if in_browser else "tree")
+    if in_browser and form not in _DRAWN:
+        raise UsageError(f"--open shows {' and '.join(_DRAWN)}, not {form}", "numapin topo --open")
+    if plan_file is not None and form not in _PLANNED:
+        raise UsageError(f"--format {form} does not show a plan", f"use --format {', '.join(_PLANNED)}")
+    if output is not None and form in _SHOWN:
+        raise UsageError(
+            f"--output is for {' and '.join(_DRAWN)}, not for {form}", f"numapin topo --format {form} > FILE"
+        )
+    if output is None and form in _DRAWN and not in_browser and is_terminal(sys.stdout):
+        hint = f"numapin topo --format {form} --output topo.{form}"
+        raise UsageError(f"--format {form} is a picture, and stdout is a terminal", hint)
+    if str(machine) == _LIST:
         from numapin.topology.discover import example_names
 
         for name in example_names():
@@ -86,22 +95,22 @@ def topo(**values: object) -> None:
             counts = f"{nodes} with CPUs, {cpus}, {counted(len(example.gpus), 'GPU')}"
             emit(f"{name:<18} {title}: {counts}\n")
         return
-    topology = topology_from(gpu_nodes=options.gpu_nodes, root=options.root, machine=options.machine)
-    if options.save is not None:
-        write(json_text(topology.to_json()), options.save, option="--save")
+    topology = topology_from(gpu_nodes=gpu_nodes, root=root, machine=machine)
+    if save is not None:
+        write(json_text(topology.to_json()), save, option="--save")
         return
     plan: Plan | None = None
-    if options.plan_file == _NEW_PLAN:
+    if plan_file == _NEW_PLAN:
         from numapin.plan.make import default_num_ranks, make_plan
         from numapin.plan.request import Request
 
-        num_ranks = default_num_ranks(topology, is_this_host=options.root is None and options.machine is None)
+        num_ranks = default_num_ranks(topology, is_this_host=root is None and machine is None)
         plan = make_plan(topology, Request(num_ranks=num_ranks))
-    elif options.plan_file is not None:
+    elif plan_file is not None:
         from numapin.plan.model import Plan
         from numapin.tasks.enter import plan_path, read_plan_file
 
-        path = plan_path(options.plan_file, os.environ)
+        path = plan_path(plan_file, os.environ)
         plan = Plan.from_json(read_plan_file(path), source=path)
     match form:
         case "json":
@@ -116,18 +125,18 @@ def topo(**values: object) -> None:
 
             show(topo_matrix(topology, width=width_of_stdout()))
         case _:
-            _draw(topology, plan, form, options)
+            _draw(topology, plan, form, output, in_browser=in_browser)
     warn((plan or topology).warnings)
 
 
-def _draw(topology: Topology, plan: Plan | None, form: str, options: _TopoOptions) -> None:
+def _draw(topology: Topology, plan: Plan | None, form: str, file: Path | None, *, in_browser: bool) -> None:
     """Write the picture, or open it in the browser. Raises NumapinError that names the file if there is no browser."""
     if form == "svg":
         from numapin.view.picture import svg as drawn
     else:
         from numapin.view.page import page as drawn
-    text, file = drawn(topology, plan), options.output
-    if not options.in_browser:
+    text = drawn(topology, plan)
+    if not in_browser:
         if file is None:
             emit(text)
         else:
@@ -142,26 +151,3 @@ def _draw(topology: Topology, plan: Plan | None, form: str, options: _TopoOption
     emit(f"{file}\n", encoding=sys.getfilesystemencoding())
     if not webbrowser.open(file.as_uri()):
         raise NumapinError(f"there is no browser to open {file}", "open the file yourself, or name one in BROWSER")
-
-
-def _form(options: _TopoOptions) -> str:
-    """Return the format. Raises UsageError for options that contradict each other, and for a picture on a terminal."""
-    form_or_plan = options.form is not None or options.as_json or options.plan_file is not None
-    if options.save is not None and (form_or_plan or options.output is not None or options.in_browser):
-        raise UsageError(
-            "--save writes a machine file only, so --format, --json, --output, --plan and --open have no effect",
-            "run numapin topo once with --save, and once without",
-        )
-    form = one_format(options.form, as_json=options.as_json, default="html" if options.in_browser else "tree")
-    if options.in_browser and form not in _DRAWN:
-        raise UsageError(f"--open shows {' and '.join(_DRAWN)}, not {form}", "numapin topo --open")
-    if options.plan_file is not None and form not in _PLANNED:
-        raise UsageError(f"--format {form} does not show a plan", f"use --format {', '.join(_PLANNED)}")
-    if options.output is not None and form in _SHOWN:
-        raise UsageError(
-            f"--output is for {' and '.join(_DRAWN)}, not for {form}", f"numapin topo --format {form} > FILE"
-        )
-    if options.output is None and form in _DRAWN and not options.in_browser and is_terminal(sys.stdout):
-        hint = f"numapin topo --format {form} --output topo.{form}"
-        raise UsageError(f"--format {form} is a picture, and stdout is a terminal", hint)
-    return form

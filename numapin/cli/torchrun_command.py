@@ -57,13 +57,8 @@ def _click_option(option: TorchrunOption) -> click.Option:
 class TorchrunCommand(click.Command):
     """A command that takes torchrun's command line with numapin's options in it.
 
-    Args:
-        name: The command's name.
-        callback: Called with the words of the command line, as `arguments`.
-        about: What the command does.
-        examples: Indented lines, one example each.
-        sections: numapin's own options, by the heading of their section.
-        other_sections: The same, for options that the short page leaves out, with torchrun's.
+    `callback` gets the words of the command line. `sections` are numapin's own options by their headings;
+    `other_sections` those that the short help page leaves out, as it does torchrun's.
     """
 
     def __init__(

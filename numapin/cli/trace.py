@@ -1,16 +1,19 @@
-"""`numapin trace`: run a script under torch's profiler, or read a trace, and advise on changes.
+"""`numapin trace`: run a job under torch's profiler, or read traces, and advise on changes.
 
-The output folder gets a Chrome trace and a record per rank, and the report.
+The job is `numapin run` or any other command, and runs below this process. The output folder gets a Chrome trace and a
+record per rank, and the report.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,20 +21,22 @@ import click
 
 from numapin.base.files import make_own, opened, unwritten, write_text_to
 from numapin.base.stderr import say
+from numapin.bench.python import running
 from numapin.cli.options import FilePath
 from numapin.cli.output import emit, json_text, say_error, show
-from numapin.cli.run import SECTIONS, RunOptions, parse, start
+from numapin.cli.run import SECTIONS, RunOptions, parse
 from numapin.cli.torch_import import require_torch
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.cli.trace_reading import read_report
-from numapin.cli.trace_watch import TraceWatch
 from numapin.errors import NumapinError, UsageError
 from numapin.launcher.program import python
-from numapin.rank.signals import open_mailbox
+from numapin.rank import hook_env
+from numapin.rank.become import FORWARDED
+from numapin.steps.job import RankFiles, marked, start_below, wait_for
 from numapin.steps.record import StepSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numapin.trace.report import TraceReport
 
@@ -39,6 +44,7 @@ _ABOUT: Final = (
     "Run a script under torch's profiler, and report where the time of its steps "
     "goes (compute, exposed copies, waiting for data), which copies are pageable or blocking, and what to change. "
     "The report comes as soon as the steps are recorded, and the job goes on; --stop ends it. "
+    "The job is a script, started as by `numapin run`, or any other command after --. "
     "With --read FILE, read existing traces instead. A job that already runs cannot be traced: start it with this "
     "command, and a large --skip."
 )
@@ -46,10 +52,12 @@ _EXAMPLES: Final = """\
   numapin trace train.py --lr 0.1                   20 steps of each rank, after the first 10
   numapin trace --steps 5 --skip 3 --nproc-per-node 2 train.py
   numapin trace --stop train.py                     end the job after the traced steps
+  numapin trace -- torchrun --nproc-per-node 2 train.py
   numapin trace --read trace.json                   a torch.profiler trace, or an output folder
   numapin trace --read trace.json --output DIR      also write report.json"""
 _REPORT: Final = "report.json"
 _READ_OPTIONS: Final = ("--json", "--output")
+_GRACE_S: Final = 10.0  # for processes that the command has left behind, with --stop
 _JSON: Final = click.Option(
     ["--json", "as_json"], is_flag=True, help="Print the report as JSON; the script's own output goes to stderr."
 )
@@ -57,7 +65,7 @@ _OUTPUT: Final = click.Option(
     ["--output"],
     type=FilePath(),
     metavar="DIR",
-    help="Folder for the traces; each host gets a subfolder. [numapin-trace-DATE]",
+    help="Folder for the traces; with --nnodes, each host gets a subfolder. [numapin-trace-DATE]",
 )
 _OPTIONS: Final = (
     click.Option(["--steps"], type=click.IntRange(1), default=20, metavar="N", help="Steps to trace. [20]"),
@@ -69,8 +77,19 @@ _OPTIONS: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceOptions(RunOptions):
-    """The parsed values of the options of a run and of `_OPTIONS`, by click's names."""
+class _OwnOptions:
+    """The parsed values of `_OPTIONS`, by click's names."""
+
+    steps: int
+    skip: int
+    stop: bool
+    output: Path | None
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TraceOptions(RunOptions):
+    """These values and those of the options of a run."""
 
     steps: int
     skip: int
@@ -82,8 +101,14 @@ class TraceOptions(RunOptions):
 def _trace(arguments: tuple[str, ...]) -> None:
     if _asks_to_read(arguments):
         _read_command.main(list(arguments), prog_name="numapin trace", standalone_mode=False)
+        return
+    own, rest = _separate(arguments)
+    if rest[:1] == ["--"] and len(rest) > 1:
+        options = click.Command("trace", params=[*_OPTIONS]).make_context("numapin trace", own).params
+        _require_hook(rest[1:])
+        _trace_command(rest[1:], _OwnOptions(**options), subfolder=None)
     else:
-        _run(arguments)
+        _trace_run(arguments)
 
 
 _READ: Final = click.Option(
@@ -98,6 +123,18 @@ trace = TorchrunCommand(
     sections={"Trace": [*_OPTIONS, _READ]},
     other_sections=SECTIONS,
 )
+_TAKE_VALUE: Final = {name: not option.is_flag for option in _OPTIONS for name in option.opts}
+
+
+def _separate(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the options of this command at the start of its arguments, and the rest."""
+    own, rest = [], list(arguments)
+    while rest and rest[0].partition("=")[0] in _TAKE_VALUE:
+        name, equals, _ = rest[0].partition("=")
+        num_words = 2 if _TAKE_VALUE[name] and not equals else 1
+        own += rest[:num_words]
+        del rest[:num_words]
+    return own, rest
 
 
 def _asks_to_read(arguments: Sequence[str]) -> bool:
@@ -124,56 +161,145 @@ def _read_command(first: Path, others: tuple[Path, ...], output: Path | None, *,
     _show(report, as_json=as_json)
 
 
-def _run(arguments: tuple[str, ...]) -> None:
-    mailbox = open_mailbox()
-    job, options = parse(arguments, TraceOptions, _OPTIONS, command="trace")
+# --- a job that is traced --------------------------------------------------------------------------------------------
+
+
+def _require_hook(command: Sequence[str]) -> None:
+    """Raise UsageError if no hook can run in this command."""
+    refusal = hook_env.refusal(command)
+    if refusal:
+        raise UsageError(f"numapin trace cannot work: {refusal}", hook_env.TRACE_REMEDY)
+
+
+def _trace_run(arguments: tuple[str, ...]) -> None:
+    """Trace a script that `numapin run` starts with all options but ours. Raises UsageError before it starts."""
+    job, options = parse(arguments, _TraceOptions, _OPTIONS, command="trace")
     if job.command[0] == python():
         require_torch("numapin trace")
-    folder = Path(options.output or time.strftime("numapin-trace-%Y%m%d-%H%M%S")).absolute()
-    outer = folder
-    if job.min_max_nodes[1] > 1:  # hosts may share the folder, join late, and end at different times
-        folder /= f"{os.uname().nodename}-{os.getpid()}"
-    settings = StepSettings(folder=str(folder), steps=options.steps, skip=options.skip)
+    _require_hook(job.command)
+    if not hook_env.is_python(job.command):
+        say(f"numapin trace applies to the Python processes that {job.command[0]} starts, if any")
+    in_script = job.command[job.command.index(job.program, 0 if job.no_python and not job.run_path else 2) :]
+    words, left = [], list(arguments[: len(arguments) - len(in_script)])
+    while left:
+        own, left = _separate(left)
+        if not own:
+            words.append(left.pop(0))
+    command = (*running("from numapin.cli.entry import main; main()"), "run", *words, *in_script)
     if options.dry_run:
-        start(job, options, mailbox, trace=settings.to_text())
-        return
+        raise SystemExit(subprocess.call(command))
+    own_options = {name: getattr(options, name) for name in ("steps", "skip", "stop", "output", "as_json")}
+    # Hosts may share the folder, join late, and end at different times.
+    host = f"{os.uname().nodename}-{os.getpid()}" if job.min_max_nodes[1] > 1 else ""
+    _trace_command(command, _OwnOptions(**own_options), subfolder=host)
+
+
+def _trace_command(command: Sequence[str], options: _OwnOptions, *, subfolder: str | None) -> None:
+    """Run a command whose ranks trace their steps, and report. `subfolder` is None for a command that is not ours.
+
+    Raises SystemExit and Abort as the command ends.
+    """
+    if options.as_json and sys.stdout is None:
+        raise UsageError("--json: stdout cannot be written", "see report.json in --output DIR")
+    outer = Path(options.output or time.strftime("numapin-trace-%Y%m%d-%H%M%S")).absolute()
+    folder = outer / (subfolder or "")
+    settings = StepSettings(folder=str(folder), steps=options.steps, skip=options.skip)
     _make_folders(outer, folder, settings)
-    watch = TraceWatch(folder, lambda: None, stops=options.stop)
+    environ = hook_env.steps_environment(settings.to_text(), os.environ, variable=hook_env.TRACE_VARIABLE)
+    unblocked = FORWARDED if subfolder is None else ()  # our launcher handles what `cli.entry` holds back
     try:
-        with _stdout_to_stderr(wanted=options.as_json) as kept:
-            watch.report = lambda: _report(folder, settings, as_json=options.as_json, to=kept)
-            with watch.during():
-                start(job, options, mailbox, trace=settings.to_text())
-    except BaseException:  # a rank failed, or Ctrl-C: report the steps traced so far
-        try:
-            _finish(folder, settings, watch, as_json=options.as_json)
-        except NumapinError as error:  # only printed: the job's own error decides the exit status
-            say_error(error.message, error.hint)
-        except Exception as error:  # noqa: BLE001 - even a bug here must not hide the job's own error
-            say_error(str(error))
-        raise
-    if watch.has_stopped:
-        say("the job was ended after the traced steps (--stop)")
-    _finish(folder, settings, watch, as_json=options.as_json)
+        process = start_below(
+            command, {**os.environ, **environ}, stdout=2 if options.as_json else None, unblocked=unblocked
+        )
+    except OSError as error:
+        raise UsageError(f"{command[0]} cannot be started: {error.strerror}", "numapin trace --help") from None
+    report = _Reporter(folder=folder, settings=settings, as_json=options.as_json)
+    has_stopped = False
 
+    def look() -> None:
+        nonlocal has_stopped
+        if has_stopped or report.was_tried or not report.is_due():
+            return
+        if options.stop:
+            has_stopped = True
+            process.terminate()
+        else:
+            with suppress(NumapinError, OSError):  # the report at the end of the job says it again
+                report.show()
 
-def _finish(folder: Path, settings: StepSettings, watch: TraceWatch, *, as_json: bool) -> None:
-    """Clean up, and report; not again if nothing was recorded since the report. JSON is printed once in any case."""
+    status = wait_for(process, look)
+    if has_stopped:
+        _end(settings.to_text())
+        if subfolder is None or status in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
+            status = 0
+            say("the job was ended after the traced steps (--stop)")
     with suppress(OSError), opened(settings.folder) as opened_folder:
         shutil.rmtree(Path(settings.loads).name, ignore_errors=True, dir_fd=opened_folder)
-    if watch.is_report_complete:
-        return
-    if watch.num_reported is not None and as_json:
-        _write(read_report((folder,), settings), folder)
-    else:
-        _report(folder, settings, as_json=as_json)
+    try:
+        report.finish()
+    except NumapinError as error:
+        if not status:
+            raise
+        say_error(error.message, error.hint)  # only printed: the job's own error decides the exit status
+    if status == -signal.SIGINT:
+        raise click.Abort
+    if status:
+        raise SystemExit(status if status > 0 else 128 - status)
 
 
-def _report(folder: Path, settings: StepSettings, *, as_json: bool, to: int | None = None) -> None:
-    """Read the ranks' traces and records; write and show the report."""
-    report = read_report((folder,), settings)
-    _write(report, folder)
-    _show(report, as_json=as_json, to=to)
+def _end(mark: str) -> None:
+    """End what the command has left behind: a launcher that SIGTERM ends may not end its ranks."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in marked(hook_env.TRACE_VARIABLE, mark):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+        deadline_s = time.monotonic() + _GRACE_S
+        while marked(hook_env.TRACE_VARIABLE, mark) and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Reporter:
+    """The report on a job, shown once; `num_reported` is the number of traces in it, None without one."""
+
+    folder: Path
+    settings: StepSettings
+    as_json: bool
+    num_reported: int | None = None
+    was_tried: bool = False
+    files: RankFiles = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Look for the ranks' records in the folder."""
+        self.files = RankFiles(self.folder)
+
+    @property
+    def num_traces(self) -> int:
+        """The number of traces that the records of the ranks name."""
+        return sum(rank.trace is not None for rank in self.files.found.values())
+
+    def is_due(self) -> bool:
+        """Return whether a rank has a trace and all have recorded their steps, or given up."""
+        self.files.read(time.monotonic())
+        return bool(self.num_traces) and self.files.is_done(time.monotonic())
+
+    def show(self) -> None:
+        """Read the ranks' traces and records; write and show the report."""
+        self.was_tried, num_traces = True, self.num_traces
+        report = read_report((self.folder,), self.settings)
+        _write(report, self.folder)
+        _show(report, as_json=self.as_json)
+        self.num_reported = num_traces
+
+    def finish(self) -> None:
+        """Report what was recorded since; JSON is printed once in any case."""
+        self.files.read(time.monotonic())
+        if self.num_reported == self.num_traces:
+            return
+        if self.num_reported is not None and self.as_json:
+            _write(read_report((self.folder,), self.settings), self.folder)
+        else:
+            self.show()
 
 
 # --- the folder and the report ---------------------------------------------------------------------------------------
@@ -194,27 +320,6 @@ def _make_folders(outer: Path, folder: Path, settings: StepSettings) -> None:
         raise UsageError(f"--output {folder} holds {old.name} of an earlier run", "choose another folder")
 
 
-@contextmanager
-def _stdout_to_stderr(*, wanted: bool) -> Iterator[int | None]:
-    """Send the ranks' output to stderr during the block, which gets the descriptor for JSON."""
-    if not wanted:
-        yield None
-        return
-    try:
-        kept = os.dup(1)
-    except OSError as error:
-        raise UsageError(
-            f"--json: stdout cannot be written: {error.strerror}", "see report.json in --output DIR"
-        ) from None
-    try:
-        os.dup2(2, 1)
-        yield kept
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
-
-
 def _write(report: TraceReport, folder: Path) -> None:
     """Write the report. Raises NumapinError, also if the folder belongs to another user."""
     try:
@@ -226,18 +331,15 @@ def _write(report: TraceReport, folder: Path) -> None:
     say(f"report and Chrome traces: {folder}")
 
 
-def _show(report: TraceReport, *, as_json: bool, to: int | None = None) -> None:
-    """Print the report; JSON to the descriptor `to`, if there is one. Raises NumapinError."""
-    if as_json and to is not None:
-        with os.fdopen(os.dup(to), "w", encoding="utf-8", errors="replace") as file:
-            file.write(json_text(report.to_json()))
-    elif as_json:
-        try:
-            emit(json_text(report.to_json()))
-        except OSError as error:
-            hint = "write it elsewhere: numapin trace --read DIR --json > FILE"
-            raise NumapinError(f"the report cannot be written to stdout: {error.strerror}", hint) from None
-    else:
+def _show(report: TraceReport, *, as_json: bool) -> None:
+    """Print the report. Raises NumapinError."""
+    if not as_json:
         from numapin.view.trace_table import trace_table
 
         show(trace_table(report))
+        return
+    try:
+        emit(json_text(report.to_json()))
+    except OSError as error:
+        hint = "write it elsewhere: numapin trace --read DIR --json > FILE"
+        raise NumapinError(f"the report cannot be written to stdout: {error.strerror}", hint) from None

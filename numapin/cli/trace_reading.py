@@ -8,23 +8,26 @@ import zlib
 from collections import Counter
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from numapin.base.files import open_regular
+from numapin.base.files import open_regular, read_file
+from numapin.base.records import read_record
 from numapin.base.strict_json import decode
 from numapin.base.text import counted, printable
 from numapin.errors import NumapinError, UsageError
+from numapin.steps.job import TRACE
+from numapin.steps.record import SCHEMA, RankSteps
 from numapin.trace.analysis import analyze
 from numapin.trace.reading import read_trace
 from numapin.trace.report import make_report, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numapin.steps.record import StepSettings
     from numapin.trace.analysis import Analysis
     from numapin.trace.report import TraceReport
 
-_TRACE: Final = ".trace.json"
+_LARGEST_RECORD: Final = 1 << 20
 _LARGEST_BYTES: Final = 1 << 30  # reading it takes some 10 GB of memory
 _MOST_UNPACKED: Final = 64  # times the packed size; traces shrink by 10 to 30, zeros by 1000
 _LEAST_UNPACKED: Final = 16 << 20
@@ -70,21 +73,30 @@ def _read_run(path: Path, notes: list[str], settings: StepSettings | None) -> li
     analyses: list[Analysis] = []
     hosts = [] if any(path.glob("rank-*")) else sorted({trace.parent for trace in path.glob("*/rank-*")})
     for folder in hosts or [path]:
-        traces, records = sorted(folder.glob(f"rank-*{_TRACE}")), records_of(folder)
+        traces = sorted(folder.glob(f"rank-*{TRACE}"))
+        paths = sorted(path for path in folder.glob("rank-*.json") if path not in traces)
+        records: list[RankSteps] = []
 
         # Which ranks have no trace, or a shorter one, and why.
         if settings is None and not traces:
-            notes.append(f"{folder} has no rank-*{_TRACE}")
-        if settings is not None and not records:
+            notes.append(f"{folder} has no rank-*{TRACE}")
+        if settings is not None and not paths:
             notes.append(f"{folder}: no rank took a batch from a torch DataLoader or stepped a torch optimizer")
         asked = f"; {settings.skip} were to be skipped and {settings.steps} traced" if settings else ""
-        for record in records:
-            if record.get("reason"):
-                traced = f", {record.get('num_steps')} steps traced" if record.get("trace") else ""
-                notes.append(printable(f"rank {record.get('rank')}: {record['reason']}{traced}{asked}"))
-        numbers = (record.get("num_local_ranks") for record in records)
-        num_ranks = max((number for number in numbers if isinstance(number, int)), default=0)
-        num_silent = num_ranks - len({str(record.get("rank")) for record in records})
+        for record_path in paths:
+            try:
+                text = read_file(str(record_path), max_bytes=_LARGEST_RECORD).decode(errors="replace")
+                record = read_record(RankSteps, text, source=record_path.name, hint="", schema=SCHEMA)
+            except (NumapinError, OSError) as error:
+                reason = getattr(error, "message", None) or f"{record_path}: {error}"
+                notes.append(printable(f"rank {record_path.stem.removeprefix('rank-')}: {reason}"))
+                continue
+            records.append(record)
+            if record.reason:
+                traced = f", {record.num_traced} steps traced" if record.trace else ""
+                notes.append(printable(f"rank {record.rank}: {record.reason}{traced}{asked}"))
+        num_ranks = max((record.num_local_ranks for record in records), default=0)
+        num_silent = num_ranks - len({record.rank for record in records})
         if num_silent > 0:  # they did nothing that is traced, and so left no record
             silent = f"{num_silent} of {counted(num_ranks, 'rank')} took no batch and made no step"
             notes.append(printable(f"{folder}: {silent}"))
@@ -93,7 +105,7 @@ def _read_run(path: Path, notes: list[str], settings: StepSettings | None) -> li
             try:
                 analyses.append(_analyze(trace))
             except NumapinError as error:  # a broken file: its rank is left out
-                notes.append(printable(f"{trace.name.removesuffix(_TRACE).replace('-', ' ', 1)}: {error.message}"))
+                notes.append(printable(f"{trace.name.removesuffix(TRACE).replace('-', ' ', 1)}: {error.message}"))
 
     num_traces = Counter(name_of(analysis) for analysis in analyses if analysis.trace.rank is not None)
     twice = [name for name, number in num_traces.items() if number > 1]
@@ -103,23 +115,6 @@ def _read_run(path: Path, notes: list[str], settings: StepSettings | None) -> li
             f"name the folders of one run: numapin trace --read {path}/HOST-PID …",
         )
     return analyses
-
-
-def records_of(folder: Path) -> list[Mapping[str, object]]:
-    """Return what the ranks of a run have recorded so far; a rank that steps has a record.
-
-    One that cannot be read becomes a record with that reason.
-    """
-    records: list[Mapping[str, object]] = []
-    for path in sorted(folder.glob("rank-*.json")):
-        if path.name.endswith(_TRACE):
-            continue
-        try:
-            record = _load(path)
-        except NumapinError as error:
-            record = {"rank": path.stem.removeprefix("rank-"), "reason": error.message}
-        records.append(record if isinstance(record, dict) else {})
-    return records
 
 
 def _analyze(path: Path) -> Analysis:

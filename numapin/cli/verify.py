@@ -10,18 +10,17 @@ from typing import Final
 
 import click
 
-from numapin.cli.options import JOB
+from numapin.cli.options import JOB, json_option
 from numapin.cli.output import emit, json_text, show
 from numapin.errors import MachineError, UsageError
-from numapin.observe.below import LIST_PROCESSES
-from numapin.observe.find_job import find_job
+from numapin.observe.find import LIST_PROCESSES, find_job
 from numapin.observe.read import verify_running
 
 _STATUS: Final = {True: 0, False: 1, None: 3}
 
 
 @click.command(params=[*JOB])
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON (schema numapin.report/1).")
+@json_option("numapin.report/1")
 @click.pass_context
 def verify(ctx: click.Context, run: str | None, pids: tuple[int, ...] | None, *, as_json: bool) -> None:
     """Compare the threads and pages of a running job with its plan.

@@ -17,7 +17,6 @@
     usage_log.py    a process's record of that, for the launcher
     torch_names.py  the private names of torch that all this is built on, and whether this torch has them
     stateful.py     the same path for torchdata's StatefulDataLoader
-    loop_times.py   a loader's waiting times, published for `numapin top`
     casting.py      change the tensors in nested containers, and narrow those of batches
     arguments.py    check shapes and numbers that a user gave
     forks.py        Python versions whose forked children can hang

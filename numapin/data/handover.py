@@ -138,8 +138,11 @@ class HandedDown:
         """Send the descriptors to a process that is being started. A forked one has them."""
         return _take_over, ([(number, num_bytes, sent(fd)) for number, num_bytes, fd in self._files()],)
 
-    def map(self) -> dict[int, torch.Tensor]:
-        """Map the slots in the worker, and close their descriptors. One for which there is no memory is left out."""
+    def map(self) -> dict[int, tuple[torch.Tensor, int]]:
+        """Map the slots in the worker, and close their descriptors. One for which there is no memory is left out.
+
+        Each has its memory, and up to where pages exist for sure: a write beyond may be SIGBUS.
+        """
         mapped = {}
         for number, num_bytes, fd in self._files():
             with suppress(OSError):
@@ -147,8 +150,7 @@ class HandedDown:
                     memory = map_memfd(fd, num_bytes)
                 finally:
                     os.close(fd)
-                fault_in(memory)
-                mapped[number] = memory
+                mapped[number] = memory, num_bytes if fault_in(memory) else 0
         return mapped
 
 

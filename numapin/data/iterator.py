@@ -23,6 +23,7 @@ from numapin.data.balance import Balance
 from numapin.data.casting import collate_and_cast
 from numapin.data.local import Changed, DeviceIterator, profile_name
 from numapin.data.message import Parcel
+from numapin.data.opening import Pinner
 from numapin.data.path import path_of
 from numapin.data.pool import unused_slots_hidden
 from numapin.data.queues import ResultQueue
@@ -65,6 +66,9 @@ class LaneIterator(_TorchsIterator):
     torchs_name = _MultiProcessingDataLoaderIter.__name__
     """The name of torch's class, which profilers show."""
 
+    publishes_steps = True
+    """The data path publishes them, with the bytes that its loader moves."""
+
     result_queue = ResultQueue
 
     def __init__(self, loader: DataLoader[Any], path: DataPath, *state: object) -> None:
@@ -74,7 +78,8 @@ class LaneIterator(_TorchsIterator):
         self._path, self._lane = path, path.lane(loader, pins=pins, result_queue=self.result_queue)
         self._lane.balance = _balance_of(loader, path, has_turns_in_state=bool(state))
         self._last_s: float | None = None
-        if pins:
+        pins_in_loop = isinstance(self._lane.opener, Pinner)
+        if pins and not pins_in_loop:  # batches are copied, by torch's pin thread, beside the loop
             self._lane.results.open_in_thread(path.home.bind_this_thread, self._lane.opener.open)
         base = loader.multiprocessing_context or torch.multiprocessing
         self._context = forking.Context(base, self._lane.queues(), self._lane.slots_of, num_workers=loader.num_workers)
@@ -82,7 +87,7 @@ class LaneIterator(_TorchsIterator):
             loader,
             multiprocessing_context=self._context,
             worker_init_fn=path.worker_start(self._lane, loader, pins=pins or moves),
-            pin_memory=loader.pin_memory and not moves,
+            pin_memory=loader.pin_memory and not moves and not pins_in_loop,
         )
         with unused_slots_hidden():
             super().__init__(changed, *state)

@@ -22,6 +22,8 @@ from numapin.data.torch_names import ExceptionWrapper
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numapin.data.slots import Slot
+
 _CPU: Final = torch.device("cpu")
 NO_MEMORY: Final = memoryview(b"")
 DTYPES: Final = tuple(sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str))
@@ -112,11 +114,11 @@ def pickled(message: object) -> bytes:
 class Parcel:
     """A batch that has arrived in the rank and is not opened yet."""
 
-    __slots__ = ("begun", "body", "head", "is_pinned", "view")
+    __slots__ = ("begun", "body", "head", "slot", "view")
 
-    def __init__(self, head: Head, body: bytes, view: memoryview = NO_MEMORY, *, is_pinned: bool = False) -> None:
-        """Take a long pickle from the batch's memory, of which it is the end."""
-        self.head, self.view, self.is_pinned = head, view, is_pinned
+    def __init__(self, head: Head, body: bytes, view: memoryview = NO_MEMORY, slot: Slot | None = None) -> None:
+        """Take a long pickle from the batch's memory, of which it is the end; `view` is of `slot`, if there is one."""
+        self.head, self.view, self.slot = head, view, slot
         self.body: bytes | memoryview = body
         self.begun: Any = None  # the work that its opener started before the batch was due
         if head.body_room is not None:

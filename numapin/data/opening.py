@@ -14,8 +14,9 @@ import torch
 
 from numapin.data.forking import keep_in_children
 from numapin.data.message import unpack
-from numapin.data.quarantine import no_capture
+from numapin.data.quarantine import capture_lock, is_capturing
 from numapin.data.slots import align
+from numapin.data.torch_names import ExceptionWrapper, pin_memory
 from numapin.system import memory
 
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ class Copier:
     def open(self, parcel: Parcel) -> object:
         """Return the batch. Every tensor has its own storage, as if it had been allocated separately."""
         view = parcel.view
-        lends = self.lends and (parcel.is_pinned or not self._pins)
+        lends = self.lends
+        if lends and self._pins:
+            lends = parcel.slot is not None and parcel.slot.wait_until_settled()
         if lends and parcel.head.body_room is not None:  # a pickle that is longer than the tensors: they would keep it
             lends = len(view) >= len(parcel.body)
 
@@ -89,6 +92,28 @@ class Lender(Copier):
     """
 
     lends = True
+
+
+class Pinner(Lender):
+    """Opens batches over pinned slots in the loop's thread, and pins there what is not in them.
+
+    torch hands every batch to a thread for that, which then waits for the loop's thread to release the GIL. Once slots
+    are pinned, there is nothing to hand over: a batch is tensors over pinned memory. Another thread pins a new slot
+    when it arrives, and the loop waits for that. If a slot cannot be pinned, its batches are copied.
+    """
+
+    def __init__(self, driver: Driver, device_index: int) -> None:
+        """Take the current device's index, which torch's text for an error names."""
+        super().__init__(pins=True)
+        self._driver, self._where = driver, f"in pin memory thread for device {device_index}"
+
+    def open(self, parcel: Parcel) -> object:
+        """Return the batch as torch's pin thread does, or the error of a user's type."""
+        try:
+            with self._driver.relaxed_capture():  # as on that thread: allocating pinned memory may query events
+                return pin_memory(super().open(parcel))
+        except Exception:  # noqa: BLE001 - a user's type may raise anything
+            return ExceptionWrapper(where=self._where)
 
 
 def is_small(num_bytes: int, batch_bytes: int) -> bool:
@@ -226,8 +251,8 @@ class Mover:
         """Release the slots whose copies have ended; none during the capture of a CUDA graph, which forbids queries."""
         if not self._reading:
             return
-        with no_capture() as is_quiet:
-            while is_quiet and self._reading and self._driver.has_passed(self._reading[0][0].event):
+        with capture_lock:
+            while not is_capturing() and self._reading and self._driver.has_passed(self._reading[0][0].event):
                 copy, view = self._reading.popleft()
                 copy.is_done = True
                 self._driver.recycle(copy.event)
@@ -238,17 +263,18 @@ class Mover:
 
     def _wait_for(self, copy: _Copy) -> bool:
         """Wait on the host until a copy has ended; return False during a capture, which forbids that."""
-        with no_capture() as is_quiet:
-            if is_quiet:
-                self._driver.wait(copy.event)
-        return is_quiet
+        with capture_lock:
+            if is_capturing():
+                return False
+            self._driver.wait(copy.event)
+        return True
 
     def _start(self, parcel: Parcel) -> _Copy:
         """Start the copy of a batch on our stream."""
         if len(self._reading) >= _IN_FLIGHT:  # a loop that runs far ahead of the GPU leaves the workers without slots
             self._wait_for(self._reading[-_IN_FLIGHT][0])
-        with no_capture() as is_quiet:
-            if is_quiet:
+        with capture_lock:
+            if not is_capturing():
                 return self._start_in_context(parcel)
             with self._driver.relaxed_capture():
                 return self._start_in_context(parcel)

@@ -86,7 +86,7 @@ _COPIED: Final = frozenset(dtype for dtype in DTYPES if not re.search(r"\bu?int[
 _QUANTIZED: Final = frozenset((torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4))
 
 own: Packer | None = None  # this worker's
-handed_down: dict[int, torch.Tensor] = {}  # the slots that this worker takes over, by number
+handed_down: dict[int, tuple[torch.Tensor, int]] = {}  # the slots that this worker takes over, by number
 
 
 def allocate(dtype: torch.dtype, size: tuple[int, ...]) -> torch.Tensor | None:
@@ -141,7 +141,7 @@ class WorkerSlots:
         self,
         arrivals: Handover,
         locality: Locality,
-        handed_down: dict[int, torch.Tensor],
+        handed_down: dict[int, tuple[torch.Tensor, int]],
         *,
         serial: int,
         makes_small: bool = True,
@@ -153,7 +153,7 @@ class WorkerSlots:
         self._arrivals, self._locality, self._makes_small = arrivals, locality, makes_small
         self._next_number = serial << 32
         self._expected_bytes = 0
-        self._mapped = {number: (memory, memory.nbytes) for number, memory in handed_down.items()}
+        self._mapped = handed_down.copy()
         """The slots, by number: their memory, and up to where pages exist for sure."""
         self._held: list[int] = []  # granted and not used yet
         self._windows: dict[int, weakref.ref[Window]] = {}  # of batches that were made here

@@ -21,15 +21,15 @@ from numapin.data.budget import num_ranks_of, read_room
 from numapin.data.forking import is_in_bad_fork
 from numapin.data.handover import HandedDown
 from numapin.data.locality import Home
-from numapin.data.loop_times import totals_of
 from numapin.data.message import NO_MEMORY, Parcel
-from numapin.data.opening import Copier, Lender, Mover
+from numapin.data.opening import Copier, Lender, Mover, Pinner
 from numapin.data.packing import MOST_KEPT
 from numapin.data.pool import Pool, PoolSpec
 from numapin.data.queues import ResultQueue, TaskQueue
 from numapin.data.stats import Counts, Notices, Stats, share_on
 from numapin.data.worker import OwnerProcess, WorkerStart, num_worker_threads
 from numapin.errors import UsageError
+from numapin.steps.totals import totals_of
 from numapin.system import calls, cuda, memory
 
 if TYPE_CHECKING:
@@ -166,8 +166,8 @@ class Lane:
         if self.balance is not None:
             self.balance.note_arrival(head.worker)
         self._path.note_arrival(head)
-        view, is_pinned = (NO_MEMORY, False) if self.pool is None else self.pool.lend(head)
-        parcel = Parcel(head, body, view, is_pinned=is_pinned)
+        view, slot = (NO_MEMORY, None) if self.pool is None else self.pool.lend(head)
+        parcel = Parcel(head, body, view, slot)
         self.opener.arrived(parcel)
         return parcel
 
@@ -340,24 +340,28 @@ class DataPath:
                     raise UsageError(f"{text}: libcuda.so.1 cannot be used", "see: numapin topo")
                 self._mover = Mover(torch.device("cuda", self.home.device_index), driver)
             return self._mover
-        uses_cuda = pins or torch.cuda.is_initialized()
-        if uses_cuda and not _can_record_contexts(cuda.driver()):
+        if not pins and not torch.cuda.is_initialized():
+            return Lender(pins=False)
+        driver = cuda.driver()
+        if driver is None or not driver.can_record_contexts:
             self.notices.report_refusal(_NO_CONTEXT_EVENTS)
             return Copier(pins=pins)
+        if pins and self.options.pinned_budget != 0:
+            return Pinner(driver, self.home.device_index)
         return Lender(pins=pins)
 
     def _pool_spec(self, loader: DataLoader[Any], opener: Copier | Mover, *, pins: bool) -> PoolSpec:
-        needs_cuda = pins or self.options.cuda_device is not None
+        uses_gpu = pins or self.options.cuda_device is not None
         return PoolSpec(
             num_workers=loader.num_workers,
             prefetch=loader.prefetch_factor or 2,
             locality=self.home.locality,
-            device=self.home.device_index if needs_cuda else 0,
-            driver=cuda.driver() if needs_cuda else None,
+            device=self.home.device_index if uses_gpu else 0,
+            driver=cuda.driver() if isinstance(opener, Mover | Pinner) else None,
             reader=_reader if isinstance(opener, Lender) else _no_reader,
             budget_bytes=self._pools.budget_bytes,
             report=self.notices.report_refusal,
-            pins_at_once=pins,
+            pins_at_once=isinstance(opener, Pinner),
             poison=os.environ.get("NUMAPIN_POISON") == "1",
         )
 

@@ -162,6 +162,21 @@ class Settling:
         self._spec.report("batches are not pinned: no thread can be started; see: ulimit -u")
         return False
 
+    def begin_at_once(self, slot: Slot) -> None:
+        """Have a slot settled whose batch the loop waits for; if no thread can be started, here."""
+        slot.settled = threading.Event()
+        job = partial(self._settle_at_once, slot, slot.settled)
+        if not _settler().submit(job, rests=False):
+            job()
+
+    def _settle_at_once(self, slot: Slot, settled: threading.Event) -> None:
+        try:
+            self.settle(slot)
+        finally:
+            settled.set()
+            if self._is_closed and slot.lease is None:  # nothing else would unpin it any more
+                slot.unpin_later(self._spec.driver)
+
     def ended(self) -> Iterator[Slot]:
         """Yield and forget the slots that are settled."""
         while self._done:
@@ -225,14 +240,17 @@ class _Settler:
     """A thread that exists while there is work."""
 
     def __init__(self) -> None:
-        self._jobs: deque[Callable[[], None]] = deque()
+        self._jobs: deque[tuple[Callable[[], None], bool]] = deque()  # and whether to rest after it
         self._lock, self._work = threading.Lock(), ExitLock()
         self._is_running = False
 
-    def submit(self, job: Callable[[], None]) -> bool:
-        """Have a job done; it must not raise. Return False if no thread can be started."""
+    def submit(self, job: Callable[[], None], *, rests: bool = True) -> bool:
+        """Have a job done; it must not raise. Return False if no thread can be started.
+
+        With `rests`, the driver's locks, which kernel launches need, are left alone for a while afterwards.
+        """
         with self._lock:
-            self._jobs.append(job)
+            self._jobs.append((job, rests))
             if self._is_running:
                 return True
             try:
@@ -249,7 +267,7 @@ class _Settler:
                 if not self._jobs:
                     self._is_running = False
                     return
-                job = self._jobs.popleft()
+                job, rests = self._jobs.popleft()
             began_s = time.monotonic()
             try:
                 with self._work as may_work:
@@ -259,7 +277,8 @@ class _Settler:
             except BaseException:  # an error of ours: the next job starts another thread
                 self._is_running = False
                 raise
-            time.sleep(min(_REST * (time.monotonic() - began_s), _LONGEST_REST_S))
+            if rests:
+                time.sleep(min(_REST * (time.monotonic() - began_s), _LONGEST_REST_S))
 
 
 def _settler() -> _Settler:

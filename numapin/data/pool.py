@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from numapin.data.handover import Handover
 from numapin.data.message import IN_MESSAGE, NO_MEMORY, NO_SLOT, Grant
 from numapin.data.pinning import Settling
-from numapin.data.quarantine import Quarantine, no_capture
+from numapin.data.quarantine import Quarantine, capture_lock, is_capturing
 from numapin.data.slots import FreeSlots, RecentSizes, Slot, hide_from_children, ordinary_memory
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class PoolSpec:
             none.
         budget_bytes: Asked before a slot is kept for good (None: no limit).
         report: Reports a refusal.
-        pins_at_once: Pin a slot when it arrives, because its first batch must be pinned too.
+        pins_at_once: Begin to pin a slot when it arrives, because its first batch must be pinned, too.
         poison: Overwrite slots that are free.
     """
 
@@ -101,8 +101,8 @@ class Pool:
 
     # --- batches arrive ----------------------------------------------------------------------------------------------
 
-    def lend(self, head: Head) -> tuple[memoryview, bool]:
-        """Return a view of a batch's memory, and whether it is pinned.
+    def lend(self, head: Head) -> tuple[memoryview, Slot | None]:
+        """Return a view of a batch's memory, and the slot that it is in, if any.
 
         Raises OSError if a descriptor was lost or cannot be mapped.
         """
@@ -119,11 +119,11 @@ class Pool:
             for number in self._slots.keys() & head.inherited:
                 self._slots[number].is_inherited = True
         if head.slot == NO_SLOT:
-            return NO_MEMORY, True
+            return NO_MEMORY, None
         if head.slot == IN_MESSAGE:
             view = ordinary_memory(head.slot_bytes)
             view[:] = head.small
-            return view, True
+            return view, None
         slot = self._adopt(head) if head.made_bytes else self._granted[worker].pop(head.slot)
         slot.is_unkept = False
         view = slot.lend(head.slot_bytes, self._ended.append)
@@ -131,7 +131,7 @@ class Pool:
             slot.retire()
             _orphans[slot] = self
             self._watch(slot)
-        return view, slot.pinned_on is not None
+        return view, slot
 
     def _adopt(self, head: Head) -> Slot:
         """Take over a slot that a worker has made."""
@@ -147,7 +147,7 @@ class Pool:
             raise
         slot.is_settled = not self._settling.is_needed
         if self.spec.pins_at_once and not slot.is_settled:
-            self._settling.settle(slot)
+            self._settling.begin_at_once(slot)
         slot.is_inherited = head.slot in head.inherited
         self._slots[slot.number] = slot
         return slot
@@ -211,8 +211,8 @@ class Pool:
 
         Not for long: what the GPU does may depend on what this thread does next.
         """
-        with no_capture() as is_quiet:
-            if not is_quiet:
+        with capture_lock:
+            if is_capturing():
                 return  # nothing can pass
         until_s = time.monotonic() + _CATCH_UP_S
         while len(self.quarantine) > _SPARE and time.monotonic() < until_s:
@@ -220,6 +220,7 @@ class Pool:
             self._take_passed()
 
     def _take_back(self, slot: Slot) -> None:
+        slot.wait_until_settled()
         slot.lease = None
         if slot.fd is None or self._is_closed:
             self._discard(slot)
@@ -305,6 +306,7 @@ class Pool:
         self._is_closed = True
         # First what must not be lost if unpinning is interrupted: from now on finalizers release what is lent.
         _orphans.update((slot, self) for slot in self._slots.values() if slot.lease is not None)
+        self._settling.close()  # before any lease ends: a slot may be pinned at this moment
         for slot in [slot for slot in list(_orphans) if _orphans.get(slot) is self]:
             self._watch(slot)
         self._ended.clear()
@@ -315,7 +317,6 @@ class Pool:
             _orphans.pop(slot, None)  # only a copy may read it; the reclaiming thread keeps it for that
             slot.lease = None
             slot.unpin_later(self.spec.driver)
-        self._settling.close()
         self._slots.clear()
         self.arrivals.close()
 

@@ -23,14 +23,17 @@ from numapin.system.cuda import CudaRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from numapin.system.cuda import Driver, Event
 
 Held = TypeVar("Held")
 
-# Reentrant: a signal handler or finalizer that captures inside a block of its own thread must not wait for itself.
-_lock: Final = threading.RLock()
+capture_lock: Final = threading.RLock()
+"""Held while a capture begins. Inside a block with it, nothing begins, and `is_capturing` says whether one goes on.
+
+If so, the block must not record. Keep it short: the user's capture_begin waits for its end. It is reentrant, because a
+signal handler or finalizer that captures inside a block of its own thread must not wait for itself.
+"""
 _capturing: Final[Any] = WeakSet()  # weak: a capture is over if its graph died without ending it
 _watched: Final[WeakSet[type]] = WeakSet()
 
@@ -43,7 +46,7 @@ def watch_captures() -> None:
     graphs = getattr(torch.cuda, "CUDAGraph", None)
     if graphs is None or graphs in _watched:  # in a forked child, a thread of the parent may hold the lock forever
         return
-    with _lock:
+    with capture_lock:
         if graphs in _watched:
             return
         _watched.add(graphs)
@@ -51,36 +54,15 @@ def watch_captures() -> None:
             setattr(graphs, name, watch(getattr(graphs, name)))
 
 
-def no_capture() -> AbstractContextManager[bool]:
-    """Hold back captures inside the block: True if none is in progress and so none will be, False if one is.
-
-    If it is False, the caller must not record. Keep the block short: the user's capture_begin waits for its end.
-    """
-    return _NO_CAPTURE
-
-
-class _NoCapture:
-    """The block of `no_capture`. It is entered at every batch, and a generator costs three times as much."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> bool:
-        """Wait while a capture is beginning."""
-        _lock.acquire()
-        return not _capturing.data  # its len() is written in Python, and each batch comes here
-
-    def __exit__(self, *error: object) -> None:
-        """Let captures begin."""
-        _lock.release()
-
-
-_NO_CAPTURE: Final = _NoCapture()
+def is_capturing() -> bool:
+    """Return whether a capture of torch's is in progress."""
+    return bool(_capturing.data)  # the set's own len() is written in Python, and each batch comes here
 
 
 def _begins(method: Callable[..., None]) -> Callable[..., None]:
     @wraps(method)
     def capture_begin(graph: object, *args: object, **kwargs: object) -> None:
-        with _lock:
+        with capture_lock:
             _capturing.add(graph)
         try:
             method(graph, *args, **kwargs)
@@ -146,8 +128,8 @@ class Quarantine(Generic[Held]):
         if driver is None:
             passed, self._waiting = self._waiting, []
             return passed
-        with no_capture() as is_quiet:
-            if not is_quiet:
+        with capture_lock:
+            if is_capturing():
                 return []
             with driver.relaxed_capture():  # for captures that torch does not know of
                 self._cover(driver)

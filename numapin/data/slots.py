@@ -19,6 +19,7 @@ from numapin.system.calls import call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from threading import Event
 
     from numapin.data.locality import Locality
     from numapin.system.cuda import Driver
@@ -59,16 +60,18 @@ def ordinary_memory(num_bytes: int) -> memoryview:
     return memory.view_of(memory.window(owner.data_ptr(), num_bytes, owner=owner))
 
 
-def fault_in(tensor: torch.Tensor) -> None:
+def fault_in(tensor: torch.Tensor) -> bool:
     """Fault in every page of a mapping without changing its contents. Raises OSError if the kernel has no memory.
 
-    Before Linux 5.14 it does nothing: pinning faults pages in, too, and so does the first write.
+    Before Linux 5.14 it does nothing and returns False: pinning faults pages in, too, and so does the first write.
     """
     try:
         memory.populate(tensor.data_ptr(), tensor.nbytes)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
+        return False
+    return True
 
 
 def hide_from_children(tensor: torch.Tensor, *, hide: bool) -> None:
@@ -99,6 +102,7 @@ class Slot:
         is_unkept: With poison: whether the worker has reported that nothing there refers to it any more.
         is_inherited: Whether a child that was forked may read what was lent.
         is_settled: Whether the kernel was asked where the pages lie, and the driver to pin them.
+        settled: Set once it is; None while no batch waits for that.
         pages: Pages per node as the kernel reports them; None if it does not.
         pinned_on: The device on whose behalf it is pinned; None if it is pageable.
     """
@@ -111,6 +115,7 @@ class Slot:
     worker: int
     is_unkept: bool = False
     is_settled: bool = False
+    settled: Event | None = None
     is_inherited: bool = False
     pages: Mapping[int | None, int] | None = None
     pinned_on: int | None = None
@@ -157,6 +162,12 @@ class Slot:
             self.pinned_on = device
         return found.shortfalls
 
+    def wait_until_settled(self) -> bool:
+        """Wait for the settling thread if the slot was to be pinned at once; return whether the slot is pinned."""
+        if self.settled is not None and not self.is_settled:
+            self.settled.wait()
+        return self.pinned_on is not None
+
     def poison(self) -> None:
         """Overwrite the memory, so that code that still reads it gets wrong values."""
         window = memory.view_of(memory.window(self.address, self.num_bytes, owner=self.owner))
@@ -177,8 +188,8 @@ class Slot:
 
     def unpin_later(self, driver: Driver | None) -> None:
         """Have the process's reclaiming thread unpin the memory once no device can be reading it. For finalizers."""
-        if self.pinned_on is not None and driver is not None:
-            device, self.pinned_on = self.pinned_on, None
+        device, self.pinned_on = self.pinned_on, None  # first: two threads may be here at once
+        if device is not None and driver is not None:
             locked = Locked(memory=self.owner, address=self.address, num_bytes=self.num_bytes, device=device)
             reclaimer(driver).add(locked)
 

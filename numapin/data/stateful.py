@@ -135,6 +135,6 @@ class _StatefulLane:
                 # torchdata raises it once it has counted the task as done.
                 data = ExceptionWrapper(where="while a batch was opened")
         if not isinstance(data, ExceptionWrapper):
-            data, sealed = data  # a tuple, of which torch's pin thread makes a list
+            data, sealed = data  # a tuple, or a list, which torch's pin_memory makes of it
             state = pickle.loads(sealed)  # noqa: S301 - from our own worker
         return super(LaneIterator, self)._process_data(data, worker_id, state)  # type: ignore[misc]

@@ -19,7 +19,7 @@ from numapin.data import torch_names
 from numapin.doctor.check import NIC_VARIABLES, Live
 from numapin.errors import LibnumaError, NumapinError
 from numapin.launcher.rehearse import in_child
-from numapin.observe.below import local_rank
+from numapin.observe.find import local_rank
 from numapin.system import memory, nccl_files, numa
 from numapin.system.proc import all_pids, environment_of
 from numapin.topology.sources.libnuma import load

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from numapin.base.stderr import say
 from numapin.errors import NumapinError, Stopped, UsageError
 from numapin.launcher.ranks import StopSignal
-from numapin.launcher.store_server import LOOPBACK, listen, serving
+from numapin.launcher.store_server import LOOPBACK, STORE_HINT, listen, serving, torch_folder, why_not_served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -98,6 +98,20 @@ class HostPlace(NamedTuple):
         }
 
 
+def why_torch(job: Job) -> str:
+    """Return why the hosts of a job need torch to meet, or its ranks torch's own store; "" if they need neither."""
+    if not job.is_single_host:
+        return f"--nnodes {job.min_max_nodes[1]}"
+    return why_not_served(torch_folder()) or ""
+
+
+def meeting_of(job: Job) -> str:
+    """Return in words how the hosts of a job meet."""
+    if job.is_single_host:
+        return "without a rendezvous, because the job has one host"
+    return f"through the rendezvous of several hosts: {job.rdzv_backend} at {job.rdzv_endpoint}"
+
+
 def hosts_of(job: Job, num_ranks: int, alarm: Alarm) -> OneHost | SeveralHosts:
     """Return how the hosts of a job meet. Raises NotMet, UsageError, and StopSignal if a signal comes meanwhile."""
     if not job.is_single_host:
@@ -119,9 +133,10 @@ class OneHost:
         *,
         run_id: str | None = None,
         uses_torch: bool,
+        store_hint: str = STORE_HINT,
     ) -> None:
         self._address, self._port = address or LOOPBACK, port or 0
-        self.run_id = run_id or str(uuid.uuid4())
+        self.run_id, self._store_hint = run_id or str(uuid.uuid4()), store_hint
         self._num_ranks, self._open = num_ranks, ExitStack()
         self._uses_torch = uses_torch
         self._torchs_store: Any = None
@@ -148,7 +163,7 @@ class OneHost:
                 self._address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
             )
         else:
-            self._open.enter_context(serving(listening))
+            self._open.enter_context(serving(listening, hint=self._store_hint))
         return HostPlace(0, 1, size, 0, size, 0, size, self._address, port, self.run_id)
 
     def num_waiting(self) -> int:

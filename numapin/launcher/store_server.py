@@ -34,7 +34,7 @@ _LISTEN_HINTS: Final = {errno.EADDRNOTAVAIL: _OWN_ADDRESS, errno.EADDRINUSE: "ch
 _BACKLOG: Final = 2048  # as in torch's own store: all ranks connect at the same moment
 _PART_BYTES: Final = 1 << 18
 _PAUSE_S: Final = 0.1
-_HINT: Final = "hint: let torch serve it: numapin run --rdzv-backend static --rdzv-endpoint localhost:29500"
+STORE_HINT: Final = "let torch serve it: numapin run --rdzv-backend static --rdzv-endpoint localhost:29500"
 _FULL: Final = (errno.EMFILE, errno.ENFILE)
 _HEADER: Final = "include/torch/csrc/distributed/c10d/TCPStoreBackend.hpp"
 _NEWEST: Final = (2, 15)  # the newest torch whose clients ran against our store; since 2.15 it has no such header
@@ -68,8 +68,11 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 @contextmanager
-def serving(listening: socket.socket) -> Iterator[None]:
-    """Serve a new store on a listening socket, in a thread, until the end of the block."""
+def serving(listening: socket.socket, *, hint: str = STORE_HINT) -> Iterator[None]:
+    """Serve a new store on a listening socket, in a thread, until the end of the block.
+
+    `hint` is for clients that cannot be served: by default what to do in `numapin run`.
+    """
     peers, address = None, listening.getsockname()[0]
     if address.startswith("127.") or address == "::1":  # else other hosts may connect
         try:
@@ -80,7 +83,7 @@ def serving(listening: socket.socket) -> Iterator[None]:
             )
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        arguments = (listening, theirs, peers)
+        arguments = (listening, theirs, peers, hint)
         thread = threading.Thread(target=_serve, args=arguments, name="numapin-store", daemon=True)
         thread.start()
         try:
@@ -90,12 +93,12 @@ def serving(listening: socket.socket) -> Iterator[None]:
             thread.join()
 
 
-def _serve(listening: socket.socket, end: socket.socket, peers: LocalPeers | None) -> None:
+def _serve(listening: socket.socket, end: socket.socket, peers: LocalPeers | None, hint: str) -> None:
     """Serve until `end` is closed at the other side. Signals are for the main thread, which must wake up."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     listening.setblocking(False)
     with selectors.DefaultSelector() as selector:
-        server = _StoreServer(listening, selector, peers)
+        server = _StoreServer(listening, selector, peers, hint)
         selector.register(end, selectors.EVENT_READ)
         try:
             while True:
@@ -106,7 +109,7 @@ def _serve(listening: socket.socket, end: socket.socket, peers: LocalPeers | Non
                     server.attend(key.data)
                 server.end_pause()
         except Exception as error:
-            say(f"the ranks' store has failed: {error!r}; {_HINT}")
+            say(f"the ranks' store has failed: {error!r}; hint: {hint}")
             raise
         finally:
             server.close()
@@ -117,9 +120,13 @@ class _StoreServer:
     """The connections of a store. While `paused_at_s` is set, it accepts no new ones."""
 
     def __init__(
-        self, listening: socket.socket, selector: selectors.BaseSelector, peers: LocalPeers | None = None
+        self,
+        listening: socket.socket,
+        selector: selectors.BaseSelector,
+        peers: LocalPeers | None = None,
+        hint: str = STORE_HINT,
     ) -> None:
-        self._listening, self._selector, self._peers = listening, selector, peers
+        self._listening, self._selector, self._peers, self._hint = listening, selector, peers, hint
         self._store = RankStore()
         self._connections: dict[StoreClient, socket.socket] = {}
         self._told: set[str] = set()  # the kinds of events that have been reported
@@ -173,8 +180,8 @@ class _StoreServer:
             user = os.geteuid() if self._peers is None else self._peers.user_of(connection)
             if user not in (0, os.geteuid()):
                 if user is not None:
-                    text = f"the ranks' store refused a connection of user {user}; if a rank runs as that user, {_HINT}"
-                    self._say_once("user", text)
+                    text = f"the ranks' store refused a connection of user {user}; if a rank runs as that user, hint:"
+                    self._say_once("user", f"{text} {self._hint}")
                 connection.close()
                 return
             client = StoreClient()
@@ -206,7 +213,7 @@ class _StoreServer:
             if client.is_valid:  # strangers are not worth a message
                 text = f"the ranks' store closed a connection: {refusal}"
                 if refusal.is_unknown:
-                    text = f"a program asked the ranks' store for {refusal}; {_HINT}"
+                    text = f"a program asked the ranks' store for {refusal}; hint: {self._hint}"
                 self._say_once("refusal", text)
             part = b""
         for other in self._store.take_answered():

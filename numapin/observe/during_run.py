@@ -17,7 +17,7 @@ from numapin.base.records import read_record
 from numapin.base.strict_json import decode, encode
 from numapin.data.usage import SCHEMA, JobUsage, LoaderUsage
 from numapin.errors import BindingRefused, MachineFileError, NumapinError
-from numapin.observe.find_job import read_run
+from numapin.observe.find import read_run
 from numapin.observe.read import verify_running
 from numapin.observe.verify import VerifyReport, unobserved
 from numapin.rank import handover
@@ -25,7 +25,7 @@ from numapin.rank import handover
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from numapin.observe.find_job import RunningJob
+    from numapin.observe.find import RunningJob
 
 _AGAIN_S: Final = 60.0  # between later looks: each walks the page tables of all ranks
 _RETRY_S: Final = 0.5

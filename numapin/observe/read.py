@@ -11,7 +11,6 @@ import re
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -27,9 +26,9 @@ from numapin.system.openmp import binding_variables
 from numapin.system.tree import Tree
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    from numapin.observe.find_job import RunningJob
+    from numapin.observe.find import RunningJob
 
 LIVE: Final = Path(proc.LIVE)
 
@@ -83,17 +82,18 @@ def observe(pids: Mapping[int, int], *, gone: frozenset[int] = frozenset(), root
     """
     system = Tree(str(root).rstrip("/"))
     nodes = system.numbers(_NODES_ONLINE) or CpuSet({0})  # a kernel without NUMA shows no nodes and has one
-    reader = _Reader(root=root, online=system.numbers(_CPUS_ONLINE))
+    online = system.numbers(_CPUS_ONLINE)
     # A rank that starts another one does not contain it. A rank may have started this process, too.
     others = {*pids.values(), os.getpid()} if root == LIVE else {*pids.values()}
     children = proc.children_of(dict(proc.processes(root, without=others)))
-    trees = {rank: () if rank in gone else tuple(reader.tree(pid, children)) for rank, pid in sorted(pids.items())}
-    ranks = (
-        ObservedRank(
-            local_rank=rank, pid=pids[rank], processes=tree, cpuset=cpuset_of(system, pids[rank]) if tree else None
-        )
-        for rank, tree in trees.items()
-    )
+    ranks = []
+    for rank, pid in sorted(pids.items()):
+        tree: list[Process] = []
+        for member in () if rank in gone else (pid, *proc.descendants(pid, children)):
+            with suppress(proc.Gone):
+                tree.append(_process(member, root=root, online=online, is_rank=member == pid))
+        cpuset = cpuset_of(system, pid) if tree else None
+        ranks.append(ObservedRank(local_rank=rank, pid=pid, processes=tuple(tree), cpuset=cpuset))
     return Observed(nodes=nodes, ranks=tuple(ranks))
 
 
@@ -109,60 +109,54 @@ class MemoryReading(NamedTuple):
     hides_pinned: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reader:
-    """A reader of processes below `root`; `online` are the CPUs that are present, None if unknown."""
+def _process(pid: int, *, root: Path, online: CpuSet | None, is_rank: bool) -> Process:
+    """Read a process; `online` are the CPUs that are present, None if unknown. Raises Gone."""
+    folder = proc.folder_of(pid, root)
+    stat = proc.stat(folder)
+    if stat.has_ended:
+        raise proc.Gone
+    try:
+        tids = sorted(int(path.name) for path in Path(folder, "task").iterdir())
+    except (FileNotFoundError, ProcessLookupError):
+        raise proc.Gone from None
+    threads = []
+    for tid in tids:
+        with suppress(proc.Gone):  # threads end, too
+            threads.append(_thread(tid, f"{folder}/task/{tid}", online))
+    memory = read_memory(folder)
+    sizes: dict[tuple[MemoryKind, Policy], Counter[int]] = {}
+    for mapping, policy, kind in memory.mappings:
+        sizes.setdefault((kind, policy), Counter()).update(mapping.bytes_by_node)
+    pages = tuple(
+        Pages(kind=kind, policy=policy, bytes_by_node=found) for (kind, policy), found in sizes.items() if found
+    )
+    # Workers are known by their name, or as the only children that map a slot.
+    is_worker = stat.name.startswith(_WORKER_NAME) or any(each.kind is MemoryKind.SLOT for each in pages)
+    role = Role.WORKER if is_worker else Role.OTHER
+    environ = proc.environment_of(pid, root=root) or {}
+    return Process(
+        pid=pid,
+        name=stat.name,
+        role=Role.RANK if is_rank else role,
+        threads=tuple(threads),
+        policy=memory.policy,
+        pages=pages if memory.unreadable is None else None,
+        unreadable=memory.unreadable,
+        openmp=tuple(printable(f"{name}={value}") for name, value in binding_variables(environ).items()),
+        nccl=_nccl(folder, environ) if is_rank else None,
+        hides_pinned=memory.hides_pinned,
+    )
 
-    root: Path
-    online: CpuSet | None
 
-    def tree(self, rank: int, children: Mapping[int, list[int]]) -> Iterator[Process]:
-        """Read a rank and its descendants, parents first."""
-        for pid in (rank, *proc.descendants(rank, children)):
-            with suppress(proc.Gone):
-                yield self._process(pid, is_rank=pid == rank)
-
-    def _process(self, pid: int, *, is_rank: bool) -> Process:
-        folder = proc.folder_of(pid, self.root)
-        stat = proc.stat(folder)
-        if stat.has_ended:
-            raise proc.Gone
-        threads = tuple(self._threads(folder))
-        memory = read_memory(folder)
-        sizes: dict[tuple[MemoryKind, Policy], Counter[int]] = {}
-        for mapping, policy, kind in memory.mappings:
-            sizes.setdefault((kind, policy), Counter()).update(mapping.bytes_by_node)
-        pages = tuple(
-            Pages(kind=kind, policy=policy, bytes_by_node=found) for (kind, policy), found in sizes.items() if found
-        )
-        environ = proc.environment_of(pid, root=self.root) or {}
-        return Process(
-            pid=pid,
-            name=stat.name,
-            role=_role(stat.name, pages, is_rank=is_rank),
-            threads=threads,
-            policy=memory.policy,
-            pages=pages if memory.unreadable is None else None,
-            unreadable=memory.unreadable,
-            openmp=tuple(printable(f"{name}={value}") for name, value in binding_variables(environ).items()),
-            nccl=_nccl(folder, environ) if is_rank else None,
-            hides_pinned=memory.hides_pinned,
-        )
-
-    def _threads(self, process: str) -> Iterator[Thread]:
-        try:
-            tids = sorted(int(path.name) for path in Path(process, "task").iterdir())
-        except (FileNotFoundError, ProcessLookupError):
-            raise proc.Gone from None
-        for tid in tids:
-            with suppress(proc.Gone):  # threads end, too
-                yield self._thread(tid, f"{process}/task/{tid}")
-
-    def _thread(self, tid: int, folder: str) -> Thread:
-        stat, cpus = proc.stat(folder), _allowed_cpus(f"{folder}/status")
-        # A mask may have CPUs that are possible but not present, as on virtual machines.
-        present = cpus if self.online is None else cpus & self.online
-        return Thread(tid=tid, name=stat.name, cpus=present, last_cpu=stat.last_cpu)
+def _thread(tid: int, folder: str, online: CpuSet | None) -> Thread:
+    stat, path = proc.stat(folder), f"{folder}/status"
+    found = re.search(r"^Cpus_allowed_list:\s*(\S+)$", proc.read(path), re.MULTILINE)
+    try:
+        cpus = CpuSet.parse(found[1] if found else "no list")
+    except ValueError as error:
+        raise proc.garbled(path, f"Cpus_allowed_list: {error}") from None
+    # A mask may have CPUs that are possible but not present, as on virtual machines.
+    return Thread(tid=tid, name=stat.name, cpus=cpus if online is None else cpus & online, last_cpu=stat.last_cpu)
 
 
 def _nccl(process: str, environ: Mapping[str, str]) -> NcclLibrary | None:
@@ -175,22 +169,6 @@ def _nccl(process: str, environ: Mapping[str, str]) -> NcclLibrary | None:
         return None
     version = library_version(f"{process}/root{path}")
     return NcclLibrary(library=printable(path), version=version, ignores_affinity=ignores_affinity(environ))
-
-
-def _role(name: str, pages: tuple[Pages, ...], *, is_rank: bool) -> Role:
-    """Return the role of a process. Workers are known by their name, or as the only children that map a slot."""
-    if is_rank:
-        return Role.RANK
-    has_slot = any(each.kind is MemoryKind.SLOT for each in pages)
-    return Role.WORKER if has_slot or name.startswith(_WORKER_NAME) else Role.OTHER
-
-
-def _allowed_cpus(status: str) -> CpuSet:
-    found = re.search(r"^Cpus_allowed_list:\s*(\S+)$", proc.read(status), re.MULTILINE)
-    try:
-        return CpuSet.parse(found[1] if found else "no list")
-    except ValueError as error:
-        raise proc.garbled(status, f"Cpus_allowed_list: {error}") from None
 
 
 def read_memory(process: str) -> MemoryReading:

@@ -11,17 +11,17 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from numapin.data.loop_times import find_waited, read_waited
 from numapin.observe.model import Thread
 from numapin.observe.read import LIVE, observe
 from numapin.observe.top import Sample
+from numapin.steps.totals import find_waited, read_waited
 from numapin.system.proc import activity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from numapin.observe.find_job import RunningJob
+    from numapin.observe.find import RunningJob
     from numapin.observe.model import ObservedRank
     from numapin.topology.readings import GpuLoad
 

@@ -15,9 +15,9 @@ from numapin.topology.readings import GpuLoad
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numapin.data.loop_times import Waited
     from numapin.observe.model import ObservedRank
     from numapin.plan.model import Plan, RankPlan
+    from numapin.steps.totals import Waited
 
 _WINDOW: Final = 10  # intervals that a pace covers, so that steps may be longer than an interval
 

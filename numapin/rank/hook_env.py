@@ -24,7 +24,6 @@ TRACE_VARIABLE: Final = "NUMAPIN_TRACE"
 STEPS_VARIABLE: Final = "NUMAPIN_STEPS"
 REMEDY: Final = "put into the script: from numapin.data.install import install; install()"
 TRACE_REMEDY: Final = "use torch.profiler in the script, and read its trace with: numapin trace --read FILE"
-_OFF: Final = {VARIABLE: "torch", TRACE_VARIABLE: ""}
 _REFUSING: Final = {"I": "ignores PYTHONPATH", "E": "ignores PYTHONPATH", "S": "does not import sitecustomize"}
 
 
@@ -35,21 +34,22 @@ def with_hook(path: str) -> str:
     return os.pathsep.join((HOOK, *(entry for entry in path.split(os.pathsep) if entry != HOOK)))
 
 
-def environment(choice: str, environ: Mapping[str, str], *, trace: str = "") -> dict[str, str]:
-    """Return the variables that give the ranks the loader `choice`, one of CHOICES, and the tracing hook.
+def environment(choice: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that give the ranks the loader `choice`, one of CHOICES.
 
-    "torch" without a trace only switches off what an outer run switched on.
+    "torch" only switches off what an outer run switched on.
     """
-    wanted = {VARIABLE: choice, TRACE_VARIABLE: trace}
-    changes = {name: value for name, value in wanted.items() if value != _OFF[name] or name in environ}
-    if wanted != _OFF:
-        changes["PYTHONPATH"] = with_hook(environ.get("PYTHONPATH", ""))
-    return changes
+    if choice != "torch":
+        return {VARIABLE: choice, "PYTHONPATH": with_hook(environ.get("PYTHONPATH", ""))}
+    return {VARIABLE: choice} if VARIABLE in environ else {}
 
 
-def steps_environment(settings: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that let any launcher's ranks count their steps, as `settings` say."""
-    return {STEPS_VARIABLE: settings, "PYTHONPATH": with_hook(environ.get("PYTHONPATH", ""))}
+def steps_environment(settings: str, environ: Mapping[str, str], *, variable: str = STEPS_VARIABLE) -> dict[str, str]:
+    """Return the variables that let any launcher's ranks record their steps, as `settings` say.
+
+    With TRACE_VARIABLE, the ranks trace them.
+    """
+    return {variable: settings, "PYTHONPATH": with_hook(environ.get("PYTHONPATH", ""))}
 
 
 def is_python(command: Sequence[str]) -> bool:

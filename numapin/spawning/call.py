@@ -46,6 +46,7 @@ _CHILD: Final = (
     f"import sys; sys.path[:] = filter(None, sys.path); {shim.FIND_NUMAPIN}; "
     "from numapin.spawning.child import main; main()"
 )
+_STORE_HINT: Final = "give its process group a port of its own, e.g. with init_method='tcp://127.0.0.1:PORT'"
 _USE_MODULE: Final = "put it into a module, which a new process can import: from train import train"
 _SEE_OPTIONS: Final = "see the options with: numapin plan --help"
 _KINDS: Final[Mapping[type, str]] = {
@@ -151,7 +152,8 @@ def spawn(
         warnings.warn(printable(f"numapin.spawn: {text}"), RuntimeWarning, stacklevel=2)
 
     num_ranks, ranks = len(plan.ranks), list[RankProcess]()
-    host = OneHost(num_ranks, uses_torch=why_not_served(torch_folder()) is not None)
+    uses_torch = why_not_served(torch_folder()) is not None
+    host = OneHost(num_ranks, uses_torch=uses_torch, store_hint=_STORE_HINT)
     with run_directory(os.environ) as run_dir, guarded(run_dir), host:
         variables = host.join().shared_variables({**os.environ, **environment})
         variables["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # of ports other than MASTER_PORT; see child.ask_the_caller

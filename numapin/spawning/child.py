@@ -22,9 +22,7 @@ from numapin.rank.hook.numapin_hook_parts import TorchWatch
 if TYPE_CHECKING:
     from types import ModuleType
 
-NUM_SIZE_BYTES: Final = 8
-"""Length of the little-endian size that precedes the pickled answer."""
-
+NUM_SIZE_BYTES: Final = 8  # of the little-endian size that precedes the pickled answer
 _RENDEZVOUS: Final = "torch.distributed.rendezvous"
 
 
@@ -33,24 +31,16 @@ class Outcome(Enum):
 
     RETURNED = auto()
     RAISED = auto()
-    UNLOADABLE = auto()
-    """The script could not be imported or the call not be unpickled."""
-    UNPICKLABLE = auto()
-    """The result cannot be pickled."""
+    UNLOADABLE = auto()  # the script cannot be imported, or the call not be unpickled
+    UNPICKLABLE = auto()  # the result cannot be pickled
 
 
 class Answer(NamedTuple):
-    """The message from a rank.
-
-    Attributes:
-        outcome: The end of its call.
-        content: The pickled result or exception; empty if a pickle does not preserve the exception.
-        text: The traceback of the exception, "" if there is none.
-    """
+    """The message from a rank."""
 
     outcome: Outcome
-    content: bytes
-    text: str
+    content: bytes  # the pickled result or exception; empty if a pickle does not preserve the exception
+    text: str  # the traceback of the exception, "" if there is none
 
 
 def main() -> None:

@@ -29,18 +29,12 @@ _RETURN_CPU_VALUES: Final = "return plain CPU values"
 
 
 class RankProcess(StartedRank):
-    """A rank's process and the socket for its answer.
-
-    Attributes:
-        pipe: Our end of the socket, closed once no answer can come any more: each rank answers once.
-        answer: The rank's answer, once all of it is here.
-        kills_before: The count of out-of-memory kills when the rank started.
-    """
+    """A rank's process and the socket for its answer."""
 
     def __init__(self, local_rank: int, process: subprocess.Popen[bytes], pipe: socket.socket) -> None:
         super().__init__(local_rank, process)
-        self.pipe = pipe
-        self.answer: Answer | None = None
+        self.pipe = pipe  # closed once no answer can come any more: each rank answers once
+        self.answer: Answer | None = None  # once all of it is here
         self.kills_before = cgroup.read_kills()
         self._content = bytearray()
         pipe.setblocking(False)

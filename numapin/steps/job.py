@@ -1,4 +1,4 @@
-"""A job whose ranks record their steps: their files, its output, its processes, and its end.
+"""A job whose ranks record their steps: its start below this process, their files, its output, and its end.
 
 A job is stopped as a user would do it: SIGTERM to the launcher's process group, some time to end, then SIGKILL to all
 that is left. One reading of its CPU time takes a look at all processes of the host: some 20 us each.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,14 +23,20 @@ from numapin.errors import MachineFileError
 from numapin.rank.hook_env import STEPS_VARIABLE
 from numapin.steps.record import SCHEMA, Phase, RankSteps, StepUnit
 from numapin.system import proc
+from numapin.system.calls import end_with_parent
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from numapin.topology.readings import GpuLoad
 
 _POLL_S: Final = 0.1
+_LOOK_S: Final = 0.3
+_WAITED: Final = (
+    *(signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2),
+)
+TRACE: Final = ".trace.json"
+"""The end of the name of a rank's trace, beside its record."""
 _KILL_S: Final = 10.0  # a process in an uninterruptible wait cannot be killed
 _REST_WAIT_S: Final = 30.0  # for ranks that seem not to step, once another one has measured its last step
 _SHOWN_CHARS: Final = 300
@@ -40,6 +47,38 @@ NO_STEP: Final = (
     "no step: no process took a batch from a torch DataLoader or stepped a torch optimizer, or the command's Python "
     "lacks numapin or our PYTHONPATH"
 )
+
+
+def start_below(
+    command: Sequence[str], environ: Mapping[str, str], *, stdout: int | None, unblocked: Iterable[int]
+) -> subprocess.Popen[bytes]:
+    """Start a command that ends with this process, in its group: the terminal's signals reach both. Raises OSError.
+
+    The signals that `wait_for` passes on are blocked in this process from now on. The command has them as they were,
+    but for those that are to be `unblocked`.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
+
+    def prepare() -> None:
+        end_with_parent(signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before.difference(unblocked))
+
+    return subprocess.Popen(command, env=environ, stdout=stdout, preexec_fn=prepare)  # noqa: PLW1509 - one thread
+
+
+def wait_for(process: subprocess.Popen[bytes], look: Callable[[], None]) -> int:
+    """Return the status of a process of `start_below`. Meanwhile pass signals on, and call `look` at short intervals.
+
+    The terminal sends its own signals to both, and a second Ctrl-C would hurry the command; so they are not passed on.
+    """
+    while process.poll() is None:
+        received = signal.sigtimedwait(_WAITED, _LOOK_S)
+        if received is None:
+            look()
+        elif received.si_signo != signal.SIGCHLD and received.si_code <= 0:  # sent by a process: sigaction(2)
+            process.send_signal(received.si_signo)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, set(_WAITED) - {signal.SIGUSR1, signal.SIGUSR2})  # these were for ranks
+    return process.returncode
 
 
 def stop(process: subprocess.Popen[bytes], left: Callable[[], Collection[int]], *, grace_s: float) -> None:
@@ -125,6 +164,8 @@ class RankFiles:
         """Read the files, and return whether one has changed."""
         before = dict(self.found)
         for path in sorted(self.folder.glob("rank-*.json")):
+            if path.name.endswith(TRACE):
+                continue
             with suppress(OSError, MachineFileError):  # a file that is still empty
                 text = path.read_text("utf-8")
                 self.found[path.name] = read_record(RankSteps, text, source=path.name, hint="", schema=SCHEMA)
@@ -148,7 +189,7 @@ class RankFiles:
         if self.done_s is None:
             return False
         phases = [rank.phase for rank in self.ranks]
-        is_all = phases.count(Phase.DONE) >= max(rank.num_ranks for rank in self.ranks)
+        is_all = phases.count(Phase.DONE) >= max(rank.num_local_ranks or rank.num_ranks for rank in self.ranks)
         return is_all or (Phase.MEASURING not in phases and now_s - self.done_s > _REST_WAIT_S)
 
     def failure(self) -> str | None:
@@ -209,10 +250,7 @@ class JobReadings:
     def left(self) -> list[int]:
         """Return the processes of the job that are still running, also those whose parent has ended."""
         left = {pid for pid, start in self.seen.items() if proc.is_running(pid, start)}
-        for pid, _ in proc.processes():
-            if (proc.environment_of(pid) or {}).get(STEPS_VARIABLE) == self.mark:
-                left.add(pid)
-        return sorted(left)
+        return sorted(left.union(marked(STEPS_VARIABLE, self.mark)))
 
     def memory_bytes(self) -> int | None:
         """Return the memory of the job: each page once, shared ones in parts (PSS). None: a process refuses."""
@@ -220,6 +258,11 @@ class JobReadings:
         if any(size is None and proc.is_running(pid) for pid, size in sizes.items()):
             return None
         return sum(not_none(sizes.values())) or None
+
+
+def marked(variable: str, mark: str) -> list[int]:
+    """Return the processes that have this value of an environment variable, also those whose parent has ended."""
+    return [pid for pid, _ in proc.processes() if (proc.environment_of(pid) or {}).get(variable) == mark]
 
 
 def _host_ticks() -> int:

@@ -72,6 +72,7 @@ class RankSteps:
         rank: The global rank.
         local_rank: The rank on this host.
         num_ranks: The number of ranks of the job.
+        num_local_ranks: The number of them on this host; 0: unknown.
         restart: How often the launcher has restarted the ranks.
         pid: The process that steps.
         phase: How far the rank is.
@@ -86,6 +87,9 @@ class RankSteps:
         num_batches: The number of batches that it took then.
         num_samples: The number of samples in them, by the loader's batch size.
         gpu_memory_bytes: The most memory that torch has allocated on the rank's GPU.
+        trace: The file with the trace, beside the record.
+        num_traced: The number of whole steps in it.
+        reason: Why the trace has fewer steps than were asked for, or there is none.
     """
 
     rank: int
@@ -96,15 +100,19 @@ class RankSteps:
     phase: Phase
     unit: StepUnit
     num_seen: int
-    num_skipped: int
-    num_ahead: int
-    first_ns: int | None
-    begin_ns: int | None
-    step_ns: Annotated[tuple[int, ...], AtMost(MOST_STEPS)]
-    waited_ns: int
-    num_batches: int
-    num_samples: int | None
-    gpu_memory_bytes: int | None
+    num_skipped: int = 0
+    num_ahead: int = 0
+    first_ns: int | None = None
+    begin_ns: int | None = None
+    step_ns: Annotated[tuple[int, ...], AtMost(MOST_STEPS)] = ()
+    waited_ns: int = 0
+    num_batches: int = 0
+    num_samples: int | None = None
+    gpu_memory_bytes: int | None = None
+    num_local_ranks: int = 0
+    trace: str | None = None
+    num_traced: int = 0
+    reason: str = ""
 
     @property
     def has_steps(self) -> bool:

@@ -1,35 +1,21 @@
-"""The hook in a rank of `numapin compare`, by which an unmodified script is measured.
+"""The recorder in a rank: the batches and optimizer steps of an unmodified script, seen from torch's modules.
 
-A step ends when the program's optimizer steps, as in `numapin trace`; if the program makes no optimizer, when a
-DataLoader returns a batch. A step with one batch costs some 8 us (docs/results/compare-hook-cpu.txt). Nothing is
-written, and no GPU is waited for, within the window. At both ends of it the rank waits for its GPU, so that work that
-the host has only queued is neither missing nor counted twice. A failure here never stops the script: it is reported
-once.
+Each step goes to its listeners: the meter of `numapin compare` and the tracer of `numapin trace`. What each loop waits
+is published for `numapin top` in every process that the recorder is attached to. A step with one batch costs some
+microseconds (docs/results/compare-hook-cpu.txt). A failure here never stops the script: it is reported once.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
-import sys
 import threading
 import time
-import warnings
-import weakref
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import wraps
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
-from numapin.base.files import opened, replace_at
-from numapin.base.records import read_record, to_json
 from numapin.base.stderr import say
-from numapin.base.strict_json import encode
-from numapin.errors import MachineFileError
-from numapin.rank.hook_env import STEPS_VARIABLE
-from numapin.steps.record import FEWEST_STEPS, SCHEMA, Phase, RankSteps, StepSettings, StepUnit
-from numapin.system import proc
+from numapin.steps.totals import totals_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,30 +24,91 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_MANY: Final = 20  # steps of another optimizer; GANs train a critic five times per step of the generator
+
+class StepListener:
+    """What is told about the batches and steps of this process, until it is `done`. Times are in nanoseconds."""
+
+    done = False
+
+    def batch(self, waited_ns: int, size: int | None, num_ahead: int) -> None:
+        """Take note of a batch: the time in `next()`, its samples if known, and how many the loader fetches ahead."""
+
+    def optimizer_step(self, optimizer: object) -> None:
+        """Take note of an optimizer's step."""
+
+    def enter_loader(self, num_workers: int) -> None:
+        """Take note that the loop calls `next()`."""
+
+    def leave_loader(self, num_workers: int, waited_ns: int, *, is_over: bool) -> None:
+        """Take note that `next()` has ended; `is_over`: with the epoch."""
 
 
-# --- torch's side ---------------------------------------------------------------------------------------------------
+@dataclass(slots=True)
+class Recording:
+    """One listener of this process.
 
+    `begin` makes it with the first batch or step, or returns None if this process has none; `fail` is called with the
+    error that ends it.
+    """
 
-class _Counted:
-    """The state of counting in this process."""
-
-    meter: StepMeter | None = None
+    begin: Callable[[], StepListener | None]
+    fail: Callable[[StepListener | None, Exception], None]
+    listener: StepListener | None = None
     closed: bool = False
+    is_acting: bool = False
+    lock: threading.RLock = field(default_factory=threading.RLock)  # a signal handler may enter again
+
+    def count(self, act: Callable[[Any], None]) -> None:
+        """Pass a batch or step to the listener."""
+        if not self.closed:
+            with self.lock:
+                self._act(act, begins=True)
+
+    def tell(self, act: Callable[[Any], None]) -> None:
+        """Pass something else to the listener, if there is one already."""
+        if not self.closed:
+            with self.lock:
+                self._act(act, begins=False)
+
+    def _act(self, act: Callable[[Any], None], *, begins: bool) -> None:
+        if self.closed or self.is_acting:
+            return
+        self.is_acting = True
+        try:
+            if self.listener is None and begins:
+                self.listener = self.begin()
+                self.closed = self.listener is None
+            if self.listener is not None:
+                act(self.listener)
+                self.closed = self.listener.done
+        except Exception as error:  # reported; the script continues
+            self.closed = True
+            self.fail(self.listener, error)
+        finally:
+            self.is_acting = False
+
+
+recordings: Final[list[Recording]] = []
+"""The recordings of this process."""
+
+
+class _Attached:
+    """What is known of this process."""
+
+    modules: Final[set[str]] = set()
     makes_optimizers: bool = False
-    watches_forks: bool = False
     within: Final = threading.local()  # has `next` while this thread is in `next()`
-    lock = threading.RLock()
 
 
 def attach(module: ModuleType) -> None:
-    """Count the optimizer steps or the batches of this module of torch."""
-    if not _Counted.watches_forks:
-        _Counted.watches_forks = True
+    """Record the optimizer steps or the batches of this module of torch."""
+    if module.__name__ in _Attached.modules:
+        return
+    if not _Attached.modules:
         os.register_at_fork(after_in_child=_in_child)
+    _Attached.modules.add(module.__name__)
     if hasattr(module, "register_optimizer_step_post_hook"):
-        module.register_optimizer_step_post_hook(lambda optimizer, *_: _count(lambda m: m.optimizer_step(optimizer)))
+        module.register_optimizer_step_post_hook(_count_step)
         module.Optimizer.__init__ = _noting_optimizers(module.Optimizer.__init__)
         return
     try:
@@ -72,12 +119,18 @@ def attach(module: ModuleType) -> None:
 
 
 def _in_child() -> None:
-    """Count nothing in a fork of a measured process. Another thread may hold the lock there forever, so make a new one.
+    """Count nothing in a fork of a recorded process. Another thread may hold a lock there forever, so make new ones.
 
     A process that was forked before the first step may become a rank.
     """
-    _Counted.lock = threading.RLock()
-    _Counted.closed = _Counted.closed or _Counted.meter is not None
+    for recording in recordings:
+        recording.lock, recording.is_acting = threading.RLock(), False
+        recording.closed = recording.closed or recording.listener is not None
+
+
+def _count_step(optimizer: object, *_: object) -> None:
+    for recording in recordings:
+        recording.count(lambda listener: listener.optimizer_step(optimizer))
 
 
 def _noting_optimizers(make: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -85,12 +138,15 @@ def _noting_optimizers(make: Callable[_P, _T]) -> Callable[_P, _T]:
 
     @wraps(make)
     def __init__(*arguments: _P.args, **named: _P.kwargs) -> _T:  # replaces the constructor
-        _Counted.makes_optimizers = True
-        if _Counted.meter is not None:
-            _Counted.meter.makes_optimizers = True
+        _Attached.makes_optimizers = True
         return make(*arguments, **named)
 
     return __init__
+
+
+def makes_optimizers() -> bool:
+    """Return whether the program has made an optimizer."""
+    return _Attached.makes_optimizers
 
 
 def _timing_its_class(make: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -106,324 +162,57 @@ def _timing_its_class(make: Callable[_P, _T]) -> Callable[_P, _T]:
         cls = type(arguments[0])
         if cls not in timed:
             timed.add(cls)
-            cls.__next__ = _counting_batches(cls.__next__)  # type: ignore[attr-defined]
+            cls.__next__ = _recorded(cls.__next__)  # type: ignore[attr-defined]
         return made
 
     return __init__
 
 
-def _counting_batches(next_batch: Callable[[Any], _T]) -> Callable[[Any], _T]:
-    """Return `__next__`, which also counts the batch and the time that the loop waited for it.
+def _recorded(next_batch: Callable[[Any], _T]) -> Callable[[Any], _T]:
+    """Return `__next__`, which also records the batch and the time that the loop waited for it.
 
     The batch has no known size if the loader does not batch, or has a batch sampler without a size.
     """
 
     @wraps(next_batch)
-    def __next__(iterator: object) -> _T:  # replaces the method
-        within = _Counted.within
-        if _Counted.closed or getattr(within, "next", False):  # a subclass's calls its base's
+    def __next__(iterator: Any) -> _T:  # noqa: ANN401 - replaces the method of any class
+        within = _Attached.within
+        if getattr(within, "next", False):  # a subclass's calls its base's
             return next_batch(iterator)
-        within.next, began_ns = True, time.monotonic_ns()
+        within.next = True
+        num_workers = getattr(iterator, "_num_workers", 0)
+        current = [recording for recording in recordings if not recording.closed]
+        for recording in current:
+            recording.tell(lambda listener: listener.enter_loader(num_workers))
+        is_over, began_ns = False, time.monotonic_ns()
         try:
             batch = next_batch(iterator)
+        except StopIteration:
+            is_over = True
+            raise
         finally:
+            now_ns = time.monotonic_ns()
+            waited_ns = now_ns - began_ns
             within.next = False
-        waited_ns = time.monotonic_ns() - began_ns
-        is_batched = getattr(iterator, "_auto_collation", False)
-        size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None) if is_batched else None
-        num_ahead = int(getattr(iterator, "_num_workers", 0) * (getattr(iterator, "_prefetch_factor", 0) or 0))
-        _count(lambda meter: meter.batch(waited_ns, size if isinstance(size, int) else None, num_ahead))
+            for recording in current:
+                recording.tell(lambda listener: listener.leave_loader(num_workers, waited_ns, is_over=is_over))
+        if not getattr(iterator, "publishes_steps", False):
+            _publish(iterator, waited_ns, now_ns)
+        if current:
+            is_batched = getattr(iterator, "_auto_collation", False)
+            size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None) if is_batched else None
+            size = size if isinstance(size, int) else None
+            num_ahead = int(num_workers * (getattr(iterator, "_prefetch_factor", 0) or 0))
+            for recording in current:
+                recording.count(lambda listener: listener.batch(waited_ns, size, num_ahead))
         return batch
 
     return __next__
 
 
-def _count(act: Callable[[StepMeter], None]) -> None:
-    """Pass a batch or step to this process's meter. Processes forked later and DataLoader workers have none."""
-    if _Counted.closed:
-        return
-    with _Counted.lock:
-        try:
-            if _Counted.meter is None:
-                _Counted.meter = claim(makes_optimizers=_Counted.makes_optimizers)
-            if _Counted.meter is None:
-                _Counted.closed = True
-            else:
-                act(_Counted.meter)
-        except Exception as error:  # reported, to the user and to the command; the script continues
-            _Counted.closed = True
-            say(f"warning: the steps of process {os.getpid()} are not measured: {error}")
-            with suppress(Exception):  # there may be no folder, which may be the error
-                settings = StepSettings.from_text(os.environ.get(STEPS_VARIABLE, ""))
-                if settings is not None:
-                    text = f"{type(error).__name__}: {error}"
-                    Path(settings.folder, f"failed-{os.getpid()}").write_text(text, "utf-8")
-
-
-# --- the meter ------------------------------------------------------------------------------------------------------
-
-
-class _Place(NamedTuple):
-    """The rank that this process is, and which start of it."""
-
-    rank: int
-    local_rank: int
-    num_ranks: int
-    restart: int
-
-
-def claim(*, makes_optimizers: bool = False) -> StepMeter | None:
-    """Return a meter for this process, unless another process of the same rank is measured."""
-    from torch.utils.data import get_worker_info
-
-    settings = StepSettings.from_text(os.environ.get(STEPS_VARIABLE, ""))
-    if settings is None or get_worker_info() is not None:
-        return None
-    place = _place()
-    path = Path(settings.folder, f"rank-{place.rank}-{place.restart}.json")
-    try:
-        path.touch(exist_ok=False)
-    except FileExistsError:
-        if not _is_free(path):
-            return None
-    meter = StepMeter(settings=settings, place=place, path=path, makes_optimizers=makes_optimizers)
-    meter.write(Phase.STARTED)
-    atexit.register(meter.at_exit)
-    return meter
-
-
-def _place() -> _Place:
-    """Return the rank of the process group if there is one, because a script may start its ranks itself."""
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
-    rank, local_rank, num_ranks, restart = (int(os.environ.get(name) or "0") for name in names)
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        rank, num_ranks = distributed.get_rank(), distributed.get_world_size()
-        local_rank = local_rank if "LOCAL_RANK" in os.environ else rank
-    return _Place(rank, local_rank, max(num_ranks, 1), restart)
-
-
-def _is_free(path: Path) -> bool:
-    """Return whether the process that has claimed this rank has ended without measuring the steps of a training."""
-    with suppress(MachineFileError, OSError):
-        other = read_record(RankSteps, path.read_text("utf-8"), source=path.name, hint="", schema=SCHEMA)
-        has_measured = other.phase is Phase.DONE or (other.unit is StepUnit.OPTIMIZER_STEP and other.has_steps)
-        return not has_measured and not proc.is_running(other.pid)
-    return False  # it is about to write its first record
-
-
-@dataclass(slots=True)
-class FollowedOptimizer:
-    """The optimizer whose steps count: the first one, until it is collected or no longer steps."""
-
-    current: weakref.ref[object] | None = None
-    other: weakref.ref[object] | None = None  # the first that stepped after the current one last did
-    num_other_steps: int = 0
-
-    def counts(self, optimizer: object) -> bool:
-        """Return whether this optimizer's step is one of the loop's."""
-        followed = self.current() if self.current else None
-        if followed is not None and followed is not optimizer:
-            # Another one is followed once it has stepped so often that the current one no longer does.
-            other = self.other() if self.other else None
-            if other is None:
-                self.other, self.num_other_steps = weakref.ref(optimizer), 0
-            elif other is not optimizer:
-                return False
-            self.num_other_steps += 1
-            if self.num_other_steps < _MANY:
-                return False
-        self.current, self.other = weakref.ref(optimizer), None
-        return True
-
-
-@dataclass(slots=True)
-class _BatchTotals:
-    """The batches that the loops of this process took until now. `num_samples` is None after a loader of no size."""
-
-    waited_ns: int = 0
-    num_batches: int = 0
-    num_samples: int | None = 0
-
-
-@dataclass(slots=True)
-class _Loop:
-    """The steps of one kind: the thread whose steps count, and the batches taken until each end of the window."""
-
-    thread: int
-    window: StepWindow
-    at_begin: _BatchTotals = field(default_factory=_BatchTotals)
-    at_end: _BatchTotals | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class StepMeter:
-    """The steps of one process, written to the file `path`."""
-
-    settings: StepSettings
-    place: _Place
-    path: Path
-    pid: int = field(default_factory=os.getpid)
-    makes_optimizers: bool = False
-    num_ahead: int = 0
-    optimizer: FollowedOptimizer = field(default_factory=FollowedOptimizer)
-    totals: _BatchTotals = field(default_factory=_BatchTotals)
-    loops: dict[StepUnit, _Loop] = field(default_factory=dict)
-
-    @property
-    def unit(self) -> StepUnit:
-        """Return the unit of steps: batches only in a program without optimizers."""
-        is_training = self.makes_optimizers or StepUnit.OPTIMIZER_STEP in self.loops
-        return StepUnit.OPTIMIZER_STEP if is_training else StepUnit.BATCH
-
-    def batch(self, waited_ns: int, size: int | None, num_ahead: int = 0) -> None:
-        """Count a batch, and the end of a step if batches are the steps."""
-        self.num_ahead = max(self.num_ahead, num_ahead)
-        loop, totals = self.loops.get(self.unit), self.totals
-        if loop is None or loop.thread == threading.get_ident():  # the loop does not wait for other threads' batches
-            totals.waited_ns += waited_ns
-        totals.num_batches += 1
-        totals.num_samples = None if size is None or totals.num_samples is None else totals.num_samples + size
-        self._step(StepUnit.BATCH)
-        if totals.num_batches == 1 and self.unit is not StepUnit.BATCH:
-            self.write(Phase.STARTED)  # the command can say that there was a batch, if no optimizer ever steps
-
-    def optimizer_step(self, optimizer: object) -> None:
-        """Count a step of the followed optimizer."""
-        if self.optimizer.counts(optimizer):
-            self._step(StepUnit.OPTIMIZER_STEP)
-
-    def _step(self, unit: StepUnit) -> None:
-        """Note the end of a step. Only the first thread that steps counts, until it ends."""
-        thread = threading.get_ident()
-        loop = self.loops.get(unit)
-        if loop is None:
-            loop = self.loops[unit] = _Loop(thread, self._new_window())
-        elif loop.thread != thread and all(other.ident != loop.thread for other in threading.enumerate()):
-            loop.thread = thread
-        window = loop.window
-        if loop.thread != thread or window.is_done:
-            return
-        window.begin_after(self.num_ahead)
-        is_unit, now_ns = unit is self.unit, time.monotonic_ns()
-        if is_unit and window.is_border(now_ns):
-            _wait_for_gpu()
-            now_ns = time.monotonic_ns()
-        if window.stepped(now_ns):
-            if window.is_done:
-                loop.at_end = replace(self.totals)
-            else:
-                loop.at_begin = replace(self.totals)
-            if is_unit:
-                started = Phase.STARTED if window.begin_ns is None else Phase.MEASURING
-                self.write(Phase.DONE if window.is_done else started)
-
-    def _new_window(self) -> StepWindow:
-        settings = self.settings
-        return StepWindow(skip=settings.skip, steps=settings.steps, limit_ns=int(settings.seconds * 1e9))
-
-    def write(self, phase: Phase) -> None:
-        """Write what was measured so far. At the script's end batches are its steps if its optimizer never stepped."""
-        from torch import cuda
-
-        unit = self.unit
-        if phase is Phase.ENDED and unit not in self.loops:
-            unit = StepUnit.BATCH
-        loop = self.loops.get(unit) or _Loop(0, self._new_window())
-        window, begin, end = loop.window, loop.at_begin, loop.at_end or self.totals
-        num_batches, num_samples = end.num_batches - begin.num_batches, None
-        if num_batches and begin.num_samples is not None and end.num_samples is not None:
-            num_samples = end.num_samples - begin.num_samples
-        with warnings.catch_warnings(action="ignore"):  # the script may turn warnings into errors
-            record = RankSteps(
-                **self.place._asdict(),
-                pid=self.pid,
-                phase=phase,
-                unit=unit,
-                num_seen=window.num_seen,
-                num_skipped=window.skip,
-                num_ahead=self.num_ahead,
-                first_ns=window.first_ns,
-                begin_ns=window.begin_ns,
-                step_ns=window.step_ns if phase in (Phase.DONE, Phase.ENDED) else (),
-                waited_ns=end.waited_ns - begin.waited_ns,
-                num_batches=num_batches,
-                num_samples=num_samples,
-                gpu_memory_bytes=int(cuda.max_memory_allocated()) if cuda.is_initialized() else None,
-            )
-        with opened(str(self.path.parent)) as folder:
-            replace_at(folder, self.path.name, encode({"schema": SCHEMA, **to_json(record)}, indent=None) + "\n")
-
-    def at_exit(self) -> None:
-        """Write what was measured if the script ends before the last step."""
-        loop = self.loops.get(self.unit)
-        if self.pid != os.getpid() or (loop is not None and loop.window.is_done):
-            return
-        try:
-            self.write(Phase.ENDED)
-        except FileNotFoundError:
-            pass  # the command has ended, and removed the folder
-        except OSError as error:
-            say(f"warning: rank {self.place.rank}: {self.path} cannot be written: {error.strerror}")
-
-
-def _wait_for_gpu() -> None:
-    """Let the GPU catch up with a loop that runs ahead; not while a stream is captured, which would fail."""
-    import torch
-
-    with warnings.catch_warnings(action="ignore"):
-        if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-            torch.cuda.synchronize()
-
-
-@dataclass(slots=True, kw_only=True)
-class StepWindow:
-    """The steps of one kind. The window begins with the end of step number `skip`. Times are in nanoseconds.
-
-    Batches that a loader has fetched ahead would hide waiting, so `begin_after` moves the begin behind them.
-    """
-
-    skip: int
-    steps: int
-    limit_ns: int
-    num_seen: int = 0
-    first_ns: int | None = None
-    begin_ns: int | None = None
-    ends_ns: list[int] = field(default_factory=list)
-    is_done: bool = False
-
-    def begin_after(self, num_steps: int) -> None:
-        """Skip at least this many steps, at most `steps`; no effect once the window has begun."""
-        if self.begin_ns is None:
-            self.skip = max(self.skip, min(num_steps, self.steps))
-
-    def is_border(self, now_ns: int) -> bool:
-        """Return whether a step that ends now begins or ends the window, so that the GPU has to catch up first."""
-        if self.begin_ns is None:
-            return self.num_seen + 1 >= self.skip
-        num_steps = len(self.ends_ns) + 1
-        is_late = now_ns - self.begin_ns >= self.limit_ns and num_steps >= FEWEST_STEPS
-        return num_steps >= self.steps or is_late
-
-    def stepped(self, now_ns: int) -> bool:
-        """Note the end of a step. Return whether it is the first one, begins the window, or ends it."""
-        if self.is_done:
-            return False
-        is_border, is_first = self.is_border(now_ns), self.first_ns is None
-        self.num_seen += 1
-        if is_first:
-            self.first_ns = now_ns
-        if self.begin_ns is None:
-            self.begin_ns = now_ns if is_border else None
-        else:
-            self.ends_ns.append(now_ns)
-            self.is_done = is_border
-        return is_border or is_first
-
-    @property
-    def step_ns(self) -> tuple[int, ...]:
-        """The time of each step in the window."""
-        if self.begin_ns is None:
-            return ()
-        starts = [self.begin_ns, *self.ends_ns]
-        return tuple(end - start for start, end in zip(starts, self.ends_ns, strict=False))
+def _publish(iterator: Any, waited_ns: int, now_ns: int) -> None:  # noqa: ANN401 - of any class
+    """Publish a step of this loader's loop, from batch to batch. The first batch of an epoch ends none."""
+    last_ns = getattr(iterator, "_numapin_last_ns", None)
+    iterator._numapin_last_ns = now_ns
+    if last_ns is not None and getattr(iterator, "_num_yielded", 0) != 1:
+        totals_of(os.getpid()).add(waited_s=waited_ns / 1e9, stepped_s=(now_ns - last_ns) / 1e9)

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from numapin.base.cpu_set import CpuSet
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Controller:
+class Controller(NamedTuple):
     """The file names of one version of the memory controller.
 
     `usage` includes `cache`, which can be freed; `events` counts the processes that were killed.
@@ -41,7 +40,8 @@ _LIVE: Final = Path("/")
 _KILLS: Final = re.compile(r"^oom_kill (\d{1,18})$", re.ASCII | re.MULTILINE)
 _NO_LIMIT_BYTES: Final = 1 << 60  # v1 writes "no limit" as the largest multiple of a page
 _ESCAPED: Final = re.compile(r"\\([0-7]{3})")  # /proc/mounts has a blank in a directory's name as \040
-_CPUSET_FILES: Final = ("cpuset.cpus.effective", "cpuset.effective_cpus")  # cgroup version 2, version 1
+# cgroup version 2, version 1, and a cpuset file system of its own, which has no prefix.
+_CPUSET_FILES: Final = ("cpuset.{}.effective", "cpuset.{}", "cpuset.effective_{}", "{}")
 _V1: Final = Controller(
     limit="memory.limit_in_bytes",
     usage="memory.usage_in_bytes",
@@ -83,18 +83,25 @@ def own_cgroups(tree: Tree, controller: str, process: int | str = "self") -> lis
     ]
 
 
-def cpuset_of(tree: Tree, process: int) -> CpuSet | None:
-    """Return the CPUs of a process's cpuset, as far as the mounts show it. None: unknown."""
+def cpuset_of(tree: Tree, process: int | str = "self", *, what: str = "cpus") -> CpuSet | None:
+    """Return the "cpus" or "mems" of a process's cpuset, as far as the mounts show it. None: unknown."""
+    text = tree.text(f"proc/{process}/cpuset")  # whichever kind of file system it is in
+    named = [text] if text and text.count("/") <= MAX_CGROUP_DEPTH else []
     for mount in mounts(tree):
-        if mount.holds("cpuset"):
-            controller = "" if mount.kind == "cgroup2" else "cpuset"
-            for path in own_cgroups(tree, controller, process):
-                if ".." in path.split("/"):  # it is outside this cgroup namespace
-                    continue
-                for directory in upwards(mount.at, path):
-                    for name in _CPUSET_FILES:
-                        if cpus := tree.numbers(f"{directory}/{name}"):
-                            return cpus
+        if mount.kind == "cpuset":
+            paths = named
+        elif mount.holds("cpuset"):
+            paths = own_cgroups(tree, "" if mount.kind == "cgroup2" else "cpuset", process) or named
+        else:
+            continue
+        for path in paths:
+            if ".." in path.split("/"):  # it is outside this cgroup namespace
+                continue
+            # One after the other: a capture may name millions of directories. An empty file means "as above".
+            for directory in upwards(mount.at, path):
+                for name in _CPUSET_FILES:
+                    if found := tree.numbers(f"{directory}/{name.format(what)}"):
+                        return found
     return None
 
 

@@ -210,7 +210,7 @@ class Driver:
     def record(self, device: int, *, stream: int | None = None, is_timed: bool = False) -> Event:
         """Return an event that passes when all work submitted so far to a stream is done. Call it in the `context`.
 
-        None: to any stream of the device, from any context. Call that inside `data.quarantine.no_capture`: during
+        None: to any stream of the device, from any context. Call that inside `data.quarantine.capture_lock`: during
         a capture it fails (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) and breaks the capture. It also fails if the context
         is not active, or if the driver is too old.
         """

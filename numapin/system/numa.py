@@ -11,7 +11,6 @@ from numapin.system.calls import call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from array import array
     from collections.abc import Callable, Iterable, Sequence
     from typing import Final
 
@@ -46,13 +45,17 @@ def get_memory_policy() -> tuple[int, CpuSet]:
     return mode.value & ~_MODE_FLAGS, cpu_set.from_words(mask, word_bits=_WORD_BITS)
 
 
-def nodes_of_pages(addresses: Sequence[int], *, pid: int = 0) -> tuple[int, ...]:
+def nodes_of_pages(addresses: Sequence[int], *, pid: int = 0) -> Sequence[int]:
     """Return the node of each page of process `pid` (0 is this one), or a negative errno (-ENOENT: not touched yet).
 
     `addresses` may lie anywhere in their pages. No page moves: move_pages(2) without nodes only reports.
     Raises OSError: EPERM (seccomp, or another user's process), ESRCH.
     """
-    return tuple(_nodes_of_pages(addresses, pid))
+    from array import array
+
+    pages, status = array("Q", addresses), array("i", bytes(4 * len(addresses)))
+    call("move_pages", pid, len(pages), pages.buffer_info()[0], None, status.buffer_info()[0], 0)
+    return status
 
 
 def nodes_of_range(address: int, num_bytes: int) -> dict[int | None, int]:
@@ -67,7 +70,7 @@ def nodes_of_range(address: int, num_bytes: int) -> dict[int | None, int]:
     starts = range(address - address % page, address + num_bytes, page)
     counts: Counter[int] = Counter()  # by node, or by negative errno
     for at in range(0, len(starts), _PAGES_PER_CALL):
-        counts.update(_nodes_of_pages(starts[at : at + _PAGES_PER_CALL], 0))
+        counts.update(nodes_of_pages(starts[at : at + _PAGES_PER_CALL]))
     untouched = sum(count for status, count in counts.items() if status < 0)
     pages: dict[int | None, int] = {node: count for node, count in sorted(counts.items()) if node >= 0}
     return pages | {None: untouched} if untouched else pages
@@ -101,14 +104,6 @@ def prefer(
     node = first if first in nodes else min(nodes)
     set_policy(MPOL_PREFERRED, (node,))
     return node if len(nodes) > 1 else None
-
-
-def _nodes_of_pages(addresses: Sequence[int], pid: int) -> array[int]:
-    from array import array
-
-    pages, status = array("Q", addresses), array("i", bytes(4 * len(addresses)))
-    call("move_pages", pid, len(pages), pages.buffer_info()[0], None, status.buffer_info()[0], 0)
-    return status
 
 
 def _mask(nodes: Iterable[int]) -> tuple[ctypes.Array[ctypes.c_ulong] | None, int]:

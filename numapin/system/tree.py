@@ -173,7 +173,13 @@ class Tree:
         top = os.open(self.root, os.O_PATH | os.O_CLOEXEC)
         try:
             # To open a device, or the end of a pipe, may have an effect, so it is looked at first.
-            seen = self._look(top, path, flags & os.O_NOFOLLOW)
+            try:
+                seen = calls.open_inside(top, path, os.O_PATH | os.O_CLOEXEC | flags & os.O_NOFOLLOW)
+            except OSError as error:
+                if error.errno in (errno.ENOSYS, errno.EPERM):
+                    problem = f"the kernel refuses openat2, with which captures are read: {error.strerror}"
+                    raise MachineFileError(f"{self.root}/{path}: {problem}", _NEEDS_OPENAT2) from None
+                raise
             if flags == _LINK:
                 return seen
             try:
@@ -191,13 +197,3 @@ class Tree:
             os.close(top)
             taken.num_files += 1
             taken.seconds += time.thread_time() - begun_s
-
-    def _look(self, top: int, path: str, no_follow: int) -> int:
-        """Return a descriptor of what is there, which cannot be read. Raises OSError, MachineFileError."""
-        try:
-            return calls.open_inside(top, path, os.O_PATH | os.O_CLOEXEC | no_follow)
-        except OSError as error:
-            if error.errno in (errno.ENOSYS, errno.EPERM):
-                problem = f"the kernel refuses openat2, with which captures are read: {error.strerror}"
-                raise MachineFileError(f"{self.root}/{path}: {problem}", _NEEDS_OPENAT2) from None
-            raise

@@ -65,10 +65,7 @@ def find_slice(task: Task, environ: Mapping[str, str], *, file: str | None) -> S
 
 
 def _own_binding(task: Task, environ: Mapping[str, str]) -> RankPlan | None:
-    """Return this rank's slice from NUMAPIN_BINDING, or None if it is unset or belongs to another rank.
-
-    Everything that a rank starts inherits the variable, e.g. ranks of another launcher, or a job that it submits.
-    """
+    """Return this rank's slice from NUMAPIN_BINDING; None without one. A rank of another launcher may inherit it."""
     if BINDING not in environ or task.variable != "LOCAL_RANK":
         return None
     planned = read_binding(environ[BINDING])
@@ -92,7 +89,7 @@ def plan_path(named: str, environ: Mapping[str, str]) -> str:
 
 
 def read_plan_file(path: str) -> str:
-    """Return the text of a plan file that the user named and that may come from anyone. Raises MachineError."""
+    """Return the text of a plan file, which may come from anyone. Raises MachineError."""
     try:
         content = read_file(path, max_bytes=handover.MAX_FILE_BYTES, what="plan")
     except OSError as error:
@@ -101,13 +98,11 @@ def read_plan_file(path: str) -> str:
 
 
 def _one_visible(environ: Mapping[str, str]) -> str | None:
-    """Return the only entry of the list of GPUs that this task sees; None if it lists several GPUs or none.
-
-    Of several lists, the last one that takes effect counts: HIP's come after ROCr's.
-    """
+    """Return the only entry of the list of GPUs that this task sees; None if it lists several GPUs or none."""
     from numapin.topology.vendors import hiding_variables  # here: a rank that has its slice does not need them
     from numapin.topology.visible import hides_all
 
+    # Of several lists, the last one that takes effect counts: HIP's come after ROCr's.
     visible = next((environ[name].strip() for name in hiding_variables() if name in environ), "")
     return None if not visible or "," in visible or hides_all(visible) else visible
 

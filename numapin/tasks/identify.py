@@ -27,10 +27,7 @@ LAUNCHERS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
 
 Slurm's come last, and only inside a job step: a batch script, and everything it starts, has SLURM_LOCALID=0.
 """
-
 RANK_VARIABLES: Final = tuple(variable for variable, _ in LAUNCHERS)
-"""Each launcher's variable for the local rank, in the order of precedence, without Slurm's."""
-
 _FLUX_TOTALS: Final = ("FLUX_JOB_SIZE", "FLUX_JOB_NNODES")
 _SLURM: Final = "SLURM_LOCALID"
 _SLURM_SIZE: Final = "SLURM_STEP_TASKS_PER_NODE"  # SLURM_NTASKS_PER_NODE is the job's; a step may have other counts
@@ -54,18 +51,13 @@ _GIVE_RANK: Final = "numapin exec --local-rank N --local-size N -- command"
 
 
 class Task(NamedTuple):
-    """One process of a host.
-
-    `size` is the number of tasks on the host, None if unknown. `settings` are the variables or options that were used,
-    with their values: the first gave the rank, the others, if any, the size. `variable` is the name of the first, None
-    if the user gave the rank. `notes` list variables that are set but ignored.
-    """
+    """One process of a host."""
 
     rank: int
-    size: int | None
-    settings: tuple[str, ...]
-    variable: str | None = None
-    notes: tuple[str, ...] = ()
+    size: int | None  # the number of tasks on the host, None if unknown
+    settings: tuple[str, ...]  # what gave the rank, with its value, then what gave the size, if anything
+    variable: str | None = None  # the variable that gave the rank; None: the user did
+    notes: tuple[str, ...] = ()  # variables that are set but ignored
 
     def __str__(self) -> str:
         """Return the rank, the size, and the settings they come from."""
@@ -74,21 +66,10 @@ class Task(NamedTuple):
 
 
 def find_task(environ: Mapping[str, str], *, rank: int | None = None, size: int | None = None) -> Task:
-    """Return this process's task from the user's options, else from the environment.
+    """Return this process's task from the user's options, else from the environment. Raises UsageError.
 
     If several launchers' variables are set, the first of LAUNCHERS counts. The others must agree with it, or belong to
     a launcher that started one task here, which then started the ranks (mpirun -> torchrun).
-
-    Args:
-        environ: The environment of this process.
-        rank: The local rank that the user gave.
-        size: The number of tasks on this host that the user gave.
-
-    Returns:
-        The task.
-
-    Raises:
-        UsageError: No variable is set, one is not a number, or they contradict each other.
     """
     if rank is None:
         task = _from_environment(environ)

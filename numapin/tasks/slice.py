@@ -24,15 +24,12 @@ _PLAN_AGAIN: Final = "numapin plan --nproc-per-node N --json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """One task's part of a plan.
-
-    `warnings` are about the whole host, so only one of its tasks prints them; `notes` are printed with --verbose.
-    """
+    """One task's part of a plan."""
 
     rank: RankPlan
-    source: str
-    warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    source: str  # the name of the plan for messages
+    warnings: tuple[str, ...] = ()  # about the whole host, so only one of its tasks prints them
+    notes: tuple[str, ...] = ()  # for --verbose
 
 
 # --- of an existing plan: this must be quick, so the machine is not read ---------------------------------------------
@@ -41,23 +38,11 @@ class Slice:
 def slice_of(
     plan: Plan, task: Task, *, source: str, visible: str | None = None, ask: Callable[[], GpuRef | None] = lambda: None
 ) -> Slice:
-    """Return the task's rank of a plan.
+    """Return the task's rank of a plan, under the task's own number. Raises UsageError if the plan has no such rank.
 
-    A task that sees one GPU gets a rank on that GPU; any other task gets the rank of its number. If no rank is on that
-    GPU, the number decides too, and the rank is not exact.
-
-    Args:
-        plan: The plan of all ranks of a host.
-        task: This task.
-        source: The name of the plan for messages.
-        visible: The only entry of CUDA_VISIBLE_DEVICES. None: the task sees several GPUs or none.
-        ask: Returns NVML's description of that GPU; called only if the plan does not have its UUID.
-
-    Returns:
-        The task's part, under the task's own number.
-
-    Raises:
-        UsageError: The plan has no such rank.
+    A task that sees one GPU, `visible`, gets a rank on that GPU; any other task gets the rank of its number. If no rank
+    is on that GPU, the number decides too, and the rank is not exact. `ask` returns NVML's description of the GPU; it
+    is called only if the plan does not have its UUID.
     """
     # The UUID identifies the GPU on one host; the PCI address is the same on all hosts of a kind. An index says
     # nothing: in a container or cgroup of its own, every task has index 0.
@@ -118,18 +103,10 @@ def inside(rank: RankPlan, allowed: CpuSet) -> RankPlan:
 
 
 def has_own_cpus(own: CpuSet, *, launcher: CpuSet | None, limit: int | None, size: int | None) -> bool:
-    """Return whether this task's CPUs are its own, and not shared with its neighbors.
+    """Return whether this task's CPUs are its own, and not shared with its neighbors. None: unknown.
 
-    They are if the launcher has more CPUs than the task, and enough to give every task as many.
-
-    Args:
-        own: The CPUs that this task may use.
-        launcher: The launcher's CPUs. None: unknown.
-        limit: The number of CPUs that the resource manager gave to all tasks. None: unknown.
-        size: The number of tasks. None: unknown.
-
-    Returns:
-        Whether the CPUs are this task's own.
+    They are if the launcher has more CPUs than the task, and enough to give every task as many. `limit` is the number
+    of CPUs that the resource manager gave to all tasks.
     """
     if launcher is None or not own < launcher:
         return False
@@ -138,21 +115,10 @@ def has_own_cpus(own: CpuSet, *, launcher: CpuSet | None, limit: int | None, siz
 
 
 def plan_task(topology: Topology, request: Request, task: Task, *, own_cpus: bool) -> Slice:
-    """Plan for this host's tasks inside the allowed CPUs, and return this task's part.
+    """Plan for this host's tasks inside the allowed CPUs, and return this task's part. Raises UsageError.
 
-    A task that sees one GPU uses that one, whatever its rank.
-
-    Args:
-        topology: The machine as this task may use it.
-        request: The user's options. Its GPUs are settled: `settle_gpus` has put those of --gpus into `rank_gpus`.
-        task: This task.
-        own_cpus: Whether to plan for this task alone, because its CPUs are its own.
-
-    Returns:
-        The task's part.
-
-    Raises:
-        UsageError: The number of tasks matters and is unknown, or `make_plan` refuses the request.
+    A task that sees one GPU uses that one, whatever its rank; `settle_gpus` has put the GPUs of --gpus into
+    `request.rank_gpus`. With `own_cpus`, the plan is for this task alone.
     """
     from numapin.plan.gpus import in_turn  # here: with a plan at hand, `exec` is quicker without the planner
     from numapin.plan.make import plan_and_rank_warnings

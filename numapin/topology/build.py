@@ -12,19 +12,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.bounds import MAX_CPUS, MAX_GPUS, MAX_LINKS, MAX_NICS, MAX_NODES
 from numapin.base.cpu_set import CpuSet
-from numapin.base.text import not_none
+from numapin.base.text import not_none, printable
 from numapin.errors import UsageError
 from numapin.topology.address import pci_order
 from numapin.topology.fast import fast_cores
 from numapin.topology.model import Allowed, Core, Gpu, Node, NodeKind, NodeSource, Package, Pcie, Topology
 from numapin.topology.nics import Link, LinkKind, Nic
-from numapin.topology.readings import (
-    CpuReading,
-    NodeReading,
-    NvmlReading,
-    PciReading,
-    Readings,
-)
+from numapin.topology.readings import CpuReading, NodeReading, NvmlReading, PciReading, Readings
 from numapin.topology.vendors import VENDORS, GpuVendor, preferred, seen_by_ranks, support_of
 
 if TYPE_CHECKING:
@@ -98,7 +92,7 @@ def build(readings: Readings, *, environ: Mapping[str, str] | None = None) -> To
             *([] if siblings_known else [_NO_CORES]),
             *nvml_notes,
             *_gpu_notes(found),
-            *visibility_notes,
+            *map(printable, visibility_notes),  # variables may hold any bytes
             *filter(None, [order_note]),
             *links_notes,
         ),

@@ -93,7 +93,7 @@ def _read_host(environ: Mapping[str, str]) -> Topology:
     # libnuma knows the allowed nodes; those of sysfs remain if the kernel forbids asking.
     from_libnuma = read_libnuma()
     if from_libnuma is not None:
-        readings = readings._replace(nodes=from_libnuma.nodes, allowed_nodes=from_libnuma.allowed_nodes)
+        readings = readings._replace(nodes=from_libnuma[0], allowed_nodes=from_libnuma[1])
     elif len(readings.nodes) > 1:
         notes.append(f"the kernel forbids get_mempolicy (seccomp), so the nodes come from sysfs; {SYS_NICE}")
     try:
@@ -177,11 +177,10 @@ def _inherited_affinity_notes(readings: Readings) -> tuple[str, ...]:
         os.sched_setaffinity(0, inherited)
     if possible <= inherited:
         return ()
-    note = (
+    return (
         f"numapin was started on CPUs {inherited} only, and plans inside them; CPUs "
-        f"{possible} could be used: srun --cpu-bind=none, mpirun --bind-to none, no taskset"
+        f"{possible} could be used: srun --cpu-bind=none, mpirun --bind-to none, no taskset",
     )
-    return (note,)
 
 
 def _nccl_nodes(path: str | None) -> tuple[dict[str, int], tuple[str, ...]]:

@@ -219,21 +219,6 @@ class Gpu:
         """Its name in output and in `Topology.links`: `gpu0`."""
         return f"gpu{self.index}"
 
-    def goes_by(self, name: str) -> bool:
-        """Return whether a name refers to this GPU.
-
-        Args:
-            name: An index (as in `numapin topo`), the beginning of a UUID, or a PCI address in any spelling.
-
-        Returns:
-            Whether it is one of this GPU's names.
-        """
-        return (
-            name == str(self.index)
-            or (name.startswith(GPU_PREFIX) and (self.uuid or "").startswith(name))
-            or (self.pci is not None and self.pci == pci_address(name))
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowed:
@@ -381,7 +366,7 @@ class Topology:
         """Return the GPU of a name.
 
         Args:
-            key: The name, as in `Gpu.goes_by`.
+            key: An index (as in `numapin topo`), the beginning of a UUID, or a PCI address in any spelling.
             option: The option that names the GPU, for the error message.
 
         Returns:
@@ -390,7 +375,15 @@ class Topology:
         Raises:
             UsageError: The name fits no GPU, or several.
         """
-        matches = [gpu for gpu in self.gpus if gpu.goes_by(key.strip())]
+        name = key.strip()
+        address = pci_address(name)
+        matches = [
+            gpu
+            for gpu in self.gpus
+            if name == str(gpu.index)
+            or (name.startswith(GPU_PREFIX) and (gpu.uuid or "").startswith(name))
+            or (address is not None and gpu.pci == address)
+        ]
         if len(matches) != 1:
             number = "more than one" if matches else "no"
             available = ", ".join(f"{gpu.index} ({gpu.pci or gpu.uuid})" for gpu in self.gpus) or "none"

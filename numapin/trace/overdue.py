@@ -6,13 +6,12 @@ import _thread
 import signal
 import threading
 from collections import deque
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import FrameType
 
 _RECENT: Final = 16
@@ -36,6 +35,7 @@ class Pace:
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
     paused_s: float | None = None
     in_loader_s: float = 0.0
+    num_entered: int = 0
 
     def stepped(self, now_s: float) -> None:
         """Note that a step has ended."""
@@ -43,17 +43,18 @@ class Pace:
             self.recent_s.append(now_s - self.last_s)
         self.last_s, self.in_loader_s = now_s, 0.0
 
-    @contextmanager
-    def paused(self, clock: Callable[[], float]) -> Iterator[None]:
-        """Do not count the time of this block, in which the loop waits for a loader with workers."""
-        if self.paused_s is not None:  # one loader's batches are made from another's
-            yield
-            return
-        self.paused_s = clock()
-        try:
-            yield
-        finally:
-            self.in_loader_s += clock() - self.paused_s
+    def enter_loader(self, now_s: float) -> None:
+        """Do not count the time from now on, in which the loop waits for a loader with workers."""
+        self.num_entered += 1  # one loader's batches may be made from another's
+        if self.num_entered == 1:
+            self.paused_s = now_s
+
+    def leave_loader(self, now_s: float) -> None:
+        """Count the time again."""
+        if self.num_entered:
+            self.num_entered -= 1
+        if not self.num_entered and self.paused_s is not None:
+            self.in_loader_s += now_s - self.paused_s
             self.paused_s = None
 
     def _not_counted_s(self, now_s: float) -> float:

@@ -23,18 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 _REMEDY: Final = "trace the script again with: numapin trace train.py"
-# Before torch 2.0 the categories were called "Kernel", "Memcpy", "Runtime" and "Operator".
 _CATEGORIES: Final = {
     "kernel": "kernel",
     "gpu_memset": "kernel",
-    "memset": "kernel",
     "gpu_memcpy": "copy",
-    "memcpy": "copy",
     "cuda_runtime": "call",
     "cuda_driver": "call",
-    "runtime": "call",
     "cpu_op": "operator",
-    "operator": "operator",
     "user_annotation": "range",
 }
 # No kind of memory has a ">" in its name; so there is one way at most to match any name.
@@ -48,8 +43,8 @@ _PINNING: Final = ("aten::pin_memory", "aten::_pin_memory")
 _PRODUCTS: Final = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution"}
 _EXCHANGES: Final = ("gloo:", "mpi:", "c10d::")
 _NOT_COMPUTE: Final = (_MARKED_STEP, "Optimizer.", _LOADER, *_EXCHANGES)
-_CORRELATION: Final = ("correlation",)
-_EXTERNAL_ID: Final = ("External id", "external id")
+_CORRELATION: Final = "correlation"
+_EXTERNAL_ID: Final = "External id"
 
 
 class _Event:
@@ -58,25 +53,21 @@ class _Event:
     __slots__ = ("args", "kind", "name", "span", "tid")
 
     def __init__(self, raw: dict[str, Any], start: float, duration: float) -> None:
-        self.kind = _CATEGORIES.get(str(raw.get("cat", "")).lower(), "")
+        self.kind = _CATEGORIES.get(str(raw.get("cat", "")), "")
         self.name = printable(str(raw.get("name", "")))
         self.tid: object = raw.get("tid")
         args = raw.get("args")
         self.args: dict[str, Any] = args if isinstance(args, dict) else {}
         self.span = Span(start=start, end=start + duration, name=self.name, row=_integer(self.tid))
 
-    def number(self, *names: str) -> int | None:
-        """Return the first of these arguments that is an integer."""
-        for name in names:
-            value = _integer(self.args.get(name))
-            if value is not None:
-                return value
-        return None
+    def number(self, name: str) -> int | None:
+        """Return an argument; None if it is not an integer."""
+        return _integer(self.args.get(name))
 
     @property
     def shapes(self) -> list[object]:
         """The shapes of an operator's arguments."""
-        shapes = self.args.get("Input Dims", self.args.get("Input dims"))
+        shapes = self.args.get("Input Dims")
         return shapes if isinstance(shapes, list) else []
 
 
@@ -109,7 +100,7 @@ def read_trace(content: object, *, source: str) -> Trace:
     by_kind: dict[str, list[_Event]] = defaultdict(list)
     for event in events:
         by_kind[event.kind].append(event)
-    # Before torch 2.0 record_function made operators, not ranges. The GPU's own annotations are neither.
+    # The GPU's own annotations are neither.
     host = sorted((*by_kind["range"], *by_kind["operator"]), key=_start)
 
     # From here on all times count from the start of the first step.
@@ -234,8 +225,8 @@ def _copies(copies: Sequence[_Event], calls: Sequence[_Event], operators: Sequen
         if "Synchronize" in event.name:
             synchronizations[event.tid].append(event.span)
     for event in copies:
-        call = call_by_number.get(event.number(*_CORRELATION))
-        operator = operator_by_number.get(event.number(*_EXTERNAL_ID))
+        call = call_by_number.get(event.number(_CORRELATION))
+        operator = operator_by_number.get(event.number(_EXTERNAL_ID))
         match, num_bytes = _COPY.match(event.name), event.number("bytes")
         kinds = match.groups() if match else (None, None, None)
         direction, source, target = (None if kind is None or kind.lower() == "unknown" else kind for kind in kinds)
@@ -256,10 +247,10 @@ def _copies(copies: Sequence[_Event], calls: Sequence[_Event], operators: Sequen
         )
 
 
-def _linked(events: Iterable[_Event], copies: Iterable[_Event], names: tuple[str, ...]) -> dict[int | None, _Event]:
-    """Return the events that share a number of these names with a copy, by number."""
-    wanted = {copy.number(*names) for copy in copies} - {None}
-    numbered = ((event.number(*names), event) for event in events)
+def _linked(events: Iterable[_Event], copies: Iterable[_Event], name: str) -> dict[int | None, _Event]:
+    """Return the events that share a number of this name with a copy, by number."""
+    wanted = {copy.number(name) for copy in copies} - {None}
+    numbered = ((event.number(name), event) for event in events)
     return {number: event for number, event in numbered if number in wanted}
 
 

@@ -12,37 +12,40 @@ import sys
 import threading
 import time
 import warnings
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from numapin.base.cpu_set import CpuSet
 from numapin.base.files import FOLDER, open_file, opened, replace_at
+from numapin.base.records import to_json
 from numapin.base.stderr import say
 from numapin.base.strict_json import encode
 from numapin.base.text import counted
-from numapin.steps.recorder import FollowedOptimizer
+from numapin.steps.meter import FollowedOptimizer, Place, wait_for_gpu
+from numapin.steps.record import SCHEMA, Phase, RankSteps, StepUnit
+from numapin.steps.recorder import StepListener
 from numapin.trace.notes import CpuUse, Notes
 from numapin.trace.overdue import Pace, PeriodicCall
 from numapin.trace.sampling import StackSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
 
     from torch.autograd.profiler import record_function
     from torch.profiler import profile
 
     from numapin.steps.record import StepSettings
 
+_TAIL_BYTES: Final = 8192  # has the end of the events, and the trace's name, which is a path
 _LONGEST_REASON: Final = 500  # characters; keeps a record within the disk block of its first version
 
 _Shown: TypeAlias = tuple[int, str, int, int]  # process, row, start and end in ns since 1970
 
 
 @dataclass(slots=True)
-class Tracer:
+class Tracer(StepListener):
     """The steps of one process: skip `skip` of them, trace the next `steps`, write the trace.
 
     `check` is called in the main thread from time to time during the recording. `require_no_other` raises if the script
@@ -50,18 +53,16 @@ class Tracer:
     """
 
     settings: StepSettings
-    rank: int
-    restart: int
+    place: Place
     claim: Path
     check: Callable[[], None]
     require_no_other: Callable[[], None]
     notes: Notes = field(default_factory=Notes)
-    num_local_ranks: int = 1
     pid: int = field(default_factory=os.getpid)
     num_batches: int = 0
     num_optimizer_steps: int = 0
     optimizer: FollowedOptimizer = field(default_factory=FollowedOptimizer)
-    step_unit: str = "batch"
+    step_unit: StepUnit = StepUnit.BATCH
     pace: Pace = field(default_factory=Pace)
     begun: int = 0  # steps, once tracing
     start_ns: int = 0  # of the recording, since 1970
@@ -75,10 +76,11 @@ class Tracer:
     pins: list[tuple[int, int, int]] = field(default_factory=list)
     done: bool = False
 
-    def batch(self) -> None:
+    def batch(self, waited_ns: int, size: int | None, num_ahead: int) -> None:
         """Count a batch. If batches are the steps, a step ends when the next batch is returned."""
+        del waited_ns, size, num_ahead
         self.num_batches += 1
-        if self.step_unit == "batch":
+        if self.step_unit is StepUnit.BATCH:
             self._advance(self.num_batches - 1)
         else:
             self.end_if_overdue()
@@ -91,16 +93,19 @@ class Tracer:
         self.num_optimizer_steps += 1
         self.notes.stepped(optimizer)
         if self.step is None:
-            self.step_unit = "optimizer step"
-        if self.step_unit == "optimizer step":
+            self.step_unit = StepUnit.OPTIMIZER_STEP
+        if self.step_unit is StepUnit.OPTIMIZER_STEP:
             self._advance(self.num_optimizer_steps)
 
     def _advance(self, count: int) -> None:
         """Act on the end of step number `count`. Only the loop that is traced counts, not one beside it."""
+        if self.thread in (None, threading.get_ident()):
+            with warnings.catch_warnings(action="ignore"):  # the script may turn warnings into errors
+                self._act(count)
+
+    def _act(self, count: int) -> None:
         from torch.profiler import profile
 
-        if self.thread not in (None, threading.get_ident()):
-            return
         if self.step is not None and self.begun >= self.settings.steps:
             self.finish("")
             return
@@ -119,7 +124,7 @@ class Tracer:
         elif self.profiler is not None and count >= self.settings.skip:
             self.thread = threading.get_ident()
             self.cpu_use = CpuUse.read(CpuSet(os.sched_getaffinity(0)))
-            _wait_for_gpu()
+            wait_for_gpu()
             self.start_ns = time.time_ns()
             self.profiler.start_trace()
             self._next_step()
@@ -141,9 +146,18 @@ class Tracer:
         if self.recording and self.pace.is_overdue(now_s):
             self.finish(self.pace.overdue_reason(self.step_unit, now_s))
 
-    def during_loading(self, num_workers: int) -> AbstractContextManager[None]:
-        """Return a context for the loop's `iter()` or `next()` of a loader, which may take long if it has workers."""
-        return self.pace.paused(time.monotonic) if num_workers and self.recording else nullcontext()
+    def enter_loader(self, num_workers: int) -> None:
+        """Let the loop take its time in `iter()` or `next()` of a loader with workers."""
+        if num_workers and self.recording:
+            self.pace.enter_loader(time.monotonic())
+
+    def leave_loader(self, num_workers: int, waited_ns: int, *, is_over: bool) -> None:
+        """Note a call of `next()` that ended an epoch: torch ends workers that do not stay before it returns."""
+        if num_workers and self.recording:
+            self.pace.leave_loader(time.monotonic())
+        if num_workers and is_over:
+            now_ns = time.time_ns()
+            self.notes.ended(now_ns - waited_ns, now_ns)
 
     def end_at_fork(self) -> None:
         """End a trace that has begun."""
@@ -167,12 +181,18 @@ class Tracer:
         import torch
 
         num_steps = max(self.begun - bool(reason), 0)  # an early end cuts the last one short
-        own = {"rank": self.rank, "restart": self.restart, "step_unit": self.step_unit, "num_steps": num_steps}
+        own = {
+            "rank": self.place.rank,
+            "restart": self.place.restart,
+            "step_unit": self.step_unit,
+            "num_steps": num_steps,
+        }
         loads = self._loads()
         noted = self.notes.to_json(num_threads=torch.get_num_threads(), cpu_use=self.cpu_use)
         samples = self.sampler.stop() if self.sampler else {}
         metadata = own | {"pins": self.pins, "loads": loads, "noted": noted | samples}
-        profiler, name = self._stop(encode(metadata, indent=None)), None
+        with warnings.catch_warnings(action="ignore"):
+            profiler, name = self._stop(encode(metadata, indent=None)), None
         if profiler is not None and num_steps:
             name = self.claim.stem + ".trace.json"
             shown = [(pid, "load", start, end) for pid, start, end in loads if end >= self.start_ns]
@@ -183,18 +203,20 @@ class Tracer:
             usage_log.update()
         self.record(trace=name, num_steps=num_steps, reason=reason)
         if name is not None:
-            say(f"rank {self.rank}: traced {counted(num_steps, 'step')} into {self.claim.with_name(name)}")
+            say(f"rank {self.place.rank}: traced {counted(num_steps, 'step')} into {self.claim.with_name(name)}")
 
     def give_up(self, reason: str) -> None:
         """Stop tracing for good, and report why."""
         with suppress(Exception):  # the reason is reported below
             self._stop()
-        say(f"warning: rank {self.rank} is not traced: {reason}")
+        say(f"warning: rank {self.place.rank} is not traced: {reason}")
         self.record(trace=None, num_steps=0, reason=reason)
 
     def _stop(self, metadata: str = "{}") -> profile | None:
         """Stop the profiler for good; return it if it recorded. A prepared profiler must start first, as in torch."""
         profiler, step, watch, self.done = self.profiler, self.step, self.watch, True
+        with suppress(OSError):  # workers record no more loads
+            Path(self.settings.loads, f"{self.pid}.done").touch()
         self.profiler = self.step = self.watch = None
         if self.sampler is not None:
             self.sampler.stop()
@@ -205,7 +227,7 @@ class Tracer:
         if step is None:
             profiler.start_trace()
         else:
-            _wait_for_gpu()
+            wait_for_gpu()
             step.__exit__(None, None, None)
             profiler.add_metadata_json("numapin", metadata)
         profiler.stop_trace()
@@ -213,23 +235,22 @@ class Tracer:
 
     def record(self, *, trace: str | None, num_steps: int, reason: str) -> None:
         """Write what this rank has done so far."""
-        record = {
-            "schema": "numapin.traced/1",
-            "rank": self.rank,
-            "num_local_ranks": self.num_local_ranks,
-            "pid": self.pid,
-            "done": self.done,
-            "trace": trace,
-            "num_steps": num_steps,
-            "step_unit": self.step_unit,
-            "num_batches": self.num_batches,
-            "num_optimizer_steps": self.num_optimizer_steps,
-            "reason": reason[:_LONGEST_REASON],
-        }
+        is_by_batch = self.step_unit is StepUnit.BATCH
+        record = RankSteps(
+            **self.place._asdict(),
+            pid=self.pid,
+            phase=Phase.DONE if self.done else Phase.STARTED,
+            unit=self.step_unit,
+            num_seen=self.num_batches if is_by_batch else self.num_optimizer_steps,
+            num_skipped=self.settings.skip,
+            trace=trace,
+            num_traced=num_steps,
+            reason=reason[:_LONGEST_REASON],
+        )
         try:
-            _write(self.claim, encode(record) + "\n")
+            _write(self.claim, encode({"schema": SCHEMA, **to_json(record)}, indent=None) + "\n")
         except OSError as error:
-            say(f"warning: rank {self.rank}: {self.claim} cannot be written: {error.strerror}")
+            say(f"warning: rank {self.place.rank}: {self.claim} cannot be written: {error.strerror}")
 
     def at_exit(self) -> None:
         """Write what was traced if the script ends before the last step."""
@@ -252,7 +273,7 @@ class Tracer:
         rows: list[tuple[int, int, int]] = []
         with suppress(FileNotFoundError), opened(self.settings.loads) as folder:
             with os.scandir(folder) as entries:
-                names = sorted(entry.name for entry in entries if entry.name.startswith(f"{self.claim.stem}."))
+                names = sorted(entry.name for entry in entries if entry.name.startswith(f"{self.pid}."))
             for name in names:
                 with os.fdopen(open_file(folder, name), encoding="ascii", errors="replace") as file:
                     words = [line.split() for line in file]  # some of which may be cut off
@@ -288,35 +309,46 @@ def _export(profiler: profile, path: Path, shown: Sequence[_Shown]) -> None:
             profiler.export_chrome_trace(str(written))
             if not _is_complete(written):
                 raise OSError(f"{path} was cut off; is the disk full?")
-            name_with_rows = f"{path.name}.rows"
-            with suppress(OSError, ValueError):  # no room for both, or another format: it stays as it is
-                with written.open("rb") as file, written.with_name(name_with_rows).open("wb") as copy:
-                    _copy_with_rows(file, copy, shown)
-                os.replace(name_with_rows, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            with suppress(OSError, ValueError):
+                _add_rows(written, shown)
             os.replace(path.name, path.name, src_dir_fd=folder, dst_dir_fd=parent)
         finally:
             os.close(folder)
             shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
 
 
-def _copy_with_rows(trace: BinaryIO, copy: BinaryIO, shown: Sequence[_Shown]) -> None:
-    """Copy a Chrome trace, and add what the profiler does not see; a trace that begins otherwise stays as it is.
+def _add_rows(path: Path, shown: Sequence[_Shown]) -> None:
+    """Add to a Chrome trace what the profiler does not see. A trace of another form, or on a full disk, stays as it is.
 
     Our reader takes these times from the metadata, and no event of the category "numapin". They have rows of
     their own, because their clock may differ from the profiler's by more than an event lasts.
     """
     base_ns = 0
-    for line in trace:  # the metadata, of which ours may be long, then the events, the first of which are Kineto's
-        copy.write(line)
-        if line.lstrip().startswith(b'"baseTimeNanoseconds":'):
-            base_ns = int(line.partition(b":")[2].strip(b" ,\n"))
-        if line.strip() == b'"traceEvents": [':
-            for process, row, start_ns, end_ns in shown:
-                event = {"ph": "X", "cat": "numapin", "name": row.partition(" ")[0], "pid": process, "tid": row}
-                times = {"ts": (start_ns - base_ns) / 1000, "dur": (end_ns - start_ns) / 1000}
-                copy.write(encode(event | times, indent=None).encode() + b",\n")
-            break
-    shutil.copyfileobj(trace, copy)
+    with path.open("rb") as file:
+        for line in file:  # the metadata, of which ours may be long, then the events
+            if line.lstrip().startswith(b'"baseTimeNanoseconds":'):
+                base_ns = int(line.partition(b":")[2].strip(b" ,\n"))
+            if line.strip() == b'"traceEvents": [':
+                break
+        begin = max(path.stat().st_size - _TAIL_BYTES, 0)
+        file.seek(begin)
+        tail = file.read()
+    end_of_events = tail.rfind(b"]", 0, tail.rfind(b'"traceName"') + 1)
+    if end_of_events < 0:
+        return
+    rows = []
+    for process, row, start_ns, end_ns in shown:
+        event = {"ph": "X", "cat": "numapin", "name": row.partition(" ")[0], "pid": process, "tid": row}
+        times = {"ts": (start_ns - base_ns) / 1000, "dur": (end_ns - start_ns) / 1000}
+        rows.append(f",\n{encode(event | times, indent=None)}")
+    rest, position = tail[end_of_events:], begin + end_of_events
+    content = "".join(rows).encode() + rest
+    with path.open("r+b", buffering=0) as writer:
+        writer.seek(position)
+        if writer.write(content) < len(content):  # the disk is full now
+            writer.seek(position)
+            writer.write(rest)
+            writer.truncate(position + len(rest))
 
 
 def _is_complete(path: Path) -> bool:
@@ -326,11 +358,3 @@ def _is_complete(path: Path) -> bool:
         file.seek(-min(8, path.stat().st_size), os.SEEK_END)
         end = file.read()
     return end.rstrip().endswith(b"}")
-
-
-def _wait_for_gpu() -> None:
-    """Let the GPU catch up with a loop that runs ahead, so that the trace has the work of the traced steps only."""
-    import torch
-
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-        torch.cuda.synchronize()

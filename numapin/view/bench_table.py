@@ -41,9 +41,10 @@ def bench_table(report: BenchReport, columns: Sequence[Column], legend: str) -> 
             title = Text(f"{case.name}  ", style="bold") + Text(case.about, style="not bold")
             parts += [Text(), title, _case_table(case, columns), *_stopped_peers(case)]
     for name, cases in sweeps.items():
-        parts += [Text(), Text(name, style="bold"), *_sweep_tables(cases, columns)]
-        for case in cases:
-            parts += _stopped_peers(case)
+        if any(peer.num_runs for case in cases for peer in case.peers):
+            parts += [Text(), Text(name, style="bold"), *_sweep_tables(cases, columns)]
+            for case in cases:
+                parts += _stopped_peers(case)
     left_out = list(_left_out(report.cases))
     if left_out:
         parts += [Text(), *(Constrain(Text(line), _WIDTH) for line in left_out)]

@@ -56,7 +56,9 @@ def compare_table(report: CompareReport) -> RenderableType:
     """Return the machine, the tables, and a line per variant."""
     parts: list[RenderableType] = [Text(machine_in_words(report.machine))]
     for variant in report.variants:
-        command = formats.quote_all(variant.command)
+        # A quoted assignment would be a command's name to a shell.
+        assignments = [f"{name}={formats.quote(value)}" for name, value in variant.variables.items()]
+        command = " ".join([*assignments, formats.quote_all(variant.command[len(assignments) :])])
         parts.append(Text(f"{variant.name}: ", style="bold").append(command, style="not bold"))
     if report.measured:
         shown = [name for name in OTHERS if any(name in variant.figures for variant in report.measured)]
@@ -68,7 +70,9 @@ def compare_table(report: CompareReport) -> RenderableType:
             for variant in report.measured:
                 table.add_row(variant.name, *(_figure_text(variant, name) for name in names))
             parts += [Text(), table]
-        parts.append(Text("; ".join(_LEGEND[name] for name in shown if name in _LEGEND), style="dim"))
+        legend = "; ".join(_LEGEND[name] for name in shown if name in _LEGEND)
+        if legend:
+            parts.append(Text(legend, style="dim"))
     return Group(*parts, Text(), *_outcomes(report))
 
 
@@ -86,8 +90,11 @@ def _steps(report: CompareReport) -> Table:
         ratio, step = variant.ratio, variant.figures["step_s"]
         digits = 2 if step.median < 0.1 else 1
         median, low, high = (f"{value * 1000:.{digits}f}" for value in (step.median, step.low, step.high))
-        times = "1" if ratio is None else f"{ratio.ratio:.3f}"
-        interval = "-" if ratio is None or ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
+        times = "1" if variant.name == report.baseline else "-"  # "-": it counts other things as steps
+        interval = "-"
+        if ratio is not None:
+            times = f"{ratio.ratio:.3f}"
+            interval = "-" if ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
         table.add_row(variant.name, str(variant.num_runs), f"{median} [{low}, {high}]", times, interval)
     return table
 

@@ -23,7 +23,7 @@ _MOST_CHARS: Final = 12  # of a list of CPUs
 _MANY_REMOTE: Final = 0.05  # more is red, as in `numapin verify`
 _LEGEND: Final = (
     "off: threads off their CPUs / all; remote: share of pages; pinned: GiB",
-    "steps/s, wait: of numapin.DataLoader's loop; H2D: GB/s to the GPU; busy: GPU",
+    "steps/s, wait: of loops over DataLoaders; H2D: GB/s to the GPU; busy: GPU",
 )
 
 

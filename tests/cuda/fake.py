@@ -11,7 +11,8 @@ import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
 
 import pytest
 
@@ -108,6 +109,58 @@ def moving() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def pinning(fake: FakeCuda) -> Iterator[None]:
+    """Let loaders with pin_memory=True, torch's too, pin with the installed fake inside the block.
+
+    Memory counts as pinned if it is registered, or was allocated as pinned.
+    """
+    import torch
+
+    pid, tensor, accelerator = os.getpid(), torch.Tensor, torch.accelerator
+    empty, empty_like, allocated = torch.empty, torch.empty_like, WeakSet[torch.UntypedStorage]()
+
+    def noted(made: torch.Tensor, *, pin_memory: bool) -> torch.Tensor:
+        if pin_memory:
+            fake.allocate()
+            allocated.add(made.untyped_storage())
+        return made
+
+    def is_pinned(asked: torch.Tensor) -> bool:
+        return fake.is_registered(asked.data_ptr()) or asked.untyped_storage() in allocated
+
+    def pin(pageable: torch.Tensor) -> torch.Tensor:
+        return pageable if is_pinned(pageable) else noted(pageable.clone(), pin_memory=True)
+
+    def make(*size: Any, pin_memory: bool = False, **more: Any) -> torch.Tensor:
+        return noted(empty(*size, **more), pin_memory=pin_memory)
+
+    def make_like(other: torch.Tensor, *, pin_memory: bool = False, **more: Any) -> torch.Tensor:
+        return noted(empty_like(other, **more), pin_memory=pin_memory)
+
+    changes: dict[object, dict[str, object]] = {
+        torch: {"empty": make, "empty_like": make_like},
+        tensor: {"is_pinned": is_pinned, "pin_memory": pin},
+        torch.cuda: {
+            "is_available": lambda: True,
+            "is_initialized": lambda: os.getpid() == pid,
+            "_is_in_bad_fork": lambda: os.getpid() != pid,
+            "current_device": lambda: 0,
+        },
+        accelerator: {
+            "is_available": lambda: True,
+            "current_accelerator": lambda: torch.device("cuda"),
+            "current_device_index": lambda: 0,
+            "set_device_index": lambda _: None,
+        },
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for place, names in changes.items():
+            for name, value in names.items():
+                patch.setattr(place, name, value)
+        yield
+
+
 @dataclass(frozen=True, slots=True)
 class FakeCuda:
     """The fake, loaded into this process. It has two devices; device 0 has an active context."""
@@ -139,6 +192,14 @@ class FakeCuda:
     def refuse_registration(self, *, above_bytes: int = 0) -> None:
         """Refuse registrations, as out of memory, that would raise the registered bytes above this limit."""
         self.set(limit_bytes=above_bytes)
+
+    def allocate(self) -> None:
+        """Allocate pinned memory as torch does, which breaks a capture unless the thread has relaxed its mode."""
+        self._loaded.fake_cuda_allocate()
+
+    def is_registered(self, address: int) -> bool:
+        """Return whether a byte is registered."""
+        return bool(self._loaded.fake_cuda_is_registered(ctypes.c_void_p(address)))
 
     def registered_bytes(self) -> int:
         """Return the number of registered bytes."""

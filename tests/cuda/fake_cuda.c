@@ -177,6 +177,21 @@ static int find_device(int device) { return device >= 0 && device < N(DEVICES) ?
 
 static int in_context(void) { return depth > 0 || base ? SUCCESS : INVALID_CONTEXT; }
 
+/* What torch does for pinned memory of its own: a potentially unsafe call. */
+void fake_cuda_allocate(void) {
+    pthread_mutex_lock(&lock);
+    unsafe();
+    pthread_mutex_unlock(&lock);
+}
+
+int fake_cuda_is_registered(const char *at) {
+    int found = 0;
+    pthread_mutex_lock(&lock);
+    for (long i = 0; i < N(REGISTERED_RANGES); i++) found |= ranges[i].from <= at && at < ranges[i].from + ranges[i].bytes;
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
 static int register_range(char *from, size_t bytes) {
     long count = N(REGISTERED_RANGES);
     for (long i = 0; i < count; i++)

@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 from numapin.data import opening as device
-from numapin.data.quarantine import no_capture, watch_captures
+from numapin.data.quarantine import capture_lock, is_capturing, watch_captures

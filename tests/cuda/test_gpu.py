@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.cuda.seam import CudaRefused, Driver, cuda
-from tests.cuda.seam_torch import no_capture, watch_captures
+from tests.cuda.seam_torch import capture_lock, is_capturing, watch_captures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,8 +163,8 @@ def test_a_capture_goes_through_beside_us(driver: Driver, memory: np.ndarray[Any
     def meddle() -> bool:
         driver.register(0, memory.ctypes.data, memory.nbytes)
         driver.unregister(0, memory.ctypes.data)
-        with driver.relaxed_capture(), no_capture() as free:
-            return driver.has_passed(event) and not free
+        with driver.relaxed_capture(), capture_lock:
+            return driver.has_passed(event) and is_capturing()
 
     with torch.cuda.graph(graph):
         ones.mul_(2)
@@ -172,14 +172,14 @@ def test_a_capture_goes_through_beside_us(driver: Driver, memory: np.ndarray[Any
         assert meddle()
     graph.replay()
     assert int(ones.sum()) == 16
-    with no_capture() as free:
-        assert free
+    with capture_lock:
+        assert not is_capturing()
         driver.recycle(driver.record(0))
 
 
 @pytest.mark.parametrize("call", ["driver.record(0)", "driver.has_passed(event)"])
 def test_what_breaks_a_capture(call: str) -> None:
-    """A record, which `no_capture` prevents, and a query by a thread that is not relaxed invalidate a capture."""
+    """A record, which `capture_lock` prevents, and a query by a thread that is not relaxed invalidate a capture."""
     code = BREAK_A_CAPTURE.format(call=call)
     run = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True

@@ -35,7 +35,8 @@ def take_over(slots: HandedDown, outbox: Channel) -> None:
     paths = [path for path in Path("/proc/self/fd").iterdir() if path.exists()]
     num_open = sum("numapin-slot" in str(path.readlink()) for path in paths)
     outbox.number = 7
-    outbox.send(f"{list(mapped)} {bytes(mapped[7].tolist()).decode()}, {num_open} open".encode())
+    memory, _populated = mapped[7]
+    outbox.send(f"{list(mapped)} {bytes(memory.tolist()).decode()}, {num_open} open".encode())
 
 
 def in_forked_child(check: Callable[[], bool]) -> bool:

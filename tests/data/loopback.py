@@ -110,8 +110,8 @@ class Loopback:
     def send(self, batch: object, worker: int = 0) -> Parcel:
         """Return the parcel of a batch, as the rank has it."""
         head, body = self.post(batch, worker)
-        view, is_pinned = self.pool.lend(head)
-        return Parcel(head, body, view, is_pinned=is_pinned)
+        view, slot = self.pool.lend(head)
+        return Parcel(head, body, view, slot)
 
     def settle(self) -> None:
         """Wait until no slot is being checked and pinned."""

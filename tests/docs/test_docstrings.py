@@ -37,7 +37,7 @@ RECORDS = (
 )
 METHODS = (
     *(numapin.Topology.from_json, numapin.Topology.find_gpu, numapin.Topology.restrict, numapin.Node.distance_to),
-    *(numapin.Gpu.goes_by, numapin.Plan.from_json, numapin.Plan.require_exact, numapin.RankPlan.require_exact),
+    *(numapin.Plan.from_json, numapin.Plan.require_exact, numapin.RankPlan.require_exact),
 )
 
 

@@ -61,7 +61,7 @@ def train(method: str) -> None:
 def capture(guard: str) -> None:
     """Capture a CUDA graph while released slots wait, with numapin's guard or without it; print "whole" or "broken"."""
     if guard == "unguarded":
-        vars(quarantine)["no_capture"] = lambda: nullcontext(True)  # "no capture is in progress"
+        vars(quarantine)["is_capturing"] = lambda: False
     loader: Any = numapin.DataLoader(Filled(), BATCH, num_workers=2, pin_memory=True)
     iterator, _ = warmed(loader)
     held, ones, graph = [next(iterator) for _ in range(3)], torch.ones(8, device="cuda"), torch.cuda.CUDAGraph()

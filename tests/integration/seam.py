@@ -10,7 +10,7 @@ from numapin.base.files import write_text_to
 from numapin.base.records import read_record, to_json
 from numapin.base.text import printable
 from numapin.bench import process
-from numapin.bench.loader import CASES, PEERS
+from numapin.bench.loader import CASES
 from numapin.cli import verify
 from numapin.cli.entry import main
 from numapin.cli.main import _COMMANDS, numapin
@@ -25,13 +25,13 @@ from numapin.launcher.run_folder import run_directory
 from numapin.launcher.store_server import listen
 from numapin.rank import become, handover, hook_env
 from numapin.rank.handover import write_json
-from numapin.rank.hook_env import environment, steps_environment
+from numapin.rank.hook_env import steps_environment
 from numapin.rank.shim import CODE
 from numapin.spawning import call as spawn_call
 from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome
 from numapin.spawning.ranks import RankProcess, results_of
-from numapin.steps import recorder as hook
 from numapin.steps.job import MOST_BYTES, NO_STEP, RankFiles, RunOutput
+from numapin.steps.meter import find_place
 from numapin.steps.record import SCHEMA, Phase, RankSteps, StepSettings, StepUnit
 from numapin.system import proc
 from numapin.system.cuda import CudaRefused, Driver

@@ -34,7 +34,7 @@ end.set()
 # Like a rank whose loop over numapin.DataLoader makes 50 steps/s and waits half of the time.
 STEPPING_JOB = """
 import os, sys, time
-from numapin.data.loop_times import totals_of
+from numapin.steps.totals import totals_of
 loops = totals_of(os.getpid())
 open(sys.argv[1] + os.environ["LOCAL_RANK"], "w").close()
 while not os.path.exists(sys.argv[2]):

@@ -99,13 +99,17 @@ class TestBind:
     """Threads of a process on two CPUs, which starts threads all the time."""
 
     def test_bound_and_undone(self) -> None:
-        """All threads and children get the rank's CPU, later ones inherit it; the printed commands undo it."""
+        """All threads and children get the rank's CPU, later ones inherit it; the printed commands undo it.
+
+        The CPUs that this command was started on do not limit the processes; its cpuset does.
+        """
+        bound = ("taskset", "-c", str(CPUS[0]), *NUMAPIN, "attach")
         with _worker(**RANK) as worker:
             pid = str(worker.pid)
             dry = _attach("--pid", pid, *EXCLUSIVE, "--dry-run", "--json")
             assert (dry.status, worker.cpus(), json.loads(dry.out)["undo"]) == (0, {ALL}, []), dry.err
-            done = _attach("--pid", pid, *EXCLUSIVE, "--strict")
-            assert (done.status, worker.cpus()) == (0, {SECOND}), done.err
+            done = call(*bound, "--pid", pid, *EXCLUSIVE, "--strict")
+            assert (done.status, worker.cpus(), done.err) == (0, {SECOND}, "")
             assert "cannot be changed" in done.out
             _, _, commands = done.out.partition("undo with (")
             again = _attach("--pid", pid)
@@ -116,6 +120,8 @@ class TestBind:
             assert _attach("--pid", pid, *EXCLUSIVE).status == 0
             worker.start_more()
             assert worker.cpus() == {SECOND}
+            wide = call(*bound, "--pid", pid, "--widen", "--strict")
+            assert (wide.status, worker.cpus(), wide.err) == (0, {ALL}, "")
 
     def test_without_children(self) -> None:
         """With --no-children only the process itself is bound; --widen binds narrower threads, too."""
@@ -127,30 +133,15 @@ class TestBind:
             wide = _attach("--pid", str(worker.pid), "--widen")
             assert (wide.status, worker.cpus()) == (0, {ALL}), wide.err
 
-    def test_started_on_fewer_cpus(self) -> None:
-        """The CPUs that this command was started on do not limit the processes; its cpuset does."""
-        bound = ("taskset", "-c", str(CPUS[0]), *NUMAPIN, "attach")
-        with _worker(**RANK) as worker:
-            done = call(*bound, "--pid", str(worker.pid), *EXCLUSIVE, "--strict")
-            assert (done.status, worker.cpus(), done.err) == (0, {SECOND}, "")
-            wide = call(*bound, "--pid", str(worker.pid), "--widen", "--strict")
-            assert (wide.status, worker.cpus(), wide.err) == (0, {ALL}, "")
-
-    def test_start_up_without_torch(self) -> None:
-        """A whole command does not import torch."""
-        with _worker(**RANK) as worker:
-            options = ["attach", "--pid", str(worker.pid), *EXCLUSIVE, "--migrate"]
-            code = f"import sys; from numapin.cli.main import numapin; numapin({options!r}, standalone_mode=False)"
-            done = call(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)")
-        assert done.status == 0, done.err
-
     def test_launcher(self) -> None:
-        """The process id of a launcher stands for the ranks below it."""
+        """The process id of a launcher stands for the ranks below it; the whole command does not import torch."""
         code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WORK!r}], env={{'LOCAL_RANK': '1'}})"
         with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
             assert launcher.stdout
             child = int(launcher.stdout.readline())
-            done = _attach("--pid", str(launcher.pid), *EXCLUSIVE, "--json")
+            options = ["attach", "--pid", str(launcher.pid), *EXCLUSIVE, "--migrate", "--json"]
+            run = f"import sys; from numapin.cli.main import numapin; numapin({options!r}, standalone_mode=False)"
+            done = call(sys.executable, "-c", f"{run}; sys.exit('torch' in sys.modules)")
             rank = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])
             assert done.status == 0, done.err
             assert [each["pid"] for each in json.loads(done.out)["ranks"]] == [rank]

@@ -1,14 +1,19 @@
-"""`numapin bench loader` as users run it, also without a GPU."""
+"""`numapin bench` as users run it on a machine without a GPU."""
 
 from __future__ import annotations
 
 import json
+import os
+import pty
+import signal
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.launching import forked_bench
-from tests.integration.seam import CASES, PEERS
+from tests.integration.launching import NUMAPIN, environment, forked_bench
+from tests.integration.seam import CASES, proc
+from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +47,22 @@ def test_transport(tmp_path: Path) -> None:
     assert ours["details"][0]["stats"]["hits"] > 0
 
 
+def test_alloc() -> None:
+    """The report has the cases that can be measured here; others are skipped with a reason."""
+    options = ("--sizes", "4K,1M", "--repeats", "2", "--samples", "2")
+    done = forked_bench("alloc", *options, "--json", CUDA_VISIBLE_DEVICES="")
+    assert done.status == 0, done.err
+    report = json.loads(done.out)
+    assert report["benchmark"] == "alloc"
+    small, large, skipped = report["cases"]
+    assert (small["num_bytes"], large["num_bytes"], small["group"]) == (4096, 1 << 20, "alloc")
+    assert skipped["skipped"].startswith("torch ")
+    assert "pinned-cold" in skipped["about"]
+    fresh = next(peer for peer in large["peers"] if peer["name"] == "fresh")
+    assert len(fresh["figures"]["touch_us"]["values"]) == 2
+    assert fresh["figures"]["touch_us"]["low"] > fresh["figures"]["again_us"]["low"]  # 256 page faults
+
+
 def test_table_and_what_was_skipped() -> None:
     """Without a GPU the table shows the case that runs; the reason why the other does not and the verdict come last."""
     done = forked_bench("loader", "--cases", "38MB,transport", "--peers", "torch", "--quick", CUDA_VISIBLE_DEVICES="")
@@ -53,27 +74,56 @@ def test_table_and_what_was_skipped() -> None:
     assert lines[-1].endswith("cannot tell: numapin-device and torch were not both measured")
 
 
-def test_nothing_to_measure() -> None:
-    """If no case can run, the status is 1, with the reason and the benchmarks that would run."""
-    done = forked_bench("loader", "--cases", "38MB", "--peers", "torch", CUDA_VISIBLE_DEVICES="")
+@pytest.mark.parametrize("words", ["transfer", "overlap", "loader --cases 38MB --peers torch"])
+def test_without_a_gpu_nothing_is_measured(words: str, tmp_path: Path) -> None:
+    """The status is 1, with the reason and the benchmarks that would run; the report is still written."""
+    path = tmp_path / "report.json"
+    done = forked_bench(*words.split(), "--quick", "--output", str(path), CUDA_VISIBLE_DEVICES="")
     assert done.status == 1
     assert "nothing was measured: torch" in done.err
-    assert "--cases transport" in done.err
+    assert "numapin bench alloc, bench loader --cases transport" in done.err
+    report = json.loads(path.read_text())
+    assert all(case["skipped"] for case in report["cases"])
+    assert report["settings"]["repeats"] == 1
 
 
-@pytest.mark.parametrize(("option", "known"), [("--cases", CASES), ("--peers", PEERS)])
-def test_unknown_names(option: str, known: dict[str, object]) -> None:
-    """An unknown case or peer is a usage error that lists the known ones."""
-    done = forked_bench("loader", option, "torhc")
-    assert done.status == 2
-    message = " ".join(done.err.split())
-    assert "'torhc' is not one of" in message
-    assert all(name in message for name in known)
-
-
-def test_a_file_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
-    """The error comes before anything is measured."""
-    path = str(tmp_path / "nowhere" / "loader.json")
-    done = forked_bench("loader", "--cases", "transport", "--timeout", "1", "--output", path)
+def test_a_file_that_cannot_be_written_is_reported_at_once(tmp_path: Path) -> None:
+    """The error comes before measuring and names the option; links are followed."""
+    path = tmp_path / "link"
+    path.symlink_to("nowhere/file")
+    done = forked_bench("alloc", "--quick", "--timeout", "1", "--output", str(path))
     assert done.status == 2
     assert f"{path} cannot be written" in done.err
+    assert "--output" in done.err
+
+
+def test_a_signal_keeps_what_was_measured(tmp_path: Path) -> None:
+    """Table and JSON are marked as partial, the status is the signal's, and the workers have ended.
+
+    Until then, stderr shows the progress and the time that is left, if it is a terminal.
+    """
+    report = tmp_path / "alloc.json"
+    options = ("--sizes", "4K", "--samples", "1", "--repeats", "1000000", "--output", str(report))
+    master, slave = pty.openpty()
+    with subprocess.Popen(
+        [*NUMAPIN, "bench", "alloc", *options], stdout=subprocess.PIPE, stderr=slave, env=environment()
+    ) as bench:
+        os.close(slave)
+        seen = b""
+        while b"repeat 3 " not in seen:
+            seen += os.read(master, 1 << 16)
+        workers = wait_until(lambda: proc.descendants(bench.pid, proc.children_of()), limit_s=60)
+        assert workers
+        bench.send_signal(signal.SIGINT)
+        out = bench.communicate()[0].decode()
+    seen += os.read(master, 1 << 20)
+    os.close(master)
+    assert bench.returncode == -signal.SIGINT
+    assert wait_until(lambda: all(map(gone, workers)), limit_s=60)
+    assert "partial" in out
+    assert "reuse memory: " in out.splitlines()[-1]
+    written = json.loads(report.read_text())
+    assert written["is_complete"] is False
+    assert written["verdict"]["text"] == out.splitlines()[-1]
+    assert b" left" in seen
+    assert b"stopped by SIGINT; the report covers" in seen

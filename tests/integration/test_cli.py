@@ -15,9 +15,6 @@ import pytest
 
 from numapin import Topology
 from tests.integration.launching import NUMAPIN, call, environment, forked, numapin
-from tests.machines.described import describe
-from tests.machines.roots import load
-from tests.pictures import golden_machine
 from tests.terminals import on_terminal
 
 if TYPE_CHECKING:
@@ -177,37 +174,6 @@ class TestPlan:
         (*_, last) = forked("plan", "--format", "env", cwd=None, **environment).out.splitlines()
         assert "CUDA_VISIBLE_DEVICES" not in last
 
-    def test_env_lines_name_nics(self, dgx: str) -> None:
-        """--nic-env adds the variables of UCX and NVSHMEM."""
-        (*_, last) = forked("plan", "--machine", dgx, "--format", "env", "--nic-env", "nvshmem,ucx").out.splitlines()
-        assert last.endswith(" NVSHMEM_ENABLE_NIC_PE_MAPPING=1 NVSHMEM_HCA_LIST=mlx5_6:1 UCX_NET_DEVICES=mlx5_6:1")
-
-    @pytest.mark.parametrize(("strict", "status"), [((), 0), (("--strict",), 5)])
-    def test_no_nic_to_name(self, strict: tuple[str, ...], status: int, tmp_path: Path) -> None:
-        """Without a NIC, --nic-env is explained once below the table, or in JSON's warning, and fails with --strict."""
-        machine = tmp_path / "machine.json"
-        machine.write_text(json.dumps(golden_machine("2pkg-2node-smt2-8gpu-h100").to_json()))
-        options = ("plan", "--machine", str(machine), "--nic-env", "ucx", *strict)
-        done, as_json = forked(*options), forked(*options, "--json")
-        assert (done.status, (done.out + done.err).count("--nic-env ucx sets nothing")) == (status, 1 + bool(strict))
-        assert (as_json.status, as_json.err.count("warning: ranks 0-7: --nic-env ucx sets nothing")) == (status, 1)
-
-    @pytest.mark.parametrize(
-        ("name", "kind"),
-        [
-            ("1pkg-4node-smt2-8amd", "hwloc"),
-            ("2pkg-2node-smt2-8gpu-a100", "nccl"),
-            ("3node-memory-first-2gpu", "hwloc"),
-        ],
-    )
-    def test_strict_refuses_what_a_file_leaves_open(self, tmp_path: Path, name: str, kind: str) -> None:
-        """The order of AMD's GPUs, threads of cores, and whose CPUs they are: status 5, with the reason."""
-        path = tmp_path / "machine.xml"
-        path.write_text(describe(load(name), kind))
-        done = forked("plan", "--machine", str(path), "--strict")
-        assert (done.status, "--strict: rank 0 cannot be bound exactly" in done.err) == (5, True), done.err
-        assert forked("plan", "--machine", str(path)).status == 0
-
 
 def test_a_host_without_gpus(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     """`run --gpus 0` names the command that says why there is no GPU, not --nproc-per-node 0."""
@@ -238,7 +204,10 @@ def test_a_folder_that_python_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["plan", "topo", "topo --format matrix"])
 def test_no_trailing_blanks(dgx: str, command: str) -> None:
-    """Lines copied from a terminal end with their text, in color, too, and none is wider than the terminal."""
+    """Lines end with their text, in a terminal's colors, too, where none is too wide; files get no escape codes."""
+    in_file = forked(*command.split(), "--machine", dgx)
+    assert (in_file.status, "\x1b" in in_file.out + in_file.err) == (0, False)
+    assert not [line for line in in_file.out.splitlines() if line != line.rstrip()]
     done = on_terminal([*NUMAPIN, *command.split(), "--machine", dgx], {"TERM": "xterm-256color", "COLUMNS": "100"})
     assert done.status == 0
     assert b"\x1b[" in done.raw
@@ -299,40 +268,6 @@ class TestWarningsOfRun:
         (tmp_path / "t.py").touch()
         done = forked("run", "--dry-run", "--quiet", "--strict", "t.py", cwd=tmp_path, OMP_PROC_BIND="false")
         assert (done.status, "OMP_PROC_BIND" in done.err) == (0, False)
-
-
-class TestHelp:
-    """`numapin help`."""
-
-    @pytest.mark.parametrize("name", ["", "run", "topo", "bench"])
-    def test_help_is_a_command(self, name: str) -> None:
-        """`numapin help run` is `numapin run --help`."""
-        asked, usual = forked("help", *name.split()), forked(*name.split(), "--help")
-        assert (asked.status, asked.out, asked.err) == (0, usual.out, "")
-
-
-class TestBuiltInMachines:
-    """Built-in machines, --machine example:NAME."""
-
-    def test_topo_lists_them(self) -> None:
-        """Without a name all machines are listed with their titles, and each of them can be typed."""
-        done = forked("topo", "--machine", "example:")
-        assert (done.status, done.err) == (0, "")
-        names = [line.split()[0] for line in done.out.splitlines()]
-        assert names == [f"example:{name}" for name in ("dgx-a100", "dgx-h100", "gb200", "ndv4", "p4d")]
-        assert "DGX A100: 8 nodes with CPUs, 256 CPUs, 8 GPUs" in done.out
-
-    def test_jobs_are_written_for_them(self) -> None:
-        """A job script has as many GPUs per host as the machine."""
-        assert "--gpus-per-node=8" in forked("job", "slurm", "--machine", "example:p4d", "train.py").out
-
-
-def test_plain_text_in_files(dgx: str) -> None:
-    """Output that is not for a terminal has no escape codes, and no blanks at the ends of lines."""
-    for command in (["topo"], ["plan"], ["topo", "--format", "matrix"]):
-        done = forked(*command, "--machine", dgx)
-        assert (done.status, "\x1b" in done.out + done.err) == (0, False)
-        assert not [line for line in done.out.splitlines() if line != line.rstrip()]
 
 
 def test_a_broken_driver_is_told(fake_nvml: FakeNvml, tmp_path: Path) -> None:

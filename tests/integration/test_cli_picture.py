@@ -49,15 +49,6 @@ def test_a_device_or_link_stays_what_it_is(dgx: str, tmp_path: Path) -> None:
     assert (link.is_symlink(), target.read_text()[:4], device.is_char_device()) == (True, "<?xm", True)
 
 
-def test_tree_with_the_ranks(dgx: str) -> None:
-    """The tree shows ranks at nodes and GPUs with --plan only."""
-    lines = numapin("topo", "--machine", dgx, "--plan").out.splitlines()
-    assert any("node 3  ranks 0-1, " in line for line in lines)
-    assert any("gpu2  rank 2, " in line for line in lines)
-    assert not any("node 0  rank" in line for line in lines)
-    assert "rank" not in numapin("topo", "--machine", dgx).out
-
-
 @pytest.mark.parametrize(
     ("command", "second"), [(["plan", "--format", "env"], "LOCAL_RANK=1"), (["topo", "--plan"], "gpu1  rank 1")]
 )
@@ -73,14 +64,6 @@ def test_gpus_that_no_driver_tells_of(command: list[str], second: str, tmp_path:
     here, captured = call(sys.executable, "-c", code), numapin(*command, "--root", str(root))
     assert (here.status, captured.status) == (0, 0), here.err + captured.err
     assert (second in captured.out, second in here.out, second.replace("1", "0") in here.out) == (True, False, True)
-
-
-def test_a_saved_plan(dgx: str, tmp_path: Path) -> None:
-    """--plan FILE shows that plan, with any options that made it."""
-    plan = tmp_path / "plan.json"
-    plan.write_text(numapin("plan", "--machine", dgx, "--json", "--nproc-per-node", "2", "--bind", "exclusive").out)
-    done = numapin("topo", "--machine", dgx, "--format", "svg", "--plan", str(plan))
-    assert "2 ranks, bind exclusive" in done.out
 
 
 def test_the_plan_of_a_run(tmp_path: Path) -> None:
@@ -129,13 +112,3 @@ def test_open_without_a_browser(dgx: str, tmp_path: Path) -> None:
     assert done.status == 1
     assert f"no browser to open {done.out.strip()}" in done.err
     assert Path(done.out.strip()).exists()
-
-
-def test_a_plan_of_another_machine(dgx: str, tmp_path: Path) -> None:
-    """A plan for CPUs or GPUs that this machine lacks gives status 2 and names them."""
-    plan, other = tmp_path / "plan.json", tmp_path / "other.json"
-    plan.write_text(numapin("plan", "--machine", dgx, "--json").out)
-    other.write_text(json.dumps(golden_machine("1node-16cpu-1gpu-vm").to_json()))
-    done = numapin("topo", "--machine", str(other), "--plan", str(plan))
-    assert done.status == 2
-    assert "the plan is of another machine: rank 0 has CPUs 48-63,176-191" in done.err

@@ -24,7 +24,7 @@ from tests.integration.seam import (
     RunOutput,
     StepSettings,
     StepUnit,
-    hook,
+    find_place,
     own_command,
     run_job,
     to_json,
@@ -106,7 +106,7 @@ def test_a_loop_may_move_to_another_thread(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_measured_is_said(tmp_path: Path, program: str, words: str) -> None:
     """A hook that fails ends the run at once; an optimizer that never steps, and too few steps, are named."""
-    result = measured(tmp_path, program, timeout_s=10 if "Optimizer()" in program else 10_000)  # the test has 300
+    result = measured(tmp_path, program, timeout_s=5 if "Optimizer()" in program else 10_000)  # the test has 300
     assert words in (result.failure or "")
 
 
@@ -123,17 +123,18 @@ def test_a_fork_while_a_step_is_counted_does_not_hang() -> None:
 import os, signal, threading, types
 from numapin.steps import recorder as hook
 class Optimizer: pass
-hook.attach(types.SimpleNamespace(register_optimizer_step_post_hook=lambda _: None, Optimizer=Optimizer))
-hook._Counted.meter = "this process is measured"
+hook.attach(types.SimpleNamespace(__name__="optimizer", register_optimizer_step_post_hook=print, Optimizer=Optimizer))
+recording = hook.Recording(hook.StepListener, print, hook.StepListener())  # this process is measured
+hook.recordings.append(recording)
 held, done = threading.Event(), threading.Event()
 def count():
-    with hook._Counted.lock: held.set(); done.wait()
+    with recording.lock: held.set(); done.wait()
 threading.Thread(target=count).start()
 held.wait()
 pid = os.fork()
 if not pid:
     signal.alarm(20)
-    hook._count(lambda meter: os._exit(1))
+    recording.count(lambda meter: os._exit(1))
     os._exit(0)
 status = os.waitpid(pid, 0)[1]
 done.set()
@@ -150,7 +151,7 @@ def test_ranks_that_a_script_starts_by_itself_have_the_process_groups_numbers(mo
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(sys.modules, "torch.distributed", group)
-    assert hook._place()[:3] == (3, 3, 4)
+    assert find_place()[:3] == (3, 3, 4)
 
 
 def test_output_stays_small_and_shows_its_end_without_secrets(tmp_path: Path) -> None:

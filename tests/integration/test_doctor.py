@@ -74,24 +74,19 @@ def test_seccomp() -> None:
     assert finding["remedy"].startswith("docker run ")
 
 
-def test_environment() -> None:
-    """Variables of the user's shell are reported, because ranks would inherit them."""
-    _, _, found = _report(OMP_PROC_BIND="spread", NCCL_IGNORE_CPU_AFFINITY="1")
-    assert found["openmp-affinity"]["remedy"] == "unset OMP_PROC_BIND"
-    assert found["nccl-affinity"]["severity"] == "warning"
-
-
 class TestDriver:
     """A fake NVML that the real pynvml loads."""
 
     def test_gpus(self, fake_nvml: fake.FakeNvml, tmp_path: Path) -> None:
-        """Persistence, links and models come from NVML."""
+        """Persistence, links and models come from NVML; variables of the shell count, which ranks would inherit."""
         environ = fake_nvml.environment(tmp_path, fake.render(GPUS))
-        _, _, found = _report(**environ)
+        _, _, found = _report(**environ, OMP_PROC_BIND="spread", NCCL_IGNORE_CPU_AFFINITY="1")
         assert found["persistence"]["what"] == "off for gpu0"
         assert found["pcie-link"]["what"].startswith("gpu0 runs at PCIe 1 x16 instead of PCIe 4 x16; idle")
         assert found["device-order"]["severity"] == "warning"
         assert found["driver"]["what"].startswith("580.159.04, kernel module ")
+        assert found["openmp-affinity"]["remedy"] == "unset OMP_PROC_BIND"
+        assert found["nccl-affinity"]["severity"] == "warning"
 
     def test_a_driver_that_does_not_match(self, fake_nvml: fake.FakeNvml, tmp_path: Path) -> None:
         """It is an error with status 1, reported once."""

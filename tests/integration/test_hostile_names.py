@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+import numapin
 from numapin import Nic, Request, discover, make_plan
-from tests.integration.launching import NUMAPIN, environment, numapin
+from tests.integration.launching import NUMAPIN, environment
+from tests.integration.launching import numapin as run_numapin
 from tests.integration.seam import NicKind, run_directory, write_json
 from tests.jobs.cases import HOSTILE_ARGUMENTS
 from tests.pictures import golden_machine
@@ -29,7 +31,7 @@ from tests.terminals import FORGED, HOSTILE, Shown, on_terminal
 from tests.trace.made import loop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numapin import Plan
 
@@ -39,6 +41,7 @@ FILE = HOSTILE.replace("/", "|")[:60] + f"\n{FORGED}"
 """A name that a file can have."""
 NOT_TEXT = os.fsdecode(b"\xff\x9b2J")
 
+_COMMAND_FILES = {path.name for path in Path(numapin.__file__).with_name("cli").iterdir()}
 _ARGUMENTS = (HOSTILE, NOT_TEXT, *HOSTILE_ARGUMENTS)
 _FAILING = "import sys; print(sys.argv[1:]) if sys.argv[1:] else sys.exit(3)\n"
 # Becomes a rank whose name is not even valid text: it has a thread, and waits for the end of its standard input.
@@ -56,12 +59,40 @@ end.set()
 """
 
 
-def shown(*arguments: str, **changes: str) -> Shown:
-    """Run numapin on a terminal; fail if it shows anything harmful or crashes."""
-    done = on_terminal([*NUMAPIN, *arguments], changes)
-    assert done.problems() == [], done.raw
-    assert "Traceback" not in done.text
-    return done
+# Runs each command line in its own process, forked from one that has done the slow imports.
+_EACH = """
+import json, os, sys
+from importlib import import_module
+from numapin.cli.main import main
+for name in sys.argv[2:]:
+    import_module(name)
+for line in json.loads(sys.argv[1]):
+    if os.fork() == 0:
+        sys.argv = ["numapin", *line]
+        main()
+    print(f"END {os.waitstatus_to_exitcode(os.wait()[1])}", flush=True)
+"""
+
+
+def each(*lines: Sequence[str], cwd: Path | None = None, **changes: str) -> list[Shown]:
+    """Run numapin with each of these command lines on one terminal."""
+    modules = sorted({f"numapin.cli.{line[0]}" for line in lines if f"{line[0]}.py" in _COMMAND_FILES})
+    if "numapin.cli.run" in modules:
+        modules.append("numapin.launcher.hosts")
+    command = [sys.executable, "-c", _EACH, json.dumps(lines), *modules]
+    done = on_terminal(command, changes, cwd=cwd)
+    *parts, rest = re.split(rb"END (\d+)\r\n", done.raw)
+    assert (done.status, rest) == (0, b""), done.raw
+    return [Shown(status=int(status), raw=raw) for raw, status in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def shown(*lines: Sequence[str], **changes: str) -> list[Shown]:
+    """Run numapin with each line; fail if it shows anything harmful or crashes."""
+    found = each(*lines, **changes)
+    for line, done in zip(lines, found, strict=True):
+        assert done.problems() == [], (line, done.raw)
+        assert "Traceback" not in done.text
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -115,28 +146,29 @@ def test_the_check_sees_what_is_hostile(bad: str) -> None:
 
 def test_machine(folder: Path) -> None:
     """Tree, matrix and plan show the names' visible characters; JSON and saved files keep the exact value."""
-    machine = ("--machine", str(folder / FILE))
-    tree = shown("topo", *machine, "--plan", str(folder / "plan.json"))
-    matrix, planned = shown("topo", *machine, "--format", "matrix"), shown("plan", *machine)
-    for done in (tree, matrix, planned):
-        assert done.status == 0
+    machine, plan = ("--machine", str(folder / FILE)), ("--plan", str(folder / "plan.json"))
+    saved, page = folder / "saved.json", folder / "topo.html"
+    tree, matrix, planned, told, *_ = shown(
+        ("topo", *machine, *plan),
+        ("topo", *machine, "--format", "matrix"),
+        ("plan", *machine),
+        ("topo", *machine, "--json"),
+        ("plan", *machine, "--json"),
+        ("plan", *machine, "--format", "env"),
+        ("topo", *machine, "--save", str(saved)),
+        ("topo", *machine, "--format", "html", "--output", str(page), *plan),
+    )
+    assert (tree.status, matrix.status, planned.status) == (0, 0, 0)
     assert "]0;owned" in tree.text
     assert "]0;owned" in matrix.text
-    told = shown("topo", *machine, "--json")
     assert json.loads(told.text)["gpus"][0]["name"] == HOSTILE
-    shown("plan", *machine, "--json")
-    shown("plan", *machine, "--format", "env")
-    saved, page = folder / "saved.json", folder / "topo.html"
-    shown("topo", *machine, "--save", str(saved))
     assert json.loads(saved.read_text())["nics"][1]["name"] == f"é{HOSTILE}"
-    assert all(line.isprintable() for line in saved.read_text().split("\n"))
-    shown("topo", *machine, "--format", "html", "--output", str(page), "--plan", str(folder / "plan.json"))
-    assert all(line.isprintable() for line in page.read_text().split("\n"))
+    assert all(line.isprintable() for file in (saved, page) for line in file.read_text().split("\n"))
 
 
 def test_environment_lines_are_exact_in_a_file(folder: Path) -> None:
     """A shell that evaluates the output of `plan --format env` gets the exact name of the GPU."""
-    done = numapin("plan", "--machine", str(folder / FILE), "--format", "env")
+    done = run_numapin("plan", "--machine", str(folder / FILE), "--format", "env")
     line = next(line for line in done.out.splitlines() if "LOCAL_RANK=1" in line)
     code = "import os; print(os.environ['NUMAPIN_GPU'].encode())"
     told = subprocess.run(
@@ -148,12 +180,16 @@ def test_environment_lines_are_exact_in_a_file(folder: Path) -> None:
 def test_exec(folder: Path) -> None:
     """Warnings, the plan's reason and file, and an unknown command are printed as lines of visible characters."""
     plan, alone = ("--plan", str(folder / "own.json")), {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": ""}
-    done = shown("exec", *plan, "--verbose", "--", "true", **alone)
-    assert done.status == 0
+    done, missing, strict = shown(
+        ("exec", *plan, "--verbose", "--", "true"),
+        ("exec", *plan, "--", HOSTILE),
+        ("exec", *plan, "--strict", "--", "true"),
+        **alone,
+    )
+    assert (done.status, missing.status, strict.status) == (0, 127, 5)
     assert "rank 0: the reason: <b>a" in done.text
-    assert shown("exec", *plan, "--", HOSTILE, **alone).status == 127
-    assert shown("exec", "--verbose", "--", "true", LOCAL_RANK=HOSTILE, OMP_NUM_THREADS=HOSTILE).status in (0, 2)
-    assert shown("exec", *plan, "--strict", "--", "true", **alone).status == 5
+    (done,) = shown(("exec", "--verbose", "--", "true"), LOCAL_RANK=HOSTILE, OMP_NUM_THREADS=HOSTILE)
+    assert done.status in (0, 2)
 
 
 def test_doctor(folder: Path) -> None:
@@ -162,8 +198,10 @@ def test_doctor(folder: Path) -> None:
     for name in ("proc/sys/kernel/hostname", "sys/kernel/mm/transparent_hugepage/enabled", "proc/cmdline"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(HOSTILE)
-    shown("doctor", "--root", str(root))
-    shown("doctor", CUDA_VISIBLE_DEVICES=HOSTILE, OMP_PROC_BIND=HOSTILE, LD_PRELOAD_X=HOSTILE, NCCL_TOPO_FILE=HOSTILE)
+    shown(("doctor", "--root", str(root)))
+    shown(
+        ("doctor",), CUDA_VISIBLE_DEVICES=HOSTILE, OMP_PROC_BIND=HOSTILE, LD_PRELOAD_X=HOSTILE, NCCL_TOPO_FILE=HOSTILE
+    )
 
 
 # --- errors on the command line --------------------------------------------------------------------------------------
@@ -224,40 +262,13 @@ _WRONG_FOR_RUN: tuple[tuple[tuple[str, ...], str], ...] = (
     (("--bind", HOSTILE, "bad.json"), "--bind"),
     (("--max-restarts", HOSTILE, "bad.json"), "--max-restarts is "),
 )
-_COMMANDS = [
-    f"numapin.cli.{name}"
-    for name in ("attach", "bench", "compare", "doctor", "exec", "job", "plan", "top", "topo", "trace", "verify")
-]
-# Runs each command line in its own process, forked from one that has done the slow imports.
-_EACH = """
-import json, os, sys
-from importlib import import_module
-from numapin.cli.main import main
-for name in sys.argv[2:]:
-    import_module(name)
-for line in json.load(open(sys.argv[1])):
-    if os.fork() == 0:
-        sys.argv = ["numapin", *line]
-        main()
-    print(f"END {os.waitstatus_to_exitcode(os.wait()[1])}", flush=True)
-"""
-
-
-def _each(lines: list[tuple[str, ...]], folder: Path, *imports: str) -> list[Shown]:
-    """Run numapin with each of these command lines on one terminal."""
-    file = folder / "lines.json"
-    file.write_text(json.dumps(lines))
-    command = [sys.executable, "-c", _EACH, str(file), *imports]
-    done = on_terminal(command, {"NUMAPIN_RUN_DIR": str(folder), "LOGLEVEL": "INFO"}, cwd=folder)
-    *parts, rest = re.split(rb"END (\d+)\r\n", done.raw)
-    assert (done.status, rest) == (0, b"")
-    return [Shown(status=int(status), raw=raw) for raw, status in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def test_command_lines(folder: Path) -> None:
     """Messages that quote the command line, click's or numapin's, have visible characters only."""
     lines = [*_WRONG, ("bench", "--help")]
-    for line, done in zip(lines, _each(lines, folder, *_COMMANDS), strict=True):
+    found = each(*lines, cwd=folder, NUMAPIN_RUN_DIR=str(folder), LOGLEVEL="INFO")
+    for line, done in zip(lines, found, strict=True):
         assert done.problems() == [], line
         assert (done.status == 0) == ("--help" in line), done.text
         assert "Traceback" not in done.text
@@ -303,23 +314,26 @@ def test_running_job(folder: Path) -> None:
         pid = stack.enter_context(_process(**variables))
         run = stack.enter_context(_run(base, FILE, pid, plan))
         there = {"NUMAPIN_RUN_DIR": str(base)}
-        verified = shown("verify", **there)
+        verified, told, attached, once, *_ = shown(
+            ("verify",),
+            ("verify", "--json", str(run)),
+            ("attach", "--job", str(run)),
+            ("top", "--once", "--interval", "0.1"),
+            ("verify", "--pid", str(pid)),
+            ("attach", "--pid", str(pid)),
+            ("top", "--once", "--json", "--interval", "0.1", str(run)),
+            **there,
+        )
         assert verified.status == (1 if len(allowed) > 1 else 0)
         assert "�]0;o�" in verified.text or len(allowed) == 1
-        told = shown("verify", "--json", str(run))
         assert json.loads(told.text)["ranks"][0]["applied"] == {HOSTILE: HOSTILE}
-        shown("verify", "--pid", str(pid))
-        attached = shown("attach", "--job", str(run))
-        assert (attached.status, "�]0;o�" in attached.text) == (0, True)
-        shown("attach", "--pid", str(pid))
-        assert shown("top", "--once", "--interval", "0.1", **there).status == 0
-        shown("top", "--once", "--json", "--interval", "0.1", str(run))
+        assert (attached.status, "�]0;o�" in attached.text, once.status) == (0, True, 0)
         interrupted = ("timeout", "--foreground", "--preserve-status", "--signal=INT", "5")
         live = on_terminal([*interrupted, *NUMAPIN, "top", "--interval", "0.1", str(run)])
         assert "swap:" in live.text
         assert (live.status, live.problems(live=True)) == (0, [])
         stack.enter_context(_run(base, FILE, pid, plan))
-        both = shown("verify", **there)
+        (both,) = shown(("verify",), **there)
         assert both.status == 2
         assert both.text.count("numapin $'<b>a\\e[38;5;196mr\\e]0;owned") == 2
 
@@ -336,13 +350,8 @@ def of_run(folder: Path) -> dict[str, Shown]:
         "dry": ("run", "--nproc-per-node", "1", "--dry-run", f"{FILE}.py", *_ARGUMENTS),
         "fails": ("run", *options, f"{FILE}.py"),
     }
-    return dict(
-        zip(
-            lines,
-            _each(list(lines.values()), folder, "numapin.launcher.options", "numapin.launcher.hosts"),
-            strict=True,
-        )
-    )
+    found = each(*lines.values(), cwd=folder, NUMAPIN_RUN_DIR=str(folder), LOGLEVEL="INFO")
+    return dict(zip(lines, found, strict=True))
 
 
 @pytest.mark.parametrize("says", [says for _, says in _WRONG_FOR_RUN])
@@ -371,26 +380,22 @@ def test_dry_run_is_exact_in_a_file(of_run: dict[str, Shown], folder: Path) -> N
     assert told.stdout.decode() == f"{list(_ARGUMENTS)}\n"
 
 
-@pytest.mark.parametrize("engine", ["slurm", "mpi", "pbs", "lsf", "kubernetes"])
-def test_job(engine: str, folder: Path) -> None:
+def test_job(folder: Path) -> None:
     """Scripts and manifests have visible characters only, on a terminal and in a file, and keep the exact arguments."""
-    pod = (
-        ("--container", "a/b:c", "--cpus-per-task", "2", "--mem-per-node", "1G")
-        if engine == "kubernetes"
-        else ("--cpus-per-task", "2")
-    )
-    options = ("--nodes", "2", "--gpus-per-node", "1", *pod, f"./{FILE}.py", HOSTILE, *HOSTILE_ARGUMENTS)
-    file = folder / f"{engine}{FILE}"
-    on_screen = shown("job", engine, *options)
-    assert on_screen.status == 0
-    assert shown("job", engine, "--output", str(file), *options).status == 0
-    text = file.read_text()
-    assert all(line.isprintable() for line in text.split("\n"))
-    assert on_screen.text.replace("\r\n", "\n") == text
-    if engine == "kubernetes":
-        *_, job = yaml.safe_load_all(text)
-        words = job["spec"]["template"]["spec"]["containers"][0]["args"]
-        assert HOSTILE in words
+    engines = ("slurm", "mpi", "pbs", "lsf", "kubernetes")
+    files, lines = [folder / f"{engine}{FILE}" for engine in engines], []
+    for engine, file in zip(engines, files, strict=True):
+        pod = ("--container", "a/b:c", "--mem-per-node", "1G") if engine == "kubernetes" else ()
+        options = ("--nodes", "2", "--gpus-per-node", "1", "--cpus-per-task", "2", *pod)
+        script = (f"./{FILE}.py", HOSTILE, *HOSTILE_ARGUMENTS)
+        lines += [("job", engine, *options, *script), ("job", engine, "--output", str(file), *options, *script)]
+    found = shown(*lines)
+    assert [done.status for done in found] == [0] * len(lines)
+    for on_screen, file in zip(found[::2], files, strict=True):
+        assert all(line.isprintable() for line in file.read_text().split("\n"))
+        assert on_screen.text.replace("\r\n", "\n") == file.read_text()
+    *_, job = yaml.safe_load_all(files[-1].read_text())
+    assert HOSTILE in job["spec"]["template"]["spec"]["containers"][0]["args"]
 
 
 # --- traces ----------------------------------------------------------------------------------------------------------
@@ -408,13 +413,16 @@ def test_trace(folder: Path) -> None:
     (traces / "rank-0.trace.json").write_text(json.dumps(made.content(rank=0, step_unit=HOSTILE)))
     (traces / f"rank-1{FILE}.trace.json").write_text(HOSTILE)
     (traces / "rank-2.json").write_text(json.dumps({"rank": HOSTILE, "reason": HOSTILE, "num_steps": HOSTILE}))
-    read = shown("trace", "--read", str(traces), "--output", str(output))
-    assert read.status == 0
+    alone = folder / f"alone{FILE}"
+    alone.write_text(json.dumps(made.content(rank=None)))
+    read, _, other = shown(
+        ("trace", "--read", str(traces), "--output", str(output)),
+        ("trace", "--read", str(traces), "--json"),
+        ("trace", "--read", str(alone)),
+    )
+    assert (read.status, other.status) == (0, 0)
     assert "]0;owned" in read.text
-    shown("trace", "--read", str(traces), "--json")
     assert all(line.isprintable() for line in (output / "report.json").read_text().split("\n"))
-    (traces / FILE).write_text(json.dumps(made.content(rank=None)))
-    assert shown("trace", "--read", str(traces / FILE)).status == 0
 
 
 # --- Python's own report of numapin's errors -------------------------------------------------------------------------

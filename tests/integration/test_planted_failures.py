@@ -178,14 +178,6 @@ FAILURES = {
         ),
         not_says=("Caught", "likely "),
     ),
-    "numapin's DataLoader": Planted(
-        text=IMAGES,
-        rank=0,
-        num_ranks=1,
-        says=("failed ValueError: image 17.jpg is truncated in DataLoader worker process 0",),
-        not_says=("Caught", "likely "),
-        command=("--dataloader", "numapin", "train.py"),
-    ),
     "a collective whose peer has ended": Planted(
         text=f"{GLOO}{GROUP.format(60)}meet()\nif rank == '1': os._exit(3)\ndist.barrier()\n",
         says=("failed exit status 3",),

@@ -196,8 +196,7 @@ class TestMemoryPolicy:
 class TestFaults:
     """Ranks and launchers that die."""
 
-    @pytest.mark.parametrize("after_s", [0.0, 0.3])
-    def test_interrupt_while_starting(self, tmp_path: Path, after_s: float) -> None:
+    def test_interrupt_while_starting(self, tmp_path: Path) -> None:
         """Ctrl-C before the ranks start ends the launcher by SIGINT, as torchrun does, so that a shell's loop ends."""
         with subprocess.Popen(
             [*NUMAPIN, "run", *torchs_store(), "--nproc-per-node", "1", script(tmp_path, "")],
@@ -205,7 +204,7 @@ class TestFaults:
             env=environment(),
         ) as process:
             assert wait_until(lambda: "/torch/" in Path(f"/proc/{process.pid}/maps").read_text(), limit_s=120)
-            time.sleep(after_s)  # it is importing torch then, and part of that catches every exception
+            time.sleep(0.3)  # it is importing torch then, and part of that catches every exception
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=30)
         assert process.returncode == -signal.SIGINT, err.decode()

@@ -109,20 +109,23 @@ def test_the_attack_has_teeth() -> None:
     assert ["127.0.0.1", [socket.SO_REUSEADDR]] in reports[0]["won"]
 
 
-def test_places_of_the_functions_own(server: str) -> None:
+def test_places_of_the_functions_own() -> None:
     """What is written for torch.multiprocessing.spawn works: rank 0 serves other ports; MASTER_PORT, nobody else."""
     with socket.socket() as one, socket.socket() as other:
         for free in (one, other):
             free.bind(("127.0.0.1", 0))
         ports = [free.getsockname()[1] for free in (one, other)]
-    assert numapin.spawn(calls.meet_elsewhere, ports, num_ranks=2, timeout=120) == ([2.0] * 3,) * 2, server
+    assert numapin.spawn(calls.meet_elsewhere, ports, num_ranks=2, timeout=120) == ([2.0] * 3,) * 2
 
 
 @needs_root
 @pytest.mark.parametrize(("user", "told"), [(0, "open"), (_NOBODY, "closed")])
-def test_the_store_is_closed_to_other_users(user: int, told: str) -> None:
-    """Another user's connection is closed at once, as in `numapin run`."""
+def test_the_store_is_closed_to_other_users(user: int, told: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Another user's connection is closed at once, as in `numapin run`; the hint is what a caller of spawn can do."""
     assert numapin.spawn(calls.knock, (user,)) == (told,)
+    err = capfd.readouterr().err
+    assert ("hint: give its process group a port of its own" in err) == (told == "closed")
+    assert "numapin run" not in err
 
 
 def test_the_store_ends_with_the_call(server: str) -> None:

@@ -6,7 +6,7 @@ import os
 import pty
 import subprocess
 
-from tests.integration.launching import NUMAPIN, TORCHRUN, environment
+from tests.integration.launching import NUMAPIN, environment
 
 SCRIPT = """
 import os, sys
@@ -16,14 +16,12 @@ sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and sys.argv[1:] == ["r
 """
 
 
-def test_every_rank_gets_the_script_that_torchruns_only_rank_gets() -> None:
+def test_every_rank_gets_the_script() -> None:
     """Under torchrun one rank gets it; here all do, and restarted ones, with the same names and an empty stdin."""
-    one = _run(*TORCHRUN, "-", "restart")
-    assert one.stdout == "['__main__', '-', 'restart', True, '']\n", one.stderr
-    assert one.returncode == 1
+    line = "['__main__', '-', 'restart', True, '']\n"
     options = ("--quiet", "--nproc-per-node", "2", "--max-restarts", "1")
     done = _run(*NUMAPIN, "run", *options, "-", "restart")
-    assert done.stdout in (3 * one.stdout, 4 * one.stdout), done.stderr  # the first to fail may end the other
+    assert done.stdout in (3 * line, 4 * line), done.stderr  # the first to fail may end the other
     assert done.returncode == 0
 
 

@@ -14,23 +14,35 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.launching import NUMAPIN, Done, environment, numapin
+from tests.integration.launching import NUMAPIN, TORCH_QUICKLY, Done, environment, numapin
 from tests.integration.staying import STEPPING_JOB, staying_job
 from tests.needs import needs_two_cpus
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
+_SLEEPING = ("230", "115")  # clock_nanosleep on x86-64 and Arm: between the two samples
 CPUS = sorted(os.sched_getaffinity(0))
+LOADING_JOB = (
+    TORCH_QUICKLY
+    + """
+import os, sys, time
+class Data:
+    def __len__(self): return 10**6
+    def __getitem__(self, i): time.sleep(0.02); return i
+for n, _ in enumerate(torch.utils.data.DataLoader(Data(), batch_size=1)):
+    if n == 3: open(sys.argv[1] + os.environ["LOCAL_RANK"], "w").close()
+    if os.path.exists(sys.argv[2]): break
+"""
+)
 
 
 def _top(folder: Path, *options: str) -> Done:
@@ -108,6 +120,15 @@ class TestOnce:
             assert (rank["threads"], rank["threads_off_plan"], rank["gone"]) == (2, 0, False)
             assert (rank["pinned_bytes"], rank["gpu_busy_share"]) == (0, None)
 
+    def test_the_loop_of_torchs_loader(self, tmp_path: Path) -> None:
+        """The steps of every DataLoader are counted, also where the script is unmodified."""
+        with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1, job_script=LOADING_JOB):
+            table, told = _top(tmp_path, "--once", "--interval", "2"), _top(tmp_path, "--once", "--json")
+        (rank,) = json.loads(told.out)["ranks"]
+        assert rank["loader_wait_share"] > 0.5, told
+        heads, row = (line.split() for line in table.out.splitlines()[2:4])
+        assert float(row[heads.index("steps/s")]) > 0
+
     @needs_two_cpus
     def test_job_outside_of_its_plan(self, tmp_path: Path) -> None:
         """Threads of an unbound process are counted as off plan if the plan has fewer CPUs."""
@@ -124,7 +145,8 @@ class TestOnce:
         environ = environment(NUMAPIN_RUN_DIR=str(tmp_path / "runs"))
         with staying_job(tmp_path, *NUMAPIN, "run", "--nproc-per-node", "1", num_ranks=1):
             top = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            time.sleep(2)
+            syscall = Path(f"/proc/{top.pid}/syscall")
+            assert wait_until(lambda: syscall.read_text().split()[0] in _SLEEPING, limit_s=60)
         out, err = top.communicate(timeout=60)
         assert (top.returncode, json.loads(out)["ended"]) == (0, True)
         assert err.endswith("the job ended\n")

@@ -18,8 +18,7 @@ from typing import Final
 
 from tests.integration.forking import Forker
 from tests.integration.launching import environment, script
-from tests.integration.seam import StepSettings
-from tests.integration.seam import environment as hook_environment
+from tests.integration.seam import StepSettings, steps_environment
 
 _IMPORTED: Final = (
     *("torch", "torch.distributed", "torch.optim", "torch.profiler", "torch.utils.data"),
@@ -44,7 +43,7 @@ def _forker() -> Forker:
     atexit.register(folder.cleanup)
     own = environment()
     settings = StepSettings(folder="out", steps=1, skip=1)  # DataLoaders keep this one: use --output out
-    environ = own | hook_environment("torch", own, trace=settings.to_text())
+    environ = own | steps_environment(settings.to_text(), own, variable="NUMAPIN_TRACE")
     forker = Forker(environ, _IMPORTED, str(Path(folder.name, "s")))
     atexit.register(forker.close)
     return forker

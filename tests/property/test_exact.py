@@ -6,27 +6,23 @@ A fact may also make no difference: then the plan is the same as with it.
 from __future__ import annotations
 
 import re
-import shutil
 import xml.etree.ElementTree as ET
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Final
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numapin import Bind, Memory, Request, make_plan
 from numapin.errors import PlanError
 from tests.machines.described import describe
-from tests.machines.roots import NAMES, load, nccl_xml, nvml_readings, write_root
+from tests.machines.roots import NAMES, load, nccl_xml, nvml_readings
 from tests.property.seam import PCI_ORDER, build, nccl_nodes, read_hwloc, read_sysfs, xmlfile
+from tests.property.trees import all_files, changed, root_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
     from numapin import Plan, Topology
     from tests.property.seam import NvmlReading
@@ -75,7 +71,8 @@ def test_without_a_fact_a_plan_is_not_exact_or_does_not_depend_on_it(data: st.Da
     hidden = frozenset(data.draw(some))
     request = data.draw(REQUESTS)
     before = planned(read(name), request)
-    with missing(name, FACTS[fact], hidden):
+    paths = (path for folder in hidden for path in files_of(name, FACTS[fact])[folder])
+    with changed(name, dict.fromkeys(paths)):
         after = planned(read(name, hidden=hidden), request)
     require_not_exact_or_same(before, after, request, fact)
 
@@ -117,39 +114,6 @@ def planned(topology: Topology, request: Request) -> Plan | None:
 # --- machines without some of their files ----------------------------------------------------------------------------
 
 
-ROOTS: Final[dict[str, Path]] = {}
-IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - thousands of small files
-
-
-def root_of(name: str) -> Path:
-    """Write a machine's tree once."""
-    if name not in ROOTS:
-        ROOTS[name] = write_root(
-            load(name), Path(mkdtemp(prefix="numapin-exact-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None))
-        )
-    return ROOTS[name]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _remove_roots() -> Iterator[None]:
-    yield
-    for root in ROOTS.values():
-        shutil.rmtree(root)
-    ROOTS.clear()
-
-
-@cache
-def all_files(name: str) -> tuple[str, ...]:
-    """Return the files of a machine, relative to its root."""
-    root = root_of(name)
-    return tuple(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and not _is_link(path))
-
-
-def _is_link(path: Path) -> bool:
-    """Return whether a path leads through a link, which older versions of Python follow."""
-    return "/sys/bus/pci/" in str(path) or "/sys/class/net/" in str(path)
-
-
 @cache
 def files_of(name: str, pattern: str) -> dict[str, list[str]]:
     """Return the files that a pattern fits, by folder."""
@@ -159,20 +123,6 @@ def files_of(name: str, pattern: str) -> dict[str, list[str]]:
         if match:
             found.setdefault(match[1], []).append(path)
     return found
-
-
-@contextmanager
-def missing(name: str, pattern: str, folders: Collection[str]) -> Iterator[None]:
-    """Rename the files of some folders."""
-    files = files_of(name, pattern)
-    paths = [root_of(name) / path for folder in folders for path in files[folder]]
-    for path in paths:
-        path.rename(path.with_name(f"{path.name}.hidden"))
-    try:
-        yield
-    finally:
-        for path in paths:
-            path.with_name(f"{path.name}.hidden").rename(path)
 
 
 def read(name: str, *, hidden: Collection[str] = ()) -> Topology:

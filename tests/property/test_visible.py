@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numapin import Gpu
-from tests.property.seam import Mig, apply_visibility
+from tests.property.seam import Mig, seen_by_cuda
 
 if TYPE_CHECKING:
     from random import Random
@@ -46,15 +46,23 @@ _LISTS = st.none() | st.lists(_ENTRIES, max_size=6).map(",".join)
 _ORDERS = st.sampled_from([None, "PCI_BUS_ID", "FASTEST_FIRST", ""])
 
 
+def _seen(gpus: tuple[Gpu, ...], text: str | None, order: str | None = None) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+    variables = {"CUDA_VISIBLE_DEVICES": text, "CUDA_DEVICE_ORDER": order}
+    return seen_by_cuda(gpus, {name: value for name, value in variables.items() if value is not None})
+
+
 def _by_pci(gpus: tuple[Gpu, ...], text: str | None) -> dict[str | None, int | None]:
-    result, _ = apply_visibility(gpus, visible_devices=text, device_order=None)
+    result, _ = _seen(gpus, text)
     return {gpu.pci: gpu.cuda_index for gpu in result if gpu.visible}
 
 
 @given(_machines(), _LISTS, _ORDERS)
-def test_cuda_indices_have_no_gaps(gpus: tuple[Gpu, ...], text: str | None, order: str | None) -> None:
-    """The visible GPUs are numbered 0 to k-1; if the order is unknown, a note says so and no GPU has a number."""
-    result, notes = apply_visibility(gpus, visible_devices=text, device_order=order)
+def test_any_list(gpus: tuple[Gpu, ...], text: str | None, order: str | None) -> None:
+    """The visible GPUs are numbered 0 to k-1, or no GPU is if the order is unknown; nothing else of a GPU changes.
+
+    A note says if the order is unknown, and why GPUs are hidden without a list or all of them by one.
+    """
+    result, notes = _seen(gpus, text, order)
     visible = [gpu.cuda_index for gpu in result if gpu.visible]
     numbers = [number for number in visible if number is not None]
     if len(numbers) == len(visible):
@@ -62,19 +70,7 @@ def test_cuda_indices_have_no_gaps(gpus: tuple[Gpu, ...], text: str | None, orde
     else:
         assert (numbers, len(visible)) == ([], len(gpus))
         assert any("unknown" in note for note in notes)
-
-
-@given(_machines(), _LISTS, _ORDERS)
-def test_nothing_else_changes(gpus: tuple[Gpu, ...], text: str | None, order: str | None) -> None:
-    """The GPUs come back in the same order, and only `visible` and `cuda_index` are set."""
-    result, _ = apply_visibility(gpus, visible_devices=text, device_order=order)
     assert tuple(replace(gpu, visible=True, cuda_index=None) for gpu in result) == gpus
-
-
-@given(_machines(), _LISTS, _ORDERS)
-def test_what_is_hidden_is_explained(gpus: tuple[Gpu, ...], text: str | None, order: str | None) -> None:
-    """Without a list, GPUs are hidden only with a note; a list that shows no GPU always has a note."""
-    result, notes = apply_visibility(gpus, visible_devices=text, device_order=order)
     hidden = [gpu for gpu in result if not gpu.visible]
     if hidden and (text is None or len(hidden) == len(gpus)):
         assert notes

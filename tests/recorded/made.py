@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from numapin import Link, Topology
+from numapin import Link, Nic, Topology
 from tests.machines.grids import grid
 from tests.pictures import golden_machine, many_nics, snc4
 
 _SNC4 = snc4()
 _GPU_MEMORY = golden_machine("2pkg-34node-gpumem-4gpu")
+_NCCL = golden_machine("2pkg-2node-8gpu-4nic.nccl")
 
 
 def _linked(*kinds: str) -> Topology:
@@ -32,5 +33,15 @@ MADE: Final = {
     "gpus-without-address": replace(
         grid(gpus=[0] * 13), gpus=tuple(replace(gpu, pci=None) for gpu in grid(gpus=[0] * 13).gpus)
     ),
+    "facts-that-differ": replace(
+        _NCCL,
+        gpus=(
+            replace(_NCCL.gpus[0], name="NVIDIA B200", cuda_index=None, visible=False, node=None, node_source=None),
+            *_NCCL.gpus[1:],
+        ),
+        nics=(Nic(name="a", node=0, rate_gbit_s=400.0), Nic(name="b", node=0, is_up=False)),
+    ),
+    "l3-over-some-nodes": replace(_SNC4, cores=(replace(_SNC4.cores[0], l3=None), *_SNC4.cores[1:])),
+    "a-long-name": replace(grid(gpus=[0]), nics=(Nic(name="a_very_long_name_of_a_network_device_" * 3, node=0),)),
     "links": _linked("NV12", "NV", "XGMI4", "XGMI", "XELINK", "PIX", "PXB", "PHB", "NODE", "SYS"),
 }

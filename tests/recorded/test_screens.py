@@ -1,8 +1,8 @@
 """What every command shows is recorded beside this file; NUMAPIN_UPDATE_GOLDEN=1 records it anew.
 
-machines/NAME.txt has the commands that show a machine, help.txt all help pages, errors.txt wrong command lines,
-doctor.txt findings, jobs.txt job scripts, jobs-refused.txt wrong ones, failures.txt how failed jobs end. JSON of a
-machine is in tests/machines/golden.
+machines/NAME.txt has the commands that show a machine, lines.txt their other options, help.txt all help pages,
+errors.txt wrong command lines, doctor.txt findings, jobs.txt job scripts, jobs-refused.txt wrong ones, failures.txt how
+failed jobs end. JSON of a machine is in tests/machines/golden.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from tests.jobs.cases import CASES as JOBS
 from tests.jobs.cases import MACHINES as JOB_MACHINES
 from tests.jobs.cases import REFUSED as REFUSED_JOBS
 from tests.machines.compact import compact
+from tests.machines.described import describe
 from tests.machines.roots import HERE as MACHINES
-from tests.machines.roots import NAMES
+from tests.machines.roots import NAMES, load
 from tests.recorded.errors import FILES, WRONG
 from tests.recorded.failures import ENDS, block
 from tests.recorded.made import MADE
@@ -35,6 +36,21 @@ if TYPE_CHECKING:
 
 EXAMPLES = ("dgx-a100", "dgx-h100", "gb200", "ndv4", "p4d")
 BINDS = ("node", "socket", "exclusive", "core-complex")
+LINES = (
+    "topo --machine example:",
+    "topo --machine example:dgx-a100 --plan",
+    "topo --machine example:dgx-a100 --plan two.json",
+    "topo --machine no-nic.json --plan two.json",
+    "plan --machine example:dgx-a100 --format env --nic-env nvshmem,ucx",
+    "plan --machine no-nic.json --nic-env ucx",
+    "plan --machine no-nic.json --nic-env ucx --json",
+    "plan --machine no-nic.json --nic-env ucx --strict",
+    "plan --machine 1pkg-4node-smt2-8amd.xml --strict",
+    "plan --machine 2pkg-2node-smt2-8gpu-a100.xml --strict",
+    "plan --machine 3node-memory-first-2gpu.xml --strict",
+    "help topo",
+)
+DESCRIBED = {"1pkg-4node-smt2-8amd": "hwloc", "2pkg-2node-smt2-8gpu-a100": "nccl", "3node-memory-first-2gpu": "hwloc"}
 SHOWN = (
     *("topo", "topo --format matrix"),
     *(f"plan --bind {bind}" for bind in BINDS),
@@ -105,6 +121,16 @@ def _paths(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str,
             found = command.get_command(context, name)
             assert found is not None
             yield from _paths(found, (*path, name))
+
+
+def test_lines(screens: Screens) -> None:
+    """Options of topo and plan: plans on a machine, NICs, and what --strict refuses because a file leaves it open."""
+    screens.write("no-nic.json", json.dumps(_golden("2pkg-2node-smt2-8gpu-h100")["topology"]))
+    for name, kind in DESCRIBED.items():
+        screens.write(f"{name}.xml", describe(load(name), kind))
+    two = ["plan", "--json", "--machine", "example:dgx-a100", "--nproc-per-node", "2", "--bind", "exclusive"]
+    screens.write("two.json", screens.run(two)[1])
+    compare("".join(screens.record(line.split()) for line in LINES), "lines.txt")
 
 
 def test_errors(screens: Screens) -> None:

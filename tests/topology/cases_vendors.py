@@ -48,6 +48,7 @@ CASES: Final = {
         {"ROCR_VISIBLE_DEVICES": "GPU-000000000000a003,1"},
         {"ROCR_VISIBLE_DEVICES": " 0x3 , 01"},
         {"ROCR_VISIBLE_DEVICES": "gpu-000000000000a003"},
+        {"ROCR_VISIBLE_DEVICES": "\udcff"},  # bytes that are not UTF-8
         {"HIP_VISIBLE_DEVICES": "3,1,3,0"},
         {"HIP_VISIBLE_DEVICES": "GPU-000000000000a003,GPU-"},
         {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "2"},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -18,7 +17,6 @@ from numapin.errors import MachineFileError
 from tests.hostile import winding_capture
 from tests.machines.grids import grid
 from tests.topology import cases_visible
-from tests.topology.documents import card, distances, two_packages
 from tests.topology.reading import Case, read, written
 from tests.topology.seam import (
     MAX_GPUS,
@@ -136,15 +134,6 @@ def test_visible_gpus_are_those_that_cuda_showed(case: Case, seen: str, tmp_path
     assert any("refuses to start" in note for note in topology.notes) == (seen == "refused")
 
 
-def test_every_truncation_of_a_file_is_refused(tmp_path: Path) -> None:
-    """A file cut anywhere before its end is not XML."""
-    text = two_packages(card(), after=distances("0 1", "10 21 31 10")).rstrip()
-    for end in range(1, len(text) - 1, 7):
-        (tmp_path / "cut").write_text(text[:end])
-        with pytest.raises(MachineFileError, match=r"cut: line \d+, column \d+: not XML"):
-            discover(machine=tmp_path / "cut")
-
-
 def test_entities_that_grow_without_bound_are_refused_at_once(tmp_path: Path) -> None:
     """A billion laughs are refused before their declaration."""
     laughs = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10 if n else "ha"}">' for n in range(12))
@@ -153,21 +142,6 @@ def test_entities_that_grow_without_bound_are_refused_at_once(tmp_path: Path) ->
     with pytest.raises(MachineFileError, match="line 1: the DOCTYPE contains declarations"):
         discover(machine=tmp_path / "laughs")
     assert time.process_time() - begun < 1
-
-
-def test_the_file_that_lstopo_writes_reads_as_described(tmp_path: Path) -> None:
-    """A second oracle: hwloc's own XML of a machine in words."""
-    lstopo = shutil.which("lstopo-no-graphics")
-    if lstopo is None:
-        pytest.skip("lstopo-no-graphics is not installed (Debian package hwloc-nox)")
-    command = [lstopo, "--input", "package:2 [numa(memory=1GB)] l3:2 core:3 pu:2", "--of", "xml"]
-    written = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    (tmp_path / "file").write_text(written)
-    topology = discover(machine=tmp_path / "file")
-    assert [str(node.cpus) for node in topology.nodes] == ["0-11", "12-23"]
-    assert [(len(core.cpus), core.l3) for core in topology.cores] == [
-        (2, l3) for l3 in (0, 6, 12, 18) for _ in range(3)
-    ]
 
 
 def test_links_that_wind_through_many_folders_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,3 +128,11 @@ def loop(
             made.kernel(now, compute)
         now += compute + idle
     return made
+
+
+def record(rank: int, **values: object) -> str:
+    """Return the record of a rank, as a file has it."""
+    own = {"rank": rank, "local_rank": rank, "num_ranks": rank + 1, "num_local_ranks": 0, "restart": 0, "pid": 1}
+    of_steps = {"phase": "done", "unit": "batch", "num_seen": 4, "num_skipped": 0, "num_ahead": 0, "step_ns": []}
+    of_batches = {"waited_ns": 0, "num_batches": 0, "num_traced": 0, "reason": ""}
+    return json.dumps({"schema": "numapin.steps/1", **own, **of_steps, **of_batches, **values})

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from numapin.base.cpu_set import CpuSet
-from numapin.data.loop_times import Waited
 from numapin.observe.model import Policy
 from numapin.observe.top import Top, TopRank
 from numapin.plan.model import GpuRef
+from numapin.steps.totals import Waited
 from numapin.topology.readings import GpuLoad
 from numapin.topology.vendors import hiding_variables

@@ -72,7 +72,7 @@ ONLY_IN = {
         "data",
         "pinned",
         "bench",
-        "steps.recorder",
+        "steps.meter",
         "trace.hook",
         "trace.notes",
         "trace.tracer",

@@ -15,9 +15,11 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from tests.machines.compact import compact
 from tests.vm.seam import CpuSet, cpu_set
 
 if TYPE_CHECKING:
@@ -298,3 +300,26 @@ def _job_result(folder: Path) -> JobResult:
 
 def _text(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
+
+
+def compare(file: str, name: str, found: object) -> None:
+    """Compare what was observed with its record in recorded/FILE.json; NUMAPIN_UPDATE_GOLDEN=1 records it anew."""
+    path, found = HERE / "recorded" / f"{file}.json", json.loads(json.dumps(found))
+    recorded = json.loads(path.read_text()) if path.exists() else {}
+    if os.environ.get("NUMAPIN_UPDATE_GOLDEN"):
+        recorded[name] = found
+        path.write_text(compact(dict(sorted(recorded.items()))))
+    assert found == recorded.get(name), f"{name} is not as in {path}"
+
+
+def publish(name: str, content: str | Mapping[str, object]) -> None:
+    """Write a file for docs/results if NUMAPIN_RESULTS names a folder; JSON gets the versions that were used."""
+    folder = os.environ.get("NUMAPIN_RESULTS")
+    if folder is None:
+        return
+    if not isinstance(content, str):
+        made = json.loads((cache() / "ready.json").read_text())
+        versions = {"torch": version("torch"), "kernel": made["kernel"], "qemu": made["qemu"]}
+        content = json.dumps({"versions": versions, **content}, indent=1) + "\n"
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    Path(folder, name).write_text(content)

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.vm.conftest import MACHINES
-from tests.vm.machine import (
-    HERE,
-    TEST_LIMIT_S,
-    Job,
-    VmResult,
-)
+from tests.vm.machine import HERE, TEST_LIMIT_S, Job, VmResult
 from tests.vm.seam import CpuSet
 
 if TYPE_CHECKING:
@@ -52,83 +47,50 @@ def booted(request: pytest.FixtureRequest) -> VmResult:
     return result
 
 
-def _facts(result: VmResult) -> dict[str, str]:
-    """Return file -> content below /sys."""
-    job = result.jobs["facts"]
+def test_the_kernel_reports_the_machine_of_the_file(booted: VmResult) -> None:
+    """Nodes, distances, cores and GPUs are those of the machine's file; numactl, a second oracle, lists the same CPUs.
+
+    A device that plays a GPU has an entry in sysfs with its node, a GPU's class and NVIDIA's vendor number.
+    """
+    job, machine = booted.jobs["facts"], booted.machine
     assert job.status == 0, job.shown()
-    return dict(line.split("\t", 1) for line in job.stdout.splitlines())
-
-
-def _probe(result: VmResult, job: str) -> dict[str, Any]:
-    answers = result.jobs[job].json("0.json")
-    assert isinstance(answers, dict)
-    return answers
-
-
-def test_nodes_have_the_cpus_and_distances_of_the_file(booted: VmResult) -> None:
-    """The kernel reports the nodes, CPUs and distances of the machine's file."""
-    facts = _facts(booted)
-    for number, (node, row) in enumerate(zip(booted.machine.nodes, booted.machine.distances, strict=True)):
+    facts = dict(line.split("\t", 1) for line in job.stdout.splitlines())
+    for number, (node, row) in enumerate(zip(machine.nodes, machine.distances, strict=True)):
         assert CpuSet.parse(facts[f"devices/system/node/node{number}/cpulist"]) == node.cpus
         assert facts[f"devices/system/node/node{number}/distance"].split() == [str(distance) for distance in row]
-    assert f"devices/system/node/node{len(booted.machine.nodes)}/cpulist" not in facts
-
-
-def test_cores_have_the_threads_of_the_file(booted: VmResult) -> None:
-    """The kernel groups CPUs into cores with the file's number of threads."""
-    siblings = {v for file, v in _facts(booted).items() if file.endswith("thread_siblings_list")}
-    assert {len(CpuSet.parse(group)) for group in siblings} == {booted.machine.threads}
-    assert len(siblings) == booted.machine.sockets * booted.machine.cores
-
-
-def test_devices_that_play_gpus_are_on_their_nodes(booted: VmResult) -> None:
-    """Each GPU has an entry in sysfs with its node, a GPU's class and NVIDIA's vendor number."""
-    facts = _facts(booted)
-    for gpu in booted.machine.gpus:
+    assert f"devices/system/node/node{len(machine.nodes)}/cpulist" not in facts
+    siblings = {v for file, v in facts.items() if file.endswith("thread_siblings_list")}
+    assert {len(CpuSet.parse(group)) for group in siblings} == {machine.threads}
+    assert len(siblings) == machine.sockets * machine.cores
+    for gpu in machine.gpus:
         shown = [facts[f"bus/pci/devices/{gpu.address}/{file}"] for file in ("numa_node", "class", "vendor")]
         assert shown == [str(gpu.node), "0x030200", "0x10de"]
-    assert list(facts.values()).count("0x10de") == len(booted.machine.gpus)
+    assert list(facts.values()).count("0x10de") == len(machine.gpus)
+    numactl = booted.jobs["numactl"]
+    lines = [line.split("cpus:")[1].split() for line in numactl.stdout.splitlines() if "cpus:" in line]
+    assert [{int(cpu) for cpu in line} for line in lines] == [node.cpus for node in machine.nodes], numactl.shown()
 
 
-def test_numactl_agrees_on_the_nodes(booted: VmResult) -> None:
-    """numactl, a second oracle, lists the same CPUs for each node."""
-    job = booted.jobs["numactl"]
-    lines = [line.split("cpus:")[1].split() for line in job.stdout.splitlines() if "cpus:" in line]
-    assert [{int(cpu) for cpu in line} for line in lines] == [node.cpus for node in booted.machine.nodes], job.shown()
+def test_the_probe_reports_the_limits_it_was_started_with(booted: VmResult) -> None:
+    """Under numactl --cpunodebind=1 --membind=1 threads, policy and pages are on node 1; a cpuset limits both.
+
+    Under refuse_policy.py the policy calls fail with EPERM; the program continues, and numa_maps can be read.
+    """
+    found: Any = {name: booted.jobs[f"probe-{name}"].json("0.json") for name in ("bound", "refused", "cpuset")}
+    bound, refused, cpuset = found.values()
+    assert [CpuSet.parse(thread["cpus"]) for thread in bound["threads"]] == [booted.machine.nodes[1].cpus] * 2
+    assert (bound["policy"], bound["pages"]) == ({"mode": "bind", "nodes": [1]}, {"1": 8192})
+    assert bound["numa_maps"]["mapping"] == {"policy": "bind:1", "pages": {"1": 8192}}
+    assert refused["policy"] == refused["pages"] == {"error": "EPERM"}
+    assert sum(refused["numa_maps"]["mapping"]["pages"].values()) == 8192
+    assert [(thread["cpus"], thread["nodes"]) for thread in cpuset["threads"]] == [("1-2", "1")] * 2
+    assert cpuset["pages"] == {"1": 8192}
 
 
-def test_probe_reports_the_binding_it_was_started_with(booted: VmResult) -> None:
-    """Under numactl --cpunodebind=1 --membind=1 every thread, the policy and every page are on node 1."""
-    answers = _probe(booted, "probe-bound")
-    assert [CpuSet.parse(thread["cpus"]) for thread in answers["threads"]] == [booted.machine.nodes[1].cpus] * 2
-    assert answers["policy"] == {"mode": "bind", "nodes": [1]}
-    assert answers["pages"] == {"1": 8192}
-    assert set(answers["numa_maps"]["mapping"]["pages"]) == {"1"}
-    assert answers["numa_maps"]["mapping"]["policy"] == "bind:1"
-
-
-def test_seccomp_refuses_policy_calls_and_nothing_else(booted: VmResult) -> None:
-    """Under refuse_policy.py the policy calls fail with EPERM; the program continues, and numa_maps can be read."""
-    answers = _probe(booted, "probe-refused")
-    assert answers["policy"] == answers["pages"] == {"error": "EPERM"}
-    assert sum(answers["numa_maps"]["mapping"]["pages"].values()) == 8192
-    assert booted.jobs["probe-refused"].status == 0
-
-
-def test_cpuset_limits_cpus_and_memory(booted: VmResult) -> None:
-    """In a cpuset of CPUs 1-2 and node 1, threads are limited to those, and pages are on node 1."""
-    answers = _probe(booted, "probe-cpuset")
-    assert [(thread["cpus"], thread["nodes"]) for thread in answers["threads"]] == [("1-2", "1")] * 2
-    assert answers["pages"] == {"1": 8192}
-
-
-def test_job_that_cannot_enter_its_cpuset_does_not_run(booted: VmResult) -> None:
-    """A cpuset that the kernel rejects ends the job before its command, with the reason on stderr."""
+def test_a_job_outside_of_its_limits_does_not_run(booted: VmResult) -> None:
+    """A cpuset that the kernel rejects ends the job before its command; shared memory has 64 MiB, as in Docker."""
     job = booted.jobs["impossible"]
     assert (job.status, job.stdout) == (1, "")
     assert "cpuset.mems does not take '63'" in job.stderr
-
-
-def test_shared_memory_is_as_small_as_in_docker(booted: VmResult) -> None:
-    """Shared memory has 64 MiB."""
+    assert booted.jobs["probe-refused"].status == 0
     assert booted.jobs["df"].stdout.split() == ["1K-blocks", "65536"]

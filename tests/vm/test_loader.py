@@ -7,18 +7,17 @@ tested too: policies refused by seccomp, a full node, a /dev/shm of 64 MiB, a sm
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.vm import gpus
-from tests.vm.machine import HERE, SHARE, TEST_LIMIT_S, Job, JobResult, VmResult, cache
+from tests.vm.machine import HERE, SHARE, TEST_LIMIT_S, Job, JobResult, VmResult, publish
 from tests.vm.seam import CpuSet
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
 
@@ -179,7 +178,7 @@ def test_small_memory_limit_does_not_matter(two_nodes: VmResult) -> None:
 
 
 def test_local_share_of_torchs_batches_is_recorded(two_nodes: VmResult) -> None:
-    """The local share is always 1 with numapin; both shares are recorded if NUMAPIN_RESULTS names a folder."""
+    """The local share is always 1 with numapin; both shares are published."""
     rows = [
         {"process": case, "loader": loader, "node": node, "pages": pages, "local": pages.get(str(node), 0) / total}
         for case, (node, found) in _cases(two_nodes).items()
@@ -188,14 +187,7 @@ def test_local_share_of_torchs_batches_is_recorded(two_nodes: VmResult) -> None:
         for total in [sum(pages.values())]
     ]
     assert all(row["local"] == 1 for row in rows if row["loader"] == "numapin"), rows
-    if folder := os.environ.get("NUMAPIN_RESULTS"):
-        made = json.loads((cache() / "ready.json").read_text())
-        content = {
-            "machine": two_nodes.machine.name,
-            "versions": {"torch": version("torch"), "kernel": made["kernel"], "qemu": made["qemu"]},
-            "probe": "10 batches of 2 MiB, 2 workers; rank 0 and 1 under numapin run, alone with node=1",
-            "rows": rows,
-        }
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        path = Path(folder) / f"vm-slots-{two_nodes.machine.name}.json"
-        path.write_text(json.dumps(content, indent=1) + "\n")
+    probe = "10 batches of 2 MiB, 2 workers; rank 0 and 1 under numapin run, alone with node=1"
+    publish(
+        f"vm-slots-{two_nodes.machine.name}.json", {"machine": two_nodes.machine.name, "probe": probe, "rows": rows}
+    )

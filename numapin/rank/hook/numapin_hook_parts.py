@@ -2,7 +2,9 @@
 
 - NUMAPIN_DATALOADER: the first iterator of a torch DataLoader calls `numapin.data.install.install()` before it is
   created. A program that iterates no DataLoader never imports numapin for that.
-- NUMAPIN_TRACE and NUMAPIN_STEPS: `numapin.trace.hook` and `numapin.steps.recorder` count batches and optimizer steps.
+- NUMAPIN_TRACE, NUMAPIN_STEPS: `numapin.trace.hook` and `numapin.steps.meter` record batches and optimizer steps.
+- A rank of `numapin run`, and NUMAPIN_CHILDREN: the first iterator of a torch DataLoader attaches
+  `numapin.steps.recorder`, which publishes the steps of the loop for `numapin top`.
 - NUMAPIN_CHILDREN: the process is bound to its GPU as soon as that is known: now, if its environment names it; when the
   program imports torch, if the environment names it by then, as in a Ray actor; else at its first torch.cuda.set_device
   or CUDA context. A process that never uses a GPU stays as it is.
@@ -32,22 +34,23 @@ _PROFILER = "torch.autograd.profiler"
 _CHILDREN = "NUMAPIN_CHILDREN"
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 _TORCHS = "torch's own DataLoader is used"
-_UNCOUNTED = {"trace.hook": "it is not traced", "steps.recorder": "its steps are not measured"}
+_UNCOUNTED = {"trace.hook": "it is not traced", "steps.meter": "its steps are not measured"}
 _OTHER_VERSION = "use a version of numapin for this Python and this torch"
 _OTHER_TORCH = "use a version of numapin for this torch"
 _reported: list[str] = []
 """What this process has said about its binding: one line is enough."""
 
 
-def start() -> None:
-    """Watch for torch; bind this process now if the environment says to what."""
+def start(*, is_rank: bool) -> None:
+    """Watch for torch; bind this process now if the environment says to what. `is_rank`: of `numapin run`."""
     choices = ("numapin", "numapin-balanced")
     install = [_install_on_use] if os.environ.get("NUMAPIN_DATALOADER") in choices else []
     trace = [lambda module: _count_steps("trace.hook", module)] if os.environ.get("NUMAPIN_TRACE") else []
-    steps = [lambda module: _count_steps("steps.recorder", module)] if os.environ.get("NUMAPIN_STEPS") else []
+    steps = [lambda module: _count_steps("steps.meter", module)] if os.environ.get("NUMAPIN_STEPS") else []
     children = bool(os.environ.get(_CHILDREN))
+    publish = [_publish_on_use] if (is_rank or children) and not (trace or steps) else []
     by_module = {
-        _LOADER: install + trace + steps,
+        _LOADER: install + trace + steps + publish,
         _STATEFUL: install,
         _OPTIMIZER: trace + steps,
         _PROFILER: trace,
@@ -145,6 +148,35 @@ def _install() -> None:
             install(balance=True)
         else:
             install()
+
+
+def _publish_on_use(module: ModuleType) -> None:
+    """Attach the recorder to this module before its first iterator, for `numapin top`.
+
+    An interpreter that cannot import numapin publishes nothing.
+    """
+    base = getattr(module, "_BaseDataLoaderIter", None)
+    if base is None:
+        return
+    torchs_own, attached = base.__init__, False
+
+    def __init__(*arguments: object, **named: object) -> None:  # noqa: N807 - replaces the constructor
+        nonlocal attached
+        if attached:
+            torchs_own(*arguments, **named)
+            return
+        attached = True
+        try:
+            if "numapin" not in sys.modules:
+                _import_package()
+            from numapin.steps.recorder import attach
+        except (ImportError, SyntaxError):
+            pass
+        else:
+            attach(module)
+        base.__init__(*arguments, **named)
+
+    base.__init__ = __init__
 
 
 def _count_steps(part: str, module: ModuleType) -> None:

@@ -6,8 +6,9 @@ version: Python 2.7 must be able to read it, and one that is too old for the hoo
 Python imports only the first `sitecustomize` on its path. So this one removes its folder from the path and imports the
 name again. Errors of that module, or ModuleNotFoundError if there is none, reach `site` as they would without us.
 
-- NUMAPIN_RANK_PID, from a rank's shim: `numapin_hook_errors` records what ends the program. Children do not inherit
-  this variable. A Python that has left the rank's session, e.g. a daemon, records nothing.
+- NUMAPIN_RANK_PID, from a rank's shim: `numapin_hook_errors` records what ends the program, and the steps of its
+  loops are published. Children do not inherit this variable. A Python that has left the rank's session, e.g. a daemon,
+  records nothing.
 - The variables of the other parts, `numapin_hook_parts`: children inherit them, so the folder stays on PYTHONPATH.
 """
 
@@ -23,11 +24,12 @@ def _start():  # noqa: ANN202 - Python 2.7
     folder = os.path.dirname(os.path.abspath(__file__))
     file, rank = os.environ.get("TORCHELASTIC_ERROR_FILE"), os.environ.pop("NUMAPIN_RANK_PID", None)
     has_parts, start = any(map(os.environ.get, _PARTS)), None
+    is_rank = bool(file) and rank == str(os.getsid(0))
     try:
-        if file and rank == str(os.getsid(0)) and sys.version_info >= (3, 8):
+        if is_rank and sys.version_info >= (3, 8):
             __import__("numapin_hook_errors").watch(file, folder)
             del sys.modules["numapin_hook_errors"]
-        if has_parts and sys.version_info >= (3, 8):
+        if (has_parts or is_rank) and sys.version_info >= (3, 8):
             start = __import__("numapin_hook_parts").start
             del sys.modules["numapin_hook_parts"]
     except Exception:  # the program must start, and the next `sitecustomize` be imported
@@ -39,7 +41,7 @@ def _start():  # noqa: ANN202 - Python 2.7
         if rest:
             os.environ["PYTHONPATH"] = rest
     if start is not None:
-        start()
+        start(is_rank=is_rank)
     this = sys.modules.pop(__name__)  # Python 2 clears a module without references
     __import__(this.__name__)
 

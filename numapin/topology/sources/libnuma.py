@@ -7,7 +7,6 @@ its node functions crash the interpreter on a node that does not exist; it does 
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple
 
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
@@ -16,17 +15,10 @@ from numapin.system.calls import INSTALL_LIBNUMA
 from numapin.topology.readings import NodeReading
 
 
-class LibnumaReadings(NamedTuple):
-    """The existing nodes, and the nodes that this process may allocate from."""
+def read_libnuma() -> tuple[tuple[NodeReading, ...], CpuSet] | None:
+    """Read the nodes, and which of them this process may allocate from. Raises LibnumaError without the library.
 
-    nodes: tuple[NodeReading, ...]
-    allowed_nodes: CpuSet
-
-
-def read_libnuma() -> LibnumaReadings | None:
-    """Read the nodes; None if the kernel has no NUMA support or forbids asking (seccomp).
-
-    Raises LibnumaError if the library is not installed.
+    None if the kernel has no NUMA support or forbids asking (seccomp).
     """
     lib = load()
     # numa(3): if numa_available fails, no other function may be called. libnuma 2.0.16 takes seccomp's EPERM for
@@ -53,7 +45,7 @@ def read_libnuma() -> LibnumaReadings | None:
             )
         )
     allowed_nodes = _read_and_free(lib, lib.numa_get_mems_allowed()) & existing
-    return LibnumaReadings(nodes=tuple(nodes), allowed_nodes=allowed_nodes)
+    return tuple(nodes), allowed_nodes
 
 
 def load() -> ctypes.CDLL:

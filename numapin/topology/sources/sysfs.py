@@ -15,11 +15,11 @@ from dataclasses import replace
 from itertools import accumulate, chain, islice
 from typing import TYPE_CHECKING, Final
 
-from numapin.base.bounds import MAX_CGROUP_DEPTH, MAX_NICS, MAX_PARENTS
+from numapin.base.bounds import MAX_NICS, MAX_PARENTS
 from numapin.base.cpu_set import CpuSet
 from numapin.base.text import not_none, without_none
 from numapin.errors import MachineError
-from numapin.system.cgroup import mounts, own_cgroups, upwards
+from numapin.system.cgroup import cpuset_of, own_cgroups
 from numapin.system.tree import CAPTURE, Tree
 from numapin.topology.address import pci_address
 from numapin.topology.fast import CAPACITY, FILES, PERF
@@ -51,13 +51,8 @@ if TYPE_CHECKING:
 _SYSTEM: Final = "sys/devices/system"
 _CPU: Final = f"{_SYSTEM}/cpu"
 _NODE: Final = f"{_SYSTEM}/node"
-_ALLOWED: Final = {
-    "cpus": re.compile(r"^Cpus_allowed_list:\s*(\S*)", re.MULTILINE),
-    "mems": re.compile(r"^Mems_allowed_list:\s*(\S*)", re.MULTILINE),
-}
+_ALLOWED: Final = tuple(re.compile(rf"^{what}_allowed_list:\s*(\S*)", re.MULTILINE) for what in ("Cpus", "Mems"))
 _DISTANCE: Final = re.compile(r"[0-9]{1,9}")
-# cgroup v2, cgroup v1, and a cpuset file system of its own, which has no prefix.
-_CPUSET_FILES: Final = ("cpuset.{}.effective", "cpuset.{}", "{}")
 
 _DEVICES: Final = "sys/bus/pci/devices"
 _NET: Final = "sys/class/net"
@@ -83,7 +78,10 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
     cores = sorted({reading.siblings for reading in cpus if reading.siblings}, key=min)
     pci, fabric = read_drivers(tree, tuple(_read_pci(tree, online)))
     names_on_pci = {nic.name for device in pci for nic in device.interfaces}
-    allowed_cpus, allowed_nodes = _allowed(tree, "cpus"), _allowed(tree, "mems")
+    # What the reading process may use, or the process that captured the machine.
+    allowed_cpus, allowed_nodes = (tree.numbers("proc/self/status", line=line) for line in _ALLOWED)
+    allowed_cpus = cpuset_of(tree, what="cpus") if allowed_cpus is None else allowed_cpus
+    allowed_nodes = cpuset_of(tree, what="mems") if allowed_nodes is None else allowed_nodes
     # The cpuset of the whole machine needs no file of its own.
     cpuset = tree.text("proc/self/cpuset")
     own_cpuset = [cpuset] if cpuset else own_cgroups(tree, "cpuset") or own_cgroups(tree, "")
@@ -110,8 +108,7 @@ def read_sysfs(root: Path, *, source: str) -> Readings:
 
 def _online_cpus(tree: Tree) -> CpuSet:
     if not tree.names(_SYSTEM):
-        root = tree.root or "/"
-        raise MachineError(f"{root} is not a captured machine: it has no {_SYSTEM}", CAPTURE)
+        raise MachineError(f"{tree.root or '/'} is not a captured machine: it has no {_SYSTEM}", CAPTURE)
     present = _numbered(tree, _CPU, "cpu")
     online = tree.numbers(f"{_CPU}/online")
     if online is None:  # captures without the list; a CPU that cannot go offline has no file of its own
@@ -130,7 +127,7 @@ def _read_cpus(tree: Tree, online: CpuSet) -> tuple[tuple[CpuReading, ...], tupl
         # A list is read for one CPU of each group. A CPU without a list, or with one that lacks it, has no group.
         left = set(online)
         for cpu in in_order:
-            members = read(tree, cpu) if cpu in left else None
+            members = read(tree, f"{_CPU}/cpu{cpu}") if cpu in left else None
             if members is not None and cpu in members:
                 group = members & left
                 left -= group
@@ -145,7 +142,9 @@ def _read_cpus(tree: Tree, online: CpuSet) -> tuple[tuple[CpuReading, ...], tupl
     listed = list(dict.fromkeys(packages.values()))
     num_with = Counter(numbers[cpus] for cpus in listed)
     whole = {
-        cpus: numbers[cpus] for cpus in listed if num_with[numbers[cpus]] == 1 or _package_cpus(tree, min(cpus)) == cpus
+        cpus: numbers[cpus]
+        for cpus in listed
+        if num_with[numbers[cpus]] == 1 or _package_cpus(tree, f"{_CPU}/cpu{min(cpus)}") == cpus
     }
     distinct, notes = distinct_packages(whole)
     numbers |= distinct
@@ -154,23 +153,20 @@ def _read_cpus(tree: Tree, online: CpuSet) -> tuple[tuple[CpuReading, ...], tupl
     ), notes
 
 
-def _siblings(tree: Tree, cpu: int) -> CpuSet | None:
-    at = f"{_CPU}/cpu{cpu}/topology"
-    listed = tree.numbers(f"{at}/thread_siblings_list", mask=f"{at}/thread_siblings")
-    return listed or tree.numbers(f"{at}/core_cpus_list", mask=f"{at}/core_cpus")
+def _siblings(tree: Tree, at: str) -> CpuSet | None:
+    listed = tree.numbers(f"{at}/topology/thread_siblings_list", mask=f"{at}/topology/thread_siblings")
+    return listed or tree.numbers(f"{at}/topology/core_cpus_list", mask=f"{at}/topology/core_cpus")
 
 
-def _package_cpus(tree: Tree, cpu: int) -> CpuSet | None:
-    at = f"{_CPU}/cpu{cpu}/topology"
-    return tree.numbers(f"{at}/package_cpus_list", mask=f"{at}/core_siblings")
+def _package_cpus(tree: Tree, at: str) -> CpuSet | None:
+    return tree.numbers(f"{at}/topology/package_cpus_list", mask=f"{at}/topology/core_siblings")
 
 
-def _l3(tree: Tree, cpu: int) -> CpuSet | None:
-    at = f"{_CPU}/cpu{cpu}/cache"
-    caches = (name for name in tree.names(at) if name.startswith("index"))
+def _l3(tree: Tree, at: str) -> CpuSet | None:
+    caches = (name for name in tree.names(f"{at}/cache") if name.startswith("index"))
     for name in sorted(caches, key=lambda name: name != "index3"):  # index3 first, because it is nearly always the L3
-        if tree.number(f"{at}/{name}/level") == 3:
-            return tree.numbers(f"{at}/{name}/shared_cpu_list", mask=f"{at}/{name}/shared_cpu_map")
+        if tree.number(f"{at}/cache/{name}/level") == 3:
+            return tree.numbers(f"{at}/cache/{name}/shared_cpu_list", mask=f"{at}/cache/{name}/shared_cpu_map")
     return None
 
 
@@ -204,9 +200,6 @@ def _numbered(tree: Tree, path: str, word: str) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-# --- the speeds of CPUs ----------------------------------------------------------------------------------------------
-
-
 def read_speeds(tree: Tree, cores: Sequence[CpuSet]) -> tuple[CpuSpeed, ...]:
     """Return the ratings of the CPUs of these cores, in the order of their lowest CPUs."""
     perf, capacity = _ratings(tree, cores, FILES[PERF]), _ratings(tree, cores, FILES[CAPACITY])
@@ -234,32 +227,6 @@ def _ratings(tree: Tree, cores: Sequence[CpuSet], name: str) -> Mapping[int, int
         return without_none(dict.fromkeys(all_cpus, known[first[0]]))
     others = all_cpus.difference(first)
     return without_none(known | dict(zip(others, map(tree.number, map(file.format, others)), strict=True)))
-
-
-# --- the cpuset ------------------------------------------------------------------------------------------------------
-
-
-def _allowed(tree: Tree, what: str) -> CpuSet | None:
-    """Return the allowed "cpus" or "mems" of the reading process, or of the process that captured the machine."""
-    own = tree.numbers("proc/self/status", line=_ALLOWED[what])
-    if own is not None:
-        return own
-    # One after the other: a capture may name millions of directories.
-    files = (f"{directory}/{name.format(what)}" for directory in _cpuset_directories(tree) for name in _CPUSET_FILES)
-    return next(filter(None, map(tree.numbers, files)), None)  # an empty file of cgroup v2 means "as above"
-
-
-def _cpuset_directories(tree: Tree) -> Iterator[str]:
-    """Yield the directories of this process's cpuset, and in cgroup v2 those above it, nearest first."""
-    cpuset = tree.text("proc/self/cpuset")  # whichever kind of file system it is in
-    own_cpuset = [cpuset] if cpuset and cpuset.count("/") <= MAX_CGROUP_DEPTH else []
-    for mount in mounts(tree):
-        if mount.kind == "cgroup2":
-            for path in own_cgroups(tree, "") or own_cpuset:
-                yield from upwards(mount.at, path)
-        elif mount.kind == "cpuset" or mount.holds("cpuset"):
-            of_v1 = own_cgroups(tree, "cpuset") if mount.kind == "cgroup" else []
-            yield from (next(upwards(mount.at, path)) for path in of_v1 or own_cpuset)
 
 
 # --- GPUs and NICs ---------------------------------------------------------------------------------------------------
@@ -360,15 +327,22 @@ def _interfaces(tree: Tree, at: str, device_class: int) -> Iterator[Nic]:
 def _verbs_device(tree: Tree, at: str) -> Nic:
     """Read a verbs device with its first port, which is the one that `--nic-env` names."""
     state, rate = tree.text(f"{at}/ports/1/state"), _RATE.match(tree.text(f"{at}/ports/1/rate") or "")
-    is_up, rate_gbit_s = state.startswith(_ACTIVE) if state else None, float(rate[1]) if rate else None
-    name = at.rpartition("/")[2]
-    verbs = NicInterface.VERBS
-    return Nic(name=name, kind=NicKind.INFINIBAND, interface=verbs, is_up=is_up, rate_gbit_s=rate_gbit_s)
+    return Nic(
+        name=at.rpartition("/")[2],
+        kind=NicKind.INFINIBAND,
+        interface=NicInterface.VERBS,
+        is_up=state.startswith(_ACTIVE) if state else None,
+        rate_gbit_s=float(rate[1]) if rate else None,
+    )
 
 
 def _network_interface(tree: Tree, at: str, kind: NicKind) -> Nic:
     """Read a network interface; some drivers have no state, which the kernel calls unknown."""
-    state, rate = tree.text(f"{at}/operstate"), gbit_s(tree.text(f"{at}/speed"))
-    is_up = state == "up" if state in _OPERATIONAL_STATES else None
-    name = at.rpartition("/")[2]
-    return Nic(name=name, kind=kind, interface=NicInterface.NETWORK, is_up=is_up, rate_gbit_s=rate)
+    state = tree.text(f"{at}/operstate")
+    return Nic(
+        name=at.rpartition("/")[2],
+        kind=kind,
+        interface=NicInterface.NETWORK,
+        is_up=state == "up" if state in _OPERATIONAL_STATES else None,
+        rate_gbit_s=gbit_s(tree.text(f"{at}/speed")),
+    )

@@ -21,8 +21,7 @@ from numapin.attach.targets import (
 )
 from numapin.base.cpu_set import CpuSet
 from numapin.launcher import run_folder
-from numapin.observe.below import gpu_of, gpus_of_ranks, local_rank
-from numapin.observe.find_job import RunningJob, find_run
+from numapin.observe.find import RunningJob, find_run, gpu_of, gpus_of_ranks, local_rank
 from numapin.rank import handover
 from numapin.system import numa_maps, proc
 from numapin.system import threads as affinity

@@ -54,43 +54,34 @@ def _cpus(target: Target) -> list[CpuSet]:
 
 
 @needs_two_cpus
-def test_interrupted(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C before the first change leaves everything as it was, and is reported."""
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), PermissionError(errno.EPERM, os.strerror(errno.EPERM))])
+def test_a_change_that_is_not_made(target: Target, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C before the first change, or a kernel that refuses it, leaves the CPUs as they were, and is reported."""
 
-    def interrupt(thread: ThreadId, cpus: CpuSet) -> CpuSet:
+    def fail(thread: ThreadId, cpus: CpuSet) -> CpuSet:
         del thread, cpus
-        raise KeyboardInterrupt
+        raise error
 
-    monkeypatch.setattr(seam.affinity, "set_cpus", interrupt)
+    monkeypatch.setattr(seam.affinity, "set_cpus", fail)
     binder = Binder(target, OPTIONS)
     (process,) = binder.run()
-    assert (binder.interrupted, process.threads, process.changed, _cpus(target)) == (True, 1, 0, [ALL])
+    assert (process.threads, process.changed, _cpus(target)) == (1, 0, [ALL])
+    assert binder.interrupted == isinstance(error, KeyboardInterrupt)
+    if not binder.interrupted:
+        assert process.cpus == ALL
+        assert process.shortfalls[0].startswith(f"1 thread did not get CPUs {max(ALL)} (Operation not permitted)")
 
 
 @needs_two_cpus
-def test_kernel_that_refuses(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread whose CPUs the kernel does not change is reported with the reason, and is not counted as changed."""
-
-    def refuse(thread: ThreadId, cpus: CpuSet) -> CpuSet:
-        del thread, cpus
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-
-    monkeypatch.setattr(seam.affinity, "set_cpus", refuse)
-    (process,) = Binder(target, OPTIONS).run()
-    (shortfall,) = process.shortfalls
-    assert (process.threads, process.changed, process.cpus) == (1, 0, ALL)
-    assert shortfall.startswith(f"1 thread did not get CPUs {max(ALL)} (Operation not permitted)")
-
-
-@needs_two_cpus
-def test_planned_cpus_that_the_kernel_does_not_give(target: Target) -> None:
-    """They are a shortfall."""
-    lacking = max(ALL) + 1000
-    wide = replace(target, plan=replace(target.plan, cpus=CpuSet({max(ALL), lacking})))
+def test_cpus_that_a_process_does_not_get(target: Target) -> None:
+    """Planned CPUs that the kernel does not give are a shortfall, and so are those that the plan lacks."""
+    lacking, of_plan = max(ALL) + 1000, "the plan leaves out CPUs 9"
+    wide = replace(target, plan=replace(target.plan, cpus=CpuSet({max(ALL), lacking})), shortfalls=(of_plan,))
     (process,) = Binder(wide, OPTIONS).run()
-    (shortfall,) = process.shortfalls
     assert (process.changed, process.cpus, _cpus(target)) == (1, CpuSet({max(ALL)}), [CpuSet({max(ALL)})])
+    shortfall, other = process.shortfalls
     assert shortfall.startswith(f"1 thread did not get CPUs {lacking}, which the cpuset excludes")
+    assert other == of_plan
 
 
 @pytest.mark.parametrize(
@@ -113,60 +104,43 @@ def test_targets_that_all_ended(number: int, words: str) -> None:
     assert "pgrep" in error.value.hint, "a process that was given by its id need not be one of a run"
 
 
-def test_plan_that_lacks_cpus(target: Target) -> None:
-    """What the plan lacks is reported with the target, so that it does not count as exact."""
-    binder = Binder(replace(target, shortfalls=("the plan leaves out CPUs 9",)), OPTIONS)
-    (process,) = binder.run()
-    assert process.shortfalls == ("the plan leaves out CPUs 9",)
-
-
 @needs_two_cpus
 def test_another_process_with_the_same_id(target: Target) -> None:
-    """A process that started at another time is not touched, and neither is its thread."""
+    """A process that started at another time is not touched, and neither is its thread; no CPU is no binding."""
     other = replace(target, subject=target.subject._replace(start=target.subject.start + 1))
     assert Binder(other, OPTIONS).run() == ()
     (thread,) = threads_of(target.subject.pid)
     with pytest.raises(Gone):
         set_cpus(thread._replace(start=thread.start + 1), CpuSet({max(ALL)}))
+    with pytest.raises(OSError, match="no CPU is given"):
+        set_cpus(thread, CpuSet())
     assert _cpus(target) == [ALL]
 
 
-def test_no_cpu(target: Target) -> None:
-    """An empty set is refused before the kernel is asked."""
-    (thread,) = threads_of(target.subject.pid)
-    with pytest.raises(OSError, match="no CPU is given"):
-        set_cpus(thread, CpuSet())
-
-
-def test_interrupted_move(target: Target) -> None:
-    """Ctrl-C between two pieces ends the move; the report has what stays, as the kernel reports it then."""
-    (main,) = threads_of(target.subject.pid)
-    seen = ProcessMemory(None, {0: 8192}, (Region(0x10000, 0x12000, 4096, 8192),), 0)
-
-    def interrupt(done: int, total: int) -> None:
-        assert (done, total) == (0, 8192)
-        raise KeyboardInterrupt
-
-    pages, interrupted = move(main, replace(PLANNED, nodes=CpuSet({0}), node=0), seen, interrupt)
-    assert interrupted
-    assert (pages.before, pages.moved_bytes) == ({0: 8192}, 0)
-
-
 @pytest.mark.parametrize(
-    "error", [PermissionError(errno.EPERM, ""), OSError(errno.ENOSYS, "")], ids=["EPERM", "ENOSYS"]
+    ("error", "stays"),
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (PermissionError(errno.EPERM, ""), "refused"),
+        (OSError(errno.ENOSYS, ""), "refused"),
+    ],
+    ids=["Ctrl-C", "EPERM", "ENOSYS"],
 )
-def test_refused_move(target: Target, error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If seccomp or the kernel refuses to move pages, all of them stay for this reason."""
+def test_a_move_that_ends_early(
+    target: Target, error: BaseException, stays: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C, seccomp or the kernel ends the move; the report has what stays, and why."""
     (main,) = threads_of(target.subject.pid)
     seen = ProcessMemory(None, {0: 8192}, (Region(0x10000, 0x12000, 4096, 8192),), 0)
 
-    def refuse(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(seam.pages, "move_pages", refuse)
+    monkeypatch.setattr(seam.pages, "move_pages", fail)
     monkeypatch.setattr(seam.pages, "memory_of", lambda *_: seen)
-    moved, interrupted = move(main, PLANNED, seen, lambda *_: None)
-    assert (moved.moved_bytes, moved.stays, interrupted) == (0, {"refused": 8192}, False)
+    pages, interrupted = move(main, PLANNED, seen, lambda *_: None)
+    assert (pages.before, pages.moved_bytes, pages.stays) == ({0: 8192}, 0, {stays: 8192})
+    assert interrupted == (stays == "interrupted")
 
 
 @needs_two_cpus

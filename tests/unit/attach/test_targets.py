@@ -1,4 +1,4 @@
-"""The processes of a run that another user may have prepared."""
+"""The processes that may be changed: of a run that another user may have prepared, and with the CPUs of a cpuset."""
 
 from __future__ import annotations
 
@@ -12,18 +12,25 @@ import pytest
 
 from numapin import Bind, Plan
 from numapin.errors import MachineError, UsageError
-from tests.needs import needs_root
+from tests.needs import needs_root, needs_two_cpus
 from tests.unit.attach.seam import (
     AttachOptions,
     CpuSet,
     RunningJob,
+    Tree,
     aim_at_processes,
     aim_at_run,
+    cpus_of_cpuset,
+    examine,
     find_run,
     handover,
+    in_whole_cpuset,
+    other_processes,
     proc,
     run_folder,
+    shortfalls_of,
     targets,
+    why_untouchable,
 )
 from tests.unit.attach.test_gpus import machine
 from tests.unit.planned import PLANNED
@@ -33,6 +40,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NOBODY = 65534
+ALL = CpuSet(os.sched_getaffinity(0))
+PID = 1 << 30  # above the highest process id, so that it has no threads
+V1 = ("cgroup /sys/fs/cgroup cgroup rw,cpuset 0 0\n", "4:cpuset:/job/step\n", "cpuset.effective_cpus")
+V2 = ("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n", "0::/job/step\n", "cpuset.cpus.effective")
+BLANK = ("cgroup2 /sys/fs/cgroup/of\\040a\\040pod cgroup2 rw 0 0\n", "0::/step\n", "cpuset.cpus.effective")
 PARENT = os.getppid()
 
 
@@ -81,36 +93,31 @@ def _job(bound: frozenset[int] = frozenset()) -> RunningJob:
     return RunningJob(name="run-x", plan=plan, pids={0: PARENT}, applied={}, owner=os.geteuid(), bound=bound)
 
 
-def test_a_process_id_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has got the id of a rank since the files were read is not taken for the rank."""
-    monkeypatch.setattr(targets, "find_run", lambda *_: replace(_job(), starts={0: _start(PARENT)}))
-    assert [target.subject.pid for target in aim_at_run("run-x", {}, other_users=False).targets] == [PARENT]
-    monkeypatch.setattr(targets, "find_run", lambda *_: replace(_job(), starts={0: 1}))
-    with pytest.raises(UsageError, match="run-x: all of its ranks have ended"):
-        aim_at_run("run-x", {}, other_users=False)
+def test_ranks_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank gets its plan in the run again; processes of the run that have bound themselves follow no other.
 
-
-def test_processes_that_have_bound_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank gets its plan in the run again; processes of the run that have bound themselves follow no other."""
-    monkeypatch.setattr(targets, "find_run", lambda *_: _job(frozenset({PARENT, 7})))
-    aim = aim_at_run("run-x", {}, other_users=False)
-    (target,) = aim.targets
-    assert (target.plan, aim.apart) == (PLANNED, frozenset({PARENT, 7}))
-
-
-def test_a_rank_that_ends_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other ranks are taken, and a warning names it; if there is no other, the error says so."""
+    A process that has got the id of a rank since the files were read is not the rank. A warning names a rank that ends
+    meanwhile; if there is no other, the error says so.
+    """
     with subprocess.Popen(["sleep", "600"]) as other:
-        start = _start(other.pid)
+        ended = {1: _start(other.pid)}
         other.kill()
-    job = replace(_job(), pids={0: PARENT, 1: other.pid}, starts={0: _start(PARENT), 1: start})
-    monkeypatch.setattr(targets, "find_run", lambda *_: job)
-    aim = aim_at_run("run-x", {}, other_users=False)
-    assert [target.subject.pid for target in aim.targets] == [PARENT]
-    assert aim.warnings == ("rank 1 of run-x has ended",)
-    job = replace(job, pids={1: other.pid})
-    with pytest.raises(UsageError, match="run-x: all of its ranks have ended"):
-        aim_at_run("run-x", {}, other_users=False)
+    for job, warnings in (
+        (_job(frozenset({PARENT, 7})), ()),
+        (replace(_job(), starts={0: _start(PARENT)}), ()),
+        (
+            replace(_job(), pids={0: PARENT, 1: other.pid}, starts={0: _start(PARENT)} | ended),
+            ("rank 1 of run-x has ended",),
+        ),
+    ):
+        monkeypatch.setattr(targets, "find_run", lambda *_, job=job: job)
+        aim = aim_at_run("run-x", {}, other_users=False)
+        assert [(target.subject.pid, target.plan) for target in aim.targets] == [(PARENT, PLANNED)]
+        assert (aim.warnings, aim.apart) == (warnings, job.bound)
+    for job in (replace(_job(), starts={0: 1}), replace(_job(), pids={1: other.pid}, starts=ended)):
+        monkeypatch.setattr(targets, "find_run", lambda *_, job=job: job)
+        with pytest.raises(UsageError, match="run-x: all of its ranks have ended"):
+            aim_at_run("run-x", {}, other_users=False)
 
 
 def test_more_gpus_than_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,3 +144,70 @@ def test_a_process_whose_gpu_is_unknown(num_gpus: int, monkeypatch: pytest.Monke
     assert (f"numapin attach --pid {process.pid} --gpu N" in caught.value.hint) == bool(num_gpus)
     assert "LOCAL_RANK" in caught.value.hint
     assert "numapin exec -- COMMAND" in caught.value.hint
+
+
+def test_own_process() -> None:
+    """This process itself is refused, and is not among the others: it is about to end."""
+    with pytest.raises(UsageError, match="is numapin itself"):
+        examine(os.getpid(), other_users=True)
+    assert os.getpid() not in other_processes()
+
+
+@pytest.mark.parametrize(
+    ("uid", "own", "other_users", "problem"),
+    [
+        (1000, 1000, False, None),
+        (1001, 1000, False, "another user (uid 1001)"),
+        (1001, 1000, True, "another user (uid 1001)"),
+        (1001, 0, False, "another user (uid 1001)"),
+        (1001, 0, True, None),
+        (None, 1000, False, "several users"),
+        (None, 0, False, "several users"),
+        (0, 0, False, None),
+    ],
+)
+def test_users(
+    monkeypatch: pytest.MonkeyPatch, *, uid: int | None, own: int, other_users: bool, problem: str | None
+) -> None:
+    """A process is this user's if its real and effective users are; only root may ask for others."""
+    monkeypatch.setattr(os, "geteuid", lambda: own)
+    assert why_untouchable(uid, other_users=other_users) == problem
+
+
+@needs_two_cpus
+def test_whole_cpuset() -> None:
+    """The thread has all CPUs of its cpuset inside the block and its own again after it."""
+    os.sched_setaffinity(0, {min(ALL)})
+    try:
+        with in_whole_cpuset():
+            assert os.sched_getaffinity(0) >= ALL
+        assert os.sched_getaffinity(0) == {min(ALL)}
+    finally:
+        os.sched_setaffinity(0, ALL)
+
+
+@pytest.mark.parametrize(
+    ("mounts", "cgroup", "file", "place"),
+    [(*V1, "job/step"), (*V1, "job"), (*V2, "job/step"), (*V2, "job"), (*BLANK, "of a pod/step"), (*BLANK, "of a pod")],
+)
+def test_cpuset_of_a_process(tmp_path: Path, mounts: str, cgroup: str, file: str, place: str) -> None:
+    """The nearest cgroup that lists CPUs is the cpuset; one that is outside the namespace is unknown."""
+    for path, text in (
+        ("proc/mounts", mounts),
+        (f"proc/{PID}/cgroup", cgroup),
+        (f"proc/{PID + 1}/cgroup", cgroup.replace("::/", "::/../").replace("cpuset:/", "cpuset:/../")),
+        (f"sys/fs/cgroup/{place}/{file}", "4-7\n"),
+        (f"sys/fs/cgroup/{file}", "0-15\n"),
+    ):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert cpus_of_cpuset(PID, Tree(str(tmp_path))) == CpuSet(range(4, 8))
+    assert cpus_of_cpuset(PID + 1, Tree(str(tmp_path))) == CpuSet()
+
+
+def test_missing_cpus() -> None:
+    """CPUs on which the process has threads, but which are not known, are a shortfall."""
+    pid = os.getpid()
+    (told,) = shortfalls_of(pid, CpuSet())
+    assert told.startswith(f"the plan leaves out CPUs {cpus_of_cpuset(pid)}: ")
+    assert shortfalls_of(pid, cpus_of_cpuset(pid)) == ()

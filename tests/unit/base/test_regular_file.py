@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin import discover
-from numapin.errors import MachineError, NumapinError
-from tests.machines.grids import grid
+from numapin.errors import MachineError
 from tests.unit.base.seam import Tree, read_file, read_plan_file
 
 if TYPE_CHECKING:
@@ -169,13 +168,3 @@ class TestCaptures:
         """Of a huge file, here a sparse one, 64 KiB are read."""
         os.truncate(Path(capture.root, "sys", "a", "file"), 1 << 40)
         assert len(capture.data("sys/a/file") or b"") == 65537
-
-
-def test_the_readers_are_not_green_because_nothing_is_read(tmp_path: Path) -> None:
-    """A good machine file is read by the same call."""
-    import json
-
-    (tmp_path / "m.json").write_text(json.dumps(grid(nodes=1, cores=1).to_json()))
-    assert discover(machine=tmp_path / "m.json").cpus
-    with pytest.raises(NumapinError):
-        discover(machine=tmp_path)

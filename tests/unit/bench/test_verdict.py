@@ -1,44 +1,24 @@
-"""The verdict of a benchmark: yes, no, no difference, or that it cannot tell, and why."""
+"""The verdict of a benchmark, as recorded: yes, no, no difference, or that it cannot tell, and why."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-import pytest
-
-from tests.unit.bench.seam import BenchAnswer, Benchmark, BenchVerdict, Case, Peer, Question, Run, summarize, verdict_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from tests.recorded.screens import compare
+from tests.unit.bench.seam import Benchmark, Case, Peer, Question, Run, summarize, verdict_of
 
 PIN = Question(subject="pin", things="copies are", figure="gbps", own=("pinned", "slot"), against="pageable")
 START = Question(
     subject="{own} instead of torchrun",
     things="runs are",
     figure="total_s",
-    own=("numapin",),
+    own=("numapin", "numapin-agent"),
     against="torchrun",
     less_is_better=True,
 )
 Values = tuple[float, ...]
-
-
-def verdict(question: Question, figures: Mapping[str, Mapping[str, Values]], *, sizes: bool = False) -> BenchVerdict:
-    """Judge figures by case and peer; with `sizes`, cases are named by a sweep and a number of bytes."""
-    cases, runs = [], []
-    for name, peers in figures.items():
-        group, _, size = name.rpartition(" ")
-        sweep = {"group": group, "num_bytes": int(size)} if sizes else {}
-        cases.append(Case(name=name, about="", peers=tuple(Peer(name=p, specs=()) for p in peers), **sweep))  # type: ignore[arg-type]
-        runs += [
-            Run(case=name, peer=peer, repeat=i, figures={question.figure: value})
-            for peer, values in peers.items()
-            for i, value in enumerate(values)
-        ]
-    found = verdict_of((question,), summarize(Benchmark(name="x", module="", cases=tuple(cases)), runs))
-    assert found is not None
-    return found
+Figures = dict[str, dict[str, Values]]
 
 
 def times(factor: float) -> Values:
@@ -51,135 +31,75 @@ def pair(factor: float) -> dict[str, Values]:
     return {"pageable": times(10), "pinned": times(10 * factor)}
 
 
-WIDE = {"pageable": (5.0, 10.0, 10.0, 10.0, 15.0), "pinned": (18.0, 12.0, 12.0, 12.0, 6.0)}
+def starts(torchrun: Values, numapin: Values) -> dict[str, Values]:
+    """Return the times of both launchers."""
+    return {"torchrun": torchrun, "numapin": numapin}
 
 
-@pytest.mark.parametrize(
-    ("figures", "answer", "text"),
-    [
-        ({"h2d gpu0 1048576": pair(6.4)}, "yes", "pin: yes, copies are 6.4x faster"),
-        (
-            {"h2d gpu0 4096": pair(1), "h2d gpu0 1048576": pair(6.4), "h2d gpu0 67108864": pair(6.4)},
-            "yes",
-            "pin: yes, copies are 6.4x faster from 1 MiB on; no difference at 4 KiB",
-        ),
-        ({"h2d gpu0 1048576": pair(0.5)}, "no", "pin: no, copies are 2.0x slower"),
-        (
-            {"h2d gpu0 4096": pair(2), "h2d gpu0 8192": pair(0.5)},
-            "depends",
-            "pin: depends, copies are 2.0x faster at 4 KiB; copies are 2.0x slower at 8 KiB",
-        ),
-        ({"h2d gpu0 4096": pair(1), "h2d gpu0 8192": pair(1)}, "no difference", "pin: no difference"),
-        ({"h2d gpu0 4096": WIDE}, "cannot tell", "pin: cannot tell: the repeats differ too much"),
-        (
-            {"h2d gpu0 4096": {"pageable": (1.0,), "pinned": (9.0,)}},
-            "cannot tell",
-            "pin: cannot tell: 1 repeat is too few, a verdict needs 5 (--repeats)",
-        ),
-        (
-            {"h2d gpu0 4096": {"pageable": times(1)[:4], "pinned": times(9)[:4]}},
-            "cannot tell",
-            "pin: cannot tell: 4 repeats are too few, a verdict needs 5 (--repeats)",
-        ),
-        (
-            {"h2d gpu0 4096": {"pageable": times(1)}},
-            "cannot tell",
-            "pin: cannot tell: pinned and pageable were not both measured",
-        ),
-        ({"h2d gpu0 4096": {"pageable": times(1), "slot": times(3)}}, "yes", "pin: yes, copies are 3.0x faster"),
-        (
-            {"h2d gpu0 4096": pair(2), "h2d gpu1 4096": pair(1)},
-            "cannot tell",
-            "pin: cannot tell: GPUs or nodes differ",
-        ),
-        ({"h2d gpu0 4096": pair(2), "d2h gpu0 4096": pair(0.5)}, "yes", "pin: yes, copies are 2.0x faster"),
-    ],
-)
-def test_sweeps(figures: dict[str, dict[str, Values]], answer: str, text: str) -> None:
-    """Sizes are named from the smallest one on; of several directions the first one counts."""
-    found = verdict(PIN, figures, sizes=True)
-    assert (found.answer, found.text) == (answer, text)
+WIDE: dict[str, Values] = {"pageable": (5.0, 10.0, 10.0, 10.0, 15.0), "pinned": (18.0, 12.0, 12.0, 12.0, 6.0)}
+MIB, LARGE = "h2d gpu0 1048576", "h2d gpu0 67108864"
+SWEEPS: dict[str, Figures] = {
+    "faster": {MIB: pair(6.4)},
+    "from a size on": {"h2d gpu0 4096": pair(1), MIB: pair(6.4), LARGE: pair(3.2)},
+    "slower": {MIB: pair(0.5)},
+    "it depends": {"h2d gpu0 4096": pair(2), "h2d gpu0 8192": pair(0.5)},
+    "no difference": {"h2d gpu0 4096": pair(1), "h2d gpu0 8192": pair(1)},
+    "repeats that differ": {MIB: WIDE},
+    "four repeats": {MIB: {"pageable": times(1)[:4], "pinned": times(9)[:4]}},
+    "one peer": {MIB: {"pageable": times(1)}},
+    "the second peer": {MIB: {"pageable": times(1), "slot": times(3)}},
+    "GPUs that differ": {"h2d gpu0 4096": pair(2), "h2d gpu1 4096": pair(1)},
+    "GPUs that agree": {"h2d gpu0 4096": pair(2), "h2d gpu1 4096": pair(4)},
+    "the first direction counts": {MIB: pair(2), "d2h gpu0 1048576": pair(0.5)},
+    "two digits below 2": {MIB: pair(1.09)},
+    "two digits, slower": {MIB: pair(1 / 1.09)},
+    "rounded to 2": {MIB: pair(1.999)},
+    "no digits from 10 on": {MIB: pair(12.0)},
+}
+CASES: dict[str, Figures] = {
+    "times": {"print": starts(times(2.0), times(0.25)), "all-reduce": starts(times(6.0), times(6.0))},
+    "each case has its own reason": {
+        "vit": starts(times(1.0), times(1.0)),
+        "fsdp": starts(*WIDE.values()),
+        "resnet": starts((5.8,), (12.6,)),
+    },
+    "many cases": {f"case{i}": starts(times(2.0), times(1.0)) for i in range(7)},
+    "a certain difference below 2 %": {"print": starts((1.0,) * 9, (0.985,) * 9)},
+    "zero has no ratio": {"print": starts((1.0,) * 5, (0.0,) * 5)},
+    "not the fastest peer": {"print": starts(times(2.0), times(2.0)) | {"numapin-agent": times(1.0)}},
+    "a substitute": {
+        "print": starts(times(2.0), times(2.0)),
+        "all-reduce": {"torchrun": times(2.0), "numapin-agent": times(1.0)},
+    },
+    "a peer that fails": {"print": starts((2.0, 2.0), times(1.0))},
+}
 
 
-def test_times_and_cases() -> None:
-    """Where a lower figure is better, the ratio is turned around; cases are named, and the peer in the subject."""
-    figures = {
-        "print": {"torchrun": times(2.0), "numapin": times(0.25)},
-        "all-reduce": {"torchrun": times(6.0), "numapin": times(6.0)},
-    }
-    found = verdict(START, figures)
-    assert found.answer is BenchAnswer.YES
-    assert found.text == "numapin instead of torchrun: yes, runs are 8.0x faster in print; no difference in all-reduce"
-
-
-def test_each_case_has_its_own_reason() -> None:
-    """Cases that are unclear for different reasons are not explained by that of the first one."""
-    figures: dict[str, dict[str, Values]] = {
-        "vit": {"torchrun": times(1.0), "numapin": times(1.0)},
-        "fsdp": {"torchrun": WIDE["pageable"], "numapin": WIDE["pinned"]},
-        "resnet": {"torchrun": (5.8,), "numapin": (12.6,)},
-    }
-    assert verdict(START, figures).text == (
-        "numapin instead of torchrun: no difference in vit; cannot tell in fsdp: the repeats differ too much; "
-        "cannot tell in resnet: 1 repeat is too few, a verdict needs 5 (--repeats)"
-    )
-
-
-def test_the_peer_is_fixed_and_named() -> None:
-    """The first of the question's peers counts, not the fastest; if it did not run, the case names its substitute."""
-    question = replace(START, own=("numapin", "numapin-agent"))
-    both = {"torchrun": times(2.0), "numapin": times(2.0), "numapin-agent": times(1.0)}
-    assert verdict(question, {"print": both}).text == "numapin instead of torchrun: no difference"
-    second = {"torchrun": times(2.0), "numapin-agent": times(1.0)}
-    assert verdict(question, {"print": both, "all-reduce": second}).text == (
-        "numapin or numapin-agent instead of torchrun: yes, runs are 2.0x faster in all-reduce (numapin-agent); "
-        "no difference in print (numapin)"
-    )
-
-
-def test_a_peer_that_stopped_is_the_reason() -> None:
-    """More repeats are no remedy for a peer that failed."""
-    made = [Run(case="a", peer="torchrun", repeat=i, figures={"total_s": 2.0}) for i in range(2)]
-    made += [Run(case="a", peer="torchrun", repeat=2, skipped="failed")]
-    made += [Run(case="a", peer="numapin", repeat=i, figures={"total_s": 1.0}) for i in range(5)]
-    case = Case(name="a", about="", peers=tuple(Peer(name=name, specs=()) for name in ("torchrun", "numapin")))
-    found = verdict_of((START,), summarize(Benchmark(name="x", module="", cases=(case,)), made))
+def verdict(question: Question, figures: Figures, *, fails: str = "") -> str:
+    """Judge figures by case and peer; for PIN, cases are named by a sweep and a number of bytes."""
+    cases, runs = [], []
+    for name, peers in figures.items():
+        case = Case(name=name, about="", peers=tuple(Peer(name=peer, specs=()) for peer in peers))
+        group, _, size = name.rpartition(" ")
+        cases.append(replace(case, group=group, num_bytes=int(size)) if question is PIN else case)
+        for peer, values in peers.items():
+            runs += [Run(case=name, peer=peer, repeat=i, figures={question.figure: v}) for i, v in enumerate(values)]
+            if peer == fails:
+                runs.append(Run(case=name, peer=peer, repeat=len(values), skipped="failed"))
+    found = verdict_of((question,), summarize(Benchmark(name="x", module="", cases=tuple(cases)), runs))
     assert found is not None
-    assert found.text == (
-        "numapin instead of torchrun: cannot tell: torchrun stopped after 2 repeats, a verdict needs 5"
-    )
+    return f"{found.answer} | {found.text}"
 
 
-def test_many_cases_stay_one_line() -> None:
-    """Four cases are named, the others counted."""
-    figures = {f"case{i}": {"torchrun": times(2.0), "numapin": times(1.0)} for i in range(7)}
-    assert verdict(START, figures).text.endswith("2.0x faster in case0, case1, case2, case3 and 3 more")
+def test_verdicts_are_the_recorded_ones() -> None:
+    """Sizes are named from the smallest one on, cases by name; where less is better, the ratio is turned around.
 
-
-def test_equal_peers_are_never_told_apart_by_small_noise() -> None:
-    """A difference of less than 2 % does not count, however often it appears."""
-    figures = {"print": {"torchrun": (1.0,) * 9, "numapin": (0.985,) * 9}}
-    assert verdict(START, figures).answer is BenchAnswer.SAME
-
-
-@pytest.mark.parametrize(
-    ("factor", "text"),
-    [
-        (1.09, "pin: yes, copies are 1.09x faster"),
-        (1 / 1.09, "pin: no, copies are 1.09x slower"),
-        (1.999, "pin: yes, copies are 2.0x faster"),
-        (12.0, "pin: yes, copies are 12x faster"),
-    ],
-)
-def test_small_ratios_have_two_digits(factor: float, text: str) -> None:
-    """A difference of a few percent does not read "1.0x faster"."""
-    assert verdict(PIN, {"h2d gpu0 4096": pair(factor)}, sizes=True).text == text
-
-
-def test_zero_is_not_compared() -> None:
-    """A figure of zero has no ratio."""
-    figures = {"print": {"torchrun": (1.0,) * 5, "numapin": (0.0,) * 5}}
-    assert verdict(START, figures).answer is BenchAnswer.UNKNOWN
+    The first of a question's peers that ran counts, not the fastest. More repeats are no remedy for one that failed.
+    """
+    lines = [f"{title}\n  {verdict(PIN, figures)}\n" for title, figures in SWEEPS.items()]
+    for title, figures in CASES.items():
+        lines.append(f"{title}\n  {verdict(START, figures, fails='torchrun' if 'fails' in title else '')}\n")
+    compare("".join(lines), str(Path(__file__).with_name("verdicts.txt")))
 
 
 def test_without_a_question() -> None:

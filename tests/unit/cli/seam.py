@@ -9,4 +9,3 @@ from numapin.cli.early_end import EarlyEnd
 from numapin.cli.main import numapin
 from numapin.cli.output import show_status
 from numapin.cli.trace_reading import read_report
-from numapin.cli.trace_watch import are_all_recorded

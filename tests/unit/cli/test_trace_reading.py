@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from numapin.errors import UsageError
-from tests.trace.made import loop
+from tests.trace.made import loop, record
 from tests.unit.cli.seam import read_report
 
 if TYPE_CHECKING:
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 def test_ranks_without_any_step(tmp_path: Path, num_ranks: int, said: str) -> None:
     """Ranks that left no record are counted in a note: the hook records a rank at its first batch or step."""
     (tmp_path / "rank-0.trace.json").write_text(json.dumps(loop(compute=100).content()))
-    record = {"rank": 0, "num_local_ranks": num_ranks, "trace": "rank-0.trace.json", "num_steps": 4, "reason": ""}
-    (tmp_path / "rank-0.json").write_text(json.dumps(record))
+    (tmp_path / "rank-0.json").write_text(record(0, num_local_ranks=num_ranks, trace="rank-0.trace.json"))
     notes = [note for note in read_report((tmp_path,)).notes if "took no batch" in note]
     assert notes == ([f"{tmp_path}: {said}"] if said else [])
 

@@ -16,7 +16,7 @@ from numapin.compare.campaign import (
     with_equal_steps,
 )
 from numapin.compare.ratio import Arm, StepRatio, compare_arms
-from numapin.compare.report import STEP, CompareReport, figures_of, make_report, verdict_lines
+from numapin.compare.report import STEP, CompareReport, figures_of, make_report
 from numapin.compare.variants import (
     DEFAULT,
     KNOWN,
@@ -25,11 +25,9 @@ from numapin.compare.variants import (
     known_variant,
     own_command,
     own_variant,
-    parse_names,
-    require_different_names,
 )
 from numapin.steps.job import between
+from numapin.steps.meter import StepWindow
 from numapin.steps.record import Phase, RankSteps, StepSettings, StepUnit
-from numapin.steps.recorder import StepWindow
 from numapin.topology.discover import example_names
 from numapin.view.compare_table import OTHERS, compare_table

@@ -1,4 +1,4 @@
-"""The runs of a comparison in turn, with jobs that only say what they would measure."""
+"""The runs of a comparison: their order, their number of steps, failures, and the time left. No job is started."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.unit.compare.seam import JobOptions, JobResult, StepSettings, Variant, campaign, measure_all, turns
+from tests.unit.compare.seam import (
+    JobOptions,
+    JobResult,
+    StepSettings,
+    Variant,
+    _Campaign,
+    campaign,
+    duration,
+    measure_all,
+    turns,
+    with_equal_steps,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,3 +94,30 @@ def test_a_variant_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, broke
     runs = Campaign(monkeypatch, lambda name, _number: None if name in broken else 0.01).measure("a", "b", "c")
     assert " ".join(sorted(run.variant for run in runs)) == made
     assert {run.variant for run in runs if run.result.failure} == set(broken)
+
+
+def test_every_other_round_runs_backwards() -> None:
+    """Each variant runs once a round; a pair of rounds mirrors itself, and not all pairs have the same order."""
+    names = ["a", "b", "c", "d"]
+    order = list(turns(names, 8))
+    assert order == list(turns(names, 8)), "it can be repeated"
+    rounds = [[name for number, name in order if number == one] for one in range(8)]
+    assert all(sorted(one) == names for one in rounds)
+    assert all(second == first[::-1] for first, second in zip(rounds[::2], rounds[1::2], strict=True))
+    assert len({tuple(one) for one in rounds[::2]}) > 1
+
+
+def test_the_time_left_is_what_earlier_runs_took() -> None:
+    """A variant takes as long as before; one without a run, as long as the others."""
+    planned = _Campaign({}, (), print)
+    assert planned.left_s(["a"]) is None
+    planned.durations_s.update(a=[10, 12], b=[30])
+    assert planned.left_s(["a", "b", "c"]) == 11 + 30 + 12
+    assert [duration(s) for s in (40, 600, 3900)] == ["40 s", "10 min", "1 h 05 min"]
+
+
+@pytest.mark.parametrize(("first_s", "steps"), [((0.01,) * 9, 100), ((90.0, 0.5, 0.1, 0.9), 20), ((60.0, 60.0), 2)])
+def test_the_first_run_finds_a_number_of_steps_for_all(first_s: tuple[float, ...], steps: int) -> None:
+    """As many steps as fit into the time, by the second half, at least two; a slow variant gets more time."""
+    found = with_equal_steps(StepSettings(folder="", skip=10, steps=100, seconds=10), first_s)
+    assert (found.steps, found.skip, found.seconds) == (steps, 10, 40)

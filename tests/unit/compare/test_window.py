@@ -15,27 +15,16 @@ def window(*, skip: int = 2, steps: int = 3, seconds: float = 100) -> StepWindow
     return StepWindow(skip=skip, steps=steps, limit_ns=int(seconds * S))
 
 
-def test_first_steps_are_left_out_and_enough_are_measured() -> None:
-    """After two steps, three are measured; only the first step, the begin and the end are recorded."""
-    one, times = window(), [10, 20, 25, 31, 38, 50]
-    assert [one.stepped(time) for time in times] == [True, True, False, False, True, False]
-    assert (one.first_ns, one.begin_ns, one.step_ns, one.is_done) == (10, 20, (5, 6, 7), True)
-
-
-def test_time_ends_the_window_but_not_after_one_step() -> None:
-    """A step longer than the time limit does not end the window by itself, the second one does."""
-    one = window(skip=1, steps=100, seconds=1)
-    assert [one.stepped(at * S) for at in (1, 4, 7)] == [True, False, True]
-    assert one.step_ns == (3 * S, 3 * S)
-
-
-def test_borders_are_known_before_they_are_noted() -> None:
-    """The GPU is waited for at the begin and at the end of the window, and at no other step."""
-    one, borders = window(), []
+def test_steps_and_borders() -> None:
+    """After two steps, three are measured; the GPU is waited for at the begin and the end of the window only."""
+    one, noted, borders = window(), [], []
     for time in (10, 20, 25, 31, 38):
         borders.append(one.is_border(time))
-        one.stepped(time)
+        noted.append(one.stepped(time))
     assert borders == [False, True, False, False, True]
+    assert noted == [True, True, False, False, True]
+    assert not one.stepped(50)
+    assert (one.first_ns, one.begin_ns, one.step_ns, one.is_done) == (10, 20, (5, 6, 7), True)
 
 
 def test_the_window_begins_after_what_was_fetched_ahead() -> None:

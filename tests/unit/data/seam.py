@@ -15,7 +15,6 @@ from numapin.data.casting import cast_tensor, casts_of, collate_and_cast
 from numapin.data.forking import keep_in_children
 from numapin.data.handover import _TAG, HandedDown, Handover
 from numapin.data.locality import Locality, find_locality
-from numapin.data.loop_times import Totals, Waited, find_waited, read_waited, totals_of
 from numapin.data.message import (
     DTYPES,
     NO_GRANT,
@@ -36,7 +35,7 @@ from numapin.data.packing import LARGE_BYTES, MOST_KEPT, BatchMemory, Packer, Wo
 from numapin.data.path import DataPath, PathOptions
 from numapin.data.pinning import Settling, _Settler, reclaimer
 from numapin.data.pool import Pool, unused_slots_hidden
-from numapin.data.quarantine import Quarantine, no_capture, watch_captures
+from numapin.data.quarantine import Quarantine, capture_lock, is_capturing, watch_captures
 from numapin.data.queues import Channel, TaskQueue
 from numapin.data.slots import FreeSlots, RecentSizes, Slot, align, capacity_for, map_memfd
 from numapin.data.stats import Counts, Stats, share_on

@@ -5,18 +5,21 @@ from __future__ import annotations
 import inspect
 import signal
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from tests.data.child import in_forked_child
-from tests.unit.data.seam import CudaRefused, cuda, no_capture, watch_captures
+from tests.unit.data.seam import CudaRefused, Quarantine, capture_lock, cuda, is_capturing, watch_captures
 
 if TYPE_CHECKING:
     from tests.cuda.fake import FakeCuda
 
 WAIT_S = 120
+NUM_STOPS = 300
+STUCK_S = 20
 
 
 class RefusedError(RuntimeError):
@@ -50,8 +53,8 @@ def graphs(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def _free() -> bool:
-    with no_capture() as free:
-        return free
+    with capture_lock:
+        return not is_capturing()
 
 
 def test_a_capture_is_seen_from_its_begin_to_its_end(graphs: Any) -> None:
@@ -70,7 +73,7 @@ def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(graphs: Any) ->
     is_inside, may_leave = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with no_capture():
+        with capture_lock:
             is_inside.set()
             may_leave.wait(WAIT_S)
 
@@ -161,8 +164,8 @@ def test_the_graphs_of_this_torch_can_be_watched(monkeypatch: pytest.MonkeyPatch
 def test_a_begin_waits_for_the_block(graphs: Any, fake_cuda: FakeCuda) -> None:
     """A capture in another thread begins after the block, not inside it."""
     thread = threading.Thread(target=graphs().capture_begin)
-    with no_capture() as free:
-        assert free
+    with capture_lock:
+        assert not is_capturing()
         thread.start()
         thread.join(0.2)
         assert thread.is_alive()
@@ -173,7 +176,7 @@ def test_a_begin_waits_for_the_block(graphs: Any, fake_cuda: FakeCuda) -> None:
 
 def test_a_capture_inside_the_own_block_does_not_wait_for_itself(graphs: Any) -> None:
     """A signal handler may capture while its thread is in a block: it does not deadlock."""
-    with no_capture():
+    with capture_lock:
         thread_is_stuck = threading.Timer(WAIT_S, _interrupt)
         thread_is_stuck.start()
         graphs().capture_begin()
@@ -192,13 +195,34 @@ def test_a_record_in_mid_capture_is_what_the_block_prevents(graphs: Any, fake_cu
     assert driver is not None
     graph = graphs()
     graph.capture_begin()
-    with no_capture() as free:
-        if free:
+    with capture_lock:
+        if not is_capturing():
             driver.record(0)
     assert fake_cuda.invalidated() == 0
     with pytest.raises(CudaRefused):
         driver.record(0)
     assert fake_cuda.invalidated() == 1
+
+
+def test_ctrl_c_leaves_the_lock_free(graphs: Any, fake_cuda: FakeCuda) -> None:
+    """Whenever it comes, captures may begin afterwards: the lock has no Python code of its own around it."""
+    fake_cuda.hold_events()
+    quarantine = Quarantine[int](cuda.driver)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for number in range(NUM_STOPS):
+            quarantine.admit(0)
+            with suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, 20e-6 + number * 1e-6)
+                for _ in range(200):
+                    quarantine.passed()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    thread = threading.Thread(target=graphs().capture_begin, daemon=True)
+    thread.start()
+    thread.join(STUCK_S)
+    assert not thread.is_alive()
 
 
 def test_threads_that_capture_and_threads_that_record_agree(graphs: Any, fake_cuda: FakeCuda) -> None:
@@ -210,9 +234,9 @@ def test_threads_that_capture_and_threads_that_record_agree(graphs: Any, fake_cu
 
     def record() -> None:
         while not done.is_set():
-            with no_capture() as free:
-                recorded.append(free)
-                if free:
+            with capture_lock:
+                recorded.append(not is_capturing())
+                if recorded[-1]:
                     driver.recycle(driver.record(0))
 
     threads = [threading.Thread(target=record) for _ in range(2)]

@@ -172,11 +172,20 @@ class TestSlots:
         loop.send(ramp(16 * KIB))
         batch = [ramp(12 * KIB), ramp(8 * KIB), ramp(KIB)]
         loop.begin()
+        refused: list[object] = []
+
+        def refuse(*arguments: object) -> int:
+            refused.append(arguments)
+            raise OSError(errno.EMFILE, "too many")
+
         with monkeypatch.context() as patch:
-            patch.setattr(os, "memfd_create", _refuse(errno.EMFILE))
-            parcel = loop.send(batch)
+            patch.setattr(os, "memfd_create", refuse)
+            parcel = loop.send([*batch, *[ramp(8 * KIB) + number for number in range(50)]])
+            assert len(refused) == 2  # with much room and with little, at the first tensor without room
+            assert loop.send([ramp(20 * KIB), ramp(20 * KIB)]).head.miss is Miss.NO_MEMORY
+            assert len(refused) > 2  # the next batch tries again
         assert (parcel.head.miss, parcel.head.storages) == (Miss.NO_MEMORY, ((0, 48 * KIB), (48 * KIB, 4 * KIB)))
-        assert same(batch_of(Copier(pins=False), parcel), batch)
+        assert same(batch_of(Copier(pins=False), parcel)[:3], batch)
 
     def test_a_slot_can_be_filled_to_its_last_byte(self, loop: Loopback) -> None:
         """A single byte too many does not fit: that batch gets a slot of its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import mmap
 import os
@@ -27,7 +28,7 @@ from tests.data.loopback import (
     num_open,
 )
 from tests.unit.data import seam
-from tests.unit.data.seam import NO_SLOT, Miss, Pool, Slot, placement, unused_slots_hidden
+from tests.unit.data.seam import NO_SLOT, Miss, Pool, Slot, memory, placement, unused_slots_hidden
 from tests.unit.data.seam import pool as pool_module
 from tests.waiting import wait_until
 
@@ -96,6 +97,27 @@ class TestMaking:
             assert loop.send("nothing").head.slot == NO_SLOT
         assert loop.num_free() == 10 - 3  # one more than the worker may be asked for at once
         assert len({lent(loop, BATCH).data_ptr() for _ in range(20)}) == 1
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_pages_of_a_slot_that_is_handed_down(loop: Loopback, monkeypatch: pytest.MonkeyPatch, *, is_old: bool) -> None:
+    """The next worker faults in what it writes if its kernel, before 5.14, could not do so for the whole slot."""
+    populate, touched = memory.populate, []
+
+    def refuse(address: int, num_bytes: int) -> None:
+        if is_old:
+            raise OSError(errno.EINVAL, "before 5.14")
+        populate(address, num_bytes)
+
+    lent(loop, pages(4))
+    loop.num_free()
+    loop.pool.recover()
+    monkeypatch.setattr(memory, "populate", refuse)
+    loop.start_workers()
+    monkeypatch.setattr(placement, "touch", lambda _, num_bytes: touched.append(num_bytes))
+    assert set(lent(loop, pages(3, 7)).tolist()) == {7}
+    assert len(loop.pool.slots) == 1
+    assert touched == ([3 * PAGE] if is_old else [])
 
 
 class TestSizes:

@@ -303,6 +303,34 @@ class TestClosing:
             assert fake_cuda.registered_bytes() == PAGE
         assert wait_until(lambda: fake_cuda.registered_bytes() == 0, limit_s=WAIT_S)
 
+    @pytest.mark.parametrize("is_opened", [True, False])
+    def test_a_batch_that_waits_for_its_slot(
+        self, gate: tuple[Gate, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, *, is_opened: bool
+    ) -> None:
+        """A slot that is pinned at once, and is through just before or after the end of the pool, is unpinned again."""
+        wall, properties = gate
+        before = placement.PINNED.total
+        with loopback(pins_at_once=True, **properties) as loop:
+            parcel = loop.send(BATCH)
+            assert wall.is_reached.wait(WAIT_S)
+            settling, slot = loop.pool._settling, parcel.slot
+            assert slot is not None
+            assert slot.settled is not None
+            close = settling.close
+            if not is_opened:
+                del parcel
+
+            def let_it_through_and_close() -> None:
+                wall.is_open.set()
+                slot.wait_until_settled()
+                close()
+
+            monkeypatch.setattr(settling, "close", let_it_through_and_close)
+        assert slot.pinned_on == (0 if is_opened else None)
+        if is_opened:
+            del parcel
+        assert wait_until(lambda: placement.PINNED.total == before, limit_s=WAIT_S)
+
     def test_two_threads_may_drop_what_is_done(self) -> None:
         """The loop closes the pool while the settling thread is through with the last slot; neither fails."""
 

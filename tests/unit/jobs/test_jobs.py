@@ -115,27 +115,31 @@ def test_the_value_of_a_variable_arrives_as_it_was_typed(value: str) -> None:
     assert expanded(written) == value
 
 
+def _spoil(document: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+    """Return a copy with a value at a path of keys, such as "spec template"; a list's first item stands for it."""
+    spoiled = copy.deepcopy(document)
+    part: Any = spoiled
+    *above, last = path.split()
+    for key in above:
+        part = part[key]
+        part = part[0] if isinstance(part, list) else part
+    part[last] = value
+    return spoiled
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_the_schemas_find_wrong_fields(form: str) -> None:
-    """A misspelled field and a wrong type are found in each kind, also one level below `spec`."""
-    good = _documents(["--form", form, "--nodes", "2", *_POD, "train.py"])[-1]
-    for below in (None, "replicatedJobs", "trainer", "leaderWorkerTemplate"):
-        misspelled, mistyped = copy.deepcopy(good), copy.deepcopy(good)
-        for document, name, value in ((misspelled, "numNode", 2), (mistyped, None, {"a": 1})):
-            part = document["spec"].get(below, document["spec"])
-            part = part[0] if isinstance(part, list) else part
-            part[name or next(iter(part))] = value
-            with pytest.raises(jsonschema.ValidationError):
-                schemas.require_valid(document)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_the_schemas_find_wrong_fields_of_pods(form: str) -> None:
-    """A wrong field of the container is found at any depth."""
+    """A misspelled field and a wrong type are found in each kind, one level below `spec`, and in the container."""
     found = _documents(["--form", form, "--nodes", "2", *_POD, "train.py"])
-    template = next(part for document in found for part in schemas.pods(document))
-    template["spec"]["containers"][0]["commands"] = ["true"]
+    parts = [key for key in ("replicatedJobs", "trainer", "leaderWorkerTemplate") if key in found[-1]["spec"]]
+    for place in ("spec", *(f"spec {part}" for part in parts)):
+        part = found[-1]["spec"].get(place.partition(" ")[2], found[-1]["spec"])
+        known = next(iter(part[0] if isinstance(part, list) else part))
+        for name, value in (("numNode", 2), (known, {"a": 1})):
+            with pytest.raises(jsonschema.ValidationError):
+                schemas.require_valid(_spoil(found[-1], f"{place} {name}", value))
     (wrong,) = [document for document in found if any(True for _ in schemas.pods(document))]
+    next(schemas.pods(wrong))["spec"]["containers"][0]["commands"] = ["true"]
     with pytest.raises(jsonschema.ValidationError):
         schemas.require_valid(wrong)
 
@@ -143,13 +147,10 @@ def test_the_schemas_find_wrong_fields_of_pods(form: str) -> None:
 def test_the_schemas_find_wrong_claims_and_groups() -> None:
     """The same holds for what stands beside the job."""
     options = "--nodes 2 --gang volcano --device-class gpu.nvidia.com --match-attribute a.b/c"
-    found = _documents([*options.split(), *_POD, "train.py"])
-    claims, _, group, _ = found
-    claims["spec"]["spec"]["devices"]["constraints"][0]["matchAttributes"] = "a"
-    group["spec"]["minMembers"] = 2
-    for wrong in (claims, group):
+    claims, _, group, _ = _documents([*options.split(), *_POD, "train.py"])
+    for document, path in ((claims, "spec spec devices constraints matchAttributes"), (group, "spec minMembers")):
         with pytest.raises(jsonschema.ValidationError):
-            schemas.require_valid(wrong)
+            schemas.require_valid(_spoil(document, path, 2))
 
 
 # --- requests --------------------------------------------------------------------------------------------------------

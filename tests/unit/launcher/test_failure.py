@@ -205,13 +205,6 @@ def test_an_abort_with_other_hosts() -> None:
     assert (failure(*ranks).first.rank, failure(*ranks, is_only_host=False).first.rank) == (1, 0)
 
 
-def test_several_hosts() -> None:
-    """The first to fail is the first of this host, and nothing else is said of it."""
-    found = failure(ended(0, 3), is_only_host=False)
-    assert found.summary == "rank 0 failed first on this host: exit status 3"
-    assert (found.to_json()["is_only_host"], failure(ended(0, 3)).to_json()["is_only_host"]) == (False, True)
-
-
 @pytest.mark.parametrize(
     ("error", "exception", "traceback"),
     [
@@ -291,6 +284,7 @@ WORKER = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: {}. "
         (-11, {}, "invalid memory", "PYTHONFAULTHANDLER=1"),
         (134, {}, "NCCL", "its message is in the output above"),
         (-15, {}, "another process sent it", ""),
+        *((-number, {}, " ", "") for number in signal.Signals),
         (127, {}, "not found", "PATH"),
         (3, {}, "", ""),
         (WORKER.format("Killed"), {"out_of_memory": "memory", "out_of_memory_advice": "less"}, "memory", "less"),
@@ -338,12 +332,6 @@ def test_likely_cause(end: int | str, facts: dict[str, Any], cause: str, advice:
     assert cause in found[0]
     assert advice in found[1]
     assert bool(found[0]) == bool(cause)
-
-
-@pytest.mark.parametrize("number", [n for n in signal.Signals if n not in (signal.SIGCHLD, signal.SIGCONT)])
-def test_every_signal_has_a_cause(number: signal.Signals) -> None:
-    """No signal is without a word."""
-    assert likely_cause(failure(ended(0, -number)))[0]
 
 
 def test_json_and_pickle() -> None:

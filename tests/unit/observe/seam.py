@@ -5,14 +5,13 @@ from __future__ import annotations
 from numapin.base import cpu_set
 from numapin.base.cpu_set import CpuSet
 from numapin.cli.top import _follow
-from numapin.data.loop_times import Waited
 from numapin.data.usage import SCHEMA
 from numapin.launcher import run_folder
 from numapin.launcher.run_folder import find_file
-from numapin.observe import during_run, find_job, read
-from numapin.observe.below import targets_below
+from numapin.observe import during_run, read
+from numapin.observe import find as find_job
 from numapin.observe.during_run import read_loaders, reporting_loaders
-from numapin.observe.find_job import RunningJob
+from numapin.observe.find import RunningJob, targets_below
 from numapin.observe.model import MemoryKind, NcclLibrary, Observed, ObservedRank, Pages, Policy, Process, Role, Thread
 from numapin.observe.read import observe
 from numapin.observe.sample import Sampler, read_swapped
@@ -20,8 +19,9 @@ from numapin.observe.top import LoopPace, LoopPaces, Sample, Top, top
 from numapin.observe.verify import VerifyReport, verify
 from numapin.plan.model import GpuRef
 from numapin.rank import handover
+from numapin.steps.totals import Waited
 from numapin.system import proc
-from numapin.system.proc import children_of, environment_of, is_running, parent_of, start_time, thread_cpus
+from numapin.system.proc import children_of, environment_of, parent_of, start_time, thread_cpus
 from numapin.topology.readings import GpuLoad
 from numapin.view.top_table import top_table
 from numapin.view.verify_table import summary, verify_table

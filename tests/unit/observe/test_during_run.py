@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,7 +18,7 @@ from tests.unit.observe.test_find_job import _plan, _record
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from tests.unit.observe.seam import Observed, VerifyReport
@@ -50,19 +50,17 @@ def _run(tmp_path: Path) -> Iterator[tuple[str, int]]:
         rank.communicate(b"")
 
 
-def _run_watched(tmp_path: Path, told: Told, *, report: Path) -> None:
-    """Verify a run of one rank until the first report or warning."""
-    with _run(tmp_path) as (folder, pid), during_run.watching(folder, 1, told.what(report=report)):
-        _record(folder, 0, pid)
-        _wait(told)
-
-
-def _fail_watched(folder: str, pid: int, what: during_run.Watching) -> None:
+def _watch(folder: str, pid: int, what: during_run.Watching, *, until: Callable[[], None]) -> None:
+    """Verify a run of one rank while the body is running."""
     with during_run.watching(folder, 1, what):
         _record(folder, 0, pid)
-        time.sleep(1.5)
-        msg = "the run's own"
-        raise LookupError(msg)
+        until()
+
+
+def _fail() -> None:
+    time.sleep(1.5)
+    msg = "the run's own"
+    raise LookupError(msg)
 
 
 def _wait(told: Told) -> None:
@@ -93,26 +91,32 @@ def test_last_look_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [age_s > 0 for _, age_s in told.reports] == [False, True]
 
 
-def test_run_that_ends_before_the_first_look(tmp_path: Path) -> None:
-    """A run that ends before the first look gets a warning that says how to verify earlier, and no verdict."""
-    told = Told()
-    with _run(tmp_path) as (folder, pid), during_run.watching(folder, 1, told.what(after_s=60)):
-        _record(folder, 0, pid)
-        time.sleep(1)  # until it has seen that the rank is there
-    assert told.reports == []
-    (warning,) = told.warnings
-    assert "it ended within 60 s" in warning
-    assert "--verify-after" in warning
-
-
-def test_ranks_that_never_start(tmp_path: Path) -> None:
-    """It waits for missing ranks; at the end, a warning says that not all had started."""
-    told = Told()
-    with _run(tmp_path) as (folder, pid), during_run.watching(folder, 2, told.what()):
-        _record(folder, 0, pid)
-        time.sleep(1)
-    assert told.reports == []
-    assert "not all of its ranks had started" in told.warnings[0]
+@pytest.mark.parametrize(
+    ("num_ranks", "is_recorded", "pause_s", "warning"),
+    [
+        (1, True, 0, "it ended within 60 s, before it was looked at; look earlier: --verify-after"),
+        (1, True, 1, "it ended within 60 s, before it was looked at; look earlier: --verify-after"),
+        (1, False, 0, "not all of its ranks had started"),
+        (2, True, 1, "not all of its ranks had started"),
+    ],
+)
+def test_run_that_ends_before_the_first_look(
+    tmp_path: Path, num_ranks: int, pause_s: float, warning: str, *, is_recorded: bool
+) -> None:
+    """It gets a warning and no verdict; its report, not an earlier run's, has what was requested and applied."""
+    told, path = Told(), tmp_path / "report.json"
+    path.write_text('{"holds": true}')
+    with _run(tmp_path) as (folder, pid), during_run.watching(folder, num_ranks, told.what(after_s=60, report=path)):
+        if is_recorded:
+            _record(folder, 0, pid)
+        time.sleep(pause_s)  # until it has seen that the rank is there
+    assert (told.reports, told.warnings) == ([], [f"the run was not verified: {warning}"])
+    report = json.loads(path.read_text())
+    assert (report["schema"], report["holds"]) == ("numapin.report/1", None)
+    (rank,) = report["ranks"]
+    assert (rank["requested"]["local_rank"], rank["requested"]["cpus"]) == (0, _plan(1)["ranks"][0]["cpus"])
+    seen = (pid, {"n": pid}) if is_recorded else (None, None)
+    assert (rank["pid"], rank["applied"], rank["observed"], rank["findings"]) == (*seen, {"processes": []}, [])
 
 
 @pytest.mark.parametrize("what", ["report", "plan"])
@@ -128,7 +132,7 @@ def test_what_goes_wrong_is_a_warning(tmp_path: Path, what: str) -> None:
         report = tmp_path / ("is-a-folder" if what == "report" else "report.json")
         (tmp_path / "is-a-folder").mkdir()
         with pytest.raises(LookupError, match="the run's own"):
-            _fail_watched(folder, pid, told.what(report=report))
+            _watch(folder, pid, told.what(report=report), until=_fail)
     (warning,) = told.warnings
     assert what == "plan" or "--report" in warning
     assert ("is-a-folder cannot be written" if what == "report" else "plan.json: not JSON") in warning
@@ -205,53 +209,14 @@ def test_a_rank_that_ends_early_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert json.loads(path.read_text())["holds"] is False
 
 
-def test_a_stale_report_does_not_survive(tmp_path: Path) -> None:
-    """A run that ends before the first look leaves its own report, with what was requested, not an earlier run's."""
-    path = tmp_path / "report.json"
-    path.write_text('{"holds": true}')
-    with _run(tmp_path) as (folder, _), during_run.watching(folder, 1, Told().what(after_s=60, report=path)):
-        pass
-    report = json.loads(path.read_text())
-    assert (report["schema"], report["holds"]) == ("numapin.report/1", None)
-    (rank,) = report["ranks"]
-    assert rank == _unseen(rank, pid=None, applied=None)
-
-
-def test_a_run_of_a_moment_has_its_bindings_in_the_report(tmp_path: Path) -> None:
-    """If the ranks end at once, the report has what was requested and applied, and the warning says that it ended."""
-    told, path = Told(), tmp_path / "report.json"
-    with _run(tmp_path) as (folder, pid), during_run.watching(folder, 1, told.what(after_s=10, report=path)):
-        _record(folder, 0, pid)
-    (rank,) = json.loads(path.read_text())["ranks"]
-    assert rank == _unseen(rank, pid=pid, applied={"n": pid})
-    assert told.warnings == [
-        "the run was not verified: it ended within 10 s, before it was looked at; look earlier: --verify-after"
-    ]
-
-
-def _unseen(rank: Mapping[str, Any], *, pid: int | None, applied: object) -> dict[str, object]:
-    """Return rank 0 as it is in a report if it has not been looked at."""
-    requested = rank["requested"]
-    assert (requested["local_rank"], requested["cpus"]) == (0, _plan(1)["ranks"][0]["cpus"])
-    unseen = {"observed": {"processes": []}, "findings": []}
-    return {"local_rank": 0, "pid": pid, "requested": requested, "applied": applied, **unseen}
-
-
 def test_a_verdict_outlives_its_file(tmp_path: Path) -> None:
     """After a successful run, an unwritable report is an error; the verdict is reported all the same."""
     told = Told()
-    with pytest.raises(NumapinError, match="cannot be written: Is a directory") as caught:
-        _run_watched(tmp_path, told, report=tmp_path)
+    with (
+        _run(tmp_path) as (folder, pid),
+        pytest.raises(NumapinError, match="cannot be written: Is a directory") as caught,
+    ):
+        _watch(folder, pid, told.what(report=tmp_path), until=lambda: _wait(told))
     assert (caught.value.exit_code, "--report" in caught.value.hint) == (1, True)
     assert [report.holds for report, _ in told.reports] == [True]
     assert told.warnings == []
-
-
-def test_error_of_the_run_passes_through(tmp_path: Path) -> None:
-    """The caller gets the error that the run itself raises."""
-    with (
-        _run(tmp_path) as (folder, _),
-        pytest.raises(KeyError),
-        during_run.watching(folder, 1, Told().what(after_s=60)),
-    ):
-        raise KeyError

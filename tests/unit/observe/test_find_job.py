@@ -18,7 +18,7 @@ import pytest
 from numapin import Request, Topology, discover, make_plan
 from numapin.errors import MachineError, UsageError
 from tests.unit.observe import seam
-from tests.unit.observe.seam import cpu_set, find_file, find_job, handover, is_running, observe, run_folder, start_time
+from tests.unit.observe.seam import cpu_set, find_file, find_job, handover, observe, run_folder, start_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("only_places_of_the_test")
 
 CPUS = cpu_set.render(os.sched_getaffinity(0))
+RECORD = {"schema": "numapin.observed/1", "local_rank": 0, "restart": 0, "pid": 1, "applied": {}}
 ALONE = {"CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -36,14 +37,7 @@ def _plan(num_ranks: int = 2) -> dict[str, Any]:
 
 
 def _record(folder: str, rank: int, pid: int, restart: int = 0, more: dict[str, object] | None = None) -> None:
-    content = {
-        "schema": "numapin.observed/1",
-        "local_rank": rank,
-        "restart": restart,
-        "pid": pid,
-        "applied": {"n": pid},
-        **(more or {}),
-    }
+    content = RECORD | {"local_rank": rank, "restart": restart, "pid": pid, "applied": {"n": pid}} | (more or {})
     handover.write_json(folder, f"observed-{rank}-{restart}.json", content)
 
 
@@ -63,43 +57,40 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 def test_the_only_run_is_found(environ: dict[str, str]) -> None:
-    """Without a name, the only active run is taken; each rank's latest restart counts."""
+    """Without a name, the only active run is taken, or that of the rank which asks; the latest restart counts."""
     with _run(environ) as folder:
         _record(folder, 0, 100)
         _record(folder, 1, 101)
         _record(folder, 1, 202, restart=10)
         _record(folder, 1, 201, restart=9)
         job = find_job.find_run(None, environ)
+        with _run(environ):
+            assert find_job.find_run(None, {**environ, "NUMAPIN_RUN_DIR": folder}).name == Path(folder).name
     assert job.name == Path(folder).name
     assert job.pids == {0: 100, 1: 202}
     assert job.applied == {0: {"n": 100}, 1: {"n": 202}}
     assert len(job.plan.ranks) == 2
 
 
-def test_several_runs_are_listed(environ: dict[str, str]) -> None:
-    """With two runs, their names and commands are listed, and each is found by name or by path."""
+def test_several_runs(environ: dict[str, str]) -> None:
+    """Their names and commands are listed; each is found by its path, its name, the end of it, the newest by @last."""
     with _run(environ) as first, _run(environ) as second:
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError, match=r"^2 runs are active") as caught:
             find_job.find_run(None, environ)
-        assert caught.value.message.startswith("2 runs are active")
         assert f"{Path(first).name}  numapin run 'a b.py'" in caught.value.message
         for folder in (first, second):
-            assert find_job.find_run(folder, {}).name == Path(folder).name
-            assert find_job.find_run(Path(folder).name, environ).name == Path(folder).name
-        with pytest.raises(UsageError, match="no active run is named run-x") as caught:
-            find_job.find_run("run-x", environ)
-        assert Path(first).name in caught.value.hint
-
-
-def test_the_end_of_a_name(environ: dict[str, str]) -> None:
-    """A run goes by the last part of its name; @last is the newest active run, and outlives no run."""
-    with _run(environ) as first, _run(environ) as second:
-        for folder in (first, second):
-            assert find_job.find_run(folder.rpartition("-")[2], environ).name == Path(folder).name
+            for named in (folder, Path(folder).name, folder.rpartition("-")[2]):
+                assert find_job.find_run(named, environ).name == Path(folder).name
         host = Path(first).name.split("-", 3)[3].rpartition("-")[0]
-        with pytest.raises(UsageError, match="no active run is named"):
-            find_job.find_run(host, environ)
+        for named in ("run-x", host):
+            with pytest.raises(UsageError, match=f"no active run is named {named}") as caught:
+                find_job.find_run(named, environ)
+            assert Path(first).name in caught.value.hint
         assert find_job.find_run("@last", environ).name == max(Path(first).name, Path(second).name)
+        Path(first, handover.COMMAND).write_text("{")  # costs only the title
+        with pytest.raises(UsageError) as caught:
+            find_job.find_run(None, environ)
+        assert f"    {Path(first).name}\n" in f"{caught.value.message}\n"
     with pytest.raises(UsageError, match="no run of this user is active, and none has left its folder"):
         find_job.find_run("@last", environ)
     with pytest.raises(UsageError, match="@first is not a run"):
@@ -125,12 +116,6 @@ def test_a_file_comes_before_a_run(environ: dict[str, str], tmp_path: Path) -> N
     (tmp_path / "plan.json").touch()
     for named, found in ((tmp_path / "plan.json",) * 2, (tmp_path, tmp_path / "plan.json"), (tmp_path / "x",) * 2):
         assert find_file(str(named), "plan.json", environ) == str(found)
-
-
-def test_inside_a_rank_it_is_its_own_run(environ: dict[str, str]) -> None:
-    """NUMAPIN_RUN_DIR as a rank has it names the run itself, whatever other runs are active."""
-    with _run(environ) as own, _run(environ):
-        assert find_job.find_run(None, {**environ, "NUMAPIN_RUN_DIR": own}).name == Path(own).name
 
 
 def test_no_run(environ: dict[str, str], tmp_path: Path) -> None:
@@ -197,35 +182,24 @@ def test_an_active_run_without_a_plan(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("name", "text", "told"),
     [
-        ("plan.json", "{"),
-        ("plan.json", "[]"),
-        (
-            "observed-0-0.json",
-            '{"schema": "numapin.observed/1", "local_rank": 0, "restart": 0, "pid": "x", "applied": {}}',
-        ),
-        ("observed-0-0.json", '{"schema": "numapin.observed/1", "local_rank": 0, "restart": 0, "pid": 1}'),
-        ("observed-0-0.json", '{"schema": "other/1"}'),
+        ("plan.json", "{", "not JSON"),
+        ("plan.json", "[]", ""),
+        ("observed-0-0.json", json.dumps({**RECORD, "pid": "x"}), ""),
+        ("observed-0-0.json", json.dumps({**RECORD, "applied": None}), ""),
+        ("observed-0-0.json", '{"schema": "other/1"}', ""),
+        ("observed-7-0.json", json.dumps({**RECORD, "local_rank": 7}), "the plan has no rank 7"),
     ],
 )
-def test_broken_files_are_named(environ: dict[str, str], name: str, text: str) -> None:
+def test_broken_files_are_named(environ: dict[str, str], name: str, text: str, told: str) -> None:
     """A file that numapin did not write like this is an error with status 3 that names it."""
     with _run(environ) as folder:
         Path(folder, name).write_text(text)
-        with pytest.raises(MachineError) as caught:
+        with pytest.raises(MachineError, match=told or None) as caught:
             find_job.find_run(None, environ)
     assert f"{folder}/{name}" in caught.value.message
     assert caught.value.exit_code == 3
-
-
-def test_a_broken_command_costs_its_title_only(environ: dict[str, str]) -> None:
-    """A run whose command.json is broken is listed by its name."""
-    with _run(environ) as first, _run(environ):
-        Path(first, handover.COMMAND).write_text("{")
-        with pytest.raises(UsageError) as caught:
-            find_job.find_run(None, environ)
-    assert f"    {Path(first).name}\n" in f"{caught.value.message}\n"
 
 
 @contextmanager
@@ -258,13 +232,27 @@ def _processes(*environs: dict[str, str], launcher: dict[str, str] = ALONE) -> I
             process.communicate("")
 
 
-def test_launcher_stands_for_its_ranks() -> None:
-    """A launcher's ranks are its children with LOCAL_RANK, in that order; other children are not ranks."""
-    with _processes({"LOCAL_RANK": "1"}, {"NAME": "monitor"}, {"LOCAL_RANK": "0"}) as (launcher, one, _, zero):
-        job = find_job.job_of_processes([launcher])
-        assert job.pids == {0: zero, 1: one}
-        assert (len(job.plan.ranks), job.applied) == (2, {})
-        assert find_job.job_of_processes([one, zero, one]).pids == {0: zero, 1: one}
+@pytest.mark.parametrize(
+    ("environs", "given", "expected", "num_ranks"),
+    [
+        (({"LOCAL_RANK": "1"}, {"NAME": "monitor"}, {"LOCAL_RANK": "0"}), (0,), {0: 3, 1: 1}, 2),
+        (({"LOCAL_RANK": "1"}, {"LOCAL_RANK": "0"}), (1, 2, 1), {0: 2, 1: 1}, 2),
+        (({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4"},), (1,), {2: 1}, 4),
+        # without LOCAL_RANK, or with the same in all (--virtual-local-rank), in the order that was given
+        *(((rank, rank), (2, 1), {0: 2, 1: 1}, 2) for rank in ({}, {"LOCAL_RANK": "0"}, {"LOCAL_RANK": "x"})),
+        *(((rank, rank), (2, 1), {0: 2, 1: 1}, 2) for rank in ({"LOCAL_RANK": "9" * 11}, {"LOCAL_RANK": "٣"})),
+        # as srun gives each rank one GPU, which need not exist
+        (tuple({"LOCAL_RANK": n, "CUDA_VISIBLE_DEVICES": n} for n in "01"), (0,), {0: 1, 1: 2}, 2),
+    ],
+)
+def test_ranks_at_and_below_processes(
+    environs: tuple[dict[str, str], ...], given: tuple[int, ...], expected: dict[int, int], num_ranks: int
+) -> None:
+    """A launcher stands for its children with LOCAL_RANK; `given` and `expected` number the launcher 0, then these."""
+    with _processes(*environs) as pids:
+        job = find_job.job_of_processes([pids[number] for number in given])
+    assert job.pids == {rank: pids[number] for rank, number in expected.items()}
+    assert (len(job.plan.ranks), job.applied) == (num_ranks, {})
 
 
 def test_no_folder_is_not_this_one(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,18 +278,10 @@ def test_a_process_with_several_gpus(environ: dict[str, str]) -> None:
         assert (str(second.cpus), str(second.nodes)) == ("1", "1")
 
 
-def test_a_record_that_the_plan_lacks(environ: dict[str, str]) -> None:
-    """A record of a rank that was not planned is an error that names its file."""
-    with _run(environ) as folder:
-        _record(folder, 7, 100)
-        with pytest.raises(MachineError, match=r"observed-7-0\.json: the plan has no rank 7"):
-            find_job.find_run(None, environ)
-
-
 def test_a_process_id_that_is_another_process_now(environ: dict[str, str]) -> None:
     """If the recorded process started at another time, or on another host, the rank is gone."""
-    own = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    start, host = int(own[19]), os.uname().nodename
+    start, host = start_time(), os.uname().nodename
+    assert start is not None
     with _run(environ) as folder:
         for more, is_gone in (
             ({"start": start, "host": host}, False),
@@ -313,37 +293,6 @@ def test_a_process_id_that_is_another_process_now(environ: dict[str, str]) -> No
             job = find_job.find_run(None, environ)
             assert (0 in job.gone) == is_gone, more
             assert observe(job.pids, gone=job.gone).ranks[0].is_gone == is_gone
-
-
-def test_a_rank_records_when_it_started() -> None:
-    """The start time that a rank records identifies its process later."""
-    start = start_time()
-    assert start is not None
-    assert is_running(os.getpid(), start)
-    assert not is_running(os.getpid(), start - 1)
-
-
-def test_one_rank_of_several() -> None:
-    """A single rank gets its own part of the plan for LOCAL_WORLD_SIZE ranks."""
-    with _processes({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "4"}) as (_, rank):
-        job = find_job.job_of_processes([rank])
-        assert (job.pids, len(job.plan.ranks)) == ({2: rank}, 4)
-
-
-@pytest.mark.parametrize(
-    "rank", [{}, {"LOCAL_RANK": "0"}, {"LOCAL_RANK": "x"}, {"LOCAL_RANK": "99999999999"}, {"LOCAL_RANK": "٣"}], ids=str
-)
-def test_order_numbers_ranks_that_do_not_say(rank: dict[str, str]) -> None:
-    """Without LOCAL_RANK, or with the same in all (--virtual-local-rank), ranks are numbered in the order given."""
-    with _processes(rank, rank) as (_, first, second):
-        assert find_job.job_of_processes([second, first]).pids == {0: second, 1: first}
-
-
-def test_ranks_that_see_other_gpus() -> None:
-    """Ranks that see one GPU each, as under srun, are planned together, even if the GPUs do not exist."""
-    ranks = [{"LOCAL_RANK": str(rank), "CUDA_VISIBLE_DEVICES": str(rank)} for rank in range(2)]
-    with _processes(*ranks) as (launcher, first, second):
-        assert find_job.job_of_processes([launcher]).pids == {0: first, 1: second}
 
 
 def test_ranks_of_a_run_have_its_plan(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,7 +425,7 @@ def test_ranks_and_their_gpus(
     monkeypatch.setattr(seam.proc, "environment_of", lambda pid: processes[pid][1] | {"PID": str(pid)})
     monkeypatch.setattr(seam.proc, "pid_namespace", lambda: 0xEFFFFFFC)
     driver = {pid: tuple(f"GPU-{index}" for index in gpus) for pid, gpus in computing.items()}
-    monkeypatch.setattr("numapin.observe.below.read_processes", lambda: driver)
+    monkeypatch.setattr("numapin.observe.find.read_processes", lambda: driver)
 
     job = find_job.job_of_processes([100] if processes is not ONE_GPU_EACH else [200, 201])
     gpus = {rank.local_rank: rank.gpu and rank.gpu.index for rank in job.plan.ranks}

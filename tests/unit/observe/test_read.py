@@ -95,40 +95,40 @@ def _bytes(process: Process, kind: MemoryKind) -> dict[str, dict[int, int]]:
 
 
 def test_memory_by_kind_and_policy(root: Path) -> None:
-    """Every kind of mapping is recognized, and counted in bytes for each policy; huge pages count with their size."""
-    _add(root, 10)
+    """Every kind of mapping is counted in bytes for each policy; only Python takes some characters for line ends."""
+    named = "7f0006000000 prefer:1 file=/tmp/a\rb\u2028c\x85d mapped=1 N0=1 kernelpagesize_kB=4\n"
+    odd = MAPS.encode() + named.encode() + b"7f0007000000 prefer:1 file=/tmp/\xff mapped=1\n"
+    (_add(root, 10) / "numa_maps").write_bytes(odd)
     (process,) = _one(root).processes
     assert str(process.policy) == "prefer:1"
-    assert _bytes(process, MemoryKind.HEAP) == {"prefer:1": {1: MIB}}
-    assert _bytes(process, MemoryKind.ANONYMOUS) == {"prefer:1": {0: MIB, 1: MIB + 2 * 2 * MIB}, "bind:0": {0: MIB}}
-    assert _bytes(process, MemoryKind.SLOT) == {"prefer:1": {1: 2 * MIB}}
-    assert _bytes(process, MemoryKind.TORCH_SHARED) == {"prefer:1": {0: MIB}}
-    assert _bytes(process, MemoryKind.SHARED) == {"prefer:1": {0: 2 * MIB, 1: MIB}}
-    assert _bytes(process, MemoryKind.STACK) == {"prefer:1": {1: 8 * 4096}}
-    assert _bytes(process, MemoryKind.FILE) == {"prefer:1": {0: 2 * MIB}}
-    assert _bytes(process, MemoryKind.PINNED) == {}
-
-
-def test_dev_zero_is_pinned_memory_where_a_gpu_is_open(root: Path) -> None:
-    """In a process that maps a GPU's device, a shared anonymous mapping comes from cudaHostAlloc."""
-    _add(root, 10, maps=MAPS + "7ffd00000000 default file=/dev/nvidia0 kernelpagesize_kB=4\n")
-    (process,) = _one(root).processes
-    assert _bytes(process, MemoryKind.PINNED) == {"prefer:1": {0: MIB}}
+    assert {kind.value: _bytes(process, kind) for kind in MemoryKind} == {
+        "heap": {"prefer:1": {1: MIB}},
+        "anonymous": {"prefer:1": {0: MIB, 1: MIB + 2 * 2 * MIB}, "bind:0": {0: MIB}},  # two huge pages
+        "stack": {"prefer:1": {1: 8 * 4096}},
+        "file": {"prefer:1": {0: 2 * MIB + 4096}},
+        "shared": {"prefer:1": {0: 2 * MIB, 1: MIB}},
+        "torch-shared": {"prefer:1": {0: MIB}},
+        "slot": {"prefer:1": {1: 2 * MIB}},
+        "pinned": {},
+    }
 
 
 @pytest.mark.parametrize(
-    ("devices", "hides_pinned"),
-    [((), False), (("kfd",), True), (("dri/renderD128",), True), (("dri/renderD128", "nvidia0"), False)],
+    ("devices", "hides_pinned", "is_pinned"),
+    [
+        ((), False, False),
+        (("kfd",), True, False),
+        (("dri/renderD128",), True, False),
+        (("dri/renderD128", "nvidia0"), False, True),
+    ],
 )
-def test_gpus_whose_pinned_memory_is_not_recognized(
-    root: Path,
-    devices: tuple[str, ...],
-    hides_pinned: bool,  # noqa: FBT001 - a parameter
-) -> None:
-    """A process that maps the device of an AMD or Intel GPU may have page-locked memory among its files."""
+def test_pinned_memory(root: Path, devices: tuple[str, ...], *, hides_pinned: bool, is_pinned: bool) -> None:
+    """With NVIDIA's device open, a shared anonymous mapping comes from cudaHostAlloc; for others it is not known."""
     lines = "".join(f"7ffd0000000{number} default file=/dev/{device}\n" for number, device in enumerate(devices))
     _add(root, 10, maps=MAPS + lines)
-    assert _one(root).hides_pinned is hides_pinned
+    rank = _one(root)
+    assert rank.hides_pinned is hides_pinned
+    assert _bytes(rank.processes[0], MemoryKind.PINNED) == ({"prefer:1": {0: MIB}} if is_pinned else {})
 
 
 def test_cpuset_of_a_rank(root: Path) -> None:
@@ -159,30 +159,27 @@ def test_policies(root: Path, words: str, shown: str) -> None:
 
 
 def test_the_nccl_library_of_a_rank(root: Path) -> None:
-    """A rank's library is found in its maps, with the version of the package that it is in; workers have none."""
+    """A rank's library is found in its maps, with its package's version; workers and ranks without it have none."""
     path = "/venv/site-packages/nvidia/nccl/lib/libnccl.so.2"
-    maps = f"7f1000000000-7f1000001000 r--p 00000000 08:01 17 {path}\n"
+    line = "7f1000000000-7f1000001000 r--p 00000000 08:01 17 "
     folder = _add(root, 10, environ="NCCL_IGNORE_CPU_AFFINITY=1\0")
     worker = _add(root, 11, 10)
-    (folder / "maps").write_text(maps)
-    (worker / "maps").write_text(maps)
+    assert _one(root).processes[0].nccl is None
+    for each, library in ((folder, "/usr/lib/libc.so.6"), (worker, path)):
+        (each / "maps").write_text(f"{line}{library}\n")
+    assert [process.nccl for process in _one(root).processes] == [None, None]
+    (folder / "maps").write_text(f"{line}{path}\n")
     (folder / "root/venv/site-packages/nvidia_nccl_cu12-2.29.7.dist-info").mkdir(parents=True)
-    rank, child = _one(root).processes
+    rank = _one(root).processes[0]
     assert rank.nccl == NcclLibrary(library=path, version="2.29.7", ignores_affinity=True)
     assert rank.to_json()["nccl"] == {"library": path, "version": "2.29.7", "ignores_affinity": True, "narrows": True}
-    assert child.nccl is None
-
-
-def test_a_rank_without_nccl(root: Path) -> None:
-    """A rank that has not loaded NCCL, or whose maps cannot be read, has none."""
-    folder = _add(root, 10)
-    assert _one(root).processes[0].nccl is None
-    (folder / "maps").write_text("7f1000000000-7f1000001000 r--p 00000000 08:01 17 /usr/lib/libc.so.6\n")
-    assert _one(root).processes[0].nccl is None
 
 
 def test_tree_with_roles(root: Path) -> None:
-    """The rank comes first; workers are known by torch's name or by a slot; grandchildren belong to the rank."""
+    """The rank comes first; workers are known by torch's name or by a slot; grandchildren belong to the rank.
+
+    Of memory that several processes share the largest count is taken; private memory is added up.
+    """
     _add(root, 10)
     _add(root, 11, 10, name="pt_data_worker", maps="")  # it has let go of its memory
     _add(root, 12, 10, name="pt_data_worker:", maps="7ffc00000000 default stack\n")
@@ -190,36 +187,22 @@ def test_tree_with_roles(root: Path) -> None:
     _add(root, 14, 13, name="bash", maps="7ffc00000000 default stack\n")
     _add(root, 20)
     rank = _one(root)
-    assert [(process.pid, process.role) for process in rank.processes] == [
-        (10, Role.RANK),
-        (12, Role.WORKER),
-        (13, Role.WORKER),
-        (14, Role.OTHER),
-    ]
+    roles = [(process.pid, process.role) for process in rank.processes]
+    assert roles == [(10, Role.RANK), (12, Role.WORKER), (13, Role.WORKER), (14, Role.OTHER)]
     assert not rank.is_gone
+    assert rank.bytes_by_node([MemoryKind.SLOT]) == rank.bytes_by_node([MemoryKind.HEAP]) == {1: 2 * MIB}
 
 
-def test_shared_pages_count_once_and_private_ones_all(root: Path) -> None:
-    """For memory that two processes share, the larger count is taken; private memory is added up."""
-    _add(root, 10)
-    _add(root, 11, 10)
-    rank = _one(root)
-    assert rank.bytes_by_node([MemoryKind.SLOT]) == {1: 2 * MIB}
-    assert rank.bytes_by_node([MemoryKind.HEAP]) == {1: 2 * MIB}
-
-
-def test_masks_with_cpus_that_are_not_there(root: Path) -> None:
-    """CPUs that are possible and not online, as in masks on virtual machines, are not counted."""
-    _add(root, 10, cpus="0-127")
-    assert cpu_set.render(_one(root).processes[0].threads[0].cpus) == "0-7"
-
-
-def test_names_with_brackets_and_escapes(root: Path) -> None:
-    """A thread's name may contain blanks and brackets; control characters are removed."""
-    _add(root, 10, name="a) R 1 (\x1b[31m")
+def test_odd_texts_of_a_process(root: Path) -> None:
+    """CPUs that are possible and not online do not count; names and OpenMP's variables lose control characters."""
+    environ = "SECRET=x\0OMP_PROC_BIND=close\0broken\0OMP_PLACES=\x1b]0;x\x07{0}\n\x9b\0"
+    _add(root, 10, cpus="0-127", name="a) R 1 (\x1b[31m", environ=environ)
     (process,) = _one(root).processes
-    assert process.name == "a) R 1 (\N{REPLACEMENT CHARACTER}[31m"
+    assert cpu_set.render(process.threads[0].cpus) == "0-7"
     assert process.threads[0].last_cpu == 2
+    shown = [text.replace("\N{REPLACEMENT CHARACTER}", "?") for text in (process.name, *process.openmp)]
+    assert shown == ["a) R 1 (?[31m", "OMP_PROC_BIND=close", "OMP_PLACES=?]0;x?{0}??"]
+    assert environment_of(99, root=root) is None
 
 
 @pytest.mark.parametrize("pid", [99, 10], ids=["no such process", "zombie"])
@@ -274,16 +257,9 @@ def test_garbled_files_are_named(root: Path, file: str, text: str) -> None:
     assert str(root / "proc" / "10" / file) in caught.value.message
 
 
-def test_file_names_with_line_ends(root: Path) -> None:
-    """Characters in a mapped file's name that only Python takes for a line end break nothing."""
-    line = "7f0006000000 prefer:1 file=/tmp/a\rb\u2028c\x85d mapped=1 N0=1 kernelpagesize_kB=4\n"
-    (_add(root, 10) / "numa_maps").write_bytes(line.encode() + b"7f0007000000 prefer:1 file=/tmp/\xff mapped=1\n")
-    assert _bytes(_one(root).processes[0], MemoryKind.FILE) == {"prefer:1": {0: 4096}}
-
-
-def test_processes_that_may_not_be_read_have_no_children(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With /proc mounted hidepid=1, other users' files are refused, and skipped."""
-    _add(root, 10)
+def test_parents(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process has the parent that the kernel reports, whatever its name; what hidepid=1 hides is skipped."""
+    _add(root, 10, name="sh) 7 (", parent=5)
     _add(root, 11)
     read = proc.read
 
@@ -293,28 +269,8 @@ def test_processes_that_may_not_be_read_have_no_children(root: Path, monkeypatch
         return read(path)
 
     monkeypatch.setattr(proc, "read", refuse)
-    assert children_of(dict(proc.processes(root))) == {1: [10]}
-
-
-def test_parents(root: Path) -> None:
-    """A process has the parent that the kernel reports, whatever its name; a missing process has none."""
-    _add(root, 10, name="sh) 7 (", parent=5)
     assert children_of(dict(proc.processes(root))) == {5: [10]}
     assert (parent_of(os.getpid()), parent_of(1 << 22)) == (os.getppid(), 0)  # one more than the largest process id
-
-
-def test_variables_of_openmp(root: Path) -> None:
-    """Only the variables that make OpenMP move threads are kept of a process's environment."""
-    _add(root, 10, environ="SECRET=x\0OMP_PROC_BIND=close\0broken\0GOMP_CPU_AFFINITY=0-7\0")
-    assert _one(root).processes[0].openmp == ("OMP_PROC_BIND=close", "GOMP_CPU_AFFINITY=0-7")
-    assert environment_of(99, root=root) is None
-
-
-def test_variables_do_not_steer_a_terminal(root: Path) -> None:
-    """Control characters in a variable's value are removed."""
-    _add(root, 10, environ="OMP_PLACES=\x1b]0;x\x07{0}\n\x9b\0")
-    shown = "OMP_PLACES=?]0;x?{0}??".replace("?", "\N{REPLACEMENT CHARACTER}")
-    assert _one(root).processes[0].openmp == (shown,)
 
 
 def test_real_process_with_threads() -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 PAGE = 4096
 ADDRESS = 0x7F0000000000
+IN_CHILD = "if os.fork() == 0: print(cuda.driver() is None); os._exit(0)\nos.wait()"
 
 
 @pytest.fixture
@@ -43,14 +44,22 @@ def _in_process(code: str, fake: FakeCuda, **numbers: int) -> str:
     return run.stdout.strip()
 
 
-def test_the_driver_is_found_by_its_name(fake_cuda: FakeCuda) -> None:
-    """The library is found by the dynamic linker, and active devices are detected."""
-    assert _in_process("print(cuda.driver().active_devices())", fake_cuda, devices=4, active=0b1010) == "(1, 3)"
-
-
-def test_without_a_device_there_is_no_driver(fake_cuda: FakeCuda) -> None:
-    """A cuInit that fails, as on a machine without a GPU, gives None."""
-    assert _in_process("print(cuda.driver())", fake_cuda, devices=0) == "None"
+@pytest.mark.parametrize(
+    ("code", "numbers", "printed"),
+    [
+        ("print(cuda.driver().active_devices())", {"devices": 4, "active": 0b1010}, "(1, 3)"),
+        ("print(cuda.driver())", {"devices": 0}, "None"),  # cuInit fails, as on a machine without a GPU
+        # CUDA fails in a child of a process that initialized it, which goes on; else the child has its own driver.
+        (f"print(cuda.driver() is None)\n{IN_CHILD}\nprint(cuda.driver() is None)", {}, "False\nTrue\nFalse"),
+        (IN_CHILD, {}, "False"),
+    ],
+    ids=["devices", "no device", "initialized before the fork", "initialized in the fork"],
+)
+def test_the_driver_in_a_new_process(fake_cuda: FakeCuda, code: str, numbers: dict[str, int], printed: str) -> None:
+    """The dynamic linker finds the library by its name; without a device, and in some forks, there is no driver."""
+    assert (
+        _in_process(f"import sys\nsys.stdout.reconfigure(line_buffering=True)\n{code}", fake_cuda, **numbers) == printed
+    )
 
 
 def test_without_a_library_there_is_no_driver(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,19 +68,6 @@ def test_without_a_library_there_is_no_driver(fake_cuda: FakeCuda, monkeypatch: 
         monkeypatch.setattr(cuda, "_LIBRARY", name)
         cuda._load.cache_clear()
         assert cuda.driver() is None
-
-
-def test_a_forked_child_has_no_driver(fake_cuda: FakeCuda) -> None:
-    """CUDA fails in a child of a process that initialized it; if the parent did not, the child has its own.
-
-    The parent goes on using its driver.
-    """
-    fork = "print(cuda.driver() is None, flush=True)\nif os.fork() == 0: print(cuda.driver() is None); os._exit(0)\n"
-    assert _in_process(f"import sys\nsys.stdout.reconfigure(line_buffering=True)\n{fork}os.wait()", fake_cuda) == (
-        "False\nTrue"
-    )
-    late = "if os.fork() == 0: print(cuda.driver() is None, flush=True); os._exit(0)\nos.wait()"
-    assert _in_process(late, fake_cuda) == "False"
 
 
 def test_a_range_is_registered_and_unregistered(driver: Driver, fake_cuda: FakeCuda) -> None:
@@ -98,15 +94,20 @@ def test_a_refused_registration_says_what_was_asked(driver: Driver, fake_cuda: F
     assert (fake_cuda.registered_bytes(), fake_cuda.depth(), fake_cuda.mode()) == (PAGE, 0, 0)
 
 
-def test_overlaps_and_strangers_are_refused(driver: Driver) -> None:
-    """Partly registered and unregistered ranges have distinct error names."""
+def test_refusals_have_names(driver: Driver) -> None:
+    """Ranges that overlap or are not registered, and an ordinal beyond the last device, have the driver's names."""
     driver.register(0, ADDRESS, 2 * PAGE)
-    with pytest.raises(CudaRefused) as caught:
-        driver.register(1, ADDRESS + PAGE, 2 * PAGE)
-    assert caught.value.name == "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"
-    with pytest.raises(CudaRefused) as caught:
-        driver.unregister(0, ADDRESS + PAGE)
-    assert caught.value.name == "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"
+    for call, name in (
+        (lambda: driver.register(1, ADDRESS + PAGE, 2 * PAGE), "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED"),
+        (lambda: driver.unregister(0, ADDRESS + PAGE), "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED"),
+        (lambda: driver.register(2, ADDRESS, PAGE), "CUDA_ERROR_INVALID_DEVICE"),
+        (lambda: driver.record(2), "CUDA_ERROR_INVALID_CONTEXT"),
+    ):
+        with pytest.raises(CudaRefused) as caught:
+            call()
+        assert caught.value.name == name
+        copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
+        assert (type(copy), copy.name, str(copy)) == (CudaRefused, name, str(caught.value))
 
 
 def test_only_register_creates_a_context(driver: Driver, fake_cuda: FakeCuda) -> None:
@@ -118,15 +119,6 @@ def test_only_register_creates_a_context(driver: Driver, fake_cuda: FakeCuda) ->
     driver.register(1, ADDRESS, PAGE)
     assert driver.active_devices() == (0, 1)
     assert driver.record(1).device == 1
-
-
-def test_a_device_that_is_not_there_is_refused(driver: Driver) -> None:
-    """An ordinal beyond the last device is the driver's error, not an index error."""
-    with pytest.raises(CudaRefused, match=r"cuDeviceGet\(2\)") as caught:
-        driver.register(2, ADDRESS, PAGE)
-    assert caught.value.name == "CUDA_ERROR_INVALID_DEVICE"
-    with pytest.raises(CudaRefused, match="active on device 2"):
-        driver.record(2)
 
 
 def test_an_event_passes_when_what_was_before_it_is_done(driver: Driver, fake_cuda: FakeCuda) -> None:
@@ -142,6 +134,7 @@ def test_an_event_passes_when_what_was_before_it_is_done(driver: Driver, fake_cu
 
 def test_a_recycled_event_is_recorded_anew(driver: Driver, fake_cuda: FakeCuda) -> None:
     """An event is created only if none is idle, and a recycled event has not passed yet."""
+    assert driver.can_record_contexts
     event = driver.record(0)
     assert driver.has_passed(event)
     driver.recycle(event)
@@ -248,11 +241,6 @@ def test_an_old_driver_records_no_contexts(old_fake_cuda: FakeCuda) -> None:
     assert "R555" in caught.value.hint
 
 
-def test_a_newer_driver_records_contexts(driver: Driver) -> None:
-    """A driver with cuCtxRecordEvent reports that."""
-    assert driver.can_record_contexts
-
-
 def test_a_result_without_a_name_keeps_its_number(driver: Driver, fake_cuda: FakeCuda) -> None:
     """`has_passed` raises for a CUresult without a name, and for the failure of a kernel."""
     event = driver.record(0)
@@ -260,14 +248,6 @@ def test_a_result_without_a_name_keeps_its_number(driver: Driver, fake_cuda: Fak
     with pytest.raises(CudaRefused, match="CUresult 7777") as caught:
         driver.has_passed(event)
     assert "dmesg" in caught.value.hint
-
-
-def test_errors_pickle(driver: Driver) -> None:
-    """Message, hint and name survive pickling."""
-    with pytest.raises(CudaRefused) as caught:
-        driver.unregister(0, ADDRESS)
-    copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301 - our own bytes
-    assert (type(copy), copy.name, str(copy)) == (CudaRefused, caught.value.name, str(caught.value))
 
 
 def test_threads_never_share_an_event(driver: Driver) -> None:

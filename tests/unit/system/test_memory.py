@@ -1,33 +1,32 @@
-"""The calls on ranges of memory, on this machine's own kernel. Several nodes: tests/vm."""
+"""Memory on this machine's own kernel: nodes of pages, policies, placement, with single calls refused. See tests/vm."""
 
 from __future__ import annotations
 
 import errno
 import mmap
+import os
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-import torch
 
-from tests.unit.system.seam import CpuSet, numa
+from numapin.errors import LibnumaError
+from tests.unit.system import seam
+from tests.unit.system.seam import CpuSet, Ledger, Placement, calls, find_pages, numa, place, read_numa_maps
 from tests.unit.system.seam import memory as memory_calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-PAGE = mmap.PAGESIZE
-BOTH = CpuSet({1, 2})
-REFUSE_POLICY = Path(__file__).parents[2] / "vm" / "refuse_policy.py"
-
-
-def address_of(memory: mmap.mmap) -> int:
-    """Return the address of a mapping, without keeping it open."""
-    return torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+PAGE: Final = mmap.PAGESIZE
+CPUS: Final = CpuSet(os.sched_getaffinity(0))
+BOTH: Final = CpuSet({1, 2})
+REFUSE_POLICY: Final = Path(__file__).parents[2] / "vm" / "refuse_policy.py"
+address_of = memory_calls.address_of
 
 
 @pytest.fixture
@@ -41,158 +40,139 @@ def cut_off(tmp_path: Path) -> Iterator[mmap.mmap]:
     """Map four pages of a file that then loses the last two: to write there raises SIGBUS."""
     with (tmp_path / "file").open("w+b") as file:
         file.truncate(4 * PAGE)
-        with mmap.mmap(file.fileno(), 4 * PAGE) as memory:
-            file.truncate(2 * PAGE)
-            yield memory
+        memory = mmap.mmap(file.fileno(), 4 * PAGE)
+        file.truncate(2 * PAGE)
+        yield memory
 
 
-class TestNodesOfRange:
-    """The nodes of pages."""
-
-    def test_touched_and_untouched_pages(self, memory: mmap.mmap) -> None:
-        """A written page is on a node; None counts the untouched pages."""
-        memory[0] = memory[3 * PAGE] = 1
-        pages = numa.nodes_of_range(address_of(memory), len(memory))
-        assert pages.pop(None) == 6
-        assert sum(pages.values()) == 2
-        assert all(node is not None and node >= 0 for node in pages)
-
-    @pytest.mark.parametrize(("start", "size", "pages"), [(0, 1, 1), (PAGE - 1, 2, 2), (1, PAGE, 2), (PAGE, PAGE, 1)])
-    def test_pages_in_part(self, memory: mmap.mmap, start: int, size: int, pages: int) -> None:
-        """A range need not be aligned: each page that it covers in part counts."""
-        assert numa.nodes_of_range(address_of(memory) + start, size) == {None: pages}
-
-    def test_many_pages_are_counted_in_pieces_and_fast(self) -> None:
-        """1 GiB and one page take more than one call, and far less than a second of CPU time."""
-        memory = mmap.mmap(-1, (1 << 30) + PAGE)
-        start = time.thread_time()
-        assert numa.nodes_of_range(address_of(memory), len(memory)) == {None: len(memory) // PAGE}
-        assert time.thread_time() - start < 0.5
+def placed(memory: mmap.mmap, *, node: int = 0, cpus: CpuSet = CPUS, num_machine_nodes: int = 2) -> Placement:
+    """Place a mapping, by default as on a machine with two nodes."""
+    return place(address_of(memory), len(memory), nodes=CpuSet({node}), cpus=cpus, num_machine_nodes=num_machine_nodes)
 
 
-class TestBindPages:
-    """The policy of a range."""
+def refuse(monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
+    """Make one of our kernel calls fail."""
 
-    @pytest.mark.parametrize(("mode", "word"), [(numa.MPOL_PREFERRED, "prefer"), (numa.MPOL_BIND, "bind")])
-    def test_the_kernel_names_the_policy(self, memory: mmap.mmap, mode: int, word: str) -> None:
-        """numa_maps confirms the policy; the thread's own policy does not change."""
-        before = numa.get_memory_policy()
-        numa.bind_pages(address_of(memory), len(memory), mode, [0])
-        lines = (line.split() for line in Path("/proc/self/numa_maps").read_text().splitlines())
-        assert next(words[1] for words in lines if int(words[0], 16) == address_of(memory)).startswith(word)
-        assert numa.get_memory_policy() == before
+    def fail(*_args: object) -> None:
+        raise OSError(number, f"{call}: {os.strerror(number)}")
 
-    def test_what_the_kernel_refuses(self, memory: mmap.mmap) -> None:
-        """A node that does not exist, and an unaligned range, are refused."""
-        for address, node in ((address_of(memory), 1000), (address_of(memory) + 1, 0)):
-            with pytest.raises(OSError, match="mbind: Invalid argument"):
-                numa.bind_pages(address, PAGE, numa.MPOL_PREFERRED, [node])
-
-    def test_seccomp(self) -> None:
-        """Docker's default profile refuses mbind and move_pages with EPERM."""
-        code = (
-            "from numapin.system import numa\n"
-            "for call in (lambda: numa.bind_pages(4096, 4096, 1, [0]), lambda: numa.nodes_of_range(4096, 4096)):\n"
-            "    try:\n        call()\n    except PermissionError as error:\n        print(error.strerror)\n"
-        )
-        command = [sys.executable, str(REFUSE_POLICY), sys.executable, "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert done.stdout.splitlines() == [f"{name}: Operation not permitted" for name in ("mbind", "move_pages")]
+    monkeypatch.setattr(numa if hasattr(numa, call) else memory_calls, call, fail)
 
 
-class TestPrefer:
-    """The preferred policy, set by whatever call; kernels before 5.15 prefer one node only."""
-
-    @pytest.mark.parametrize(
-        ("nodes", "first", "is_old", "policy", "only"),
-        [
-            (BOTH, None, False, (numa.MPOL_PREFERRED_MANY, {1, 2}), None),
-            (BOTH, None, True, (numa.MPOL_PREFERRED, {1}), 1),
-            (BOTH, 2, True, (numa.MPOL_PREFERRED, {2}), 2),
-            (BOTH, 7, True, (numa.MPOL_PREFERRED, {1}), 1),
-            (CpuSet({3}), None, False, (numa.MPOL_PREFERRED, {3}), None),
-            (CpuSet({3}), None, True, (numa.MPOL_PREFERRED, {3}), None),
-        ],
-    )
-    def test_the_policy(
-        self,
-        *,
-        nodes: CpuSet,
-        first: int | None,
-        is_old: bool,
-        policy: tuple[int, set[int]],
-        only: int | None,
-    ) -> None:
-        """All nodes are preferred if the kernel can, else the first if it is one of them, else the lowest."""
-        policies: list[tuple[int, set[int]]] = []
-
-        def set_policy(mode: int, nodes: Iterable[int]) -> None:
-            if is_old and mode == numa.MPOL_PREFERRED_MANY:
-                raise OSError(errno.EINVAL, "no such mode")
-            policies.append((mode, set(nodes)))
-
-        assert numa.prefer(set_policy, nodes, first=first) == only
-        assert policies == [policy]
-
-    def test_other_errors(self) -> None:
-        """A refusal for another reason is not tried again with one node."""
-
-        def refuse(_mode: int, _nodes: Iterable[int]) -> None:
-            raise OSError(errno.EPERM, "forbidden")
-
-        with pytest.raises(PermissionError, match="forbidden"):
-            numa.prefer(refuse, BOTH)
+# --- calls -----------------------------------------------------------------------------------------------------------
 
 
-class TestPopulate:
-    """Pages that are faulted in ahead of use."""
-
-    def test_every_page_is_there_and_keeps_its_bytes(self, memory: mmap.mmap) -> None:
-        """Every page has a node afterwards, and keeps its contents."""
-        memory[5] = 42
-        memory_calls.populate(address_of(memory), len(memory))
-        assert None not in numa.nodes_of_range(address_of(memory), len(memory))
-        assert memory[5] == 42
-
-    def test_no_memory_is_an_error_and_no_signal(self, cut_off: mmap.mmap) -> None:
-        """Beyond the end of a file it is an error, where a write would raise SIGBUS."""
-        with pytest.raises(OSError, match="madvise: Bad address") as caught:
-            memory_calls.populate(address_of(cut_off), len(cut_off))
-        assert caught.value.errno == errno.EFAULT
-
-    def test_other_threads_run_meanwhile(self) -> None:
-        """Unlike mmap.madvise it releases the GIL: another thread runs while 128 MiB are faulted in."""
-        memory, ticks, done = mmap.mmap(-1, 128 << 20), [0], threading.Event()
-
-        def tick() -> None:
-            while not done.wait(0.0005):
-                ticks[0] += 1
-
-        thread = threading.Thread(target=tick)
-        thread.start()
-        before = ticks[0]
-        memory_calls.populate(address_of(memory), len(memory))
-        during = ticks[0] - before  # read before this thread gives the GIL away again
-        done.set()
-        thread.join()
-        assert during > 0
+def test_touched_and_untouched_pages(memory: mmap.mmap) -> None:
+    """A written page is on a node; None counts the untouched pages; each page that a range covers in part counts."""
+    memory[0] = memory[3 * PAGE] = 1
+    pages = numa.nodes_of_range(address_of(memory), len(memory))
+    assert pages.pop(None) == 6
+    assert sum(pages.values()) == 2
+    assert all(node is not None and node >= 0 for node in pages)
+    untouched = address_of(memory) + 4 * PAGE
+    for start, size, number in ((0, 1, 1), (PAGE - 1, 2, 2), (1, PAGE, 2), (PAGE, PAGE, 1)):
+        assert numa.nodes_of_range(untouched + start, size) == {None: number}
 
 
-class TestZero:
-    """Zeroing, for kernels that cannot populate."""
+def test_many_pages_are_counted_in_pieces_and_fast() -> None:
+    """1 GiB and one page take more than one call, and far less than a second of CPU time."""
+    memory = mmap.mmap(-1, (1 << 30) + PAGE)
+    start = time.thread_time()
+    assert numa.nodes_of_range(address_of(memory), len(memory)) == {None: len(memory) // PAGE}
+    assert time.thread_time() - start < 0.5
 
-    def test_it_fills_exactly_the_range(self, memory: mmap.mmap) -> None:
-        """Bytes before and after the range do not change."""
-        memory[:] = b"\xff" * len(memory)
-        memory_calls.zero(address_of(memory) + 1, 2 * PAGE)
-        assert memory[: 2 * PAGE + 2] == b"\xff" + b"\0" * 2 * PAGE + b"\xff"
 
-    def test_no_memory_is_an_error_and_no_signal(self, cut_off: mmap.mmap) -> None:
-        """Existing memory is filled, then the read fails."""
-        cut_off[PAGE] = 1
-        with pytest.raises(OSError, match="read: Bad address"):
-            memory_calls.zero(address_of(cut_off), len(cut_off))
-        assert cut_off[PAGE] == 0
+@pytest.mark.parametrize(("mode", "word"), [(numa.MPOL_PREFERRED, "prefer"), (numa.MPOL_BIND, "bind")])
+def test_the_kernel_names_the_policy(memory: mmap.mmap, mode: int, word: str) -> None:
+    """numa_maps confirms the policy; the thread's own policy does not change."""
+    before = numa.get_memory_policy()
+    numa.bind_pages(address_of(memory), len(memory), mode, [0])
+    lines = (line.split() for line in Path("/proc/self/numa_maps").read_text().splitlines())
+    assert next(words[1] for words in lines if int(words[0], 16) == address_of(memory)).startswith(word)
+    assert numa.get_memory_policy() == before
+
+
+def test_what_the_kernel_refuses(memory: mmap.mmap) -> None:
+    """A node that does not exist, and an unaligned range, are refused."""
+    for address, node in ((address_of(memory), 1000), (address_of(memory) + 1, 0)):
+        with pytest.raises(OSError, match="mbind: Invalid argument"):
+            numa.bind_pages(address, PAGE, numa.MPOL_PREFERRED, [node])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first", "is_old", "policy", "only"),
+    [
+        (BOTH, None, False, (numa.MPOL_PREFERRED_MANY, {1, 2}), None),
+        (BOTH, None, True, (numa.MPOL_PREFERRED, {1}), 1),
+        (BOTH, 2, True, (numa.MPOL_PREFERRED, {2}), 2),
+        (BOTH, 7, True, (numa.MPOL_PREFERRED, {1}), 1),
+        (CpuSet({3}), None, False, (numa.MPOL_PREFERRED, {3}), None),
+        (CpuSet({3}), None, True, (numa.MPOL_PREFERRED, {3}), None),
+    ],
+)
+def test_preferred_nodes(
+    *, nodes: CpuSet, first: int | None, is_old: bool, policy: tuple[int, set[int]], only: int | None
+) -> None:
+    """All nodes are preferred if the kernel can (Linux 5.15), else the first if it is one of them, else the lowest."""
+    policies: list[tuple[int, set[int]]] = []
+
+    def set_policy(mode: int, nodes: Iterable[int]) -> None:
+        if is_old and mode == numa.MPOL_PREFERRED_MANY:
+            raise OSError(errno.EINVAL, "no such mode")
+        policies.append((mode, set(nodes)))
+
+    assert numa.prefer(set_policy, nodes, first=first) == only
+    assert policies == [policy]
+
+
+def test_another_error_is_not_tried_again_with_one_node() -> None:
+    """Only a mode that the kernel does not know is replaced by another."""
+
+    def refuse(_mode: int, _nodes: Iterable[int]) -> None:
+        raise OSError(errno.EPERM, "forbidden")
+
+    with pytest.raises(PermissionError, match="forbidden"):
+        numa.prefer(refuse, BOTH)
+
+
+def test_every_page_is_there_and_keeps_its_bytes(memory: mmap.mmap) -> None:
+    """Every page has a node after `populate`, and keeps its contents; `zero` fills exactly its range."""
+    memory[5] = 42
+    memory_calls.populate(address_of(memory), len(memory))
+    assert None not in numa.nodes_of_range(address_of(memory), len(memory))
+    assert memory[5] == 42
+    memory[:] = b"\xff" * len(memory)
+    memory_calls.zero(address_of(memory) + 1, 2 * PAGE)
+    assert memory[: 2 * PAGE + 2] == b"\xff" + b"\0" * 2 * PAGE + b"\xff"
+
+
+def test_no_memory_is_an_error_and_no_signal(cut_off: mmap.mmap) -> None:
+    """Beyond the end of a file it is an error, where a write would raise SIGBUS; `zero` fills what is there."""
+    with pytest.raises(OSError, match="madvise: Bad address") as caught:
+        memory_calls.populate(address_of(cut_off), len(cut_off))
+    assert caught.value.errno == errno.EFAULT
+    cut_off[PAGE] = 1
+    with pytest.raises(OSError, match="read: Bad address"):
+        memory_calls.zero(address_of(cut_off), len(cut_off))
+    assert cut_off[PAGE] == 0
+
+
+def test_other_threads_run_meanwhile() -> None:
+    """Unlike mmap.madvise, `populate` releases the GIL: another thread runs while 128 MiB are faulted in."""
+    memory, ticks, done = mmap.mmap(-1, 128 << 20), [0], threading.Event()
+
+    def tick() -> None:
+        while not done.wait(0.0005):
+            ticks[0] += 1
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    before = ticks[0]
+    memory_calls.populate(address_of(memory), len(memory))
+    during = ticks[0] - before  # read before this thread gives the GIL away again
+    done.set()
+    thread.join()
+    assert during > 0
 
 
 @pytest.mark.parametrize(("then", "output"), [("", "destroyed"), ("memory.keep_forever(thing)", "")])
@@ -207,3 +187,215 @@ def test_what_is_kept_forever_outlives_python(then: str, output: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == output
+
+
+# --- placement -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("refused", ["", "populate"])
+def test_all_pages_are_on_the_node(memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
+    """All pages are touched (before Linux 5.14 by zeroing) and verified; the caller keeps its CPUs and policy."""
+    if refused:
+        refuse(monkeypatch, refused, errno.EINVAL)
+    before = os.sched_getaffinity(0), numa.get_memory_policy()
+    assert placed(memory) == Placement(pages={0: 8})
+    assert numa.nodes_of_range(address_of(memory), len(memory)) == {0: 8}
+    assert (os.sched_getaffinity(0), numa.get_memory_policy()) == before
+
+
+def test_one_node_costs_no_call(memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a policy is set nor the kernel asked, but every page is touched."""
+    ask = numa.nodes_of_range
+    for call in ("bind_pages", "nodes_of_range"):
+        refuse(monkeypatch, call, errno.EPERM)
+    assert placed(memory, num_machine_nodes=1) == Placement(pages={0: 8})
+    assert ask(address_of(memory), len(memory)) == {0: 8}
+
+
+def test_no_nodes_leave_it_to_the_policy(memory: mmap.mmap) -> None:
+    """The pages are reported all the same."""
+    found = place(address_of(memory), len(memory), nodes=CpuSet(), cpus=CPUS, num_machine_nodes=2)
+    assert found == Placement(pages={0: 8})
+
+
+def test_a_node_that_is_not_there(memory: mmap.mmap) -> None:
+    """The kernel refuses it and the pages are elsewhere; both are reported with a remedy."""
+    found = placed(memory, node=1000)
+    assert found.pages == {0: 8}
+    refused, strays = found.shortfalls
+    assert refused.startswith(
+        "memory on node 1000 was refused (mbind: Invalid argument): pages go where they are first touched; "
+    )
+    assert "see: numapin topo" in refused
+    assert strays.startswith("not all pages are on node 1000: 100.0% on node 0; that node is full")
+    assert "numactl -H" in strays
+
+
+def test_pages_in_part_elsewhere(memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full node, and a kernel that accepts mbind and ignores it, look the same: the pages are what counts."""
+    monkeypatch.setattr(numa, "nodes_of_range", lambda *_args: {0: 6, 1: 2})
+    found = placed(memory)
+    assert found.pages == {0: 6, 1: 2}
+    assert [text.partition(";")[0] for text in found.shortfalls] == ["not all pages are on node 0: 25.0% on node 1"]
+
+
+@pytest.mark.parametrize("refused", ["", "populate"])
+def test_no_memory_to_place(cut_off: mmap.mmap, monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
+    """It is ENOMEM with the size instead of SIGBUS, on old kernels too."""
+    if refused:
+        refuse(monkeypatch, refused, errno.EINVAL)
+    with pytest.raises(OSError, match=f"no {4 * PAGE} bytes of memory") as caught:
+        placed(cut_off)
+    assert caught.value.errno == errno.ENOMEM
+
+
+@pytest.mark.parametrize(("refused", "within"), [(errno.EPERM, CpuSet()), (0, CpuSet({0, 1}))])
+def test_a_thread_on_the_cpus_touches(
+    memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch, refused: int, within: CpuSet
+) -> None:
+    """It does so where mbind is refused, and where pages are bound to the host's nodes beside GPU memory.
+
+    A preference would spill into that. The calling thread is not bound.
+    """
+    policies: list[tuple[int, list[int]]] = []
+    touched_on: list[set[int]] = []
+    populate = memory_calls.populate
+
+    def bind_pages(_address: int, _num_bytes: int, mode: int, nodes: Any) -> None:
+        policies.append((mode, sorted(nodes)))
+        if refused:
+            raise OSError(refused, "mbind")
+
+    def watched(address: int, num_bytes: int) -> None:
+        touched_on.append(os.sched_getaffinity(0))
+        populate(address, num_bytes)
+
+    monkeypatch.setattr(numa, "bind_pages", bind_pages)
+    monkeypatch.setattr(memory_calls, "populate", watched)
+    own = CpuSet({max(CPUS)})
+    found = place(address_of(memory), len(memory), nodes=CpuSet({0}), cpus=own, num_machine_nodes=4, within=within)
+    assert policies == [(numa.MPOL_BIND, [0, 1]) if within else (numa.MPOL_PREFERRED, [0])]
+    assert touched_on == [set(own)]
+    assert CpuSet(os.sched_getaffinity(0)) == CPUS
+    assert found.pages == {0: 8}
+    assert ["--cap-add SYS_NICE" in text for text in found.shortfalls] == ([True] if refused else [])
+
+
+def test_cpus_that_are_not_there(memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This is reported as well; the pages are touched from wherever the thread runs."""
+    refuse(monkeypatch, "bind_pages", errno.ENOSYS)
+    found = placed(memory, cpus=CpuSet({9999}))
+    assert found.pages == {0: 8}
+    assert [text.partition(" (")[0] for text in found.shortfalls] == [
+        "memory on node 0 was refused",
+        "CPUs 9999 were refused",
+    ]
+
+
+def test_no_libnuma(memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without libnuma memory is not placed; the report says how to install it."""
+
+    def fail(*_args: object) -> None:
+        raise LibnumaError("libnuma cannot be used: gone", calls.INSTALL_LIBNUMA)
+
+    for call in ("bind_pages", "nodes_of_range"):
+        monkeypatch.setattr(numa, call, fail)
+    found = placed(memory)
+    assert found.pages == {0: 8}  # from numa_maps
+    assert found.shortfalls == (
+        f"libnuma cannot be used: gone: pages go where they are first touched; {calls.INSTALL_LIBNUMA}",
+    )
+
+
+def test_seccomp() -> None:
+    """Under Docker's real profile mbind and move_pages are refused, and numa_maps has the pages."""
+    code = """if True:
+        import mmap, os
+        from numapin.base.cpu_set import CpuSet
+        from numapin.system import memory, numa, pages
+        for call in (lambda: numa.bind_pages(4096, 4096, 1, [0]), lambda: numa.nodes_of_range(4096, 4096)):
+            try:
+                call()
+            except PermissionError as error:
+                print(error.strerror)
+        block, cpus = mmap.mmap(-1, 8 * 4096), CpuSet(os.sched_getaffinity(0))
+        at = memory.address_of(block)
+        found = pages.place(at, 8 * 4096, nodes=CpuSet({0}), cpus=cpus, num_machine_nodes=2)
+        print(found.pages, len(found.shortfalls), "SYS_NICE" in found.shortfalls[0])
+    """
+    command = [sys.executable, str(REFUSE_POLICY), sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    refused = [f"{name}: Operation not permitted" for name in ("mbind", "move_pages")]
+    assert done.stdout.splitlines() == [*refused, "{0: 8} 1 True"]
+
+
+def test_the_location_of_pages_is_unknown(memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The report says that it is unverified, without shares."""
+    refuse(monkeypatch, "nodes_of_range", errno.EPERM)
+    monkeypatch.setattr(seam.pages, "read_numa_maps", lambda *_args, **_rest: None)
+    found = placed(memory)
+    assert found.pages is None
+    assert found.shortfalls[0].startswith("the location of the pages is unverified")
+    monkeypatch.undo()
+    assert find_pages(address_of(memory), len(memory), numa_maps=tmp_path / "missing") == {0: 8}
+
+
+# --- numa_maps -------------------------------------------------------------------------------------------------------
+
+LINES: Final = (
+    "55a0000 default file=/usr/bin/a\\040b mapped=2 N0=2 kernelpagesize_kB=4\n"
+    "7f0000000000 prefer:1 file=/memfd:slot\\040(deleted) dirty=8 active=0 N0=2 N1=6 kernelpagesize_kB=4\n"
+    "7f1000000000 bind:1 file=/anon_hugepage huge dirty=2 N1=2 kernelpagesize_kB=2048\n"
+    "7f2000000000 default\n"
+    "7f3000000000 best=5000 N0=2 kernelpagesize_kB=4\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("address", "num_bytes", "pages"),
+    [
+        (0x7F0000000000, 8 * 4096, {0: 2, 1: 6}),
+        (0x7F0000000000, 8 * 4096 - 1, {0: 2, 1: 6}),
+        (0x7F0000000000, 10 * 4096, {0: 2, 1: 6, None: 2}),
+        (0x7F0000000000, 4 * 4096, None),  # the mapping holds more than what is asked about
+        (0x7F1000000000, 4 << 20, {1: 1024}),  # huge pages count as one there
+        (0x7F2000000000, 4096, None),  # nothing touched
+        (0x7F3000000000, 8192, None),  # a policy of a kernel that we do not know
+        (0x55A0000, 2 * 4096, None),  # the kernel writes eight digits at least
+        (0x7F0000001000, 4096, None),  # begins inside a mapping
+        (0x7F00000, 4096, None),  # only the beginning of an address
+    ],
+)
+@pytest.mark.skipif(PAGE != 4096, reason="the lines are of a kernel with pages of 4 KiB")
+def test_lines_of_numa_maps(tmp_path: Path, address: int, num_bytes: int, pages: dict[int | None, int] | None) -> None:
+    """Pages of the base size per node; None if the mapping is not the range, or without the file."""
+    path = tmp_path / "numa_maps"
+    assert read_numa_maps(address, num_bytes, numa_maps=path) is None
+    path.write_text(LINES)
+    assert read_numa_maps(address, num_bytes, numa_maps=path) == pages
+
+
+def test_numa_maps_agrees_with_move_pages(memory: mmap.mmap) -> None:
+    """Both have the same of one mapping."""
+    numa.bind_pages(address_of(memory), len(memory), numa.MPOL_PREFERRED, [0])  # a mapping of its own
+    memory_calls.populate(address_of(memory), 5 * PAGE)
+    pages = read_numa_maps(address_of(memory), len(memory))
+    assert pages == numa.nodes_of_range(address_of(memory), len(memory)) == {0: 5, None: 3}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_the_ledger_counts_in_its_own_process() -> None:
+    """Bytes are added and subtracted; a forked child starts at zero and counts for itself."""
+    ledger = Ledger()
+    ledger.add(5)
+    ledger.add(7)
+    ledger.remove(5)
+    reader, writer = os.pipe()
+    if (pid := os.fork()) == 0:
+        ledger.add(1)
+        os.write(writer, str(ledger.total).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert (os.read(reader, 9), ledger.total) == (b"1", 7)
+    os.close(reader)
+    os.close(writer)

@@ -168,13 +168,6 @@ def test_a_host_that_the_list_lacks() -> None:
         find_task(SLURM | {"SLURM_NODEID": "3"})
 
 
-@pytest.mark.parametrize("size", ["0", "2"])
-def test_a_size_that_cannot_be(size: str) -> None:
-    """A rank is below its size."""
-    with pytest.raises(UsageError, match=f"LOCAL_WORLD_SIZE={size}"):
-        find_task({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": size})
-
-
 @given(
     st.dictionaries(
         st.sampled_from([name for rank, sizes in LAUNCHERS for name in (rank, *sizes)] + list(SLURM)),

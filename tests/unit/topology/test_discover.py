@@ -1,19 +1,16 @@
-"""Machine files: how their format is recognized, and the error for an unknown one."""
+"""Machine files: how their format is recognized, what is wrong with others, and the built-in machines."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from numapin import discover
+from numapin import Request, Topology, discover, make_plan
 from numapin.errors import MachineError, UsageError
 from tests.machines.grids import grid
-from tests.unit.topology.seam import sysfs
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.unit.topology.seam import reader, sysfs
 
 PU = '<object type="PU" os_index="7"/>'
 HWLOC = f'<topology version="2.0"><object type="Machine">{PU}</object></topology>'
@@ -29,11 +26,8 @@ def _file(folder: Path, content: str | bytes) -> Path:
 @pytest.mark.parametrize(
     ("content", "cpu"),
     [
-        (HWLOC, 7),
         (f'<?xml version="1.0"?>\n<!-- <system> -->\n<!DOCTYPE topology SYSTEM "hwloc2.dtd">\n{HWLOC}', 7),
-        (NCCL, 8),
-        (f"<!-- <topology> -->{NCCL}", 8),
-        (b"\xef\xbb\xbf \n" + NCCL.encode(), 8),
+        (b"\xef\xbb\xbf \n<!-- <topology> -->" + NCCL.encode(), 8),
         (json.dumps(grid(nodes=1, cores=1).to_json()), 0),
     ],
 )
@@ -44,30 +38,16 @@ def test_the_content_says_which_format_it_is(content: str | bytes, cpu: int, tmp
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [
-        ("\n<root/>", "line 2: <root>: this is neither hwloc's XML, which begins with <topology>, nor NCCL's"),
-        ("<root><topology/></root>", "line 1: <root>: this is neither"),
-        ("<topology>", "line 1, column 11: not XML"),
-        ("[1]", "line 1: neither JSON nor XML: '[1]'"),
-        ("", "line 1: neither JSON nor XML: ''"),
-        (b"\x1f\x8b", "byte 1 is not UTF-8"),
-        ("{" + " " * (64 << 20), "larger than 64 MiB"),
-    ],
-    ids=lambda value: str(value)[:20],
+    [(b"\x1f\x8b", "byte 1 is not UTF-8"), (b"{" + b" " * (64 << 20), "larger than 64 MiB"), (None, "No such file")],
+    ids=["compressed", "large", "missing"],
 )
-def test_a_bad_file_is_named_with_the_problem(content: str | bytes, problem: str, tmp_path: Path) -> None:
-    """The message starts with the file, and the hint says how to get a good one."""
-    path = _file(tmp_path, content)
+def test_a_bad_file_is_named_with_the_problem(content: bytes | None, problem: str, tmp_path: Path) -> None:
+    """The message starts with the file, and the hint says how to get a good one; tests/topology has others."""
+    path = tmp_path / "missing" if content is None else _file(tmp_path, content)
     with pytest.raises(MachineError) as caught:
         discover(machine=path)
     assert caught.value.message.startswith(f"{path}: {problem}")
     assert caught.value.hint
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    """The message has the system's error text."""
-    with pytest.raises(MachineError, match="missing: No such file or directory"):
-        discover(machine=tmp_path / "missing")
 
 
 def test_two_machines(tmp_path: Path) -> None:
@@ -93,3 +73,44 @@ def test_a_bug_in_a_reader_is_not_called_a_contradiction(monkeypatch: pytest.Mon
     monkeypatch.setattr(sysfs, "read_sysfs", broken)
     with pytest.raises(ValueError, match="a bug"):
         discover()
+
+
+# Name -> the node and the own NIC of each GPU, by hand.
+MACHINES = {
+    "dgx-a100": ([3, 3, 1, 1, 7, 7, 5, 5], [f"mlx5_{number}" for number in (0, 1, 2, 3, 6, 7, 8, 9)]),
+    "dgx-h100": ([0, 0, 0, 0, 1, 1, 1, 1], [f"mlx5_{number}" for number in (0, 3, 4, 5, 6, 9, 10, 11)]),
+    "gb200": ([0, 0, 1, 1], [f"mlx5_{number}" for number in (0, 1, 3, 4)]),
+    "ndv4": ([1, 1, 0, 0, 3, 3, 2, 2], [f"mlx5_ib{number}" for number in range(8)]),
+    "p4d": ([0, 0, 0, 0, 1, 1, 1, 1], [f"rdmap{bus}s27" for bus in (16, 16, 32, 32, 144, 144, 160, 160)]),
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_an_example_is_what_save_would_write(name: str) -> None:
+    """It has all fields, none that differs between machines of a kind, and the nodes and NICs that it is known for."""
+    topology = discover(f"example:{name}")
+    assert Topology.from_json(json.dumps(topology.to_json())) == topology
+    file = Path(reader.__file__).with_name("machines") / f"{name}.json"
+    assert json.loads(file.read_text()) == json.loads(json.dumps(topology.to_json()))
+    assert not any(gpu.uuid for gpu in topology.gpus)
+    assert not any(node.free_bytes for node in topology.nodes)
+    plan = make_plan(topology, Request())
+    found = [
+        (gpu.node, rank.node, (rank.nics or ("",))[0]) for gpu, rank in zip(topology.gpus, plan.ranks, strict=True)
+    ]
+    assert found == [(node, node, nic) for node, nic in zip(*MACHINES[name], strict=True)]
+    assert plan.exact
+
+
+def test_names_of_examples() -> None:
+    """Every example has its facts here."""
+    assert reader.example_names() == tuple(f"example:{name}" for name in sorted(MACHINES))
+
+
+@pytest.mark.parametrize("name", ["example:", "example:dgx", "example:../machines/p4d", "example:p4d.json"])
+def test_an_unknown_example_lists_the_known_ones(name: str) -> None:
+    """A name is one of the list, not a path."""
+    with pytest.raises(UsageError, match="there is no built-in machine") as raised:
+        discover(machine=Path(name))
+    assert name in raised.value.message
+    assert "example:dgx-a100, example:dgx-h100" in (raised.value.hint or "")

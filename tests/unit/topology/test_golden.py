@@ -111,28 +111,6 @@ def test_files_of_other_programs_agree_with_the_kernel(
     assert words[0] == (words[1] if has_fabric else {})  # without a matrix of them, there may be NVLinks: unknown
 
 
-@pytest.mark.parametrize("name", [name for name, kind in FILES if kind == "nccl"])
-def test_a_file_without_threads_of_cores_is_never_exact(name: str) -> None:
-    """Which CPUs share a core is unknown: two exclusive ranks may get one core, so no plan claims to be exact."""
-    topology = _build_file(name, "nccl")
-    for bind in MODES:
-        plan = make_plan(topology, Request(bind=bind))
-        assert not any(rank.exact for rank in plan.ranks)
-        assert all("which CPUs share a core is unknown" in rank.reason for rank in plan.ranks)
-    (rank, *_) = make_plan(topology, Request()).ranks
-    sharers = sum(other.node == rank.node for other in make_plan(topology, Request()).ranks)
-    assert rank.num_threads == max(1, len(rank.cpus) // sharers // 2)
-
-
-def test_a_file_that_leaves_open_whose_cpus_they_are_is_not_exact() -> None:
-    """A memory node's near CPUs are written like a CPU node's own: a note says so, and no rank there is exact."""
-    topology = _build_file("3node-memory-first-2gpu", "hwloc")
-    assert str(topology.doubtful_nodes) == "0-1"
-    assert "nodes 0-1 list the same CPUs, and the file does not say" in topology.warnings[0]
-    first, second = make_plan(topology, Request()).ranks
-    assert (first.exact, second.exact, second.node) == (False, True, 2)
-
-
 def _requests(machine: Machine) -> list[Request]:
     return [*(Request(bind=bind) for bind in MODES), *(_request(**options) for options in machine.requests)]
 
@@ -235,15 +213,3 @@ def test_no_other_machine_needs_nvml_to_find_its_nodes(name: str, readings_of: C
     with_nvml = build(readings_of(name))
     without = build(readings_of(name)._replace(nvml=NvmlReadings(gpus=None)))
     assert {gpu.pci: gpu.node for gpu in without.gpus} == {gpu.pci: gpu.node for gpu in with_nvml.gpus}
-
-
-def test_gpus_that_no_source_places_stay_unplaced(readings_of: Callable[[str], Readings]) -> None:
-    """NDv4 without its NCCL file: -1 is not node 0; every rank runs unbound, says so, and follows --gpu-nodes."""
-    topology = build(readings_of("4node-24cpu-8gpu-nosysfs")._replace(nccl_nodes={}))
-    plan = make_plan(topology, Request())
-    assert {(gpu.node, gpu.node_source) for gpu in topology.gpus} == {(None, None)}
-    assert {(rank.node, cpu_set.render(rank.cpus), rank.exact, rank.memory) for rank in plan.ranks} == {
-        (None, "0-95", False, Memory.NONE)
-    }
-    assert "--gpu-nodes" in plan.warnings[0]
-    assert "NCCL_TOPO_FILE" in plan.warnings[0]

@@ -10,7 +10,6 @@ import pickle
 import subprocess
 import sys
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,10 +26,17 @@ if TYPE_CHECKING:
     from tests.nvml.fake import FakeNvml
 
 _SAMPLE = Path(__file__).parents[2] / "nvml" / "h200-x2-vm.nvml"
-_READ = (
-    "import pickle, sys; "
-    "from numapin.topology.sources.nvml import read_nvml; pickle.dump(read_nvml(), sys.stdout.buffer)"
-)
+# Reads once, or with each data file and log of calls of which standard input has the paths.
+_READ = """if True:
+    import os, pickle, sys
+    from numapin.topology.sources.nvml import read_nvml
+    found = []
+    for line in sys.stdin.read().splitlines() or [""]:
+        if line:
+            os.environ["FAKE_NVML_DATA"], os.environ["FAKE_NVML_LOG"] = line.split()
+        found.append(read_nvml())
+    pickle.dump(found, sys.stdout.buffer)
+"""
 _QUESTIONS = ("name", "cpus", "memory", "numa_node", "pcie", "mig_mode", "mig")
 
 
@@ -126,13 +132,20 @@ OLD: Final = "functions that an old driver lacks leave their values unknown; dir
 
 
 def _read_in(environ: Mapping[str, str]) -> NvmlReadings:
-    """Return what `read_nvml` returns in a new process; warnings and words on stderr fail the test."""
+    """Return what `read_nvml` returns in a new process."""
+    (found,) = _read_each(environ)
+    return found
+
+
+def _read_each(environ: Mapping[str, str], *files: str) -> list[NvmlReadings]:
+    """Return what it returns with each data file and log; warnings and words on stderr fail the test."""
     command = [sys.executable, "-W", "error", "-c", _READ]
-    child = subprocess.run(command, env=dict(environ), capture_output=True, check=False)
+    child = subprocess.run(
+        command, env=dict(environ), input="\n".join(files).encode(), capture_output=True, check=False
+    )
     assert (child.returncode, child.stderr) == (0, b"")
-    result = pickle.loads(child.stdout)  # noqa: S301 - written by the line above
-    assert isinstance(result, NvmlReadings)
-    return result
+    results: list[NvmlReadings] = pickle.loads(child.stdout)  # noqa: S301 - written by the line above
+    return results
 
 
 def _calls(folder: Path) -> Counter[str]:
@@ -153,23 +166,23 @@ def _described(readings: NvmlReadings) -> Iterator[str]:
 
 def test_the_readings_of_each_case_are_the_recorded_ones(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     """Every answer of NVML, and every refusal, with its note; NVML is shut down once, last, if it started."""
-    drivers = {**dict.fromkeys(CASES, False), OLD: True}
-    old = render([_gpu(0, numa_node=8, nvlinks=(B,) * 6), _gpu(1, nvlinks=(A,) * 6)])
-
-    def shown(sentence: str) -> str:
-        folder = tmp_path / str([*drivers].index(sentence))
-        folder.mkdir()
-        data = CASES.get(sentence, old)
-        found = _read_in(fake_nvml.environment(folder, data, old=drivers[sentence]))
-        calls = (folder / "calls").read_text(encoding="utf-8").split()
-        starts_and_ends = [call for call in calls if call in ("nvmlInitWithFlags", "nvmlShutdown")]
-        has_started = not sentence.startswith("NVML does not start")
-        assert starts_and_ends == ["nvmlInitWithFlags", "nvmlShutdown"][: 1 + has_started]
-        assert calls[-1] == starts_and_ends[-1]
-        return "\n".join((f"=== {sentence}", *_described(found), ""))
-
-    with ThreadPoolExecutor(2) as pool:
-        compare("".join(pool.map(shown, drivers)), str(Path(__file__).with_name("nvml.txt")))
+    of_old = render([_gpu(0, numa_node=8, nvlinks=(B,) * 6), _gpu(1, nvlinks=(A,) * 6)])
+    shown = ""
+    for is_old, cases in ((False, CASES), (True, {OLD: of_old})):
+        folders = [tmp_path / f"{is_old}{number}" for number in range(len(cases))]
+        for folder, data in zip(folders, cases.values(), strict=True):
+            folder.mkdir()
+            (folder / "data").write_text(data, encoding="utf-8")
+        environ = fake_nvml.environment(tmp_path, "", old=is_old)
+        readings = _read_each(environ, *(f"{folder}/data {folder}/calls" for folder in folders))
+        for sentence, folder, found in zip(cases, folders, readings, strict=True):
+            calls = (folder / "calls").read_text(encoding="utf-8").split()
+            starts_and_ends = [call for call in calls if call in ("nvmlInitWithFlags", "nvmlShutdown")]
+            has_started = not sentence.startswith("NVML does not start")
+            assert starts_and_ends == ["nvmlInitWithFlags", "nvmlShutdown"][: 1 + has_started]
+            assert calls[-1] == starts_and_ends[-1]
+            shown += "\n".join((f"=== {sentence}", *_described(found), ""))
+    compare(shown, str(Path(__file__).with_name("nvml.txt")))
 
 
 def test_missing_library(tmp_path: Path) -> None:
@@ -226,5 +239,5 @@ class TestStandIn:
     def test_a_line_it_cannot_read_is_named(self, fake_nvml: FakeNvml, tmp_path: Path) -> None:
         """A mistake in a data file is an error, not an unanswered query."""
         environ = fake_nvml.environment(tmp_path, "gpu\ncpus zz\n")
-        child = subprocess.run([sys.executable, "-c", _READ], env=environ, capture_output=True, check=True)
+        child = subprocess.run([sys.executable, "-c", _READ], env=environ, input=b"", capture_output=True, check=True)
         assert b"cannot read this line of FAKE_NVML_DATA: cpus zz" in child.stderr

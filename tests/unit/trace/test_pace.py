@@ -53,16 +53,19 @@ class TestPace:
 
     def test_time_in_a_loader(self) -> None:
         """The start of an epoch's workers does not make a step overdue; a loader that hangs does."""
-        now = iter((2.5, 100.0, 100.5, 800.0))
         pace = Pace()
         for n in range(3):
             pace.stepped(float(n))
-        with pace.paused(lambda: next(now)), pace.paused(lambda: 1e9):
-            assert not pace.is_overdue(99.0)
+        pace.enter_loader(2.5)
+        pace.enter_loader(50.0)  # one that the first one's batches are made from
+        pace.leave_loader(60.0)
+        assert not pace.is_overdue(99.0)
+        pace.leave_loader(100.0)
         assert (pace.limit_s, pace.is_overdue(108.0), pace.is_overdue(110.0)) == (10, False, True)
         assert pace.overdue_reason("batch", 110.0) == "no batch for 10 s, besides 98 s in DataLoaders"
-        with pace.paused(lambda: next(now)):
-            assert (pace.is_overdue(300.0), pace.is_overdue(315.0)) == (False, True)
+        pace.enter_loader(100.5)
+        assert (pace.is_overdue(300.0), pace.is_overdue(315.0)) == (False, True)
+        pace.leave_loader(800.0)
         pace.stepped(801.0)
         assert pace.is_overdue(815.0)
         assert pace.overdue_reason("batch", 815.0) == "no batch for 10 s"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from tests.unit.trace.seam import StepSettings, Tracer
+from tests.unit.trace.seam import Place, StepSettings, Tracer
 from tests.unit.trace.seam import tracer as module
 
 if TYPE_CHECKING:
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 
 def _tracer(claim: Path) -> Tracer:
     settings = StepSettings(folder=str(claim.parent), steps=1, skip=1)
-    return Tracer(settings=settings, rank=0, restart=0, claim=claim, check=lambda: None, require_no_other=lambda: None)
+    place = Place(rank=0, local_rank=0, num_ranks=1, num_local_ranks=1, restart=0)
+    return Tracer(settings=settings, place=place, claim=claim, check=lambda: None, require_no_other=lambda: None)
 
 
 def _no_room(*_: Any, **__: Any) -> None:
@@ -94,23 +97,31 @@ def test_a_trace_that_was_cut_off(tmp_path: Path, text: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
+HEAD = '{\n    "numapin": {"pins":[]},\n    "baseTimeNanoseconds": 5000,\n    "traceEvents": [\n'
+EVENTS = HEAD + '  {"ph": "M", "name": "process_name"}\n  ],"traceName": "/a]/b" }'
+SHOWN = [(7, "load", 6000, 9500), (8, "pin 9", 8000, 9000)]
+
+
 def test_loads_and_pins_are_events(tmp_path: Path) -> None:
     """A viewer of Chrome traces shows them among the profiler's events, at their times in its clock."""
     path = tmp_path / "rank-0.trace.json"
-    head = '{\n    "numapin": {"pins":[]},\n    "baseTimeNanoseconds": 5000,\n    "traceEvents": [\n'
-    kineto = _Kineto(head + '  {"ph": "M", "name": "process_name"}\n]}\n')
-    module._export(cast("profile", kineto), path, [(7, "load", 6000, 9500), (8, "pin 9", 8000, 9000)])
-    load, pin, kinetos = json.loads(path.read_text())["traceEvents"]
+    module._export(cast("profile", _Kineto(EVENTS)), path, SHOWN)
+    kinetos, load, pin = json.loads(path.read_text())["traceEvents"]
     assert load == {"ph": "X", "cat": "numapin", "name": "load", "pid": 7, "tid": "load", "ts": 1.0, "dur": 3.5}
     assert (pin["name"], pin["pid"], pin["tid"], pin["ts"], pin["dur"]) == ("pin", 8, "pin 9", 3.0, 1.0)
     assert kinetos["name"] == "process_name"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_disk_with_room_for_the_trace_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trace that cannot be copied stays as the profiler wrote it."""
-    monkeypatch.setattr(module, "_copy_with_rows", _no_room)
-    path = tmp_path / "rank-0.trace.json"
-    module._export(cast("profile", _Kineto('{"traceEvents": []}\n')), path, [(7, "load", 6000, 9500)])
-    assert path.read_text() == '{"traceEvents": []}\n'
-    assert list(tmp_path.iterdir()) == [path]
+@pytest.mark.parametrize("text", ['{"traceEvents": []}\n', EVENTS], ids=["of another form", "on a full disk"])
+def test_a_trace_without_room_for_events(tmp_path: Path, text: str) -> None:
+    """A trace to which nothing can be added stays as the profiler wrote it."""
+    path, limits = tmp_path / "rank-0.trace.json", resource.getrlimit(resource.RLIMIT_FSIZE)
+    former = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(EVENTS) + 20, limits[1]))
+    try:
+        module._export(cast("profile", _Kineto(text)), path, SHOWN)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, former)
+    assert path.read_text() == text

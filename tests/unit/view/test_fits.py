@@ -6,7 +6,6 @@ What they show at 80 columns is recorded: tests/recorded/machines.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from io import StringIO
 from typing import TYPE_CHECKING
 
@@ -14,18 +13,15 @@ import pytest
 from rich.console import Console
 
 from numapin import Bind, Nic, Request, Topology, make_plan
-from tests.machines.grids import grid
 from tests.machines.roots import NAMES
-from tests.pictures import golden_machine, many_nics, snc4
+from tests.pictures import golden_machine, many_nics
 from tests.unit.view.seam import (
-    CpuSet,
     NicKind,
     adapters,
     example_names,
     explained_plan,
     natural,
     read_example,
-    spanning_l3s,
     topo_matrix,
     topo_tree,
 )
@@ -82,42 +78,6 @@ def test_the_cells_of_a_matrix_in_blocks_are_those_of_the_whole() -> None:
     wide = {line.split()[0]: line.split()[1:] for line in _lines(topo_matrix(machine, width=WIDE), WIDE)[1:25]}
     assert found == wide
     assert len(found) == 24
-
-
-def test_long_names_are_folded() -> None:
-    """A name that is wider than the terminal is folded, and nothing is lost."""
-    long = "a_very_long_name_of_a_network_device_" * 3
-    lines = _lines(topo_matrix(replace(grid(gpus=[0]), nics=(Nic(name=long, node=0),)), width=60), 60)
-    assert max(map(len, lines)) <= 60
-    assert long in "".join(line.split()[0] for line in lines if line.split())
-
-
-def test_facts_that_differ_are_at_each_gpu() -> None:
-    """Models, links and sources that all GPUs share are said once; others are in the line of each GPU."""
-    machine = golden_machine("2pkg-2node-8gpu-4nic.nccl")
-    assert sum("nccl-topology-file" in line for line in _lines(topo_tree(machine), 120)) == 1
-    first, *others = machine.gpus
-    other = replace(first, name="NVIDIA B200", cuda_index=None, visible=False, node=None, node_source=None)
-    lines = _lines(topo_tree(replace(machine, gpus=(other, *others))), 120)
-    (line,) = (line for line in lines if "gpu0 " in line)
-    assert all(text in line for text in ("hidden from CUDA", "NVIDIA B200", "node unknown"))
-    assert sum("nccl-topology-file" in line for line in lines) == len(others)
-
-
-def test_nics_have_state_and_rate() -> None:
-    """A NIC's line has its rate, or that it is down."""
-    nics = (Nic(name="a", node=0, rate_gbit_s=400.0), Nic(name="b", node=0, is_up=False))
-    lines = _lines(topo_tree(replace(grid(), nics=nics)), 80)
-    shown = [line.rpartition("── ")[2] for line in lines if "ethernet" in line]
-    assert shown == ["a  ethernet, 400 Gbit/s", "b  ethernet, down"]
-
-
-def test_a_cache_that_shares_a_node_with_another_stays_in_its_node() -> None:
-    """Only the caches of the other package are drawn around nodes."""
-    machine = snc4()
-    mixed = replace(machine, cores=(replace(machine.cores[0], l3=None), *machine.cores[1:]))
-    found = {node: l3.nodes for node, l3 in spanning_l3s(mixed).items()}
-    assert found == dict.fromkeys(range(4, 8), CpuSet(range(4, 8)))
 
 
 def test_natural_order() -> None:

@@ -1,0 +1,287 @@
+"""pin_memory=True without torch's pin thread, on the stand-in for the driver. torch's own loader is the oracle."""
+
+from __future__ import annotations
+
+import threading
+from collections import namedtuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import numapin
+from tests.contract.describe import assert_same, describe
+from tests.contract.zoo import Pinnable
+from tests.cuda.fake import pinning
+from tests.data.loopback import WAIT_S
+from tests.integration.gpu_loading import BATCH, Filled, is_right, wrong_ones
+from tests.unit.data.seam import PINNED, cuda
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.cuda.fake import FakeCuda
+
+NUM_BATCHES: Final = 24
+BYTES: Final = 1 << 14
+Old = namedtuple("Old", "x y")  # noqa: PYI024 - without types
+
+
+class Pair(NamedTuple):
+    """A named tuple."""
+
+    x: torch.Tensor
+    name: str
+
+
+class Refuses:
+    """A user's type that cannot be pinned."""
+
+    def __init__(self, data: torch.Tensor) -> None:
+        self.data = data
+
+    def pin_memory(self) -> Refuses:
+        """Raise an error of its own."""
+        message = f"{int(self.data[0, 0])} refuses"
+        raise ArithmeticError(message)
+
+
+COLLATES: Final[dict[str, Callable[[torch.Tensor], Any]]] = {
+    "tensor": lambda x: x,
+    "list": lambda x: [x, x[:, 0].clone()],
+    "tuple": lambda x: (x, "text", 7, None, b"bytes"),
+    "dict": lambda x: {"x": x, "label": x[:, 0].clone(), "nested": [{"y": x + 1}]},
+    "named tuple": lambda x: Pair(x, "name"),
+    "old named tuple": lambda x: Old(x, [x + 1]),
+    "own type": lambda x: Pinnable(x),  # noqa: PLW0108
+    "own type, nested": lambda x: {"mine": Pinnable(x[:, 0].clone()), "x": x},
+    "array": lambda x: [x.numpy(), x + 1],
+    "sparse": lambda x: x.float().to_sparse().coalesce().values(),
+    "no tensor": lambda x: [int(x[0, 0]), "text"],
+    "scalars": lambda x: {"zero": torch.tensor(1.5), "none": torch.empty(0), "x": x},
+}
+
+
+@pytest.fixture
+def fake(fake_cuda: FakeCuda) -> Iterator[FakeCuda]:
+    """Give the stand-in, while loaders pin with it; in the end nothing is pinned or locked by a capture."""
+    before = PINNED.total
+    with pinning(fake_cuda):
+        yield fake_cuda
+        assert wait_until(lambda: fake_cuda.registered_bytes() == 0, limit_s=WAIT_S)
+        assert PINNED.total == before
+    assert fake_cuda.depth() == fake_cuda.mode() == 0
+
+
+def load(kind: Any = numapin.DataLoader, make: Callable[[torch.Tensor], Any] = lambda x: x, **options: Any) -> Any:
+    """Return a loader of either kind; `make` changes a stacked batch."""
+    options = {"num_workers": 2, "pin_memory": True, **options}
+    return kind(
+        Filled(NUM_BATCHES * BATCH, BYTES), BATCH, collate_fn=lambda samples: make(torch.stack(samples)), **options
+    )
+
+
+def pinned_in(batch: Any) -> list[bool]:
+    """Return of each tensor in a batch whether it is pinned."""
+    if isinstance(batch, torch.Tensor):
+        return [batch.is_pinned()]
+    if isinstance(batch, Pinnable):
+        return [batch.pinned, *pinned_in(batch.data)]
+    values = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
+    return [each for value in values for each in pinned_in(value)]
+
+
+@pytest.mark.parametrize("name", COLLATES)
+def test_batches_are_as_torch_pins_them(fake: FakeCuda, name: str) -> None:
+    """Values, types of containers and what is pinned equal torch's, for two epochs over the same slots."""
+    theirs = list(load(DataLoader, COLLATES[name]))
+    with load(make=COLLATES[name]) as loader:
+        for _ in range(2):
+            for ours, expected in zip(loader, theirs, strict=True):
+                assert_same(describe(ours), describe(expected))
+                assert pinned_in(ours) == pinned_in(expected)
+        assert (fake.registered_bytes() > 0) == (name != "no tensor")
+        del ours
+
+
+def test_there_is_no_other_thread(fake: FakeCuda) -> None:
+    """The loop's thread opens batches; the loader still says that it pins."""
+    del fake
+    with load() as loader:
+        iterator = iter(loader)
+        next(iterator)
+        names = {thread.name for thread in threading.enumerate()}
+        assert (loader.pin_memory, hasattr(iterator, "_pin_memory_thread")) == (True, False)
+        assert not any("pin" in name.lower() and "numapin" not in name for name in names)
+        del iterator
+
+
+@pytest.mark.parametrize(
+    "options", [{"persistent_workers": True}, {"balance": True}, {"in_order": False}, {"timeout": 60}]
+)
+def test_kept_batches_stay_as_they_are(fake: FakeCuda, options: dict[str, Any]) -> None:
+    """Slots are not written again while a batch or a copy of the GPU refers to them."""
+    fake.hold_events()
+    with load(**options) as loader:
+        for _ in range(3):
+            batches = list(loader)
+            numbers = sorted(int(batch[0, 0]) // BATCH for batch in batches)
+            assert numbers == list(range(NUM_BATCHES))
+            assert all(is_right(batch, int(batch[0, 0]) // BATCH) and batch.is_pinned() for batch in batches)
+            if options.get("in_order", True):
+                assert wrong_ones(batches, 0) == []
+            del batches
+    fake.set(hold_events=0)
+
+
+def test_the_loop_waits_for_a_slot_that_is_being_pinned(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch is never delivered half pinned."""
+    driver = cuda.driver()
+    assert driver is not None
+    register, is_reached, may_pin = driver.register, threading.Event(), threading.Event()
+
+    def wait_and_register(*arguments: Any) -> None:
+        is_reached.set()
+        assert may_pin.wait(WAIT_S)
+        register(*arguments)
+
+    monkeypatch.setattr(driver, "register", wait_and_register)
+    found: list[torch.Tensor] = []
+    with load() as loader:
+        thread = threading.Thread(target=lambda: found.append(next(iter(loader))))
+        thread.start()
+        assert is_reached.wait(WAIT_S)
+        assert (fake.registered_bytes(), found) == (0, [])
+        may_pin.set()
+        thread.join(WAIT_S)
+        assert [batch.is_pinned() and is_right(batch, 0) for batch in found] == [True]
+        found.clear()
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_an_epoch_that_is_left_while_slots_are_pinned(
+    fake: FakeCuda, monkeypatch: pytest.MonkeyPatch, *, is_kept: bool
+) -> None:
+    """Whether the loader goes on or ends, nothing stays pinned that is not used (the fixture looks)."""
+    driver = cuda.driver()
+    assert driver is not None
+    register = driver.register
+
+    def register_slowly(*arguments: Any) -> None:
+        threading.Event().wait(0.05)
+        register(*arguments)
+
+    monkeypatch.setattr(driver, "register", register_slowly)
+    loader = load()
+    for _ in range(3):
+        batch = next(iter(loader))
+        assert is_right(batch, 0)
+        assert batch.is_pinned()
+    if is_kept:
+        assert wrong_ones(list(loader), 0) == []
+    loader.close()
+    assert is_right(batch, 0)
+    del batch
+    assert fake.invalidated() == 0
+
+
+@pytest.mark.parametrize("why", ["driver", "budget", "thread"])
+def test_slots_that_cannot_be_pinned(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """Batches are copied into memory that torch pins, which is reported; without a thread the loop pins the slots."""
+    options: dict[str, Any] = {"pinned_budget": 1} if why == "budget" else {}
+    if why == "driver":
+        fake.refuse_registration()
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with load(**options) as loader:
+        iterator = iter(loader)
+        with monkeypatch.context() as patch:
+            if why == "thread":
+                patch.setattr(threading.Thread, "start", refuse)
+            batches = list(iterator)
+        assert wrong_ones(batches, 0) == []
+        assert all(batch.is_pinned() for batch in batches)
+        notes = " ".join(note for note in loader.stats().notes if "libstores" not in note)
+        expected = {"driver": "batches are not pinned from now on", "budget": "the budget for pinned memory is used up"}
+        assert expected.get(why, "") in notes
+        assert (fake.registered_bytes() > 0) == (why == "thread") == (notes == "")
+        del batches, iterator
+
+
+@pytest.mark.parametrize("kind", [numapin.DataLoader, DataLoader])
+def test_an_error_of_a_users_type(fake: FakeCuda, kind: Any) -> None:
+    """It is raised for its batch, as by torch, and the batches after it come."""
+    del fake
+    loader = load(kind, lambda x: Refuses(x) if int(x[0, 0]) == BATCH else x)
+    iterator = iter(loader)
+    assert is_right(next(iterator), 0)
+    with pytest.raises(ArithmeticError, match=r"(?s)in pin memory thread for device 0.*4 refuses"):
+        next(iterator)
+    assert is_right(next(iterator), 2)
+    del iterator
+    if kind is numapin.DataLoader:
+        loader.close()
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata imports all that torch has
+@pytest.mark.parametrize("num_steps", [0, 5])
+def test_torchdatas_loader(fake: FakeCuda, num_steps: int) -> None:
+    """numapin.StatefulDataLoader pins in the loop, too, and resumes in the middle of an epoch."""
+    pytest.importorskip("torchdata.stateful_dataloader")
+    with load(numapin.StatefulDataLoader, COLLATES["own type, nested"]) as loader:
+        iterator = iter(loader)
+        for _ in range(num_steps):
+            next(iterator)
+        state = loader.state_dict()
+        del iterator
+        loader.load_state_dict(state)
+        for number, batch in enumerate(loader, num_steps):
+            assert is_right(batch["x"], number)
+            assert all(pinned_in(batch))
+        assert number == NUM_BATCHES - 1
+        assert fake.registered_bytes() > 0
+        del batch
+
+
+def test_a_capture_goes_on(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that arrive during the capture of a CUDA graph do not break it, even if new memory has to be pinned."""
+
+    class CUDAGraph:
+        def capture_begin(self) -> None:
+            fake.begin_capture()
+
+        def capture_end(self) -> None:
+            fake.end_capture()
+
+        reset = capture_end
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", CUDAGraph)
+    graph = CUDAGraph()
+    with load(make=lambda x: [x, x[1:, 3:9], x[:, 0].clone()]) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        graph.capture_begin()
+        for _ in range(NUM_BATCHES - 1):
+            batch, view, _label = batches = next(iterator)
+            assert all(pinned_in(batches))
+            assert view.untyped_storage().data_ptr() == batch.untyped_storage().data_ptr()
+        del batch, view, batches, _label
+        graph.capture_end()
+        del iterator
+    assert fake.invalidated() == 0
+
+
+def test_without_slots_torchs_thread_pins(fake: FakeCuda) -> None:
+    """Batches that torch sends are copied: beside the loop."""
+    with load(pinned_budget=0) as loader:
+        iterator = iter(loader)
+        assert hasattr(iterator, "_pin_memory_thread")
+        batches = list(iterator)
+        assert wrong_ones(batches, 0) == []
+        assert all(batch.is_pinned() for batch in batches)
+        assert fake.registered_bytes() == 0
+        del iterator

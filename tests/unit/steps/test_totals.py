@@ -1,0 +1,99 @@
+"""The time that loops wait for batches, published by one process and read by another."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import timeit
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import numapin
+from tests.unit.steps.seam import Totals, Waited, find_waited, read_waited, totals_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LOOP = """
+import os, sys
+from numapin.steps.totals import totals_of
+if sys.argv[1:] == ["forked"]:
+    totals_of(os.getpid()).add(waited_s=7, stepped_s=7)
+    if pid := os.fork():
+        os.waitpid(pid, 0)
+        os._exit(0)
+for _ in range(2):
+    totals_of(os.getpid()).add(waited_s=0.25, stepped_s=1.5)
+print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(params=["alone", "forked"])
+def loop(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Give the process id of a loop that made two steps: a program, or a forked child of another loop."""
+    command = [sys.executable, "-c", _LOOP, request.param]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+        process.communicate("")
+
+
+def test_another_process_reads_the_totals(loop: int) -> None:
+    """The totals of a process, without its parent's, can be read while it runs."""
+    descriptor = find_waited(loop)
+    assert descriptor is not None
+    assert read_waited(loop, descriptor) == Waited(waited_s=0.5, stepped_s=3.0, num_steps=2)
+
+
+def test_process_without_loader() -> None:
+    """There are no totals for a process without any, for a process that is gone, and in any other descriptor."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert find_waited(process.pid) is None
+        assert read_waited(process.pid, 0) is None
+        process.communicate(b"\n")
+    assert find_waited(process.pid) is None
+    assert read_waited(process.pid, 3) is None
+
+
+@pytest.mark.parametrize("limit", [resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE])
+def test_without_descriptors_or_files(limit: int) -> None:
+    """Without a free descriptor, or where no file may grow, steps are not published, and nothing fails."""
+    limits, former = resource.getrlimit(limit), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(limit, (0, limits[1]))
+    try:
+        totals = Totals()
+    finally:
+        resource.setrlimit(limit, limits)
+        signal.signal(signal.SIGXFSZ, former)
+    totals.add(waited_s=1, stepped_s=1)
+    totals.close()
+
+
+def test_a_step_costs_next_to_nothing() -> None:
+    """A step costs a few microseconds at most, even on a busy machine."""
+    totals = totals_of(0)
+    cost_s = min(timeit.repeat(lambda: totals.add(waited_s=0.0, stepped_s=0.1), number=1000, repeat=5)) / 1000
+    assert cost_s < 10e-6
+
+
+def test_the_last_steps_of_an_epoch_are_published() -> None:
+    """Steps are published in groups; none is missing after the last batch of an epoch, or after `break`."""
+
+    def num_published() -> int:
+        totals_of(os.getpid())
+        published = read_waited(os.getpid(), find_waited(os.getpid()) or -1)
+        assert published is not None
+        return published.num_steps
+
+    before = num_published()
+    loader: Any = numapin.DataLoader(list(range(20)), num_workers=1)  # type: ignore[arg-type]
+    assert len(list(loader)) == 20
+    assert num_published() - before == 19  # the first batch ends no step
+    assert len(list(islice(loader, 5))) == 5
+    assert num_published() - before == 19 + 4
