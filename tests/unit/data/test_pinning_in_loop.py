@@ -106,6 +106,17 @@ def test_batches_are_as_torch_pins_them(fake: FakeCuda, name: str) -> None:
         del ours
 
 
+@pytest.mark.usefixtures("fake")
+def test_threads_that_have_not_computed_use_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's pin thread does this; without it, the loop's threads would contend with the workers for all CPUs."""
+    limited: list[tuple[int, threading.Thread]] = []
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: limited.append((number, threading.current_thread())))
+    with load() as loader:
+        next(iter(loader))
+    ((number, thread),) = limited
+    assert (number, thread is threading.main_thread()) == (1, False)
+
+
 def test_there_is_no_other_thread(fake: FakeCuda) -> None:
     """The loop's thread opens batches; the loader still says that it pins."""
     del fake
