@@ -182,7 +182,9 @@ class Lane:
         _lanes.discard(self)
         self._path.publish()
         pool, self.pool = self.pool, None
-        self.results.forget()
+        for head in self.results.forget():
+            if pool is not None:
+                pool.note_inherited(head)
         try:
             self.opener.drain()
         finally:

@@ -115,9 +115,7 @@ class Pool:
         if self.spec.poison:
             for slot in self.slots:
                 slot.is_unkept = slot.is_unkept or (slot.worker == worker and slot.number not in head.kept)
-        if head.inherited:
-            for number in self._slots.keys() & head.inherited:
-                self._slots[number].is_inherited = True
+        self.note_inherited(head)
         if head.slot == NO_SLOT:
             return NO_MEMORY, None
         if head.slot == IN_MESSAGE:
@@ -132,6 +130,12 @@ class Pool:
             _orphans[slot] = self
             self._watch(slot)
         return view, slot
+
+    def note_inherited(self, head: Head) -> None:
+        """Mark the slots that a child may read which was forked in the worker; also of a batch that is never lent."""
+        if head.inherited:
+            for number in self._slots.keys() & head.inherited:
+                self._slots[number].is_inherited = True
 
     def _adopt(self, head: Head) -> Slot:
         """Take over a slot that a worker has made."""

@@ -291,13 +291,18 @@ class ResultQueue(Channel):
         except Exception:  # noqa: BLE001 - a user's type may raise anything
             return number, ExceptionWrapper(where="in pin memory thread")
 
-    def forget(self) -> None:
-        """Accept no more batches, and drop those that arrived and were not asked for: they hold slots.
+    def forget(self) -> list[Head]:
+        """Accept no more batches, drop those that were not asked for, and return the heads of those not accepted.
 
-        `accept` may refer to the owner of this queue, so keeping it would make a cycle of references.
+        The dropped ones hold slots, and `accept` may refer to the owner of this queue, which would be a cycle.
         """
         self._results.clear()
         self._accept = _refuse
+        while not self._reader.closed and self.fill():
+            pass
+        heads = [decode(message)[0] for message in self._messages]
+        self._messages.clear()
+        return [head for head in heads if head is not None]
 
     def look_ahead(self) -> None:
         """Accept batches that have arrived, so that copies start ahead of time; do nothing while enough wait."""

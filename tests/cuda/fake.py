@@ -79,7 +79,7 @@ def moving() -> Iterator[None]:
     """
     import torch
 
-    from tests.cuda.seam_torch import device
+    from tests.cuda.seam_torch import opening
 
     pid, empty = os.getpid(), torch.empty
 
@@ -102,10 +102,10 @@ def moving() -> Iterator[None]:
         patch.setattr(torch.cuda, "current_device", lambda: 0)
         patch.setattr(torch.cuda, "Stream", FakeStream)
         patch.setattr(torch.cuda, "current_stream", FakeStream)
-        patch.setattr(device, "_get_stream", lambda _: (0, 0, 1))
-        patch.setattr(device, "_set_stream", lambda _: None)
-        patch.setattr(device, "_get_device", lambda: 0)
-        patch.setattr(device, "_get_handle", lambda _: 0)
+        patch.setattr(opening, "_get_stream", lambda _: (0, 0, 1))
+        patch.setattr(opening, "_set_stream", lambda _: None)
+        patch.setattr(opening, "_get_device", lambda: 0)
+        patch.setattr(opening, "_get_handle", lambda _: 0)
         yield
 
 

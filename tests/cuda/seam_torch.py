@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-from numapin.data import opening as device
+from numapin.data import opening
 from numapin.data.quarantine import capture_lock, is_capturing, watch_captures

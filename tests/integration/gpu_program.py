@@ -33,7 +33,7 @@ from tests.integration.gpu_loading import (
     wrong_ones,
 )
 from tests.integration.seam import PINNED
-from tests.integration.seam_torch import device, forking, quarantine
+from tests.integration.seam_torch import forking, opening, quarantine
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def fork(argument: str) -> None:
 
 def unguarded(_: str) -> None:
     """Fork a child that drops a batch whose memory forked children may free; print its status."""
-    vars(device)["keep_in_children"] = lambda _: None
+    vars(opening)["keep_in_children"] = lambda _: None
     held = use("kept", device="cuda")
     assert not forking._on_devices
     say(str(fork_and_collect(held)))

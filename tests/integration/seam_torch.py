@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from numapin.data import forking, quarantine
-from numapin.data import opening as device
+from numapin.data import forking, opening, quarantine
 from numapin.data.handover import HandedDown
 from numapin.data.pool import Pool
 from numapin.data.quarantine import Quarantine

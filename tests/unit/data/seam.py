@@ -5,11 +5,7 @@ from __future__ import annotations
 from numapin.base.cpu_set import CpuSet
 from numapin.base.records import read_record, to_json
 from numapin.base.strict_json import encode as strict_json_encode
-from numapin.data import opening as device
-from numapin.data import packing, path, pool, usage_log
-from numapin.data import pinning as settling
-from numapin.data import quarantine as capture
-from numapin.data import slots as slot
+from numapin.data import opening, packing, path, pinning, pool, quarantine, slots, usage_log
 from numapin.data.balance import Balance
 from numapin.data.casting import cast_tensor, casts_of, collate_and_cast
 from numapin.data.forking import keep_in_children

@@ -14,7 +14,7 @@ from numapin.errors import UsageError
 from tests.cuda.fake import moving
 from tests.data.child import in_forked_child
 from tests.integration.gpu_loading import BATCH, Filled, wrong_ones
-from tests.unit.data.seam import CudaRefused, device
+from tests.unit.data.seam import CudaRefused, opening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,18 +41,18 @@ def test_events_are_used_again(loader: Any, fake_cuda: FakeCuda) -> None:
     for _ in range(3):
         assert wrong_ones(list(loader), 0) == []
     num_created = fake_cuda.get("created")
-    assert num_created <= 2 * device._IN_FLIGHT + 2  # of copies, and two timed ones
+    assert num_created <= 2 * opening._IN_FLIGHT + 2  # of copies, and two timed ones
     assert loader.stats().transfer_gbps > 0
     other: Any = numapin.DataLoader(Filled(NUM_BATCHES, 1 << 14), 1, num_workers=1, device="cuda")
     assert len(list(other)) == NUM_BATCHES
-    assert fake_cuda.get("created") <= max(num_created, 2 * device._IN_FLIGHT + 2)
+    assert fake_cuda.get("created") <= max(num_created, 2 * opening._IN_FLIGHT + 2)
 
 
 def test_a_consumer_waits_for_each_late_copy(loader: Any, fake_cuda: FakeCuda) -> None:
     """The current stream waits for the event of a copy that is not known to have ended."""
     fake_cuda.hold_events()
     assert wrong_ones(list(loader), 0) == []
-    assert fake_cuda.get("waited") >= NUM_BATCHES - device._AHEAD
+    assert fake_cuda.get("waited") >= NUM_BATCHES - opening._AHEAD
 
 
 def test_any_thread_may_load(loader: Any) -> None:
@@ -75,7 +75,7 @@ def test_a_forked_child_is_refused(loader: Any) -> None:
 
 def test_no_query_during_a_capture(loader: Any, fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """While torch captures a graph, batches arrive, and the capture is not broken."""
-    monkeypatch.setattr(device, "is_capturing", lambda: True)
+    monkeypatch.setattr(opening, "is_capturing", lambda: True)
     iterator = iter(loader)
     batches = [next(iterator)]
     fake_cuda.begin_capture()
@@ -104,7 +104,7 @@ def test_without_memory_the_batch_is_lost_and_no_other(
     iterator = iter(loader)
     first = next(iterator)
     with monkeypatch.context() as patch:
-        patch.setattr(device.Mover, "_empty", _no_memory)
+        patch.setattr(opening.Mover, "_empty", _no_memory)
         with pytest.raises(torch.OutOfMemoryError):
             list(iterator)  # at first, batches whose copies were begun before
     assert fake_cuda.depth() == 0

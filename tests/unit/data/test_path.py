@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import pytest
+import torch
 from torch.utils.data import DataLoader
+
+from tests.data.loopback import Loopback, lent
+from tests.unit.data.seam import NO_SLOT
 
 if TYPE_CHECKING:
     from tests.unit.data.seam import DataPath
@@ -23,3 +27,20 @@ def test_a_pool_is_used_again_if_its_workers_are_gone(path: DataPath, *, are_gon
     second = path.lane(LOADER, pins=False)
     assert (second.pool is pool) is are_gone
     second.end(workers_are_gone=True)
+
+
+def test_what_a_workers_child_may_read_though_the_batch_never_arrives(path: DataPath) -> None:
+    """The loop is left while the message waits in the pipe: the slot that it names goes to no other worker."""
+    lane = path.lane(LOADER, pins=False)
+    assert lane.pool is not None
+    loop = Loopback(lane.pool)
+    lent(loop, torch.arange(1000.0))
+    packer = loop.begin()
+    batch = packer.allocate(torch.float32, (1000,))
+    packer.note_fork()
+    lane.results.send(loop.pack(batch))
+    (slot,) = loop.pool.slots
+    assert not slot.is_inherited
+    lane.end(workers_are_gone=True)
+    assert slot.is_inherited
+    assert loop.pool.grant(0).slot == NO_SLOT

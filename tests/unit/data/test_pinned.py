@@ -19,7 +19,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as pinned_by_torch
 from numapin import pinned
 from numapin.errors import MachineError, NumapinError, UsageError
 from tests.needs import TORCH_VERSION
-from tests.unit.data.seam import PINNED, Placement, capture, cuda, reclaimer
+from tests.unit.data.seam import PINNED, Placement, cuda, quarantine, reclaimer
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -155,14 +155,14 @@ class TestLocked:
         """Memory that is freed while torch captures a CUDA graph waits for its end; the capture is not broken."""
         tensor = pinned.empty(100, torch.uint8)
         graph = type("Graph", (), {"__hash__": object.__hash__})()
-        capture._capturing.add(graph)
+        quarantine._capturing.add(graph)
         gpu.begin_capture()
         del tensor
         gc.collect()
         time.sleep(0.1)
         assert (gpu.registered_bytes(), gpu.get("recorded"), gpu.invalidated()) == (100, 0, 0)
         gpu.end_capture()
-        capture._capturing.discard(graph)
+        quarantine._capturing.discard(graph)
         assert wait_until(lambda: gpu.registered_bytes() == 0, limit_s=10)
         assert gpu.invalidated() == 0
 

@@ -259,7 +259,7 @@ class TestWorkers:
         """Otherwise it would hold the memory for its life."""
         head, _ = loop.post(BATCH)
         with monkeypatch.context() as patch:
-            patch.setattr(seam.slot, "map_memfd", lambda *_: _too_many_files(0))
+            patch.setattr(seam.slots, "map_memfd", lambda *_: _too_many_files(0))
             with pytest.raises(OSError, match="Too many open files"):
                 loop.pool.lend(head)
         loop.begin()
@@ -403,7 +403,7 @@ class TestFiles:
     def test_a_slot_that_cannot_be_mapped_leaves_nothing(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
         """The rank has no address space for it."""
         head, _ = loop.post(BATCH)
-        monkeypatch.setattr(seam.slot, "map_memfd", lambda *_: _too_many_files(0))
+        monkeypatch.setattr(seam.slots, "map_memfd", lambda *_: _too_many_files(0))
         with pytest.raises(OSError, match="Too many open files"):
             loop.pool.lend(head)
         assert (loop.pool.slots, num_open()) == ((), 0)

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from tests.data.loopback import ANYWHERE, WAIT_S, Loopback, gpu, held_bytes, lent, loopback, make_spec
-from tests.unit.data.seam import CpuSet, Placement, Settling, Slot, _Settler, memory, placement, share_on
-from tests.unit.data.seam import settling as settling_module
+from tests.unit.data.seam import CpuSet, Placement, Settling, Slot, _Settler, memory, pinning, placement, share_on
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -290,7 +289,7 @@ class TestClosing:
             assert wall.is_reached.wait(WAIT_S)
         wall.is_open.set()
         settling = loop.pool._settling
-        assert wait_until(lambda: settling_module._settler()._is_running is False, limit_s=WAIT_S)
+        assert wait_until(lambda: pinning._settler()._is_running is False, limit_s=WAIT_S)
         assert wait_until(lambda: fake_cuda.registered_bytes() == 0, limit_s=WAIT_S)
         assert (placement.PINNED.total, len(settling._done), fake_cuda.get("registered_ranges")) == (before, 0, 0)
 
@@ -371,8 +370,8 @@ class TestThread:
 
     def test_a_forked_child_has_its_own(self) -> None:
         """The parent's thread does not exist there."""
-        assert settling_module._settler_of(1) is not settling_module._settler_of(2)
-        assert settling_module._settler() is settling_module._settler_of(os.getpid())
+        assert pinning._settler_of(1) is not pinning._settler_of(2)
+        assert pinning._settler() is pinning._settler_of(os.getpid())
 
 
 def wait_until_ended(settler: _Settler) -> bool:

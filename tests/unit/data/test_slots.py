@@ -44,7 +44,7 @@ class Rank:
 
     def __init__(self, **locality: Any) -> None:
         self.arrivals = Handover()
-        handed_down = {number: slot_of(number) for number in (5, 6, 7)}
+        handed_down = {number: (slot_of(number), SIZE) for number in (5, 6, 7)}
         self.own = WorkerSlots(self.arrivals, replace(ANYWHERE, **locality), handed_down, serial=SERIAL)
 
     def grant(self, number: int) -> None:
