@@ -154,6 +154,7 @@ class _Campaign:
     def run(self, name: str, number: int, options: JobOptions, *, is_again: bool = False) -> ComparedRun:
         """Run a variant as number `number`, 0 for the first run, which does not count; `is_again`: a second time."""
         began_s = time.monotonic()
+        (shown,) = without_secrets([name])
 
         def report(doing: str) -> None:
             elapsed_s = time.monotonic() - began_s
@@ -162,10 +163,10 @@ class _Campaign:
             if own_s is not None and rest_s is not None:
                 left = f"; {duration(max(own_s - elapsed_s, 0.0) + rest_s)} left"
             run = f"run {number}/{len(self.rounds)}" if number else "first run, not counted"
-            self.progress(f"{run}: {name}, {doing}, {duration(elapsed_s)}{left}")
+            self.progress(f"{run}: {shown}, {doing}, {duration(elapsed_s)}{left}")
 
-        (shown,) = without_secrets([f"{name}-again" if is_again else name])
-        file_name = "".join(char if char.isalnum() or char in ".-_" else "_" for char in shown)[:80]
+        log_name = f"{shown}-again" if is_again else shown
+        file_name = "".join(char if char.isalnum() or char in ".-_" else "_" for char in log_name)[:80]
         result = run_job(self.variants[name], options, log_name=f"{number:03d}-{file_name}", report=report)
         took_s = time.monotonic() - began_s
         if result.failure is None:

@@ -55,6 +55,24 @@ def test_later_signals_do_not_disturb_the_report() -> None:
         end.leave("")
 
 
+def test_a_block_that_hurries_is_interrupted_again() -> None:
+    """A second signal ends its clean-up, too; those after the block are ignored."""
+    ended = []
+    with EarlyEnd(hurries=True) as end:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                ended.append("in time")
+            finally:
+                ended.append("at once")
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert ended == ["at once"]
+    with pytest.raises(Stopped, match="SIGINT"):
+        end.leave("")
+
+
 def test_without_a_signal() -> None:
     """The previous handlers are restored, and `leave` does nothing."""
     before = signal.getsignal(signal.SIGTERM)

@@ -71,6 +71,14 @@ def test_all_runs_measure_what_fits_into_the_time(monkeypatch: pytest.MonkeyPatc
     assert made.lines[1] == f"run 1/4: {order[0]}, measuring, 0 s; 0 s left"
 
 
+def test_no_secret_is_in_a_line_or_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variant's text may set a token; neither the progress nor a file's name has it."""
+    made = Campaign(monkeypatch, lambda _name, _number: 0.01)
+    made.measure("HF_TOKEN=sesame numapin", "b")
+    assert made.lines[0] == "first run, not counted: HF_TOKEN=*** numapin, measuring, 0 s"
+    assert "sesame" not in f"{made.lines} {[log for _, _, log in made.jobs]}"
+
+
 def test_a_second_run_finds_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """If not all steps fit, a second run with a cache that is warm decides for all others."""
     made = Campaign(monkeypatch, lambda _name, number: 0.5 if number == 0 else 0.1)
