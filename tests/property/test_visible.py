@@ -58,10 +58,7 @@ def _by_pci(gpus: tuple[Gpu, ...], text: str | None) -> dict[str | None, int | N
 
 @given(_machines(), _LISTS, _ORDERS)
 def test_any_list(gpus: tuple[Gpu, ...], text: str | None, order: str | None) -> None:
-    """The visible GPUs are numbered 0 to k-1, or no GPU is if the order is unknown; nothing else of a GPU changes.
-
-    A note says if the order is unknown, and why GPUs are hidden without a list or all of them by one.
-    """
+    """Visible GPUs are numbered 0 to k-1, or a note says why not, or why none is visible; nothing else changes."""
     result, notes = _seen(gpus, text, order)
     visible = [gpu.cuda_index for gpu in result if gpu.visible]
     numbers = [number for number in visible if number is not None]
