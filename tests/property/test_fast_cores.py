@@ -86,7 +86,7 @@ def _cores(rank: RankPlan, cores: list[Core]) -> list[Core]:
 @deterministic
 @given(cases(Bind.EXCLUSIVE))
 def test_exclusive_ranks_share_fast_cores_evenly(case: Case) -> None:
-    """Ranks of a node get as many cores and fast cores, within one, none twice; no fast core idles beside a slow one."""
+    """Ranks of a node get as many cores and fast cores, within one, none twice; no fast core idles by a slow one."""
     if case.plan is None:
         return
     for cores, ranks in _nodes(case):
