@@ -18,7 +18,7 @@ numbers = st.frozensets(st.integers(0, cpu_set.MAX_ID - 1))
 def test_render_is_canonical_and_parses_back(cpus: list[int]) -> None:
     """Whatever the order and number of members, ranges ascend and never touch; a range of one is a number."""
     text = cpu_set.render(cpus)
-    assert CpuSet.parse(text) == set(cpus)
+    assert CpuSet.parse(text) == CpuSet(cpus)
     runs = [tuple(map(int, item.split("-"))) for item in text.split(",") if item]
     flat = [number for run in runs for number in run]
     assert flat == sorted(set(flat))
