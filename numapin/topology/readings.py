@@ -31,6 +31,7 @@ CONTROLLER_3D: Final = 0x0302
 _OLD_INFINIBAND: Final = 0x0C06
 _INFINIBAND: Final = frozenset({0x0207, _OLD_INFINIBAND})
 _CLASS: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{4})(?:[0-9a-fA-F]{2})?")
+_HEXADECIMAL: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,8})")
 _GENERATIONS: Final = {"2.5": 1, "5": 2, "8": 3, "16": 4, "32": 5, "64": 6}
 _RATE: Final = re.compile(r"[1-9][0-9]{0,8}")
 # An unreachable device reads as all ones, which the kernel shows as width 63.
@@ -40,6 +41,12 @@ _WIDTHS: Final = frozenset({1, 2, 4, 8, 12, 16, 32})
 def pci_class(text: str | None) -> int | None:
     """Return base class and subclass (0x0302) from the kernel's and NCCL's "0x030200" or hwloc's "0302"."""
     match = _CLASS.fullmatch(text or "")
+    return int(match[1], 16) if match else None
+
+
+def hexadecimal(text: str | None) -> int | None:
+    """Return the number of a vendor or device as the kernel, lspci and NCCL write it ("0x10de", "10de")."""
+    match = _HEXADECIMAL.fullmatch(text or "")
     return int(match[1], 16) if match else None
 
 

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from numapin.base.text import GPU_PREFIX, listed, not_none
 from numapin.errors import UsageError
 from numapin.topology.address import pci_order
-from numapin.topology.visible import seen_by_cuda, with_unknown_order, with_visible
+from numapin.topology.visible import apply_visibility, with_unknown_order, with_visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -182,6 +182,10 @@ def first_visible(gpus: tuple[Gpu, ...], environ: Environ) -> int | None:
 
 
 # --- NVIDIA ----------------------------------------------------------------------------------------------------------
+
+
+def _seen_by_cuda(gpus: tuple[Gpu, ...], environ: Environ) -> Seen:
+    return apply_visibility(gpus, visible_devices=environ.get(_CUDA), device_order=environ.get("CUDA_DEVICE_ORDER"))
 
 
 def _cuda_variables(gpus: Sequence[Gpu], _environ: Environ) -> dict[str, str]:
@@ -356,7 +360,7 @@ _TABLE: Final[Mapping[GpuVendor, VendorSupport]] = {
         torch_word="cuda",
         runtime="CUDA",
         hiding_variables=(_CUDA,),
-        mark_visible=seen_by_cuda,
+        mark_visible=_seen_by_cuda,
         variables_for=_cuda_variables,
         why_order_unknown=lambda _gpus, _environ: "",  # GPUs of unknown order have no `cuda_index`
         driver_remedy="load the driver, or give the container the GPUs: docker run --gpus all",

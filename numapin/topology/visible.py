@@ -27,7 +27,7 @@ from numapin.base.text import GPU_PREFIX, MIG_PREFIX, uuid_digits
 from numapin.topology.address import pci_order
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numapin.topology.model import Gpu
 
@@ -45,15 +45,17 @@ class _VisibleDevice(NamedTuple):
         return self.gpu.label if self.mig is None else f"a MIG instance of {self.gpu.label}"
 
 
-def seen_by_cuda(gpus: tuple[Gpu, ...], environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+def apply_visibility(
+    gpus: tuple[Gpu, ...], *, visible_devices: str | None, device_order: str | None
+) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
     """Return the GPUs, in the order given, with `visible` and `cuda_index` set as CUDA sees them, and notes.
 
+    `visible_devices` and `device_order` are the values of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, None if unset.
     If it is unknown which GPUs CUDA shows, or in which order, all stay visible and none has a CUDA index.
     """
     if not gpus:
         return (), ()
-    visible_devices = environ.get("CUDA_VISIBLE_DEVICES")
-    in_order, why_unknown = _cuda_order(gpus, environ.get("CUDA_DEVICE_ORDER"))
+    in_order, why_unknown = _cuda_order(gpus, device_order)
     devices: list[_VisibleDevice] | None = [_VisibleDevice(gpu) for gpu in in_order]
     notes: list[str] = []
     if visible_devices is not None:

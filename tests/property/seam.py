@@ -18,7 +18,7 @@ from numapin.topology.sources.hwloc import read_hwloc
 from numapin.topology.sources.nccl import nccl_nodes, read_nccl
 from numapin.topology.sources.sysfs import read_sysfs
 from numapin.topology.vendors import PCI_ORDER
-from numapin.topology.visible import seen_by_cuda
+from numapin.topology.visible import apply_visibility
 from numapin.view.picture import element, lay_out
 from numapin.view.visible import visible
 

@@ -86,10 +86,7 @@ def _cores(rank: RankPlan, cores: list[Core]) -> list[Core]:
 @deterministic
 @given(cases(Bind.EXCLUSIVE))
 def test_exclusive_ranks_share_fast_cores_evenly(case: Case) -> None:
-    """Ranks of a node get the same number of cores and of fast cores, within one, and no core twice.
-
-    If a rank has a slow core, no fast core of its node is left over.
-    """
+    """Ranks of a node get as many cores and fast cores, within one, none twice; no fast core idles by a slow one."""
     if case.plan is None:
         return
     for cores, ranks in _nodes(case):

@@ -53,8 +53,8 @@ def _place(machine: Topology, gpu: int, name: str) -> tuple[float, float]:
 
 @several
 @given(machines())
-def test_the_nearest_are_nearest_and_all_of_them(machine: Topology) -> None:
-    """A GPU's NICs are those at the smallest distance; it has none only if nothing is known of any."""
+def test_the_nearest_nics_are_all_of_them_and_shared_fairly(machine: Topology) -> None:
+    """A GPU has all NICs at the smallest known distance, and no other choice of first ones spreads GPUs more evenly."""
     names = rdma_adapters(machine)
     found = machine.nearest_nics
     for gpu in machine.gpus:
@@ -62,13 +62,6 @@ def test_the_nearest_are_nearest_and_all_of_them(machine: Topology) -> None:
         best = min(places.values(), default=(inf, inf))
         expected = {name for name, place in places.items() if place == best and best != (inf, inf)}
         assert set(found[gpu.index].names if gpu.index in found else ()) == expected
-
-
-@several
-@given(machines())
-def test_nics_are_shared_fairly(machine: Topology) -> None:
-    """No NIC has two first GPUs while an equally near one has none, and no other choice spreads GPUs more evenly."""
-    found = machine.nearest_nics
     users = Counter(nics.names[0] for nics in found.values())
     for nics in found.values():
         first = nics.names[0]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numapin import Gpu
-from tests.property.seam import Mig, seen_by_cuda
+from tests.property.seam import Mig, apply_visibility
 
 if TYPE_CHECKING:
     from random import Random
@@ -46,23 +46,15 @@ _LISTS = st.none() | st.lists(_ENTRIES, max_size=6).map(",".join)
 _ORDERS = st.sampled_from([None, "PCI_BUS_ID", "FASTEST_FIRST", ""])
 
 
-def _seen(gpus: tuple[Gpu, ...], text: str | None, order: str | None = None) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    variables = {"CUDA_VISIBLE_DEVICES": text, "CUDA_DEVICE_ORDER": order}
-    return seen_by_cuda(gpus, {name: value for name, value in variables.items() if value is not None})
-
-
 def _by_pci(gpus: tuple[Gpu, ...], text: str | None) -> dict[str | None, int | None]:
-    result, _ = _seen(gpus, text)
+    result, _ = apply_visibility(gpus, visible_devices=text, device_order=None)
     return {gpu.pci: gpu.cuda_index for gpu in result if gpu.visible}
 
 
 @given(_machines(), _LISTS, _ORDERS)
 def test_any_list(gpus: tuple[Gpu, ...], text: str | None, order: str | None) -> None:
-    """The visible GPUs are numbered 0 to k-1, or no GPU is if the order is unknown; nothing else of a GPU changes.
-
-    A note says if the order is unknown, and why GPUs are hidden without a list or all of them by one.
-    """
-    result, notes = _seen(gpus, text, order)
+    """Visible GPUs are numbered 0 to k-1, or a note says why not, or why none is visible; nothing else changes."""
+    result, notes = apply_visibility(gpus, visible_devices=text, device_order=order)
     visible = [gpu.cuda_index for gpu in result if gpu.visible]
     numbers = [number for number in visible if number is not None]
     if len(numbers) == len(visible):

@@ -335,12 +335,7 @@ def _interfaces(devices: list[Element], network: NicKind, version: int) -> Itera
             kind = NicKind.SLINGSHOT
             interface = NicInterface.CXI if name.startswith("cxi") else interface
         state = _info(device, "Port1State")
-        yield Nic(
-            name=name,
-            kind=kind,
-            interface=interface,
-            is_up=state == _ACTIVE if state else None,
-        )
+        yield Nic(name=name, kind=kind, interface=interface, is_up=state == _ACTIVE if state else None)
 
 
 # --- links of GPUs that are not PCI ----------------------------------------------------------------------------------

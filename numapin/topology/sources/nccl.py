@@ -25,6 +25,7 @@ from numapin.topology.readings import (
     PciReading,
     Readings,
     gbit_s,
+    hexadecimal,
     is_network,
     may_be_gpu,
     nic_kind,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 _DISPLAY_OTHER: Final = 0x0380  # of AMD's accelerators before the MI300; NVIDIA's are 3D controllers
 _NVSWITCH_CLASS: Final = 0x0680
 _SWITCH: Final = "switch"
-_HEXADECIMAL: Final = re.compile(r"0x[0-9a-fA-F]{1,4}")
 _CXI: Final = re.compile(r"cxi[0-9]{1,10}")  # libfabric's name of a Slingshot NIC
 _NO_CPUS: Final = "this NCCL topology file does not list CPUs (no affinity): it is only useful as NCCL_TOPO_FILE"
 
@@ -122,7 +122,7 @@ def _read_pci(cpu: Element, cpus: CpuSet) -> Iterator[tuple[PciReading, Element]
         if address is None:
             continue
         gpu, nic = next(pci.named("gpu"), None), next(pci.named("nic"), None)
-        vendor, device_id = _vendor(pci, gpu, device_class), _hexadecimal(pci.text("device"))
+        vendor, device_id = _vendor(pci, gpu, device_class), hexadecimal(pci.text("device"))
         reading = PciReading(address=address, vendor=vendor, device_id=device_id, is_vga=device_class == VGA)
         if gpu is not None:
             # `dev` is the number in NVML or ROCm SMI. NCCL writes `sm` when it looks for links, even if it finds none.
@@ -148,14 +148,10 @@ def _read_pci(cpu: Element, cpus: CpuSet) -> Iterator[tuple[PciReading, Element]
         yield placed, pci
 
 
-def _hexadecimal(text: str | None) -> int | None:
-    return int(text, 16) if text and _HEXADECIMAL.fullmatch(text) else None
-
-
 def _vendor(pci: Element, gpu: Element | None, device_class: int) -> GpuVendor | None:
     """Return a GPU's vendor. Older files do not have it, but AMD's devices have an attribute or class of their own."""
     number = pci.text("vendor")
-    known = BY_PCI_ID.get(_hexadecimal(number) or 0)
+    known = BY_PCI_ID.get(hexadecimal(number) or 0)
     if known is not None:
         return known
     if gpu and gpu.text("gcn"):

@@ -34,6 +34,7 @@ from numapin.topology.readings import (
     Readings,
     distinct_packages,
     gbit_s,
+    hexadecimal,
     is_network,
     may_be_gpu,
     nic_kind,
@@ -59,7 +60,6 @@ _NET: Final = "sys/class/net"
 _INFINIBAND: Final = "sys/class/infiniband"
 # Types of interfaces (ARPHRD_*): others are tunnels, radio and the like.
 _TYPES: Final = {1: NicKind.ETHERNET, 32: NicKind.INFINIBAND}
-_HEXADECIMAL: Final = re.compile(r"(?:0x)?([0-9a-fA-F]{1,8})")
 _OPERATIONAL_STATES: Final = frozenset({"up", "down", "lowerlayerdown", "dormant", "notpresent", "testing"})
 _ACTIVE: Final = "4:"  # of "4: ACTIVE" (IB_PORT_ACTIVE)
 _RATE: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9])?) Gb/sec", re.ASCII)
@@ -245,7 +245,7 @@ def _read_pci(tree: Tree, online: CpuSet) -> Iterator[PciReading]:
             if not reading.interfaces:
                 continue
         elif may_be_gpu(device_class):
-            number = _hexadecimal(tree.text(f"{at}/vendor"))
+            number = hexadecimal(tree.text(f"{at}/vendor"))
             if number is None:
                 config = (tree.data(f"{at}/config") or b"")[:2]
                 number = int.from_bytes(config, "little") if len(config) == 2 else None
@@ -254,7 +254,7 @@ def _read_pci(tree: Tree, online: CpuSet) -> Iterator[PciReading]:
                 vendor = GpuVendor.NVIDIA  # some captures have only the class: a VGA device may be the board's own
             elif not is_gpu(vendor, device_class, address):
                 continue
-            device_id = _hexadecimal(tree.text(f"{at}/device"))
+            device_id = hexadecimal(tree.text(f"{at}/device"))
             reading = PciReading(address=address, vendor=vendor, device_id=device_id, is_vga=device_class == VGA)
         else:
             continue
@@ -286,11 +286,6 @@ def _read_pci(tree: Tree, online: CpuSet) -> Iterator[PciReading]:
         )
 
 
-def _hexadecimal(text: str | None) -> int | None:
-    match = _HEXADECIMAL.fullmatch(text or "")
-    return int(match[1], 16) if match else None
-
-
 def _read_other_nics(tree: Tree, known: Container[str]) -> Iterator[Nic]:
     """Yield the names of network devices that are not on PCI; virtual interfaces have no device."""
     places = [f"{_NET}/{name}" for name in tree.names(_NET) if name not in known]
@@ -317,7 +312,7 @@ def _interfaces(tree: Tree, at: str, device_class: int) -> Iterator[Nic]:
         for name in tree.names(f"{place}/net"):
             kind = _TYPES.get(tree.number(f"{place}/net/{name}/type") or 0) or nic_kind(device_class)
             ids = (tree.text(f"{at}/{file}") for file in ("vendor", "device"))
-            if cxi or (name.startswith("hs") and tuple(map(_hexadecimal, ids)) in _CASSINI):
+            if cxi or (name.startswith("hs") and tuple(map(hexadecimal, ids)) in _CASSINI):
                 kind = NicKind.SLINGSHOT  # hsn0; captures may lack cxi
             yield _network_interface(tree, f"{place}/net/{name}", kind)
         for name in tree.names(f"{place}/infiniband"):

@@ -253,10 +253,7 @@ def test_no_memory_to_place(cut_off: mmap.mmap, monkeypatch: pytest.MonkeyPatch,
 def test_a_thread_on_the_cpus_touches(
     memory: mmap.mmap, monkeypatch: pytest.MonkeyPatch, refused: int, within: CpuSet
 ) -> None:
-    """It does so where mbind is refused, and where pages are bound to the host's nodes beside GPU memory.
-
-    A preference would spill into that. The calling thread is not bound.
-    """
+    """It does so where mbind is refused, and beside GPU memory; the caller is not bound."""
     policies: list[tuple[int, list[int]]] = []
     touched_on: list[set[int]] = []
     populate = memory_calls.populate

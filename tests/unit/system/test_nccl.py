@@ -67,35 +67,29 @@ def test_the_mapped_library(path: str, expected: str | None) -> None:
     assert found == (path if expected is None else expected or None)
 
 
-class TestLibraryVersion:
-    """The version of a library file."""
+@pytest.mark.parametrize(
+    ("path", "version"),
+    [
+        ("/usr/lib/x86_64-linux-gnu/libnccl.so.2.29.7", "2.29.7"),
+        ("/usr/lib/x86_64-linux-gnu/libnccl.so.2", None),
+        ("/gone/nvidia/nccl/lib/libnccl.so.2", None),
+        ("/usr/lib/libnccl.so.2.29.7.old", None),
+    ],
+)
+def test_the_version_by_the_file_name(path: str, version: str | None) -> None:
+    """A library outside a Python package has it in its name, or it is unknown."""
+    assert library_version(path) == version
 
-    def test_of_a_python_package(self, tmp_path: Path) -> None:
-        """The package's metadata folder has it."""
-        library = _package(tmp_path, "nvidia_nccl_cu12-2.27.3")
-        (tmp_path / "torch-2.9.0.dist-info").mkdir()
-        assert library_version(str(library)) == "2.27.3"
 
-    def test_of_two_packages(self, tmp_path: Path) -> None:
-        """If two packages could have brought the file, the version is unknown, unless it is the same."""
-        library = _package(tmp_path, "nvidia_nccl_cu12-2.27.3")
-        _package(tmp_path, "nvidia_nccl_cu13-2.27.3")
-        assert library_version(str(library)) == "2.27.3"
-        _package(tmp_path, "nvidia_nccl_cu11-2.21.5")
-        assert library_version(str(library)) is None
-
-    @pytest.mark.parametrize(
-        ("path", "version"),
-        [
-            ("/usr/lib/x86_64-linux-gnu/libnccl.so.2.29.7", "2.29.7"),
-            ("/usr/lib/x86_64-linux-gnu/libnccl.so.2", None),
-            ("/gone/nvidia/nccl/lib/libnccl.so.2", None),
-            ("/usr/lib/libnccl.so.2.29.7.old", None),
-        ],
-    )
-    def test_by_the_file_name(self, path: str, version: str | None) -> None:
-        """Other libraries have it in their name, or it is unknown."""
-        assert library_version(path) == version
+def test_the_version_of_a_python_package(tmp_path: Path) -> None:
+    """The metadata of the package has it; it is unknown if two packages of different versions could have brought it."""
+    folder = tmp_path / "nvidia/nccl/lib"
+    folder.mkdir(parents=True)
+    (folder / "libnccl.so.2").touch()
+    (tmp_path / "torch-2.9.0.dist-info").mkdir()
+    for package, version in (("cu12-2.27.3", "2.27.3"), ("cu13-2.27.3", "2.27.3"), ("cu11-2.21.5", None)):
+        (tmp_path / f"nvidia_nccl_{package}.dist-info").mkdir()
+        assert library_version(str(folder / "libnccl.so.2")) == version
 
 
 def test_an_installed_library(tmp_path: Path) -> None:
@@ -107,12 +101,3 @@ def test_an_installed_library(tmp_path: Path) -> None:
     (full / "libnccl.so.2").symlink_to("libnccl.so.2.29.7")
     assert installed_library(["", str(empty), str(full)]) == str(full / "libnccl.so.2.29.7")
     assert installed_library([str(empty)]) is None
-
-
-def _package(site: Path, name: str) -> Path:
-    (site / f"{name}.dist-info").mkdir()
-    folder = site / "nvidia/nccl/lib"
-    folder.mkdir(parents=True, exist_ok=True)
-    library = folder / "libnccl.so.2"
-    library.touch()
-    return library
