@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.failing import SCENARIOS, Scenario, block_of, limited_cgroup, run, settled
+from tests.integration.failing import MEMORY_BYTES, SCENARIOS, Scenario, block_of, limited_cgroup, run, settled
 from tests.integration.launching import NUMAPIN, TORCH_QUICKLY, call, environment, numapin, script
 from tests.integration.test_init import IN_NAMESPACE
 from tests.needs import needs_root
@@ -243,3 +243,25 @@ def test_status_of_a_container(tmp_path: Path, number: signal.Signals, status: i
         assert process.stderr is not None
         assert process.stderr.read().endswith(f"numapin: stopped by {number.name}; all ranks have ended\n")
     assert process.returncode == status
+
+
+SPAWNS = f"""
+import numapin
+def eat():
+    return len(bytearray(b'x') * {2 * MEMORY_BYTES})
+if __name__ == "__main__":
+    try:
+        numapin.spawn(eat)
+    except numapin.RankError as error:
+        print(error)
+"""
+
+
+@needs_root
+def test_spawn_names_memory(cgroup: Path, tmp_path: Path) -> None:
+    """The RankError of numapin.spawn names the cgroup of the rank that the kernel killed, and the limit."""
+    into = f'echo $$ > {cgroup}/cgroup.procs && exec "$@"'
+    done = call("sh", "-c", into, "sh", sys.executable, script(tmp_path, SPAWNS))
+    assert done.status == 0, done.err
+    assert f"was killed by SIGKILL: killed by the kernel's out-of-memory killer: cgroup {cgroup}, " in done.out
+    assert " is 768.0 MiB\n  hint: give the job more memory" in done.out
