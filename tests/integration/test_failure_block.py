@@ -62,10 +62,8 @@ def test_block(tmp_path: Path, name: str, request: pytest.FixtureRequest) -> Non
     """A failed job ends with the recorded block, of at most 20 lines and 80 columns."""
     scenario = SCENARIOS[name]
     cgroup = request.getfixturevalue("cgroup") if name == "oom" else None
-    report = tmp_path / "report.json"
-    done = run(scenario, tmp_path, *(("--report", str(report)) if name == "sigterm" else ()), cgroup=cgroup)
+    done = run(scenario, tmp_path, cgroup=cgroup)
     lines = block_of(done.err)
-    assert name != "sigterm" or json.loads(report.read_text())["stopped_by"] == "SIGTERM"
     assert done.status == STATUSES.get(name, 1), done.err
     assert len(lines) <= 20
     assert max(map(len, lines)) <= 80
@@ -100,6 +98,13 @@ def test_traceback_report_and_file(tmp_path: Path) -> None:
     (file,) = tmp_path.glob("numapin-*/failure.txt")
     assert str(file) in done.err.replace("\n          ", "")
     assert rank["traceback"].replace("\x1b", "\ufffd") in file.read_text()
+
+
+def test_what_stopped_a_job_is_in_the_report(tmp_path: Path) -> None:
+    """The report of a job that a signal stopped names the signal."""
+    report = tmp_path / "report.json"
+    assert run(SCENARIOS["sigterm"], tmp_path, "--report", str(report)).status == 143
+    assert json.loads(report.read_text())["stopped_by"] == "SIGTERM"
 
 
 def test_own_error_with_its_frames(tmp_path: Path) -> None:
