@@ -119,6 +119,13 @@ def test_refusal_reads_the_interpreters_own_options(arguments: str, flag: str | 
     assert flag is None or f"/usr/bin/python3.11 {flag} " in str(reason)
 
 
+def test_other_programs_are_not_refused() -> None:
+    """A profiler or a shell may start Python, so its options are not read."""
+    assert hook_env.refusal(["nsys", "-I", "python", "train.py"]) is None
+    assert not hook_env.is_python(["nsys"])
+    assert hook_env.is_python(["/opt/conda/bin/python3.12"])
+
+
 # --- which imports of torch's modules the hook finds; torch is a stand-in of empty modules ---
 
 LOADER = "torch.utils.data.dataloader"
