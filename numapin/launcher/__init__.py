@@ -4,10 +4,10 @@
 
     options.py          torchrun's options: one table, and the parser made of it
     program.py          the program that each rank becomes, maybe a script on stdin
-    rehearse.py         try every binding before a rank starts
+    rehearse.py         try every binding before a rank starts, look for lost GPUs before a restart
     ranks.py            the processes of ranks: start them, see how they ended, end them
     guardian.py         the process that ends what ranks started if the launcher is killed
-    hosts.py            the rendezvous of several hosts, closed to other users
+    hosts.py            how the hosts of a job find each other; their rendezvous is closed to other users
     logs.py             the ranks' output in files
     store.py            the ranks' store, as torch's clients use it
     store_server.py     its server, and whether the installed torch can be its client

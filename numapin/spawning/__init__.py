@@ -2,7 +2,6 @@
 
 ::
 
-    call.py     `spawn` itself: plan, start, collect
-    ranks.py    wait for the ranks and their answers
+    call.py     `spawn` itself: plan, start the ranks, collect their answers
     child.py    the program of each rank
 """

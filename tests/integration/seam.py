@@ -28,8 +28,8 @@ from numapin.rank.handover import write_json
 from numapin.rank.hook_env import steps_environment
 from numapin.rank.shim import CODE
 from numapin.spawning import call as spawn_call
+from numapin.spawning.call import RankProcess, results_of
 from numapin.spawning.child import NUM_SIZE_BYTES, Answer, Outcome
-from numapin.spawning.ranks import RankProcess, results_of
 from numapin.steps.job import MOST_BYTES, NO_STEP, RankFiles, RunOutput
 from numapin.steps.meter import find_place
 from numapin.steps.record import SCHEMA, Phase, RankSteps, StepSettings, StepUnit

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.failing import SCENARIOS, Scenario, block_of, limited_cgroup, run, settled
+from tests.integration.failing import MEMORY_BYTES, SCENARIOS, Scenario, block_of, limited_cgroup, run, settled
 from tests.integration.launching import NUMAPIN, TORCH_QUICKLY, call, environment, numapin, script
 from tests.integration.test_init import IN_NAMESPACE
 from tests.needs import needs_root
@@ -62,10 +62,8 @@ def test_block(tmp_path: Path, name: str, request: pytest.FixtureRequest) -> Non
     """A failed job ends with the recorded block, of at most 20 lines and 80 columns."""
     scenario = SCENARIOS[name]
     cgroup = request.getfixturevalue("cgroup") if name == "oom" else None
-    report = tmp_path / "report.json"
-    done = run(scenario, tmp_path, *(("--report", str(report)) if name == "sigterm" else ()), cgroup=cgroup)
+    done = run(scenario, tmp_path, cgroup=cgroup)
     lines = block_of(done.err)
-    assert name != "sigterm" or json.loads(report.read_text())["stopped_by"] == "SIGTERM"
     assert done.status == STATUSES.get(name, 1), done.err
     assert len(lines) <= 20
     assert max(map(len, lines)) <= 80
@@ -100,6 +98,13 @@ def test_traceback_report_and_file(tmp_path: Path) -> None:
     (file,) = tmp_path.glob("numapin-*/failure.txt")
     assert str(file) in done.err.replace("\n          ", "")
     assert rank["traceback"].replace("\x1b", "\ufffd") in file.read_text()
+
+
+def test_what_stopped_a_job_is_in_the_report(tmp_path: Path) -> None:
+    """The report of a job that a signal stopped names the signal."""
+    report = tmp_path / "report.json"
+    assert run(SCENARIOS["sigterm"], tmp_path, "--report", str(report)).status == 143
+    assert json.loads(report.read_text())["stopped_by"] == "SIGTERM"
 
 
 def test_own_error_with_its_frames(tmp_path: Path) -> None:
@@ -243,3 +248,25 @@ def test_status_of_a_container(tmp_path: Path, number: signal.Signals, status: i
         assert process.stderr is not None
         assert process.stderr.read().endswith(f"numapin: stopped by {number.name}; all ranks have ended\n")
     assert process.returncode == status
+
+
+SPAWNS = f"""
+import numapin
+def eat():
+    return len(bytearray(b'x') * {2 * MEMORY_BYTES})
+if __name__ == "__main__":
+    try:
+        numapin.spawn(eat)
+    except numapin.RankError as error:
+        print(error)
+"""
+
+
+@needs_root
+def test_spawn_names_memory(cgroup: Path, tmp_path: Path) -> None:
+    """The RankError of numapin.spawn names the cgroup of the rank that the kernel killed, and the limit."""
+    into = f'echo $$ > {cgroup}/cgroup.procs && exec "$@"'
+    done = call("sh", "-c", into, "sh", sys.executable, script(tmp_path, SPAWNS))
+    assert done.status == 0, done.err
+    assert f"was killed by SIGKILL: killed by the kernel's out-of-memory killer: cgroup {cgroup}, " in done.out
+    assert " is 768.0 MiB\n  hint: give the job more memory" in done.out

@@ -88,7 +88,7 @@ def each(*lines: Sequence[str], cwd: Path | None = None, **changes: str) -> list
 
 def shown(*lines: Sequence[str], **changes: str) -> list[Shown]:
     """Run numapin with each line; fail if it shows anything harmful or crashes."""
-    found = each(*lines, **changes)
+    found = each(*lines, cwd=None, **changes)
     for line, done in zip(lines, found, strict=True):
         assert done.problems() == [], (line, done.raw)
         assert "Traceback" not in done.text

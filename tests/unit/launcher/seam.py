@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from numapin import launch
-from numapin.base.cpu_set import CpuSet
 from numapin.cli.run import OPTIONS
 from numapin.cli.torchrun_command import TorchrunCommand
 from numapin.launcher import hosts, run_folder, store, store_server

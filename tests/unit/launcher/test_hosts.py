@@ -13,7 +13,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined] # torch ma
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from numapin.errors import Stopped, UsageError
-from tests.unit.launcher.seam import HostPlace, NotMet, SeveralHosts, StopSignal, hosts, parse
+from tests.unit.launcher.seam import HostPlace, NotMet, SeveralHosts, StopSignal, hosts, parse, why_known
 
 
 class Waiting:
@@ -65,36 +65,26 @@ def leave(made: Any, error: BaseException | None) -> None:
     made.__exit__(None if error is None else type(error), error, None)
 
 
-@pytest.mark.parametrize("error", [ValueError(), KeyboardInterrupt(), NotMet("", "")], ids=repr)
-def test_an_error(error: BaseException) -> None:
+@pytest.mark.parametrize(
+    ("error", "has_met", "stays_open", "closes", "arrives"),
+    [
+        *((error, True, False, True, 1) for error in (ValueError(), KeyboardInterrupt(), NotMet("", ""))),
+        # The host may come back.
+        *((error, True, False, False, 0) for error in (StopSignal(signal.SIGTERM), Stopped(signal.SIGTERM, ""))),
+        (KeyError("no round"), False, False, True, "any"),
+        # Enough others are left, which meet again.
+        (NotMet("a GPU is gone", ""), True, True, False, 0),
+    ],
+    ids=repr,
+)
+def test_an_error(error: BaseException, arrives: object, *, has_met: bool, stays_open: bool, closes: bool) -> None:
     """The rendezvous is closed first: the host that serves it may end as soon as it is released."""
     made, done = host()
+    made.stays_open = stays_open
+    if not has_met:
+        made._store = made.place = None
     leave(made, error)
-    assert (done, num_arrived(made._store)) == (["closed before 0"], 1)
-
-
-@pytest.mark.parametrize("error", [StopSignal(signal.SIGTERM), Stopped(signal.SIGTERM, "")], ids=repr)
-def test_after_a_signal(error: BaseException) -> None:
-    """The host may come back: nothing is closed."""
-    made, done = host()
-    leave(made, error)
-    assert (done, num_arrived(made._store)) == ([], 0)
-
-
-def test_before_the_first_round() -> None:
-    """A host that never met others has no store, and closes the rendezvous."""
-    made, done = host()
-    made._store = made.place = None
-    leave(made, KeyError("no round"))
-    assert done == ["closed before any"]
-
-
-def test_a_host_that_leaves_enough_others() -> None:
-    """Its rendezvous stays open, so that they meet again without it."""
-    made, done = host()
-    made.stays_open = True
-    leave(made, NotMet("a GPU is gone", ""))
-    assert done == []
+    assert (done, num_arrived(made._store)) == ([f"closed before {0 if has_met else 'any'}"] if closes else [], arrives)
 
 
 def test_ranks_that_succeeded_count_once() -> None:
@@ -212,3 +202,38 @@ def test_numbers_of_ranks() -> None:
         assert (place.group_rank, place.num_hosts, place.address, place.port) == (number, 3, "10.0.0.1", 29500)
         found.append([place.first_rank, place.world_size, place.first_role_rank, place.role_size])
     assert found == [[0, 10, 0, 8], [4, 10, 0, 2], [6, 10, 4, 8]]
+
+
+# --- the rendezvous id: whether others can know it ---
+
+RANDOM = ["7f3a9c04e1b2d856", "9f86d081884c7d659a2feaa0c55ad015", "3f0e2a4c-9d1b-4c57-8a66-0b1f5e7d9c20"]
+TOKENS = ["dGhpcyBpcyBhIHNlY3JldCE", "Xk-9_vQzR2mLwTbYc4uJhA"]
+GUESSED = ["none", "pair", "my-training-run-1", "train-7b-2026-11-22-final", "20261122-135500-1234", "0" * 32]
+
+
+@pytest.mark.parametrize("run_id", [*RANDOM, *TOKENS])
+def test_a_random_id_in_the_environment_is_a_secret(run_id: str) -> None:
+    """Ids that openssl, uuidgen and Python's secrets make cause no warning."""
+    assert why_known(run_id, is_typed=False) is None
+
+
+@pytest.mark.parametrize("run_id", GUESSED)
+def test_a_name_is_easy_to_guess(run_id: str) -> None:
+    """Names, dates and constants are no secrets, however long they are."""
+    assert why_known(run_id, is_typed=False) == f"the rendezvous id {run_id!r} is easy to guess"
+
+
+@pytest.mark.parametrize("spelling", ["--rdzv-id", "--rdzv_id"])
+@pytest.mark.parametrize("variables", [{"PET_RDZV_ID": RANDOM[0]}, {}])
+def test_ps_shows_a_typed_id(spelling: str, variables: dict[str, str]) -> None:
+    """An id on the command line is known, also if PET_RDZV_ID has the same value."""
+    job = parse(["--nnodes", "2", spelling, RANDOM[0], __file__], {}, variables, python="python", prog="numapin run")
+    assert (job.rdzv_id, job.is_id_typed) == (RANDOM[0], True)
+    assert why_known(RANDOM[0], is_typed=True) == "ps shows --rdzv-id to every user of this host"
+
+
+@pytest.mark.parametrize(("variables", "rdzv_id"), [({"PET_RDZV_ID": RANDOM[0]}, RANDOM[0]), ({}, "none")])
+def test_an_id_that_is_not_typed(variables: dict[str, str], rdzv_id: str) -> None:
+    """PET_RDZV_ID, or torch's default, counts as not typed."""
+    job = parse(["--nnodes", "2", __file__], {}, variables, python="python", prog="numapin run")
+    assert (job.rdzv_id, job.is_id_typed) == (rdzv_id, False)

@@ -140,7 +140,7 @@ class Talk:
             return self._waiter_step()
         number, prefix = self.random.randrange(2), self.random.choice(("", "", "p"))
         method = self.random.choice(self.methods)
-        arguments = getattr(self, f"_{method}")()
+        arguments = ARGUMENTS[method](self)
         return f"client {number} {prefix!r} {method}{arguments}", lambda server: server.ask(
             number, prefix, method, arguments
         )
@@ -155,10 +155,10 @@ class Talk:
             request, content = "WAIT", struct.pack("=Q", 1) + string(QUEUES[number - 3].encode())
             self.waiting.add(number)
         elif self.random.random() < 0.3 and hasattr(TCPStore, "barrier"):
-            request, content = "BARRIER", string(self._key().encode()) + struct.pack("=q", self.random.randint(1, 4))
+            request, content = "BARRIER", string(self.key().encode()) + struct.pack("=q", self.random.randint(1, 4))
             self.waiting.add(number)
         else:
-            keys = [f"{self.random.choice(('', 'p/'))}{self._key()}" for _ in range(self.random.randint(0, 3))]
+            keys = [f"{self.random.choice(('', 'p/'))}{self.key()}" for _ in range(self.random.randint(0, 3))]
             request, content = "WAIT", struct.pack("=Q", len(keys)) + b"".join(string(key.encode()) for key in keys)
             self.waiting.add(number)
         return f"waiter {number} {request} {content!r}", lambda server: [
@@ -170,63 +170,46 @@ class Talk:
         """Note which waiting clients have got an answer."""
         self.waiting -= {number for number, change in enumerate(changes) if change}
 
-    def _key(self) -> str:
+    def key(self) -> str:
+        """Return a random key."""
         return self.random.choice(KEYS)
 
-    def _value(self) -> bytes:
-        return self.random.choice(VALUES)
-
-    def _keys(self) -> list[str]:
-        return [self._key() for _ in range(self.random.randint(0, 3))]
-
-    def _set(self) -> tuple[object, ...]:
-        return self._key(), self._value()
-
-    _append = _set
-
-    def _add(self) -> tuple[object, ...]:
-        return self._key(), self.random.randint(-3, 3)
-
-    def _get(self) -> tuple[object, ...]:
-        return (self._key(),)
-
-    _delete_key = _get
-
-    def _compare_set(self) -> tuple[object, ...]:
-        return self._key(), *(self.random.choice(("", "1", "x", "12abc")) for _ in range(2))
-
-    def _multi_get(self) -> tuple[object, ...]:
-        return (self._keys(),)
-
-    def _multi_set(self) -> tuple[object, ...]:
-        keys = self._keys()
-        return keys, [self._value() for _ in keys]
-
-    def _check(self) -> tuple[object, ...]:
-        return ([*self._keys(), *self.random.sample(QUEUES, self.random.randint(0, 1))],)
-
-    def _wait(self) -> tuple[object, ...]:
-        return self._keys(), LIMIT
-
-    def _num_keys(self) -> tuple[object, ...]:
-        return ()
-
-    _list_keys = _num_keys
-
-    def _queue_push(self) -> tuple[object, ...]:
-        return self.random.choice(QUEUES), self._value()
-
-    def _queue_pop(self) -> tuple[object, ...]:
-        return self.random.choice(QUEUES), False
-
-    def _queue_len(self) -> tuple[object, ...]:
-        return (self.random.choice(QUEUES),)
+    def keys(self) -> list[str]:
+        """Return some random keys."""
+        return [self.key() for _ in range(self.random.randint(0, 3))]
 
 
-def methods_of_torch() -> list[str]:
-    """Return the methods of the installed torch's client that a talk can use."""
-    known = [name[1:] for name in vars(Talk) if name[0] == "_" and name[1] != "_"]
-    return sorted(name for name in known if hasattr(TCPStore, name))
+def _value(talk: Talk) -> bytes:
+    return talk.random.choice(VALUES)
+
+
+def _queue(talk: Talk) -> str:
+    return talk.random.choice(QUEUES)
+
+
+def _multi_set(talk: Talk) -> tuple[object, ...]:
+    keys = talk.keys()
+    return keys, [_value(talk) for _ in keys]
+
+
+# The arguments of torch's methods that a talk can use.
+ARGUMENTS: Final[dict[str, Callable[[Talk], tuple[object, ...]]]] = {
+    "set": lambda talk: (talk.key(), _value(talk)),
+    "append": lambda talk: (talk.key(), _value(talk)),
+    "add": lambda talk: (talk.key(), talk.random.randint(-3, 3)),
+    "get": lambda talk: (talk.key(),),
+    "delete_key": lambda talk: (talk.key(),),
+    "compare_set": lambda talk: (talk.key(), *talk.random.choices(("", "1", "x", "12abc"), k=2)),
+    "multi_get": lambda talk: (talk.keys(),),
+    "multi_set": _multi_set,
+    "check": lambda talk: ([*talk.keys(), *talk.random.sample(QUEUES, talk.random.randint(0, 1))],),
+    "wait": lambda talk: (talk.keys(), LIMIT),
+    "num_keys": lambda _: (),
+    "list_keys": lambda _: (),
+    "queue_push": lambda talk: (_queue(talk), _value(talk)),
+    "queue_pop": lambda talk: (_queue(talk), False),
+    "queue_len": lambda talk: (_queue(talk),),
+}
 
 
 @pytest.fixture
@@ -250,7 +233,7 @@ def ours() -> Iterator[Callable[[], int]]:
 def test_same_requests_same_answers(ours: Callable[[], int], capfd: pytest.CaptureFixture[str]) -> None:
     """Every request has the same answer, and lets the same clients continue, as with torch's server."""
     first = int(os.environ.get(SEED) or random.SystemRandom().randrange(1 << 32))
-    methods = methods_of_torch()
+    methods = sorted(name for name in ARGUMENTS if hasattr(TCPStore, name))
     assert len(methods) >= 12
     start_s = time.monotonic()
     num_talks = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,6 +22,9 @@ from tests.unit.tasks.seam import (
     settle_gpus,
     slice_of,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 NODES = (range(8), range(8, 16))
 
@@ -136,23 +140,19 @@ class TestOfAPlan:
         assert slice_of(PLAN, _task(0, 4), source="p").warnings == ()
 
 
-class TestInside:
-    """A task stays inside the CPUs that a resource manager gave it."""
-
-    def test_all_of_them(self) -> None:
-        """A plan inside them stays as it is."""
-        assert inside(PLAN.ranks[0], CpuSet(range(16))) is PLAN.ranks[0]
-
-    def test_some(self) -> None:
-        """Planned CPUs outside are left out, and the reason says so."""
-        rank = inside(PLAN.ranks[0], CpuSet({8, 9, 0}))
-        assert (rank.cpus, rank.exact, rank.num_threads) == (frozenset({8, 9}), False, 2)
-        assert "planned CPUs 10-11 are not among those that this task was given (0,8-9)" in rank.reason
-
-    def test_none(self) -> None:
-        """If none of its CPUs was planned, the task keeps them all."""
-        rank = inside(PLAN.ranks[0], CpuSet({0, 1}))
-        assert (rank.cpus, rank.exact) == (frozenset({0, 1}), False)
+@pytest.mark.parametrize(
+    ("allowed", "cpus", "num_threads", "why"),
+    [
+        (range(16), {8, 9, 10, 11}, 4, ""),
+        ({8, 9, 0}, {8, 9}, 2, "planned CPUs 10-11 are not among those that this task was given (0,8-9)"),
+        ({0, 1}, {0, 1}, 2, "planned CPUs 8-11 are not among those that this task was given (0-1)"),
+    ],
+)
+def test_inside(allowed: Iterable[int], cpus: set[int], num_threads: int, why: str) -> None:
+    """A task stays inside the CPUs that a resource manager gave it; if none of them was planned, it keeps them all."""
+    rank = inside(PLAN.ranks[0], CpuSet(allowed))
+    assert (rank.cpus, rank.num_threads, rank.exact) == (CpuSet(cpus), num_threads, not why)
+    assert why in rank.reason
 
 
 @pytest.mark.parametrize(
@@ -228,19 +228,13 @@ class TestPlanned:
             plan_task(_machine(), EXCLUSIVE, _task(4, None), own_cpus=False)
         assert "--local-size" in caught.value.hint
 
-    @pytest.mark.parametrize(
-        ("variable", "command"),
-        [
-            (None, "numapin exec --local-rank 3 --local-size N -- command"),
-            ("LOCAL_RANK", "numapin exec --local-size N -- command"),
-        ],
-    )
-    def test_the_hint_repeats_the_given_rank(self, variable: str | None, command: str) -> None:
+    @pytest.mark.parametrize(("variable", "given"), [(None, " --local-rank 3"), ("LOCAL_RANK", "")])
+    def test_the_hint_repeats_the_given_rank(self, variable: str | None, given: str) -> None:
         """The command in the hint works as printed: it has the --local-rank that the user gave."""
         task = _task(3, None)._replace(variable=variable)
         with pytest.raises(UsageError, match="and there is no GPU to count by") as caught:
             plan_task(replace(_machine(), gpus=()), EXCLUSIVE, task, own_cpus=False)
-        assert caught.value.hint == f"give it: {command}"
+        assert caught.value.hint == f"give it: numapin exec{given} --local-size N -- command"
 
     def test_where_the_size_does_not_matter(self) -> None:
         """With --bind none, and with CPUs of its own, the number of tasks may be unknown."""
