@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from numapin.base.cpu_set import CpuSet
-from numapin.cli.options import GPU_NODES, MACHINE, json_option, topology_from
+from numapin.cli.options import GPU_NODES, MACHINE, MachinePath, Parsed, json_option, topology_from
 from numapin.cli.output import emit, json_text, show
 from numapin.data.budget import read_room
-from numapin.doctor.check import Host
+from numapin.doctor.check import DoctorSeverity, Host
 from numapin.doctor.live import read_live
-from numapin.doctor.model import DoctorReport, examine
+from numapin.doctor.model import NAMES, DoctorReport, compare, counts_of, examine, parse_counts, parse_names
 from numapin.errors import LibnumaError, UsageError
 from numapin.system.tree import Tree
 from numapin.topology.discover import discover
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def _refuse_machine(_ctx: click.Context, _option: click.Parameter, value: str | None) -> None:
@@ -32,20 +35,68 @@ def _refuse_machine(_ctx: click.Context, _option: click.Parameter, value: str | 
         )
 
 
+class _Expected(MachinePath):
+    """Counts such as gpus=8, or a machine file that has them."""
+
+    def convert(  # type: ignore[override] # counts are no path
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | Mapping[str, int]:
+        """Return the path of a file that exists or has no "=" in its name, else counts."""
+        path = str(super().convert(value, param, ctx))
+        if "=" not in path or os.path.exists(path):  # noqa: PTH110 - Path.exists raises for a name that is too long
+            return path
+        try:
+            return parse_counts(path)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 _NO_MACHINE: Final = click.Option(["--machine"], hidden=True, expose_value=False, callback=_refuse_machine)
 
 
 @click.command(params=[MACHINE[0], GPU_NODES, _NO_MACHINE])
+@click.option(
+    "--only", type=Parsed("CHECK,...", parse_names, words=NAMES, many=True), help="Make these checks only, e.g. nodes."
+)
+@click.option(
+    "--skip",
+    type=Parsed("CHECK,...", parse_names, words=NAMES, many=True),
+    help="Leave these checks out, e.g. smt,swap.",
+)
+@click.option(
+    "--expect",
+    type=_Expected(),
+    metavar="FILE|COUNTS",
+    help="Report an error unless the machine has as much as a machine file (topo --save), or has these counts: "
+    "sockets, nodes, cores, cpus, gpus, nics, memory, e.g. gpus=8,nodes=2,nics=8.",
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice([each.value for each in DoctorSeverity if each is not DoctorSeverity.OK]),
+    default=DoctorSeverity.ERROR.value,
+    help="Exit with status 1 from this severity on (default: error).",
+)
 @json_option("numapin.doctor/1")
-def doctor(root: Path | None, gpu_nodes: tuple[tuple[str, int], ...] | None, *, as_json: bool) -> None:
+def doctor(
+    *,
+    root: Path | None,
+    gpu_nodes: tuple[tuple[str, int], ...] | None,
+    only: tuple[str, ...] | None,
+    skip: tuple[str, ...] | None,
+    expect: str | Mapping[str, int] | None,
+    fail_on: str,
+    as_json: bool,
+) -> None:
     """Find what makes jobs slow or unsafe on this machine, and the command that fixes it. Changes nothing.
 
     \b
     Examples:
       numapin doctor                          this machine, as this user
       numapin doctor --root capture --json    a captured machine, for scripts
+      numapin doctor --only driver,cpuset --expect gpus=8,nics=8 --fail-on warning
+                                              for the prolog of a batch system
 
-    Exit status: 1 if an error is found, else 0.
+    Exit status: 1 if an error is found (see --fail-on), else 0.
     """
     try:
         topology = topology_from(gpu_nodes=gpu_nodes, root=root)
@@ -53,12 +104,17 @@ def doctor(root: Path | None, gpu_nodes: tuple[tuple[str, int], ...] | None, *, 
         topology = discover(root=Path("/"), gpu_nodes=gpu_nodes or ())
     folder = root or Path("/")
     live = None if root else read_live(topology, os.environ)
+    host = Host(tree=Tree(os.fspath(folder).rstrip("/")), topology=topology, live=live)
+    findings = examine(host, only=only or NAMES, skip=skip or ())
+    if expect is not None:
+        expected = counts_of(discover(machine=expect)) if isinstance(expect, str) else expect
+        findings = (compare(topology, expected), *findings)
     gpus = topology.visible_gpus
     nodes = CpuSet(gpu.node for gpu in gpus if gpu.node is not None)
     report = DoctorReport(
         host=topology.host,
         source=topology.source,
-        findings=examine(Host(tree=Tree(os.fspath(folder).rstrip("/")), topology=topology, live=live)),
+        findings=findings,
         room=read_room(folder, nodes=nodes, num_ranks=max(1, len(gpus))),
     )
     if as_json:
@@ -67,4 +123,4 @@ def doctor(root: Path | None, gpu_nodes: tuple[tuple[str, int], ...] | None, *, 
         from numapin.view.doctor_table import doctor_table
 
         show(doctor_table(report))
-    click.get_current_context().exit(1 if report.has_errors else 0)
+    click.get_current_context().exit(1 if report.has(DoctorSeverity(fail_on)) else 0)

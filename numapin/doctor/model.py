@@ -1,17 +1,35 @@
-"""All checks of the doctor on one machine, and the report of what they found (schema numapin.doctor/1)."""
+"""The checks of the doctor on one machine, and the report of what they found (schema numapin.doctor/1)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from numapin.base.formats import render_size
+from numapin.base.formats import did_you_mean, gib, parse_size, render_size
 from numapin.base.records import to_json
 from numapin.doctor import machine, network, software  # noqa: F401 - their checks are in CHECKS, in this order
 from numapin.doctor.check import CHECKS, DoctorSeverity, Host
+from numapin.topology.nics import rdma_adapters
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Mapping
+
     from numapin.data.budget import LockRoom
+    from numapin.topology.model import Topology
+
+NAMES: Final = (*(check.name for check in CHECKS), "topology")
+"""What --only and --skip may name: the checks, and the notes on what could not be read."""
+_COUNTED: Final[Mapping[str, Callable[[Topology], int | None]]] = {
+    "sockets": lambda topology: len(topology.packages),
+    "nodes": lambda topology: len(topology.cpu_nodes),
+    "cores": lambda topology: len(topology.cores),
+    "cpus": lambda topology: len(topology.cpus),
+    "gpus": lambda topology: len(topology.gpus),
+    "nics": lambda topology: len(rdma_adapters(topology)),
+    "memory": lambda topology: topology.memory_bytes,
+}
+"""What --expect compares; NUMA nodes are those with CPUs, NICs those for RDMA."""
+_MEMORY_TOLERANCE: Final = 0.05  # firmware and crash kernels keep different parts of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +53,10 @@ class DoctorReport:
     findings: tuple[DoctorFinding, ...]
     room: LockRoom
 
-    @property
-    def has_errors(self) -> bool:
-        """Whether any finding is an error."""
-        return any(finding.severity is DoctorSeverity.ERROR for finding in self.findings)
+    def has(self, least: DoctorSeverity) -> bool:
+        """Return whether a finding is at least as severe."""
+        severe = list(DoctorSeverity)[: list(DoctorSeverity).index(least) + 1]  # worst first
+        return any(finding.severity in severe for finding in self.findings)
 
     @property
     def pinnable(self) -> str:
@@ -59,12 +77,62 @@ class DoctorReport:
         }
 
 
-def examine(host: Host) -> tuple[DoctorFinding, ...]:
-    """Run every check once, and add what could not be read of the machine."""
+def parse_names(text: str) -> tuple[str, ...]:
+    """Return the names of checks, separated by commas. Raises ValueError for another one."""
+    for name in text.split(","):
+        if name not in NAMES:
+            meant = did_you_mean(name, NAMES) or f"; choose among {', '.join(NAMES)}"
+            raise ValueError(f"there is no check {name!r}{meant}")
+    return tuple(text.split(","))
+
+
+def parse_counts(text: str) -> dict[str, int]:
+    """Return what a host must have, from gpus=8,nodes=2,memory=1T. Raises ValueError."""
+    counts = {}
+    for item in text.split(","):
+        name, _, number = item.partition("=")
+        if name not in _COUNTED:
+            raise ValueError(f"{item!r} is not NAME=NUMBER, where NAME is one of {', '.join(_COUNTED)}")
+        if name != "memory" and not (number.isascii() and number.isdecimal()):
+            raise ValueError(f"{item!r} has no number, as in {name}=8")
+        counts[name] = parse_size(number) if name == "memory" else int(number)
+    return counts
+
+
+def counts_of(topology: Topology) -> dict[str, int]:
+    """Return what a host must have to be like this one, as far as that is known."""
+    found = {name: count(topology) for name, count in _COUNTED.items()}
+    return {name: number for name, number in found.items() if number is not None}
+
+
+def compare(topology: Topology, expected: Mapping[str, int]) -> DoctorFinding:
+    """Compare a machine with what it must have."""
+    found, differing = counts_of(topology), []
+    for name, wanted in expected.items():
+        seen = found.get(name)
+        tolerance = _MEMORY_TOLERANCE * wanted if name == "memory" else 0
+        if seen is None or abs(seen - wanted) > tolerance:
+            shown = [gib(each) if name == "memory" and each is not None else each for each in (seen, wanted)]
+            differing.append(f"{name}: {'unknown' if seen is None else shown[0]} instead of {shown[1]}")
+    return DoctorFinding(
+        check="expect",
+        severity=DoctorSeverity.ERROR if differing else DoctorSeverity.OK,
+        what="; ".join(differing) or f"as expected: {', '.join(expected)}",
+        where="numapin topo --json, and what --expect gives",
+        why="A host that lost a GPU, a NIC or memory makes its job fail, or all other hosts of the job wait for it.",
+        remedy="drain the host, and look for the missing part in: numapin topo, sudo dmesg" if differing else None,
+    )
+
+
+def examine(host: Host, *, only: Container[str] = NAMES, skip: Container[str] = ()) -> tuple[DoctorFinding, ...]:
+    """Run each of these checks once, and add what could not be read of the machine."""
     findings = []
     for check in CHECKS:
-        result = check.run(host)
-        findings.append(DoctorFinding(check=check.name, where=check.where, why=check.why, **result._asdict()))
+        if check.name in only and check.name not in skip:
+            result = check.run(host)
+            findings.append(DoctorFinding(check=check.name, where=check.where, why=check.why, **result._asdict()))
+    if "topology" not in only or "topology" in skip:
+        return tuple(findings)
     nvml = host.live.nvml if host.live else None
     reported = nvml.notes if nvml and nvml.gpus is None else ()  # in the finding about the driver
     findings += [

@@ -1,7 +1,7 @@
 """A private Slurm on two machines: munged, slurmctld, and a slurmd on each, from Debian packages.
 
-Comes in: two `Machine`s and a folder. Goes out: a `Cluster` that runs commands and reports on jobs. All its files are
-in that folder and all its ports on those machines, so that it does not interfere with a Slurm of this host.
+All its files are in one folder and all its ports on those machines, so that it does not interfere with a Slurm of this
+host.
 """
 
 from __future__ import annotations

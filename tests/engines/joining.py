@@ -1,7 +1,7 @@
 """Another user of the node, who takes the place of a rank that has not arrived: sends a hostile object to the others.
 
-Comes in: PORT MARKER. Imports torch as the user who starts it, and then becomes user 65534, who owns nothing. Goes out:
-a folder MARKER.UID for the user id of each process that unpickles the object.
+Usage: joining.py PORT MARKER. Imports torch as the user who starts it, and then becomes user 65534, who owns nothing.
+The object makes a folder MARKER.UID for the user id of each process that unpickles it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The ports on which a process and its descendants listen, from /proc.
-
-Input: a process id. Output: for each listening socket, the process that holds it, its address and its port.
-"""
+"""The ports on which a process and its descendants listen, from /proc."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Machines that are namespaces of this host, each with its own network and host name, and a common hosts file.
 
-Comes in: names. Goes out: `Machine`s that run commands and reach each other by name. All their processes are in one PID
-namespace. Its first process dies with its creator; the kernel then ends all others, and the networks with them. Their
-addresses and ports are not visible outside, so that they do not disturb other processes of this host.
+All their processes are in one PID namespace. Its first process dies with its creator; the kernel then ends all others,
+and the networks with them. Their addresses and ports are not visible outside, so that they do not disturb other
+processes of this host.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A job that runs until it is told to end, for tests of commands that inspect running jobs.
-
-Input: the command that starts its ranks. Output: the command's process id while all ranks are running.
-"""
+"""A job that runs until it is told to end, for tests of commands that inspect running jobs."""
 
 from __future__ import annotations
 

@@ -87,6 +87,9 @@ class TestDriver:
         assert found["driver"]["what"].startswith("580.159.04, kernel module ")
         assert found["openmp-affinity"]["remedy"] == "unset OMP_PROC_BIND"
         assert found["nccl-affinity"]["severity"] == "warning"
+        for severity, status in (("error", 0), ("warning", 0), ("note", 1)):
+            only = _report("--only", "persistence,python", "--skip", "python", "--fail-on", severity, **environ)
+            assert (only[0], [*only[2]]) == (status, ["persistence"])
 
     def test_a_driver_that_does_not_match(self, fake_nvml: fake.FakeNvml, tmp_path: Path) -> None:
         """It is an error with status 1, reported once."""

@@ -1,7 +1,7 @@
 """Schemas of the manifests' documents: Kubernetes' own, Kubeflow's, and those of other projects' resources.
 
-Input: a document of a manifest. Output: `require_valid` raises jsonschema's ValidationError for a field that its API
-does not know, lacks, or types otherwise.
+`require_valid` raises jsonschema's ValidationError for a field that the API of a document does not know, lacks, or
+types otherwise.
 
 Built-in kinds, and the pods inside all others, are held against Kubernetes' OpenAPI schemas (kubernetes-validate).
 TrainJob, TrainingRuntime and JobSet are held against the models that Kubeflow Trainer releases (kubeflow-trainer-api,

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 EXAMPLES = ("dgx-a100", "dgx-h100", "gb200", "ndv4", "p4d")
+HAS = "sockets=2,nodes=4,gpus=3,nics=0"
+"""What the captured machine of the doctor's report has."""
 BINDS = ("node", "socket", "exclusive", "core-complex")
 LINES = (
     "topo --machine example:",
@@ -162,7 +164,13 @@ def test_jobs(screens: Screens) -> None:
 def test_doctor(screens: Screens, tmp_path: Path) -> None:
     """The report on a capture, and what each check finds on sound and faulty machines."""
     machine(screens.folder, "4node-cpuset-3gpu")
-    lines = [screens.record(["doctor", "--root", "root"])]
+    shown = (
+        "",
+        "--only nodes,smt --fail-on note",
+        "--skip cpuset --expect example:dgx-a100",
+        f"--only nodes --expect {HAS}",
+    )
+    lines = [screens.record(["doctor", "--root", "root", *options.split()]) for options in shown]
     for number, case in enumerate(DOCTOR):
         folder = tmp_path / str(number)
         folder.mkdir()

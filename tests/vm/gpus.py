@@ -1,7 +1,4 @@
-"""The machine's GPUs as the fake NVML reports them.
-
-Comes in: a machine's name and the fake. Goes out: the environment in which the fake reports the machine's GPUs.
-"""
+"""The machine's GPUs as the fake NVML reports them."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     numapin run loader_probe.py placement
     python loader_probe.py SCENARIO [NODE]
 
-Comes in: one of SCENARIOS, and the node to request. Goes out: for each loader, the nodes of its pages (move_pages and
-numa_maps), the CPUs and memory policy of its workers (/proc/<pid>), and its own `stats()`.
+Of each loader it writes the nodes of its pages (move_pages and numa_maps), the CPUs and memory policy of its workers
+(/proc/<pid>), and its own `stats()`.
 """
 
 from __future__ import annotations

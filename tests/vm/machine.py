@@ -1,7 +1,6 @@
 """Boot a machine with several NUMA nodes in QEMU, run commands in it, and return their output.
 
-Comes in: a `VmMachine` (a file in machines/) and `Job`s. Goes out: a `VmResult`, with each job's exit status, output
-and files. The machine runs a real Linux kernel in emulation. It sees this host's file system at the same paths, and
+The machine runs a real Linux kernel in emulation. It sees this host's file system at the same paths, and
 keeps writes in memory. `make vm` unpacks QEMU and the kernel; `missing()` reports if that was not done.
 """
 

@@ -4,4 +4,5 @@ from __future__ import annotations
 
 from numapin.doctor import live
 from numapin.doctor.check import CHECKS, DoctorSeverity
+from numapin.doctor.model import compare, counts_of, parse_counts
 from numapin.system import nccl_files, numa

@@ -11,17 +11,22 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.doctor.cases import CPU0, GPU, NODE1, PORT, THP
 from tests.doctor.given import CALLS, examined, live, machine, put
+from tests.machines.grids import grid
 from tests.unit.doctor.seam import (
     CHECKS,
     DoctorSeverity,
+    compare,
+    counts_of,
     nccl_files,
     numa,
+    parse_counts,
 )
 from tests.unit.doctor.seam import live as reading
 
@@ -53,6 +58,27 @@ def test_a_broken_file_is_not_a_fault(path: str, content: bytes | None, tmp_path
     put(root, {path: content})
     after = examined(root)[FILES[path]]
     assert after.severity in (before.severity, None)
+
+
+@pytest.mark.parametrize(
+    ("expected", "what"),
+    [
+        ("gpus=2,nodes=2,memory=1T", "as expected: gpus, nodes, memory"),
+        ("memory=1075G", "as expected: memory"),
+        ("gpus=8,memory=1080G", "gpus: 2 instead of 8; memory: 1024.0 GiB instead of 1080.0 GiB"),
+        ("memory=900G", "memory: 1024.0 GiB instead of 900.0 GiB"),
+    ],
+)
+def test_what_a_machine_must_have(expected: str, what: str) -> None:
+    """Counts must be the same; memory may differ by 5 %. What is unknown is not as expected."""
+    host = replace(grid(gpus=(0, 1)), memory_bytes=1 << 40)
+    finding = compare(host, parse_counts(expected))
+    assert finding.what == what
+    assert finding.severity is (DoctorSeverity.OK if what.startswith("as expected") else DoctorSeverity.ERROR)
+    assert (
+        "memory: unknown instead of 1024.0 GiB" in compare(replace(host, memory_bytes=None), {"memory": 1 << 40}).what
+    )
+    assert "memory" not in counts_of(replace(host, memory_bytes=None))
 
 
 def test_live_checks_are_skipped_on_a_capture(tmp_path: Path) -> None:
