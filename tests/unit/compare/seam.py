@@ -25,6 +25,8 @@ from numapin.compare.variants import (
     known_variant,
     own_command,
     own_variant,
+    parse_names,
+    require_different_names,
 )
 from numapin.steps.job import between
 from numapin.steps.meter import StepWindow

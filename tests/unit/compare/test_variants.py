@@ -22,6 +22,8 @@ from tests.unit.compare.seam import (
     known_variant,
     own_command,
     own_variant,
+    parse_names,
+    require_different_names,
 )
 
 
@@ -62,6 +64,19 @@ def test_wrong_texts_are_usage_errors(text: str) -> None:
         own_variant(text, SCRIPT)
     assert caught.value.hint
     assert ("is not closed" in caught.value.message) == text.startswith("torchrun")
+
+
+def test_a_comparison_takes_two_different_variants() -> None:
+    """One variant, the same one twice, and unknown names are errors."""
+    one = known_variant("torchrun", SCRIPT)
+    for variants in ([one], [one, one]):
+        with pytest.raises(UsageError):
+            require_different_names(variants)
+    with pytest.raises(ValueError, match="is not one of torchrun"):
+        parse_names("torchrun,torchrn")
+    for text in ("accelerate launch", "mpirun -n 2"):
+        with pytest.raises(UsageError, match="begins with neither"):
+            own_variant(text, SCRIPT)
 
 
 @pytest.mark.parametrize(
