@@ -17,7 +17,7 @@ from typing import Final
 
 _NAME: Final = "numapin-steps"
 _LINK: Final = f"/memfd:{_NAME} (deleted)"
-_LAYOUT: Final = struct.Struct("=ddQQd")  # an older numapin wrote the first two; the rest of its page is zeros
+_LAYOUT: Final = struct.Struct("=ddQQd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Waited:
     Attributes:
         waited_s: The part of `stepped_s` inside next().
         stepped_s: The time from batch to batch.
-        num_steps: The number of steps. 0: none, or an older numapin counts none.
+        num_steps: The number of steps.
         num_bytes: The bytes of slot memory that the batches needed.
         copy_gbps: The speed of the copies to the GPU in 1e9 bytes per second. 0: none was measured.
     """

@@ -29,11 +29,7 @@ _OF_RANKS: Final[tuple[tuple[str, str, Callable[[TopRank], float | None]], ...]]
     ("numapin_rank_cpu_ratio", "CPU time used per second; 1 is one busy CPU.", lambda rank: rank.cpu_share),
     ("numapin_rank_memory_off_node_ratio", "Share of its pages off the planned nodes.", lambda rank: rank.remote_share),
     ("numapin_rank_pinned_bytes", "Page-locked memory.", lambda rank: rank.pinned_bytes),
-    (
-        "numapin_rank_steps_total",
-        "Steps of the loops over numapin's loaders.",
-        lambda rank: rank.loop.num_steps or None if rank.loop else None,  # 0: an older numapin does not count them
-    ),
+    ("numapin_rank_steps_total", "Steps of the loops over DataLoaders.", _of_loop("num_steps")),
     ("numapin_rank_step_seconds_total", "Time of these steps, from batch to batch.", _of_loop("stepped_s")),
     ("numapin_rank_wait_seconds_total", "Time of these steps spent waiting for a batch.", _of_loop("waited_s")),
     ("numapin_rank_loaded_bytes_total", "Bytes of the batches of these steps.", _of_loop("num_bytes")),

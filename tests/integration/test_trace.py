@@ -5,11 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import re
 import shutil
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -184,166 +184,152 @@ class TestTracing:
         assert report(tmp_path / "out")["ranks"][0]["num_batches"] == 2
 
 
+END = "    print("
+PROFILING = "from torch.profiler import profile, schedule\n"
+LATER = (
+    "with {own} as own:\n"
+    "    for _ in range(12): steps(1); own.step()\n"
+    "assert own.events()\n"
+    "steps(20)\n"
+    "print('trained')\n"
+)
+BATCHES = """
+for _ in torch.utils.data.DataLoader(torch.arange(40.), batch_size=2): steps(1)
+print('trained', flush=True)
+"""
+SMALL = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+"""
+STALLS = """
+steps(5)
+while not os.path.exists('out/rank-0.trace.json'): time.sleep(0.01)
+print('trace there')
+"""
+FORKS = """
+steps(5)
+child = os.fork()
+steps(10)
+if not child: sys.exit(0)
+print('child', os.waitpid(child, 0)[1])
+"""
+LOOP = TRAIN.format(sleep=0, workers=0)
+QUICK = LOOP.replace(END, "    {}; print(")
+ITSELF = LOOP.replace(
+    "    for x in", "    from torch.profiler import profile\n    own = profile(); own.start()\n    for x in"
+)
+AFTER = "the script ended after 12 optimizer steps and 12 batches"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Odd:
+    """A script in which not all asked steps are traced, and what is seen; None: it is not looked at."""
+
+    text: str
+    steps: int = 2
+    skip: int = 2
+    status: int | None = None
+    out: tuple[str, ...] = ()
+    err: tuple[str, ...] = ()
+    num_traced: int | None = None
+
+
+CASES = {
+    "there are fewer steps than asked for, and the unfinished one does not count": Odd(
+        text=LOOP, steps=50, skip=3, status=0, out=(f"{AFTER}, 9 steps traced",), num_traced=9
+    ),
+    "the first traced step is not reached": Odd(
+        text=LOOP,
+        skip=50,
+        status=1,
+        out=("trained\n",),
+        err=(f"nothing was traced: rank 0: {AFTER}", "hint: give it more steps"),
+        num_traced=0,
+    ),
+    "the only traced step is unfinished": Odd(
+        text=STEPS + "steps(3)\n",
+        skip=3,
+        status=1,
+        err=("nothing was traced: rank 0: the script ended after 3 optimizer steps",),
+    ),
+    "the script fails, with its status and the steps before": Odd(
+        text=QUICK.format("raise SystemExit(3)"),
+        steps=20,
+        status=1,
+        out=("the script ended after 12 optimizer steps",),
+        err=("  failed  exit status 3\n",),
+    ),
+    "the process is killed before it can write": Odd(
+        text=QUICK.format("import os; os._exit(0)"),
+        skip=50,
+        status=1,
+        err=("rank 0: the process was killed, or is still running",),
+    ),
+    "the script profiles itself": Odd(text=ITSELF.replace(END, "    own.stop(); print("), err=("is not traced",)),
+    "the script profiles itself while ours records, which keeps whole steps": Odd(
+        text=f"{STEPS}{PROFILING}steps(5)\n{LATER.format(own='profile()')}",
+        steps=30,
+        out=("trained\n", "the script profiles itself"),
+        num_traced=3,
+    ),
+    "the script profiles itself while ours gets ready": Odd(
+        text=STEPS + PROFILING + LATER.format(own="profile(schedule=schedule(wait=2, warmup=2, active=3))"),
+        steps=30,
+        skip=3,
+        out=("trained\n",),
+        err=("the script profiles itself",),
+        num_traced=0,
+    ),
+    "steps stop, and the trace would fill the memory": Odd(
+        text=STEPS + STALLS,
+        steps=30,
+        out=("trace there", "rank 0: no optimizer step for ", " s, 3 steps traced"),  # 2 s or ten usual steps
+    ),
+    "a later phase has its own optimizer": Odd(
+        text=STEPS + "steps(5)\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\nsteps(30)\n",
+        steps=9,
+        skip=3,
+        status=0,
+        num_traced=9,
+    ),
+    "stderr is closed": Odd(text=f"{STEPS}sys.stderr.close(){BATCHES}", out=("trained\n",)),
+    "the rank has no number": Odd(text=f"{STEPS}os.environ['RANK'] = ''{BATCHES}", out=("trained\n",)),
+    "the rank drops its privileges": Odd(
+        text=f"{STEPS}os.chmod('out', 0o700); os.geteuid() or os.setuid(65534){BATCHES}", out=("trained\n",)
+    ),
+    "a fork ends the trace, and child and parent go on": Odd(
+        text=STEPS + FORKS, steps=30, out=("child 0\n", "rank 0: the script forked, 3 steps traced")
+    ),
+    "the disk is full": Odd(
+        text=SMALL + LOOP, status=1, out=("trained\n",), err=("rank 0 is not traced",), num_traced=0
+    ),
+}
+
+
 class TestWhatGoesWrong:
     """The script always ends as it would without tracing, and the problem is reported."""
 
-    def test_fewer_steps_than_asked_for(self, tmp_path: Path) -> None:
-        """If there are fewer steps than requested, they are reported, without the unfinished one."""
-        path = forked_script(tmp_path, TRAIN.format(sleep=0, workers=0))
-        done = numapin(*TRACE, "--steps", "50", "--skip", "3", "--output", "out", path, cwd=tmp_path)
-        assert done.status == 0, done.err
-        assert report(tmp_path / "out")["ranks"][0]["num_steps"] == 9
-        assert "the script ended after 12 optimizer steps and 12 batches, 9 steps traced" in done.out
-
-    def test_no_step_is_reached(self, tmp_path: Path) -> None:
-        """A script that ends before the first traced step is an error that says how far it got and what to type."""
-        path = forked_script(tmp_path, TRAIN.format(sleep=0, workers=0))
-        done = numapin(*TRACE, "--skip", "50", "--output", "out", path, cwd=tmp_path)
-        assert (done.status, done.out) == (1, "trained\n")
-        assert "nothing was traced: rank 0: the script ended after 12 optimizer steps and 12 batches" in done.err
-        assert "hint: give it more steps" in done.err
+    @pytest.mark.parametrize("name", CASES)
+    def test_script(self, tmp_path: Path, name: str) -> None:
+        """Each case has its status, its messages, and no traceback; the rank's record has the number of steps."""
+        odd = CASES[name]
+        options = ("--steps", str(odd.steps), "--skip", str(odd.skip), "--output", "out")
+        done = numapin(*TRACE, *options, forked_script(tmp_path, odd.text), cwd=tmp_path)
+        assert odd.status in (None, done.status), done.err
+        assert [text for text in odd.out if text not in done.out] == [], done
+        assert [text for text in odd.err if text not in done.err] == [], done
+        assert "Traceback" not in done.err
+        if odd.num_traced is not None:
+            record = json.loads((tmp_path / "out" / "rank-0.json").read_text())
+            assert record["num_traced"] == odd.num_traced
+            assert ("is the disk full?" in record["reason"]) == ("disk" in name)
 
     def test_no_step_at_all(self, tmp_path: Path) -> None:
         """A script without batches or steps of torch has its own message, also if it never imports torch."""
         done = numapin(*TRACE, "--output", "out", script(tmp_path, "print('ran')"), cwd=tmp_path)
         assert (done.status, done.out) == (1, "ran\n")
         assert "no rank took a batch from a torch DataLoader or stepped a torch optimizer" in done.err
-
-    def test_a_script_that_fails(self, tmp_path: Path) -> None:
-        """The status is the failed rank's, and its steps before the failure are reported."""
-        text = TRAIN.format(sleep=0, workers=0).replace("    print(", "    raise SystemExit(3)\n    print(")
-        done = numapin(*TRACE, "--skip", "2", "--output", "out", forked_script(tmp_path, text), cwd=tmp_path)
-        assert done.status == 1
-        assert "the script ended after 12 optimizer steps" in done.out
-        assert "  failed  exit status 3\n" in done.err
-
-    def test_a_script_that_is_killed(self, tmp_path: Path) -> None:
-        """A process that is killed before it can write leaves a record that says so."""
-        text = TRAIN.format(sleep=0, workers=0).replace("    print(", "    import os; os._exit(0)\n    print(")
-        done = numapin(*TRACE, "--skip", "50", "--output", "out", forked_script(tmp_path, text), cwd=tmp_path)
-        assert done.status == 1
-        assert "rank 0: the process was killed, or is still running" in done.err
-
-    def test_a_script_that_profiles_itself(self, tmp_path: Path) -> None:
-        """Two profilers cannot run at the same time: the script's own runs, and the script succeeds."""
-        text = TRAIN.format(sleep=0, workers=0).replace(
-            "    for x in", "    from torch.profiler import profile\n    own = profile(); own.start()\n    for x in"
-        )
-        path = forked_script(tmp_path, text.replace("    print(", "    own.stop()\n    print("))
-        done = numapin(*TRACE, "--steps", "2", "--skip", "2", "--output", "out", path, cwd=tmp_path)
-        assert "trained" in done.out, done.err
-        assert "is not traced" in done.err
-
-    @pytest.mark.parametrize(
-        ("own", "skip", "num_steps"),
-        [("profile()", 2, 3), ("profile(schedule=schedule(wait=2, warmup=2, active=3))", 3, 0)],
-        ids=["while ours records", "while ours gets ready"],
-    )
-    def test_a_script_that_profiles_itself_later(self, tmp_path: Path, own: str, skip: int, num_steps: int) -> None:
-        """Our profiler stops before the script's own starts, which gets its events; earlier whole steps are kept."""
-        text = STEPS + (
-            "from torch.profiler import profile, schedule\n"
-            f"steps({'5' if num_steps else '0'})\n"
-            f"with {own} as own:\n"
-            "    for _ in range(12): steps(1); own.step()\n"
-            "assert own.events()\n"
-            "steps(20)\n"
-            "print('trained')\n"
-        )
-        options = ("--steps", "30", "--skip", str(skip), "--output", "out")
-        done = numapin(*TRACE, *options, forked_script(tmp_path, text), cwd=tmp_path)
-        assert "trained\n" in done.out, done.err
-        assert "the script profiles itself" in done.out + done.err
-        assert json.loads((tmp_path / "out" / "rank-0.json").read_text())["num_traced"] == num_steps
-
-    def test_steps_that_stop(self, tmp_path: Path) -> None:
-        """If the script continues without steps, the trace ends, because it would otherwise fill the memory."""
-        text = STEPS + (
-            "steps(5)\n"
-            "end = time.monotonic() + 100\n"
-            "while time.monotonic() < end and not os.path.exists('out/rank-0.trace.json'): time.sleep(0.01)\n"
-            "print('trace there:', os.path.exists('out/rank-0.trace.json'))\n"
-        )
-        done = numapin(
-            *TRACE, "--steps", "30", "--skip", "2", "--output", "out", forked_script(tmp_path, text), cwd=tmp_path
-        )
-        assert "trace there: True" in done.out, done.err
-        assert re.search(r"rank 0: no optimizer step for \d+ s, 3 steps traced", done.out)  # 2 s or ten usual steps
-
-    def test_a_second_optimizer(self, tmp_path: Path) -> None:
-        """If a later phase has its own optimizer, the steps of the first still count."""
-        text = STEPS + "steps(5)\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\nsteps(30)\n"
-        done = numapin(
-            *TRACE, "--steps", "9", "--skip", "3", "--output", "out", forked_script(tmp_path, text), cwd=tmp_path
-        )
-        assert done.status == 0, done.err
-        assert report(tmp_path / "out")["ranks"][0]["num_steps"] == 9
-
-    @pytest.mark.parametrize(
-        "fault",
-        ["sys.stderr.close()", "os.environ['RANK'] = ''", "os.chmod('out', 0o700); os.setuid(65534)"],
-        ids=["closed stderr", "no rank", "no permission"],
-    )
-    def test_what_the_script_does_to_itself(self, tmp_path: Path, fault: str) -> None:
-        """A closed stderr, an unusual environment or dropped privileges cost the trace at most, never the script."""
-        if "setuid" in fault and os.geteuid():
-            pytest.skip("needs root")
-        text = STEPS + (
-            f"{fault}\n"
-            "for _ in torch.utils.data.DataLoader(torch.arange(40.), batch_size=2): steps(1)\n"
-            "print('trained', flush=True)\n"
-        )
-        done = numapin(
-            *TRACE, "--steps", "2", "--skip", "2", "--output", "out", forked_script(tmp_path, text), cwd=tmp_path
-        )
-        assert "trained\n" in done.out, done.err
-        assert "Traceback" not in done.err
-
-    def test_one_step_cut_short(self, tmp_path: Path) -> None:
-        """An unfinished step does not count, even if it is the only one."""
-        text = STEPS + "steps(3)\n"
-        done = numapin(
-            *TRACE, "--steps", "5", "--skip", "3", "--output", "out", forked_script(tmp_path, text), cwd=tmp_path
-        )
-        assert done.status == 1
-        assert "nothing was traced: rank 0: the script ended after 3 optimizer steps" in done.err
-
-    def test_fork(self, tmp_path: Path) -> None:
-        """A fork ends the trace, because the profiler would hang the child; child and parent continue training."""
-        text = STEPS + (
-            "steps(5)\n"
-            "child = os.fork()\n"
-            "steps(10)\n"
-            "if not child: sys.exit(0)\n"
-            "print('child', os.waitpid(child, 0)[1])\n"
-        )
-        done = numapin(
-            *TRACE, "--steps", "30", "--skip", "2", "--output", "out", forked_script(tmp_path, text), cwd=tmp_path
-        )
-        assert "child 0\n" in done.out, done.err
-        assert "rank 0: the script forked, 3 steps traced" in done.out
-
-    def test_full_disk(self, tmp_path: Path) -> None:
-        """A folder on a full disk costs the trace, not the script."""
-        text = TRAIN.format(sleep=0, workers=0)
-        limit = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
-        done = numapin(
-            *TRACE,
-            "--steps",
-            "2",
-            "--skip",
-            "2",
-            "--output",
-            "out",
-            forked_script(tmp_path, limit + text),
-            cwd=tmp_path,
-        )
-        assert "trained\n" in done.out, done.err
-        assert done.status == 1
-        assert "rank 0 is not traced" in done.err
-        assert [path.name for path in (tmp_path / "out").iterdir()] == ["rank-0.json"]
-        assert "is the disk full?" in json.loads((tmp_path / "out" / "rank-0.json").read_text())["reason"]
 
     @pytest.mark.parametrize("number", ["0", "-3", "x"])
     def test_numbers(self, number: str) -> None:
@@ -388,34 +374,46 @@ class TestReading:
         assert json.loads((tmp_path / "out" / "report.json").read_text()) == json.loads(done.out)
 
     @pytest.mark.parametrize(
-        ("content", "seen"),
+        ("name", "content", "seen"),
         [
-            (None, "cannot be read"),
-            (b'{"traceEvents": [{"ph": "X", "ts": 1', "not JSON, or cut off"),
-            (b"\xff\xfe\x00", "not JSON, or cut off"),
-            (b"[" * 100_000, "not JSON, or cut off"),
-            (b'{"traceEvents": []}', "none of its 0 events"),
-            (b"17", "not a Chrome trace"),
+            ("a.json", None, "a.json cannot be read"),
+            ("a.json", b'{"traceEvents": [{"ph": "X", "ts": 1', "not JSON, or cut off"),
+            ("a.json", b"\xff\xfe\x00", "not JSON, or cut off"),
+            ("a.json", b"[" * 100_000, "not JSON, or cut off"),
+            ("a.json", b'{"traceEvents": []}', "none of its 0 events"),
+            ("a.json", b"17", "not a Chrome trace"),
+            ("a.json", 1 << 30, "too large to read"),
+            ("a.json.gz", b"no gzip", "a.json.gz cannot be read"),
+            ("a.json.gz", gzip.compress(b"{}" * 500)[:-20], "a.json.gz cannot be read"),
+            ("folder/other", b"", "folder has no rank-*.trace.json\n  hint: give a trace file, or the output folder"),
         ],
-        ids=["missing", "cut off", "bytes", "deep", "empty", "number"],
+        ids=[
+            "missing",
+            "cut off",
+            "bytes",
+            "deep",
+            "empty",
+            "number",
+            "huge",
+            "no gzip",
+            "cut off gzip",
+            "empty folder",
+        ],
     )
-    def test_broken_files(self, tmp_path: Path, content: bytes | None, seen: str) -> None:
+    def test_broken_files(self, tmp_path: Path, name: str, content: bytes | int | None, seen: str) -> None:
         """The error names the file and the problem, with a hint."""
-        if content is not None:
-            (tmp_path / "a.json").write_bytes(content)
-        done = numapin("trace", "--read", "a.json", cwd=tmp_path)
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        elif content is not None:
+            path.touch()
+            os.truncate(path, content + 1)
+        done = numapin("trace", "--read", name.partition("/")[0], cwd=tmp_path)
         assert (done.status, done.out) == (2, "")
-        assert "a.json" in done.err
+        assert name.partition("/")[0] in done.err
         assert seen in done.err
         assert "hint: " in done.err
-
-    @pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"{}" * 500)[:-20]], ids=["none", "cut off"])
-    def test_broken_gz(self, tmp_path: Path, content: bytes) -> None:
-        """A .gz file that is not compressed, or is truncated, is an error."""
-        (tmp_path / "a.json.gz").write_bytes(content)
-        done = numapin("trace", "--read", "a.json.gz", cwd=tmp_path)
-        assert (done.status, done.out) == (2, "")
-        assert "a.json.gz cannot be read" in done.err
 
     def test_a_broken_rank_in_a_folder(self, tmp_path: Path) -> None:
         """If one rank's trace is broken, the others are reported with a note; if all are, it is an error."""
@@ -460,20 +458,6 @@ class TestReading:
         done = call("sh", "-c", f"{command} --output out train.py >&-", cwd=tmp_path)
         assert (done.status, "stdout cannot be written" in done.err) == (2, True), done.err
         assert "Traceback" not in done.err
-
-    def test_huge_files(self, tmp_path: Path) -> None:
-        """A file above a gigabyte is refused before it fills the memory."""
-        with (tmp_path / "a.json").open("wb") as file:
-            os.truncate(file.fileno(), (1 << 30) + 1)
-        done = numapin("trace", "--read", "a.json", cwd=tmp_path)
-        assert (done.status, "too large to read" in done.err) == (2, True), done.err
-
-    def test_an_empty_folder(self, tmp_path: Path) -> None:
-        """A folder without traces is an error."""
-        done = numapin("trace", "--read", str(tmp_path))
-        assert done.status == 2
-        assert f"error: {tmp_path} has no rank-*.trace.json\n" in done.err
-        assert "hint: give a trace file, or the output folder of numapin trace" in done.err
 
     def test_reading_does_not_import_torch(self, tmp_path: Path) -> None:
         """Reading traces does not import torch."""

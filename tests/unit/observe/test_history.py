@@ -40,8 +40,3 @@ def test_restarted_rank() -> None:
     paces = LoopPaces()
     paces.add(job(rank(loop=loop(1.0, 50.0, 500))))
     assert paces.add(job(rank(loop=loop(0.0, 1.0, 10), pid=99)))[0].steps_per_s == 10.0
-
-
-def test_older_rank() -> None:
-    """A rank of an older numapin does not count steps: its rate is unknown, its waiting is not."""
-    assert _pace((0.0, 1.0, 0), (0.5, 2.0, 0)) == (None, 0.5)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from tests.trace.made import Made, loop
 
 Ranks: TypeAlias = list[Made]
 STACKS = [["augment (train.py:7)", "augment (train.py:7)"], ["log (train.py:9)", "send (sockets.py:1)"]]
-BUSY = {"num_cpus": 2, "traced_ms": 10_000}
-TRAINING = {"num_workers": 4, "is_persistent": True, "num_batches": 10}
-VALIDATION = {"num_workers": 2, "num_batches": 5}
+BUSY: Final[dict[str, object]] = {"num_cpus": 2, "traced_ms": 10_000}
+TRAINING: Final[dict[str, object]] = {"num_workers": 4, "is_persistent": True, "num_batches": 10}
+VALIDATION: Final[dict[str, object]] = {"num_workers": 2, "num_batches": 5}
 ADAM = "Optimizer.step#AdamW.step"
 REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
 
 
-def pageable(**more: float) -> Made:
+def pageable(**more: Any) -> Made:
     """Return a loop with pageable copies."""
-    return loop(**{"copy": 200, "compute": 800, "memory": "Pageable", "called": 220, **more})
+    return loop(copy=200, compute=800, memory="Pageable", called=220, **more)
 
 
 def with_loader(made: Made, **loader: object) -> Made:

@@ -68,8 +68,9 @@ def test_every_record_has_its_case() -> None:
 
 def test_json() -> None:
     """The report has the fields of its schema, in milliseconds and shares, and is valid JSON."""
-    report = report_of("ranks that wait differently").to_json()
-    content = json.loads(json.dumps(report, allow_nan=False))
+    report = report_of("ranks that wait differently")
+    assert report.nothing_found == ""
+    content = json.loads(json.dumps(report.to_json(), allow_nan=False))
     assert content["schema"] == "numapin.trace/1"
     assert content["ranks"][1]["parts"]["wait"] == {"ms": 0.5, "share": 0.5}
     assert content["findings"][0]["ranks"] == ["0", "1"]

@@ -8,7 +8,9 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
+from unittest.mock import ANY
 
 import pytest
 
@@ -16,6 +18,7 @@ from tests.unit.trace.seam import CpuSet, CpuUse, Place, StepSettings, Tracer, h
 
 if TYPE_CHECKING:
     from torch.autograd.profiler import record_function
+    from torch.utils.data import DataLoader
 
 
 @pytest.fixture
@@ -42,6 +45,32 @@ def test_a_loader_with_workers(tracer: Tracer, num_workers: int) -> None:
     tracer.leave_loader(num_workers, 1000, is_over=True)
     assert tracer.pace.is_overdue(later_s)
     assert len(tracer.notes.ends) == (num_workers > 0)
+
+
+def test_epochs_are_noted(monkeypatch: pytest.MonkeyPatch, tracer: Tracer) -> None:
+    """The notes have each loader once, and the starts of the epochs of those with workers."""
+    monkeypatch.setattr(hook._Script, "notes", tracer.notes)
+    iterate = hook._noting_epochs(lambda _: object())
+    with_workers, without = (SimpleNamespace(num_workers=number) for number in (2, 0))
+    for loader in (with_workers, without, with_workers):
+        iterate(cast("DataLoader[object]", loader))
+    tracer.notes.stepped(SimpleNamespace(param_groups=[{"params": [SimpleNamespace(device=None)]}]))
+    noted = tracer.notes.to_json(num_threads=1, cpu_use=CpuUse.read(CpuSet(os.sched_getaffinity(0))))
+    described = {"is_numapin": False, "is_persistent": False, "delivers_on_gpu": False, "num_batches": None}
+    assert noted["loaders"] == [{"num_workers": number, **described} for number in (2, 0)]
+    assert [number for number, _, _ in tracer.notes.epochs] == [0, 0]
+    assert (noted["optimizer"], noted["updates_on_cpu"], noted["other_cpu_ms"]) == ("SimpleNamespace", False, ANY)
+
+
+def test_the_scripts_own_profiler(monkeypatch: pytest.MonkeyPatch, tracer: Tracer) -> None:
+    """Ours ends before it begins, and may begin again only when it has ended."""
+    reasons: list[str] = []
+    monkeypatch.setattr(hook._recording, "listener", tracer)
+    monkeypatch.setattr(Tracer, "yield_to_script", lambda _, reason: reasons.append(reason))
+    hook._yield_to_script(lambda: None)()
+    assert (hook._Script.profiles_itself, len(reasons)) == (True, 1)
+    hook._resume_after_script(lambda: None)()
+    assert not hook._Script.profiles_itself
 
 
 def test_the_last_batches_of_a_long_job(monkeypatch: pytest.MonkeyPatch, tracer: Tracer) -> None:
