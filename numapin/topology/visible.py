@@ -53,8 +53,6 @@ def apply_visibility(
     `visible_devices` and `device_order` are the values of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, None if unset.
     If it is unknown which GPUs CUDA shows, or in which order, all stay visible and none has a CUDA index.
     """
-    if not gpus:
-        return (), ()
     in_order, why_unknown = _cuda_order(gpus, device_order)
     devices: list[_VisibleDevice] | None = [_VisibleDevice(gpu) for gpu in in_order]
     notes: list[str] = []

@@ -95,6 +95,7 @@ CASES: Final = {
     ),
     **shown(TILES, {}, {"ZE_AFFINITY_MASK": "3,1,9"}, {"ZE_AFFINITY_MASK": "3,-9,1"}, gpus="1,3"),
     **shown(TILES, {}, gpus="3,1"),
+    **shown(TILES, {"ZE_AFFINITY_MASK": "0.1"}, gpus="0"),
     "without a selector that is understood, Intel's ranks are not bound, without advice on CUDA": Case(
         on=TILES, environ={"ONEAPI_DEVICE_SELECTOR": "level_zero:0"}, plans=True
     ),

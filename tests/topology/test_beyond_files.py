@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,6 +26,7 @@ from tests.topology.seam import (
     PciReading,
     Tree,
     calls,
+    first_visible,
     read_amd,
     read_intel,
     read_speeds,
@@ -132,6 +133,25 @@ def test_visible_gpus_are_those_that_cuda_showed(case: Case, seen: str, tmp_path
     shown = sorted((gpu.cuda_index, gpu.index) for gpu in topology.visible_gpus)
     assert ",".join(str(index) for _, index in shown) == ("" if seen in ("none", "refused") else seen)
     assert any("refuses to start" in note for note in topology.notes) == (seen == "refused")
+
+
+@pytest.mark.parametrize(
+    ("environ", "unknown", "device"),
+    [
+        ({}, {}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, {}, 1),
+        ({"CUDA_VISIBLE_DEVICES": ""}, {}, None),
+        ({}, {"name": None}, None),
+        ({}, {"pci": None}, None),
+        ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, {"name": None}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, {"visible": False, "cuda_index": None}, 1),
+    ],
+)
+def test_device_0_of_a_process(environ: dict[str, str], unknown: dict[str, Any], device: int | None) -> None:
+    """It is the first that its variables show; None if they show none, or if the order is unknown."""
+    facts: dict[str, Any] = {"name": "H", "vendor": GpuVendor.NVIDIA, **unknown}
+    gpus = tuple(replace(gpu, **facts) for gpu in grid(gpus=[0, 1]).gpus)
+    assert first_visible(gpus, environ) == device
 
 
 def test_entities_that_grow_without_bound_are_refused_at_once(tmp_path: Path) -> None:
