@@ -6,8 +6,7 @@
     stateful_loader.py  numapin.StatefulDataLoader: torchdata's loader, with our arguments
     buffer.py       numapin.batch_buffer: memory for a dataset to write its batch into
     install.py      the same path for torch's own DataLoader, in unmodified scripts
-    iterator.py     torch's multi-process iterator over our queues
-    local.py        torch's iterator without workers
+    iterator.py     torch's iterators: with workers, over our queues; without, with batches put on a device
     balance.py      choose the worker for each task
     path.py         the state that a loader keeps for its whole life
     locality.py     find the nodes and CPUs for a rank's memory and threads, and bind these

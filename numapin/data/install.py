@@ -18,8 +18,7 @@ import torch.utils.data
 from numapin.base.stderr import say
 from numapin.data import stateful, torch_names, usage_log
 from numapin.data.casting import cast_batch
-from numapin.data.iterator import LaneIterator, iterator_of
-from numapin.data.local import put_on
+from numapin.data.iterator import LaneIterator, iterator_of, put_on
 from numapin.data.path import PathOptions
 from numapin.data.torch_names import _BaseDataLoaderIter
 

@@ -20,8 +20,7 @@ from torch.autograd import profiler
 
 from numapin.data import forking, usage_log
 from numapin.data.balance import Balance
-from numapin.data.casting import collate_and_cast
-from numapin.data.local import Changed, DeviceIterator, profile_name
+from numapin.data.casting import collate_and_cast, rebuild
 from numapin.data.message import Parcel
 from numapin.data.opening import Pinner
 from numapin.data.path import path_of
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
 else:
     _TorchsIterator = object
 
+_PROFILE_NAME: Final = "enumerate(DataLoader)#{}.__next__"  # of the range that profilers show, with torch's class
 _PINNING_ENDS_S: Final = 2.0  # at exit; the thread may wait for a user's type
 _SHARES_ARE_FIXED: Final = (
     "balance=True changes nothing for an iterable dataset, because each worker has its own share of the samples; "
@@ -58,6 +58,18 @@ _TURNS_ARE_STATE: Final = (
     "balance=True changes nothing for a StatefulDataLoader, because its state depends on the turns of its workers; "
     "use numapin.DataLoader(balance=True)"
 )
+
+
+class Changed:
+    """A loader with some attributes changed, for torch's iterator to read. The user's loader stays as it is."""
+
+    def __init__(self, loader: DataLoader[Any], **changes: object) -> None:
+        self._loader = loader
+        self.__dict__.update(changes)
+
+    def __getattr__(self, name: str) -> object:
+        """Return an attribute of the loader that was not changed."""
+        return getattr(self._loader, name)
 
 
 class LaneIterator(_TorchsIterator):
@@ -91,7 +103,7 @@ class LaneIterator(_TorchsIterator):
         )
         with unused_slots_hidden():
             super().__init__(changed, *state)
-        self._profile_name = profile_name(self.torchs_name)
+        self._profile_name = _PROFILE_NAME.format(self.torchs_name)
         util.Finalize(self, _end_at_exit, (weakref.ref(self),), exitpriority=10)
 
     def _reset(self, loader: DataLoader[Any], *arguments: object, **options: object) -> None:
@@ -266,6 +278,32 @@ def _end_at_exit(reference: weakref.ref[LaneIterator]) -> None:
     if iterator is not None:
         iterator.end_pinning()
         iterator.end_unstarted()
+
+
+class DeviceIterator(_SingleProcessDataLoaderIter):
+    """torch's iterator without workers, with its batches put on the device."""
+
+    def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
+        super().__init__(Changed(loader, pin_memory=False))
+        self._profile_name = _PROFILE_NAME.format(_SingleProcessDataLoaderIter.__name__)
+        self._device = device
+
+    def _next_data(self) -> Any:
+        return put_on(self._device, super()._next_data())  # type: ignore[no-untyped-call]
+
+
+def put_on(device: torch.device, data: object) -> object:
+    """Return a batch with its tensors, and objects that can be moved, copied to a GPU in the order of its stream."""
+
+    def move(value: Any) -> object:
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and value.is_contiguous():
+            value = value.pin_memory()
+        return value.to(device, non_blocking=True)
+
+    def can_move(value: object) -> bool:
+        return hasattr(value, "to") and not isinstance(value, torch.UntypedStorage | torch.TypedStorage)
+
+    return rebuild(data, move, is_leaf=can_move)
 
 
 def iterator_of(loader: DataLoader[Any], options: PathOptions) -> _BaseDataLoaderIter:

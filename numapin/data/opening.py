@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from numapin.data.casting import rebuild
 from numapin.data.forking import keep_in_children
 from numapin.data.message import unpack
 from numapin.data.quarantine import capture_lock, is_capturing
 from numapin.data.slots import align
-from numapin.data.torch_names import ExceptionWrapper, pin_memory
+from numapin.data.torch_names import ExceptionWrapper
 from numapin.system import memory
 
 if TYPE_CHECKING:
@@ -117,9 +118,17 @@ class Pinner(Lender):
         """Return the batch as torch's pin thread does, or the error of a user's type."""
         try:
             with self._driver.relaxed_capture():  # as on that thread: allocating pinned memory may query events
-                return pin_memory(super().open(parcel))
+                return rebuild(super().open(parcel), _pin, is_leaf=_can_pin)
         except Exception:  # noqa: BLE001 - a user's type may raise anything
             return ExceptionWrapper(where=self._where)
+
+
+def _can_pin(value: object) -> bool:
+    return hasattr(value, "pin_memory")
+
+
+def _pin(value: Any) -> object:  # noqa: ANN401 - any type that has the method
+    return value.pin_memory()
 
 
 def is_small(num_bytes: int, batch_bytes: int) -> bool:

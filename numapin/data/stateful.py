@@ -16,8 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from numapin.data import usage_log
-from numapin.data.iterator import LaneIterator, pins_elsewhere, with_casts
-from numapin.data.local import Changed, put_on
+from numapin.data.iterator import Changed, LaneIterator, pins_elsewhere, put_on, with_casts
 from numapin.data.message import Parcel, pickled
 from numapin.data.path import path_of
 from numapin.data.queues import ResultQueue
@@ -135,6 +134,6 @@ class _StatefulLane:
                 # torchdata raises it once it has counted the task as done.
                 data = ExceptionWrapper(where="while a batch was opened")
         if not isinstance(data, ExceptionWrapper):
-            data, sealed = data  # a tuple, or a list, which torch's pin_memory makes of it
+            data, sealed = data  # a tuple, or a list, which torch's pin thread may make of it
             state = pickle.loads(sealed)  # noqa: S301 - from our own worker
         return super(LaneIterator, self)._process_data(data, worker_id, state)  # type: ignore[misc]

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from torch.multiprocessing.reductions import reduce_tensor
     from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL, collate
     from torch.utils.data._utils.collate import collate_tensor_fn
-    from torch.utils.data._utils.pin_memory import pin_memory
     from torch.utils.data._utils.worker import _IterableDatasetStopIteration
     from torch.utils.data.dataloader import (
         _BaseDataLoaderIter,
@@ -51,7 +50,6 @@ __all__ = [
     "_set_worker_pids",
     "collate",
     "collate_tensor_fn",
-    "pin_memory",
     "reduce_tensor",
 ]
 
@@ -97,7 +95,6 @@ NAMES: Final[dict[str, dict[str, str | None]]] = {
         "collate_tensor_fn": "batch collate_fn_map",
         "default_collate_fn_map": None,
     },
-    "torch.utils.data._utils.pin_memory": {"pin_memory": "data device"},
     "torch.utils.data._utils.worker": {"_IterableDatasetStopIteration.worker_id": None},
     "torch._C": {"DisableTorchFunctionSubclass": None, "_remove_worker_pids": None, "_set_worker_pids": None},
     "torch._tensor": {"_rebuild_from_type_v2": "func new_type args state"},
