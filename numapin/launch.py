@@ -68,7 +68,7 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
         identity = handover.identity(run_dir)
         while True:
             if identity is None or handover.identity(run_dir) != identity:
-                run_dir, identity = _folder_again(plan, run_dir, opened)
+                run_dir, identity = _replace_folder(plan, run_dir, opened)
             kills_before, ranks = cgroup.read_kills(), list[StartedRank]()
             try:
                 place = hosts.join(alarm)
@@ -77,7 +77,7 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
                     os.environ, role=job.role, restarts=restarts, max_restarts=job.max_restarts
                 )
                 grace_s = job.shutdown_timeout_s
-                ended = ended_on_error(ranks, run_dir, grace_s, alarm.is_urgent, alarm.further)
+                ended = ended_on_error(ranks, run_dir, grace_s, alarm.is_urgent, alarm.take_signal)
                 with closing(logs), guarded(run_dir), ended:
                     for local_rank, own_files in enumerate(files):
                         alarm.ring()
@@ -95,7 +95,7 @@ def launch(plan: Plan, job: Job, run_dir: str, mailbox: Mailbox, before_restart:
                 continue
             except RoundFailed as failed:
                 failure = account(job, plan, place, ranks, files, failed=failed, kills_before=kills_before)
-                alarm.further()  # a signal may have come while the ranks ended
+                alarm.take_signal()  # takes a signal that came while the ranks ended
                 if alarm.stopped_by is not None:
                     # Schedulers signal all processes at once: a rank that this signal ended is not the cause.
                     is_same = failure.failure.first.signal_number == alarm.stopped_by
@@ -214,7 +214,7 @@ def account(
     )
 
 
-def _folder_again(plan: Plan, lost: str, opened: ExitStack) -> tuple[str, tuple[int, int] | None]:
+def _replace_folder(plan: Plan, lost: str, opened: ExitStack) -> tuple[str, tuple[int, int] | None]:
     """Make another folder for a run whose folder was removed, or replaced by another user's; return its identity, too.
 
     Raises NumapinError.

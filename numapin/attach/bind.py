@@ -132,7 +132,7 @@ def _with_pages(
 
 @dataclass(slots=True, kw_only=True)
 class _Tally:
-    """What happened to the threads of one process so far."""
+    """The results for the threads of one process so far."""
 
     name: str
     threads: int = 0

@@ -1,7 +1,7 @@
 """The verdict of a benchmark: the answer to its question, in one line.
 
 Two peers are compared by `base.stats.faster`, repeat by repeat. Where repeats share processes and memory, they lack the
-variation between these, so a difference below 2 % is none.
+variation between these, so a difference below 2 % does not count.
 
 The peer that counts is fixed by the question, because the best of several would be the one with the luckiest repeats.
 The verdict names it.

@@ -76,7 +76,7 @@ _OPTIONS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _OwnOptions:
     """The parsed values of `_OPTIONS`, by click's names."""
 
@@ -87,15 +87,9 @@ class _OwnOptions:
     as_json: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TraceOptions(RunOptions):
+@dataclass(frozen=True, kw_only=True)
+class _TraceOptions(_OwnOptions, RunOptions):
     """These values and those of the options of a run."""
-
-    steps: int
-    skip: int
-    stop: bool
-    output: Path | None
-    as_json: bool
 
 
 def _trace(arguments: tuple[str, ...]) -> None:
@@ -188,10 +182,9 @@ def _trace_run(arguments: tuple[str, ...]) -> None:
     command = (*running("from numapin.cli.entry import main; main()"), "run", *words, *in_script)
     if options.dry_run:
         raise SystemExit(subprocess.call(command))
-    own_options = {name: getattr(options, name) for name in ("steps", "skip", "stop", "output", "as_json")}
     # Hosts may share the folder, join late, and end at different times.
     host = f"{os.uname().nodename}-{os.getpid()}" if job.min_max_nodes[1] > 1 else ""
-    _trace_command(command, _OwnOptions(**own_options), subfolder=host)
+    _trace_command(command, options, subfolder=host)
 
 
 def _trace_command(command: Sequence[str], options: _OwnOptions, *, subfolder: str | None) -> None:

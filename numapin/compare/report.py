@@ -224,7 +224,7 @@ class CompareReport:
 
     @property
     def steps_in_words(self) -> str:
-        """How many runs and steps were measured: "8 runs of each variant, in turn; each measured 100 steps …"."""
+        """The number of runs and steps measured, as in "8 runs of each variant, in turn; each measured 100 steps …"."""
         runs = [run for variant in self.measured for run in variant.runs]
         if not runs:
             return "no steps were measured"

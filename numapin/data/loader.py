@@ -31,7 +31,7 @@ _WITH_STATE: Final = "use numapin.StatefulDataLoader in place of numapin.DataLoa
 
 
 class OnPath:
-    """What `numapin.DataLoader` and `numapin.StatefulDataLoader` add to the loaders that they extend."""
+    """The additions of numapin's two loaders to the loaders that they extend."""
 
     num_workers: int
     _iterator: Any

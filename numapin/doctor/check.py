@@ -1,4 +1,4 @@
-"""What a check of the doctor takes and returns, and the list of all checks.
+"""The interface of a doctor's check, and the list of all checks.
 
 A check is one function with `@check`: it takes a `Host`, reads what it needs through it, and returns a `Result`. To add
 one, write that function; `examine` runs all of them in the order of their definition.
@@ -33,7 +33,7 @@ class DoctorSeverity(StrEnum):
 
 
 class Result(NamedTuple):
-    """What a check found, and the command that fixes it. `severity` None: no answer, and `what` has the reason."""
+    """The outcome of a check, and the command that fixes a fault. `severity` None: no answer; `what` has the reason."""
 
     severity: DoctorSeverity | None
     what: str

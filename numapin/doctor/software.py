@@ -110,7 +110,7 @@ def python(live: Live, _host: Host) -> Result:
     "torch",
     where="the metadata of the package torch, and private names in its files",
     why="topo, plan, job, exec, doctor, verify, top, attach, and `run` on one host work without torch. trace, compare, "
-    "most of bench, the DataLoader, and `run` on several hosts need it. The DataLoader is built on private names of "
+    "bench, the DataLoader, and `run` on several hosts need it. The DataLoader is built on private names of "
     "torch; if a release lacks one, batches come from torch's own loader.",
 )
 def torch(live: Live, _host: Host) -> Result:

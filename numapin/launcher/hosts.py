@@ -1,4 +1,4 @@
-"""How the hosts of a job find each other before its ranks start; `hosts_of` is the one place that decides it.
+"""The meeting of a job's hosts before its ranks start; `hosts_of` decides its kind.
 
 - A job on one host has no rendezvous. The launcher serves the ranks' store on one address, by default the loopback.
 - Several hosts meet in torch's rendezvous. The state of its c10d store is a pickle, which anyone who reaches the port
@@ -339,7 +339,7 @@ class SeveralHosts:
 
 
 def import_torch() -> None:
-    """Import of torch what is used here. Its C++ code does not log, unless the user has asked for it.
+    """Import the parts of torch that this module uses, with its C++ log off unless the user asked for it.
 
     It would log each try to reach a host that has not started yet, or has ended, with twenty frames.
     """

@@ -126,7 +126,7 @@ class Alarm:
 
     def __init__(self, numbers: Collection[signal.Signals]) -> None:
         self._numbers = numbers
-        self._received: list[signal.Signals] = []  # those that neither `ring` nor `further` has taken
+        self._received: list[signal.Signals] = []  # those that neither `ring` nor `take_signal` has taken
         self.stopped_by: signal.Signals | None = None
 
     def __enter__(self) -> Self:
@@ -161,12 +161,12 @@ class Alarm:
 
     def ring(self) -> None:
         """Raise StopSignal if a signal to end has arrived."""
-        number = self.further()
+        number = self.take_signal()
         if number is not None:
             raise StopSignal(number)
 
-    def further(self) -> signal.Signals | None:
-        """Return the signal that stops the job; None if none has come, or if it was returned before."""
+    def take_signal(self) -> signal.Signals | None:
+        """Take the signal that stops the job; None if none has come, or if it was taken before."""
         if not self._received or self.stopped_by is not None:
             return None
         self.stopped_by = self._received[0]
@@ -190,12 +190,12 @@ def ended_on_error(
     folder: str,
     grace_s: float,
     is_urgent: Callable[[], bool] = lambda: False,
-    further: Callable[[], signal.Signals | None] = lambda: None,
+    take_signal: Callable[[], signal.Signals | None] = lambda: None,
 ) -> Iterator[None]:
     """On any exception of the body, end all ranks in this list, and what they started; `folder` is that of their run.
 
     SIGTERM comes first, or the signal of a StopSignal; then, after at most `grace_s` seconds, SIGKILL, or earlier if
-    `is_urgent` says so. But if `further` returns another signal then, they get that one, and the time once more.
+    `is_urgent` says so. But if `take_signal` returns another signal then, they get that one, and the time once more.
     """
 
     def started() -> list[int]:
@@ -217,7 +217,7 @@ def ended_on_error(
                 # Below a shell, the training program is what the rank started: it has the grace period, too.
                 while time.monotonic() < deadline_s and not is_urgent() and started():
                     time.sleep(LOOK_S)
-                number = further()
+                number = take_signal()
         finally:  # a second Ctrl-C continues here at once
             for rank in ranks:
                 rank.signal(signal.SIGKILL)

@@ -218,7 +218,7 @@ class StepMeter(recorder.StepListener):
         return StepWindow(skip=settings.skip, steps=settings.steps, limit_ns=int(settings.seconds * 1e9))
 
     def write(self, phase: Phase) -> None:
-        """Write what was measured so far. At the script's end batches are its steps if its optimizer never stepped."""
+        """Write what was measured so far. At the script's end, batches count as steps if no optimizer has stepped."""
         from torch import cuda
 
         unit = self.unit

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 class StepListener:
-    """What is told about the batches and steps of this process, until it is `done`. Times are in nanoseconds."""
+    """A listener to the batches and steps of this process, until it is `done`. Times are in nanoseconds."""
 
     done = False
 
@@ -58,34 +58,26 @@ class Recording:
     is_acting: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)  # a signal handler may enter again
 
-    def count(self, act: Callable[[Any], None]) -> None:
-        """Pass a batch or step to the listener."""
-        if not self.closed:
-            with self.lock:
-                self._act(act, begins=True)
-
-    def tell(self, act: Callable[[Any], None]) -> None:
-        """Pass something else to the listener, if there is one already."""
-        if not self.closed:
-            with self.lock:
-                self._act(act, begins=False)
-
-    def _act(self, act: Callable[[Any], None], *, begins: bool) -> None:
-        if self.closed or self.is_acting:
+    def pass_on(self, act: Callable[[Any], None], *, begins: bool = False) -> None:
+        """Pass something on to the listener; with `begins`, make the listener first."""
+        if self.closed:
             return
-        self.is_acting = True
-        try:
-            if self.listener is None and begins:
-                self.listener = self.begin()
-                self.closed = self.listener is None
-            if self.listener is not None:
-                act(self.listener)
-                self.closed = self.listener.done
-        except Exception as error:  # reported; the script continues
-            self.closed = True
-            self.fail(self.listener, error)
-        finally:
-            self.is_acting = False
+        with self.lock:
+            if self.closed or self.is_acting:
+                return
+            self.is_acting = True
+            try:
+                if self.listener is None and begins:
+                    self.listener = self.begin()
+                    self.closed = self.listener is None
+                if self.listener is not None:
+                    act(self.listener)
+                    self.closed = self.listener.done
+            except Exception as error:  # reported; the script continues
+                self.closed = True
+                self.fail(self.listener, error)
+            finally:
+                self.is_acting = False
 
 
 recordings: Final[list[Recording]] = []
@@ -93,7 +85,7 @@ recordings: Final[list[Recording]] = []
 
 
 class _Attached:
-    """What is known of this process."""
+    """The state of the recorder in this process."""
 
     modules: Final[set[str]] = set()
     makes_optimizers: bool = False
@@ -130,7 +122,7 @@ def _in_child() -> None:
 
 def _count_step(optimizer: object, *_: object) -> None:
     for recording in recordings:
-        recording.count(lambda listener: listener.optimizer_step(optimizer))
+        recording.pass_on(lambda listener: listener.optimizer_step(optimizer), begins=True)
 
 
 def _noting_optimizers(make: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -183,7 +175,7 @@ def _recorded(next_batch: Callable[[Any], _T]) -> Callable[[Any], _T]:
         num_workers = getattr(iterator, "_num_workers", 0)
         current = [recording for recording in recordings if not recording.closed]
         for recording in current:
-            recording.tell(lambda listener: listener.enter_loader(num_workers))
+            recording.pass_on(lambda listener: listener.enter_loader(num_workers))
         is_over, began_ns = False, time.monotonic_ns()
         try:
             batch = next_batch(iterator)
@@ -195,7 +187,7 @@ def _recorded(next_batch: Callable[[Any], _T]) -> Callable[[Any], _T]:
             waited_ns = now_ns - began_ns
             within.next = False
             for recording in current:
-                recording.tell(lambda listener: listener.leave_loader(num_workers, waited_ns, is_over=is_over))
+                recording.pass_on(lambda listener: listener.leave_loader(num_workers, waited_ns, is_over=is_over))
         if not getattr(iterator, "publishes_steps", False):
             _publish(iterator, waited_ns, now_ns)
         if current:
@@ -204,7 +196,7 @@ def _recorded(next_batch: Callable[[Any], _T]) -> Callable[[Any], _T]:
             size = size if isinstance(size, int) else None
             num_ahead = int(num_workers * (getattr(iterator, "_prefetch_factor", 0) or 0))
             for recording in current:
-                recording.count(lambda listener: listener.batch(waited_ns, size, num_ahead))
+                recording.pass_on(lambda listener: listener.batch(waited_ns, size, num_ahead), begins=True)
         return batch
 
     return __next__

@@ -83,7 +83,7 @@ _ALL_GPUS: Final = r"(?:level_zero|\*):(?:gpu|\*)"
 
 
 class VendorSupport(NamedTuple):
-    """What numapin knows of a vendor of GPUs.
+    """One vendor's row in the table.
 
     Attributes:
         vendor: The vendor.

@@ -1,4 +1,4 @@
-"""What costs time in a trace, and what to change.
+"""Findings of a trace: the cost in time, and the change that removes it.
 
 `find` looks at one rank: copies, loading, communication, the host, and steps that take much longer than the others.
 `find_straggler` compares ranks. What takes less than a hundredth of the step time is not reported.

@@ -44,7 +44,7 @@ _LOAD_BYTES: Final = 60  # a line: a process id and two times in ns since 1970
 
 
 class _Script:
-    """What the script does in this process."""
+    """The script's own profiler, and the notes on the script."""
 
     profiles_itself: bool = False
     notes: Final = Notes()
@@ -109,7 +109,7 @@ def _begin() -> Tracer | None:
         settings=settings,
         place=place,
         claim=claim,
-        check=lambda: _recording.tell(Tracer.end_if_overdue),
+        check=lambda: _recording.pass_on(Tracer.end_if_overdue),
         require_no_other=require_no_other,
         notes=_Script.notes,
     )
@@ -136,7 +136,7 @@ def _yield_to_script(begin: Callable[_P, _T]) -> Callable[_P, _T]:
         with _recording.lock:
             if not _recording.is_acting:  # else it is our own
                 _Script.profiles_itself = True
-                _recording.tell(lambda tracer: tracer.yield_to_script(_PROFILES_ITSELF))
+                _recording.pass_on(lambda tracer: tracer.yield_to_script(_PROFILES_ITSELF))
         return begin(*arguments, **named)
 
     return begins
@@ -160,11 +160,11 @@ def _noting_epochs(iterate: Callable[[DataLoader[Any]], object]) -> Callable[[Da
 
     def __iter__(self: DataLoader[Any]) -> object:
         start_ns, num_workers = time.time_ns(), self.num_workers
-        _recording.tell(lambda tracer: tracer.enter_loader(num_workers))
+        _recording.pass_on(lambda tracer: tracer.enter_loader(num_workers))
         try:
             iterator = iterate(self)
         finally:
-            _recording.tell(lambda tracer: tracer.leave_loader(num_workers, 0, is_over=False))
+            _recording.pass_on(lambda tracer: tracer.leave_loader(num_workers, 0, is_over=False))
         if not _recording.closed:
             try:
                 _Script.notes.iterated(self, iterator, start_ns, time.time_ns())
@@ -182,7 +182,7 @@ def _before_fork() -> None:
     """
     caller = sys._getframe(1).f_globals.get("__name__", "")  # documented
     if caller.partition(".")[0] not in ("multiprocessing", "subprocess"):
-        _recording.tell(Tracer.end_at_fork)
+        _recording.pass_on(Tracer.end_at_fork)
 
 
 def _after_fork() -> None:

@@ -1,4 +1,4 @@
-"""What the hook of a traced rank noted about its script: loaders, epochs, the optimizer, stack samples.
+"""Reader of the hook's notes on a traced rank: loaders, epochs, optimizer, stack samples.
 
 Times are in microseconds on the trace's clock.
 """

@@ -22,7 +22,7 @@ _MOST_LOADERS: Final = 20
 
 @dataclass(slots=True)
 class Notes:
-    """What this process noted until now."""
+    """The notes of this process so far."""
 
     loaders: list[tuple[int, dict[str, object]]] = field(default_factory=list)  # with the loader's id
     epochs: list[tuple[int, int, int]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""When the next step of a traced loop is overdue, and the calls that notice it while no step comes."""
+"""Detect an overdue step of a traced loop, with periodic calls in the main thread while no step comes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `numapin attach` did: one row per process, then what could not be done, and how to undo it."""
+"""The report of `numapin attach`: a row per process, what could not be done, and how to undo it."""
 
 from __future__ import annotations
 

@@ -482,7 +482,9 @@ def own_nic(nearest: NearestNics | None) -> str:
 
 def nic_state(nic: Adapter) -> str:
     """Return the rate of a network device, or that it is down."""
-    return "down" if nic.is_up is False else f"{nic.rate_gbit_s:g} Gbit/s" if nic.rate_gbit_s else ""
+    if nic.is_up is False:
+        return "down"
+    return f"{nic.rate_gbit_s:g} Gbit/s" if nic.rate_gbit_s else ""
 
 
 def own_nic_name(rank: RankPlan) -> str:

@@ -314,7 +314,7 @@ def _band(ranks: Ranks, width: float) -> list[Box]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Drawing:
-    """What all parts of a picture need: the machine, the ranks, and the sizes of devices and of a CPU's cell."""
+    """The context of all parts of a picture: machine, ranks, sizes of devices and CPU cells."""
 
     machine: MachineView
     inexact: Collection[int]
@@ -515,7 +515,9 @@ def _core(drawing: _Drawing, core: Core, *, named: bool) -> Box:
     for cpu in sorted(core.cpus):
         own = places.cpus.get(cpu, ())
         is_idle = bool(places.cpus) and not own and cpu not in banned
-        ink = Ink.ON_RANK if len(own) == 1 else Ink.DIM if is_idle else Ink.PLAIN
+        ink = Ink.DIM if is_idle else Ink.PLAIN
+        if len(own) == 1:
+            ink = Ink.ON_RANK
         box = cell(BoxKind.CPU, str(cpu), size, ink=ink, ranks=own, key=f"cpu{cpu}")
         box.off, box.idle = cpu in banned, is_idle
         rows.append([box])

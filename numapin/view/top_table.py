@@ -46,7 +46,9 @@ def _rate(value: float | None) -> str:
     """Return a rate with three digits or so, or a dash if it is unknown."""
     if value is None:
         return "-"
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def _gib(rank: TopRank) -> str:

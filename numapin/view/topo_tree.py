@@ -59,12 +59,13 @@ def topo_tree(topology: Topology, plan: Plan | None = None) -> Tree:
     smt = "" if threads in ([], [1]) else f" x {'-'.join(map(str, threads))} threads"
     allowed, gpus = topology.allowed.cpus, topology.gpus
     common = joined(machine.model.removeprefix("NVIDIA "), machine.pcie)
+    gpu_fact = f"{len(gpus)} x {common}" if machine.model else counted(len(gpus), "GPU")
     facts = joined(
         counted(len(topology.packages), "socket") if topology.packages else "",
         counted(len(topology.nodes), "node"),
         f"{counted(len(topology.cores), 'core')}{smt}",
         "" if len(allowed) == len(topology.cpus) else f"{len(allowed)} CPUs allowed ({allowed})",
-        (f"{len(gpus)} x {common}" if machine.model else f"{counted(len(gpus), 'GPU')}") if gpus else "",
+        gpu_fact if gpus else "",
     )
     name = shortened(topology.host or topology.source)
     is_short = len(name) + 2 + len(facts) <= _WIDE
