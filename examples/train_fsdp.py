@@ -5,8 +5,7 @@
     numapin run examples/train_fsdp.py --cpu-offload --width 2048    parameters and AdamW in host memory
 
 Expect the share of the parameters that rank 0 holds (half of them with two ranks), then one line per epoch, with a loss
-that falls from about 1.7 to below 0.1. Each sequence counts up from a random start, by ones or by twos, modulo 32; the
-model learns to predict the next number.
+that falls from about 1.7 to below 0.1. Sequences count up by ones or twos, modulo 32; the model predicts the next one.
 """
 
 import argparse
@@ -60,27 +59,24 @@ def main() -> None:
     """Shard, train for a few epochs and print the mean loss of each on rank 0."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--width", type=int, default=64, help="of the model: 2048 makes 100 million parameters")
-    parser.add_argument("--cpu-offload", action="store_true", help="keep parameters, gradients and AdamW on the host")
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--cpu-offload", action="store_true")
     arguments = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if on_gpu else "gloo")
-
     torch.manual_seed(0)
     model = Transformer(arguments.width).to(device)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if on_gpu else None, reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy(pin_memory=on_gpu) if arguments.cpu_offload else OffloadPolicy()
-    for block in model.blocks:
-        fully_shard(block, mp_policy=policy, offload_policy=offload)  # gathered when it runs, freed afterwards
-    fully_shard(model, mp_policy=policy, offload_policy=offload)
+    for module in (*model.blocks, model):  # blocks are gathered when they run, and freed afterwards
+        fully_shard(module, mp_policy=policy, offload_policy=offload)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)  # after sharding, so that its state is sharded too
+    held = sum(parameter.to_local().numel() for parameter in model.parameters())
     if dist.get_rank() == 0:
-        held = sum(parameter.to_local().numel() for parameter in model.parameters())
         print(f"rank 0 holds {held / sum(p.numel() for p in model.parameters()):.1%} of the parameters", flush=True)
-
     dataset = Counting()
     sampler = DistributedSampler(dataset)
     loader = numapin.DataLoader(dataset, 64, sampler=sampler, num_workers=1, device=device)

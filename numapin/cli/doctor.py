@@ -42,6 +42,8 @@ class _Expected(MachinePath):
         self, value: str, param: click.Parameter | None, ctx: click.Context | None
     ) -> str | Mapping[str, int]:
         """Return the path of a file that exists or has no "=" in its name, else counts."""
+        if not value:
+            self.fail("is empty; give a machine file, or counts such as gpus=8,nodes=2", param, ctx)
         path = str(super().convert(value, param, ctx))
         if "=" not in path or os.path.exists(path):  # noqa: PTH110 - Path.exists raises for a name that is too long
             return path
@@ -67,7 +69,7 @@ _NO_MACHINE: Final = click.Option(["--machine"], hidden=True, expose_value=False
     "--expect",
     type=_Expected(),
     metavar="FILE|COUNTS",
-    help="Report an error unless the machine has as much as a machine file (topo --save), or has these counts: "
+    help="Report an error unless the machine has exactly what a machine file has (topo --save), or these counts: "
     "sockets, nodes, cores, cpus, gpus, nics, memory, e.g. gpus=8,nodes=2,nics=8.",
 )
 @click.option(
@@ -98,6 +100,8 @@ def doctor(
 
     Exit status: 1 if an error is found (see --fail-on), else 0.
     """
+    if not set(only or NAMES) - set(skip or ()):
+        raise UsageError("--skip leaves out each check of --only", "leave one of them out")
     try:
         topology = topology_from(gpu_nodes=gpu_nodes, root=root)
     except LibnumaError:  # a finding, so the machine's files are read without it

@@ -95,6 +95,8 @@ def parse_counts(text: str) -> dict[str, int]:
             raise ValueError(f"{item!r} is not NAME=NUMBER, where NAME is one of {', '.join(_COUNTED)}")
         if name != "memory" and not (number.isascii() and number.isdecimal()):
             raise ValueError(f"{item!r} has no number, as in {name}=8")
+        if name in counts:
+            raise ValueError(f"{name} is there twice")
         counts[name] = parse_size(number) if name == "memory" else int(number)
     return counts
 

@@ -65,8 +65,8 @@ class Recording:
         with self.lock:
             if self.closed or self.is_acting:
                 return
-            self.is_acting = True
             try:
+                self.is_acting = True
                 if self.listener is None and begins:
                     self.listener = self.begin()
                     self.closed = self.listener is None
@@ -171,21 +171,22 @@ def _recorded(next_batch: Callable[[Any], _T]) -> Callable[[Any], _T]:
         within = _Attached.within
         if getattr(within, "next", False):  # a subclass's calls its base's
             return next_batch(iterator)
-        within.next = True
         num_workers = getattr(iterator, "_num_workers", 0)
         current = [recording for recording in recordings if not recording.closed]
-        for recording in current:
-            recording.pass_on(lambda listener: listener.enter_loader(num_workers))
         is_over, began_ns = False, time.monotonic_ns()
-        try:
+        try:  # a signal handler may raise at any point, after which the next batch must be recorded again
+            within.next = True
+            for recording in current:
+                recording.pass_on(lambda listener: listener.enter_loader(num_workers))
+            began_ns = time.monotonic_ns()
             batch = next_batch(iterator)
         except StopIteration:
             is_over = True
             raise
         finally:
+            within.next = False
             now_ns = time.monotonic_ns()
             waited_ns = now_ns - began_ns
-            within.next = False
             for recording in current:
                 recording.pass_on(lambda listener: listener.leave_loader(num_workers, waited_ns, is_over=is_over))
         if not getattr(iterator, "publishes_steps", False):

@@ -81,11 +81,17 @@ _totals: dict[int, Totals] = {}
 
 def totals_of(pid: int) -> Totals:
     """Return the totals of this process, whose id is `pid`; a forked child begins its own."""
-    if pid not in _totals:
-        while _totals:  # inherited: an observer of the child would find its parent's
-            _totals.popitem()[1].close()
-        _totals[pid] = Totals()
-    return _totals[pid]
+    found = _totals.get(pid)
+    if found is None:
+        for key in list(_totals):  # inherited: an observer of the child would find its parent's
+            inherited = _totals.pop(key, None) if key != pid else None
+            if inherited is not None:
+                inherited.close()
+        made = Totals()
+        found = _totals.setdefault(pid, made)
+        if found is not made:  # another thread was faster
+            made.close()
+    return found
 
 
 def find_waited(pid: int) -> int | None:

@@ -166,14 +166,17 @@ def _publish_on_use(module: ModuleType) -> None:
             torchs_own(*arguments, **named)
             return
         attached = True
+        was_there = "numapin" in sys.modules
         try:
-            if "numapin" not in sys.modules:
+            if not was_there:
                 _import_package()
             from numapin.steps.recorder import attach
-        except (ImportError, SyntaxError):
-            pass
-        else:
+
             attach(module)
+        except Exception:  # the loop is not shown in top; nothing else of the program may change
+            ours = [] if was_there else [name for name in sys.modules if name.partition(".")[0] == "numapin"]
+            for name in ours:
+                del sys.modules[name]
         base.__init__(*arguments, **named)
 
     base.__init__ = __init__

@@ -34,7 +34,7 @@ def test_a_job_that_ends_while_verify_reads_it(
     """Processes that were given by their ids need not be of a run, so the hint is how to list processes."""
     verify = seam.verify
     monkeypatch.setattr(verify, "find_job", lambda *_, **__: SimpleNamespace(name="x", pids={}, gone=frozenset()))
-    monkeypatch.setattr(verify, "observe", lambda *_, **__: SimpleNamespace(ranks=()))
+    monkeypatch.setattr(verify, "verify_running", lambda _: SimpleNamespace(ranks=()))
     error = _error("verify", *line)
     assert error.message == "x: the job ended while it was read"
     assert hint in error.hint

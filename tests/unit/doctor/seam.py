@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numapin.cli.doctor import doctor
 from numapin.doctor import live
 from numapin.doctor.check import CHECKS, DoctorSeverity
 from numapin.doctor.model import compare, counts_of, parse_counts

@@ -14,8 +14,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 
+from numapin.errors import UsageError
 from tests.doctor.cases import CPU0, GPU, NODE1, PORT, THP
 from tests.doctor.given import CALLS, examined, live, machine, put
 from tests.machines.grids import grid
@@ -24,6 +26,7 @@ from tests.unit.doctor.seam import (
     DoctorSeverity,
     compare,
     counts_of,
+    doctor,
     nccl_files,
     numa,
     parse_counts,
@@ -79,6 +82,20 @@ def test_what_a_machine_must_have(expected: str, what: str) -> None:
         "memory: unknown instead of 1024.0 GiB" in compare(replace(host, memory_bytes=None), {"memory": 1 << 40}).what
     )
     assert "memory" not in counts_of(replace(host, memory_bytes=None))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (("--only", "smt", "--skip", "smt,swap"), "--skip leaves out each check of --only"),
+        (("--expect", ""), "is empty; give a machine file, or counts such as gpus=8,nodes=2"),
+        (("--expect", "cpus=1,cpus=2"), "cpus is there twice"),
+    ],
+)
+def test_a_line_of_a_prolog_that_checks_nothing_is_refused(line: tuple[str, ...], message: str) -> None:
+    """A prolog must not pass because a variable is empty, or because no check is left."""
+    with pytest.raises((UsageError, click.UsageError), match=re.escape(message)):
+        doctor.main(["--root", "/", *line], standalone_mode=False)
 
 
 def test_live_checks_are_skipped_on_a_capture(tmp_path: Path) -> None:

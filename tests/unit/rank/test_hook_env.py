@@ -88,6 +88,22 @@ def test_an_old_python_starts_as_without_the_hook(version: str, tmp_path: Path) 
         assert (done.returncode, done.stdout, done.stderr) == (0, f"[] {seen}\n", "")
 
 
+def test_an_interpreter_that_cannot_import_numapin_iterates_as_without_the_hook(tmp_path: Path) -> None:
+    """Its loops are not published; nothing of the failed import stays, so `import numapin` fails there as before."""
+    folder = shutil.copytree(FOLDER, tmp_path / "numapin" / "rank" / "hook")  # the package around it is not there
+    code = "import sys, torch.utils.data as d; print(*d.DataLoader([7]), 'numapin' in sys.modules)"
+    rank = {"TORCHELASTIC_ERROR_FILE": str(tmp_path / "error"), "NUMAPIN_RANK_PID": str(os.getsid(0))}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env={**os.environ, "PYTHONPATH": str(folder), **rank},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "tensor([7]) False\n", "")
+
+
 def _old_python(version: str) -> str:
     """Return a Python of this version on PATH or of pyenv; skip the test without one."""
     found = [*map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python")), shutil.which(f"python{version}")]

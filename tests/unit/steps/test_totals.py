@@ -97,3 +97,63 @@ def test_the_last_steps_of_an_epoch_are_published() -> None:
     assert num_published() - before == 19  # the first batch ends no step
     assert len(list(islice(loader, 5))) == 5
     assert num_published() - before == 19 + 4
+
+
+_SIGNALLED = """
+import itertools, os, signal, time
+import torch.utils.data.dataloader
+from numapin.steps import recorder
+from numapin.steps.totals import find_waited, read_waited
+
+class Stop(Exception): pass
+def stop(*_):
+    if armed: raise Stop
+
+recorder.attach(torch.utils.data.dataloader)
+signal.signal(signal.SIGALRM, stop)
+loader, num_stops, end_s = torch.utils.data.DataLoader(range(1 << 30), batch_size=None), 0, time.monotonic() + 3
+while time.monotonic() < end_s:
+    batches, armed = iter(loader), True
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0004, 0.0003)
+        for _ in batches: pass
+    except Stop:
+        num_stops += 1
+    armed = False
+    signal.setitimer(signal.ITIMER_REAL, 0)
+def published(): return read_waited(os.getpid(), find_waited(os.getpid())).num_steps
+before = published()
+for _ in itertools.islice(loader, 101): pass
+print(num_stops > 100, published() - before)
+"""
+
+
+def test_a_signal_handler_that_raises_does_not_end_the_recording() -> None:
+    """Ctrl-C, a timer or torch's handler for a dead worker may raise at any point of the recorder."""
+    done = subprocess.run([sys.executable, "-c", _SIGNALLED], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "True 100\n"
+
+
+_THREADS = """
+import os, subprocess, sys, threading
+from numapin.steps import totals
+sys.setswitchinterval(1e-6)
+for pid in range(1, 301):
+    barrier, found = threading.Barrier(4), []
+    def first():
+        barrier.wait()
+        found.append(totals.totals_of(pid))
+    threads = [threading.Thread(target=first) for _ in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    assert len(set(map(id, found))) == 1, pid
+    found[0].add(waited_s=0, stepped_s=1)
+open_files = subprocess.run(["ls", "-l", f"/proc/{os.getpid()}/fd"], capture_output=True, text=True).stdout
+print(open_files.count("numapin-steps"))
+"""
+
+
+def test_threads_that_start_at_once_share_the_totals() -> None:
+    """Loops in several threads have one file, also if their first steps meet."""
+    done = subprocess.run([sys.executable, "-c", _THREADS], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "2\n"  # Python's mmap keeps a duplicate of the descriptor
