@@ -339,8 +339,7 @@ class TestClosing:
                 return super().popleft()
 
         settling = Settling(make_spec())
-        memory = torch.empty(0)
-        settling._done = Raced([Slot(number=1, fd=None, num_bytes=0, address=0, owner=memory, worker=0)])
+        settling._done = Raced([make_slot()])
         settling.close()
         assert not settling._done
 
@@ -368,10 +367,65 @@ class TestThread:
             assert wait_until_ended(settler)
         assert done == [0, 1, 2]
 
+    def test_a_batch_that_arrives_while_python_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing is pinned any more, and the loop does not wait for that."""
+        settler = _Settler()
+        settler._work.is_over = True
+        monkeypatch.setattr(pinning, "_settler", lambda: settler)
+        slot = make_slot()
+        Settling(make_spec()).begin_at_once(slot)
+        assert slot.settled is not None
+        assert slot.settled.wait(WAIT_S)
+        assert slot.pinned_on is None
+
+    @pytest.mark.parametrize("can_start", [True, False])
+    def test_a_job_that_fails_keeps_no_other_waiting(self, monkeypatch: pytest.MonkeyPatch, *, can_start: bool) -> None:
+        """The jobs behind it are done without a further one; if no thread can be started, nothing waits for them."""
+        settler, may_fail, told = _Settler(), threading.Event(), list[str]()
+        was_done, was_dropped = threading.Event(), threading.Event()
+        monkeypatch.setattr(threading, "excepthook", lambda args: told.append(str(args.exc_value)))
+
+        def fail() -> None:
+            assert may_fail.wait(WAIT_S)
+            raise ArithmeticError("a defect")
+
+        def refuse(_thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        assert settler.submit(fail)
+        assert settler.submit(was_done.set, dropped=was_dropped.set)
+        if not can_start:
+            monkeypatch.setattr(threading.Thread, "start", refuse)
+        may_fail.set()
+        assert (was_done if can_start else was_dropped).wait(WAIT_S)
+        assert wait_until_ended(settler)
+        assert wait_until(lambda: told == ["a defect"], limit_s=WAIT_S)
+        assert was_done.is_set() != was_dropped.is_set()
+
+    def test_jobs_that_no_thread_has_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ctrl-C while the thread is started leaves one; the next job runs it, or, without a thread, lets go of it."""
+        settler, was_dropped = _Settler(), threading.Event()
+        errors: list[BaseException] = [KeyboardInterrupt(), RuntimeError("can't start new thread")]
+
+        def refuse(_thread: threading.Thread) -> None:
+            raise errors.pop(0)
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(KeyboardInterrupt):
+            settler.submit(print, dropped=was_dropped.set)
+        assert not settler.submit(print, dropped=errors.clear)
+        assert was_dropped.is_set()
+        assert not settler._jobs
+
     def test_a_forked_child_has_its_own(self) -> None:
         """The parent's thread does not exist there."""
         assert pinning._settler_of(1) is not pinning._settler_of(2)
         assert pinning._settler() is pinning._settler_of(os.getpid())
+
+
+def make_slot() -> Slot:
+    """Return a slot without memory."""
+    return Slot(number=1, fd=None, num_bytes=0, address=0, owner=torch.empty(0), worker=0)
 
 
 def wait_until_ended(settler: _Settler) -> bool:
