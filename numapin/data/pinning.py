@@ -141,7 +141,7 @@ class Settling:
     def __init__(self, spec: PoolSpec) -> None:
         self._spec, self._pid = spec, os.getpid()
         self._done: deque[Slot] = deque()
-        self.num_begun = 0
+        self.begun: set[Slot] = set()  # by `begin`, until `ended` yields them
         self._can_pin = spec.driver is not None
         self._is_over_budget = self._has_reported = self._is_closed = False
 
@@ -152,12 +152,12 @@ class Settling:
 
     def begin(self, slot: Slot) -> bool:
         """Have a slot settled in the background; return whether that was begun."""
-        if self.num_begun >= _AT_ONCE:
+        if len(self.begun) >= _AT_ONCE:
             return False  # it comes back
-        self.num_begun += 1
+        self.begun.add(slot)
         if _settler().submit(partial(self._settle_later, slot)):
             return True
-        self.num_begun -= 1
+        self.begun.discard(slot)
         self._can_pin, slot.is_settled = False, True
         self._spec.report("batches are not pinned: no thread can be started; see: ulimit -u")
         return False
@@ -174,14 +174,16 @@ class Settling:
             self.settle(slot)
         finally:
             settled.set()
-            if self._is_closed and slot.lease is None:  # nothing else would unpin it any more
+            is_given_up = self._is_closed or slot.fd is None
+            if is_given_up and slot.lease is None:  # nothing else would unpin it any more
                 slot.unpin_later(self._spec.driver)
 
     def ended(self) -> Iterator[Slot]:
         """Yield and forget the slots that are settled."""
         while self._done:
-            self.num_begun -= 1
-            yield self._done.popleft()
+            slot = self._done.popleft()
+            self.begun.discard(slot)
+            yield slot
 
     def close(self) -> None:
         """Have the slots that are being settled unpinned again."""

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import torch
 
-from tests.data.loopback import ANYWHERE, WAIT_S, Loopback, gpu, held_bytes, lent, loopback, make_spec
-from tests.unit.data.seam import CpuSet, Placement, Settling, Slot, _Settler, memory, pinning, placement, share_on
+from tests.data.loopback import ANYWHERE, WAIT_S, Loopback, gpu, held_bytes, lent, loopback, make_spec, num_open
+from tests.unit.data.seam import CpuSet, Placement, Pool, Settling, Slot, _Settler, memory, pinning, placement, share_on
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.cuda.fake import FakeCuda
     from tests.unit.data.seam import Driver
@@ -342,6 +342,64 @@ class TestClosing:
         settling._done = Raced([make_slot()])
         settling.close()
         assert not settling._done
+
+
+class TestCtrlC:
+    """Ctrl-C may arrive between any two steps of the rank."""
+
+    @pytest.mark.parametrize("where", ["adopt", "lend"])
+    @pytest.mark.parametrize("end", [Pool.close, Pool.recover])
+    @pytest.mark.parametrize("is_settled", [True, False])
+    def test_while_a_slot_is_taken_in(
+        self,
+        gate: tuple[Gate, dict[str, Any]],
+        fake_cuda: FakeCuda,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        where: str,
+        end: Callable[[Pool], None],
+        is_settled: bool,
+    ) -> None:
+        """At the end of the epoch, or of the loader, the slot is unpinned and closed, pinned by then or not."""
+        wall, properties = gate
+        before = placement.PINNED.total
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with loopback(pins_at_once=True, **properties) as loop:
+            begin_at_once = loop.pool._settling.begin_at_once
+            head, _body = loop.post(BATCH)
+            with monkeypatch.context() as patch:
+                if where == "lend":
+                    patch.setattr(Slot, "lend", interrupt)
+                else:
+                    patch.setattr(loop.pool._settling, "begin_at_once", lambda slot: interrupt(begin_at_once(slot)))
+                with pytest.raises(KeyboardInterrupt):
+                    loop.pool.lend(head)
+            assert wall.is_reached.wait(WAIT_S)
+            if is_settled:
+                wall.is_open.set()
+                assert wait_until_ended(pinning._settler())
+                assert fake_cuda.registered_bytes() == PAGE
+            end(loop.pool)
+            assert (loop.pool.slots, num_open()) == ((), 0)
+            wall.is_open.set()
+            assert wait_until_ended(pinning._settler())
+            assert wait_until(lambda: placement.PINNED.total == before, limit_s=WAIT_S)
+            assert fake_cuda.registered_bytes() == 0
+
+    def test_slots_that_are_being_pinned_are_not_lost(self, gate: tuple[Gate, dict[str, Any]]) -> None:
+        """The end of an epoch does not give them up, or free them twice."""
+        wall, properties = gate
+        with loopback(**properties) as loop:
+            lent(loop, BATCH)
+            loop.pool.reclaim()
+            assert wall.is_reached.wait(WAIT_S)
+            loop.pool.recover()
+            wall.is_open.set()
+            loop.settle()
+            assert (loop.num_free(), [slot.pinned_on for slot in loop.pool.slots]) == (1, [0])
 
 
 class TestThread:
