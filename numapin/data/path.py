@@ -180,17 +180,21 @@ class Lane:
     def end(self, *, workers_are_gone: bool) -> None:
         """Give the pool back. It is not used again if a living worker may still write to it."""
         _lanes.discard(self)
-        self._path.publish()
         pool, self.pool = self.pool, None
-        for head in self.results.forget():
-            if pool is not None:
-                pool.note_inherited(head)
+        is_usable = False
         try:
+            self._path.publish()
+            for head in self.results.forget():
+                if pool is not None:
+                    pool.note_inherited(head)
+            is_usable = workers_are_gone  # not after an error above: a child may read a slot that was not marked
             self.opener.drain()
         finally:
-            self.results.close()
-            if pool is not None:
-                self._path.take_back(pool, is_usable=workers_are_gone)
+            try:
+                self.results.close()
+            finally:
+                if pool is not None:
+                    self._path.take_back(pool, is_usable=is_usable)
 
 
 class _Pools:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from numapin.base.formats import gib
 from numapin.errors import NumapinError
@@ -141,7 +141,7 @@ class Settling:
     def __init__(self, spec: PoolSpec) -> None:
         self._spec, self._pid = spec, os.getpid()
         self._done: deque[Slot] = deque()
-        self.num_begun = 0
+        self.begun: set[Slot] = set()  # by `begin`, until `ended` yields them
         self._can_pin = spec.driver is not None
         self._is_over_budget = self._has_reported = self._is_closed = False
 
@@ -152,12 +152,12 @@ class Settling:
 
     def begin(self, slot: Slot) -> bool:
         """Have a slot settled in the background; return whether that was begun."""
-        if self.num_begun >= _AT_ONCE:
+        if len(self.begun) >= _AT_ONCE:
             return False  # it comes back
-        self.num_begun += 1
+        self.begun.add(slot)
         if _settler().submit(partial(self._settle_later, slot)):
             return True
-        self.num_begun -= 1
+        self.begun.discard(slot)
         self._can_pin, slot.is_settled = False, True
         self._spec.report("batches are not pinned: no thread can be started; see: ulimit -u")
         return False
@@ -166,7 +166,7 @@ class Settling:
         """Have a slot settled whose batch the loop waits for; if no thread can be started, here."""
         slot.settled = threading.Event()
         job = partial(self._settle_at_once, slot, slot.settled)
-        if not _settler().submit(job, rests=False):
+        if not _settler().submit(job, dropped=slot.settled.set, rests=False):
             job()
 
     def _settle_at_once(self, slot: Slot, settled: threading.Event) -> None:
@@ -174,14 +174,16 @@ class Settling:
             self.settle(slot)
         finally:
             settled.set()
-            if self._is_closed and slot.lease is None:  # nothing else would unpin it any more
+            is_given_up = self._is_closed or slot.fd is None
+            if is_given_up and slot.lease is None:  # nothing else would unpin it any more
                 slot.unpin_later(self._spec.driver)
 
     def ended(self) -> Iterator[Slot]:
         """Yield and forget the slots that are settled."""
         while self._done:
-            self.num_begun -= 1
-            yield self._done.popleft()
+            slot = self._done.popleft()
+            self.begun.discard(slot)
+            yield slot
 
     def close(self) -> None:
         """Have the slots that are being settled unpinned again."""
@@ -236,30 +238,53 @@ class Settling:
         return False
 
 
+class _Job(NamedTuple):
+    """A job for the settling thread. `dropped` is called in place of `run` if it is never run."""
+
+    run: Callable[[], None]
+    dropped: Callable[[], None] | None
+    rests: bool
+
+    def drop(self) -> None:
+        """Release what waits for the job."""
+        if self.dropped is not None:
+            self.dropped()
+
+
 class _Settler:
     """A thread that exists while there is work."""
 
     def __init__(self) -> None:
-        self._jobs: deque[tuple[Callable[[], None], bool]] = deque()  # and whether to rest after it
+        self._jobs: deque[_Job] = deque()
         self._lock, self._work = threading.Lock(), ExitLock()
         self._is_running = False
 
-    def submit(self, job: Callable[[], None], *, rests: bool = True) -> bool:
-        """Have a job done; it must not raise. Return False if no thread can be started.
+    def submit(self, run: Callable[[], None], *, dropped: Callable[[], None] | None = None, rests: bool = True) -> bool:
+        """Have a job run; it must not raise. Return False if no thread can be started.
 
-        With `rests`, the driver's locks, which kernel launches need, are left alone for a while afterwards.
+        `dropped` is called if the job is never run after all, e.g. because Python ends. With `rests`, the driver's
+        locks, which kernel launches need, are left alone for a while afterwards.
         """
         with self._lock:
-            self._jobs.append((job, rests))
-            if self._is_running:
+            self._jobs.append(_Job(run, dropped, rests))
+            if self._is_running or self._start():
                 return True
-            try:
-                threading.Thread(target=self._run, name="numapin-settle", daemon=True).start()
-            except RuntimeError:
-                self._jobs.clear()
-                return False
-            self._is_running = True
-            return True
+            self._jobs.pop()  # the caller knows
+            self._drop_all()
+            return False
+
+    def _start(self) -> bool:
+        """Start the thread, under the lock; return False if that is refused."""
+        try:
+            threading.Thread(target=self._run, name="numapin-settle", daemon=True).start()
+        except RuntimeError:
+            return False
+        self._is_running = True
+        return True
+
+    def _drop_all(self) -> None:
+        while self._jobs:
+            self._jobs.popleft().drop()
 
     def _run(self) -> None:
         while True:
@@ -267,15 +292,20 @@ class _Settler:
                 if not self._jobs:
                     self._is_running = False
                     return
-                job, rests = self._jobs.popleft()
-            began_s = time.monotonic()
+                job = self._jobs.popleft()
+            began_s, rests = time.monotonic(), job.rests
             try:
                 with self._work as may_work:
                     if may_work:
-                        job()
+                        job.run()
+                    else:
+                        job.drop()
                     del job  # it may have the last reference to a slot
-            except BaseException:  # an error of ours: the next job starts another thread
-                self._is_running = False
+            except BaseException:  # an error of ours: another thread does the other jobs
+                with self._lock:
+                    self._is_running = False
+                    if self._jobs and not self._start():
+                        self._drop_all()
                 raise
             if rests:
                 time.sleep(min(_REST * (time.monotonic() - began_s), _LONGEST_REST_S))

@@ -143,17 +143,18 @@ class Pool:
             fd = self.arrivals.take(head.slot)
             try:
                 slot = Slot.map(head.slot, fd, head.made_bytes, worker=head.worker)
-            except OSError:
+                slot.is_settled = not self._settling.is_needed
+                slot.is_inherited = head.slot in head.inherited
+                self._slots[slot.number] = slot  # before it is pinned: `close` unpins what is here
+            except BaseException:  # Ctrl-C, too
+                self._slots.pop(head.slot, None)
                 os.close(fd)
                 raise
-        except OSError:
+        except BaseException:
             self._forgotten[head.worker].append(head.slot)  # it has the slot mapped
             raise
-        slot.is_settled = not self._settling.is_needed
         if self.spec.pins_at_once and not slot.is_settled:
             self._settling.begin_at_once(slot)
-        slot.is_inherited = head.slot in head.inherited
-        self._slots[slot.number] = slot
         return slot
 
     # --- slots come back ---------------------------------------------------------------------------------------------
@@ -162,7 +163,7 @@ class Pool:
         """Take back the slots that are no longer needed here."""
         if len(self._slots) > self._num_allowed:
             self._limit_slots()
-        if self._settling.num_begun:
+        if self._settling.begun:
             for slot in self._settling.ended():
                 self._set_free(slot)
         if self._ended and os.getpid() == self.pid:  # otherwise: in a child that the user forked
@@ -300,6 +301,9 @@ class Pool:
                 self._set_free(slot)
             granted.clear()
             forgotten.clear()
+        for slot in set(self.slots).difference(self._settling.begun, *self._free):
+            if slot.lease is None:  # Ctrl-C arrived while it was taken in, or taken back
+                self._give_up(slot)
         for slot in self._slots.values():
             slot.is_unkept = True
 
@@ -331,6 +335,9 @@ class Pool:
                 self._discard(slot)
             free.clear()
             granted.clear()
+        for slot in self.slots:
+            if slot.lease is None:  # Ctrl-C arrived while it was taken in, or taken back
+                slot.unpin_later(self.spec.driver)
 
     def _watch(self, slot: Slot) -> None:
         """Have a slot released when its batch is gone, now that `reclaim` is no longer called."""

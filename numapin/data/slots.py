@@ -102,7 +102,7 @@ class Slot:
         is_unkept: With poison: whether the worker has reported that nothing there refers to it any more.
         is_inherited: Whether a child that was forked may read what was lent.
         is_settled: Whether the kernel was asked where the pages lie, and the driver to pin them.
-        settled: Set once it is; None while no batch waits for that.
+        settled: Set once it is, or never will be; None while no batch waits for that.
         pages: Pages per node as the kernel reports them; None if it does not.
         pinned_on: The device on whose behalf it is pinned; None if it is pageable.
     """

@@ -209,7 +209,7 @@ class TestCopies:
         kept = [lent(pinned, BATCH) for _ in range(NUM_KEPT)]  # one more than there are: it is made beside the capture
         assert kept.pop() is not None
         assert (pinned.num_free(), fake_cuda.invalidated()) == (0, 0)  # looks once: the thread that pins may be quick
-        assert pinned.pool._settling.num_begun == 1
+        assert len(pinned.pool._settling.begun) == 1
         pinned.settle()
         assert (pinned.num_free(), fake_cuda.invalidated()) == (1, 0)
         graph.capture_end()

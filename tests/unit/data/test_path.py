@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tests.data.loopback import Loopback, lent
+from tests.data.loopback import Loopback, lent, num_open
 from tests.unit.data.seam import NO_SLOT
 
 if TYPE_CHECKING:
@@ -44,3 +44,27 @@ def test_what_a_workers_child_may_read_though_the_batch_never_arrives(path: Data
     lane.end(workers_are_gone=True)
     assert slot.is_inherited
     assert loop.pool.grant(0).slot == NO_SLOT
+
+
+@pytest.mark.parametrize("step", ["forget", "close"])
+def test_ctrl_c_at_the_end_of_an_epoch(path: DataPath, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """The queue is closed and the pool given back; not used again unless all messages in the pipe were read."""
+    lane = path.lane(LOADER, pins=False)
+    pool, results, close = lane.pool, lane.results, lane.results.close
+    assert pool is not None
+    loop = Loopback(pool)
+    lent(loop, torch.arange(1000.0))
+
+    def interrupt(*_: object) -> None:
+        if step == "close":
+            close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(results, step, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        lane.end(workers_are_gone=True)
+    assert results._reader.closed
+    assert num_open() == (0 if step == "forget" else 1)
+    following = path.lane(LOADER, pins=False)
+    assert (following.pool is pool) is (step == "close")
+    following.end(workers_are_gone=True)

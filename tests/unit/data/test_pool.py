@@ -408,6 +408,20 @@ class TestFiles:
             loop.pool.lend(head)
         assert (loop.pool.slots, num_open()) == ((), 0)
 
+    def test_ctrl_c_while_a_slot_is_mapped(self, loop: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its descriptor is closed, and its worker forgets it."""
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        head, _ = loop.post(BATCH)
+        with monkeypatch.context() as patch:
+            patch.setattr(seam.slots, "map_memfd", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                loop.pool.lend(head)
+        loop.begin()
+        assert (loop.pool.slots, num_open(), loop.workers[0]._mapped) == ((), 0, {})
+
     def test_what_a_worker_reports_is_told(self) -> None:
         """Refused memory policies are the worker's to see, and the rank's to report."""
         told: list[str] = []

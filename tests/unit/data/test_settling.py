@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import torch
 
-from tests.data.loopback import ANYWHERE, WAIT_S, Loopback, gpu, held_bytes, lent, loopback, make_spec
-from tests.unit.data.seam import CpuSet, Placement, Settling, Slot, _Settler, memory, pinning, placement, share_on
+from tests.data.loopback import ANYWHERE, WAIT_S, Loopback, gpu, held_bytes, lent, loopback, make_spec, num_open
+from tests.unit.data.seam import CpuSet, Placement, Pool, Settling, Slot, _Settler, memory, pinning, placement, share_on
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.cuda.fake import FakeCuda
     from tests.unit.data.seam import Driver
@@ -339,10 +339,67 @@ class TestClosing:
                 return super().popleft()
 
         settling = Settling(make_spec())
-        memory = torch.empty(0)
-        settling._done = Raced([Slot(number=1, fd=None, num_bytes=0, address=0, owner=memory, worker=0)])
+        settling._done = Raced([make_slot()])
         settling.close()
         assert not settling._done
+
+
+class TestCtrlC:
+    """Ctrl-C may arrive between any two steps of the rank."""
+
+    @pytest.mark.parametrize("where", ["adopt", "lend"])
+    @pytest.mark.parametrize("end", [Pool.close, Pool.recover])
+    @pytest.mark.parametrize("is_settled", [True, False])
+    def test_while_a_slot_is_taken_in(
+        self,
+        gate: tuple[Gate, dict[str, Any]],
+        fake_cuda: FakeCuda,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        where: str,
+        end: Callable[[Pool], None],
+        is_settled: bool,
+    ) -> None:
+        """At the end of the epoch, or of the loader, the slot is unpinned and closed, pinned by then or not."""
+        wall, properties = gate
+        before = placement.PINNED.total
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with loopback(pins_at_once=True, **properties) as loop:
+            begin_at_once = loop.pool._settling.begin_at_once
+            head, _body = loop.post(BATCH)
+            with monkeypatch.context() as patch:
+                if where == "lend":
+                    patch.setattr(Slot, "lend", interrupt)
+                else:
+                    patch.setattr(loop.pool._settling, "begin_at_once", lambda slot: interrupt(begin_at_once(slot)))
+                with pytest.raises(KeyboardInterrupt):
+                    loop.pool.lend(head)
+            assert wall.is_reached.wait(WAIT_S)
+            if is_settled:
+                wall.is_open.set()
+                assert wait_until_ended(pinning._settler())
+                assert fake_cuda.registered_bytes() == PAGE
+            end(loop.pool)
+            assert (loop.pool.slots, num_open()) == ((), 0)
+            wall.is_open.set()
+            assert wait_until_ended(pinning._settler())
+            assert wait_until(lambda: placement.PINNED.total == before, limit_s=WAIT_S)
+            assert fake_cuda.registered_bytes() == 0
+
+    def test_slots_that_are_being_pinned_are_not_lost(self, gate: tuple[Gate, dict[str, Any]]) -> None:
+        """The end of an epoch does not give them up, or free them twice."""
+        wall, properties = gate
+        with loopback(**properties) as loop:
+            lent(loop, BATCH)
+            loop.pool.reclaim()
+            assert wall.is_reached.wait(WAIT_S)
+            loop.pool.recover()
+            wall.is_open.set()
+            loop.settle()
+            assert (loop.num_free(), [slot.pinned_on for slot in loop.pool.slots]) == (1, [0])
 
 
 class TestThread:
@@ -368,10 +425,65 @@ class TestThread:
             assert wait_until_ended(settler)
         assert done == [0, 1, 2]
 
+    def test_a_batch_that_arrives_while_python_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing is pinned any more, and the loop does not wait for that."""
+        settler = _Settler()
+        settler._work.is_over = True
+        monkeypatch.setattr(pinning, "_settler", lambda: settler)
+        slot = make_slot()
+        Settling(make_spec()).begin_at_once(slot)
+        assert slot.settled is not None
+        assert slot.settled.wait(WAIT_S)
+        assert slot.pinned_on is None
+
+    @pytest.mark.parametrize("can_start", [True, False])
+    def test_a_job_that_fails_keeps_no_other_waiting(self, monkeypatch: pytest.MonkeyPatch, *, can_start: bool) -> None:
+        """The jobs behind it are done without a further one; if no thread can be started, nothing waits for them."""
+        settler, may_fail, told = _Settler(), threading.Event(), list[str]()
+        was_done, was_dropped = threading.Event(), threading.Event()
+        monkeypatch.setattr(threading, "excepthook", lambda args: told.append(str(args.exc_value)))
+
+        def fail() -> None:
+            assert may_fail.wait(WAIT_S)
+            raise ArithmeticError("a defect")
+
+        def refuse(_thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        assert settler.submit(fail)
+        assert settler.submit(was_done.set, dropped=was_dropped.set)
+        if not can_start:
+            monkeypatch.setattr(threading.Thread, "start", refuse)
+        may_fail.set()
+        assert (was_done if can_start else was_dropped).wait(WAIT_S)
+        assert wait_until_ended(settler)
+        assert wait_until(lambda: told == ["a defect"], limit_s=WAIT_S)
+        assert was_done.is_set() != was_dropped.is_set()
+
+    def test_jobs_that_no_thread_has_taken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Ctrl-C while the thread is started leaves one; the next job runs it, or, without a thread, lets go of it."""
+        settler, was_dropped = _Settler(), threading.Event()
+        errors: list[BaseException] = [KeyboardInterrupt(), RuntimeError("can't start new thread")]
+
+        def refuse(_thread: threading.Thread) -> None:
+            raise errors.pop(0)
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(KeyboardInterrupt):
+            settler.submit(print, dropped=was_dropped.set)
+        assert not settler.submit(print, dropped=errors.clear)
+        assert was_dropped.is_set()
+        assert not settler._jobs
+
     def test_a_forked_child_has_its_own(self) -> None:
         """The parent's thread does not exist there."""
         assert pinning._settler_of(1) is not pinning._settler_of(2)
         assert pinning._settler() is pinning._settler_of(os.getpid())
+
+
+def make_slot() -> Slot:
+    """Return a slot without memory."""
+    return Slot(number=1, fd=None, num_bytes=0, address=0, owner=torch.empty(0), worker=0)
 
 
 def wait_until_ended(settler: _Settler) -> bool:
