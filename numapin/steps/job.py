@@ -83,11 +83,11 @@ def wait_for(process: subprocess.Popen[bytes], look: Callable[[], None]) -> int:
 
 def stop(process: subprocess.Popen[bytes], left: Callable[[], Collection[int]], *, grace_s: float) -> None:
     """Send SIGTERM to the launcher's group, and SIGKILL to every process that is left after `grace_s` seconds."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGTERM)
-    deadline_s = time.monotonic() + grace_s
     seen: set[int] = set()
     try:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGTERM)
+        deadline_s = time.monotonic() + grace_s
         seen.update(left())
         while time.monotonic() < deadline_s and (process.poll() is None or left()):
             time.sleep(_POLL_S)
