@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -57,6 +58,7 @@ _EXAMPLES: Final = """\
   numapin trace --read trace.json --output DIR      also write report.json"""
 _REPORT: Final = "report.json"
 _READ_OPTIONS: Final = ("--json", "--output")
+_LOOK_S: Final = 0.3
 _GRACE_S: Final = 10.0  # for processes that the command has left behind, with --stop
 _JSON: Final = click.Option(
     ["--json", "as_json"], is_flag=True, help="Print the report as JSON; the script's own output goes to stderr."
@@ -207,21 +209,27 @@ def _trace_command(command: Sequence[str], options: _OwnOptions, *, subfolder: s
     except OSError as error:
         raise UsageError(f"{command[0]} cannot be started: {error.strerror}", "numapin trace --help") from None
     report = _Reporter(folder=folder, settings=settings, as_json=options.as_json)
-    has_stopped = False
+    has_ended, has_stopped = threading.Event(), threading.Event()
 
-    def look() -> None:
-        nonlocal has_stopped
-        if has_stopped or report.was_tried or not report.is_due():
-            return
-        if options.stop:
-            has_stopped = True
+    def watch() -> None:
+        """Report, or stop the job, when its steps are recorded."""
+        while not report.is_due():
+            if has_ended.wait(_LOOK_S):
+                return
+        if options.stop and process.poll() is None:
+            has_stopped.set()
             process.terminate()
-        else:
-            with suppress(NumapinError, OSError):  # the report at the end of the job says it again
+        elif not options.stop:
+            with suppress(Exception):  # the report at the end of the job raises it again
                 report.show()
 
-    status = wait_for(process, look)
-    if has_stopped:
+    # In a thread: reading large traces, and printing where nothing reads, must not hold back signals from the ranks.
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    status = wait_for(process)
+    has_ended.set()
+    watching.join()
+    if has_stopped.is_set():
         _end(settings.to_text())
         if subfolder is None or status in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
             status = 0
@@ -259,7 +267,6 @@ class _Reporter:
     settings: StepSettings
     as_json: bool
     num_reported: int | None = None
-    was_tried: bool = False
     files: RankFiles = field(init=False)
 
     def __post_init__(self) -> None:
@@ -278,7 +285,7 @@ class _Reporter:
 
     def show(self) -> None:
         """Read the ranks' traces and records; write and show the report."""
-        self.was_tried, num_traces = True, self.num_traces
+        num_traces = self.num_traces
         report = read_report((self.folder,), self.settings)
         _write(report, self.folder)
         _show(report, as_json=self.as_json)
