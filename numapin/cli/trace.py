@@ -59,6 +59,7 @@ _EXAMPLES: Final = """\
 _REPORT: Final = "report.json"
 _READ_OPTIONS: Final = ("--json", "--output")
 _LOOK_S: Final = 0.3
+_COMMAND_GRACE_S: Final = 60.0  # with --stop; torchrun gives its ranks 30 s
 _GRACE_S: Final = 10.0  # for processes that the command has left behind, with --stop
 _JSON: Final = click.Option(
     ["--json", "as_json"], is_flag=True, help="Print the report as JSON; the script's own output goes to stderr."
@@ -219,6 +220,9 @@ def _trace_command(command: Sequence[str], options: _OwnOptions, *, subfolder: s
         if options.stop and process.poll() is None:
             has_stopped.set()
             process.terminate()
+            # Our own launcher always ends, after the grace period that the user gave it.
+            if subfolder is None and not has_ended.wait(_COMMAND_GRACE_S):
+                process.kill()
         elif not options.stop:
             with suppress(Exception):  # the report at the end of the job raises it again
                 report.show()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tests.integration.launching import NUMAPIN, TORCH_QUICKLY, call, environment, script
-from tests.waiting import wait_until
+from tests.waiting import gone, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,3 +83,21 @@ main()
     assert (tmp_path / "trained").exists(), done.err
     assert (done.status, done.err.count("bug in the analysis")) == (1, 1), done.err
     assert not (tmp_path / "out" / ".loads").exists()
+
+
+def test_stop_ends_a_command_that_ignores_sigterm(tmp_path: Path) -> None:
+    """With --stop it is killed after the grace period, and so is what it has left behind."""
+    path = script(tmp_path, TRAINS + "signal.signal(signal.SIGTERM, signal.SIG_IGN); mark('here'); train(100000)\n")
+    shell = ("sh", "-c", 'trap "" TERM; "$@"; exit 1', "sh", sys.executable, path)
+    code = f"""
+import sys
+import numapin.cli.trace as trace
+trace._COMMAND_GRACE_S = trace._GRACE_S = 0.5
+from numapin.cli.entry import main
+sys.argv = ["numapin", "trace", *{(*STEPS, "--stop", "--", *shell)!r}]
+main()
+"""
+    done = call("timeout", "-s", "KILL", "30", sys.executable, "-c", code, cwd=tmp_path)
+    pid = int((tmp_path / "here").read_text())
+    assert (done.status, "the job was ended after the traced steps (--stop)" in done.err) == (0, True), done.err
+    assert wait_until(lambda: gone(pid), limit_s=10)
