@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -101,3 +102,15 @@ main()
     pid = int((tmp_path / "here").read_text())
     assert (done.status, "the job was ended after the traced steps (--stop)" in done.err) == (0, True), done.err
     assert wait_until(lambda: gone(pid), limit_s=10)
+
+
+def test_a_helper_that_takes_batches_before_the_training(tmp_path: Path) -> None:
+    """The rank is that of the training, though the helper's steps were traced in part; the report waits for it."""
+    helper = script(tmp_path, TORCH_QUICKLY + "for _ in torch.utils.data.DataLoader(range(4)): pass\n", "prepare.py")
+    path = script(tmp_path, TRAINS + "time.sleep(1); train(20)\n")
+    shell = ("sh", "-c", '"$0" "$1" && "$0" "$2"', sys.executable, helper, path)
+    done = call(*NUMAPIN, "trace", "--steps", "3", "--skip", "1", "--output", "out", "--", *shell, cwd=tmp_path)
+    assert (done.status, "is not traced" in done.err) == (0, False), done.err
+    assert done.err.count("report and Chrome traces") == 1
+    (rank,) = json.loads((tmp_path / "out" / "report.json").read_text())["ranks"]
+    assert (rank["num_steps"], rank["step_unit"]) == (3, "optimizer step")
