@@ -200,14 +200,18 @@ def _trace_command(command: Sequence[str], options: _OwnOptions, *, subfolder: s
     outer = Path(options.output or time.strftime("numapin-trace-%Y%m%d-%H%M%S")).absolute()
     folder = outer / (subfolder or "")
     settings = StepSettings(folder=str(folder), steps=options.steps, skip=options.skip)
-    _make_folders(outer, folder, settings)
+    new_folders = _make_folders(outer, folder, settings)
     environ = hook_env.steps_environment(settings.to_text(), os.environ, variable=hook_env.TRACE_VARIABLE)
     unblocked = FORWARDED if subfolder is None else ()  # our launcher handles what `cli.entry` holds back
+    stdout = None
+    if options.as_json:
+        stdout = subprocess.DEVNULL if sys.stderr is None else 2  # the parent process may have closed stderr
     try:
-        process = start_below(
-            command, {**os.environ, **environ}, stdout=2 if options.as_json else None, unblocked=unblocked
-        )
+        process = start_below(command, {**os.environ, **environ}, stdout=stdout, unblocked=unblocked)
     except OSError as error:
+        for made in reversed(new_folders):
+            with suppress(OSError):
+                Path(made).rmdir()
         raise UsageError(f"{command[0]} cannot be started: {error.strerror}", "numapin trace --help") from None
     report = _Reporter(folder=folder, settings=settings, as_json=options.as_json)
     has_ended, has_stopped = threading.Event(), threading.Event()
@@ -309,19 +313,24 @@ class _Reporter:
 # --- the folder and the report ---------------------------------------------------------------------------------------
 
 
-def _make_folders(outer: Path, folder: Path, settings: StepSettings) -> None:
-    """Make the folder, which only this user may enter. Raises UsageError if it holds traces of an earlier run.
+def _make_folders(outer: Path, folder: Path, settings: StepSettings) -> list[str]:
+    """Make the folder, which only this user may enter; return the folders that are new, outer ones first.
 
-    Raises NumapinError if it, its parent or its contents belong to another user.
+    Raises UsageError if it holds traces of an earlier run, and NumapinError if it, its parent or its contents belong to
+    another user.
     """
+    new = []
     try:
-        for made in (outer, folder, settings.loads):
-            make_own(str(made))
+        for path in (str(outer), str(folder), settings.loads):
+            if not os.path.lexists(path):
+                new.append(path)
+            make_own(path)
         old = next(folder.glob("rank-*"), None)
     except OSError as error:
         raise NumapinError(f"{folder} cannot be used: {error.strerror}", "choose another with --output DIR") from None
     if old is not None:
         raise UsageError(f"--output {folder} holds {old.name} of an earlier run", "choose another folder")
+    return new
 
 
 def _write(report: TraceReport, folder: Path) -> None:
