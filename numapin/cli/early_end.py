@@ -22,8 +22,8 @@ class EarlyEnd:
     """Ends its block at the first Ctrl-C, SIGTERM or SIGHUP, so that the caller can report the results so far.
 
     The block cleans up as for any exception. From the first signal to `leave`, later ones are ignored: the block cleans
-    up, and the caller writes its report. A block that `hurries` is interrupted again by later signals, to clean up at
-    once. Without a signal, the former handlers are back at the end of the block.
+    up, and the caller writes its report. A block that `hurries` is interrupted again by the second signal, to clean up
+    at once. Without a signal, the former handlers are back at the end of the block.
 
     Example:
         >>> runs = []
@@ -69,11 +69,12 @@ class EarlyEnd:
         return isinstance(error, _Signaled)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        """End the block at the first signal; a later one would interrupt its clean-up."""
-        is_first = self._number is None
-        if is_first:
+        """End the block at the first signal, and its clean-up at the second one if it hurries."""
+        if self._number is None:
             self._number = signal.Signals(number)
-        if is_first or self._hurries:
+            raise _Signaled
+        if self._hurries:
+            self._hurries = False  # a third one would interrupt what the second one hurried
             raise _Signaled
 
     def _restore(self) -> None:

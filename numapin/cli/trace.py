@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -57,6 +58,8 @@ _EXAMPLES: Final = """\
   numapin trace --read trace.json --output DIR      also write report.json"""
 _REPORT: Final = "report.json"
 _READ_OPTIONS: Final = ("--json", "--output")
+_LOOK_S: Final = 0.3
+_COMMAND_GRACE_S: Final = 60.0  # with --stop; torchrun gives its ranks 30 s
 _GRACE_S: Final = 10.0  # for processes that the command has left behind, with --stop
 _JSON: Final = click.Option(
     ["--json", "as_json"], is_flag=True, help="Print the report as JSON; the script's own output goes to stderr."
@@ -197,31 +200,44 @@ def _trace_command(command: Sequence[str], options: _OwnOptions, *, subfolder: s
     outer = Path(options.output or time.strftime("numapin-trace-%Y%m%d-%H%M%S")).absolute()
     folder = outer / (subfolder or "")
     settings = StepSettings(folder=str(folder), steps=options.steps, skip=options.skip)
-    _make_folders(outer, folder, settings)
+    new_folders = _make_folders(outer, folder, settings)
     environ = hook_env.steps_environment(settings.to_text(), os.environ, variable=hook_env.TRACE_VARIABLE)
     unblocked = FORWARDED if subfolder is None else ()  # our launcher handles what `cli.entry` holds back
+    stdout = None
+    if options.as_json:
+        stdout = subprocess.DEVNULL if sys.stderr is None else 2  # the parent process may have closed stderr
     try:
-        process = start_below(
-            command, {**os.environ, **environ}, stdout=2 if options.as_json else None, unblocked=unblocked
-        )
+        process = start_below(command, {**os.environ, **environ}, stdout=stdout, unblocked=unblocked)
     except OSError as error:
+        for made in reversed(new_folders):
+            with suppress(OSError):
+                Path(made).rmdir()
         raise UsageError(f"{command[0]} cannot be started: {error.strerror}", "numapin trace --help") from None
     report = _Reporter(folder=folder, settings=settings, as_json=options.as_json)
-    has_stopped = False
+    has_ended, has_stopped = threading.Event(), threading.Event()
 
-    def look() -> None:
-        nonlocal has_stopped
-        if has_stopped or report.was_tried or not report.is_due():
-            return
-        if options.stop:
-            has_stopped = True
+    def watch() -> None:
+        """Report, or stop the job, when its steps are recorded."""
+        while not report.is_due():
+            if has_ended.wait(_LOOK_S):
+                return
+        if options.stop and process.poll() is None:
+            has_stopped.set()
             process.terminate()
-        else:
-            with suppress(NumapinError, OSError):  # the report at the end of the job says it again
+            # Our own launcher always ends, after the grace period that the user gave it.
+            if subfolder is None and not has_ended.wait(_COMMAND_GRACE_S):
+                process.kill()
+        elif not options.stop:
+            with suppress(Exception):  # the report at the end of the job raises it again
                 report.show()
 
-    status = wait_for(process, look)
-    if has_stopped:
+    # In a thread: reading large traces, and printing where nothing reads, must not hold back signals from the ranks.
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    status = wait_for(process)
+    has_ended.set()
+    watching.join()
+    if has_stopped.is_set():
         _end(settings.to_text())
         if subfolder is None or status in (0, -signal.SIGTERM, 128 + signal.SIGTERM):
             status = 0
@@ -259,7 +275,6 @@ class _Reporter:
     settings: StepSettings
     as_json: bool
     num_reported: int | None = None
-    was_tried: bool = False
     files: RankFiles = field(init=False)
 
     def __post_init__(self) -> None:
@@ -278,7 +293,7 @@ class _Reporter:
 
     def show(self) -> None:
         """Read the ranks' traces and records; write and show the report."""
-        self.was_tried, num_traces = True, self.num_traces
+        num_traces = self.num_traces
         report = read_report((self.folder,), self.settings)
         _write(report, self.folder)
         _show(report, as_json=self.as_json)
@@ -298,19 +313,24 @@ class _Reporter:
 # --- the folder and the report ---------------------------------------------------------------------------------------
 
 
-def _make_folders(outer: Path, folder: Path, settings: StepSettings) -> None:
-    """Make the folder, which only this user may enter. Raises UsageError if it holds traces of an earlier run.
+def _make_folders(outer: Path, folder: Path, settings: StepSettings) -> list[str]:
+    """Make the folder, which only this user may enter; return the folders that are new, outer ones first.
 
-    Raises NumapinError if it, its parent or its contents belong to another user.
+    Raises UsageError if it holds traces of an earlier run, and NumapinError if it, its parent or its contents belong to
+    another user.
     """
+    new = []
     try:
-        for made in (outer, folder, settings.loads):
-            make_own(str(made))
+        for path in (str(outer), str(folder), settings.loads):
+            if not os.path.lexists(path):
+                new.append(path)
+            make_own(path)
         old = next(folder.glob("rank-*"), None)
     except OSError as error:
         raise NumapinError(f"{folder} cannot be used: {error.strerror}", "choose another with --output DIR") from None
     if old is not None:
         raise UsageError(f"--output {folder} holds {old.name} of an earlier run", "choose another folder")
+    return new
 
 
 def _write(report: TraceReport, folder: Path) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 START_HINT: Final = "see the limits of this process with: ulimit -a"
+_ONE_PRESS_S: Final = 0.5  # kill, `timeout` and `numapin trace` may send both the group and the launcher one SIGINT
 
 
 # --- one rank --------------------------------------------------------------------------------------------------------
@@ -127,6 +128,7 @@ class Alarm:
     def __init__(self, numbers: Collection[signal.Signals]) -> None:
         self._numbers = numbers
         self._received: list[signal.Signals] = []  # those that neither `ring` nor `take_signal` has taken
+        self._interrupted_s = -_ONE_PRESS_S  # the time of the last SIGINT that counts
         self.stopped_by: signal.Signals | None = None
 
     def __enter__(self) -> Self:
@@ -152,6 +154,11 @@ class Alarm:
             raise Stopped(error.number, notes_of(error)) from None
 
     def _note(self, number: int, _: object) -> None:
+        if number == signal.SIGINT:
+            now_s = time.monotonic()
+            if now_s - self._interrupted_s < _ONE_PRESS_S:
+                return
+            self._interrupted_s = now_s
         self._received.append(signal.Signals(number))
 
     def wait(self, seconds: float) -> None:

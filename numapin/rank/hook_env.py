@@ -22,6 +22,7 @@ VARIABLE: Final = "NUMAPIN_DATALOADER"
 CHOICES: Final = ("torch", "numapin", "numapin-balanced")
 TRACE_VARIABLE: Final = "NUMAPIN_TRACE"
 STEPS_VARIABLE: Final = "NUMAPIN_STEPS"
+_TRACED_VARIABLE: Final = "NUMAPIN_TRACED"  # in a traced rank: the value of TRACE_VARIABLE that is for the rank's job
 REMEDY: Final = "put into the script: from numapin.data.install import install; install()"
 TRACE_REMEDY: Final = "use torch.profiler in the script, and read its trace with: numapin trace --read FILE"
 _REFUSING: Final = {"I": "ignores PYTHONPATH", "E": "ignores PYTHONPATH", "S": "does not import sitecustomize"}
@@ -37,11 +38,15 @@ def with_hook(path: str) -> str:
 def environment(choice: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that give the ranks the loader `choice`, one of CHOICES.
 
-    "torch" only switches off what an outer run switched on.
+    "torch" only switches off what an outer run switched on. The ranks of a run inside a traced rank are not traced:
+    they have the same numbers.
     """
+    trace, traced = environ.get(TRACE_VARIABLE), {}
+    if trace:
+        traced = {TRACE_VARIABLE: ""} if environ.get(_TRACED_VARIABLE) == trace else {_TRACED_VARIABLE: trace}
     if choice != "torch":
-        return {VARIABLE: choice, "PYTHONPATH": with_hook(environ.get("PYTHONPATH", ""))}
-    return {VARIABLE: choice} if VARIABLE in environ else {}
+        return {VARIABLE: choice, "PYTHONPATH": with_hook(environ.get("PYTHONPATH", "")), **traced}
+    return {VARIABLE: choice, **traced} if VARIABLE in environ else traced
 
 
 def steps_environment(settings: str, environ: Mapping[str, str], *, variable: str = STEPS_VARIABLE) -> dict[str, str]:

@@ -66,16 +66,16 @@ def start_below(
     return subprocess.Popen(command, env=environ, stdout=stdout, preexec_fn=prepare)  # noqa: PLW1509 - one thread
 
 
-def wait_for(process: subprocess.Popen[bytes], look: Callable[[], None]) -> int:
-    """Return the status of a process of `start_below`. Meanwhile pass signals on, and call `look` at short intervals.
+def wait_for(process: subprocess.Popen[bytes]) -> int:
+    """Return the status of a process of `start_below`, and pass signals on meanwhile.
 
     The terminal sends its own signals to both, and a second Ctrl-C would hurry the command; so they are not passed on.
     """
     while process.poll() is None:
         received = signal.sigtimedwait(_WAITED, _LOOK_S)
-        if received is None:
-            look()
-        elif received.si_signo != signal.SIGCHLD and received.si_code <= 0:  # sent by a process: sigaction(2)
+        if received is None or received.si_signo == signal.SIGCHLD:
+            continue
+        if received.si_code <= 0:  # sent by a process: sigaction(2)
             process.send_signal(received.si_signo)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, set(_WAITED) - {signal.SIGUSR1, signal.SIGUSR2})  # these were for ranks
     return process.returncode
@@ -83,11 +83,11 @@ def wait_for(process: subprocess.Popen[bytes], look: Callable[[], None]) -> int:
 
 def stop(process: subprocess.Popen[bytes], left: Callable[[], Collection[int]], *, grace_s: float) -> None:
     """Send SIGTERM to the launcher's group, and SIGKILL to every process that is left after `grace_s` seconds."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGTERM)
-    deadline_s = time.monotonic() + grace_s
     seen: set[int] = set()
     try:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGTERM)
+        deadline_s = time.monotonic() + grace_s
         seen.update(left())
         while time.monotonic() < deadline_s and (process.poll() is None or left()):
             time.sleep(_POLL_S)

@@ -75,6 +75,7 @@ class Tracer(StepListener):
     has_profiled: bool = False
     pins: list[tuple[int, int, int]] = field(default_factory=list)
     done: bool = False
+    is_cut_short: bool = False  # the script ended before the last step
 
     def batch(self, waited_ns: int, size: int | None, num_ahead: int) -> None:
         """Count a batch. If batches are the steps, a step ends when the next batch is returned."""
@@ -235,11 +236,14 @@ class Tracer(StepListener):
 
     def record(self, *, trace: str | None, num_steps: int, reason: str) -> None:
         """Write what this rank has done so far."""
+        phase = Phase.DONE if self.done else Phase.STARTED
+        if self.is_cut_short:
+            phase = Phase.ENDED
         is_by_batch = self.step_unit is StepUnit.BATCH
         record = RankSteps(
             **self.place._asdict(),
             pid=self.pid,
-            phase=Phase.DONE if self.done else Phase.STARTED,
+            phase=phase,
             unit=self.step_unit,
             num_seen=self.num_batches if is_by_batch else self.num_optimizer_steps,
             num_skipped=self.settings.skip,
@@ -256,6 +260,7 @@ class Tracer(StepListener):
         """Write what was traced if the script ends before the last step."""
         if self.done or self.pid != os.getpid():
             return
+        self.is_cut_short = True
         end = (
             f"the script ended after {counted(self.num_optimizer_steps, 'optimizer step')} and "
             f"{counted(self.num_batches, 'batch')}"

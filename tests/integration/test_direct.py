@@ -222,9 +222,25 @@ class TestEnds:
             pids = marked(tmp_path, "here")
             process.send_signal(signal.SIGINT)
             marked(tmp_path, "told")
+            time.sleep(0.6)  # a hand is not faster
             process.send_signal(signal.SIGINT)
             assert process.wait(timeout=LIMIT_S) == -signal.SIGINT
             assert all(map(is_gone, pids))
+
+    def test_one_interrupt_that_comes_twice(self, tmp_path: Path) -> None:
+        """A SIGINT to the process group that `numapin trace` or `timeout` passes on, too, is one: ranks can save."""
+        text = (
+            "def save(*_): mark('saves'); time.sleep(1); mark('saved'); sys.exit(0)\n"
+            "signal.signal(signal.SIGINT, save); mark('here')\n"
+            "while True: time.sleep(1)\n"
+        )
+        with started(tmp_path, text) as process:
+            marked(tmp_path, "here")
+            process.send_signal(signal.SIGINT)
+            marked(tmp_path, "saves")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=LIMIT_S) == -signal.SIGINT
+            assert len(list(tmp_path.glob("saved.*"))) == 2
 
     @pytest.mark.parametrize("after_s", [0.05, 0.15])
     def test_a_signal_at_any_time(self, tmp_path: Path, after_s: float) -> None:

@@ -73,6 +73,23 @@ def test_a_block_that_hurries_is_interrupted_again() -> None:
         end.leave("")
 
 
+def test_a_block_hurries_once() -> None:
+    """Signals after the second one do not interrupt the clean-up that it hurried."""
+    ended = []
+    with EarlyEnd(hurries=True) as end:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+                ended.append("job killed")
+    assert ended == ["job killed"]
+    with pytest.raises(Stopped, match="SIGTERM"):
+        end.leave("")
+
+
 def test_without_a_signal() -> None:
     """The previous handlers are restored, and `leave` does nothing."""
     before = signal.getsignal(signal.SIGTERM)

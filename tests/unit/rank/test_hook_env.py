@@ -44,8 +44,18 @@ def test_recording_stays_on_below_numapin_run() -> None:
     """`numapin trace` and `numapin compare` are parents of `numapin run`, which leaves their variables as they are."""
     outer = hook_env.steps_environment("{}", {}, variable=hook_env.TRACE_VARIABLE)
     assert outer == {"NUMAPIN_TRACE": "{}", "PYTHONPATH": FOLDER}
-    assert hook_env.environment("torch", outer) == {}
-    assert hook_env.environment("numapin", outer) == {"NUMAPIN_DATALOADER": "numapin", "PYTHONPATH": FOLDER}
+    assert hook_env.environment("torch", outer) == {"NUMAPIN_TRACED": "{}"}
+    loader = {"NUMAPIN_DATALOADER": "numapin", "PYTHONPATH": FOLDER}
+    assert hook_env.environment("numapin", outer) == {**loader, "NUMAPIN_TRACED": "{}"}
+
+
+def test_a_run_inside_a_traced_rank_is_not_traced() -> None:
+    """Its ranks would have the numbers of the outer ones; a trace that is started there is another one."""
+    rank = {"NUMAPIN_TRACE": "{}", "NUMAPIN_TRACED": "{}"}
+    assert hook_env.environment("torch", rank) == {"NUMAPIN_TRACE": ""}
+    assert hook_env.environment("torch", {**rank, "NUMAPIN_TRACE": ""}) == {}
+    inner = rank | hook_env.steps_environment("[]", rank, variable=hook_env.TRACE_VARIABLE)
+    assert hook_env.environment("torch", inner) == {"NUMAPIN_TRACED": "[]"}
 
 
 def test_the_folder_holds_nothing_else() -> None:
