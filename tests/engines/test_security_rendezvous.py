@@ -206,9 +206,11 @@ def _rank_of(pid: int) -> str | None:
     return dict(variable.split("=", 1) for variable in variables if "=" in variable).get("RANK")
 
 
-def _places(started: Job, *, launchers: bool = True) -> str:
+def _places(started: Job, *, kind: str = "run") -> str:
     """Return where a job listens, in the words of the documentation."""
-    pids = {process.pid for process in started.processes} if launchers else set()
+    pids = set() if kind == "exec" else {process.pid for process in started.processes}
+    for pid in [*pids] if kind == "trace" else []:  # the launcher is its child
+        pids |= {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
     return "; ".join(sorted({_place(port, pids, started.master_port) for port in started.ports()}))
 
 
@@ -346,7 +348,7 @@ def test_the_documented_table_of_ports(one_host: Attacked, two_hosts: Attacked, 
     for kind, hosts in KINDS:
         with job(tmp_path / f"{kind}{hosts}", kind, hosts=hosts) as started:
             started.await_ready()
-            places[kind, hosts] = _places(started, launchers=kind != "exec")
+            places[kind, hosts] = _places(started, kind=kind)
             started.let_go()  # its status does not matter: `trace` found no step to record
     lines = ["| command | hosts | listens |", "|---|---|---|"]
     for (kind, hosts), listens in places.items():
