@@ -134,11 +134,11 @@ held.wait()
 pid = os.fork()
 if not pid:
     signal.alarm(20)
-    recording.count(lambda meter: os._exit(1))
+    recording.pass_on(lambda meter: os._exit(1), begins=True)
     os._exit(0)
-status = os.waitpid(pid, 0)[1]
+status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 done.set()
-raise SystemExit(status)
+raise SystemExit(abs(status))
 """
     assert call(sys.executable, "-c", program).status == 0
 
