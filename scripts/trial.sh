@@ -34,8 +34,7 @@ else
     tests="tests/contract/test_surface.py tests/contract/test_errors.py tests/contract/test_rng.py
         tests/contract/test_cast.py tests/unit/data tests/unit/test_public_api.py tests/unit/launcher/test_direct.py
         tests/unit/launcher/test_hosts.py tests/unit/launcher/test_installed_torch.py
-        tests/unit/launcher/test_options.py tests/unit/launcher/test_store.py
-        tests/integration/test_every_option.py"
+        tests/unit/launcher/test_options.py tests/unit/launcher/test_store.py"
     python -c 'import torch; print("torch", torch.__version__)'
 fi
 cd "$folder/source"

@@ -129,7 +129,7 @@ def pinning(fake: FakeCuda) -> Iterator[None]:
     def is_pinned(asked: torch.Tensor) -> bool:
         return fake.is_registered(asked.data_ptr()) or asked.untyped_storage() in allocated
 
-    def pin(pageable: torch.Tensor) -> torch.Tensor:
+    def pin(pageable: torch.Tensor, _device: object = None) -> torch.Tensor:
         return pageable if is_pinned(pageable) else noted(pageable.clone(), pin_memory=True)
 
     def make(*size: Any, pin_memory: bool = False, **more: Any) -> torch.Tensor:

@@ -99,6 +99,8 @@ def pinned_in(batch: Any) -> list[bool]:
 def test_batches_are_as_torch_pins_them(fake: FakeCuda, name: str) -> None:
     """Values, types of containers and what is pinned equal torch's, for two epochs over the same slots."""
     theirs = list(load(DataLoader, COLLATES[name]))
+    if name == "tuple" and isinstance(theirs[0], list):
+        pytest.skip("the pin thread of this torch makes lists of tuples; numapin keeps them: docs/limits.md")
     with load(make=COLLATES[name]) as loader:
         for _ in range(2):
             for ours, expected in zip(loader, theirs, strict=True):
