@@ -90,7 +90,7 @@ class AttachOptions:
 
     @property
     def decides(self) -> bool:
-        """Whether an option was given that decides the CPUs."""
+        """Whether any option that decides the CPUs was given."""
         given = (self.bind, self.cpus_per_rank, self.reserve_cpus, self.gpu_nodes)
         return not self.smt or any(value is not None for value in given)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numapin.topology.model import Topology
 
 NAMES: Final = (*(check.name for check in CHECKS), "topology")
-"""What --only and --skip may name: the checks, and the notes on what could not be read."""
+"""The names that --only and --skip accept: the checks, and the notes on what could not be read."""
 _COUNTED: Final[Mapping[str, Callable[[Topology], int | None]]] = {
     "sockets": lambda topology: len(topology.packages),
     "nodes": lambda topology: len(topology.cpu_nodes),
@@ -28,7 +28,7 @@ _COUNTED: Final[Mapping[str, Callable[[Topology], int | None]]] = {
     "nics": lambda topology: len(rdma_adapters(topology)),
     "memory": lambda topology: topology.memory_bytes,
 }
-"""What --expect compares; NUMA nodes are those with CPUs, NICs those for RDMA."""
+"""The counts that --expect compares: NUMA nodes with CPUs, and NICs for RDMA, among them."""
 _MEMORY_TOLERANCE: Final = 0.05  # firmware and crash kernels keep different parts of it
 
 

@@ -271,7 +271,7 @@ class EndedRank:
 
     @property
     def blames_peer(self) -> str:
-        """What its exception, or one before it, says of another rank: "lost its connection to"; "" if nothing."""
+        """The words about another rank in its exception, or in one before it: "lost its connection to"; else ""."""
         for raised in reversed(self.chain):
             where = next((line for line in reversed(raised.frames) if line.startswith('  File "')), "")
             # Others are not about ranks: a file server, a database or a pipe may break a connection, too.

@@ -89,7 +89,7 @@ class RankSteps:
         gpu_memory_bytes: The most memory that torch has allocated on the rank's GPU.
         trace: The file with the trace, beside the record.
         num_traced: The number of whole steps in it.
-        reason: Why the trace has fewer steps than were asked for, or there is none.
+        reason: Why the trace has fewer steps than were asked for, or why there is no trace.
     """
 
     rank: int
