@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(TEST_LIMIT_S)]
 
 PAGES = {"private": 16384, "huge": 2048, "mlocked": 2048, "shared": 2048, "placed": 2048, "pinned": 1024}
 MIB = 1 << 20
+LASTING_THREADS = 5  # the main thread, three that wait, and one that starts short ones
 LOOKS = ("dry", "bound", "moved", "computing", "refused", "part", "outside")
 
 
@@ -71,7 +72,8 @@ def test_bytes_and_reasons(two_nodes_again: VmResult) -> None:
     dry, moved, refused, part, outside = (
         _look(two_nodes_again, name) for name in ("dry", "moved", "refused", "part", "outside")
     )
-    assert (dry["process"]["changed"], dry["process"]["cpus_before"]) == (dry["process"]["threads"], "0")
+    assert LASTING_THREADS <= dry["process"]["changed"] <= dry["process"]["threads"]  # short threads end meanwhile
+    assert dry["process"]["cpus_before"] == "0"
     assert dry["report"]["undo"] == []
     assert dry["process"]["pages"]["far_bytes"] >= sum(PAGES.values()) * 4096
 

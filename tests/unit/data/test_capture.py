@@ -204,6 +204,7 @@ def test_a_record_in_mid_capture_is_what_the_block_prevents(graphs: Any, fake_cu
     assert fake_cuda.invalidated() == 1
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C in a weak reference's callback
 def test_ctrl_c_leaves_the_lock_free(graphs: Any, fake_cuda: FakeCuda) -> None:
     """Whenever it comes, captures may begin afterwards: the lock has no Python code of its own around it."""
     fake_cuda.hold_events()
