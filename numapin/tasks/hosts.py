@@ -267,7 +267,7 @@ def _indexed_job(environ: Mapping[str, str], own: OwnHost) -> _Result:
         return _NOTHING
     number = required_count(environ, index)
     settings = (f"{index}={number}", f"host name {own.name}")
-    job, dash, of_name = own.name.rpartition("-")
+    job, dash, of_name = own.name.partition(".")[0].rpartition("-")
     domain = own.full_name().partition(".")[2]
     if not dash or of_name != str(number) or not domain:
         missing = "the pods have no subdomain and headless service, or their host names were changed"
