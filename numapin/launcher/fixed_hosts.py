@@ -256,7 +256,7 @@ class FixedHosts(Hosts):
         connection = interruptible(lambda: socket.create_connection((address, self._port), timeout=_GREETING_S), alarm)
         line = self._lines[0] = Line(connection, secret=self._secret, is_server=False)
         try:
-            until_s, is_asked = time.monotonic() + _GREETING_S, False
+            until_s, is_asked = min(time.monotonic() + _GREETING_S, self._deadline_s + _SLACK_S), False
             poll = select.poll()
             poll.register(line, select.POLLIN)
             while time.monotonic() < until_s:

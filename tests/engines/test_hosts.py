@@ -47,7 +47,7 @@ def test_a_failure_ends_the_step(cluster: Cluster, tmp_path: Path) -> None:
     assert done.status == 1, done.err
     assert "rank    3, the first to fail: host 1, node2" in done.err
     assert "rank    3 (local rank 1), the first to fail: no GPU" in done.err
-    assert done.err.count("failed  no data") == 2, done.err
+    assert done.err.count("failed  SystemExit: no data") == 2, done.err
 
 
 def test_a_killed_launcher_ends_the_step(cluster: Cluster, tmp_path: Path) -> None:
