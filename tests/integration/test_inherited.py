@@ -34,9 +34,13 @@ def shown(tmp_path: Path) -> str:
     return script(tmp_path, f"{text}print(json.dumps(dict(os.environ, files=str(files))))\n")
 
 
+def _called(*words: str, **changes: str) -> Done:
+    return call(*words, cwd=None, **changes)
+
+
 def _limited(soft: int, hard: str, *words: str, **changes: str) -> Done:
     limits = f'ulimit -S -n {soft} && ulimit -H -n {hard} && exec "$@"'
-    return call("bash", "-c", limits, "bash", *NUMAPIN, *words, **changes)
+    return _called("bash", "-c", limits, "bash", *NUMAPIN, *words, **changes)
 
 
 MOST = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -60,7 +64,7 @@ def test_ranks_may_open_more_files(soft: int, hard: str, files: int, shown: str)
 
 def test_an_outer_ranks_variables_are_forgotten(shown: str) -> None:
     """Its threads, NICs, timers and folder are not the new ranks'. --verbose names the variables."""
-    done = call(*NUMAPIN, "run", "--verbose", "--nproc-per-node=1", shown, **STALE)
+    done = _called(*NUMAPIN, "run", "--verbose", "--nproc-per-node=1", shown, **STALE)
     assert done.status == 0, done.err
     found = json.loads(done.out)
     assert not found.keys() & {"UCX_NET_DEVICES", "NUMAPIN_NIC_ENV", "TORCHELASTIC_TIMER_FILE"}
@@ -83,7 +87,7 @@ def test_what_the_user_has_set_stays(changes: dict[str, str], threads: str, show
     """A number of threads that the outer launcher has not set, an existing folder, and NICs of the user stay."""
     given = {**STALE, "NUMAPIN_NIC_ENV": "", "NUMAPIN_RUN_DIR": str(tmp_path / "runs"), **changes}
     (tmp_path / "runs").mkdir()
-    found = json.loads(call(*NUMAPIN, "run", "--nproc-per-node=1", shown, **given).out)
+    found = json.loads(_called(*NUMAPIN, "run", "--nproc-per-node=1", shown, **given).out)
     assert (found["OMP_NUM_THREADS"], found["UCX_NET_DEVICES"]) == (threads, "mlx5_6:1")
     assert found["NUMAPIN_RUN_DIR"].startswith(str(tmp_path / "runs"))
 
@@ -91,7 +95,7 @@ def test_what_the_user_has_set_stays(changes: dict[str, str], threads: str, show
 def test_outside_of_a_rank_nothing_is_forgotten(shown: str, tmp_path: Path) -> None:
     """The same variables are the user's if no launcher has left its own beside them; torchrun's 1 thread is not."""
     given = {"OMP_NUM_THREADS": "1", "UCX_NET_DEVICES": "mlx5_6:1", "NUMAPIN_RUN_DIR": str(tmp_path / "runs")}
-    found = json.loads(call(*NUMAPIN, "run", "--nproc-per-node=1", shown, **given).out)
+    found = json.loads(_called(*NUMAPIN, "run", "--nproc-per-node=1", shown, **given).out)
     assert given.items() <= {**found, "NUMAPIN_RUN_DIR": str(Path(found["NUMAPIN_RUN_DIR"]).parent)}.items()
-    below = call(*NUMAPIN, "run", "--verbose", "--nproc-per-node=1", shown, TORCHELASTIC_RUN_ID="outer", **given)
+    below = _called(*NUMAPIN, "run", "--verbose", "--nproc-per-node=1", shown, TORCHELASTIC_RUN_ID="outer", **given)
     assert "has set them: OMP_NUM_THREADS" in below.err, below.err
